@@ -1,18 +1,19 @@
-# `make demo` and `make test` need Python 3.11+ and nothing else: they build their own environment in .venv.
+# `make demo` and `make test` need Python 3.11+ and nothing else: they build their own environment
+# in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo example test large test-torch test-browser test-editor site titan explore models trainings faults pages nodes fuzz
 .PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table gains reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
-.PHONY: bench-partition bench-search-runs bench-overlap
+.PHONY: bench-partition bench-search-runs bench-overlap bench-playground
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
 	$(BIN)/schedc run programs/interleaved_1f1b.sched -p chunks=2 --check
 
-# A Llama of transformers, trained under ZB-V, saved, and trained on under DualPipe, on 4 processes; each compared with
-# one process.
+# A Llama of transformers, trained under ZB-V, saved, and trained on under DualPipe, on 4 processes;
+# each compared with one process.
 example: .venv/installed
 	rm -rf build/llama && mkdir -p build/llama
 	for each in zb_v dualpipe; do $(BIN)/schedc compile programs/$$each.sched -o build/llama/$$each.json || exit 1; done
@@ -28,12 +29,13 @@ test: .venv/installed
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist worksteal
 
-# The larger sizes of what `make test` tries at smaller ones, and three times as many of hypothesis's examples.
+# The larger sizes of what `make test` tries at smaller ones, and three times as many of
+# hypothesis's examples.
 large: .venv/installed
 	$(BIN)/pytest -n 2 --dist worksteal -m 'large or hypothesis' --hypothesis-profile large
 
-# The tests with another version of torch, in an environment of its own in build/, which is kept; the rest is that of
-# constraints.txt. TESTS=tests/runtime runs some only.
+# The tests with another version of torch, in an environment of its own in build/, which is kept;
+# the rest is that of constraints.txt. TESTS=tests/runtime runs some only.
 TORCH ?= 2.15.0
 TESTS ?= tests
 OTHER := build/torch-$(TORCH)
@@ -46,28 +48,31 @@ $(OTHER)/installed: pyproject.toml constraints.txt
 	$(OTHER)/bin/pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[runtime,dev]'
 	touch $@
 
-# The documentation and the playground, in build/site; `python -m http.server --directory build/site` shows them. It needs
-# npm; what it has fetched is kept in build/.
+# The documentation and the playground, in build/site; `python -m http.server --directory
+# build/site` shows them. It needs npm; what it has fetched is kept in build/.
 site: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python -m website.build
 
-# The page of `schedc view`, its trace in Perfetto, the site and the playground, in a real Chromium, which must be on this
-# machine, as must npm. It prints the times to first paint, for each hover and for each key.
+# The page of `schedc view`, its trace in Perfetto, the site and the playground, in a real Chromium,
+# which must be on this machine, as must npm. It prints the times to first paint, for each hover and
+# for each key.
 test-browser: site
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	npm install --silent --no-save --prefix build axe-core@4
 	$(BIN)/pytest -m browser -rP
 
-# The language server on 200 damaged programs, and what editors colour programs by, in node, which must be on this
-# machine with npm.
+# The language server on 200 damaged programs, and what editors colour programs by, in node, which
+# must be on this machine with npm; and where it is on this machine, tree-sitter's own command.
 test-editor: .venv/installed
 	cd editors/vscode && npm install --no-audit --no-fund --no-package-lock
 	$(BIN)/pytest -m 'editors or not editors' tests/editor --blocks 0..10
+	if command -v tree-sitter; then cd editors/tree-sitter-sched && tree-sitter generate && tree-sitter test; fi
 
-# torchtitan on 4 processes of this machine: by itself, with tables of ours, and in our runtime, its losses side by side
-# (docs/torchtitan.md). It has an environment of its own, with the torch that it is made for (CONTRIBUTING.md says how to
-# get a build for the CPU alone); TITAN_PYTHON=PYTHON is one that is there.
+# torchtitan on 4 processes of this machine: by itself, with tables of ours, and in our runtime, its
+# losses side by side (docs/torchtitan.md). It has an environment of its own, with the torch that it
+# is made for (CONTRIBUTING.md says how to get a build for the CPU alone); TITAN_PYTHON=PYTHON is
+# one that is there.
 ifndef TITAN_PYTHON
 TITAN_PYTHON := build/titan/bin/python
 titan: build/titan/installed
@@ -80,24 +85,27 @@ build/titan/installed: pyproject.toml
 	build/titan/bin/pip install --quiet --editable . torch==2.15.0 torchtitan==0.3.0
 	touch $@
 
-# The verifier against every interleaving, an oracle and real processes, on 10^5 programs where `make test` has 2 * 10^3; then
-# docs/verification.md. A run can be divided by BLOCKS, each of its own seed; one that is tried again counts once.
+# The verifier against every interleaving, an oracle and real processes, on 10^5 programs where
+# `make test` has 2 * 10^3; then docs/verification.md. A run can be divided by BLOCKS, each of its
+# own seed; one that is tried again counts once.
 BLOCKS ?= 0..99
 explore: .venv/installed
 	$(BIN)/pytest -n 2 tests/proof/test_machine.py tests/proof/test_transports.py tests/proof/test_processes.py \
 	    --blocks $(BLOCKS) --tally build/tally
 	$(BIN)/python -m tests.support.verification_page build/tally > docs/verification.md
 
-# What models do in their forwards, under schedules of every kind, against one process; then docs/model-table.md. It can
-# be stopped and goes on where it was. RANDOM=20000 tries as many models that hypothesis makes of all these.
+# What models do in their forwards, under schedules of every kind, against one process; then
+# docs/model-table.md. It can be stopped and goes on where it was. RANDOM=20000 tries as many models
+# that hypothesis makes of all these.
 RANDOM ?= 200
 models: .venv/installed
 	$(BIN)/pytest -n 2 --dist worksteal -m 'models or not models' tests/models --rows build/models --random $(RANDOM); \
 	    status=$$?; $(BIN)/python -m tests.models.page build/models > build/model-table.md \
 	    && mv build/model-table.md docs/model-table.md && exit $$status
 
-# Everything that may go wrong in a training run, on 4 real processes: ranks killed at every point, stages that throw,
-# stall or return wrong shapes, restarts, and nodes that come and go; `make test` tries a few of each.
+# Everything that may go wrong in a training run, on 4 real processes: ranks killed at every point,
+# stages that throw, stall or return wrong shapes, restarts, and nodes that come and go; `make test`
+# tries a few of each.
 faults: .venv/installed
 	$(BIN)/pytest -m processes tests/runtime/test_faults.py tests/runtime/test_restarts.py \
 	    tests/runtime/test_elastic.py
@@ -114,7 +122,8 @@ pages: .venv/installed
 nodes: .venv/installed
 	$(BIN)/pytest -m processes -rs tests/runtime/test_nodes.py
 
-# Any bytes as a program and as a plan file, following the branches of the compiler (atheris), from the gallery on.
+# Any bytes as a program and as a plan file, following the branches of the compiler (atheris), from
+# the gallery on.
 FUZZ_SECONDS ?= 600
 fuzz: .venv/installed
 	$(BIN)/pip install --quiet atheris
@@ -127,15 +136,16 @@ fuzz: .venv/installed
 formatting: .venv/installed
 	$(BIN)/pytest -n 2 tests/language/test_formatting.py --blocks 0..100
 
-# Changes the verifier in one place at a time and sees whether the tests notice (mutmut); then docs/mutation.md. It takes
-# hours, can be stopped and goes on where it was; MUTANTS='schedlang.proof.network*' tries some only.
+# Changes the verifier in one place at a time and sees whether the tests notice (mutmut); then
+# docs/mutation.md. It takes hours, can be stopped and goes on where it was;
+# MUTANTS='schedlang.proof.network*' tries some only.
 mutation: .venv/installed
 	$(BIN)/pip install --quiet mutmut
 	PATH=$(CURDIR)/$(BIN):$$PATH mutmut run --max-children 2 $(MUTANTS)
 	PATH=$(CURDIR)/$(BIN):$$PATH python -m tests.support.mutation_page > docs/mutation.md
 
-# The compiler against torch's own pipelining, in a few minutes, and a plot; BENCH=--large for the sizes of the largest
-# runs, in half an hour; BENCH=--gallery for every program of the gallery.
+# The compiler against torch's own pipelining, in a few minutes, and a plot; BENCH=--large for the
+# sizes of the largest runs, in half an hour; BENCH=--gallery for every program of the gallery.
 bench: .venv/installed
 	$(BIN)/pip install --quiet matplotlib && mkdir -p build
 	$(BIN)/python benchmarks/compile.py $(BENCH) --plot build/compile.svg
@@ -152,8 +162,9 @@ bench-start: .venv/installed
 bench-runtime: .venv/installed
 	$(BIN)/python benchmarks/runtime.py
 
-# How many optima `schedc optimize` proves of a hundred instances, and what simpler ways give. Each of the three takes at
-# most so long; what is missing then, or after Ctrl-C, comes the next time. All of it takes one to two hours on two cores.
+# How many optima `schedc optimize` proves of a hundred instances, and what simpler ways give. Each
+# of the three takes at most so long; what is missing then, or after Ctrl-C, comes the next time.
+# All of it takes one to two hours on two cores.
 FOR ?= 40m
 bench-search: .venv/installed
 	$(BIN)/python benchmarks/search.py --for $(FOR)
@@ -164,14 +175,18 @@ bench-search: .venv/installed
 bench-partition: .venv/installed
 	$(BIN)/python benchmarks/partition.py
 
-# What the search chooses from a measured run against the gallery, on 4 processes, in five minutes; for a machine without
-# other work.
+# What the search chooses from a measured run against the gallery, on 4 processes, in five minutes;
+# for a machine without other work.
 bench-search-runs: .venv/installed
 	$(BIN)/python benchmarks/search_runs.py
 
 # What an action costs by itself, without models and messages.
 bench-walk: .venv/installed
 	$(BIN)/python benchmarks/walk.py
+
+# What a key costs in the playground, in this Python and in that of the browser; it needs node.
+bench-playground: site
+	$(BIN)/python benchmarks/playground.py
 
 # What 200 runs with noise take, walked at once, against one simulation.
 bench-runs: .venv/installed
@@ -193,7 +208,8 @@ architecture: .venv/installed
 gallery: .venv/installed
 	$(BIN)/python -m schedlang.report.gallery > programs/README.md
 
-# The grammars by which editors colour programs, from the grammar of the language; a test holds them current.
+# The grammars by which editors colour programs, from the grammar of the language; a test holds them
+# current.
 editor-grammars: .venv/installed
 	$(BIN)/python -m schedlang.editor.textmate > editors/vscode/syntaxes/sched.tmLanguage.json
 	$(BIN)/python -m schedlang.editor.tree_sitter editors/tree-sitter-sched
@@ -202,24 +218,27 @@ editor-grammars: .venv/installed
 transport-table: .venv/installed
 	$(BIN)/python benchmarks/transports.py > docs/transport-table.md
 
-# What published schedules are said to gain, and what is predicted for them; a test holds it current.
+# What published schedules are said to gain, and what is predicted for them; a test holds it
+# current.
 gains: .venv/installed
 	$(BIN)/python benchmarks/gains.py > docs/published-gains.md
 
-# The gallery, proved for any number of microbatches at some numbers of ranks: the first and the last.
+# The gallery, proved for any number of microbatches at some numbers of ranks: the first and the
+# last.
 RANKS ?= 2 16
 prove: .venv/installed
 	mkdir -p build
 	$(BIN)/python -m tests.support.proof_page $(RANKS) > build/proved.md
 	mv build/proved.md docs/proved.md
 
-# Proofs for any number of ranks against the compiler at each size: 5,000 damaged programs at all sizes up to 10 x 30, and closed
-# forms at all sizes up to 12 x 40. BLOCKS=0..500 does a tenth.
+# Proofs for any number of ranks against the compiler at each size: 5,000 damaged programs at all
+# sizes up to 10 x 30, and closed forms at all sizes up to 12 x 40. BLOCKS=0..500 does a tenth.
 prove-ranks: .venv/installed
 	$(BIN)/pytest -n 2 --dist worksteal -m sizes tests/parametric --blocks $(BLOCKS)
 
-# What is proved for all sizes of 5,000 damaged programs, against the compiler: each at some number of ranks up to 10, and at
-# every number of microbatches up to 30. FIRST=1200 leaves out those before.
+# What is proved for all sizes of 5,000 damaged programs, against the compiler: each at some number
+# of ranks up to 10, and at every number of microbatches up to 30. FIRST=1200 leaves out those
+# before.
 FIRST ?= 0
 prove-damage: .venv/installed
 	$(BIN)/python -m tests.support.damaged_programs $(FIRST) $$((5000 - $(FIRST)))

@@ -15,6 +15,7 @@ from schedlang import Plan
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.kinds import Kind
 
+# Far from those of other messages of the process group.
 _TAGS = 10**6
 
 _Key = tuple[int, int]
@@ -54,6 +55,7 @@ class Bare:
             key = stage, microbatch
             if kind == Kind.F:
                 self.forward(*key)
+            # No branch for W: its work is in I already.
             elif kind in (Kind.B, Kind.I):
                 self.backward(*key)
             elif kind in (Kind.SEND_F, Kind.SEND_B):
@@ -77,6 +79,8 @@ class Bare:
         """A message that a stage has made, here or on another rank."""
         if (stage, microbatch) in made:
             return made.pop((stage, microbatch))
+        # Not in the dictionary, so it came from another rank: the receive was posted when its
+        # action came.
         work, tensor = self.receives.pop((made is self.outputs, stage, microbatch))
         work.wait()
         return tensor
@@ -88,6 +92,7 @@ class Bare:
             input = self.take(self.outputs, stage - 1, microbatch).requires_grad_()
         output = self.model[stage](input)
         if stage == self.last:
+            # The mean over all microbatches, as a whole batch has it.
             output = self.loss_fn(output, self.parts[microbatch]) / self.microbatches
         else:
             self.outputs[stage, microbatch] = output.detach()

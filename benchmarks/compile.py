@@ -90,6 +90,8 @@ def ours(program: str, ranks: int, microbatches: int) -> dict[str, Any]:
 
         return run
 
+    # The compiler's own functions, each behind a clock: so the parts are those of the compilation
+    # itself, not of a copy of it.
     for name in PARTS:
         setattr(compiler, name, timed(name, getattr(compiler, name)))
     with tempfile.TemporaryDirectory() as folder:
@@ -114,6 +116,7 @@ def part(path: str, rank: int) -> dict[str, float]:
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     open_plan(path).ranks[rank]
+    # The maximum of a process only ever grows, which is why each figure has a process of its own.
     more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return {"part": least(lambda: open_plan(path).ranks[rank]), "part memory": more * 1024}
 
@@ -259,6 +262,8 @@ def exponents(program: str, found: list[dict[str, Any]]) -> None:
         return
     first = found[0]
     last = found[-1]
+    # A time that grows as a power of the actions is a straight line between logarithms, with that
+    # power as its slope: 1 is linear.
     more = log(last["actions"] / first["actions"])
     parts = ("whole", *PARTS, "write", "simulate", "read")
     powers = {part: log(last[part] / first[part]) / more for part in parts}

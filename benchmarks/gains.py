@@ -6,7 +6,7 @@ It is simulation: the figures are the same on every machine.
 
 from attrs import frozen
 
-from schedlang import Costs, compile, simulate
+from schedlang import Costs, Kind, compile, simulate
 from schedlang.plan.plan import Plan
 
 HEAD = """\
@@ -106,6 +106,24 @@ SLIMPIPE_REASONS = """\
 All slices take as long here. In the paper they do since ranks share the work of attention, which
 grows along a sequence: that exchange is not in the program.
 """
+#: Microbatches of a scheduling unit, of so many in all.
+UNITS = (4, 8, 16, 32)
+ALL_UNITS = 32
+ZEROPP_TEXT = """\
+## ZeroPP
+
+[`zeropp.sched`](../programs/zeropp.sched): what a step exchanges of the weights and gradients of a
+layer in the first chunk, in h² for a hidden size h; and what a rank holds of activations, and
+idles. Tang et al. 2024, arXiv 2402.03791: 36 B h² / U for B microbatches in units of U. A layer has
+12 h² weights; the gathers and sums are those of the plan.
+"""
+ZEROPP_REASONS = """\
+The volumes are equal: a unit gathers a chunk twice and sums its gradients once; the last chunk, of
+which the backwards follow the forwards, is gathered once. The price of a large unit is memory, that
+of a small one idle time: the program ends a unit before it begins the next one, and has each
+chunk's weight halves right behind its halves for the inputs. The throughputs of the paper are of
+whole systems, against three-dimensional parallelism, which this page does not predict.
+"""
 
 
 def makespan(plan: Plan, forwards: list[float]) -> float:
@@ -120,6 +138,7 @@ def spread(setting: Setting, output: float) -> list[int]:
     """Layers of each stage: the last one has as many as make the longest stage shortest."""
 
     def longest(last: int) -> float:
+        # The other stages share the rest; the fullest of them has the quotient rounded up.
         most = -(-(setting.layers - last) // (setting.ranks - 1))
         return max(most * setting.layer, last * setting.layer + output)
 
@@ -131,17 +150,22 @@ def spread(setting: Setting, output: float) -> list[int]:
 def vocabulary(setting: Setting, thousands: int) -> tuple[float, float]:
     """Throughput with layers spread anew, and with shards, over that of the baseline."""
     ranks = setting.ranks
+    # Forward and backward of the output layer for a token and a unit of width, as `Setting.layer`.
     output = 6 * 1024.0 * thousands
     stage = setting.layers / ranks * setting.layer
     whole = compile("1f1b", {"ranks": ranks, "microbatches": MICROBATCHES})
 
     def with_output(times: list[float]) -> float:
+        # Costs are of forward and backward together; a forward is a third of them.
         return makespan(whole, [time / 3 for time in [*times[:-1], times[-1] + output]])
 
     baseline = with_output([stage] * ranks)
     anew = with_output([layers * setting.layer for layers in spread(setting, output)])
+    # The program takes the output layer's part on each rank in percent of a stage.
     share = max(1, round(100 * output / ranks / stage))
     params = {"ranks": ranks, "microbatches": MICROBATCHES, "share": share}
+    # Its stages: those of the layers, one part of the output layer for each rank, and the
+    # sum over the vocabulary, which takes no time.
     shards = [stage / 3] * ranks + [output / ranks / 3] * ranks + [0.0]
     return baseline / anew, baseline / makespan(compile("vocabulary_parallel", params), shards)
 
@@ -199,6 +223,7 @@ def slimpipe_row(ranks: int, slices: int) -> str:
     sizes = {"ranks": ranks, "microbatches": 2}
     sliced = simulate(compile("seq1f1b", {**sizes, "slices": slices}))
     whole = simulate(compile("1f1b", sizes))
+    # The peak of 1F1B needs as many microbatches as ranks, or it is not reached.
     many = simulate(compile("1f1b", {"ranks": ranks, "microbatches": 2 * ranks}))
     peaks = (max(many.peak_activations), max(sliced.peak_activations) / slices)
     bubbles = (whole.timeline.bubble_over_makespan, sliced.timeline.bubble_over_makespan)
@@ -209,6 +234,19 @@ def slimpipe_row(ranks: int, slices: int) -> str:
             *(f"{bubble:.1%}" for bubble in bubbles),
         ]
     )
+
+
+def zeropp_row(unit: int) -> str:
+    """The row of a size of units."""
+    plan = compile("zeropp", {"ranks": 4, "microbatches": ALL_UNITS, "unit": unit})
+    execution = simulate(plan)
+    exchanges = (Kind.UNSHARD, Kind.REDUCE_GRAD)
+    pairs = zip(plan.ranks[0].kind, plan.ranks[0].stage, strict=True)
+    counted = 12 * sum(kind in exchanges and stage == 0 for kind, stage in pairs)
+    published = 36 * ALL_UNITS // unit
+    idle = execution.timeline.bubble_over_makespan
+    peak = max(execution.peak_activations)
+    return _line([str(unit), str(published), str(counted), str(peak), f"{idle:.1%}"])
 
 
 def page() -> str:
@@ -224,7 +262,10 @@ def page() -> str:
     columns = [f"{what}, {order}" for what in ("peak", "bubble") for order in ("1F1B", "slices")]
     lines += _head(["size", *columns])
     lines += [slimpipe_row(*size) for size in SLIMPIPE]
-    return "\n".join([*lines, "", SLIMPIPE_REASONS])
+    lines += ["", SLIMPIPE_REASONS, ZEROPP_TEXT]
+    lines += _head([f"unit, of {ALL_UNITS}", *SOURCES, "peak activations", "bubble"])
+    lines += map(zeropp_row, UNITS)
+    return "\n".join([*lines, "", ZEROPP_REASONS])
 
 
 SOURCES = ("published", "predicted")

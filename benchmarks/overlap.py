@@ -55,7 +55,8 @@ PUBLISHED = (41.25, 31.31)
 def layer(share: float) -> Costs:
     """The costs of a layer whose forward is all-to-all for a share of its time."""
     exchange = share / (1 - share)  # where computing takes 2
-    send, receive = f"dispatch {exchange} all_to_all", f"combine {exchange} all_to_all"
+    send = f"dispatch {exchange} all_to_all"
+    receive = f"combine {exchange} all_to_all"
 
     def back(time: int) -> list[str]:
         return [receive, f"mlp {time} compute", send, f"attention {time} compute"]
@@ -88,8 +89,10 @@ def print_pairs() -> None:
     print("share    F    B  F, then B   F&B   all-to-all hidden")
     for share in SHARES:
         durations = layer(share).durations(1)
-        forward, backward = durations[Kind.F][0], durations[Kind.B][0]
+        forward = durations[Kind.F][0]
+        backward = durations[Kind.B][0]
         together = pair(durations)
+        # A layer computes for 2 in a forward and 4 in a backward; the rest of both is all-to-all.
         exchange = forward + backward - 6
         hidden = (forward + backward - together) / exchange
         print(
@@ -106,7 +109,8 @@ def print_bubbles() -> None:
             costs = layer(share)
             durations = costs.durations(1)
             stages = params["ranks"] * (2 if program == "dualpipe_v" else 1)
-            whole, weight = durations[Kind.B][0], durations[Kind.W][0]
+            whole = durations[Kind.B][0]
+            weight = durations[Kind.W][0]
             published = (stages / 2 - 1) * (pair(durations) + whole - 3 * weight)
             timeline = simulate(compile(program, params, costs)).timeline
             idle = timeline.makespan - min(timeline.busy)

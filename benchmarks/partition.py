@@ -89,7 +89,9 @@ def gated(width: int, ffn: int, key_width: int) -> float:
 
 def large_vocabulary() -> list[Layer]:
     """Llama 3.2 1B: 16 layers, of which the output weighs more than four."""
-    tokens, width, vocabulary = 4096, 2048, 128256
+    tokens = 4096
+    width = 2048
+    vocabulary = 128256
     each = gated(width, 8192, 512)
     layers = [layer(f"layers.{n}", each, tokens, width, attention=2048) for n in range(16)]
     embedding = layer("embedding", vocabulary * width, tokens, width, multiplies=False)
@@ -98,8 +100,12 @@ def large_vocabulary() -> list[Layer]:
 
 def experts_beside_dense() -> list[Layer]:
     """24 layers, every other one with 16 experts, two for each token, as in GLaM."""
-    tokens, width, vocabulary, ffn = 4096, 2048, 32000, 8192
+    tokens = 4096
+    width = 2048
+    vocabulary = 32000
+    ffn = 8192
     dense = gated(width, ffn, width)
+    # Of 16 experts one is in the dense layer's own feed-forward part; two are used for each token.
     sparse = dense + 15 * 3 * width * ffn
     active = dense + 3 * width * ffn
     layers = []
@@ -115,7 +121,9 @@ def experts_beside_dense() -> list[Layer]:
 
 def encoder_decoder() -> list[Layer]:
     """12 layers over long inputs, then 12 over short outputs, which also look at the inputs."""
-    width, vocabulary, ffn = 1024, 32128, 4096
+    width = 1024
+    vocabulary = 32128
+    ffn = 4096
     encoder = 4 * width * width + 2 * width * ffn
     decoder = 8 * width * width + 2 * width * ffn
     first = [layer(f"encoder.{n}", encoder, 4096, width, attention=4096) for n in range(12)]
@@ -126,7 +134,11 @@ def encoder_decoder() -> list[Layer]:
 
 def tower_in_front() -> list[Layer]:
     """A vision tower of 24 narrow layers over 4 images, and 16 layers of text behind it."""
-    narrow, patches, width, tokens, vocabulary = 1024, 4 * 576, 3072, 2048, 128256
+    narrow = 1024
+    patches = 4 * 576
+    width = 3072
+    tokens = 2048
+    vocabulary = 128256
     tower_weights = 12 * narrow * narrow
     tower = [layer(f"tower.{n}", tower_weights, patches, narrow, attention=576) for n in range(24)]
     weights = gated(width, 8192, 1024)
@@ -210,6 +222,8 @@ class Table:
         if best is None:
             return None
         while True:
+            # The three kinds of move: layers, then the order on the same placement, then another
+            # placement, for which layers are split anew.
             trials = [self.way(best.program, sizes) for sizes in _moved(self.layers, best)]
             trials += [
                 self.way(program, best.sizes)

@@ -69,6 +69,7 @@ def problem_of(case: dict[str, Any], objective: str) -> Problem:
         p2p_time=case["comm"],
         **held,
     )
+    # Stages go round the ranks again and again, or to and fro, as a V.
     turn = "s % ranks"
     if family(case) not in LOOPED:
         turn = "if s / ranks % 2 == 0 then s % ranks else ranks - 1 - s % ranks"
@@ -101,6 +102,8 @@ def searched(problem: Problem, seconds: float) -> Answer:
     """The answer that is there after some seconds of processor time, or before, if it is proved."""
     begin = process_time()
     answer = Answer([], inf, 0.0, "")
+    # The limit of `optimize` is of the clock; this benchmark counts processor time, and ends it
+    # itself.
     for better in optimize(problem, 20 * seconds, workers=1):
         answer = better
         if process_time() - begin > seconds:

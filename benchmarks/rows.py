@@ -57,6 +57,8 @@ def print_rows(name: str, head: str, count: int, make: Maker, limit: float) -> N
     left = [number for number in numbers if number not in rows]
     deadline = monotonic() + options.seconds
     with file.open("a") as kept, Pool(options.jobs, _leave_interrupts) as pool:
+        # In any order: a row that takes long keeps nobody waiting, and each is kept as soon as it
+        # is there.
         made = pool.imap_unordered(partial(_numbered, make, options.limit), left)
         for _ in left:
             try:
@@ -106,6 +108,7 @@ def _kept(file: Path, limit: float) -> dict[int, Row]:
     made_with = {"limit": limit, "sources": _fingerprint()}
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = file.read_text().splitlines() if file.exists() else []
+    # The first line says what the rows were made with; rows of other sources are thrown away.
     if not lines or json.loads(lines[0]) != made_with:
         file.write_text(json.dumps(made_with) + "\n")
         return {}

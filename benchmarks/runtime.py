@@ -158,6 +158,8 @@ def turn(ranks: list[subprocess.Popen[str]]) -> list[float]:
     for rank in ranks:
         print(file=rank.stdin, flush=True)
     for rank in ranks:
+        # It waits until there is an answer or an end; which of the two it is, the next lines find
+        # out.
         select.select([rank.stdout], [], [], LIMIT)
         if rank.poll() is not None or not select.select([rank.stdout], [], [], 0)[0]:
             sys.exit(
@@ -182,6 +184,7 @@ def measure(place: int) -> dict[str, list[float]]:
             for which, ranks in groups.items():
                 found[which].append(turn(ranks))
     return {
+        # Without the first turn, in which memory is taken and shapes are agreed on.
         which: [median(times) for times in zip(*turns[1:], strict=True)]
         for which, turns in found.items()
     }

@@ -102,6 +102,7 @@ def costs_of(drawn: Drawn, rng: random.Random) -> Costs:
     forward = [round(rng.uniform(9.0, 11.0), 1) for _ in stages]
     input = [round(rng.uniform(9.5, 12.0), 1) for _ in stages]
     weight = [round(rng.uniform(6.0, 9.0), 1) for _ in stages]
+    # The head of the model.
     forward[-1] = round(forward[-1] * 1.2, 1)
     p2p = 1.1 if drawn.has_transfers else None
     if drawn.is_split:
@@ -143,6 +144,7 @@ def searched(problem: Problem, limit: float) -> tuple[Answer, float]:
     """
     begin = process_time()
     kept: Answer | None = None
+    # As long as it likes, by the clock: it is ended here, by processor time.
     for answer in optimize(problem, 1e9, workers=1):
         seconds = process_time() - begin
         if seconds > limit and kept is not None:
@@ -154,6 +156,8 @@ def searched(problem: Problem, limit: float) -> tuple[Answer, float]:
 
 def row(number: int, limit: float) -> Row:
     """The row of an instance."""
+    # All are drawn from one seed, one after the other: number 5 is the same whether it is asked for
+    # alone or with others.
     drawn, costs = next(islice(instances(), number, None))
     problem = problem_of(drawn, costs)
     answer, seconds = searched(problem, limit)

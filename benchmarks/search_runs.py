@@ -271,13 +271,16 @@ def rank_main(rank: int, folder: Path) -> None:
     ]
     inputs, targets = job.batch()
     bars: list[list[Any]] = [[] for _ in pipelines]
+    # All contenders in each turn, so that what else the machine does hits all alike.
     for turn in range(1 + TURNS):
         for pipeline, recorded in zip(pipelines, bars, strict=True):
             pipeline.record = True
             pipeline.step(inputs, targets)
+            # The first one is a warm-up.
             if turn:
                 recorded += [*pipeline.bars, *pipeline.messages]
             dist.barrier()
+    # Clocks of processes differ; all bars are put on that of rank 0.
     offset = clock_offset(0)
     gathered: list[Any] | None = [None] * RANKS if rank == 0 else None
     dist.gather_object((bars, offset), gathered)
@@ -378,8 +381,10 @@ def optimized(solution: Solution) -> Plan:
 def compare(model: str, waits: bool) -> None:
     """Measure, choose, run, and print the table of a model."""
     alone = measured_alone(model)
+    # A third in F, in I and in W each.
     seconds = [WAITING * share / sum(alone) / 3 for share in alone] if waits else None
     names = list(MODELS[model]())
+    # Nothing has run yet: the layers' own times say how to split them for the first runs.
     guesses = [
         Layer(share, share, share, name=name) for share, name in zip(alone, names, strict=True)
     ]

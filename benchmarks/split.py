@@ -133,6 +133,7 @@ def main() -> None:
         modules = (module, module)
         if options.compiled:
             modules = (compiled(module, "inductor"), compiled(module, backend))
+        # Once without being counted: compilation, and the first memory that is taken.
         Turn(*modules, input, options.compiled)
         turns = [Turn(*modules, input, options.compiled) for _ in range(options.turns)]
         figures = [

@@ -53,6 +53,7 @@ def page() -> str:
     found = {name: [makespans(name, latency) for latency in LATENCIES] for name in names()}
     lines += [row(name, of_latencies) for name, of_latencies in found.items()]
     means = []
+    # For each latency, then for each column: how far the programs are from their ideal in the mean.
     for of_programs in zip(*found.values(), strict=True):
         for column in zip(*of_programs, strict=True):
             ideals = [ideal for ideal, *_ in of_programs]

@@ -154,6 +154,9 @@ class Batches:
         given: dict[int, Given] = {}
         updates = self._layout.updates
         for pipeline, mine in zip(self._layout.pipelines, self._shares, strict=True):
+            # `mine` are numbers in the batch: with two pipelines, [0, 1] and [2, 3]. A stage counts
+            # those of its own pipeline from 0, so `units` of the second are 0 and 1, cut from rows
+            # 2 and 3.
             of_model = self._of_model("inputs", batch.inputs, pipeline)
             counts = self._of_model("counts", batch.counts, pipeline)
             for first in self._own(self._layout.firsts, pipeline):
@@ -167,6 +170,9 @@ class Batches:
                 if number == 0 and isinstance(inputs, Microbatches):
                     must_count = counts is None and not batch.evaluates
                     self._check_list(inputs, must_count and self._is_scaled(pipeline))
+                # Of a round without any for this pipeline, the shapes are those of the round
+                # before: what is announced must have some, and a new form would make ranks learn it
+                # anew.
                 if units or parts:
                     self._given_specs[first] = self._specs(inputs, units or parts)
                 given[first] = Given(
@@ -183,6 +189,7 @@ class Batches:
         """Shapes and types of what passes through a first stage in a round: one for all, or one for
         each.
         """
+        # A tensor that was cut evenly has pieces that all look like the first one.
         if not isinstance(inputs, Microbatches) and self._slice_lengths is None:
             units = units[:1]
         specs = [ValueSpec.of(*flatten(unit, "`inputs`")) for unit in units]
@@ -274,14 +281,14 @@ class Batches:
         """Give this rank's stages targets and options of the round, of a batch that the ranks of
         first stages have announced. Gives the round for each pipeline.
         """
-        found: list[Round] = []
+        rounds: list[Round] = []
         for pipeline, mine in zip(self._layout.pipelines, self._shares, strict=True):
             # Of pipelines that are replicas, a rank may know one alone; all have the same batch.
             first = pipeline.start if self._layout.models else next(iter(announced))
             of_batch = announced[first].rows
             microbatches = self._layout.microbatches_of(pipeline.start)
             this = round_of(of_batch, microbatches, number)
-            found.append(this)
+            rounds.append(this)
             last = self._stages.get(pipeline.stop - 1)
             if last is not None:
                 last.targets = self._targets_of(batch, of_batch, this, pipeline, mine)
@@ -298,7 +305,7 @@ class Batches:
                 if stage in self._stages:
                     self._stages[stage].options = self._by_unit(of_round, mine)
                     self._stages[stage].shares = shares
-        return found
+        return rounds
 
     def _targets_of(
         self, batch: Batch, rows: Rows, this: Round, pipeline: Pipeline, mine: Sequence[int]
@@ -334,6 +341,8 @@ class Batches:
 
     def counts(self, this: Sequence[Round]) -> tuple[int, ...]:
         """How many microbatches of a round each pipeline has."""
+        # A short round has the first microbatches of the batch: with 3 of 4 and two pipelines, [0,
+        # 1] has two and [2, 3] has one.
         return tuple(
             sum(number < of_pipeline.count for number in mine)
             for of_pipeline, mine in zip(this, self._shares, strict=True)
@@ -345,15 +354,15 @@ class Batches:
         """
         counts = self.counts(this)
         if counts not in self._last:
-            found = [
+            units = [
                 (pipeline.stop - 1, unit)
                 for pipeline, count in zip(self._layout.pipelines, counts, strict=True)
                 if pipeline.stop - 1 in self._stages and self._layout.is_last(pipeline.stop - 1)
                 for unit in range(count * self._layout.slices)
             ]
             # Of each update the microbatches of the first pipeline come first, as in the batch.
-            found.sort(key=lambda op: self._layout.update_of(*op))
-            self._last[counts] = [(self._stages[stage], unit) for stage, unit in found]
+            units.sort(key=lambda op: self._layout.update_of(*op))
+            self._last[counts] = [(self._stages[stage], unit) for stage, unit in units]
         return self._last[counts]
 
     def joined(self, parts: Sequence[Value]) -> list[Value]:
@@ -375,6 +384,7 @@ class Batches:
                 raise PipelineError("`inputs` are a list of microbatches, so `rows` cuts nothing")
             if not inputs.values or not batch.evaluates:
                 check_count("inputs", inputs, microbatches)
+            # An item of a list counts as one row, so the arithmetic of rounds is the same for both.
             return Rows(len(inputs.values), 1, is_list=True)
         total = size_along(self._dims.inputs, inputs, "inputs")
         if not total:
@@ -456,6 +466,7 @@ def _microbatches(name: str, batch: Value, this: Round, dim: int) -> list[Value]
     if isinstance(batch, Microbatches):
         return list(batch.values[this.begin : this.begin + this.count])
     tensors, tree = flatten(batch, f"`{name}`")
+    # One slice of each tensor for the round, then its pieces: all are views, and nothing is copied.
     rows = this.count * this.rows
     narrowed = [tensor.narrow(dim, this.first_row, rows) for tensor in tensors]
     return cut(unflatten(narrowed, tree), [this.rows] * this.count, dim)
@@ -478,9 +489,10 @@ def shares(layout: Layout) -> list[list[int]]:
     """
     if layout.models:
         return [[*range(pipeline.microbatches)] for pipeline in layout.pipelines]
-    found: list[list[int]] = [[] for _ in layout.pipelines]
+    of_pipelines: list[list[int]] = [[] for _ in layout.pipelines]
     numbers = count()
+    # With two pipelines, 8 microbatches and 2 updates: [[0, 1, 4, 5], [2, 3, 6, 7]].
     for _ in range(layout.updates):
-        for mine, pipeline in zip(found, layout.pipelines, strict=True):
+        for mine, pipeline in zip(of_pipelines, layout.pipelines, strict=True):
             mine += islice(numbers, pipeline.microbatches // layout.updates)
-    return found
+    return of_pipelines

@@ -50,6 +50,8 @@ def build_stages(
     edges = _far_edges(layout)
     stages = dict[int, Stage]()
     for number, module in sorted(setup.modules.items()):
+        # Without a scale of the script's own, the gradients of an update are those of the mean over
+        # its microbatches in all replicas: each loss is multiplied by what it is a part of.
         of_unit = scale / layout.slices
         if setup.loss_scale is None:
             of_unit /= layout.microbatches_of(number)
@@ -58,6 +60,12 @@ def build_stages(
         if loss_fn is not None and layout.is_last(number):
             loss = Loss(loss_fn, of_unit)
         outer = _parts_of_stage(plan, number, module, versions.get(number), edges)
+        # From the module outwards:
+        #
+        #     module │ offload, buffers, repeats, weights, hooks │ audit │ versions, past, edges
+        #
+        # The audit lies between, since it calls the module alone with what the outer parts give it,
+        # and hands what it returns through them.
         parts = _parts_of_module(plan, number, setup, device)
         if setup.audit:
             parts.append(_audit(plan, number, setup, device, loss, outer))
@@ -81,6 +89,7 @@ def build_stages(
             parts=parts,
         )
     for number, stage in stages.items():
+        # What passes between two stages of one rank is no message: they share the dictionaries.
         if number + 1 in stages and layout.hands_on(number):
             stage.pass_to(stages[number + 1])
     return stages
@@ -100,6 +109,7 @@ def build_parts(
         parts.append(UpdateClip(plan, setup.max_norm, stages, wire))
     parts += stage_sums(stages, shared, wire)
     parts += updates
+    # It says something, and one rank says it for all.
     if wire.processes.own == 0:
         parts.append(Turns(plan, stages))
     if any(map(is_sharded, setup.modules.values())):
@@ -138,6 +148,8 @@ def _parts_of_stage(
     if any(len(stages) > 2 for stages in forks):
         parts.append(Forks(number, forks))
     for is_skip in (True, False):
+        # Skips lie further in: they are taken from what the module returns before the rest goes
+        # along edges.
         ends = [item for item in layout.far_edges.items() if layout.is_skip(item[0]) == is_skip]
         before = [edges[edge] for edge, (_, later) in ends if later == number]
         after = [edges[edge] for edge, (earlier, _) in ends if earlier == number]
@@ -207,13 +219,13 @@ def _forks(layout: Layout, number: int) -> list[list[int]]:
     givers = [each for each in layout.before[number] if not _is_skip(layout, each, number)]
     # In the order in which `Edges` gives them.
     givers.sort(key=lambda giver: (layout.model_of(giver) != model, giver))
-    found = [
+    forks = [
         [giver, *(each for each in layout.after[giver] if not _is_skip(layout, giver, each))]
         for giver in givers
     ]
     if layout.is_first(number):
-        found.insert(0, [number])
-    return found
+        forks.insert(0, [number])
+    return forks
 
 
 def _is_skip(layout: Layout, earlier: int, later: int) -> bool:
@@ -223,14 +235,14 @@ def _is_skip(layout: Layout, earlier: int, later: int) -> bool:
 
 def _far_edges(layout: Layout) -> dict[int, FarEdge]:
     """The far edges of a plan, by their numbers."""
-    found: dict[int, FarEdge] = {}
+    edges: dict[int, FarEdge] = {}
     for number, (earlier, later) in layout.far_edges.items():
         what = f"what stage {earlier} returns for stage {later}"
         is_two_way = layout.has_backward[earlier]
         ends = layout.piece(earlier), layout.piece(later)
         is_between = layout.model_of(earlier) != layout.model_of(later)
-        found[number] = FarEdge(number, *ends, what, is_between, is_two_way)
-    return found
+        edges[number] = FarEdge(number, *ends, what, is_between, is_two_way)
+    return edges
 
 
 def _check_sharded(number: int, parts: Sequence[Part]) -> None:

@@ -24,7 +24,7 @@ from schedlang.runtime.stage.components import OverlappedBackward, overlapped_pa
 from schedlang.runtime.stage.stage import Stage
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.messages import Receive, Send, post_as_one
-from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.actions import is_collective, is_transfer
 from schedlang.schedule.kinds import AWAITS, Kind
 
 #: The index of an action; a call that does it or a part of it; and where the call is to be
@@ -69,6 +69,9 @@ class _Walk:
             for forward, backward in overlapped_pairs(self.actions).items()
             if self._take_turns(forward, backward)
         }
+        # What the calls of an op are made of, by the index of the action that they stand beside;
+        # behind the last action is the end of the step. `begun` are receives that begin there,
+        # `once_arrived` waits for sends that an arrived message shows to be received.
         self.begun: dict[int, list[Callable[[], None]]] = {}
         self.before: dict[int, list[tuple[Callable[[], None], Op | None]]] = {}
         self.once_arrived: dict[int, list[Callable[[], None]]] = {}
@@ -117,6 +120,9 @@ class _Walk:
         for send, place in waits(self.plan, self.rank).items():
             message = self.sends[send]
             self.once_arrived.setdefault(received[send], []).append(message.complete)
+            # Its window closes earlier than anything shows that it was received, so the rank may
+            # have to wait there. In a first step, the other rank begins its receive only where it
+            # needs the message, so a wait here could stand still: then the later place does.
             if place < received[send]:
                 self.once_arrived.setdefault(place, []).append(message.complete_if_posted)
 
@@ -199,6 +205,7 @@ class _Walk:
             yield backward, pair.end, self.op(backward)
             yield from self._after(forward)
             yield from self._after(backward)
+        # What is left of the batch takes no turns.
         together = {*forwards, *(self.pairs[forward] for forward in forwards)}
         for index in batch:
             if index not in together:
@@ -211,8 +218,12 @@ class _Walk:
         yield from self._arrived(index)
         # An update has a number, or is the only one of a step.
         argument = max(microbatch, 0)
-        call = partial(self.ops[kind, stage], argument)
-        yield index, call, None if op in self.put_off else op
+        if not is_collective(kind):
+            call = partial(self.ops[kind, stage], argument)
+            yield index, call, None if op in self.put_off else op
+        elif (kind, stage) in self.ops:
+            yield index, partial(self.ops[kind, stage], argument), None
+        # Of weights that are whole, there is nothing to gather.
         yield from self._after(index)
 
     def _arrived(self, index: int) -> Iterator[Call]:
@@ -223,9 +234,11 @@ class _Walk:
         yield from self._before(index)
         numbers = self.plan.layout.numbers(AWAITS[kind], stage) if kind in AWAITS else []
         messages = [(AWAITS[kind], number, microbatch) for number in numbers]
+        # What comes from a stage of the same rank is no message.
         messages = [message for message in messages if message in self.received]
         for message in messages:
             yield index, self.received[message].arrive, message
+        # Without a message, nothing has shown that the sends before it were received.
         if messages:
             yield from self._once_arrived(index)
 

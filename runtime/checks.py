@@ -45,8 +45,7 @@ def check_mesh(mesh: DeviceMesh | None) -> None:
     if PIPELINE not in names or len(names) > 2:
         raise PipelineError(
             f"the mesh has the dimensions ({', '.join(names)}): it must have `{PIPELINE}`, and at "
-            "most one more, along "
-            'which the replicas are, as in `mesh["dp", "pp"]`'
+            'most one more, along which the replicas are, as in `mesh["dp", "pp"]`'
         )
     if mesh.get_coordinate() is None:
         raise PipelineError(f"rank {dist.get_rank()} is not in the mesh")
@@ -217,9 +216,12 @@ def check_same(plan: Plan, setup: Setup, processes: Processes, watchdog: Watchdo
         "`stop_on_nan`": str(setup.stop_on_nan),
     }
     for rank, theirs in watchdog.gather(json.dumps(own), "built no pipeline").items():
+        # One by one, so that the error names what differs.
         for what, value in json.loads(theirs).items():
             if value != own[what]:
-                raise PipelineError(f"{processes.name(rank)} has another {what}")
+                raise PipelineError(
+                    f"{processes.name(rank)} has another {what}: all ranks must be given the same"
+                )
 
 
 def _in_words(lengths: SliceLengths | None) -> str:
@@ -228,6 +230,7 @@ def _in_words(lengths: SliceLengths | None) -> str:
 
 def device_of(stages: Mapping[int, nn.Module]) -> torch.device:
     """The device of the modules, which must be one."""
+    # A rank whose stages have no weights at all computes on the CPU.
     devices = {weight.device for stage in stages.values() for weight in stage.parameters()} or {
         torch.device("cpu")
     }
@@ -249,6 +252,8 @@ def check_transport(plan: Plan, group: dist.ProcessGroup, device: torch.device) 
         raise PipelineError(
             "the first messages go between CPUs: use init_process_group('cpu:gloo,cuda:nccl')"
         )
+    # Torch makes NCCL's communicator at once where the group was bound to a device, and else at its
+    # first use, where ranks wait for each other: two transports, and the proof knows both.
     used = NCCL if group.bound_device_id is None else NCCL_EAGER
     # gloo runs every plan: a rank waits for nothing but what it needs, and messages are matched by
     # their tags.

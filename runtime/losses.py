@@ -110,11 +110,11 @@ def added_losses() -> Iterator[AddedLosses]:
         output = model(inputs)
     loss = loss_fn(output, targets) + added.total
     """
-    found: list[Added] = []
-    losses = AddedLosses(found)
-    with Taking(found):
+    added: list[Added] = []
+    losses = AddedLosses(added)
+    with Taking(added):
         yield losses
-    losses.update(AddedLosses(found))
+    losses.update(AddedLosses(added))
 
 
 def root_of(added: Sequence[Added]) -> Tensor | None:

@@ -6,9 +6,9 @@ each microbatch counts, and sequences cut at given places.
     the step's gradient is that of (7 l0 + 2 l1 + 4 l2) / 13, as of one batch of all of them
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
-from numbers import Real
+from numbers import Integral, Real
 
 from attrs import frozen
 from torch import Tensor
@@ -100,10 +100,13 @@ def lengths_of(size: int, name: str, dim: int, slices: int, given: SliceLengths)
     """How long the slices of a microbatch are, whose tensors have a size along the dimension of
     sequences; PipelineError where these lengths are not those of so many slices.
     """
-    lengths = [*(given(size) if callable(given) else given)]
-    if len(lengths) != slices or any(length < 1 for length in lengths):
+    values = given(size) if callable(given) else given
+    # A function of the script's own may return anything.
+    lengths = [*values] if isinstance(values, Iterable) else []
+    are_lengths = all(isinstance(length, Integral) and length >= 1 for length in lengths)
+    if len(lengths) != slices or not are_lengths:
         raise PipelineError(
-            f"`slice_lengths` gives {lengths} for a length of {size}: it must be {slices} lengths "
+            f"`slice_lengths` gives {values!r} for a length of {size}: it must be {slices} lengths "
             "of 1 or more, one for each slice of the plan"
         )
     if sum(lengths) != size:

@@ -109,6 +109,7 @@ class Forward:
 
         Where R has yet to make the graph, that is any tensor, if anything that went in does.
         """
+        # F has made the graph, so its tensors themselves say which of them want a gradient.
         if self.has_graph or self.is_evaluation:
             return detached(tensors, tree)
         wants = self.trains or any(map(wants_gradient, [self.input, *self.held]))
@@ -153,6 +154,8 @@ class Backward:
 
     def take(self, count: int) -> list[Tensor | None]:
         """The gradients of the next leaves, for one who waits for them."""
+        # Whoever added leaves in the forward takes as many gradients here, in the same order;
+        # nobody needs to know how many the others have.
         begin = self._taken
         self._taken += count
         return list(self.computed[begin : self._taken])

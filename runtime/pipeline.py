@@ -204,6 +204,8 @@ class Pipeline:
         finalizer = weakref.finalize(self, self._watchdog.close)
         # At the exit of the process the watchdog closes itself.
         finalizer.atexit = False
+        # From here on the other ranks learn of an error: they build theirs together with this one,
+        # and would wait for it.
         with self._watchdog.guard():
             self._build(setup, number, timeout)
 
@@ -226,6 +228,9 @@ class Pipeline:
         check_shared_weights(self._shared, processes, self._watchdog)
         warn_of_equal_weights(plan, setup.modules, self._shared, processes, self._watchdog)
         self._stages = build_stages(plan, processes, setup, self._device)
+        # From here on it is built from the inside out: stages, what they are given, the wire
+        # between ranks, the messages that go by it, the parts around both, and at last the calls of
+        # all of them.
         dims = setup.batch_dim
         dims = dims if isinstance(dims, tuple) else (dims, dims)
         self._batches = Batches(
@@ -246,6 +251,7 @@ class Pipeline:
         )
         self._parts = build_parts(plan, setup, self._stages, self._shared, self._wire)
         self._training = prepare(plan, self._rank, self._stages, self._exchange, self._parts)
+        # Last, since ranks wait for each other in it: by now each knows that it can run the plan.
         warm_up(plan, processes, self._device)
 
     @overload
@@ -283,14 +289,14 @@ class Pipeline:
 
         `inputs` are needed on the rank of the first stage, `targets` on that of the last; where
         there are several first stages, `inputs` is a dictionary, `{0: images, 1: texts}`, and a
-        rank needs those of its own stages. All their
-        tensors are cut into microbatches along `batch_dim`, and these into slices along the first
-        dimension but that one. `options` are keyword arguments for the modules of this rank, one
-        dictionary per microbatch. Gives the losses by microbatch, unscaled, as a tensor of shape
-        (microbatches,) on the rank of the last stage, and None elsewhere; that of a microbatch is
-        the mean of its slices'. Of several pipelines the first has the first microbatches, of each
-        update; a rank gives the losses that it has. With `return_outputs` it gives two: the losses,
-        and what the last stage has returned, by microbatch and without its graph.
+        rank needs those of its own stages. All their tensors are cut into microbatches along
+        `batch_dim`, and these into slices along the first dimension but that one. `options` are
+        keyword arguments for the modules of this rank, one dictionary per microbatch. Gives the
+        losses by microbatch, unscaled, as a tensor of shape (microbatches,) on the rank of the last
+        stage, and None elsewhere; that of a microbatch is the mean of its slices'. Of several
+        pipelines the first has the first microbatches, of each update; a rank gives the losses that
+        it has. With `return_outputs` it gives two: the losses, and what the last stage has
+        returned, by microbatch and without its graph.
 
         A list, of inputs and of targets, is one of the plan's microbatches, which are given to
         the stages as they are: they may have any shapes, and differ in them. `counts`, on the ranks
@@ -306,7 +312,7 @@ class Pipeline:
         `losses` and `outputs`.
         """
         if self._plan.is_forward_only:
-            raise PipelineError("the plan has no backward, it evaluates")
+            raise PipelineError("the plan has forwards alone and cannot train: call `evaluate`")
         for stage in self._stages.values():
             stage.keeps_results = return_outputs
         batch = Batch(inputs, targets, options, evaluates=False, counts=counts)
@@ -314,6 +320,7 @@ class Pipeline:
         this = self._run(batch, 0)
         self._count(this)
         for model, units in self._units_of_models(this).items():
+            # Of a stage with a loss, the outputs are the losses.
             made = [stage.outputs.pop(unit) for stage, unit in units]
             if units[0][0].loss is None:
                 # What a frozen model makes, such as the scores of a reference.
@@ -334,10 +341,10 @@ class Pipeline:
 
     def _units_of_models(self, this: Sequence[Round]) -> dict[str, list[tuple[Stage, int]]]:
         """By model, the last stages here and what has passed through them in a round."""
-        found: dict[str, list[tuple[Stage, int]]] = {}
+        by_model: dict[str, list[tuple[Stage, int]]] = {}
         for stage, unit in self._batches.last_units(this):
-            found.setdefault(self._plan.layout.model_of(stage.number), []).append((stage, unit))
-        return found
+            by_model.setdefault(self._plan.layout.model_of(stage.number), []).append((stage, unit))
+        return by_model
 
     def _count(self, this: Sequence[Round]) -> None:
         """Count the microbatches of each model; replicas have the same round."""
@@ -367,18 +374,19 @@ class Pipeline:
         if rows is not None and rows < 1:
             raise PipelineError(f"`rows` is {rows}, it must be 1 or more")
         batch = Batch(inputs, targets, options, evaluates=True, rows=rows)
-        found: dict[str, list[Value]] = {}
+        by_model: dict[str, list[Value]] = {}
         self._begin_losses()
         number = 0
         is_over = False
         while not is_over:
             with torch.no_grad():
+                # A shorter round uses calls of its own, made once for each number of microbatches.
                 this = self._run(batch, number)
             self._count(this)
             for model, units in self._units_of_models(this).items():
                 self._take_extras(units)
                 outputs = [stage.outputs.pop(unit) for stage, unit in units]
-                of_model = found.setdefault(model, [])
+                of_model = by_model.setdefault(model, [])
                 if not units[0][0].targets:
                     of_model += self._batches.joined(outputs)
                     continue
@@ -387,7 +395,7 @@ class Pipeline:
                 of_model += losses
             number += 1
             is_over = all(each.is_last for each in this)
-        self.outputs = {model: of_model for model, of_model in found.items() if of_model}
+        self.outputs = {model: of_model for model, of_model in by_model.items() if of_model}
         self.losses = {model: torch.cat(each) for model, each in self._losses.items()}
         return self.outputs.get(_ONLY)
 
@@ -449,6 +457,12 @@ class Pipeline:
         """
         with self._watchdog.guard("in named_losses"):
             own = self._own_losses()
+            # Ranks add up a tensor of numbers, in an order of names that all of them know:
+            #
+            #     any new name? │ of each known name, is it here? │ of each known name, its value
+            #
+            # A name that some rank has for the first time is told by the store, which is slower;
+            # then all of them do it over. So every step but the first, as a rule, is a single sum.
             while True:
                 are_new = bool(own.keys() - set(self._loss_names))
                 there = [name in own for name in self._loss_names]
@@ -458,6 +472,7 @@ class Pipeline:
                 self._wire.reduce(sums, dist.ReduceOp.SUM)
                 replicas = self._processes.replicas
                 self._wire.end_sum(self._wire.begin_sum(sums, replicas), replicas)
+                # No rank had a new name, so the sums are complete.
                 if not sums[0]:
                     break
                 names = self._watchdog.gather(json.dumps(sorted(own)), "asked for its losses")
@@ -477,6 +492,7 @@ class Pipeline:
         own: dict[str, Tensor] = {}
         for model, losses in self._losses.items():
             total = torch.cat(losses).sum().to(torch.float64)
+            # In double precision, since ranks add these up.
             own[_named(model, LOSS)] = total / self._microbatches[model]
         for number, stage in self._stages.items():
             model = self._plan.layout.model_of(number)
@@ -492,6 +508,7 @@ class Pipeline:
         """
         watchdog = self._watchdog
         watchdog.step += 1
+        # What they count and note by steps is about training; an evaluation leaves it as it is.
         owners: list[Part | Stage] = []
         if not batch.evaluates:
             owners = [*self._parts, *self._stages.values()]
@@ -508,6 +525,8 @@ class Pipeline:
             if self.record:
                 self._walk_recording(calls)
             else:
+                # The loop variable is a field of the watchdog, whose thread reads it: so it knows
+                # where this rank is, and the walk does nothing for that.
                 for watchdog.action, call, _ in calls:
                     call()
             self._exchange.end()
@@ -548,6 +567,8 @@ class Pipeline:
         if counts not in self._evaluations:
             indices = forwards(self._plan, self._rank, counts)
             plan = forward_only(self._plan, counts)
+            # The same stages and messages, but without backwards, and with so many microbatches
+            # alone.
             calls = prepare(plan, self._rank, self._stages, self._exchange, self._parts)
             # What is left for the end of a round has the index of its last action, if it has any.
             self._evaluations[counts] = [

@@ -148,6 +148,7 @@ def sample(tensor: Tensor) -> Tensor:
     """Some numbers of a tensor, to compare with others; where it is sharded, of this process's
     shard.
     """
+    # A DTensor would gather itself to be compared.
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     flat = local.detach().flatten()
     return flat[:: len(flat) // _SAMPLE + 1]

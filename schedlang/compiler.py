@@ -170,7 +170,7 @@ def check_schedule(
     however often its kernels are repeated; if nothing is, the warnings. Of its costs, some may be
     `given` by a user: see `check_claims`.
     """
-    verdicts = _wrong_on(schedule, names, kernels, given)
+    verdicts = wrong_on(schedule, names, kernels, given)
     for name, wrong in verdicts.items():
         if not wrong:
             on_transport = evolve(schedule, transport=name)
@@ -186,12 +186,16 @@ def wrong_ops(ops: Schedule, names: Iterable[str]) -> dict[str, list[Diagnostic]
     """
     _check_ops(ops)
     choice = choose_lowering(ops, UNIT)
-    return _wrong_on(choice.schedule, names, choice.kernels, UNIT)
+    return wrong_on(choice.schedule, names, choice.kernels)
 
 
-def _wrong_on(
-    schedule: Schedule, names: Iterable[str], kernels: tuple[Kernel, ...], given: Costs
+@remembered_walks()
+def wrong_on(
+    schedule: Schedule, names: Iterable[str], kernels: tuple[Kernel, ...] = (), given: Costs = UNIT
 ) -> dict[str, list[Diagnostic]]:
+    """For each of some transports what is wrong there with a schedule and its communication, as
+    `check_schedule` says it, without warnings.
+    """
     wrong: dict[str, list[Diagnostic]] = {}
     for name, proof in proofs(schedule, names).items():
         on_transport = evolve(schedule, transport=name)

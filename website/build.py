@@ -39,6 +39,8 @@ def install_packages() -> Path:
     folder = BUILD / "website"
     lock = _HERE / "package-lock.json"
     installed = folder / "installed.json"
+    # A copy of the lock says what is installed: it is written last, so that an installation that
+    # ended half way is done again.
     if not installed.exists() or not filecmp.cmp(lock, installed, shallow=False):
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(_HERE / "package.json", folder)

@@ -33,6 +33,7 @@ def write_pages(folder: Path) -> None:
     for name in names():
         (folder / "programs" / f"{name}.md").write_text(_program_page(name, folder), "utf-8")
     (folder / "docs" / "errors" / "README.md").write_text(_errors_page(), "utf-8")
+    # A host of files shows the README of a folder; a server of sites shows its index.
     for path in folder.rglob("*.md"):
         path.write_text(for_site(path.read_text("utf-8")), "utf-8")
         if path.name == "README.md":
@@ -56,7 +57,7 @@ def _program_page(name: str, folder: Path) -> str:
     say these; and the picture.
     """
     picture = folder / "programs" / f"{name}.svg"
-    _printed("view", name, "-o", str(picture))
+    _printed("view", name, "--causes", "-o", str(picture))
     parts = [
         f"# {name}",
         f"{title(text_of(name))}.",

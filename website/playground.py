@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 from schedlang.editor.playground import answers, begin
-from schedlang.files.programs import text_of
+from schedlang.files.programs import names, text_of
 from schedlang.report.views.html import page
 
 _HERE = Path(__file__).parent
@@ -24,8 +24,6 @@ _LIBRARIES = ("attrs", "lark")
 #: The package that ships the wheel of numpy, and the folder of it that has it.
 _SHIPS_NUMPY = "open-webui==0.12.4"
 _FOLDER = "open_webui/frontend/pyodide"
-#: The program that is there before the compiler is.
-FIRST = "1f1b"
 
 
 def write_playground(packages: Path, cache: Path, folder: Path) -> None:
@@ -37,8 +35,13 @@ def write_playground(packages: Path, cache: Path, folder: Path) -> None:
         shutil.copy(_HERE / "web" / name, folder)
     _bundle(packages, folder / "playground.js")
     (folder / "picture.html").write_text(page([]), "utf-8")
-    first = {"programs": json.loads(begin()), "answers": list(answers(text_of(FIRST), {}))}
-    (folder / "start.json").write_text(json.dumps(first), "utf-8")
+    # The page has the programs of the gallery and all answers to each before the compiler has
+    # loaded, which takes some seconds.
+    (folder / "programs.json").write_text(begin(), "utf-8")
+    (folder / "answers").mkdir()
+    for name in names():
+        known = list(answers(text_of(name), {}))
+        (folder / "answers" / f"{name}.json").write_text(json.dumps(known), "utf-8")
     pyodide = packages / "pyodide"
     (folder / "pyodide").mkdir()
     for name in ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip"):
@@ -51,8 +54,8 @@ def write_playground(packages: Path, cache: Path, folder: Path) -> None:
     shutil.copy(_numpy(lock["packages"]["numpy"], cache), wheels)
     _pip("wheel", "--no-deps", "--wheel-dir", str(wheels), str(ROOT))
     _pip("download", "--no-deps", "--only-binary=:all:", "--dest", str(wheels), *_LIBRARIES)
-    names = sorted(path.name for path in wheels.iterdir())
-    (folder / "wheels.json").write_text(json.dumps(names))
+    files = sorted(path.name for path in wheels.iterdir())
+    (folder / "wheels.json").write_text(json.dumps(files))
 
 
 def _bundle(packages: Path, path: Path) -> None:

@@ -35,6 +35,8 @@ def measure(model: nn.Module, input: Value, blocks: Sequence[str] = ("",)) -> li
     costs: list[list[float]] = [[]]
     if not dist.is_initialized() or dist.get_rank() == 0:
         with torch.random.fork_rng():
+            # All blocks once, and over again: so a disturbance of a second does not fall on one
+            # block alone.
             turns = [_measure(model, input, blocks) for _ in range(_TURNS)]
         *seconds, between = (min(each) for each in zip(*turns, strict=True))
         costs = [[max(each - between, 0.0) for each in seconds]]
@@ -49,6 +51,7 @@ def _measure(model: nn.Module, value: Value, blocks: Sequence[str]) -> list[floa
     costs = []
     known: dict[str, tuple[float, Value]] = {}
     for name, block in named.items():
+        # The layers of a transformer are measured once and not a hundred times.
         if repr(block) not in known:
             known[repr(block)] = _run(with_only(model, named, {name: block}), value)
         seconds, value = known[repr(block)]

@@ -150,6 +150,7 @@ def split(
     tied = [{chain.pieces[piece]: name for piece, name in each.items()} for each in of_pieces]
     numbers = chain.stages(plan.layout)
     pieces = {stage: numbers[stage] for stage in plan.stages_of(rank) if stage in numbers}
+    # The first piece that has a tied weight keeps the model's own block.
     copied = {name for names in tied for name in [*names.values()][1:]}
     # Two replicas of a piece on one rank are one module.
     modules = {
@@ -176,7 +177,7 @@ def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
     """The blocks of a model; PipelineError for a name that it does not have, or a block that is
     there twice.
     """
-    found: Blocks = {}
+    blocks: Blocks = {}
     for name in [names] if isinstance(names, str) else names:
         try:
             module = model.get_submodule(name)
@@ -187,16 +188,16 @@ def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
                 # Its own children, and not what is in them; `named_children` leaves out a module
                 # that is there twice.
                 if child and "." not in child:
-                    found[f"{name}.{child}".lstrip(".")] = part
+                    blocks[f"{name}.{child}".lstrip(".")] = part
         else:
-            found[name] = module
+            blocks[name] = module
     first: dict[int, str] = {}
-    for name, module in found.items():
+    for name, module in blocks.items():
         if first.setdefault(id(module), name) != name:
             raise PipelineError(
                 f"the blocks `{first[id(module)]}` and `{name}` are one module: they must be two"
             )
-    return found
+    return blocks
 
 
 def _own(blocks: Blocks, places: range, copied: Container[str]) -> Blocks:
@@ -309,15 +310,15 @@ class _ChainCheck:
             )
 
 
-def _is_same(found: Tensor, ours: Tensor, version: int) -> bool:
+def _is_same(given: Tensor, ours: Tensor, version: int) -> bool:
     """Whether a tensor is another one, or a view of all of it, and unchanged since then."""
     is_all_of_it = (
-        found.data_ptr() == ours.data_ptr()
-        and found.shape == ours.shape
-        and found.stride() == ours.stride()
-        and found.dtype == ours.dtype
+        given.data_ptr() == ours.data_ptr()
+        and given.shape == ours.shape
+        and given.stride() == ours.stride()
+        and given.dtype == ours.dtype
     )
-    return is_all_of_it and changes_of(found) == version
+    return is_all_of_it and changes_of(given) == version
 
 
 def _named_by(layout: StageLayout | None, model: nn.Module, blocks: Sequence[str]) -> Sequence[str]:

@@ -133,6 +133,10 @@ def partition(
     of_training = [float(block in trained) for block in range(len(costs))]
     limits = [Limit({piece: of_training}, 0) for piece in layout.frozen]
     try:
+        # Two questions, the second one among the best answers to the first:
+        #
+        #     1. how fast can the slowest stage be?
+        #     2. of the cuts with such a slowest stage, which has the fastest slowest rank?
         cuts, slowest = best_cuts(costs, pieces, stages, limits)
         if _is_mirrored(layout):
             within = [(stages, slowest)]

@@ -92,6 +92,7 @@ def find_checkpoints(
 ) -> CheckpointFolder:
     """The checkpoints in a folder. If the plan cannot go on from them, all processes end."""
     models = share(_models(folder), group)
+    # Rank 0 says what is there, for the folder may be filling up, and each compares its own view.
     why = _why_no_models(plan)
     layers = together(lambda: _check(folder, plan, why, models), group)
     return CheckpointFolder(folder, every, why is None, max(models, default=0), layers, group)
@@ -116,8 +117,7 @@ def _check(folder: Path, plan: Plan, why: str | None, models: list[int]) -> int:
     if _models(folder) != models:
         raise PipelineError(
             f"rank {dist.get_rank()} sees other models in `{folder}` than rank 0: all ranks must "
-            "share "
-            "the folder"
+            "share the folder"
         )
     if models and why:
         raise PipelineError(

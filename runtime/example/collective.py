@@ -49,6 +49,7 @@ def together(work: Callable[[], T], group: dist.ProcessGroup) -> T:
         dist.all_gather_object(found, wrong, group)
     first = next((each for each in found if each is not None), None)
     if first is not None:
+        # The first process of a node prints the first reason, and any process one of its own.
         if os.environ.get("LOCAL_RANK", "0") == "0" or wrong not in (None, first):
             say(wrong or first)
         leave(1)

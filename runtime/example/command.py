@@ -70,6 +70,7 @@ def main() -> NoReturn:
             print(f"nothing is left to do: `{options.checkpoint}` has step {training.first}")
         leave(0)
     found: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == writer else None
+    # A list, since what is broadcast is put into one.
     right = [True]
     with linked("after the training"):
         dist.gather_object(training, found, dst=writer)
@@ -123,6 +124,7 @@ def _start(options: argparse.Namespace) -> tuple[Workload, CheckpointFolder | No
     )
     layers = checkpoints.layers if checkpoints else 0
     blocks = layers - 2 if layers else max(BLOCKS, plan.layout.pieces)
+    # A step makes all updates of its plan, and a checkpoint can only come between two steps.
     at_once = min(options.steps, options.every) if checkpoints else options.steps
     plan = together(lambda: _for_updates(plan, at_once), group)
     recipe = Recipe(options.optimizer, options.lr)

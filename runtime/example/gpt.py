@@ -64,6 +64,11 @@ class Block(nn.Module):
         )
         query, *new = heads.transpose(1, 2).chunk(3, dim=1)
         seen = torch.stack(new) if past is None else torch.cat([past, torch.stack(new)], dim=3)
+        # With 2 bytes that went before and 3 new ones, a new byte sees all before it and itself:
+        #
+        #     1 1 1 0 0
+        #     1 1 1 1 0      `tril(2)`; without any before, `is_causal` says the same and is faster
+        #     1 1 1 1 1
         before = seen.shape[3] - length
         mask = (
             torch.ones(length, before + length, dtype=torch.bool, device=x.device).tril(before)
@@ -191,6 +196,8 @@ def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[n
 
 def _of_chain(layers: Sequence[nn.Module], layout: Layout) -> list[OrderedDict[str, nn.Module]]:
     """The layers of each stage of a chain."""
+    # Multiplications of a byte: in a block 3 + 1 for attention and 4 + 4 for the rest, each of
+    # width x width; an embedding is only looked up.
     blocks = [12 * _WIDTH**2] * (len(layers) - 2)
     cuts = partition([0, *blocks, _BYTES * _WIDTH], layout).cuts
     return [

@@ -33,6 +33,7 @@ def share_plan(
     is_first = dist.get_rank() == 0
     # Rank 0 proves the plan. The others only open it: the pipeline compares that all have the same.
     read = read_plan if is_first else open_plan
+    # Compiled once: it may take a second, and all must run the same plan.
     of_program = share(
         together(lambda: _of_program(path, params, costs, replicas) if is_first else None, group),
         group,

@@ -29,6 +29,8 @@ def train_reference(workload: Workload, steps: int) -> Training:
         stage: late for rank in range(len(plan.ranks)) for stage, late in delays(plan, rank).items()
     }
     #: For each part the weights that the next update's microbatches read, and all later ones.
+    # With a delay of d the oldest of d + 1 versions is read; a deque of that length lets go of
+    # older ones by itself, and while it fills up, its first is version 0, as for the plan.
     versions = [deque([copy.deepcopy(part)], behind[stage] + 1) for stage, part in enumerate(parts)]
     for step in range(steps):
         read = [kept[0] for kept in versions]

@@ -28,6 +28,7 @@ def clock_offset(of: int) -> float:
     rank = dist.get_rank()
     offset = 0.0
     for other in range(dist.get_world_size()):
+        # One pair at a time: an answer that waits for another pair's would seem slow.
         if other == of or rank not in (of, other):
             continue
         quickest = float("inf")
@@ -55,13 +56,13 @@ def aligned(ranks: Sequence[Sequence[Bar]], offsets: Sequence[float]) -> list[Tr
         (rank, bar, bar.start + offsets[rank]) for rank, bars in enumerate(ranks) for bar in bars
     ]
     first = min((start for _, _, start in starts), default=0.0)
-    found = []
+    traced = []
     for rank, bar, start in sorted(starts, key=lambda entry: entry[2]):
         begin = round((start - first) * 1e6, 3)
-        found.append(
+        traced.append(
             (rank, bar._replace(start=begin, end=round(begin + (bar.end - bar.start) * 1e6, 3)))
         )
-    return found
+    return traced
 
 
 def write_trace(path: Path, plan: Plan, actions: Sequence[Traced]) -> None:

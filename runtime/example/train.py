@@ -155,15 +155,18 @@ def _losses(pipeline: Pipeline, workload: Workload, step: int) -> dict[str, Tens
         return pipeline.losses
     layout = workload.plan.layout
     extras = iter(pipeline.extras)
-    found: dict[str, Tensor] = {}
+    by_model: dict[str, Tensor] = {}
     for model, losses in pipeline.losses.items():
         bytes = [next(extras)["bytes"] for _ in range(len(losses) * layout.slices)]
+        # By update, microbatch and slice; (updates, microbatches of each) in the end.
         of_microbatches = torch.tensor(bytes).view(layout.updates, -1, layout.slices).sum(dim=2)
         on_average = [
             workload.mean_bytes(update, model) for update in range(step, step + layout.updates)
         ]
-        found[model] = losses * (of_microbatches / torch.tensor(on_average).view(-1, 1)).flatten()
-    return found
+        by_model[model] = (
+            losses * (of_microbatches / torch.tensor(on_average).view(-1, 1)).flatten()
+        )
+    return by_model
 
 
 def _mesh(workload: Workload) -> DeviceMesh | None:

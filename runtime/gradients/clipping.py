@@ -44,6 +44,7 @@ def total_norm(
     if norm_type == inf:
         wire.reduce(norm, dist.ReduceOp.MAX)
         return norm
+    # Norms of parts add up as powers: the square of the whole is the sum of their squares.
     powers = norm**norm_type
     wire.reduce(powers, dist.ReduceOp.SUM)
     return powers ** (1 / norm_type)
@@ -100,6 +101,7 @@ class UpdateClip(Part):
         gradients = [weight.grad for weight in stage.module.parameters() if weight.grad is not None]
         squares = self._squares.setdefault(update, [])
         squares.append(get_total_norm(gradients).to(stage.device, torch.float64) ** 2)
+        # This rank has its part of the norm; it does not wait for the others here.
         if len(squares) == self._stages_of[update]:
             total = torch.stack(self._squares.pop(update)).sum()
             self._in_flight[update] = self._wire.begin_reduce(total, dist.ReduceOp.SUM, self._group)

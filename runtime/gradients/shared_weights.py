@@ -65,6 +65,10 @@ def find_shared_weights(
     and the others by stage.
     """
     found = [_tied(plan, modules, names) for names in tied]
+    # In this order, so that no weight is in two of them:
+    #
+    #     tied weights          each by itself, on all ranks that have some of its stages
+    #     what is left          by stage of the first pipeline, with its replicas in the others
     taken = {id(weight) for each in found for weight in each.parameters}
     _check_the_others(plan, modules, taken)
     found += [_replicas(plan, modules, number, taken) for number in range(plan.layout.pieces)]
@@ -162,6 +166,7 @@ def check_shared_weights(
     own = {weights.name: weights.fingerprints() for weights in several}
     found = watchdog.gather(json.dumps(own), "compared no weights")
     first: dict[str, tuple[int, object]] = {}
+    # All ranks see all of them, and so all raise the same error.
     for rank, theirs in found.items():
         for name, fingerprint in (
             (name, copy) for name, copies in json.loads(theirs).items() for copy in copies
@@ -198,6 +203,7 @@ def warn_of_equal_weights(
     for theirs in gathered.values():
         for numbers, stage, name in json.loads(theirs):
             other = first.setdefault(numbers, (stage, name))
+            # Within a stage, modules with equal weights are the model's own affair.
             if other[0] != stage and (other, (stage, name)) not in pairs:
                 pairs.append((other, (stage, name)))
     if pairs and processes.own == min(gathered):

@@ -96,18 +96,23 @@ class StageSum(Part):
         return [[weight for weight in weights if id(weight) not in self._tied]]
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
-        """It begins when the last backward is done, and is there at the end of the step; where the
-        plan updates the stage, it is made right before that.
+        """It begins when the last backward is done, or where the plan says it, and is there at the
+        end of the step; where the plan updates the stage, it is made right before that.
         """
         actions = plan.ranks[rank]
         own = [index for index, stage in enumerate(actions.stage) if stage == self._stage.number]
         updates = [index for index in own if actions.kind[index] == Kind.U]
+        # Of several that are written for an update, the last one is of all its gradients.
+        written = [index for index in own if actions.kind[index] == Kind.REDUCE_GRAD]
         backwards = [index for index in own if actions.kind[index] in MAKERS[Kind.W]]
         for index in updates:
-            for call in (self._stage.begin_update, self._sum.begin, self._sum.end):
-                yield ExtraCall(index, When.BEFORE, call)
+            begins = max((each for each in written if each < index), default=index)
+            yield ExtraCall(begins, When.BEFORE, self._stage.begin_update)
+            yield ExtraCall(begins, When.BEFORE, self._sum.begin)
+            yield ExtraCall(index, When.BEFORE, self._sum.end)
         if backwards and not updates:
-            yield ExtraCall(backwards[-1], When.AFTER, self._sum.begin)
+            begins = max(written, default=backwards[-1])
+            yield ExtraCall(begins, When.AFTER, self._sum.begin)
             yield ExtraCall(len(actions), When.AFTER, self._sum.end)
 
 
@@ -143,6 +148,7 @@ class SharedSums(Part):
 
     def begin_step(self) -> None:
         """Set the gradients of earlier steps aside, which are sums already."""
+        # Summed once more, they would count for as often as there are copies.
         self._earlier = [weight.grad for weight in self._parameters]
         for weight in self._parameters:
             weight.grad = None

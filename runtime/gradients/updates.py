@@ -38,14 +38,18 @@ class ReplicaUpdates(Part):
         self.ops = {(Kind.U, stage.number): partial(self._update, stage) for stage in stages}
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
-        """The sum for an update begins after the last backward of all replicas on this rank."""
+        """The sum for an update begins after the last backward of all replicas on this rank, or
+        where the plan says it.
+        """
         last = dict[int, int]()
         numbers = {stage.number for stage in self._stages}
         actions = plan.ranks[rank]
-        ops = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+        ops = [*zip(actions.kind, actions.stage, actions.microbatch, strict=True)]
+        is_written = any(kind == Kind.REDUCE_GRAD and number in numbers for kind, number, _ in ops)
+        begins = (Kind.REDUCE_GRAD,) if is_written else MAKERS[Kind.W]
         for index, (kind, number, microbatch) in enumerate(ops):
-            if number in numbers and kind in MAKERS[Kind.W]:
-                last[plan.layout.update_of(number, microbatch)] = index
+            if number in numbers and kind in begins:
+                last[plan.layout.update_of(number, max(microbatch, 0))] = index
         for index in last.values():
             yield ExtraCall(index, When.AFTER, self._begin)
 
@@ -63,6 +67,7 @@ class ReplicaUpdates(Part):
     def _update(self, stage: Stage, _: int) -> None:
         if not self._updated:
             self._sum.end()
+        # Two replicas that are one module have one set of weights, which one step updates.
         if all(stage.module is not other.module for other in self._updated):
             stage.end_update()
         self._updated.append(stage)
@@ -82,7 +87,7 @@ def replica_updates(plan: Plan, stages: Mapping[int, Stage], wire: Wire) -> list
         raise PipelineError(
             "a plan that updates replicas runs on all processes, and its stages are not sharded"
         )
-    found = []
+    updates = []
     for piece in range(plan.layout.pieces):
         replicas = plan.layout.replicas(piece)
         members = tuple(sorted({processes[plan.placement[number]] for number in replicas}))
@@ -90,8 +95,8 @@ def replica_updates(plan: Plan, stages: Mapping[int, Stage], wire: Wire) -> list
         own = [stages[number] for number in replicas if number in stages]
         if own:
             _check_optimizers(own)
-            found.append(ReplicaUpdates(own, wire, Replicas(members, group)))
-    return found
+            updates.append(ReplicaUpdates(own, wire, Replicas(members, group)))
+    return updates
 
 
 def _check_optimizers(stages: Sequence[Stage]) -> None:

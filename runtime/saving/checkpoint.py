@@ -80,7 +80,11 @@ class Checkpoints:
                 torch.save({"plan": _identity(self.plan), "states": states}, file)
                 file.flush()
                 os.fsync(file.fileno())
+            # The name is there only when the bytes are on the disk: a file that can be found is
+            # whole.
             new.replace(path)
+            # Not those of later steps, which a run that went back further has left: this one may be
+            # resumed.
             files = steps_of_rank(self.folder, rank)
             for old in sorted(other for other in files if other <= step)[:-KEPT]:
                 files[old].unlink()
@@ -99,6 +103,7 @@ class Checkpoints:
             # Even if not all ranks have one: a checkpoint of another plan is not to be overwritten.
             _read(files[max(files)], self.plan, device)
         told = watchdog.gather(json.dumps([0, *files]), "not resumed").values()
+        # Step 0 is the beginning, which all have.
         newest = max(set.intersection(*map(set[int], map(json.loads, told))))
         if newest:
             self._load(_read(files[newest], self.plan, device))

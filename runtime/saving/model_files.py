@@ -56,26 +56,26 @@ class ModelPart:
         that are replicas, those of the first one.
         """
         layout = self.plan.layout
-        found: dict[str, list[nn.Module]] = {
+        by_model: dict[str, list[nn.Module]] = {
             layout.model_of(pipeline.start): [] for pipeline in layout.pipelines
         }
         for number, module in self.stages.items():
             if number < layout.pieces:
-                found[layout.model_of(number)].append(module)
-        return found
+                by_model[layout.model_of(number)].append(module)
+        return by_model
 
     def files(self) -> dict[str, Tensors]:
         """The files of this part, by their paths in the folder."""
         part = f"{self.rank + 1:05}-of-{len(self.plan.ranks):05}.safetensors"
-        found: dict[str, Tensors] = {}
+        by_file: dict[str, Tensors] = {}
         for model, modules in self.modules.items():
             weights = {
                 name: tensor for module in modules for name, tensor in _state(module).items()
             }
             kept = dict(_optimizer_state(modules, self.optimizers))
-            found[str(Path(model, f"{_MODEL}-{part}"))] = weights
-            found[str(Path(model, f"{_OPTIMIZER}-{part}"))] = kept
-        return found
+            by_file[str(Path(model, f"{_MODEL}-{part}"))] = weights
+            by_file[str(Path(model, f"{_OPTIMIZER}-{part}"))] = kept
+        return by_file
 
     def weights(self) -> list[str]:
         """The names of the weights, each behind the folder of its model."""
@@ -105,14 +105,16 @@ def write_model(folder: Path, step: int, part: ModelPart | None, watchdog: Watch
             for file, tensors in files.items()
         }
         weights = part.weights() if part else []
-        found = [
+        # Every rank has its files on the disk when it tells their names; rank 0 then makes the
+        # index, and the last gather lets nobody go on before the folder has its name.
+        written = [
             json.loads(answer)
             for answer in watchdog.gather(json.dumps([weights, sizes]), _MISSES).values()
         ]
         if part is not None and part.rank == 0:
-            _check_names(weight for weights, _ in found for weight in weights)
+            _check_names(weight for weights, _ in written for weight in weights)
             _finish(
-                new, folder, step, {file: of for _, sizes in found for file, of in sizes.items()}
+                new, folder, step, {file: of for _, sizes in written for file, of in sizes.items()}
             )
         watchdog.gather("", _MISSES)
     except (OSError, SafetensorError) as error:
@@ -135,8 +137,8 @@ def load_model(folder: str | Path, stages: Mapping[int, nn.Module], device: _Dev
         others = _other_names(module)
         is_meta = any(tensor.is_meta for tensor in state.values())
         there = {name: _name_in(source.files, name, stages) for name in state}
-        found = source.read(there.values(), device)
-        loaded = {name: found[there[name]] for name in state}
+        tensors = source.read(there.values(), device)
+        loaded = {name: tensors[there[name]] for name in state}
         for name, ours in state.items():
             if loaded[name].shape != ours.shape:
                 raise PipelineError(
@@ -185,11 +187,11 @@ def load_optimizers(
             raise PipelineError("an optimizer has a weight that is in none of the stages")
         keys = [kept.get(_name_in(kept, names[id(weight)], stages), []) for weight in weights]
         # The optimizer moves its state to the devices where it belongs.
-        found = source.read(chain.from_iterable(keys), "cpu")
+        tensors = source.read(chain.from_iterable(keys), "cpu")
         state = optimizer.state_dict()
         places = [place for group in state["param_groups"] for place in group["params"]]
         for place, of in zip(places, keys, strict=True):
-            state["state"][place] = {key.rpartition(".")[2]: found[key] for key in of}
+            state["state"][place] = {key.rpartition(".")[2]: tensors[key] for key in of}
         optimizer.load_state_dict(state)
 
 
@@ -209,11 +211,14 @@ class _Source:
         index = folder / _index(kind)
         single = folder / f"{kind}.safetensors"
         try:
+            # A small model of transformers is one file, without an index.
             if not index.exists() and single.exists():
                 with safe_open(single, "pt") as file:
                     return cls(folder, dict.fromkeys(file.keys(), single.name), 0)
-            found = json.loads(index.read_text())
-            return cls(folder, dict(found["weight_map"]), int(found["metadata"].get("step", 0)))
+            document = json.loads(index.read_text())
+            return cls(
+                folder, dict(document["weight_map"]), int(document["metadata"].get("step", 0))
+            )
         # A damaged file may raise anything.
         except Exception as error:
             raise PipelineError(f"`{index}` cannot be read: {reason(error)}") from error
@@ -225,14 +230,14 @@ class _Source:
             if name not in self.files:
                 raise PipelineError(f"`{self.folder}` has no `{name}`")
             by_file.setdefault(self.files[name], []).append(name)
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for path, there in ((self.folder / file, names) for file, names in by_file.items()):
             try:
                 with safe_open(path, "pt", device=str(device)) as file:
-                    found |= {name: file.get_tensor(name) for name in there}
+                    tensors |= {name: file.get_tensor(name) for name in there}
             except (OSError, SafetensorError) as error:
                 raise PipelineError(f"`{path}` cannot be read: {reason(error)}") from error
-        return found
+        return tensors
 
 
 def _name_in(names: Container[str], name: str, stages: Mapping[int, nn.Module]) -> str:
@@ -306,13 +311,13 @@ def _finish(new: Path, folder: Path, step: int, sizes: Mapping[str, Mapping[str,
     """Write the indices, the step in them, when all files are there; then the folder gets its
     name.
     """
-    found = {str(path.relative_to(new)): path for path in new.rglob("*") if path.is_file()}
-    if missing := sizes.keys() - found.keys():
+    files = {str(path.relative_to(new)): path for path in new.rglob("*") if path.is_file()}
+    if missing := sizes.keys() - files.keys():
         raise PipelineError(
             f"`{new / min(missing)}` is not there for rank 0: all ranks must share the folder"
         )
-    for stale in found.keys() - sizes.keys():
-        found[stale].unlink()
+    for stale in files.keys() - sizes.keys():
+        files[stale].unlink()
     models = {Path(file).parent for file in sizes}
     for model, kind in product(sorted(models), (_MODEL, _OPTIMIZER)):
         parts = {

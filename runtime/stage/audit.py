@@ -51,6 +51,7 @@ class _Alone:
         """A second run of the forward is given tensors of its own, of which there are these
         copies.
         """
+        # The second run's tensors are other objects with the same numbers, in the same order.
         tensors = _tensors_of(run)
         copies = [self.copies[id(tensor)] for tensor in self.originals]
         self.copies |= {id(tensor): copy for tensor, copy in zip(tensors, copies, strict=True)}
@@ -143,11 +144,15 @@ class Audit(Part):
         tensors = dict(self._module.named_buffers())
         substitutes = {name: buffer.clone() for name, buffer in tensors.items()} | run.substitutes
         state = random_state(self._device)
+        # Where R follows, the run in the pipeline makes no graph; alone there is one run, and it
+        # does.
         with torch.enable_grad(), self._substitution.of(substitutes):
             arguments = input if isinstance(input, tuple) else (input,)
             with Taking(alone.added):
                 alone.returned = self._module(*arguments, **options)
             returned = alone.returned
+            # They take from what was returned what is theirs, as in the pipeline, and note their
+            # roots.
             for part in self._others:
                 part.after_forward(alone)
             output = alone.returned
@@ -181,6 +186,8 @@ class Audit(Part):
         if alone is None:
             return
         pairs = zip(alone.roots, run.gradients, strict=True)
+        # The gradients that came in the pipeline are given to the stage alone: so a stage behind
+        # this one that computes something else does not show here.
         starts = [pair for pair in pairs if pair[1] is not None and pair[0].requires_grad]
         leaves = [alone.copies.get(id(leaf)) for leaf in run.leaves]
         self._weights = alone.weights
@@ -206,6 +213,7 @@ class Audit(Part):
         if not self._is_first_step:
             return
         for name, weight in self._weights.items():
+            # Another stage has added to these, or a hook has changed what has added up.
             if id(weight) in self._shared or has_hooks_after(weight):
                 continue
             ours = weight.grad

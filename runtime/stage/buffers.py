@@ -72,6 +72,7 @@ class Buffers(Part):
             run.substitutes |= self._found.pop(run.microbatch)
         elif self._watches(run):
             buffers = {name: getattr(*place) for name, place in self._places.items()}
+            # The first forward shows which buffers change; from then on only those are copied.
             kept = buffers.keys() if self._changing is None else self._changing
             self._copies = {name: buffers[name].clone() for name in kept}
             self._before = {name: (buffer, changes_of(buffer)) for name, buffer in buffers.items()}

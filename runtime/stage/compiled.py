@@ -117,9 +117,15 @@ class _Block:
         """A backward: the gradients of all inputs, None for those that are left to W."""
         begun = self._begun
         self._begun = None
+        # What the second half is given, of which some came in and some the first half has computed:
+        #
+        #     between    saved0   gradient   c0      c1
+        #     places     0        3          None    None    among the inputs of the first half
+        #     given      …        …          None    None    taken now: the first half empties them
         given = [None if place is None else args[place] for place in halves.places]
         gradients = list(first(args))
         computed = iter(gradients[len(halves.are_late) :])
+        # What is computed for the second half stands behind the gradients of all inputs.
         del gradients[len(halves.are_late) :]
         between = [
             next(computed) if place is None else value
@@ -166,6 +172,8 @@ def _halves(graph: GraphModule, shapes: Sequence[torch.Size | None]) -> _Halves 
         return None
     _split_convolutions(graph)
     outputs = _outputs_of(graph)
+    # All that some gradient of an input follows from; a weight's gradient may follow from it as
+    # well, and is then there after the first half without any more work.
     in_first = _before(
         output for output, shape in zip(outputs, shapes, strict=True) if shape is None
     )
@@ -178,6 +186,8 @@ def _halves(graph: GraphModule, shapes: Sequence[torch.Size | None]) -> _Halves 
     if not late:
         return None
     inputs = _inputs_of(graph)
+    # What the second half reads and does not make itself: inputs of the block, and what the first
+    # half has made.
     between = [
         node
         for node in graph.graph.nodes

@@ -172,12 +172,21 @@ class Components:
 
         PipelineError where a value went past the end of a component.
         """
+        # With two ends, walked from the right to the left. Between two passes of the loop, `ahead`
+        # has where the next one starts, and `found` the gradients of `targets` so far:
+        #
+        #     leaves ─ component 0 ─ made0 │ leaf0 ─ component 1 ─ made1 │ leaf1 ─ component 2 ─ …
+        #                                                                  ◄── 1: from the roots
+        #                                    ◄── 2: from made1, by the gradient of leaf1
+        #     ◄── 3: from made0, by the gradient of leaf0
         targets = [*leaves, *(leaf for end in self.ends for leaf in end.leaves)]
         found: dict[int, Tensor] = {}
         ahead = [start for start in starts if start[0] is not self.total]
         ahead += _starts_of(self.added, scale)
         # A root, such as the past of a slice, may have been made by any component.
         ends = [max(map(order_of, end.made)) for end in self.ends]
+        # `lasts[i]` is the last node of all components before i. A root that is younger was made by
+        # component i or a later one, and those behind were walked before.
         lasts = [-1, *accumulate(ends, max)]
         for end, last in zip([*reversed(self.ends), None], reversed(lasts), strict=True):
             here = [start for start in ahead if not 0 <= order_of(start[0]) <= last]
@@ -229,6 +238,7 @@ def _outside(run: Forward, device: torch.device) -> Iterator[None]:
     ]
     running = _running.copy()
     _running.clear()
+    # From the innermost one out, and in again the other way round.
     for mode in reversed(modes):
         mode.__exit__(None, None, None)
     try:

@@ -65,6 +65,7 @@ class FarEdges(Part):
         #: What earlier stages have given, from F to the backward.
         self._given: dict[int, dict[int, Value]] = {}
         boxes: dict[tuple[Kind, int], dict[int, Any]] = {}
+        # Edges within this rank have no messages, and nobody asks for their boxes.
         for edge in chain(before, after):
             for kind in (Kind.SEND_F, Kind.RECV_F):
                 boxes[kind, edge.number] = edge.values

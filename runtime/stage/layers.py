@@ -130,6 +130,8 @@ def accumulate(deferred: list[Deferred]) -> None:
     ends = [end for layer in deferred for end in layer.ends]
     gradients = [gradient for layer in deferred for gradient in layer.compute()]
     weights = [weight for layer in deferred for weight in layer.weights]
+    # One call of autograd for all: a weight that several layers use has one gradient, and its hooks
+    # see it whole.
     run_backward(ends, gradients, weights)
     for layer in deferred:
         if layer.saved is not None:
@@ -228,6 +230,8 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        # Of the arguments of `forward`, the first two are no tensors; then come inputs, then
+        # weights.
         inputs = len(ctx.needs_input_grad) - 2 - len(ctx.weights)
         if gradient is None:
             return (None,) * len(ctx.needs_input_grad)
@@ -275,6 +279,7 @@ class _Layer(torch.autograd.Function):
         ctx.save_for_backward(*ctx.saved, *(inputs if ctx.has_inputs else []))
         ctx.own = len(ctx.saved)
         ctx.saved.clear()
+        # Edges and not tensors: a tensor would keep its memory until the backward.
         ctx.starts = tuple(map(get_gradient_edge, starts))
         ctx.end = get_gradient_edge(output)
         return output.detach()

@@ -115,6 +115,7 @@ class Activations(saved_tensors_hooks):
             for memory in self._memories.values():
                 memory.bytes = memory.bytes.clone()
             return
+        # The forward's kernels may still write what is to be copied.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for memory in self._memories.values():
@@ -122,6 +123,7 @@ class Activations(saved_tensors_hooks):
                 memory.bytes = torch.empty_like(old, device=to, pin_memory=to.type == "cpu")
                 memory.bytes.copy_(old, non_blocking=True)
                 if old.is_cuda:
+                    # So that its memory goes to nobody else before the copy is through.
                     old.record_stream(self._stream)
                 else:
                     memory.ready = self._stream.record_event()

@@ -66,6 +66,7 @@ class Repeats(Part):
         what the first one did.
         """
         if self._is_first_of_two(run):
+            # Where a plan keeps several versions of the weights, the forward read one of those.
             weights = self._module.parameters() if not run.substitutes else run.substitutes.values()
             self._weights[run.microbatch] = [(weight, changes_of(weight)) for weight in weights]
             inputs = self._inputs

@@ -7,7 +7,8 @@ gradients:
 
     UNSHARD ─► F F B F B … ─► REDUCE_GRAD ─► RESHARD
 
-`schedlang.ranks.shards` has the policy.
+Where the plan has these actions, they are done there; where it has none, `schedlang.ranks.shards`
+has the policy.
 """
 
 import sys
@@ -27,6 +28,13 @@ from schedlang.runtime.processes import Replicas
 from schedlang.runtime.torch_private import check_fsdp, fsdp_roots
 from schedlang.schedule.kinds import Kind
 
+#: What actions of a plan do.
+_WRITTEN = {
+    Kind.UNSHARD: Does.UNSHARD,
+    Kind.RESHARD: Does.RESHARD,
+    Kind.REDUCE_GRAD: Does.REDUCE_GRAD,
+}
+
 
 class Shards(Part):
     """The sharded stages of a rank, of which at most `max_gathered` are gathered at once, by
@@ -40,6 +48,11 @@ class Shards(Part):
             if is_sharded(module)
         }
         self._max_gathered = max_gathered or len(self._stages)
+        self.ops = {
+            (kind, number): partial(stage.do_written, does)
+            for number, stage in self._stages.items()
+            for kind, does in _WRITTEN.items()
+        }
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
         """What the policy says, and what FSDP does around a backward that it does not see, W."""
@@ -50,6 +63,8 @@ class Shards(Part):
                 call = partial(self._stages[number].do, does)
                 yield ExtraCall(index, When.BEFORE, call)
         for index, (kind, number) in enumerate(zip(actions.kind, actions.stage, strict=True)):
+            # FSDP waits for gathered weights in its hooks of a forward and a backward, and W is
+            # none of these.
             if kind == Kind.W and number in self._stages:
                 module = self._stages[number]
                 yield ExtraCall(index, When.BEFORE, module.wait)
@@ -73,6 +88,10 @@ class ShardedModule:
                 part.set_reshard_after_forward(False, recurse=False)
             part.set_reshard_after_backward(False, recurse=False)
         self._reduce_in_backward(False)
+
+    def do_written(self, does: Does, _: int) -> None:
+        """A step that the plan has: it is of no microbatch."""
+        self.do(does)
 
     def do(self, does: Does) -> None:
         """One of the steps of the policy."""

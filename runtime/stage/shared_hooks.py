@@ -68,6 +68,7 @@ class SharedHooks(Part):
             hooks[0, stage] = own.of_input
             hooks[1, stage] = own.of_output
         self._wire.reduce(hooks, dist.ReduceOp.MAX)
+        # By now all ranks know the hooks of all stages, also of those elsewhere.
         of_input, of_output = hooks.tolist()
         for later, before in enumerate(self._layout.before):
             for earlier in before:

@@ -58,6 +58,7 @@ class Past(Part):
                 "the next slice"
             )
         run.returned, left = returned
+        # The last slice of a microbatch leaves nothing: the next one begins another sequence.
         if (run.microbatch + 1) % self._slices == 0:
             return
         tensors, tree = flatten(left, f"the past of stage {self._stage}")

@@ -84,6 +84,12 @@ class Split(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        # All calls of the forward come by here, and those of a checkpoint that runs it again:
+        #
+        #     a layer               becomes a node that leaves its weights to W, if that pays
+        #     Tensor.backward       is `torch.autograd.backward`
+        #     attention, backward   are entered, so that the layers that they call come by, too
+        #     anything else         is left as it is
         if function in _LAYERS and torch.is_grad_enabled() and _is_plain():
             if (self.splits_all or function not in LIGHT_LAYERS) and not self._store.is_again:
                 call = LayerCall(function, [*args, *kwargs.values()], tuple(kwargs))

@@ -191,6 +191,9 @@ class Stage:
         self._have_added: set[int] = set()
         self.optimizer = optimizer
         self.parts = parts
+        # A backward goes the way of its forward back: it adds gradients in the order in which parts
+        # took values from what was returned, and gives them out in the order in which parts added
+        # to what goes in. So roots and leaves need no names, each part counts its own.
         inwards = parts[::-1]
         self._before_step = filled(parts, "begin_step")
         self._after_step = filled(parts, "end_step")
@@ -376,6 +379,8 @@ class Stage:
         split = self._splits[microbatch] if microbatch in self.plan.split else None
         walk = _backward_whole if split is None else split.backward_input
 
+        # A generator must not be inside a context while it pauses: what runs between two components
+        # is another microbatch's forward.
         def walk_inside(
             roots: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor]
         ) -> Sequence[Tensor | None]:
@@ -442,6 +447,7 @@ class Stage:
         if microbatch in self.plan.overlapped:
             components = Components(True, self._works_in_place, run.added)
         tensors, tree = self._tensors_of(self._run(run, components))
+        # A module that names no ends of components has a backward in one piece.
         if components is not None and components.ends:
             self._components[microbatch] = components
         roots = [*filter(has_gradient, tensors), *run.roots]
@@ -454,11 +460,14 @@ class Stage:
         if not any(root.requires_grad for root in roots):
             self._has_no_backward(tensors)
         self._live[microbatch] = from_input, run.leaves, roots
+        # The first split forward did not know it, and has split all layers, which is right in both
+        # cases.
         if microbatch in self.plan.split and self._is_reentrant is None:
             self._is_reentrant = has_reentrant_checkpoint(
                 root for root in (*roots, *self._made(microbatch)) if root.requires_grad
             )
         if self.loss is not None:
+            # The backward starts from the scale, and the loss stays as `loss_fn` gave it.
             scale = self.loss.scale * self.shares.of(microbatch)
             self.gradients[microbatch] = [torch.full_like(tensors[0], scale)]
             return tensors[0].detach()
@@ -503,6 +512,8 @@ class Stage:
         """Run the module and take its output, or on the last stage the loss."""
         if self._beside is not None:
             run.is_overlapped = True
+            # This forward's own backward may be whole: its components are counted here for the
+            # other one's sake, which goes on at each end.
             components = Components() if components is None else components
             if self._own_overlapped is None and self.plan.takes_turns:
                 components.at_end = self._beside.advance
@@ -519,6 +530,7 @@ class Stage:
     def _call_in(self, contexts: Sequence[AbstractContextManager[Any]], run: Forward) -> Value:
         if not contexts:
             return self._call(run)
+        # One inside the other, the first one outermost.
         with contexts[0]:
             return self._call_in(contexts[1:], run)
 
@@ -542,7 +554,9 @@ class Stage:
         if self.loss is not None and not is_first_of_two:
             return self._loss_of(run, self.loss)
         if run.is_evaluation:
-            raise PipelineError("there are targets, but no `loss_fn`")
+            raise PipelineError(
+                "there are targets, but no `loss_fn`: give one to the pipeline, or no targets"
+            )
         return run.returned
 
     def _returned(self, arguments: tuple[Any, ...], run: Forward) -> Any:
@@ -625,6 +639,8 @@ class Stage:
     def _end_backward(self, run: Backward, computed: Sequence[Tensor | None]) -> None:
         run.computed = computed
         own = run.take(run.from_input)
+        # Where the backward ends here, nobody wants the gradient of the input, and none is
+        # computed.
         if not self.plan.ends_backward:
             self.input_gradients[run.microbatch] = own
         for call in self._after_backward:

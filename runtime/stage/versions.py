@@ -72,6 +72,8 @@ class WeightVersions(Part):
             for name, leaf in weights.items():
                 parameter = self._parameters[name]
                 if has_hooks(parameter) and not has_hooks(leaf):
+                    # A hook of the weight would never see the gradient of a leaf that takes its
+                    # place.
                     hand_on = partial(_add_to, parameter)
                     leaf.register_post_accumulate_grad_hook(hand_on)  # type: ignore[no-untyped-call]
             run.substitutes |= weights
@@ -156,6 +158,7 @@ class WeightVersions(Part):
 
     def _read(self, run: Forward | Backward) -> dict[str, Tensor]:
         """The version that a microbatch reads."""
+        # Microbatches are counted anew in each step, updates from the first one on.
         update = self._before + run.microbatch // self._per_update
         return self._versions[self._version_read(update)]
 
@@ -169,7 +172,9 @@ class WeightVersions(Part):
 def _add_to(parameter: nn.Parameter, leaf: Tensor) -> None:
     """Hand a gradient on to a parameter at once: it has hooks, which see every gradient."""
     gradient = leaf.grad
-    assert gradient is not None
+    # Autograd calls this also where none came, as for a weight of a checkpoint that is left to W.
+    if gradient is None:
+        return
     leaf.grad = None
     changes = changes_of(parameter)
     run_backward([parameter], [gradient], [parameter])
@@ -191,7 +196,7 @@ def versions_of(
     """The versions of the weights of the stages that read late ones; stages that are one module,
     which are replicas, have them together.
     """
-    found = dict[int, WeightVersions]()
+    by_stage = dict[int, WeightVersions]()
     behind = delays(plan, rank)
     first: dict[int, tuple[int, int, int]] = {}
     for number, module in modules.items():
@@ -207,10 +212,10 @@ def versions_of(
         if not delay:
             continue
         if known[0] == number:
-            found[number] = WeightVersions(number, module, delay, per_update)
+            by_stage[number] = WeightVersions(number, module, delay, per_update)
         else:
-            found[number] = found[known[0]]
-    return found
+            by_stage[number] = by_stage[known[0]]
+    return by_stage
 
 
 def delays(plan: Plan, rank: int) -> dict[int, int]:
@@ -220,9 +225,9 @@ def delays(plan: Plan, rank: int) -> dict[int, int]:
     PipelineError where it is not the same for all updates, but for the first ones, which read the
     first version.
     """
-    found: dict[int, int] = dict.fromkeys(plan.stages_of(rank), 0)
+    by_stage: dict[int, int] = dict.fromkeys(plan.stages_of(rank), 0)
     reads: set[tuple[int, int, int]] = set()
-    done = dict.fromkeys(found, 0)
+    done = dict.fromkeys(by_stage, 0)
     actions = plan.ranks[rank]
     ops = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
     for kind, stage, microbatch in ops:
@@ -233,11 +238,11 @@ def delays(plan: Plan, rank: int) -> dict[int, int]:
             update = plan.layout.update_of(stage, microbatch)
             version = plan.version_read(stage, microbatch, done[stage])
             reads.add((stage, update, version))
-            found[stage] = max(found[stage], rule.delay, update - version)
+            by_stage[stage] = max(by_stage[stage], rule.delay, update - version)
     for stage, update, version in sorted(reads):
-        if version != max(update - found[stage], 0):
+        if version != max(update - by_stage[stage], 0):
             raise PipelineError(
                 f"update {update} of stage {stage} reads version {version} of the weights, "
-                f"others are {found[stage]} updates behind"
+                f"others are {by_stage[stage]} updates behind"
             )
-    return found
+    return by_stage

@@ -103,6 +103,7 @@ class Announcement:
         """What was sent."""
         total, of_microbatch, is_list, forms, microbatches, _, form = numbers[NAME:].tolist()
         numbers_of_forms: tuple[int, ...] = (form,)
+        # The rest is sent as doubles, which hold these numbers exactly.
         values: Sequence[float] = () if rest is None else rest.tolist()
         if forms > 1:
             numbers_of_forms = tuple(map(int, values[:forms]))

@@ -90,9 +90,11 @@ def _connect(
     made = _made.setdefault(processes.group, {})
     is_split = processes.group.bound_device_id is not None
     wanted = edges_of(plan.layout, plan.is_forward_only)
+    # A rank has at most one edge in a round, and a rank without any still takes part in the calls.
     for edges in rounds(edge for edge in wanted if (device.type, edge) not in made):
         own = next((edge for edge in edges if processes.own in edge), None)
         peers = {processes.pipeline[rank] for rank in own or ()} - {dist.get_rank()}
+        # If the other one does not come, the watchdog says which it is.
         watchdog.waits_for = tuple(peers)
         group = None
         if is_split:

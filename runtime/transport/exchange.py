@@ -106,6 +106,12 @@ class Exchange:
         """The message of an action, which takes its value from a box or puts it into one."""
         channel = self._channel(kind, number)
         is_gradient = kind in (Kind.SEND_B, Kind.RECV_B)
+        # Tags, from 1 on, for n channels and u microbatches or slices:
+        #
+        #     n               announcements, one for each first stage
+        #     n * u           headers, one for each channel and form of a step
+        #     2 * n * u       the first tensor of each message: activation, gradient, activation, …
+        #     2 * n * u       the second tensor of each, and so on
         first = 2 * (channel.number * self._units + microbatch) + is_gradient
         # Before them, an announcement for every channel, and a header for each of its forms.
         others = self._numbers * (1 + self._units)
@@ -124,6 +130,8 @@ class Exchange:
         announced: dict[int, Announcement] = {}
         layout = self._plan.layout
         totals_of: dict[str, Sequence[float]] = {}
+        # All announcements are on their way before this rank waits for one: two ranks that have
+        # first stages of different pipelines tell each other.
         for first, inputs in given.items():
             # All first stages of a model that are here have the same.
             model = layout.model_of(first)
@@ -178,6 +186,7 @@ class Exchange:
             for replicas in self._counting:
                 self._wire.end_sum(self._wire.begin_sum(sums, replicas), replicas)
             have_counts, *sums_of_updates = sums.tolist()
+            # The sum counts the replicas that were given counts.
             if have_counts not in (0.0, self._replicas):
                 raise PipelineError(
                     "`counts` were given to some replicas of the pipeline, and not to others: "
@@ -298,6 +307,7 @@ def _linked(layout: Layout, pipeline: Pipeline) -> set[Pipeline]:
     """A pipeline, and those of other models that edges connect it with, directly or by others."""
     linked = {pipeline}
     count = 0
+    # Until nothing is added: an edge may connect a pipeline that was linked by a later edge.
     while count < len(linked):
         count = len(linked)
         for ends in layout.far_edges.values():

@@ -88,6 +88,8 @@ class Channel:
         """
         if inputs == self._inputs:
             return
+        # The same objects for the whole step: what the first message of a form learns, the others
+        # know.
         forms = {number: self._known.get(number) or Form() for number in inputs}
         self._inputs = inputs
         self._forms = [forms[number] for number in inputs]
@@ -166,6 +168,12 @@ class Gradients:
     @classmethod
     def first(cls, spec: ValueSpec, rounding: Rounding | None, device: torch.device) -> "Gradients":
         """Those of a first step: of all tensors that want one."""
+        # For an activation of three tensors, of which c is behind a `detach` on the sender's side:
+        #
+        #     models       a      b      c
+        #     are_sent     True   True   False      those that want a gradient
+        #     were_there   True   False             what messages of the first step had: none for b,
+        #                                           so later steps send a alone
         pairs = zip(spec.models(), spec.want_gradients, strict=True)
         wanted = [(model, wants) for model, wants in pairs if has_gradient(model)]
         models = [model for model, _ in wanted]
@@ -189,6 +197,7 @@ class Gradients:
 
     def of_later_steps(self) -> "Gradients":
         """Those of later steps: of the tensors that had one in some message of the first."""
+        # Two lists of different lengths: only those that were sent have an entry in `were_there`.
         there = iter(self.were_there)
         are_sent = [is_sent and next(there) for is_sent in self.are_sent]
         return self._of(self.models, are_sent, self.rounding, self.device, is_first=False)
@@ -209,6 +218,8 @@ class Gradients:
                     f"{what} has a gradient now, and had none in the first step with inputs of "
                     "this shape: after freezing or unfreezing weights, build a new pipeline"
                 )
+        # One that is missing is sent as zeros, so that the length of a message is known to its
+        # receiver.
         packed = self.format.pack(tensors)
         if not self.is_first:
             return packed
@@ -288,6 +299,8 @@ class Send(Message):
         tensors = self.tensors()
         send = self.wire.post_send
         if self.form.new:
+            # By gloo, which matches messages by tags: in a new step the other rank begins a receive
+            # only when it waits for it, and that is another order than NCCL would need.
             tensors = [tensor.cpu() for tensor in tensors]
             send = self.wire.send
         peer = self.peer
@@ -461,6 +474,7 @@ class GradientReceive(Receive):
 
 def post_as_one(messages: Sequence[Send | Receive]) -> None:
     """Begin messages as one batch of NCCL; in a new step, by gloo, one by one."""
+    # In a new step `post` sends by gloo, and leaves receives for where they are needed.
     if any(message.form.new for message in messages):
         for message in messages:
             message.post()

@@ -34,6 +34,7 @@ class Rounding:
         if self.type == torch.bfloat16:
             return tensor.to(self.type).contiguous()
         largest = tensor.abs().amax() if tensor.numel() else tensor.new_zeros(())
+        # Where the largest number is tiny, the power of two might be none of the tensor's own type.
         limit = int(-log2(torch.finfo(tensor.dtype).tiny))
         exponent = (_LARGEST - largest.frexp().exponent).clamp(-limit, limit).to(tensor.dtype)
         return torch.cat([(tensor * exponent.exp2()).flatten(), exponent.view(1)]).to(self.type)

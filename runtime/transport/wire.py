@@ -84,6 +84,7 @@ class Wire:
             raise LostRank({operation.peer for operation in operations}, str(error)) from error
         return list(
             zip(
+                # NCCL gives one handle for all of them, gloo one for each.
                 works * (len(operations) // len(works)),
                 (operation.tensor for operation in operations),
                 strict=True,
@@ -144,6 +145,7 @@ class Wire:
 
     def send_object(self, sent: object, peer: int, tag: int) -> InFlight:
         """Begin to send what can be pickled: its length, then its bytes."""
+        # Not `dist.send_object_list`, which waits.
         data = torch.frombuffer(bytearray(pickle.dumps(sent)), dtype=torch.uint8)
         tensors = torch.tensor([len(data)]), data
         return [(self.send(tensor, peer, tag), tensor) for tensor in tensors]
@@ -189,6 +191,8 @@ def warm_up(plan: Plan, processes: Processes, device: torch.device) -> None:
     sent = torch.zeros(1, device=device)
     received = torch.zeros(1, device=device)
     if count > 1:
+        # Everybody sends to the next rank and receives from the one before, which takes all of them
+        # into one communicator.
         ring = [
             (dist.isend, sent, pipeline[(own + 1) % count]),
             (dist.irecv, received, pipeline[(own - 1) % count]),

@@ -31,6 +31,7 @@ class Heartbeat:
     @property
     def progress(self) -> tuple[int, float]:
         """How far the rank is, for comparison with replicas, which do the same."""
+        # Outside of a step it has all of its actions behind it.
         return self.step, inf if self.action is None else self.action
 
 

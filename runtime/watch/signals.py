@@ -28,6 +28,7 @@ class SignalListener:
             and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         )
         if self._is_on:
+            # A handler of any kind, or SIGTERM would end the process before the thread can print.
             signal.signal(signal.SIGTERM, lambda *_: None)
             signal.set_wakeup_fd(self._writes.fileno(), warn_on_full_buffer=False)
 

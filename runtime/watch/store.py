@@ -64,6 +64,7 @@ class LimitedStore:
         answers: SimpleQueue[tuple[Any, RuntimeError | None]] = SimpleQueue()
         # A call that never returns is left behind.
         Thread(target=_answer, args=(answers, method, arguments), daemon=True).start()
+        # Calls that other threads have under way share the time of the first one.
         end = self._end = self._end or monotonic() + self._seconds
         while monotonic() < end:
             with suppress(Empty):

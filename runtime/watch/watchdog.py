@@ -163,13 +163,16 @@ class Watchdog:
         if not _ending.acquire(timeout=10 * GRACE):
             raise _after_another() from error
         if isinstance(error, LostRank):
+            # A message to several ranks broke: those that still write heartbeats are not the cause.
             if len(error.ranks) > 1:
                 error.ranks = {*self._ask(partial(self._silent, error.ranks), ())} or error.ranks
             self.waits_for = tuple(sorted(error.ranks))
         cause = self._publish(self._explain(self._deeper(error)))
+        # Another rank was first with its cause, of which this error is a consequence.
         if not self._is_first_cause:
             self._leave(cause)
         self._stop_thread()
+        # From here on the main thread ends by itself: the script may catch the error and tidy up.
         self._signals.let_finish(GRACE)
         if isinstance(error, LostRank):
             self._count_out()
@@ -315,6 +318,12 @@ class Watchdog:
     def _look(self) -> str | None:
         """Wait `POLL` seconds, then look whether there is a cause to end for."""
         signals = self._signals.wait(POLL)
+        # What ends this process, the surest first:
+        #
+        #     SIGINT, and the main thread hangs     the user waits for an answer
+        #     another rank has told a cause         whatever else is seen may follow from it
+        #     SIGTERM                               and nobody has told one
+        #     the main thread waits for too long    then the waits lead to the rank at fault
         if signal.SIGINT in signals and self._is_stuck():
             return self._publish(f"{self._name} was interrupted{self._place()}")
         if signal.SIGTERM in signals:

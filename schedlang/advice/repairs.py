@@ -52,14 +52,14 @@ def candidates(source: Source, tree: syntax.Schedule, diagnostic: Diagnostic) ->
 
 def _waits_of_ranks(waits: tuple[Wait, ...]) -> list[SpanPair]:
     """For each rank that others wait for, where it waits, and to what it has to come for them."""
-    found: list[SpanPair] = []
+    pairs: list[SpanPair] = []
     for wait in waits:
         rank = wait.at.rank
         awaited = [other.until for other in waits if other.until and other.until.rank == rank]
         if awaited and awaited[0].span and wait.at.span:
-            found.append((wait.at.span, awaited[0].span))
+            pairs.append((wait.at.span, awaited[0].span))
     # Ranks that run the same lines wait at the same ones.
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(pairs))
 
 
 @frozen

@@ -205,6 +205,7 @@ def check(options: argparse.Namespace) -> int:
 def simulate(options: argparse.Namespace) -> int:
     """Print the figures of an execution, and of runs with noise, if there is any."""
     from schedlang.proof.prove import simulate as execute
+    from schedlang.report.bubbles.account import Account
     from schedlang.report.figures import figures, figures_text
     from schedlang.report.runs import runs_json, runs_text
 
@@ -217,13 +218,13 @@ def simulate(options: argparse.Namespace) -> int:
         ideal = execution if options.ideal else execute(plan, costs, ideal=True)
         makespan = ideal.timeline.makespan
         if options.format == "json":
-            document = figures(plan, execution, costs)
+            document = figures(plan, Account(execution))
             document["ideal_makespan"] = makespan
             if runs:
                 document["noise"] = runs_json(runs)
             text = json.dumps(document)
         else:
-            text = figures_text(plan, execution, makespan, costs)
+            text = figures_text(plan, Account(execution), makespan)
             if runs:
                 text += f"\n\n{runs_text(runs)}"
     print(text)

@@ -8,15 +8,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from schedlang.cli.diagnosed import has_colour, print_diagnostics
-from schedlang.cli.inputs import load, load_to_execute, read_cost_options
+from schedlang.cli.inputs import load_beside, load_to_execute, read_cost_options
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
 from schedlang.diagnostics.diagnostic import CompileError
 
 if TYPE_CHECKING:
-    from schedlang.plan.plan import Plan
     from schedlang.report.difference.difference import Side
-    from schedlang.report.measured import Run
 
 
 def explain_bubble(options: argparse.Namespace) -> int:
@@ -101,7 +99,7 @@ def _chosen(options: argparse.Namespace) -> list[tuple[str, dict[str, int]]]:
     chosen = []
     for file, params, (option, own_params) in zip(files, shared, own.items(), strict=True):
         if in_both := own_params.keys() & options.params.keys():
-            raise UsageError(f"`{min(in_both)}` has a -p and a {option}")
+            raise UsageError(f"`{min(in_both)}` has a -p and a {option}: give one of them")
         chosen.append((file, params | own_params))
     return chosen
 
@@ -113,21 +111,6 @@ def _side(options: argparse.Namespace, file: str, params: dict[str, int]) -> Sid
     plan, costs = load_to_execute(options, file, params=params, takes_tables=True)
     with progress(f"simulating {plan.name}"):
         return side_of(file, plan, costs)
-
-
-def _plan_of_run(options: argparse.Namespace, run: Run) -> Plan:
-    """The plan in the first of two files, or of the program in it, for the costs that the plan of a
-    run was compiled for: for others, its passes may give another order.
-    """
-    program = options.files[0]
-    try:
-        plan: Plan = load(options, program, costs=run.plan.costs)
-    except CompileError:
-        raise
-    except ValueError:
-        # The costs are of another number of stages: the comparison says what the run is of.
-        plan = load(options, program)
-    return plan
 
 
 def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:
@@ -143,7 +126,7 @@ def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:
     if options.transport:
         raise UsageError("--transport is for what is simulated, a run is compared as it was")
     run = read_run(options.files[1])
-    plan = _plan_of_run(options, run)
+    plan = load_beside(options, options.files[0], run)
     try:
         comparison = compare(plan, run, read_cost_options(options))
     except ValueError as error:

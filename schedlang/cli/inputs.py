@@ -101,6 +101,21 @@ def load_to_execute(
     return plan, costs
 
 
+def load_beside(options: argparse.Namespace, file: str, run: Any) -> Any:
+    """The plan in a file, or of the program in it, for the costs that the plan of a run was
+    compiled for: for others, its passes may give another order.
+    """
+    from schedlang import CompileError
+
+    try:
+        return load(options, file, costs=run.plan.costs)
+    except CompileError:
+        raise
+    except ValueError:
+        # The costs are of another number of stages: whoever compares says what the run is of.
+        return load(options, file)
+
+
 def read_cost_options(options: argparse.Namespace) -> Any:
     """The costs in the options, or in the file that the options name; UsageError for what cannot be
     a cost, CompileError for a file that has none.

@@ -41,6 +41,7 @@ def optimize(options: argparse.Namespace) -> int:
         return _block(options, plan, problem)
     if options.place:
         problem = _placed(options.file, problem)
+    # Kept outside of the loop, so that Ctrl-C leaves the best so far.
     answer: Answer | None = None
     try:
         with progress(f"optimizing {plan.name}"):
@@ -57,6 +58,7 @@ def optimize(options: argparse.Namespace) -> int:
         most = max(problem.limits)
         print(f"error: no order was found that holds at most {most:g}", file=sys.stderr)
         return WRONG
+    # The order is that of the placement, which is no longer the given one.
     if options.place and answer.source == "as given":
         answer = evolve(answer, source="the placement of its stages")
     with progress(f"proving {plan.name}"):

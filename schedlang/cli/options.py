@@ -311,6 +311,9 @@ def _view(parser: Parser) -> None:
         "--memory", action="store_true", help="in an SVG or PNG, what ranks hold, below their rows"
     )
     parser.add_argument(
+        "--causes", action="store_true", help="in an SVG or PNG, idle time coloured by its cause"
+    )
+    parser.add_argument(
         "--serve",
         action="store_true",
         help="show the page at an address of this machine only, drawn again each time the program "

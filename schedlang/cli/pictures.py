@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from schedlang.cli.inputs import load, load_to_execute, read_cost_options, wrong_as_usage
+from schedlang.cli.inputs import load_beside, load_to_execute, read_cost_options, wrong_as_usage
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import UsageError
-from schedlang.diagnostics.diagnostic import CompileError
 
 if TYPE_CHECKING:
     from schedlang.plan.plan import Plan
@@ -86,16 +85,8 @@ def _seconds_of(options: argparse.Namespace) -> float | None:
 
 
 def _plan_beside(options: argparse.Namespace, file: str, run: Run) -> Plan:
-    """The plan in a file, or of the program in it, for the costs that the plan of a run was
-    compiled for: for others, its passes may give another order.
-    """
-    try:
-        plan: Plan = load(options, file, costs=run.plan.costs)
-    except CompileError:
-        raise
-    except ValueError:
-        # The costs are of another number of stages.
-        plan = load(options, file)
+    """The plan to draw beside a run: of as many updates, and for the transport in the options."""
+    plan: Plan = load_beside(options, file, run)
     updates = options.updates or run.plan.layout.updates
     if plan.kernels and updates > plan.layout.updates:
         plan = plan.for_updates(updates)

@@ -37,6 +37,8 @@ def _faults(document: Any) -> str:
     from schedlang.parametric.certificate import is_of_program
     from schedlang.parametric.check_certificate import Wrong, check
 
+    # A certificate for any number of ranks has statements, one for a number of microbatches has
+    # orders.
     if "statements" in document:
         _check_extra()
         from schedlang.parametric.ranks.check_certificate import faults_of

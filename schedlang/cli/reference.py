@@ -75,6 +75,7 @@ def completion(options: argparse.Namespace) -> int:
 
     words = {"transport": NAMES, "codes": codes(), "programs": names()}
     parser = parser_of_all()
+    # shtab takes words from `choices`, also where a command line may name more than these.
     for command in parser.commands.values():
         for action in command.arguments():
             if action.dest in (*INPUTS, *OUTPUTS):

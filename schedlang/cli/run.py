@@ -36,6 +36,7 @@ def run(options: argparse.Namespace) -> int:
         path = Path(directory) / "plan.json"
         write_plan(plan, path)
         processes = len(plan.ranks) * options.replicas
+        # Processes of their own, by torch's launcher: this one never imports torch.
         command = [sys.executable, "-m", "schedlang.runtime.example.launch"]
         command += ["--standalone", "--nproc-per-node", str(processes)]
         command += ["-m", "schedlang.runtime", str(path)]

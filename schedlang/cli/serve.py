@@ -87,7 +87,9 @@ class PageServer(ThreadingHTTPServer):
 
     def draw(self, params: dict[str, int]) -> _Drawn:
         """The program as it is now, with some parameters in place of those in the options."""
+        # A copy: requests come in threads, and each has parameters of its own.
         options = argparse.Namespace(**vars(self.options))
+        # One at a time: the compiler's caches and its line of progress are made for one thread.
         with self._drawing:
             try:
                 # A program that was saved may have fewer parameters than the page has sliders.
@@ -99,6 +101,7 @@ class PageServer(ThreadingHTTPServer):
                 return _Drawn(wrong=render(error.diagnostics, self.options.format))
             except UsageError as error:
                 return _Drawn(wrong=f"error: {error}")
+        # Also where it is wrong by now: the page is drawn again as soon as one of them is saved.
         self.files = {options.file} | drawn.files
         return drawn
 

@@ -77,7 +77,7 @@ def check_sizes(options: argparse.Namespace, source: Any) -> int:
         raise UsageError("--for checks many sizes for one transport, not for all")
     in_both = ranges.keys() & options.params.keys()
     if in_both:
-        raise UsageError(f"`{min(in_both)}` has a -p and a --for")
+        raise UsageError(f"`{min(in_both)}` has a -p and a --for: give one of them")
     number = prod(map(len, ranges.values()))
     if number > MOST_SIZES:
         raise UsageError(f"--for asks for {number:,} sizes, at most {MOST_SIZES:,} are looked at")
@@ -115,6 +115,7 @@ def judge(instances: Iterable[Instance], ranges: Mapping[str, range]) -> Verdict
         index = None
         if instance.diagnostics:
             first, *others = instance.diagnostics
+            # The place and not the message, which has the numbers of one size.
             key = (first.code, first.labels[:1] and first.labels[0].span)
             if key not in known:
                 first = first.with_note(f"the smallest size where this is so: {_size(size)}")

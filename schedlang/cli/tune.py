@@ -53,61 +53,9 @@ def tune(options: argparse.Namespace) -> int:
 
 def _training(options: argparse.Namespace) -> Any:
     """What is to be trained, and the units of what is told of it; ValueError for what is wrong."""
-    from schedlang.schedule.costs import read_costs
     from schedlang.search.tune.candidates import Training
-    from schedlang.search.tune.devices import DEVICES
-    from schedlang.search.tune.inputs import (
-        EFFICIENCY,
-        layers_of_costs,
-        layers_of_model,
-        powers_of_two,
-    )
-    from schedlang.search.tune.report import Units, gigabytes
-    from schedlang.search.tune.transformer import read_transformer
 
-    memory = options.memory or inf
-    if options.model:
-        wanted = {
-            "device": f"--device, one of {', '.join(DEVICES)}",
-            "sequence": "--sequence, how many tokens a sample has",
-        }
-        missing = [words for name, words in wanted.items() if getattr(options, name) is None]
-        if missing:
-            raise ValueError(f"--model needs {'; and '.join(missing)}")
-        if options.layers:
-            raise ValueError("--layers says what --costs has; a --model says it itself")
-        device = DEVICES[options.device]
-        if options.memory is None:
-            memory = device.room
-        sizes = [options.microbatch] if options.microbatch else powers_of_two(options.batch)
-        layers = layers_of_model(
-            read_transformer(options.model),
-            device,
-            options.sequence,
-            sizes,
-            memory,
-            options.efficiency or EFFICIENCY,
-        )
-        if not layers:
-            raise ValueError(
-                f"one layer's activations of a microbatch of {sizes[0]} x {options.sequence:,} "
-                f"tokens are more than the {gigabytes(memory)} of a rank: take fewer tokens"
-            )
-        units = Units(seconds=True, tokens=options.sequence)
-    else:
-        given = [name for name in _OF_MODEL if getattr(options, name) is not None]
-        if given:
-            raise ValueError(f"--{given[0]} is for --model; --costs has been measured")
-        costs = read_costs(options.costs)
-        if options.memory is None and costs.capacity_bytes is not None:
-            memory = min(costs.capacity_bytes)
-        layers = [layers_of_costs(costs, options.microbatch or 1, options.layers)]
-        units = Units(seconds=False)
-        if memory < inf and layers[0].costs.bytes(layers[0].count) is None:
-            raise ValueError(
-                f"--memory says how many bytes there are, `{options.costs}` not how many are held: "
-                "add `activation_bytes` and `weights_bytes`"
-            )
+    layers, memory, units = _of_model(options) if options.model else _of_costs(options)
     training = Training(
         layers,
         options.ranks,
@@ -118,6 +66,65 @@ def _training(options: argparse.Namespace) -> Any:
         jitter=options.robust or 0.0,
     )
     return training, units
+
+
+def _of_model(options: argparse.Namespace) -> Any:
+    """The layers of a model on a device, for each size of microbatch; how many bytes a rank may
+    hold; and the units.
+    """
+    from schedlang.search.tune.devices import DEVICES
+    from schedlang.search.tune.inputs import EFFICIENCY, layers_of_model, powers_of_two
+    from schedlang.search.tune.report import Units, gigabytes
+    from schedlang.search.tune.transformer import read_transformer
+
+    wanted = {
+        "device": f"--device, one of {', '.join(DEVICES)}",
+        "sequence": "--sequence, how many tokens a sample has",
+    }
+    missing = [words for name, words in wanted.items() if getattr(options, name) is None]
+    if missing:
+        raise ValueError(f"--model needs {'; and '.join(missing)}")
+    if options.layers:
+        raise ValueError("--layers says what --costs has; a --model says it itself")
+    device = DEVICES[options.device]
+    memory = options.memory or device.room
+    sizes = [options.microbatch] if options.microbatch else powers_of_two(options.batch)
+    layers = layers_of_model(
+        read_transformer(options.model),
+        device,
+        options.sequence,
+        sizes,
+        memory,
+        options.efficiency or EFFICIENCY,
+    )
+    if not layers:
+        raise ValueError(
+            f"one layer's activations of a microbatch of {sizes[0]} x {options.sequence:,} "
+            f"tokens are more than the {gigabytes(memory)} of a rank: take fewer tokens"
+        )
+    return layers, memory, Units(seconds=True, tokens=options.sequence)
+
+
+def _of_costs(options: argparse.Namespace) -> Any:
+    """The same of measured costs: there is one size of microbatch, that which was measured."""
+    from schedlang.schedule.costs import read_costs
+    from schedlang.search.tune.inputs import layers_of_costs
+    from schedlang.search.tune.report import Units
+
+    given = [name for name in _OF_MODEL if getattr(options, name) is not None]
+    if given:
+        raise ValueError(f"--{given[0]} is for --model; --costs has been measured")
+    costs = read_costs(options.costs)
+    memory = options.memory or inf
+    if options.memory is None and costs.capacity_bytes is not None:
+        memory = min(costs.capacity_bytes)
+    layers = [layers_of_costs(costs, options.microbatch or 1, options.layers)]
+    if memory < inf and layers[0].costs.bytes(layers[0].count) is None:
+        raise ValueError(
+            f"--memory says how many bytes there are, `{options.costs}` not how many are held: "
+            "add `activation_bytes` and `weights_bytes`"
+        )
+    return layers, memory, Units(seconds=False)
 
 
 def _check_programs(options: argparse.Namespace, programs: Any) -> None:

@@ -13,12 +13,12 @@ def errors(diagnostics: list[Diagnostic]) -> list[Diagnostic]:
 
 def warnings(verdicts: Mapping[str, list[Diagnostic]]) -> list[Diagnostic]:
     """The warnings for some transports, each once: most are the same for all of them."""
-    found: dict[tuple[str, str], Diagnostic] = {}
+    first: dict[tuple[str, str], Diagnostic] = {}
     for diagnostics in verdicts.values():
         for diagnostic in diagnostics:
             if diagnostic.severity == "warning":
-                found[diagnostic.code, diagnostic.message] = diagnostic
-    return list(found.values())
+                first[diagnostic.code, diagnostic.message] = diagnostic
+    return list(first.values())
 
 
 def verdicts_text(verdicts: Mapping[str, list[Diagnostic]]) -> str:

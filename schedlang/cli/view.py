@@ -59,4 +59,4 @@ def _part(options: argparse.Namespace) -> Part:
     from schedlang.report.views import Part
 
     start, end = options.window or (None, None)
-    return Part(options.ranks, start, end, options.width, options.memory)
+    return Part(options.ranks, start, end, options.width, options.memory, options.causes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from schedlang.diagnostics.repair import Repair
+from schedlang.diagnostics.repair import Edit, Repair
 from schedlang.diagnostics.source import Label, Source
 from schedlang.diagnostics.style import COLOURED, PLAIN, Style
 from schedlang.diagnostics.waits import Wait
@@ -27,8 +27,9 @@ class Diagnostic:
     it is about, and the way out.
 
     The first label is where the mistake is; without labels, the mistake is about `file` as a
-    whole. `waits` says which ranks wait, and for whom. A `repair` has been proved to work, and is
-    shown in place of the help. A warning does not make a program wrong.
+    whole. `waits` says which ranks wait, and for whom. `edits` do what the help says, where that is
+    as simple as another spelling. A `repair` has been proved to work, and is shown in place of the
+    help. A warning does not make a program wrong.
     """
 
     code: str
@@ -41,6 +42,7 @@ class Diagnostic:
     waits: tuple[Wait, ...] = ()
     severity: str = "error"
     repair: Repair | None = None
+    edits: tuple[Edit, ...] = ()
 
     def with_note(self, note: str) -> "Diagnostic":
         """The diagnostic with one more note."""
@@ -213,11 +215,13 @@ def to_json(diagnostic: Diagnostic) -> dict[str, Any]:
     labels: list[dict[str, Any]] = []
     waits: list[dict[str, Any]] = []
     repair = None
+    edits: list[dict[str, Any]] = []
     file = diagnostic.file
     if source:
         labels = [_label_json(source, label) for label in diagnostic.labels]
         waits = [wait.to_json(source) for wait in diagnostic.waits]
         repair = diagnostic.repair.to_json(source) if diagnostic.repair else None
+        edits = [edit.to_json(source) for edit in diagnostic.edits]
         file = labels[0]["file"] if labels else source.path
     return {
         "code": diagnostic.code,
@@ -229,6 +233,7 @@ def to_json(diagnostic: Diagnostic) -> dict[str, Any]:
         "labels": labels,
         "notes": list(diagnostic.notes),
         "help": diagnostic.help,
+        "edits": edits,
         "repair": repair,
         "waits": waits,
     }

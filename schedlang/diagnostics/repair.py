@@ -1,4 +1,4 @@
-"""A repair of a program, as data: edits of its text, or another transport."""
+"""What to do about a mistake, as data: edits of the text of a program, or another transport."""
 
 from typing import Any
 
@@ -13,6 +13,33 @@ class Edit:
 
     span: Span
     text: str
+
+    def moved(self, by: int) -> "Edit":
+        """The edit where the text stands so many characters further behind."""
+        return Edit(Span(self.span.start + by, self.span.end + by), self.text)
+
+    def to_json(self, source: Source) -> dict[str, Any]:
+        """The edit for programs; positions are lines and columns, counted from 1."""
+        line, column = source.position(self.span.start)
+        end_line, end_column = source.position(self.span.end)
+        return {
+            "start": {"line": line, "column": column},
+            "end": {"line": end_line, "column": end_column},
+            "text": self.text,
+        }
+
+
+@frozen
+class Hint:
+    """A help, in words; and the edits that do what it says, where it is that simple."""
+
+    text: str
+    edits: tuple[Edit, ...] = ()
+
+
+def another_word(word: str, place: Span | None) -> Hint:
+    """The hint that another word was meant, at a place of the program's text if it stands there."""
+    return Hint(f"there is `{word}`", (Edit(place, word),) if place else ())
 
 
 @frozen
@@ -34,11 +61,5 @@ class Repair:
 
     def to_json(self, source: Source) -> dict[str, Any]:
         """The repair for programs; positions are lines and columns, counted from 1."""
-        edits = []
-        for edit in self.edits:
-            line, column = source.position(edit.span.start)
-            end_line, end_column = source.position(edit.span.end)
-            start = {"line": line, "column": column}
-            end = {"line": end_line, "column": end_column}
-            edits.append({"start": start, "end": end, "text": edit.text})
+        edits = [edit.to_json(source) for edit in self.edits]
         return {"text": self.text, "edits": edits, "transport": self.transport}

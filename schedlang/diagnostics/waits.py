@@ -22,6 +22,10 @@ REASONS = {
         "{who} waits here for the sum of gradients, at {at}",
         "until rank {rank} comes here, to {until}",
     ),
+    "collective": (
+        "{who} waits for its replicas here, at {at}",
+        "until rank {rank} comes here, to {until}",
+    ),
     "batch": (
         "{who} waits here, at {at}",
         "until rank {rank} is done with the batch here, at {until}",

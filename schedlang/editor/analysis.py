@@ -70,6 +70,10 @@ class Analysis:
     @property
     def text(self) -> str:
         """The program's own text, without those of imported files behind it."""
+        # The texts of all files stand one behind the other, with a line break between any two:
+        #
+        #    own text ⏎ text of the first import ⏎ text of the second
+        #             ↑ ends here
         ends = [start - 1 for _, start in self.source.imports[:1]]
         return self.source.text[: ends[0] if ends else None]
 
@@ -80,7 +84,7 @@ def analyse(source: Source, params: Mapping[str, int]) -> Iterator[Analysis]:
     """
     imports = imports_of(source)
     try:
-        whole, tree, symbols = analyse_names(source)
+        whole, tree, symbols = read_with_names(source)
     except CompileError as error:
         yield Analysis(source, error.diagnostics, imports=imports)
         return
@@ -88,6 +92,7 @@ def analyse(source: Source, params: Mapping[str, int]) -> Iterator[Analysis]:
     statements = [span for span in _statements(tree.items) if span.end <= end]
     analysis = Analysis(whole, (), symbols, statements, imports)
     yield analysis
+    # A file to import has names and places, and nothing to compile.
     if not tree.span.end:
         return
     for diagnostics, plan in compiled(source, whole, tree, params):
@@ -105,6 +110,8 @@ def compiled(
     try:
         plan = compile_tree(whole, tree, chosen)
     except CompileError as error:
+        # The mistake first, at once; a repair is looked for by compiling changed programs, which
+        # takes longer.
         yield error.diagnostics, None
         if any(diagnostic.code in WAITS for diagnostic in error.diagnostics):
             yield advise(error, source, chosen).diagnostics, None
@@ -112,18 +119,23 @@ def compiled(
     yield [*old_forms(whole, tree), *plan.warnings, *lint(plan)], plan
 
 
-def analyse_names(source: Source) -> tuple[Source, syntax.Schedule, Symbols]:
-    """A program with its imports, its tree and its names; CompileError where it cannot be read.
+def read(source: Source) -> tuple[Source, syntax.Schedule]:
+    """A program with its imports, and its tree; CompileError where it cannot be read.
 
     Of a file to import, which by itself is no program, the tree is that of an empty place.
     """
     if rule_of(source.text) == "schedule":
-        whole, tree = load(source)
-    else:
-        whole = source
-        nowhere = Span(0, 0)
-        items = parse_items(source, 0)
-        tree = syntax.Schedule(syntax.Name("items", span=nowhere), items, span=nowhere)
+        return load(source)
+    # The names of its items are all that is wanted, so they stand in an empty schedule that is
+    # nowhere in the text.
+    nowhere = Span(0, 0)
+    items = parse_items(source, 0)
+    return source, syntax.Schedule(syntax.Name("items", span=nowhere), items, span=nowhere)
+
+
+def read_with_names(source: Source) -> tuple[Source, syntax.Schedule, Symbols]:
+    """The same, and its names."""
+    whole, tree = read(source)
     return whole, tree, symbols_of(whole, tree, len(source.text))
 
 
@@ -174,11 +186,11 @@ def _statements(nodes: Sequence[syntax.Node]) -> Iterator[Span]:
 def imports_of(source: Source) -> list[tuple[Span, str]]:
     """The places of imports in a text, and the files that they name, as far as there are."""
     tokens = tokens_of(source.text)
-    found = []
+    imports = []
     for word, text in pairwise(tokens):
         if (word.type, text.type) != ("IMPORT", "STRING"):
             continue
         path = file_of(text[1:-1], Path(source.path).parent)
         if path is not None:
-            found.append((Span(text.start_pos or 0, text.end_pos or 0), str(path)))
-    return found
+            imports.append((Span(text.start_pos or 0, text.end_pos or 0), str(path)))
+    return imports

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from schedlang.diagnostics.diagnostic import Diagnostic
+from schedlang.diagnostics.repair import Edit, Repair
 from schedlang.diagnostics.source import Span
 from schedlang.editor.analysis import Analysis
 from schedlang.editor.words import examples, meanings
@@ -40,6 +41,7 @@ def hover(analysis: Analysis, offset: int, word: str) -> str | None:
 def _symbol_text(analysis: Analysis, symbol: Symbol) -> str:
     """What a declared name is: its declaration, and its values."""
     text = analysis.source.text[symbol.statement.start : symbol.statement.end]
+    # Of what has a block, such as a pipeline, the line before it is enough.
     head = text if symbol.kind in ("let", "list", "fn", "param") else text.partition("{")[0]
     head = " ".join(head[:_MOST_TEXT].split())
     lines = [f"```sched\n{head}\n```"]
@@ -69,6 +71,7 @@ def value_of(analysis: Analysis, symbol: Symbol) -> str | None:
     if len(set(values)) == 1:
         return values[0]
     if len(values) > _MOST_RANKS:
+        # The first ones show how it goes on, and the last one where it ends.
         values = [*values[: _MOST_RANKS - 2], "…", values[-1]]
     return ", ".join(values)
 
@@ -99,6 +102,7 @@ def _cost_at(analysis: Analysis, offset: int) -> str | None:
     around = [span for span in analysis.statements if span.start <= offset <= span.end]
     if costs is None or not around:
         return None
+    # Statements stand in each other, so the shortest around a place is the one that it belongs to.
     innermost = min(around, key=lambda span: span.end - span.start)
     has_ops = any(
         innermost.start <= place.start and place.end <= innermost.end for place in costs.places
@@ -137,6 +141,28 @@ def message(diagnostic: Diagnostic) -> str:
     elif diagnostic.help:
         lines.append(f"help: {diagnostic.help}")
     return "\n".join(lines)
+
+
+def fix(analysis: Analysis, diagnostic: Diagnostic) -> Repair | None:
+    """What can be done about a diagnostic by edits of the program's own text: its repair, or else
+    what its help says.
+    """
+    repair = diagnostic.repair
+    if repair is None and diagnostic.edits:
+        repair = Repair(_edits_text(analysis, diagnostic.edits), diagnostic.edits)
+    if repair is None or not repair.edits:
+        return None
+    end = len(analysis.text)
+    return repair if all(edit.span.end <= end for edit in repair.edits) else None
+
+
+def _edits_text(analysis: Analysis, edits: Sequence[Edit]) -> str:
+    """What edits do that do the same at each of their places."""
+    first = edits[0]
+    new = " ".join(first.text.split())
+    old = analysis.source.text[first.span.start : first.span.end]
+    text = f"write `{new}`" if new else f"leave out `{old}`"
+    return text if len(edits) == 1 else f"{text}, and so on in {len(edits)} places"
 
 
 def own_place(analysis: Analysis, diagnostic: Diagnostic) -> Span:

@@ -14,7 +14,7 @@ from lark.exceptions import UnexpectedInput
 from schedlang.language.concrete import gap
 from schedlang.language.formatting import rule_of
 from schedlang.language.grammar import reserved, tokens_of, words
-from schedlang.language.recovery import Parser, accepted_by, begin
+from schedlang.language.recovery import Parser, accepts, begin
 from schedlang.language.scopes import BUILTINS
 from schedlang.language.sites import KINDS
 
@@ -57,6 +57,9 @@ def coloured(text: str) -> Iterator[tuple[int, int, Colour]]:
     end = 0
     for number, token in enumerate(tokens):
         yield from _comments(text, end, token.start_pos or 0)
+        # A word is a name or not by what the parser can take there: `stage` in `F(stage)` is one.
+        # Behind a mistake there is no parser any more, and every word of the language is taken for
+        # one.
         state, is_name = _read(state, token)
         end = token.end_pos or 0
         is_called = number + 1 < len(tokens) and tokens[number + 1].type == "LPAR"
@@ -79,7 +82,7 @@ def _read(state: Parser | None, token: Token) -> tuple[Parser | None, bool]:
     if state is None:
         return None, False
     may_be_name = token.type in words().keys() - reserved()
-    is_name = may_be_name and "NAME" in accepted_by(state)
+    is_name = may_be_name and accepts(state, "NAME")
     try:
         state.feed_token(token)
     except UnexpectedInput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from attrs import frozen
@@ -37,8 +38,11 @@ def candidates(text: str, offset: int, path: str) -> Candidates:
     typed = re.search(r"\w*$", text[:offset])
     start = typed.start() if typed else offset
     before = tokens_of(text[:start])
+    # A text that has begun and not ended is nothing of the language yet, `"lib/` for instance.
     if before and before[-1].type == "FOREIGN" and before[-1].startswith('"'):
         return _in_text(before, path)
+    # In a comment, people write what they want. A `#` within a text in quotes looks like one, and
+    # gets nothing offered either.
     if "#" in text[text.rfind("\n", 0, start) + 1 : start]:
         return Candidates(start)
     if not before:
@@ -70,13 +74,14 @@ def _words(terminals: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(text for terminal, text in words().items() if terminal in terminals))
 
 
-def _statement(tokens: list[Token]) -> str:
+def _statement(tokens: Sequence[Token]) -> str:
     """The word that the last statement of some tokens begins with."""
+    # `stage` begins an item, but `stage(c)` is an expression, which can stand within a claim.
     begins = (accepted_by(begin("items")) | {"LBRACE", "RBRACE"}) - {"STAGE"}
     return next((token.type for token in reversed(tokens) if token.type in begins), "")
 
 
-def _in_text(before: list[Token], path: str) -> Candidates:
+def _in_text(before: Sequence[Token], path: str) -> Candidates:
     """What can stand in quotes: behind `import`, the files beside the program, and those that come
     along.
     """

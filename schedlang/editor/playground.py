@@ -4,6 +4,7 @@ page that has this package in the browser.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,24 +13,24 @@ from typing import Any
 
 from attrs import evolve
 
-from schedlang.compiler import check_program
+from schedlang.compiler import wrong_on
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, render
 from schedlang.diagnostics.source import Source
 from schedlang.editor.analysis import (
     Analysis,
-    analyse_names,
     chosen_of,
     compiled,
     imports_of,
+    read,
 )
-from schedlang.editor.answers import message, own_place
+from schedlang.editor.answers import fix, message, own_place
 from schedlang.editor.colours import coloured
 from schedlang.files.package import GALLERY
 from schedlang.files.programs import names, text_of, title
 from schedlang.language.expand import parameters
 from schedlang.plan.plan import Plan
-from schedlang.proof.prove import simulate
-from schedlang.report.bubbles.report import explain_bubble, explanation_text
+from schedlang.proof.prove import ideal_execution, simulate
+from schedlang.report.bubbles.report import explained, explanation_text
 from schedlang.report.figures import figure_rows
 from schedlang.report.views import lay_out
 from schedlang.report.views.html import page_data
@@ -37,13 +38,22 @@ from schedlang.schedule.transports import NAMES, PORTABLE
 
 #: What messages call the program.
 _FILE = "program.sched"
+_SMALLEST = """
+schedule s { param ranks = 1  param microbatches = 1  rank r { F(next)  B(next) } }
+"""
 
 
 def begin() -> str:
     """The programs that can be opened: the name, what it is, and the text of each. From then on, a
-    program may import what those of the gallery do.
+    program may import what those of the gallery do, and the first answer takes no longer than
+    others.
     """
+    # Imports are looked for beside the program, which has no file here.
     os.chdir(GALLERY)
+    # What is imported late is imported now, and not at the first key.
+    list(answers(_SMALLEST, {}))
+    # What is loaded is no garbage, and to look through it again and again takes time.
+    gc.freeze()
     texts = {name: text_of(name) for name in names()}
     programs = [{"name": name, "title": title(text), "text": text} for name, text in texts.items()]
     return json.dumps(programs)
@@ -79,7 +89,7 @@ def _answers(source: Source, params: Mapping[str, int], units: _Units) -> Iterat
     yield {"colours": [[units(start), units(end), colour.value] for start, end, colour in pieces]}
     analysis = Analysis(source, imports=imports_of(source))
     try:
-        whole, tree, _ = analyse_names(source)
+        whole, tree = read(source)
         if not tree.span.end:
             raise CompileError([_no_schedule(source)])
     except CompileError as error:
@@ -92,7 +102,7 @@ def _answers(source: Source, params: Mapping[str, int], units: _Units) -> Iterat
     for diagnostics, plan in compiled(source, whole, tree, params):
         yield _diagnosed(analysis, diagnostics, units)
         if plan is not None:
-            yield from _of_plan(source, plan)
+            yield from _of_plan(plan)
 
 
 def _no_schedule(source: Source) -> Diagnostic:
@@ -101,15 +111,19 @@ def _no_schedule(source: Source) -> Diagnostic:
     return Diagnostic("syntax", "there is no schedule", source=source, help=help)
 
 
-def _of_plan(source: Source, plan: Plan) -> Iterator[dict[str, Any]]:
+def _of_plan(plan: Plan) -> Iterator[dict[str, Any]]:
     """What there is to see of a program that is proved."""
-    execution = simulate(plan)
-    yield {"schedules": page_data([lay_out(plan, execution)])}
-    ideal = simulate(plan, ideal=True).timeline.makespan
-    yield {"figures": figure_rows(plan, execution, ideal, plan.costs)}
-    yield {"bubbles": explanation_text(explain_bubble(plan, plan.costs))}
+    picture = lay_out(plan, simulate(plan))
+    # The picture first: it is there soonest, and what people look at. Verdicts come last, since
+    # each transport is a proof of its own.
+    yield {"schedules": page_data([picture])}
+    ideal = ideal_execution(plan)
+    # A plan that is proved comes to its end.
+    assert ideal is not None
+    yield {"figures": figure_rows(plan, picture.account, ideal.timeline.makespan)}
+    yield {"bubbles": explanation_text(explained(plan, picture.account))}
     # For the first of the names it is proved by now.
-    others = check_program(source, plan.params, [name for name in NAMES if name != PORTABLE])
+    others = wrong_on(plan, [name for name in NAMES if name != PORTABLE], plan.kernels)
     verdicts = {PORTABLE: None} | {name: _verdict(found) for name, found in others.items()}
     yield {"verdicts": list(verdicts.items())}
 
@@ -132,7 +146,7 @@ def _diagnosed(
 
 def _diagnostic(analysis: Analysis, diagnostic: Diagnostic, units: _Units) -> dict[str, Any]:
     place = own_place(analysis, diagnostic)
-    repair = diagnostic.repair
+    repair = fix(analysis, diagnostic)
     edits = [
         {"from": units(edit.span.start), "to": units(edit.span.end), "insert": edit.text}
         for edit in (repair.edits if repair else ())
@@ -143,5 +157,5 @@ def _diagnostic(analysis: Analysis, diagnostic: Diagnostic, units: _Units) -> di
         "severity": diagnostic.severity,
         "code": diagnostic.code,
         "message": message(diagnostic),
-        "repair": {"text": repair.text, "edits": edits} if repair and edits else None,
+        "repair": {"text": repair.text, "edits": edits} if repair else None,
     }

@@ -31,6 +31,8 @@ class Lines:
         start = self._starts[position.line]
         line = self._text[start:].partition("\n")[0]
         units = 0
+        # UTF-16 is what the protocol counts in: a character beyond the first 65,536, as in some
+        # scripts and all emojis, has two units there and is one in Python.
         for number, character in enumerate(line):
             if units >= position.character:
                 return start + number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.repair import Edit, Repair
 from schedlang.diagnostics.source import Source, Span
-from schedlang.editor.analysis import analyse_names
+from schedlang.editor.analysis import read_with_names
 from schedlang.language.grammar import reserved, tokens_of
 from schedlang.language.names import check_names
 from schedlang.language.symbols import Symbols
@@ -16,7 +16,7 @@ def renamed(source: Source, offset: int, name: str) -> list[Span] | str:
     cannot be one. Each place then means what it meant.
     """
     try:
-        whole, tree, symbols = analyse_names(source)
+        whole, tree, symbols = read_with_names(source)
     except CompileError as error:
         return f"the program has mistakes: {error.diagnostics[0].message}"
     symbol = symbols.at(offset)
@@ -33,8 +33,10 @@ def renamed(source: Source, offset: int, name: str) -> list[Span] | str:
     if symbol.name in ("ranks", "microbatches", "slices") and symbol.kind == "param":
         return f"`{symbol.name}` is what the parameter is called in every program"
     repair = Repair("", tuple(Edit(place, name) for place in places))
+    # It is tried out: in the renamed program, each use must refer to the same declaration as
+    # before, or a name was already taken in some scope.
     new_source = repair.apply(source)
-    new_whole, new_tree, new_symbols = analyse_names(new_source)
+    new_whole, new_tree, new_symbols = read_with_names(new_source)
     wrong = check_names(new_whole, new_tree)
     if len(wrong) > len(check_names(whole, tree)):
         return wrong[0].message

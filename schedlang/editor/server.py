@@ -193,6 +193,8 @@ class Server(LanguageServer):
         except TimeoutError:
             return None
         analysis = document.analysis
+        # A key may have come while this waited: places in the older text would be wrong in the
+        # newer one.
         if analysis is None or analysis.symbols is None or analysis.text != document.text:
             return None
         return analysis
@@ -365,6 +367,7 @@ def _add_texts(server: Server) -> None:
         if analysis is None or analysis.figures is None:
             return []
         document = server.documents[params.text_document.uri]
+        # The figures stand above the line where the schedule begins.
         first = re.search(r"^\s*schedule\b", document.text, re.M)
         place = first.end() if first else 0
         line = lines_of(document.text).range(Span(place, place))
@@ -473,9 +476,9 @@ def _too_slow(analysis: Analysis, limit: float) -> Diagnostic:
 def _action(
     document: Document, analysis: Analysis, diagnostic: Diagnostic
 ) -> types.CodeAction | None:
-    """The repair of a diagnostic as a quick fix, if it has one that changes the text."""
-    repair = diagnostic.repair
-    if repair is None or not repair.edits:
+    """What can be done about a diagnostic as a quick fix, if that changes the text."""
+    repair = answers.fix(analysis, diagnostic)
+    if repair is None:
         return None
     lines = lines_of(document.text)
     edits = [types.TextEdit(lines.range(edit.span), edit.text) for edit in repair.edits]

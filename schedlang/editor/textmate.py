@@ -90,6 +90,8 @@ def _any(texts: Iterable[str]) -> str:
 
 def _behind() -> dict[Colour, str]:
     """Patterns of what a name can stand behind, as the tables of the parser have it, by colour."""
+    # A state of the parser says what each terminal leads to. A name can stand behind a terminal if
+    # the state that it leads to takes a NAME: behind `for`, `=` and `(`, and not behind `}`.
     states = begin("items").parse_conf.parse_table.states
     texts = {
         spellings()[terminal]

@@ -51,6 +51,8 @@ class _Generator:
     def document(self) -> dict[str, Any]:
         """The whole grammar."""
         text = GRAMMAR.read_text("utf-8")
+        # lark's own reader of grammars: trees of the rules as they are written, not yet taken apart
+        # for its parser, where options and repetitions would be rules of their own.
         loaded: Any = load_grammar(text, "sched", [], False)  # type: ignore[no-untyped-call]
         definitions = loaded[0].rule_defs
         self.rules = {str(name): tree for name, _, tree, _ in definitions}
@@ -60,6 +62,8 @@ class _Generator:
             if name in _LEFT_OUT or _can_be_empty(self.rules, tree):
                 continue
             document[self.name(name)] = self.rule(tree)
+            # An alternative that has a name, `-> call`, is a rule of its own there, beside the one
+            # that it stands in.
             document |= self.made
             self.made = {}
         document[_IDENTIFIER] = _pattern("NAME")

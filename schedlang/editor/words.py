@@ -15,16 +15,17 @@ _ROW = re.compile(r"^\| (.+?) \| (.+) \|$", re.M)
 def meanings() -> dict[str, str]:
     """What ops, items, passes and figures do, by their words, in Markdown."""
     text = (DOCS / "language.md").read_text(encoding="utf-8")
-    found: dict[str, str] = {}
+    by_word: dict[str, str] = {}
     for forms, meaning in _ROW.findall(text):
+        # A row of a table has all forms of a word at once: | `F(s)`, `F(s, m)` | the forward … |
         for form in re.findall(r"`([^`]+)`", forms):
             word = re.match(r"\w+", form)
             # The first table that has a word is about it; others may name it beside.
-            if word and word.group() not in found:
-                found[word.group()] = f"{forms}: {_without_links(meaning)}"
+            if word and word.group() not in by_word:
+                by_word[word.group()] = f"{forms}: {_without_links(meaning)}"
     # Also the older words for the same ops.
     ops = {word: OPS[kind].word for word, kind in KINDS.items() if kind in OPS}
-    return {word: found[known] for word, known in ops.items()} | found
+    return {word: by_word[known] for word, known in ops.items()} | by_word
 
 
 @cache

@@ -32,6 +32,8 @@ class Work:
         seconds. Who stops asking ends it. Its module must be one that is loaded already.
         """
         receiver, sender = self._context.Pipe(duplex=False)
+        # A process can be killed wherever it is; a thread could not, and the compiler looks at no
+        # clock.
         process = self._context.Process(
             target=_send, args=(sender, function, arguments), daemon=True
         )

@@ -92,9 +92,15 @@ class Drawing:
         """
         # Each slot that an op takes, with its repeat and its rank.
         takes = SLOTS[self.columns.kind]
+        # An op that takes several slots has a row for each of them:
+        #
+        #     takes   1   3             op     0   1   1   1
+        #     slot    0   4             slot   0   4   5   6
         op = repeated(np.arange(len(takes)), takes)
         slot = self.slot[op] + np.arange(len(op)) - (np.cumsum(takes) - takes)[op]
         are_apart = partial(_are_apart, self.columns.rank[op], slot, self.repeat[op])
+        # At this interval a repeat begins when the one before it is over: only ops of one repeat
+        # can collide then.
         longest = 1 + int(slot.max(initial=0))
         if not are_apart(longest):
             return None
@@ -104,6 +110,7 @@ class Drawing:
 def _are_apart(rank: Ints, slot: Ints, repeat: Ints, interval: int) -> bool:
     """Whether slots of repeats that follow each other at an interval are all different."""
     moved = repeat * np.int64(interval) + slot
+    # Slot and rank as one number, so that equal pairs are equal numbers.
     taken = moved * (rank.max(initial=0) + 1) + rank
     return len(np.unique(taken)) == len(taken)
 
@@ -135,6 +142,7 @@ def draw(layout: Layout, sites: Sites, calls: list[int], repeats: list[int]) -> 
         first = int(wrong[0]) * width
         raise _wrong_call(layout, sites, calls[first : first + width])
 
+    # A table from locations to kinds, to look all of them up at once.
     kinds = np.zeros(max(sites.kinds, default=0) + 1, np.int8)
     kinds[list(sites.kinds)] = list(sites.kinds.values())
     kind = kinds[source]
@@ -151,6 +159,7 @@ def draw(layout: Layout, sites: Sites, calls: list[int], repeats: list[int]) -> 
         first=np.zeros(1, np.int64),
     )
     repeat, call = members(np.array(repeats, np.int64), np.arange(len(repeats)))
+    # `members` numbers them through all repeats; here each repeat counts from 0.
     call -= repeated(np.cumsum(repeats) - repeats, repeats)
     there = np.flatnonzero(is_there)
     return Drawing(layout, columns.taken(there), slot[there], repeat[there], call[there])

@@ -115,6 +115,7 @@ def condition_of(site: ClaimSite, names: Mapping[str, Any]) -> Any:
 
 def _value(site: ClaimSite, node: syntax.Node, names: Mapping[str, Any]) -> Any:
     """The value of an expression in a claim."""
+    # `exec` writes into it.
     known = dict(names)
     exec(_compiled(Itself(site), Itself(node)), known)
     return known["value"]()

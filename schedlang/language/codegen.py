@@ -17,7 +17,7 @@ from schedlang.language import expressions, syntax
 from schedlang.language.expressions import references
 from schedlang.language.forms import splits_backward, writes_halves
 from schedlang.language.scopes import BUILTINS, LARGEST
-from schedlang.language.sites import CallSite, ClaimSite, Sites
+from schedlang.language.sites import WORDS_OF_STAGE, CallSite, ClaimSite, Sites
 from schedlang.language.syntax import walk
 from schedlang.language.trees import Itself
 
@@ -75,6 +75,7 @@ def _generate(
     codegen = Codegen(positive, any(isinstance(node, expressions.Decimal) for node in walk(tree)))
     # The first location stands for the schedule as a whole.
     codegen.location(tree.name)
+    # The items come first: they bring the names into scope that the order may use.
     items = "\n".join(line for item in tree.items for line in codegen.item(item))
     order = next(item for item in tree.items if isinstance(item, syntax.Rank | syntax.Repeated))
     codegen.notes_variables = notes_variables
@@ -166,6 +167,7 @@ class Codegen:
                 return f"{variable(name.text)}({self.expression(number)}, {self.location(node)})"
             case expressions.Call(name, args):
                 called = name.text if name.text in BUILTINS else variable(name.text)
+                # Of a single argument, Python's `min` and `max` want a list.
                 if name.text in BUILTINS and len(args) == 1 and name.text != "abs":
                     return self.expression(args[0])
                 return f"{called}({', '.join(map(self.expression, args))})"
@@ -186,13 +188,16 @@ class Codegen:
         """
         left_text = self.expression(left)
         right_text = self.expression(right)
+        # Whether it rounds down depends on the values of both sides, which only the run knows.
         if operator == "/" and self.has_decimals:
             return f"divide({left_text}, {right_text}, {self.location(node)})"
         is_literal = isinstance(right, expressions.Number) and right.value > 0
         if operator in _CHECKED and not is_literal:
             location = self.location(node)
+            # A call takes many times as long as an operator, so only what may fail is one.
             if not 0 < self.bound(right) <= LARGEST:
                 return f"{_CHECKED[operator]}({left_text}, {right_text}, {location})"
+        # Python's own would give one of its operands, as in `2 and 3`.
         if operator in ("and", "or"):
             return f"bool({left_text} {operator} {right_text})"
         return f"({left_text} {_PYTHON.get(operator, operator)} {right_text})"
@@ -390,6 +395,7 @@ class Codegen:
             case syntax.Exchange(parts) | syntax.Overlap(parts):
                 before = len(self.sites)
                 lines = [line for part in parts for line in self.told(part)]
+                # All that was written in between, in the order of the text.
                 batch = list(self.sites)[before:]
                 for location in batch:
                     self.sites[location] = evolve(self.sites[location], batch=batch[0])
@@ -440,8 +446,8 @@ class Codegen:
         values = [self.expression(arg) for arg in args]
         is_bare = not values
         slices = 1 if self.has_slices else 0
-        if word == "U":
-            # A bare `U` is one call for each stage of the rank.
+        if word in WORDS_OF_STAGE:
+            # A bare one is one call for each stage of the rank.
             stage = "s" if is_bare else values[0]
             values = [stage, "0", *["0"] * slices]
         else:
@@ -457,7 +463,7 @@ class Codegen:
             loops=tuple(self._scope.loops),
         )
         call = f"op(({location}, {', '.join(values)}))"
-        return f"for s in held: {call}" if word == "U" and is_bare else call
+        return f"for s in held: {call}" if word in WORDS_OF_STAGE and is_bare else call
 
     def weight(self, body: syntax.Node) -> int:
         """How many steps one round of a loop counts at most, loops within it apart."""
@@ -479,6 +485,8 @@ class Codegen:
         values: list[str] = []
         functions: dict[str, syntax.Fn | syntax.List] = {}
         figures: set[str] = set()
+        # Each expression with the names that are its function's own parameters, and so no names of
+        # the program.
         waiting: list[tuple[syntax.Node, set[str]]] = [(node.condition, set())]
         while waiting:
             expression, parameters = waiting.pop()
@@ -493,6 +501,7 @@ class Codegen:
                     values.append(name)
                 elif name not in self.pipelines and name not in BUILTINS:
                     figures.add(name)
+        # In the order of their declarations, since a function calls those above it.
         order = [name for name in self._scope.functions if name in functions]
         self.claims[location] = ClaimSite(
             node.condition,
@@ -532,6 +541,7 @@ class Codegen:
             if self.notes_variables:
                 lines.append(f"  {self.see()}")
             call = self.op(placed.op.kind, placed.op.args, placed.op)
+            # The slot goes into the tuple of the call, before its two closing parentheses.
             lines.append(f"  {call[:-2]}, {self.expression(placed.slot)}))")
         self._scope = outside
         return lines

@@ -66,6 +66,7 @@ def concrete(text: str, rule: str) -> Branch:
     """
     interactive = grammar().parse_interactive(text, start=rule)
     state = interactive.parser_state
+    # A copy, since all parsers of the grammar share the one that makes the syntax tree.
     state.parse_conf = copy(state.parse_conf)
     state.parse_conf.callbacks = _makers()
     for token in interactive.lexer_thread.lex(state):  # type: ignore[no-untyped-call]

@@ -345,7 +345,8 @@ class Declarations:
     ) -> tuple[tuple[int, int], ...]:
         """The ends of what some lines declare: none twice, and none of the others again."""
         pairs: dict[tuple[int, int], None] = {}
-        pipelines, models = self.pipelines, self.models
+        pipelines = self.pipelines
+        models = self.models
         for line in lines:
             for number in self.count(line.start, line.stop, 1, line.location):
                 earlier, later = map(int, line.ends(number))
@@ -465,6 +466,7 @@ class Declarations:
     def count(self, start: int, stop: int, weight: int, location: int) -> range:
         """A loop's range, if it stays within the limit of steps."""
         if stop < start:
+            # It may count on another rank: a warm-up is often empty on the last one alone.
             self._backwards.setdefault(location, (start, stop))
             return range(0)
         self._counted.add(location)
@@ -478,6 +480,7 @@ class Declarations:
         self, start: int, stop: int, weight: int, location: int, step: int, step_location: int
     ) -> range:
         """The numbers of a range that a loop goes through by a step."""
+        # Steps are checked also where the range is empty.
         first, rounds = steps_of(start, stop, step, step_location)
         if stop < start:
             return self.count(start, stop, weight, location)
@@ -513,6 +516,9 @@ def _keeper(kept: list[T], make: Callable[..., T]) -> Callable[..., None]:
 
 def declare(tree: syntax.Schedule, given: Mapping[str, int]) -> Declarations:
     """What a program declares for some parameters; raises `Unfinished` for a fault on the way."""
+    # At first all are taken to be 1 or more, which most are: so divisions by them need no check.
+    # Where one is not, the Python is made again without that; each time some parameter is struck
+    # off, so it comes to an end.
     positive = frozenset(item.name.text for item in tree.items if isinstance(item, syntax.Param))
     while True:
         declared = Declarations(tree, given, positive, generate(tree, positive, False))

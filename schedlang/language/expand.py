@@ -108,7 +108,8 @@ def _check_params(
     for name in params.keys() - declared.keys():
         message = f"the schedule `{tree.name.text}` has no parameter `{name}`"
         known = ", ".join(f"`{parameter}`" for parameter in declared)
-        help = nearest(name, declared) or f"it has {known}"
+        close = nearest(name, declared)
+        help = close.text if close else f"it has {known}"
         label = Label(tree.name.span)
         wrong.append(Diagnostic("unknown-parameter", message, (label,), source, help=help))
     for name, param in declared.items():
@@ -145,6 +146,8 @@ class _Expansion:
             name=declared.tree.name.text,
             params=declared.params,
             layout=layout,
+            # A stream has its ops in `stream`, of one update; for how many updates it runs is said
+            # later.
             ranks=tuple(Actions() for _ in ranks) if stream else ranks,
             source=self.source,
             spans=declared.spans,
@@ -195,6 +198,8 @@ class _Expansion:
         declared = self.declared
         ranks: list[Actions] = []
         for rank in declared.every_rank():
+            # A rank with a fault has taken steps and made claims that are to be forgotten: only so
+            # all ranks are looked at, each by itself.
             steps = declared.steps
             claims = len(declared.claims)
             calls: Calls = []
@@ -205,6 +210,7 @@ class _Expansion:
             except (Fault, KeyError):
                 is_cut = True
             order = record(rank, layout, declared.sites, calls)
+            # A call may be wrong long before the run ended: the first of the two is what is told.
             if order.fault or is_cut:
                 declared.steps = steps
                 del declared.claims[claims:]
@@ -213,12 +219,15 @@ class _Expansion:
                 ranks.append(order.actions())
         if self.faults:
             raise CompileError(self.diagnostics())
+        # The program is written as though all were trained; what frozen stages do not need is left
+        # out here.
         if layout.frozen:
             return actions_of(len(ranks), in_use(columns_of(ranks), layout))
         return tuple(ranks)
 
     def meet(self, rank: int, fault: Fault | None, index: int) -> None:
         """Keep the first fault of a rank: that of a call, or else the one that ended its run."""
+        # The program runs once more, slowly, and tells its variables: only for a rank with a fault.
         traced = trace(self.declared, [index], rank)
         values = traced.values[index] if fault else traced.now
         first = fault or traced.fault
@@ -249,6 +258,7 @@ class _Expansion:
         try:
             return drawing.actions(ranks, [repeat.offset for repeat in repeats])
         except Fault as fault:
+            # A search for what would help, so only where it is needed.
             if fault.code == "collision":
                 fault.help = _apart(drawing.least_interval())
             raise

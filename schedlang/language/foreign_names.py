@@ -1,21 +1,32 @@
 """Names that people bring from other languages, and what to write in their place."""
 
+from attrs import frozen
+
+
+@frozen
+class Foreign:
+    """A name of another language: what to say of it, and what to write, where that is one word."""
+
+    help: str
+    write: str | None = None
+
+
 #: What to write in place of names that no program has unless it declares them.
 NAMES = {
-    "True": "write `1`: it counts as true",
-    "true": "write `1`: it counts as true",
-    "False": "write `0`: it counts as false",
-    "false": "write `0`: it counts as false",
-    "world_size": "the number of ranks is `ranks`",
-    "num_ranks": "the number of ranks is `ranks`",
-    "nranks": "the number of ranks is `ranks`",
-    "pp_size": "the number of ranks is `ranks`",
-    "num_stages": "the number of stages is not a name of its own: give it one with `let`",
-    "stages": "the number of stages is not a name of its own: give it one with `let`",
-    "num_microbatches": "the number of microbatches is `microbatches`",
-    "n_microbatches": "the number of microbatches is `microbatches`",
-    "num_chunks": "declare it: `param chunks = 2`",
-    "rank": "a rank's number has the name behind `rank`, as r in `rank r { … }`",
+    "True": Foreign("write `1`: it counts as true", "1"),
+    "true": Foreign("write `1`: it counts as true", "1"),
+    "False": Foreign("write `0`: it counts as false", "0"),
+    "false": Foreign("write `0`: it counts as false", "0"),
+    "world_size": Foreign("the number of ranks is `ranks`", "ranks"),
+    "num_ranks": Foreign("the number of ranks is `ranks`", "ranks"),
+    "nranks": Foreign("the number of ranks is `ranks`", "ranks"),
+    "pp_size": Foreign("the number of ranks is `ranks`", "ranks"),
+    "num_stages": Foreign("the number of stages is not a name of its own: give it one with `let`"),
+    "stages": Foreign("the number of stages is not a name of its own: give it one with `let`"),
+    "num_microbatches": Foreign("the number of microbatches is `microbatches`", "microbatches"),
+    "n_microbatches": Foreign("the number of microbatches is `microbatches`", "microbatches"),
+    "num_chunks": Foreign("declare it: `param chunks = 2`"),
+    "rank": Foreign("a rank's number has the name behind `rank`, as r in `rank r { … }`"),
 }
 
 #: The same of functions.

@@ -97,6 +97,7 @@ class _Lines:
         line = _Line("    " * depth, depth=depth)
         statement = layout.statements.get(first)
         aligned = ""
+        # A statement of several lines is not brought into line with others.
         if statement is not None and statement.stop == stop:
             aligned = _ALIGNED.get(statement.rule, "")
         for number in range(first, stop):

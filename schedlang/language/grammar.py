@@ -1,6 +1,6 @@
 """The grammar, ready to parse, and the words of the language, which it alone knows."""
 
-from functools import cache
+from functools import cache, lru_cache
 
 from lark import Lark, Token
 
@@ -85,11 +85,15 @@ def grammar() -> Lark:
     )
 
 
-def tokens_of(text: str) -> list[Token]:
-    """The tokens of a text, whether it is a program or not."""
+@lru_cache(maxsize=4)
+def tokens_of(text: str) -> tuple[Token, ...]:
+    """The tokens of a text, whether it is a program or not.
+
+    Those of the last few texts are kept: an editor asks for several things of each.
+    """
     # `Lark.lex` would make its lexer anew each time.
     parser = grammar().parse_interactive(text, start="items")
-    return list(parser.lexer_thread.lex(parser.parser_state))  # type: ignore[no-untyped-call]
+    return tuple(parser.lexer_thread.lex(parser.parser_state))  # type: ignore[no-untyped-call]
 
 
 def _cache_file() -> str | None:

@@ -168,6 +168,8 @@ class _Reader:
                 self.levels[len(self.tokens)] = level
                 self.part(part, statement, inner)
             else:
+                # In `a + b - c` all operands are as deep as each other, although the tree nests
+                # them.
                 goes_on = number in (0, len(branch.parts) - 1) and _is_chain(branch, part)
                 self.part(part, statement, level if goes_on else inner)
 
@@ -288,6 +290,7 @@ class _Planner:
         """Decide for statements that the author has written in one line."""
         if not statements:
             return
+        # Statements that do not fit side by side get a line each.
         fits = self.width(statements[0].first, statements[-1].stop) + 4 * depth <= WIDTH
         for number, statement in enumerate(statements):
             self.boundaries.add(statement.first)
@@ -352,6 +355,10 @@ class _Planner:
         places = [at for at in range(first + 1, stop) if at in self.reader.levels]
         if not places:
             return
+        # The outermost places first, and all of them, so that what belongs together looks alike:
+        #
+        #     let n = first + second          and not     let n = first
+        #         + third                                     + second + third
         level = min(self.reader.levels[at] for at in places)
         starts = [first, *(at for at in places if self.reader.levels[at] == level)]
         for begin, end in zip(starts, [*starts[1:], stop], strict=True):

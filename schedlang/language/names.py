@@ -8,6 +8,7 @@ from schedlang.diagnostics.diagnostic import Diagnostic, counted
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.language import expressions, syntax
 from schedlang.language.scopes import Declared, Scopes, is_decimal, nearest
+from schedlang.language.sites import WORDS_OF_STAGE
 from schedlang.language.syntax import walk
 
 #: How many statements sequences may come to where they run each other, and what counts as one.
@@ -15,8 +16,15 @@ _MOST_WRITTEN = 10_000
 _STATEMENTS = (syntax.Run, syntax.Op, syntax.Transfer, syntax.Let)
 #: How many arguments an op takes: a microbatch, and before it a stage.
 _ARGUMENTS = (1, 2)
-#: Ops that need none: a bare `W` is the oldest one owed, a bare `U` all stages of the rank.
-_MAY_BE_BARE = {"W": (0, 2), "U": (0, 1)}
+#: Ops that need none: a bare `W` is the oldest one owed; one of a whole stage, such as a bare `U`,
+#: is that of all stages of the rank.
+_MAY_BE_BARE = {"W": (0, 2)} | dict.fromkeys(WORDS_OF_STAGE, (0, 1))
+
+#: What happens in a block without an op that it cannot have: a collective, or `U`.
+_WITHOUT = (
+    "without it, stages are gathered and summed as `schedc show --shards` shows",
+    "without it, the optimizer steps come after all backwards",
+)
 
 #: What an `objective` can be: figures of a timeline.
 OBJECTIVES = ("makespan", "span")
@@ -125,6 +133,8 @@ class Checker(Scopes):
                 self.declare(name, scope, is_decimal=has_decimals, is_list=True)
             case syntax.Fn(name, params, body):
                 gives_decimals = False
+                # The body of one that calls itself would tell the same mistake again, as an unknown
+                # name.
                 if not self.recursion(node, functions, scope):
                     inner = self.inner(scope, *params)
                     self.expression(body, inner)
@@ -178,6 +188,7 @@ class Checker(Scopes):
             case syntax.Require(condition):
                 self.expression(condition, scope)
             case syntax.Assert(condition):
+                # A name of the program hides a figure of that name.
                 figures = {name: Declared(node.span, arity) for name, arity in FIGURES.items()}
                 self.expression(condition, figures | scope)
             case syntax.Stage(name, range, rank):
@@ -201,6 +212,7 @@ class Checker(Scopes):
                 if written > _MOST_WRITTEN:
                     message = f"sequences of sequences come to more than {_MOST_WRITTEN:,} ops"
                     self.report("nesting", message, Label(name.span))
+                    # Told once: what runs this one is not told of for the same reason.
                     self.written[name.text] = 0
                 self.declare(name, scope, (len(params), len(params)), is_sequence=True)
             case syntax.Rank(name, body):
@@ -244,7 +256,7 @@ class Checker(Scopes):
                 self.whole(later, "the number of a stage", inner)
             case syntax.Objective(name) if name.text not in (*OBJECTIVES, *OLD_OBJECTIVES):
                 known = " or ".join(f"`{objective}`" for objective in OBJECTIVES)
-                help = nearest(name.text, OBJECTIVES) or f"it is {known}"
+                help = nearest(name.text, OBJECTIVES, name.span) or f"it is {known}"
                 self.report(
                     "unknown-name", f"no objective `{name.text}`", Label(name.span), help=help
                 )
@@ -252,10 +264,10 @@ class Checker(Scopes):
     def frozen_model(self, model: expressions.Reference) -> None:
         """Check the name of a model that is frozen."""
         if model.name not in self.models:
-            help = nearest(model.name, self.models)
-            if help is None:
-                help = "write `frozen 0 .. 2` for stages, or the name of a `model` above this line"
-            self.report("unknown-name", f"no model `{model.name}`", Label(model.span), help=help)
+            help = nearest(model.name, self.models, model.span)
+            way_out = "write `frozen 0 .. 2` for stages, or the name of a `model` above this line"
+            message = f"no model `{model.name}`"
+            self.report("unknown-name", message, Label(model.span), help=help or way_out)
 
     def cost(self, cost: syntax.Cost) -> None:
         """Check what the value of a cost may differ by."""
@@ -281,11 +293,11 @@ class Checker(Scopes):
         for placed in row.ops:
             self.statement(placed.op, inner, functions)
             self.whole(placed.slot, "the number of a slot", inner)
-            if placed.op.kind == "U":
-                help = "without it, the optimizer steps come after all backwards"
+            if placed.op.kind in WORDS_OF_STAGE:
+                help = _WITHOUT[placed.op.kind == "U"]
                 self.report(
                     "block",
-                    "a block has the ops of microbatches, `U` is of none",
+                    f"a block has the ops of microbatches, `{placed.op.kind}` is of none",
                     Label(placed.op.span),
                     help=help,
                 )
@@ -315,11 +327,13 @@ class Checker(Scopes):
         """
         least, most = arity
         slice = ", k" if self.has_slices else ""
-        if self.has_slices and word != "U":
+        if self.has_slices and word not in WORDS_OF_STAGE:
             least = min(least, 1) * 2
             most = 3
         if not least <= len(args) <= most:
-            form = f"`{word}(s)`" if word == "U" else f"`{word}(m{slice})` or `{word}(s, m{slice})`"
+            form = f"`{word}(m{slice})` or `{word}(s, m{slice})`"
+            if word in WORDS_OF_STAGE:
+                form = f"`{word}(s)`"
             self.report(
                 "wrong-arguments",
                 f"`{word}` with {counted(len(args), 'argument')}",
@@ -327,7 +341,8 @@ class Checker(Scopes):
                 help=f"write {form}",
             )
         for number, arg in enumerate(args):
-            allowed = number == len(args) - 1 and word != "U" and not self.has_slices
+            is_last = number == len(args) - 1
+            allowed = is_last and word not in WORDS_OF_STAGE and not self.has_slices
             match arg:
                 case expressions.Next() if allowed:
                     continue

@@ -97,6 +97,7 @@ class Order:
                 message = f"`{op}` does not say which stage: rank {self.rank} holds {held}"
                 help = f"write `{op}(s, m)`"
                 self.end_before(index, Fault("which-stage", message, self.locations[index], help))
+        # A set first: it is quick, and most programs have nothing wrong in it.
         wrong = set(self.stages).difference(self.held, [None])
         if wrong:
             index = next(index for index, stage in enumerate(self.stages) if stage in wrong)
@@ -133,12 +134,15 @@ class Order:
             # That is how many calls of the op on this stage came before.
             stages = [*self.held, None]
             counted_as = set(sites.counted_as.values())
+            # A counter for each kind of op and stage, as a function that gives the next number: one
+            # call of it for each of a million ops.
             before = {of: {stage: count().__next__ for stage in stages} for of in counted_as}
             counters = {location: before[of] for location, of in sites.counted_as.items()}
             numbers = [
                 counters[location][stage]()
                 for location, stage in zip(self.locations, self.stages, strict=True)
             ]
+            # The counters have gone past what was given out: each is asked once more.
             has_too_many = any(
                 before[of][stage]() > self.layout.units(stage)
                 for stage in self.held
@@ -214,6 +218,7 @@ class Order:
                 message = f"`W`, but no weight gradient{of} is owed here"
                 self.end_before(index, Fault("nothing-next", message, location))
                 return
+            # The one whose `I` came first among the calls of the rank.
             self.stages[index] = min(oldest)[1]
             self.microbatches[index] = owed[self.stages[index]].popitem(last=False)[0]
 
@@ -222,6 +227,7 @@ class Order:
         microbatches = self.microbatches
         if not microbatches:
             return
+        # All right on any stage, as in most programs: nothing to look at one by one.
         if min(microbatches) >= 0 and max(microbatches) < self._least_units():
             return
         streamed = self.sites.streamed
@@ -235,9 +241,16 @@ class Order:
                 self.end_before(index, fault)
                 return
 
-    def check_copies(self) -> None:
-        """Check that copies to the host are issued alone."""
-        index = self.first(self.sites.copies_in_batch)
+    def check_beside(self) -> None:
+        """Check that copies and collectives are issued alone, and collectives in no stream."""
+        index = self.first(self.sites.streamed_collectives)
+        if index is not None:
+            op = self.word(index)
+            part = self.sites.ops[self.locations[index]].part
+            message = f"`{op}` in `{part}`: a schedule without a flush cannot say when that is"
+            help = "leave it out: stages are gathered and summed as `schedc show --shards` shows"
+            self.end_before(index, Fault("collective", message, self.locations[index], help))
+        index = self.first(self.sites.beside_in_batch)
         if index is not None:
             op = self.word(index)
             message = f"`{op}` goes on beside what follows by itself: it stands alone"
@@ -245,10 +258,10 @@ class Order:
 
     def actions(self) -> Actions:
         """The actions of the calls."""
-        if self.sites.updates:
-            updates = self.sites.updates
+        if self.sites.of_stage:
+            of_stage = self.sites.of_stage
             self.microbatches = [
-                NO_MICROBATCH if location in updates else microbatch
+                NO_MICROBATCH if location in of_stage else microbatch
                 for location, microbatch in zip(self.locations, self.microbatches, strict=True)
             ]
         return Actions(
@@ -273,6 +286,7 @@ class Order:
                 and (not self.sites.ops[location].is_bare or stage == self.held[0])
                 for location, stage in zip(self.locations, self.stages, strict=True)
             ]
+        # The group of a call is how many batches have begun by then.
         numbers = accumulate(begins)
         return array(
             "i",
@@ -285,9 +299,12 @@ class Order:
 
 def record(rank: int, layout: Layout, sites: Sites, calls: Calls) -> Order:
     """The order of a rank from the calls of its program, up to the first wrong one."""
+    # The flat list with 3 numbers a call: every third from the first on is a location, and so on.
     columns = [calls[column :: sites.width] for column in range(sites.width)]
     held = tuple(layout.stages_of(rank))
     order = Order(rank, layout, sites, held, *columns[:3])  # type: ignore[arg-type]
+    # In this order, for each fills in what the next one looks at; a fault cuts the columns, so what
+    # is wrong later is not even seen.
     order.name_microbatches()
     order.name_stages()
     if sites.has_slices:
@@ -295,7 +312,7 @@ def record(rank: int, layout: Layout, sites: Sites, calls: Calls) -> Order:
     order.count_next()
     order.find_owed()
     order.check_microbatches()
-    order.check_copies()
+    order.check_beside()
     return order
 
 

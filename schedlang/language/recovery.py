@@ -17,6 +17,7 @@ from lark.exceptions import UnexpectedToken
 from lark.parsers.lalr_parser_state import ParserState
 
 from schedlang.diagnostics.diagnostic import Diagnostic, counted
+from schedlang.diagnostics.repair import Edit, Hint, another_word
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.language.grammar import END, FORMS, grammar, reserved, spellings, tokens_of, words
 from schedlang.language.habits import HABITS, Habit
@@ -91,9 +92,12 @@ def _takes(state: Parser, token: Token) -> bool:
 def accepted_by(state: Parser) -> frozenset[str]:
     """The terminals that the parser would take next."""
     candidates = state.parse_conf.parse_table.states[state.position]
-    return frozenset(
-        name for name in candidates if name.isupper() and _takes(_fork(state), Token(name, ""))
-    )
+    return frozenset(name for name in candidates if name.isupper() and accepts(state, name))
+
+
+def accepts(state: Parser, name: str) -> bool:
+    """Whether the parser would take a terminal next."""
+    return _takes(_fork(state), Token(name, ""))
 
 
 def _reach(state: Parser, tokens: Sequence[Token]) -> int:
@@ -127,7 +131,7 @@ class _Change:
 @frozen
 class _Advice:
     """The way out at a mistake: what to say of a place, and the change that lets the parser go on,
-    if there is one. Mistakes of one `kind` are told once.
+    if there is one. Mistakes of one `kind` are told once. The edits of the text do what is said.
     """
 
     help: str | None
@@ -136,6 +140,7 @@ class _Advice:
     kind: Hashable = None
     #: The text that the change rewrites.
     text: Span | None = None
+    edits: tuple[Edit, ...] = ()
 
 
 @frozen
@@ -147,6 +152,7 @@ class _Mistake:
     help: str | None
     kind: Hashable
     is_about_braces: bool
+    edits: tuple[Edit, ...] = ()
     more: tuple[Label, ...] = ()
 
 
@@ -203,6 +209,8 @@ class _Recovery:
 
     def advance(self) -> bool:
         """Go on up to the first token that the parser does not take; whether there is none."""
+        # The parser's states of the last tokens are kept: a change may begin before the place where
+        # it stopped.
         for number in range(self.at, len(self.tokens)):
             self.at = number
             self._states[number] = _fork(self.state)
@@ -320,9 +328,11 @@ class _Recovery:
         change = self.change(begin, end, *tokens)
         if change.taken < 0 or (change.reach <= self.at and end < self.at):
             return None
-        return _Advice(
-            habit.help.replace("{}", text.strip()), change, place, habit, Span(*match.span())
-        )
+        whole = Span(*match.span())
+        # Where the help is not the text itself, more has to be thought of than to write that.
+        edits = (Edit(whole, text),) if "{}" in habit.help else ()
+        help = habit.help.replace("{}", text.strip())
+        return _Advice(help, change, place, habit, whole, edits)
 
     def nearby(self, any_word: bool) -> _Advice:
         """A change of one token here or just before, after which the text goes on as a program.
@@ -333,6 +343,7 @@ class _Recovery:
         token = self.tokens[self.at]
         accepted = accepted_by(self.state)
         nothing = _Advice(None, _Change(self.at, self.at, (), 0))
+        # The first of the best ones: they come in the order of how likely they are.
         best = max([nothing, *self.single_changes(accepted, any_word)], key=self.worth)
         change = best.change if self.is_right(best.change) else None
         if best.help and change:
@@ -340,21 +351,27 @@ class _Recovery:
         help, kind = self.elsewhere(token)
         if help and not _excess(self.tokens):
             change = None
-        return _Advice(help or self.form() or self.told(change), change, kind=kind)
+        help = help or self.form()
+        hint = Hint(help) if help else self.told(change)
+        text, edits = (hint.text, hint.edits) if hint else (None, ())
+        return _Advice(text, change, kind=kind, edits=edits)
 
-    def told(self, change: _Change | None) -> str | None:
+    def told(self, change: _Change | None) -> Hint | None:
         """What to do at the token here, as far as a change or the token itself says it."""
         token = self.tokens[self.at]
         if token.type in FORMS:
-            return f"`{token}` stands as in `{FORMS[token.type]}`"
+            return Hint(f"`{token}` stands as in `{FORMS[token.type]}`")
         is_here = change and change.begin == self.at
         if not change or not is_here or token.type == END or self.expected():
             return None
         if not change.tokens:
-            return "leave it out"
+            return Hint("leave it out", (Edit(_span(token), ""),))
         missing = spellings().get(change.tokens[0].type, "")
         if change.end == change.begin and missing in (",", "(", ")"):
-            return f"`{missing}` may be missing before it"
+            behind = _end(self.tokens[self.at - 1])
+            return Hint(
+                f"`{missing}` may be missing before it", (Edit(Span(behind, behind), missing),)
+            )
         return None
 
     def worth(self, advice: _Advice) -> tuple[int, int]:
@@ -375,8 +392,9 @@ class _Recovery:
             help = f"{_meaning(token)}; choose another name"
             yield _Advice(help, self.change(at, at + 1, _sample("NAME", _start(token))))
         for name in _near(token, accepted):
-            help = f"there is `{words()[name]}`"
-            yield _Advice(help, self.change(at, at + 1, _sample(name, _start(token))))
+            hint = another_word(words()[name], _span(token))
+            change = self.change(at, at + 1, _sample(name, _start(token)))
+            yield _Advice(hint.text, change, edits=hint.edits)
         for number in range(at, at - min(_BACK, at) - 1, -1):
             yield from self.changes_at(number, any_word)
 
@@ -448,6 +466,12 @@ class _Recovery:
         self._has_skipped = True
         last = min(self.at + _MOST_SKIPPED, len(self.tokens))
         state = _settled(self.state)
+        # Where the text may go on: the innermost block that is open, or one around it.
+        #
+        #     schedule s { rank r { for m in 0 .. 4 { F(m  ??
+        #                                             └── a statement of the loop
+        #                           └── a statement of the rank
+        #                  └── an item of the schedule
         depths = range(len(state.state_stack), 0, -1)
         blocks = [block for depth in depths if _is_in_block(block := _outer(state, depth))]
         # Where braces match, what follows is in the innermost block until a brace closes it.
@@ -485,20 +509,23 @@ class _Recovery:
         if is_brace and self._has_skipped and not _excess(self.tokens):
             return
         line = self.source.position(self.start + _start(token))[0]
+        # One mistake in a line, where it is not sure that the first was mended as it was meant.
         if line == self._doubtful_line and not advice.kind:
             return
         self._doubtful_line = 0 if advice.help else line
-        place = advice.place or Span(_start(token), _end(token))
+        place = advice.place or _span(token)
+        edits = tuple(edit.moved(self.start) for edit in advice.edits)
         label = Label(Span(self.start + place.start, self.start + place.end))
         message = self.message(token, place)
         if advice.kind:
             for number, mistake in enumerate(self.mistakes):
                 if mistake.kind == advice.kind:
-                    more = (*mistake.more, label)
-                    self.mistakes[number] = evolve(mistake, more=more)
+                    self.mistakes[number] = evolve(
+                        mistake, more=(*mistake.more, label), edits=mistake.edits + edits
+                    )
                     return
         is_brace |= is_end or advice.kind in ("rank", "schedule")
-        self.mistakes.append(_Mistake(message, label, advice.help, advice.kind, is_brace))
+        self.mistakes.append(_Mistake(message, label, advice.help, advice.kind, is_brace, edits))
 
     def message(self, token: Token, place: Span) -> str:
         """What is wrong at a place, where the parser does not take a token."""
@@ -537,9 +564,17 @@ class _Recovery:
             if mistake.is_about_braces and brace:
                 # One brace is one mistake, wherever it is met.
                 labels += (brace,)
-                mistake = evolve(mistake, help=None)
+                mistake = evolve(mistake, help=None, edits=())
                 brace = None
-            yield Diagnostic("syntax", mistake.message, labels, self.source, notes, mistake.help)
+            yield Diagnostic(
+                "syntax",
+                mistake.message,
+                labels,
+                self.source,
+                notes,
+                mistake.help,
+                edits=mistake.edits,
+            )
 
     def doubtful_brace(self) -> Label | None:
         """The brace too many, or the one that lacks its other, by the indentation of the text."""
@@ -591,6 +626,11 @@ def _end(token: Token) -> int:
     return token.end_pos
 
 
+def _span(token: Token) -> Span:
+    """Where a token is in the text."""
+    return Span(_start(token), _end(token))
+
+
 def _excess(tokens: Sequence[Token]) -> int:
     """How many more braces open than close."""
     kinds = [token.type for token in tokens]
@@ -631,6 +671,8 @@ def _article(noun: str) -> str:
 def _settled(state: Parser) -> Parser:
     """The parser with what is complete before the next token, whatever that is."""
     settled = state
+    # What is complete is reduced when the next token comes, and which one that is hardly matters:
+    # the smallest stack has all of it reduced.
     for name in accepted_by(state) - {END}:
         after = _fork(state)
         _takes(after, Token(name, ""))

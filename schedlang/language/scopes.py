@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from attrs import define, field, frozen
 
 from schedlang.diagnostics.diagnostic import Diagnostic, counted
+from schedlang.diagnostics.repair import Edit, Hint, another_word
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.language import expressions, syntax
 from schedlang.language.expressions import calls, children
@@ -33,12 +34,21 @@ class Declared:
     is_sequence: bool = False
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """A help line with the closest known name, if one is close."""
+def nearest(name: str, known: Iterable[str], place: Span | None = None) -> Hint | None:
+    """The closest known name, if one is close, to put where the other one stands in the program."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, known, n=1)
-    return f"there is `{close[0]}`" if close else None
+    return another_word(close[0], place) if close else None
+
+
+def _foreign(name: str, place: Span) -> Hint | None:
+    """What to write in place of a name of another language."""
+    if name not in NAMES:
+        return None
+    foreign = NAMES[name]
+    edits = () if foreign.write is None else (Edit(place, foreign.write),)
+    return Hint(foreign.help, edits)
 
 
 @define
@@ -54,9 +64,15 @@ class Scopes:
     #: Functions of the blocks entered so far, also those declared below the place of a call.
     functions: set[str] = field(factory=set)
 
-    def report(self, code: str, message: str, *labels: Label, help: str | None = None) -> None:
+    def report(
+        self, code: str, message: str, *labels: Label, help: str | Hint | None = None
+    ) -> None:
         """Note something wrong; the first label is its place."""
-        self.diagnostics.append(Diagnostic(code, message, labels, self.source, help=help))
+        hint = Hint(help) if isinstance(help, str) else help
+        text, edits = (hint.text, hint.edits) if hint else (None, ())
+        self.diagnostics.append(
+            Diagnostic(code, message, labels, self.source, help=text, edits=edits)
+        )
 
     def declare(
         self,
@@ -91,6 +107,7 @@ class Scopes:
         """Report a function that calls itself, directly or through functions declared below it."""
         for call in calls(fn.body):
             callee = call.name.text
+            # A function that was declared above was looked at there.
             if callee in scope or callee not in functions:
                 continue
             if callee == fn.name.text or _reaches(functions[callee], fn.name.text, functions):
@@ -150,7 +167,7 @@ class Scopes:
                 "unknown-name",
                 f"no name `{name}` in scope",
                 Label(node.span),
-                help=NAMES.get(name) or nearest(name, values),
+                help=_foreign(name, node.span) or nearest(name, values, node.span),
             )
         elif scope[name].is_sequence:
             self.report("unknown-name", _sequence(name), Label(node.span))
@@ -168,11 +185,12 @@ class Scopes:
         if declared is not None and declared.is_list:
             return
         lists = [known for known in scope if scope[known].is_list]
-        help = nearest(name.text, lists) or "a list is declared as `let depth = [3, 2, 1]`"
+        help = nearest(name.text, lists, name.span)
         what = (
             f"no list `{name.text}` in scope" if declared is None else f"`{name.text}` is no list"
         )
-        self.report("unknown-name", what, Label(name.span), help=help)
+        way_out = "a list is declared as `let depth = [3, 2, 1]`"
+        self.report("unknown-name", what, Label(name.span), help=help or way_out)
 
     def call(
         self, node: syntax.Node, name: syntax.Name, count: int, scope: dict[str, Declared]
@@ -188,10 +206,12 @@ class Scopes:
             least, most = BUILTINS[name.text]
         else:
             if name.text in self.functions:
-                help: str | None = "it is declared below: move it above this line"
+                help: str | Hint | None = "it is declared below: move it above this line"
             else:
                 functions = [known for known in scope if scope[known].arity is not None]
-                help = FUNCTIONS.get(name.text) or nearest(name.text, [*BUILTINS, *functions])
+                help = FUNCTIONS.get(name.text) or nearest(
+                    name.text, [*BUILTINS, *functions], name.span
+                )
             self.report(
                 "unknown-name", f"no function `{name.text}` in scope", Label(name.span), help=help
             )
@@ -204,11 +224,12 @@ class Scopes:
         declared = scope.get(name.text)
         if declared is None or declared.arity is None or not declared.is_sequence:
             known = [known for known in scope if scope[known].is_sequence]
-            help = nearest(name.text, known) or "a sequence is declared as `seq drain(n) { … }`"
+            help = nearest(name.text, known, name.span)
+            way_out = "a sequence is declared as `seq drain(n) { … }`"
             message = f"no sequence `{name.text}` in scope"
             if declared is not None:
                 message = f"`{name.text}` is no sequence"
-            self.report("unknown-name", message, Label(name.span), help=help)
+            self.report("unknown-name", message, Label(name.span), help=help or way_out)
             return
         self.arguments(node, name, len(node.args), *declared.arity)
 

@@ -9,13 +9,15 @@ from functools import cached_property
 from attrs import frozen
 
 from schedlang.language import syntax
-from schedlang.schedule.actions import is_copy
-from schedlang.schedule.kinds import MAKERS, OPS, TRANSFERS, Kind
+from schedlang.schedule.actions import is_beside, is_collective
+from schedlang.schedule.kinds import MAKERS, OF_STAGE, OPS, TRANSFERS, Kind
 
 #: The kinds of action by their words in a program; `BW` is the older word for a whole backward.
 KINDS = {OPS[kind].word: Kind(kind) for kind in OPS}
 KINDS |= {TRANSFERS[kind].word: Kind(kind) for kind in TRANSFERS}
 KINDS |= {"BW": Kind.B}
+#: The words of ops that are of a whole stage, and name no microbatch.
+WORDS_OF_STAGE = frozenset(OPS[kind].word for kind in OF_STAGE)
 
 
 @frozen
@@ -110,7 +112,7 @@ class Sites:
     @cached_property
     def takes_next(self) -> frozenset[int]:
         """Ops with `next` for their microbatch."""
-        return self._where(lambda site: site.is_next and site.word not in ("W", "U"))
+        return self._where(lambda site: site.is_next and site.word not in ("W", *WORDS_OF_STAGE))
 
     @cached_property
     def is_mixed(self) -> bool:
@@ -126,9 +128,14 @@ class Sites:
         return self._where(lambda site: bool(site.part) and site.is_next and " " not in site.word)
 
     @cached_property
-    def copies_in_batch(self) -> frozenset[int]:
-        """Copies to the host within an `overlap`, where they cannot be."""
-        return self._where(lambda site: site.batch > 0 and is_copy(KINDS[site.word]))
+    def beside_in_batch(self) -> frozenset[int]:
+        """Copies and collectives within an `overlap`, where they cannot be."""
+        return self._where(lambda site: site.batch > 0 and is_beside(KINDS[site.word]))
+
+    @cached_property
+    def streamed_collectives(self) -> frozenset[int]:
+        """Collectives in `warmup` or `steady`, where they cannot be."""
+        return self._where(lambda site: bool(site.part) and is_collective(KINDS[site.word]))
 
     @cached_property
     def batches(self) -> dict[int, int]:
@@ -136,9 +143,9 @@ class Sites:
         return {location: site.batch for location, site in self.ops.items() if site.batch}
 
     @cached_property
-    def updates(self) -> frozenset[int]:
-        """Optimizer steps outside of a stream, which are of no microbatch."""
-        return self._where(lambda site: site.word == "U" and not site.part)
+    def of_stage(self) -> frozenset[int]:
+        """What is of a whole stage, outside of a stream, and so of no microbatch."""
+        return self._where(lambda site: site.word in WORDS_OF_STAGE and not site.part)
 
     @cached_property
     def streamed(self) -> frozenset[int]:

@@ -39,6 +39,7 @@ def stage_functions(pipelines: Sequence[Pipeline]) -> dict[str, Stages | Numbere
     named: dict[str, Stages | NumberedStages] = {}
     numbered: dict[str, list[Stages]] = {}
     for pipeline in pipelines:
+        # `lane(0)`, `lane(1)`: pipelines that differ by a number have one function.
         name, _, number = pipeline.name.partition("(")
         stages = Stages(pipeline.start, pipeline.stop - pipeline.start)
         if number:

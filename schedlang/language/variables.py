@@ -56,6 +56,7 @@ def trace(declared: Declarations, wanted: Collection[int], *arguments: int) -> T
     """
     traced = Trace(wanted)
     names = {**declared.names, "see": traced.see, "see_let": traced.see_let}
+    # The claims were kept in the first run.
     names["claim"] = lambda *_: None
     exec(generate(declared.tree, declared.positive, True).program, names)
     if isinstance(declared.order, syntax.Repeated):

@@ -56,6 +56,7 @@ def _changed(
     """
     if not schedule.stream:
         return changed, ()
+    # A change may need more updates until it repeats itself than the co-issued one did.
     whole, kernels = lower_stream(schedule, lambda unrolled: change(lower(unrolled)))
     simulate(whole)
     return whole, kernels

@@ -37,10 +37,14 @@ def co_issue(schedule: Schedule) -> Schedule:
     user = messages.user[receives]
 
     # All ops, sends and receives in one list, which is then put in the order of ranks and moments.
-    # Of one moment they stay as they are here: a rank sends before it receives.
+    # Of one moment they stay as they are here: a rank sends before it receives. Gathers and sums
+    # keep no message waiting, and wait for none.
     rank = np.concatenate([columns.rank, columns.rank[maker], columns.rank[user]])
     when = np.concatenate([moments.issue, moments.hand_over[maker], received[receives]])
-    order = np.argsort(rank * np.int64(when.max(initial=0) + 1) + when, kind="stable")
+    lengths = [len(columns), len(sends), len(receives)]
+    turn = np.repeat([0, 1, 3], lengths)
+    turn[: len(columns)][columns.is_collective] = 2
+    order = np.lexsort((turn, rank * np.int64(when.max(initial=0) + 1) + when))
     alone = np.zeros(len(sends) + len(receives), np.int64)
 
     def merged(*columns: Ints) -> Ints:

@@ -4,7 +4,7 @@ rank works.
 
 from attrs import evolve
 
-from schedlang.schedule.actions import Actions, is_copy, is_send, is_transfer
+from schedlang.schedule.actions import Actions, is_beside, is_send, is_transfer
 from schedlang.schedule.schedule import Schedule
 
 
@@ -44,6 +44,6 @@ def _place(lowered: Schedule, actions: Actions, order: list[range], receive: int
             is_with_peer = lowered.peer(kind, stage) == peer
             if lane == "rank" or (is_with_peer and not (lane == "edge" and is_send(kind))):
                 break
-        elif not is_copy(kind):
+        elif not is_beside(kind):
             return place
     return len(order)

@@ -37,6 +37,8 @@ def lower_stream(
         # One more than are shown, so that there is something that is repeated.
         longest = lowering(unroll(schedule, updates + 1))
         kernels, most = _kernels(longest)
+        # As many as can be left out first: what remains to be checked is whether lowering fewer
+        # updates gives the same rows as leaving kernels out of more.
         for by in range(_fewer(longest, kernels, most), 0, -1):
             shorter = lowering(unroll(schedule, updates + 1 - by))
             if shorter.ranks == repeat(longest, kernels, -by).ranks:
@@ -68,6 +70,8 @@ def _kernels(longest: Schedule) -> tuple[tuple[Kernel, ...], int]:
     updates = longest.layout.updates
     columns = longest.columns
     steps = steps_of(longest.layout)
+    # An update in the middle is in the steady state, if any is: what a rank does of it is as long
+    # as what it does again and again.
     update = columns.microbatch // steps[columns.kind, columns.stage]
     length = counts_of(columns.rank[update == updates // 2], minlength=len(longest.ranks))
     first, last = _again(columns, length, steps)
@@ -87,6 +91,10 @@ def _fewer(longest: Schedule, kernels: tuple[Kernel, ...], most: int) -> int:
     ops_before = np.append(0, np.cumsum(is_op))
     first = columns.first[:-1]
     bounds = np.array([(kernel.start, kernel.stop) for kernel in kernels]).T + first
+    # The kernels once more, counted in ops alone. If `s` is a send and `r` a receive:
+    #
+    #    rank 0      F0 s F1 s r B0 [F2 s r B1] …      kernel  6 to 10
+    #    its ops     F0   F1     B0 [F2     B1] …      kernel  3 to 5
     of_ops = (ops_before[bounds] - ops_before[first]).T.tolist()
     kernels = tuple(Kernel(start, stop) for start, stop in of_ops)
     ranks = actions_of(len(kernels), columns.taken(np.flatnonzero(is_op)))
@@ -117,6 +125,7 @@ def _again(columns: Columns, length: Ints, steps: Ints) -> tuple[Ints, Ints]:
     the next update: the first row, and the one behind the last.
     """
     next_update = later(columns, 1, steps)
+    # For each row, the one that stands one kernel behind it, if its rank has that many.
     again = np.arange(len(columns)) + length[columns.rank]
     is_again = again < columns.first[1:][columns.rank]
     again = again[is_again]

@@ -2,12 +2,11 @@
 proved does not depend on the machine.
 """
 
+from typing import ClassVar
+
 from attrs import define
 
 from schedlang.parametric.linear import NotLinear
-
-#: How many ops of all orders that are made, for sizes and for any n: some minutes' work.
-_MOST_OPS = 5_000_000
 
 
 class Spent(NotLinear):
@@ -18,20 +17,22 @@ class Spent(NotLinear):
 class Budget:
     """What may be looked at, and how much has been."""
 
-    most: int = _MOST_OPS
+    #: How many ops of all orders that are made, for sizes and for any n: some minutes' work.
+    MOST: ClassVar[int] = 5_000_000
+
     spent: int = 0
 
     @property
     def is_spent(self) -> bool:
         """Whether there is nothing left."""
-        return self.spent > self.most
+        return self.spent > self.MOST
 
     def spend(self, ops: int) -> None:
         """Count what is about to be looked at; Spent if it is too much."""
         self.spent += ops
         if self.is_spent:
             message = (
-                f"it takes more than {self.most:,} ops; prove it for fewer ranks, or for any "
+                f"it takes more than {self.MOST:,} ops; prove it for fewer ranks, or for any "
                 "number of them with `--any-ranks`"
             )
             raise Spent(message)

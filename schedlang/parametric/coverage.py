@@ -84,6 +84,7 @@ def check_once(
             ranges[rest].append((first, plus(first, (1, 0))))
         elif by_round == stride:
             ranges[rest].append((first, plus(first, piece.rounds)))
+        # Counting down, the last round has the first microbatch of the range.
         elif by_round == -stride:
             ranges[rest].append((plus(minus(first, piece.rounds), (1, 0)), plus(first, (1, 0))))
         else:
@@ -97,6 +98,8 @@ def check_once(
     if units[1] % stride:
         raise NeedsPeriod(stride)
     for rest, of in ranges.items():
+        # How many microbatches have this rest: with a stride of 3, of 7 the rest 0 has three, 1 and
+        # 2 have two.
         last = ((units[0] - rest + stride - 1) // stride, units[1] // stride)
         of.sort(key=lambda each: (each[0][1], each[0][0]))
         if [begin for begin, _ in of] + [last] != [(0, 0)] + [end for _, end in of]:

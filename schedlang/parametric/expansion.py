@@ -41,6 +41,7 @@ from schedlang.parametric.linear import (
     holds_from,
     listed_for_all,
 )
+from schedlang.schedule.actions import is_collective
 
 #: How often the order of one rank runs again at most.
 _MOST_RUNS = 400
@@ -154,6 +155,8 @@ class _Run:
             "change": self.change,
         }
         exec(python.items, self.names)
+        if any(is_collective(kind) for kind in python.sites.kinds.values()):
+            raise NotLinear("it writes gathers or sums of its stages")
         if self.has_weights and not python.sites.parts:
             raise NotLinear("it says which versions of weights are read")
         if not isinstance(self._order, syntax.Rank):
@@ -252,6 +255,11 @@ class _Run:
         self.splits = {}
         self.unrolled = {}
         claims = len(self.claims)
+        # The program runs until nothing in it depends on the round of a loop any more:
+        #
+        #     for m in 0 .. microbatches {           1st run    `if` has no one value for all rounds
+        #         if m < 2 { F(m) } else { B(m) }    split      at round 2
+        #     }                                      2nd run    two rounds one by one, then a part
         for _ in range(_MOST_RUNS):
             self.budget.spend(1)
             self.rank = rank
@@ -277,6 +285,8 @@ class _Run:
     def _split(self, loop: Loop, at: Any) -> None:
         key, begin, factor = loop.key
         borders = self.splits.setdefault(key, [])
+        # In rounds of the loop as it is written: the part counts its own, of which one may stand
+        # for several.
         border = begin + factor * at
         place = 0
         while place < len(borders) and borders[place] < border:
@@ -309,6 +319,7 @@ class _Run:
             return
         if self.is_within:
             raise NotLinear("a loop over microbatches stands within another one", location)
+        # The same loop within other rounds of an outer one is split by itself.
         key = (location, tuple(self.path))
         for begin, end in pairwise([0, *self.splits.get(key, ()), total]):
             length = end - begin
@@ -338,6 +349,7 @@ class _Run:
         factor = self.unrolled.get(key, 1)
         if length.by_n % factor:
             raise NeedsPeriod(factor // gcd(int(length.by_n), factor))
+        # Rounds that are left over come one by one, behind all the others.
         left = int(length.constant) % factor
         rounds = (length - left) // factor
         if rounds.constant < 1:
@@ -345,12 +357,14 @@ class _Run:
         loop = Loop(rounds, (key, begin, factor))
         self.parts.append(Part(rounds, [], loop))
         self.is_within = True
+        # A number that stands for the round, in the program's own arithmetic.
         round_number = Linear(0, 0, 1, loop)
         for number in range(factor):
             self.path.append((key, number))
             yield start + begin + round_number * factor + number
             self.path.pop()
         self.is_within = False
+        # Calls behind the loop are no part of it.
         self.parts.append(Part(1, []))
         yield from self._one_by_one(start + begin + (length - left), left, key[0])
 

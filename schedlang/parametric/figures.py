@@ -117,6 +117,8 @@ def _peak(pieces: Sequence[Timed], schedule: Schedule) -> Pair:
                     within += amount
         for change in seen:
             levels.add(plus(held, (change, 0)))
+            # What is held goes up or down by the same in each round: so it is most in the first or
+            # in the last.
             before_last = minus(each.piece.rounds, (1, 0))
             levels.add(plus(plus(held, times(before_last, within)), (change, 0)))
         held = plus(held, times(each.piece.rounds, within))
@@ -198,7 +200,8 @@ def expression(pair: Pair) -> str:
     """A number `constant + slope * microbatches`, as a program would have it."""
     constant, slope = map(Fraction, pair)
     below = lcm(constant.denominator, slope.denominator)
-    factor, add = int(slope * below), int(constant * below)
+    factor = int(slope * below)
+    add = int(constant * below)
     if not factor:
         text = str(add)
     else:

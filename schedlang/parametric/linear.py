@@ -171,6 +171,7 @@ class Linear:
 
     def __floordiv__(self, other: Any) -> Any:
         self._divides(other)
+        # Only the constant has a rest: the others divide.
         by_round = self.by_round // other
         return number(self.constant // other, self.by_n // other, by_round, self.loop)
 
@@ -286,6 +287,7 @@ def is_negative(value: Any) -> bool:
     if not value.by_round:
         return _is_negative(value.constant, value.by_n)
     assert value.loop
+    # A number that grows by steps is below 0 everywhere or nowhere, if it is so at both ends.
     last = value.loop.rounds - 1
     first = _is_negative(value.constant, value.by_n)
     if first == is_negative(number(value.constant, value.by_n) + value.by_round * last):

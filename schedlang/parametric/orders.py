@@ -177,6 +177,8 @@ def orders_of(expansion: Expansion, unroll: int = 1) -> Orders:
             _Calls(part, [_completed(call, expansion.sites, held, slices) for call in part.calls])
             for part in parts
         ]
+        # In this order: `W` without arguments takes what an `I` has left, whose microbatch must be
+        # known.
         _count_next(calls, expansion.sites)
         pieces = [piece for each in calls for piece in [each.piece(expansion.sites, held)]]
         pieces = _with_owed(pieces, expansion.sites)
@@ -256,6 +258,10 @@ def _count_next(parts: list[_Calls], sites: Sites) -> None:
             key = sites.counted_as[location], stage
             constant, by_n = before.get(key, ZERO)
             if location in takes_next:
+                # `before` counts what earlier parts have called, for all n; within a part that is
+                # repeated, each round calls as often as the round before:
+                #
+                #     2 x F(next) │ (n + 1) x { F(next) B(next) }         second F: microbatch 2 + k
                 call[2] = constant + seen.get(key, 0), by_n, in_round[key]
             seen[key] = seen.get(key, 0) + 1
         for key, count in in_round.items():
@@ -278,6 +284,8 @@ def _with_owed(pieces: list[Piece], sites: Sites) -> list[Piece]:
     if len(bare) > 1 and len(stages) > 1:
         raise NotLinear("some `W` name their stage, and some do not")
     by_stage = not bare.pop()
+    # Where the rounds of a piece take from different places, it is split there, and all is done
+    # anew.
     while True:
         completed, cut = _owed_once(pieces, oldest, by_stage)
         if cut is None:
@@ -301,6 +309,8 @@ def _owed_once(
             key = op.stage if by_stage else None
             count = sum(1 for other in owing if not by_stage or other.stage == op.stage)
             constant, by_n = made.get(key, ZERO)
+            # Gradients are owed and taken in one order, as in a queue: the i-th taken is the i-th
+            # made. Both are numbered through all pieces; where the numbers meet is arithmetic.
             position = constant + seen.get(key, 0), by_n, count
             seen[key] = seen.get(key, 0) + 1
             sources.setdefault(key, []).append((piece, op, position))
@@ -491,6 +501,7 @@ def _cell(source: int, rounds: Pair, wanted: Triple, of: Pair, there: Triple) ->
     here_one = rounds == (1, 0)
     there_one = of == (1, 0)
     if here_one and there_one:
+        # They meet at one n alone: from the next one on they do not.
         if by_n and constant % by_n == 0 and -constant // by_n >= 0:
             holds_from(-constant // by_n + 1)
         return Cell(ZERO, (1, 0), source, (0, 0, 0)) if not constant and not by_n else None
@@ -500,6 +511,7 @@ def _cell(source: int, rounds: Pair, wanted: Triple, of: Pair, there: Triple) ->
         if at is None or is_negative(at) or not is_negative(minus(at, rounds)):
             return None
         return Cell(at, plus(at, (1, 0)), source, (0, 0, 0))
+    # Which round there has what round 0 here wants.
     first = _quotient((constant, by_n), there[2])
     if first is None:
         return None
@@ -510,10 +522,14 @@ def _cell(source: int, rounds: Pair, wanted: Triple, of: Pair, there: Triple) ->
     if abs(wanted[2]) != abs(there[2]):
         raise NotLinear("two loops go on by different numbers of microbatches in a round")
     if wanted[2] == there[2]:
-        begin, end = times(first, -1), minus(of, first)
+        # Both count the same way: round k here meets round first + k there.
+        begin = times(first, -1)
+        end = minus(of, first)
         step = 1
     else:
-        begin, end = plus(minus(first, of), (1, 0)), plus(first, (1, 0))
+        # They count against each other: round k here meets round first - k there.
+        begin = plus(minus(first, of), (1, 0))
+        end = plus(first, (1, 0))
         step = -1
     begin = begin if not is_negative(begin) else ZERO
     end = end if is_negative(minus(end, rounds)) else rounds

@@ -170,6 +170,9 @@ class _Prover:
     def proof(self) -> Proof:
         """The proof: of classes of numbers of microbatches, and of those before them one by one."""
         done: list[Class] = []
+        # All microbatches are one class at first; what depends on a rest divides it:
+        #
+        #     1 + n   ──NeedsPeriod(2)──►   1 + 2n,  2 + 2n        each proved by itself
         waiting = [Class(1, 1)]
         count = 1
         while waiting:
@@ -433,6 +436,8 @@ class _Prover:
         )
         for size in small:
             if not self.budget.is_spent:
+                # Not `spend`, which would end the whole proof: sizes beyond the budget stay
+                # unknown.
                 self.budget.spent += 2 * self.ranks * size
                 self.at(size)
         verdicts = {name: self.verdict(name, classes, small) for name in self.names}
@@ -450,6 +455,7 @@ class _Prover:
 
     def fixed(self) -> dict[str, int]:
         """The parameters whose values do not depend on the microbatches."""
+        # What is the same for one microbatch and for many.
         few, many = (
             parameters(self.tree, {**self.params, "microbatches": microbatches})
             for microbatches in (1, _MOST_BASE)
@@ -553,6 +559,7 @@ class _Prover:
                 if values is None:
                     continue
                 for (constant, slope), (single, _) in pieces.items():
+                    # A small size that was simulated, and obeys the law as well, is told with it.
                     if constant + slope * size == values[figure]:
                         single.add(size)
             texts = []

@@ -42,14 +42,19 @@ class Sizes:
         # From here on, only the progressions count.
         first = max([0, *self.single]) + 1
         first = max([first, *(start for start, _ in self.progressions)])
+        # What the set has in one whole period, as rests, and then in words:
+        #
+        #     {3} and 5 + 2n, 6 + 4n      of 6 .. 9 it has the rests 2 3 1: "% 4 != 0"
         rests = [number % period for number in range(first, first + period) if number in self]
         # The shortest period that tells the same.
         for shorter in range(1, period + 1):
             if period % shorter == 0:
                 short = {rest % shorter for rest in rests}
                 if len(short) * (period // shorter) == len(rests):
-                    period, rests = shorter, sorted(short)
+                    period = shorter
+                    rests = sorted(short)
                     break
+        # Single numbers that go on like this are told with it.
         while first > 1 and ((first - 1) in self) == ((first - 1) % period in rests):
             first -= 1
         while (first % period) not in rests:

@@ -68,10 +68,16 @@ def rules_of(schedules: Sequence[Schedule]) -> Rules:
 
 
 def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]]:
-    layout, columns, needs = schedule.layout, schedule.columns, schedule.needs
+    layout = schedule.layout
+    columns = schedule.columns
+    needs = schedule.needs
     is_of_op = ~columns.is_transfer[needs.user]
     user = needs.user[is_of_op]
     microbatch = columns.microbatch[user]
+    # A column for each need of each op, of which those of all microbatches are equal:
+    #
+    #     kind  stage  slice │ made  made on stage  microbatches on  is_far  way
+    #     B     1      0     │ B     2              0                1       2
     table = np.stack(
         [
             columns.kind[user],
@@ -93,7 +99,9 @@ def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]
     ways = latencies(layout, schedule.costs.transfers(len(layout.placement)))
     rules: dict[tuple[int, int, int], list[Need]] = {key: [] for key in users}
     for row, count in zip(found.T.tolist(), counts.tolist(), strict=True):
-        key, (made, stage, further, is_far, number) = tuple(row[:3]), row[3:]
+        key = tuple(row[:3])
+        made, stage, further, is_far, number = row[3:]
+        # As many needs of a kind as ops that might have them: so all have it.
         if count != users[key]:
             raise NotLinear("ops of one stage do not all need the same")
         way = Fraction(repr(float(ways[made, number]))) if is_far else 0
@@ -175,6 +183,7 @@ def stamp(orders: Orders, walks: Sequence[list[list[Any]]], schedule: Schedule) 
     timed: list[Timed] = []
     known: dict[Any, Any] = {}
     for rank, pieces in enumerate(orders.ranks):
+        # How far each size's times are read: a piece takes as many rounds of each as it has there.
         at = [0] * len(walks)
         for piece in pieces:
             rounds = [value(piece.rounds, n) for n in range(len(walks))]
@@ -197,6 +206,11 @@ def stamp(orders: Orders, walks: Sequence[list[list[Any]]], schedule: Schedule) 
 
 def _cut(piece: Piece, times: list[list[list[Any]]]) -> Iterator[tuple[Piece, tuple[Triple, ...]]]:
     """A piece cut where the times of its rounds go on by another step, and the times of each."""
+    # Times of a piece at three sizes, and the runs in which they go on by one step:
+    #
+    #     n = 0    0 2 4 6 │ 9 12                runs of 4 and 2 rounds
+    #     n = 1    0 2 4 6 8 │ 11 14             5 and 2
+    #     n = 2    0 2 4 6 8 10 │ 13 16          6 and 2: the first grows by n, so it is cut there
     runs = [_runs(rounds) for rounds in times]
     lengths = [[length for length, _ in of] for of in runs]
     if len({len(of) for of in lengths}) > 1:
@@ -357,6 +371,7 @@ class Stamped:
             earlier = self.timed[before]
             last = minus(earlier.piece.rounds, ONCE)
             first = (*at_round(earlier.end(-1), last), 0)
+        # The first round follows the piece before, all others the round before.
         cells = [(ZERO, ONCE, first)]
         if rounds != ONCE:
             constant, by_n, by_round = timed.end(-1)
@@ -424,6 +439,8 @@ class Stamped:
                     if not (_within(begin, end, cell_begin, cell_end)):
                         continue
                     late = (start[0] - arrival[0], start[1] - arrival[1], start[2] - arrival[2])
+                    # By the round it goes up or down evenly, so the first and the last round bound
+                    # it.
                     spare = at_round(late, begin), at_round(late, last)
                     if any(is_negative(of) for of in spare):
                         raise NoStamps("something starts before what it waits for is there")

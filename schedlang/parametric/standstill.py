@@ -132,6 +132,7 @@ def _circle(orders: Orders, rules: Rules, schedule: Schedule, n: int) -> list[Wa
             stands[rank] = int(undone[0])
     waits: dict[int, Wait] = {}
     rank = next(iter(stands))
+    # Every rank that stands waits for one that stands, so this comes round in the end.
     while rank not in waits:
         waits[rank] = _wait(rules, batches, made, stands, rank)
         rank = waits[rank].maker_rank

@@ -116,6 +116,10 @@ def _as_updates(schedule: Schedule, updates: int) -> Schedule:
 def _kernel(first: Schedule, second: Schedule, rank: int, length: int) -> Kernel:
     """The first rows of a rank that repeat: before what is alike when one repeat is put in."""
     one, other = (_rows(schedule, rank) for schedule in (first, second))
+    # Of the two orders, which first differ where the longer one has its repeat:
+    #
+    #     n = 0    a b  x y         z
+    #     n = 1    a b  x y  x y    z         alike up to the second x; so x y before it repeats
     same = next(
         (at for at in range(len(one)) if one[at] != other[at]),
         len(one),

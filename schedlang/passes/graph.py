@@ -31,7 +31,8 @@ class Graph:
 
     `ops[n]` are the ops of node n, and `rank[n]` is its rank. A weight gradient is always a node of
     its own; `weights[n]` are those that node n leaves owed. `order` is the schedule's own.
-    ValueError for a schedule with communication or copies.
+    ValueError for a schedule with communication, copies or
+    collectives.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -40,6 +41,8 @@ class Graph:
             raise ValueError("the communication is written out: only its own order fits it")
         if columns.is_copy.any():
             raise ValueError("copies to the host are written out: only their own order fits them")
+        if columns.is_collective.any():
+            raise ValueError("gathers and sums are written out: only their own order fits them")
         self.schedule = schedule
         # The actions node by node: of those that overlap, first what is one node. With an overlap
         # of F1 and I0, and another one of F2 and W0, which is a node of its own:

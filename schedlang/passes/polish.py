@@ -29,6 +29,7 @@ def polish(graph: Graph, given: Orders, limit: float, share: float) -> Orders:
         changed = graph.ends(orders) if graph.peak(order) <= limit + ROUNDING else []
         if changed and _value(graph, orders, changed) < _value(graph, orders, ends):
             ends = changed
+            # The path may be another one now, so its pairs are looked for anew.
             pairs = _critical_pairs(graph, orders, changed)
         else:
             order[index : index + 2] = order[index + 1], order[index]

@@ -55,6 +55,8 @@ def _trial(graph: Graph, orders: Orders, limit: float) -> _Trial:
 def _moved(graph: Graph, limit: float, share: float) -> list[Orders]:
     """The orders after moves, and the order as it was, the best first; of equals that."""
     schedule = graph.schedule
+    # Moves go by whole slots, of a width that any op has at unit costs; so they are tried on a
+    # schedule of those, and what they give is then judged at the real ones.
     slots = graph
     most = limit
     if schedule.costs != UNIT:
@@ -63,6 +65,8 @@ def _moved(graph: Graph, limit: float, share: float) -> list[Orders]:
     given = _trial(slots, slots.order, most)
     trials = [given, _moved_all(slots, given, most)]
     is_alike = graph.runs_like(slots)
+    # The second way keeps the steady phase as it is. It is worth a trial where the first one has
+    # left something to gain, or where slots do not say how long things take.
     if trials[-1].value > slots.least_objective + ROUNDING or not is_alike:
         around_steady = Board(slots, given.orders, given.ends, most, steady=True)
         trials.append(_trial(slots, around_steady.moved_forward(), most))
@@ -70,6 +74,7 @@ def _moved(graph: Graph, limit: float, share: float) -> list[Orders]:
         tried = [trial.orders for trial in trials]
         if not is_alike:
             tried[1:] = [polish(graph, orders, limit, share) for orders in tried[1:]]
+        # At the real costs. `sorted` is stable, so the given order comes first among equals.
         trials = [_trial(graph, orders, limit) for orders in tried]
     return [trial.orders for trial in sorted(trials, key=lambda trial: trial.value)]
 

@@ -56,12 +56,12 @@ def _parts(schedule: Schedule) -> Iterator["_Part"]:
 
     If some rank has less work than others, it waits for them with every microbatch, and what is
     best depends on all of these waits: there are no parts then. Nor are there where microbatches
-    take different times, or where communication or copies are written, which leave no order to look
-    for.
+    take different times, or where communication, copies or collectives are written, which leave no
+    order to look for.
     """
     if schedule.costs.differ_by_microbatch:
         return
-    if schedule.columns.is_transfer.any() or schedule.columns.is_copy.any():
+    if schedule.columns.is_transfer.any() or schedule.columns.is_beside.any():
         return
     work = _work(schedule)
     if work.max(initial=0.0) - work.min(initial=inf) > ROUNDING * work.max(initial=0.0):

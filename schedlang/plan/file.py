@@ -90,12 +90,12 @@ def decode(text: bytes | bytearray) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"`{ascii(twice)[1:-1]}` is there twice in one object")
-    return found
+    return fields
 
 
 def _no_number(text: str) -> Any:

@@ -17,9 +17,9 @@ from schedlang.files.reading import check_is_path, read_bytes, shown, unreadable
 from schedlang.plan.file import Line, Parts, decode, decode_head, line_of, plan_error
 from schedlang.plan.plan import FORMAT, Plan, sha256_of
 from schedlang.proof.repetition import prove_for_all_updates
-from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, WORD, Actions, is_copy, is_transfer
+from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, WORD, Actions, is_beside, is_transfer
 from schedlang.schedule.costs import Costs, costs_of
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OF_STAGE, Kind
 from schedlang.schedule.layout import (
     Layout,
     Pipeline,
@@ -401,7 +401,8 @@ class _Reader:
         """
         if "lines" not in self.document:
             return
-        texts, sources = self.field("actions", list), self.field("sources", list)
+        texts = self.field("actions", list)
+        sources = self.field("sources", list)
         lines = [list(line_of(*both)) for both in zip(texts, sources, strict=True)]
         for rank, (given, actual) in enumerate(zip_longest(self.field("lines", list), lines)):
             if given != actual:
@@ -488,8 +489,9 @@ def _parse_words(text: str, sources: list[int]) -> Actions:
             group = groups
         for word in words:
             kind, stage, microbatch = _parse_word(word, token)
-            # A group is a batch of transfers, or ops that overlap; a copy stands alone.
-            if is_group and (is_transfer(kind) == overlaps or is_copy(kind)):
+            # A group is a batch of transfers, or ops that overlap; what goes on beside
+            # them stands alone.
+            if is_group and (is_transfer(kind) == overlaps or is_beside(kind)):
                 raise ValueError(
                     f"`{token}`: transfers are batched alone, compute ops as {OVERLAP}"
                 )
@@ -510,6 +512,6 @@ def _parse_word(text: str, token: str) -> tuple[Kind, int, int]:
     if number is not None:
         return Kind[name], int(stage), int(number)
     # The only update of a schedule needs no number.
-    if name == "U":
-        return Kind.U, int(stage), NO_MICROBATCH
+    if Kind[name] in OF_STAGE:
+        return Kind[name], int(stage), NO_MICROBATCH
     raise ValueError(f"`{token}` is not an action")

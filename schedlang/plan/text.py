@@ -48,6 +48,13 @@ def _text(actions: Actions, words: Table, stages: int, alone: Table, in_group: T
     which: Ints = (kind - np.int32(1)) * stages + np.asarray(actions.stage)
     if not group.any():
         return _joined(np.concatenate([words[which], alone[microbatch]], axis=1))
+    # `goes_on[i]`: action i is in the group of the one before it. With an entry more, so that where
+    # a group begins and where it ends are both changes of it:
+    #
+    #     group      0   1   1   0   2   2   2
+    #     goes_on    0   0   1   0   0   1   1   0
+    #     begins     0   1   0   0   1   0   0
+    #     ends       0   0   1   0   0   0   1
     goes_on = np.zeros(len(group) + 1, bool)
     goes_on[1:-1] = (group[1:] > 0) & (group[1:] == group[:-1])
     begins = goes_on[1:] & ~goes_on[:-1]

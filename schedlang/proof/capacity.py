@@ -1,5 +1,7 @@
 """Whether ranks have room for what they hold."""
 
+from math import inf
+
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.proof.execution import Execution
 from schedlang.ranks.weights import bytes_of_weights
@@ -42,7 +44,11 @@ def fullness(execution: Execution) -> list[float] | None:
     peaks = execution.peak_bytes
     if capacities is None or peaks is None:
         return None
-    pairs = zip(peaks, capacities, strict=True)
-    return [
-        peak / capacity if capacity else float("inf") if peak else 0.0 for peak, capacity in pairs
-    ]
+    return [_part(peak, capacity) for peak, capacity in zip(peaks, capacities, strict=True)]
+
+
+def _part(peak: float, capacity: float) -> float:
+    """A peak as a part of a capacity. Without any room, nothing fits but nothing."""
+    if capacity:
+        return peak / capacity
+    return inf if peak else 0.0

@@ -64,6 +64,8 @@ class Channels:
 
     def latency(self, table: Floats) -> Floats:
         """How long each transfer takes, from a `table` by what is made and the receive's number."""
+        # The table goes by receives, see `schedlang.schedule.costs`: a send looks up the number
+        # that its message has at the other end.
         times = np.zeros(len(self.columns))
         for made, send in SENDS.items():
             sends = self.columns.where(send)
@@ -94,6 +96,8 @@ class Channels:
         sends = np.flatnonzero(self.is_send & self.has_peer & (self.nth >= capacity))
         if not len(sends):
             return sends, sends
+        # With room for 2 messages, send 5 of a channel waits until message 3 is received, the one
+        # that is `capacity` before it.
         receives = np.flatnonzero(self.columns.is_transfer & ~self.is_send & self.has_peer)
         earlier = _lookup(self._key(receives, 0), receives, self._key(sends, int(capacity)))
         return sends, earlier
@@ -123,6 +127,7 @@ class Channels:
     def repeated(self) -> Iterator[tuple[int, Finding]]:
         """Sends of messages that were sent before, each with what to say of it."""
         columns = self.columns
+        # One number for stage and direction, activations or gradients, and then for the microbatch.
         rows = np.flatnonzero(self.is_send)
         microbatches = int(columns.microbatch.max(initial=0)) + 1
         number = columns.stage[rows] * 2 + is_any(columns.kind[rows], Kind.SEND_B)
@@ -193,6 +198,7 @@ def channels_of(schedule: Schedule, transport: Transport) -> Channels:
     rows = np.flatnonzero(columns.is_transfer)
     peer[rows] = peers(schedule, rows)
     rows = rows[peer[rows] >= 0]
+    # What follows has one entry for each transfer that can reach a rank, in the order of `rows`.
     is_send = columns.is_send[rows]
     own = columns.rank[rows].astype(np.int64)
     sender = np.where(is_send, own, peer[rows])
@@ -209,6 +215,7 @@ def channels_of(schedule: Schedule, transport: Transport) -> Channels:
     # The n-th send of a channel meets the n-th receive.
     for side in (is_send, ~is_send):
         nth[rows[side]] = _counted(key[side])
+    # Channel and turn as one number: where a send and a receive have the same, they meet.
     turn = channel * np.int64(len(columns) + 1) + nth
     sends = rows[is_send]
     receives = rows[~is_send]
@@ -236,6 +243,8 @@ def _lookup(keys: Ints, values: Ints, wanted: Ints) -> Ints:
         return np.full(len(wanted), NO_PARTNER, np.int64)
     order = np.argsort(keys)
     ordered = keys[order]
+    # `searchsorted` says where a key would stand, not that it is there; past the end, the last one
+    # is looked at, which is then another one.
     at = np.minimum(np.searchsorted(ordered, wanted), len(keys) - 1)
     return np.where(ordered[at] == wanted, values[order[at]], NO_PARTNER)
 

@@ -13,6 +13,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from schedlang.proof.channels import Channels, channels_of
+from schedlang.proof.collectives import collectives, writes
 from schedlang.proof.graph import NEVER, NOTHING, Graph, Items
 from schedlang.ranks.shards import gathers
 from schedlang.schedule.columns import Columns, Floats, Ints, counts_of, members
@@ -84,13 +85,13 @@ class Events:
         columns = self.schedule.columns
         starts = self.graph.starts
         ends = self.graph.ends
-        ops = np.flatnonzero(~columns.is_transfer & ~columns.is_copy)
+        ops = np.flatnonzero(columns.is_computed)
         begins = starts[self.item[ops]]
         stops = begins + self.after[ops]
         # Of ops that overlap, each is shown behind the one before.
         later = np.flatnonzero(columns.batch[ops] != ops)
         begins[later] = stops[later - 1]
-        copies = np.flatnonzero(columns.is_copy)
+        copies = np.flatnonzero(columns.is_beside)
         items = self.item[copies]
         bars = _bars(columns, ops, begins, stops)
         bars_of_copies = _bars(columns, copies, starts[items], ends[items])
@@ -151,11 +152,13 @@ def takes_turns(schedule: Schedule, costs: Costs) -> bool:
     waits for what follows from how long all takes.
     """
     links = schedule.layout.links
+    is_shared = len(set(links)) < len(links)
+    # What the costs say is asked last, since it takes longest.
+    if not is_shared or not schedule.columns.is_copy.any():
+        return False
     durations = costs.durations(schedule.layout)
     # A copy that takes no time keeps nobody waiting.
-    takes_time = any(durations[Kind.OFFLOAD]) or any(durations[Kind.RELOAD])
-    is_shared = len(set(links)) < len(links)
-    return is_shared and takes_time and bool(schedule.columns.is_copy.any())
+    return any(durations[Kind.OFFLOAD]) or any(durations[Kind.RELOAD])
 
 
 def _in_turns(
@@ -209,9 +212,7 @@ def _ideal_events(build: "_Build") -> Events:
     delay = build.latency(needs.made[wanted], needs.number[wanted])
     build.wait(items[wanted], target, needs.user[wanted], delay, needs.receive[wanted])
     build.wait_for_copies()
-    build.wait_for_sums()
-    build.place_sums()
-    build.place_gathers()
+    build.place_collectives()
     return build.events()
 
 
@@ -232,9 +233,7 @@ def _transport_events(build: "_Build", channels: Channels, transport: Transport)
         else:
             build.meet(channels, transport.atomic)
     build.wait_for_copies()
-    build.wait_for_sums()
-    build.place_sums()
-    build.place_gathers()
+    build.place_collectives()
     build.wait_for_sends(channels)
     return build.events(channels)
 
@@ -307,7 +306,7 @@ class _Build:
         """Put the ops of each rank on its thread, and `with_batches` its transfers as well."""
         columns = self.columns
         is_head = columns.batch == np.arange(len(columns))
-        is_op = ~columns.is_copy & ~columns.is_transfer
+        is_op = columns.is_computed
         on_rank = is_op | columns.is_transfer if with_batches else is_op
         self.on_rank = np.flatnonzero(is_head & on_rank)
         # Ops that overlap are one item, which takes until the last of them ends.
@@ -358,6 +357,14 @@ class _Build:
         users = needs.user[wanted]
         self.wait(self.item[users], self.item[needs.maker[wanted]], users)
 
+    def place_collectives(self) -> None:
+        """Put sums and gathers beside the ops: those that the program writes, and the others."""
+        self.wait_for_sums()
+        self.place_sums()
+        self.place_gathers()
+        if self.columns.is_collective.any():
+            self.place_written()
+
     def wait_for_sums(self) -> None:
         """Optimizer steps wait for the last gradient of each rank with replicas of the stage."""
         sums = self.schedule.sums
@@ -396,8 +403,13 @@ class _Build:
         # Replicas have one sum, which takes the longest time that is given for any of them.
         times = np.reshape(self.costs.sums(len(layout.placement)), (-1, layout.pieces))
         takes = times.max(axis=0)[self.schedule.gradients.piece]
-        gradients = self.schedule.gradients.taken(takes > 0)
-        takes = takes[takes > 0]
+        gradients = self.schedule.gradients
+        # Those that are written have a place of their own.
+        pieces = np.array(layout.piece_of)
+        written = np.unique(pieces[writes(self.schedule, Kind.REDUCE_GRAD)])
+        is_placed = (takes > 0) & ~np.isin(gradients.piece, written)
+        gradients = gradients.taken(is_placed)
+        takes = takes[is_placed]
         last = gradients.last
         group = gradients.piece * layout.updates + gradients.update
         sizes = counts_of(group)
@@ -414,7 +426,8 @@ class _Build:
         # All sums of a group wait for each other's begin.
         in_groups = np.argsort(group, kind="stable")
         one, other = members(sizes, group[in_groups])
-        one, other = in_groups[one], in_groups[other]
+        one = in_groups[one]
+        other = in_groups[other]
         is_other = one != other
         self.wait(sums[one[is_other]], sums[other[is_other]], last[one[is_other]], at_begin=True)
         # Steps wait for them; one that stands before its gradients is found to be wrong elsewhere.
@@ -425,7 +438,8 @@ class _Build:
         of_step = gradients.of(columns.rank[steps], piece, update)
         is_there = of_step >= 0
         is_there[is_there] = last[of_step[is_there]] < columns.batch[steps[is_there]]
-        steps, of_step = steps[is_there], of_step[is_there]
+        steps = steps[is_there]
+        of_step = of_step[is_there]
         self.wait(self.item[steps], sums[of_step], steps)
         # Of several steps on one rank, the first one waits.
         before = np.full(len(sums), NOTHING)
@@ -441,7 +455,9 @@ class _Build:
             return
         columns = self.columns
         times = self.costs.gathers(len(self.schedule.placement))
-        begun, users, stages = [], [], []
+        begun = []
+        users = []
+        stages = []
         for rank, actions in enumerate(self.schedule.ranks):
             held = [stage for stage in self.schedule.stages_of(rank) if times[stage]]
             first = int(columns.first[rank])
@@ -459,6 +475,54 @@ class _Build:
         self.wait(self.item[waiting], items, waiting)
         self.beside.append(np.stack([items, np.full(len(items), NOTHING), waiting]))
 
+    def place_written(self) -> None:
+        """Put the gathers and sums that the program writes on two streams of each rank; each is
+        begun when its rank comes to it, and goes on once all ranks with replicas have begun it. A
+        rank begins one after the other, whichever it is.
+        """
+        # A gather on two ranks with replicas, of which rank 1 comes to it later:
+        #
+        #     rank 0            ── 0B3 ── … ────────────── 0F4
+        #                           ╰╌╌╮                  │
+        #     begun by rank 0   ─────── ● ─ ●             │
+        #                                   ╎╰╌╌╮         │
+        #     its stream        ────────────╎── gather ───╯
+        #     begun by rank 1   ────────── ● ─ ●
+        written = collectives(self.schedule)
+        columns = self.columns
+        ranks = len(self.schedule.ranks)
+        rows = written.row
+        rank = columns.rank[rows]
+        kind = columns.kind[rows]
+        begun = self.items.add(self.threads + rank, rows * 2 + _ISSUED)
+        self.wait(begun, self.rank_before(rows), rows)
+        together = self.items.add(self.threads + rank, rows * 2 + _STANDS)
+        # Replicas have one event, which takes the longest time that is given for any of them.
+        each = self.durations.of(kind, columns.stage[rows], columns.microbatch[rows])
+        takes = np.zeros(int(written.event.max(initial=-1)) + 1)
+        np.maximum.at(takes, written.event, each)
+        stream = self.threads + (1 + (kind == Kind.REDUCE_GRAD)) * ranks + rank
+        items = self.items.add(stream, rows, takes[written.event])
+        self.wait(items, together, rows)
+        self.item[rows] = items
+        in_events = np.argsort(written.event, kind="stable")
+        sizes = counts_of(written.event)
+        one, other = members(sizes, written.event[in_events])
+        one, other = in_events[one], in_events[other]
+        one, other = one[one != other], other[one != other]
+        for side in (together, items):
+            self.wait(side[one], side[other], rows[one], at_begin=True)
+        is_needed = np.flatnonzero(written.user != NOTHING)
+        self.wait(self.item[written.user[is_needed]], items[is_needed], rows[is_needed])
+        # Weights go at once when the rank comes there; what nothing has used, once it is there.
+        releases = columns.where(Kind.RESHARD)
+        thread = self.threads + 3 * ranks + columns.rank[releases]
+        self.item[releases] = self.items.add(thread, releases)
+        self.wait(self.item[releases], self.rank_before(releases), releases)
+        self.threads += 4 * ranks
+        timed = np.flatnonzero(takes[written.event] > 0)
+        self.beside.append(np.stack([items[timed], written.last[timed], written.user[timed]]))
+
     def wait_for_messages(self, channels: Channels) -> None:
         """Each transfer is on its own: ops wait for the sends of what they need, and the way."""
         wanted, receives = self._received()
@@ -474,11 +538,13 @@ class _Build:
             if not len(self.columns.where(wait)):
                 continue
             # In one order, sends and waits are pairs.
-            sends, waits = map(self._sorted, (self.columns.where(send), self.columns.where(wait)))
+            sends = self._sorted(self.columns.where(send))
+            waits = self._sorted(self.columns.where(wait))
             alone = self.item[sends] == NOTHING
             self.wait(self.item[waits[~alone]], self.item[sends[~alone]], waits[~alone])
             # A transfer on its own is over one latency after both ranks have come to it.
-            sends, waits = sends[alone], waits[alone]
+            sends = sends[alone]
+            waits = waits[alone]
             delay = channels.latency(self._latencies)[sends]
             receives = channels.partner[sends]
             come = np.where(receives >= 0, self.rank_before(receives), NEVER)
@@ -602,7 +668,7 @@ class _Build:
         """All of it as a graph."""
         graph = self.items.graph()
         come = np.full(len(self.columns), NOTHING, np.int32)
-        rows = np.flatnonzero(self.columns.is_transfer | self.columns.is_copy)
+        rows = np.flatnonzero(self.columns.is_transfer | self.columns.is_beside)
         before = self.rank_before(self.columns.batch[rows])
         come[rows] = np.where(before >= 0, graph.over[before], NOTHING)
         about, receive = (

@@ -50,7 +50,7 @@ class Moments:
         columns = schedule.columns
         rows = np.arange(len(columns))
         #: The heads of ops, one for all that overlap.
-        is_op = (columns.batch == rows) & ~columns.is_copy & ~columns.is_transfer
+        is_op = (columns.batch == rows) & columns.is_computed
         heads = np.flatnonzero(is_op)
         items = events.item[heads]
         starts = events.graph.starts[items]
@@ -84,7 +84,7 @@ class Moments:
         self.is_stuck: Flags = is_stuck[at] & is_there
         self.hand_over: Ints = np.where(is_there, hand_over[at], 0).astype(np.int32)
         issue_of_op = np.where(is_there, issue[at], 0)
-        self.issue: Ints = np.where(columns.is_copy, self.hand_over, issue_of_op).astype(np.int32)
+        self.issue: Ints = np.where(columns.is_beside, self.hand_over, issue_of_op).astype(np.int32)
 
 
 def sent_as(schedule: Schedule, needs: Needs, items: Ints) -> Ints:
@@ -144,10 +144,12 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
         return False
     if not _in_batches(columns, sends, receives, when):
         return False
-    is_same_rank = columns.rank[1:] == columns.rank[:-1]
+    # What is of a stage and replicas outside of the plan may stand anywhere.
+    rows = np.flatnonzero(~columns.is_collective)
+    is_same_rank = columns.rank[rows][1:] == columns.rank[rows][:-1]
     # Ops may share a moment, a transfer or a batch comes later than what is before it.
     is_head = columns.batch == np.arange(len(columns))
-    grows = np.diff(when) >= (columns.is_transfer & is_head)[1:]
+    grows = np.diff(when[rows]) >= (columns.is_transfer & is_head)[rows][1:]
     is_there = when[needs.receive[received]] < when[needs.user[received]]
     return bool((grows | ~is_same_rank).all() and is_there.all())
 
@@ -162,7 +164,8 @@ def _in_batches(columns: Columns, sends: Ints, receives: Ints, when: Ints) -> bo
     is_batched = columns.sizes[sends] > 1
     if (is_batched != (columns.sizes[receives] > 1)).any():
         return False
-    sends, receives = sends[is_batched], receives[is_batched]
+    sends = sends[is_batched]
+    receives = receives[is_batched]
     label = joined(columns, sends, receives)
     sides = np.concatenate([sends, receives])
     moment = label[columns.batch[sides]]

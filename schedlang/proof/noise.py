@@ -115,7 +115,7 @@ def _slow(noise: Noise, schedule: Schedule) -> Floats:
     columns = schedule.columns
     factors = np.ones(len(columns))
     for rank, factor in noise.slow_ranks.items():
-        factors[(columns.rank == rank) & ~columns.is_transfer & ~columns.is_copy] = factor
+        factors[(columns.rank == rank) & columns.is_computed] = factor
     receives, ends = _links(schedule)
     for link, factor in noise.slow_links.items():
         factors[receives[(ends == link).all(axis=1)]] = factor
@@ -139,6 +139,7 @@ class Draws:
 
     def __init__(self, schedule: Schedule, noise: Noise, take_time: Flags) -> None:
         columns = schedule.columns
+        # Sums and gathers are no actions of the schedule; they are numbered behind those.
         beside = np.arange(len(columns), len(take_time))
         self.slow = np.append(_slow(noise, schedule), np.ones(len(beside)))[:, np.newaxis]
         # A lognormal variable with this variance of its logarithm has the coefficient of variation
@@ -154,6 +155,8 @@ class Draws:
                 # What takes no time in any run needs no factor.
                 if not take_time[rows].any():
                     continue
+                # By stage and microbatch, not as they stand in the schedule: so the n-th number
+                # that is drawn is for the same op, in whatever order a schedule runs them.
                 in_order = rows[np.lexsort((columns.microbatch[rows], columns.stage[rows]))]
                 self.kinds.append((in_order, np.random.default_rng([noise.seed, int(kind)])))
             self.kinds.append((beside, np.random.default_rng([noise.seed, 0])))

@@ -5,6 +5,7 @@ from functools import cached_property
 
 from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.proof.collectives import collectives
 from schedlang.proof.edges import Events, ideal_events, transport_events
 from schedlang.proof.execution import Execution
 from schedlang.proof.first_use import check_first_use
@@ -40,13 +41,13 @@ def proofs(schedule: Schedule, names: Iterable[str]) -> dict[str, Execution | Co
         proof = _Proof(schedule)
     except CompileError as error:
         return dict.fromkeys(names, error)
-    found: dict[str, Execution | CompileError] = {}
+    outcomes: dict[str, Execution | CompileError] = {}
     for name in names:
         try:
-            found[name] = proof.on(name)
+            outcomes[name] = proof.on(name)
         except CompileError as error:
-            found[name] = error
-    return found
+            outcomes[name] = error
+    return outcomes
 
 
 class _Proof:
@@ -59,7 +60,10 @@ class _Proof:
         check_frozen(schedule)
         self.schedule = schedule
         self.ideal = ideal_events(schedule, schedule.costs)
-        self.follows_moments = follows_moments(schedule, self.ideal)
+        # Moments say nothing of collectives that ranks of the plan have together.
+        self.follows_moments = not collectives(schedule).has_replicas and follows_moments(
+            schedule, self.ideal
+        )
 
     def on(self, name: str) -> Execution:
         """The ideal execution, if the schedule is right on a transport."""
@@ -138,6 +142,14 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, ideal: bool = False) -> Ex
     if ideal:
         return _execution(schedule, costs, "ideal", ideal_events(schedule, costs))
     return _execution(schedule, costs, transport.name, events)
+
+
+def makespan_at(schedule: Schedule, costs: Costs) -> float:
+    """The makespan that `simulate` would give of a schedule at other costs, which was simulated at
+    some before: whether it runs does not depend on them.
+    """
+    costs = costs.over(schedule.costs)
+    return transport_events(schedule, costs, timed(schedule.transport)).timeline().makespan
 
 
 def run_on(schedule: Schedule, costs: Costs, transport: Transport) -> Events:

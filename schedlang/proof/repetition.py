@@ -91,6 +91,8 @@ def prove_repeats(schedule: Schedule, kernels: tuple[Kernel, ...]) -> None:
         if goes_on(before, longer, kernels, times):
             return
         before = longer
+    # The search is bounded, so this says how far the proof has come, rather than that the plan is
+    # wrong.
     message = (
         f"what repeats is proved for {schedule.layout.updates} to {before.layout.updates} updates, "
         "and for no more: the ranks never come back to the same state"
@@ -109,6 +111,7 @@ def goes_on(before: Schedule, longer: Schedule, kernels: tuple[Kernel, ...], tim
         partner = channels_of(longer, rules).partner
         places, pending = _come_to(longer, partner, start + times * length, rules)
         first = _Cut(longer, update, number, places, pending)
+        # A rank that has not come to its kernel yet shows nothing of what repeats.
         if (first.places < start).any():
             return False
         places, pending = _come_to(longer, partner, first.places + length, rules)
@@ -187,6 +190,8 @@ def _is_before(schedule: Schedule, places: Ints) -> Flags:
 
 def _is_later(second: _Cut, first: _Cut) -> bool:
     """Whether what is left at a cut is what is left at the first one, one update later."""
+    # One later: update 0 is complete at the second cut, and update u + 1 is where u was at the
+    # first. The arrays are of the same updates, so one is filled up behind and the other before.
     complete = np.append(second.is_complete, False)
     return (
         np.array_equal(complete, np.append(True, first.is_complete))
@@ -214,8 +219,10 @@ def _reads_later(before: Schedule, longer: Schedule, first: _Cut) -> bool:
     rows = np.flatnonzero(~_is_before(before, first.places) & ~columns.is_transfer)
     rows = rows[counts[columns.kind[rows], columns.stage[rows]]]
     stage = columns.stage[rows]
+    # By stage and update: whether anything that reads a version of it is still to come.
     is_to_come = np.zeros((stages, before.layout.updates), bool)
     is_to_come[stage, columns.microbatch[rows] // step[stage]] = True
+    # By stage and microbatch: the version that the forward reads in the longer schedule.
     later = np.zeros((stages, max(map(longer.layout.units, range(stages)))), np.int32)
     stage, microbatch, version = follow_weights(longer).forwards
     later[stage, microbatch] = version
@@ -232,10 +239,13 @@ def _come_to(
     """
     columns = schedule.columns
     rows = columns.first[:-1] + places
+    # A place within a batch goes back to the batch's start: it is issued as a whole or not at all.
     heads = np.append(columns.batch, len(columns))[rows]
     places = places - np.where(rows < columns.first[1:], rows - heads, 0)
     # Ranks that take turns on a link to the host keep nobody from going on.
     alone = evolve(schedule, layout=evolve(schedule.layout, links=()))
+    # Cutting one rank short may leave another one waiting for what is now missing, so it is cut
+    # short as well, and so on. Places only ever go back, so this ends.
     while not _is_closed(schedule, _is_before(schedule, places), partner):
         before = np.flatnonzero(_is_before(schedule, places))
         cut = evolve(alone, ranks=actions_of(len(places), columns.taken(before)))
@@ -272,9 +282,10 @@ def reached(cut: Schedule, rules: Transport) -> tuple[Ints, Ints]:
     # Of a sum, the graph has the parts that are there.
     sums = cut.sums
     is_over[sums.step[sums.is_far & ~sums.is_whole]] = False
-    is_on_rank = ~columns.is_copy & (rules.blocks | ~columns.is_transfer)
+    is_on_rank = ~columns.is_beside & (rules.blocks | ~columns.is_transfer)
     stopped = np.append(np.flatnonzero(is_on_rank & ~is_over), len(columns))
-    begin, end = columns.first[:-1], columns.first[1:]
+    begin = columns.first[:-1]
+    end = columns.first[1:]
     reached = np.minimum(stopped[np.searchsorted(stopped, begin)], end) - begin
     is_alone = events.channels.partner == NO_PARTNER
     return reached, np.flatnonzero(columns.is_transfer & (is_alone | ~is_over))

@@ -16,15 +16,24 @@ def mixed_versions(schedule: Schedule, versions: Versions) -> list[Finding]:
     layout = schedule.layout
     if len(layout.pipelines) == 1 or layout.models:
         return []
+    # Stage by stage, and by microbatch within each, whatever order the ranks ran them in.
     order = np.lexsort(versions.forwards[1::-1])
     stage, microbatch, version = (column[order] for column in versions.forwards)
     stages = range(len(layout.placement))
     units = np.array([layout.units_of_update(each) for each in stages])
     starts = np.array([pipeline.start for pipeline in layout.pipeline_of])
+    # Stages with one place within their pipelines are replicas of each other. So the key of an
+    # update is that place and its number. With 2 pipelines of 3 stages each, 4 microbatches a stage
+    # and update:
+    #
+    #    stage 1, microbatch 5    place 1, update 1    ┐ the same key: both must have read
+    #    stage 4, microbatch 6    place 1, update 1    ┘ the same version
     update = (stage - starts[stage]) * layout.updates + microbatch // units[stage]
     later, first = repeats(update)
     is_mixed = version[later] != version[first]
-    mixed, others = later[is_mixed], first[is_mixed]
+    mixed = later[is_mixed]
+    others = first[is_mixed]
+    # One finding an update: where one forward is wrong, all behind it mostly are as well.
     _, firsts = np.unique(update[mixed], return_index=True)
     columns = (stage[mixed], microbatch[mixed], version[mixed], stage[others], version[others])
     rows = zip(*(column[firsts].tolist() for column in columns), strict=True)

@@ -138,8 +138,13 @@ def simulate_runs(
         makespans.append(samples.makespans(times, factors))
         longer.append(samples.longer(times, factors))
     all_makespans = np.concatenate(makespans)
+    # `longer` has a row for each rank and a last one for transfers, and a column for each run.
     *ranks, transfers = np.concatenate(longer, axis=1).mean(axis=1).tolist()
     makespan = events.timeline().makespan
+    # What the chains take longer is counted from what they take at the costs, which may be less
+    # than the makespan. The difference is the slack: two chains of 98 and 100, of which noise makes
+    # the first one 105, give 7 by ranks and transfers, 2 of slack, and a mean that is 5 above the
+    # makespan.
     slack = sum(ranks) + transfers - (float(np.mean(all_makespans)) - makespan)
     return Runs(
         "ideal" if ideal else transport.name,

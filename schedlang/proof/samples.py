@@ -118,7 +118,7 @@ class Samples:
     def _outermost(self) -> tuple[Ints, Ints]:
         """The places of the first op of each rank, and of the last; and of all sums and gathers."""
         columns = self.events.schedule.columns
-        ops = np.flatnonzero(~columns.is_transfer & ~columns.is_copy)
+        ops = np.flatnonzero(columns.is_computed)
         is_first = np.diff(columns.rank[ops], prepend=-1) != 0
         is_last = np.append(is_first[1:], True)
         over = self.events.graph.over

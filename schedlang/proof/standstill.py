@@ -8,6 +8,7 @@ import numpy as np
 from attrs import define
 
 from schedlang.diagnostics.waits import Wait
+from schedlang.proof.collectives import collectives
 from schedlang.proof.edges import Events
 from schedlang.proof.graph import NOTHING
 from schedlang.proof.waits import Edge, describe
@@ -65,9 +66,9 @@ class Standstill:
         return [finding for row, finding in wrong if self.is_reached(row)]
 
     def is_reached(self, row: int) -> bool:
-        """Whether a rank comes to a transfer or a copy, or an op runs."""
+        """Whether a rank comes to a transfer or what goes on beside it, or an op runs."""
         columns = self.schedule.columns
-        if columns.is_transfer[row] or columns.is_copy[row]:
+        if columns.is_transfer[row] or columns.is_beside[row]:
             return self.has_come(row)
         return self.is_over(row)
 
@@ -130,8 +131,8 @@ class Standstill:
 
     @cached_property
     def held_at(self) -> list[int | None]:
-        """For each rank what keeps it from going on: a transfer, the wait for one, or an optimizer
-        step.
+        """For each rank what keeps it from going on: a transfer, the wait for one, a gather, or an
+        optimizer step or the sum that it waits for.
         """
         return [self._held_at(rank) for rank in range(len(self.schedule.ranks))]
 
@@ -140,7 +141,7 @@ class Standstill:
         columns = self.schedule.columns
         # The first item on the rank's thread that is never over,
         rows = np.arange(columns.first[rank], columns.first[rank + 1])
-        heads = rows[(columns.batch[rows] == rows) & ~columns.is_copy[rows]]
+        heads = rows[(columns.batch[rows] == rows) & ~columns.is_beside[rows]]
         if not self.transport.blocks:
             heads = heads[~columns.is_transfer[heads]]
         stuck = heads[np.isinf(graph.times[graph.over[self.events.item[heads]]])]
@@ -291,6 +292,8 @@ class Standstill:
         """
         if self.schedule.columns.kind[waiter] == Kind.U:
             reason = "sum"
+        elif self.schedule.columns.is_collective[waiter]:
+            reason = "collective"
         elif self.is_transfer(waiter) and self.progress(waiter) == Progress.MET:
             reason = "batch"
         else:
@@ -300,6 +303,8 @@ class Standstill:
 
     def is_alone(self, row: int) -> bool:
         """Whether a transfer does not hold its rank, only what comes behind it in its lane."""
+        if self.schedule.columns.is_collective[row]:
+            return False
         held = self.held_at[self.rank(row)]
         if held is not None and not self.is_transfer(held):
             return row != held
@@ -309,6 +314,8 @@ class Standstill:
         """What an action waits for: its other side, or one before it on its own rank, or one that
         goes with it.
         """
+        if self.schedule.columns.is_collective[row]:
+            return self.beside(row)
         progress = Progress.AHEAD if not self.is_transfer(row) else self.progress(row)
         if progress == Progress.AHEAD:
             held = self.held_at[self.rank(row)]
@@ -324,6 +331,30 @@ class Standstill:
             assert release is not None
             return release
         return self.unmet(self.lagging(row))
+
+    def beside(self, row: int) -> int:
+        """What keeps a gather or a sum from being over: what holds its rank before it, its other
+        side, or one before it.
+        """
+        if not self.has_come(row):
+            held = self.held_at[self.rank(row)]
+            assert held is not None
+            return held
+        of_plan = collectives(self.schedule)
+        event = of_plan.event[of_plan.row == row]
+        sides = of_plan.row[of_plan.event == event].tolist()
+        for side in sides:
+            if not self.has_come(side):
+                return int(side)
+        # All have come, so on one of the ranks another event goes first.
+        ranks = [self.rank(side) for side in sides]
+        return next(
+            int(before)
+            for before in of_plan.row.tolist()
+            if self.rank(before) in ranks
+            and before < sides[ranks.index(self.rank(before))]
+            and not self.is_over(before)
+        )
 
     def head(self, row: int) -> int:
         """A transfer of the batch that goes first in the lane of an issued one."""

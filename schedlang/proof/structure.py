@@ -5,18 +5,26 @@ or its two halves.
 import numpy as np
 
 from schedlang.diagnostics.diagnostic import CompileError, counted
+from schedlang.proof.collectives import check_collectives
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Columns, Ints, counts_of, is_any, repeats
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.frozen import is_idle, runs_as
-from schedlang.schedule.kinds import MAKERS, OPS, Kind
+from schedlang.schedule.kinds import MAKERS, OF_STAGE, OPS, Kind
 from schedlang.schedule.schedule import Schedule, WeightRule
 
 
 def check_structure(schedule: Schedule) -> None:
     """CompileError when an action is unknown, on the wrong rank, missing, or there twice."""
     check_actions(schedule)
-    for check in (_repeated, _missing, _missing_updates, _beside_updates, _offloads):
+    for check in (
+        _repeated,
+        _missing,
+        _missing_updates,
+        _beside_updates,
+        _offloads,
+        check_collectives,
+    ):
         findings = check(schedule)
         if findings:
             raise CompileError(diagnose(schedule, findings))
@@ -46,7 +54,8 @@ def _unknown(schedule: Schedule) -> list[Finding]:
     rank = np.array(schedule.placement)[stage]
     units = np.array([layout.units(s) for s in range(stages)])[stage]
     is_update = columns.kind == Kind.U
-    is_unit = is_update | ((columns.microbatch >= 0) & (columns.microbatch < units))
+    is_unit = (columns.microbatch >= 0) & (columns.microbatch < units)
+    is_unit |= is_any(columns.kind, *OF_STAGE)
 
     def place(row: int) -> tuple[int, int]:
         return int(columns.rank[row]), int(columns.source[row])
@@ -74,8 +83,8 @@ def _unknown(schedule: Schedule) -> list[Finding]:
         message = f"{here(row)}: there are {names.microbatches(int(units[row]))}"
         return Finding("no-such-microbatch", message, *place(row), numbers=number(row))
 
-    def copy_in_a_group(row: int) -> Finding:
-        what = "a copy goes on beside what follows by itself, it stands alone"
+    def beside_in_a_group(row: int) -> Finding:
+        what = "it goes on beside what follows by itself, so it stands alone"
         return Finding("overlap", f"{here(row)}: {what}", *place(row))
 
     # An action has one finding, the first of these: of a stage that there is not, nobody can say
@@ -87,7 +96,7 @@ def _unknown(schedule: Schedule) -> list[Finding]:
         (rank == columns.rank, not_on_this_rank),
         (is_such_update, no_such_update),
         (is_unit, no_such_microbatch),
-        (~columns.is_copy | (columns.group == 0), copy_in_a_group),
+        (~columns.is_beside | (columns.group == 0), beside_in_a_group),
     ):
         for row in np.flatnonzero(~is_right).tolist():
             findings.setdefault(row, finding(row))
@@ -102,7 +111,8 @@ def check_frozen(schedule: Schedule) -> None:
     if not layout.frozen:
         return
     columns = schedule.columns
-    kind, number = columns.kind, columns.stage
+    kind = columns.kind
+    number = columns.stage
     wrong = (runs_as(layout)[kind, number] != kind) | is_idle(layout)[kind, number]
     findings = [_of_no_use(schedule, row) for row in np.flatnonzero(wrong).tolist()]
     if findings:
@@ -347,7 +357,7 @@ def _offloads(schedule: Schedule) -> list[Finding]:
         (never_away, "reloaded, and never offloaded"),
     )
     # The first is that of the stage and microbatch whose ops begin first.
-    ops = np.flatnonzero(~columns.is_transfer & (columns.kind != Kind.U))
+    ops = np.flatnonzero(~columns.is_transfer & ~is_any(columns.kind, *OF_STAGE))
     slots, first = np.unique(_slots(columns, ops), return_index=True)
     candidates = []
     for rows, what in wrong:

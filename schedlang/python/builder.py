@@ -25,7 +25,7 @@ from schedlang.plan.plan import Plan
 from schedlang.python.places import Script, caller
 from schedlang.python.text import NAMES, Call, Text, program_text
 from schedlang.schedule.costs import UNIT, Costs, check_costs
-from schedlang.schedule.kinds import OPS, TRANSFERS, Kind
+from schedlang.schedule.kinds import OF_STAGE, OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import (
     Layout,
     Pipeline,
@@ -102,6 +102,10 @@ class Builder:
         check_whole("chunks", chunks, 1)
         check_whole("slices", slices, 1)
         if pipelines is None:
+            # `lines` has the ranks of each pipeline's stages, by its name; the only one has none:
+            #
+            #     {"": (0, 1, 1, 0)}                       a V on two ranks
+            #     {"down": (0, 1), "up": (1, 0)}           two pipelines in opposite directions
             lines = {"": _placement(ranks, chunks, placement)}
         else:
             if chunks > 1 or placement != "loop":
@@ -119,6 +123,7 @@ class Builder:
         rules = _weights(weights, len(layout.placement))
         self._head = Head(name, ranks, microbatches, layout, rules, costs)
         self._calls: list[list[Call]] = [[] for _ in range(ranks)]
+        # What is wrong with the schedule as a whole is said of the line that makes the Builder.
         self._begin = caller()
         self._part = ""
         self._group = 0
@@ -165,9 +170,7 @@ class Builder:
 
     def update(self, rank: int, *, stage: int | None = None) -> None:
         """`U`: the optimizer's step of a stage, by default of all stages of the rank."""
-        stages = self._stages_of(rank) if stage is None else [stage]
-        for number in stages:
-            self.op(rank, Kind.U, stage=number)
+        self._of_stages(rank, Kind.U, stage)
 
     def offload(
         self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
@@ -180,6 +183,23 @@ class Builder:
     ) -> None:
         """`reload`: begin to copy them back."""
         self.op(rank, Kind.RELOAD, microbatch, stage=stage, slice=slice)
+
+    def unshard(self, rank: int, *, stage: int | None = None) -> None:
+        """`unshard`: begin to gather a stage's weights, by default those of all stages."""
+        self._of_stages(rank, Kind.UNSHARD, stage)
+
+    def reshard(self, rank: int, *, stage: int | None = None) -> None:
+        """`reshard`: let go of them."""
+        self._of_stages(rank, Kind.RESHARD, stage)
+
+    def reduce(self, rank: int, *, stage: int | None = None) -> None:
+        """`reduce`: begin to sum a stage's gradients over its replicas."""
+        self._of_stages(rank, Kind.REDUCE_GRAD, stage)
+
+    def _of_stages(self, rank: int, kind: Kind, stage: int | None) -> None:
+        stages = self._stages_of(rank) if stage is None else [stage]
+        for number in stages:
+            self.op(rank, kind, stage=number)
 
     def send_forward(
         self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
@@ -219,7 +239,7 @@ class Builder:
     ) -> None:
         """Any op, by its `Kind` or the name of that: `op(0, "F", 3)` is `forward(0, 3)`.
 
-        `U` is of a stage, and of no microbatch.
+        `U` and the collectives are of a stage, and of no microbatch.
         """
         if self._plan is not None:
             raise ValueError("the schedule is compiled, it takes no more ops: make another Builder")
@@ -227,6 +247,8 @@ class Builder:
         check_choice("kind", name, [Kind(each).name for each in (*OPS, *TRANSFERS)])
         kind = Kind[name]
         own = self._own_stage(rank, stage)
+        # The checks of stage, microbatch and slice come first: so an op is wrong at its own line,
+        # and not when all is compiled.
         call = Call(
             kind,
             own,
@@ -298,6 +320,8 @@ class Builder:
             plan = compile(source, {}, costs, forward_only, transport)
         except CompileError as error:
             raise type(error)(self._in_python(error.diagnostics, program)) from None
+        # Spans of the text that are ops, with the lines of the script: an error of the runtime
+        # names these.
         lines = {
             index: str(program.places[span.start])
             for index, span in enumerate(plan.spans)
@@ -339,9 +363,10 @@ class Builder:
         return stage
 
     def _microbatch(self, kind: Kind, stage: int, microbatch: int | None) -> int | None:
-        if kind == Kind.U:
+        if kind in OF_STAGE:
             if microbatch is not None:
-                raise ValueError(f"`microbatch` is {shown(microbatch)}: an update is of none")
+                what = "an update" if kind == Kind.U else f"`{OPS[kind].word}`"
+                raise ValueError(f"`microbatch` is {shown(microbatch)}: {what} is of none")
             return None
         # In a schedule without a flush they run on into the next update.
         most = None if self._part else self._head.layout.pipeline_of[stage].microbatches - 1
@@ -350,7 +375,7 @@ class Builder:
 
     def _slice(self, kind: Kind, slice: int | None) -> int | None:
         slices = self._head.layout.slices
-        if slices == 1 or kind == Kind.U:
+        if slices == 1 or kind in OF_STAGE:
             if slice is not None:
                 raise ValueError(f"`slice` is {shown(slice)}: there are no slices here")
             return None
@@ -395,6 +420,7 @@ class Builder:
         def span_of(span: Span) -> Span:
             return script.span(places.get(span.start, self._begin))
 
+        # In a loop, one line of Python makes many ops, which may all be wrong in one way.
         told: dict[tuple[str, Span | None], list[Diagnostic]] = {}
         for diagnostic in diagnostics:
             changed = _moved(diagnostic, script.source, span_of)

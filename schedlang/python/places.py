@@ -50,6 +50,7 @@ class Place:
 def caller() -> Place:
     """The place outside of this package that the call under way comes from."""
     frame = sys._getframe(1)
+    # Out of this package, to the frame of the script.
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
         frame = frame.f_back
     return Place(frame.f_code, frame.f_lasti, frame.f_lineno)

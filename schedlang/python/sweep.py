@@ -16,6 +16,7 @@ from schedlang.files.reading import NO_FILE, source_of
 from schedlang.plan.plan import Plan
 from schedlang.proof.prove import simulate
 from schedlang.python.plans import plan_of
+from schedlang.report.bubbles.account import Account
 from schedlang.report.compare import params_of_each
 from schedlang.report.figures import figures
 from schedlang.schedule.costs import UNIT, Costs, check_costs
@@ -74,6 +75,7 @@ def sweep(
     for name, of_param in values.items():
         for value in of_param:
             check_params("params", {name: value})
+    # Which parameters a program takes does not depend on their values: any will do to find it out.
     firsts = {name: of_param[0] for name, of_param in values.items()}
     runs = [
         (source, dict(zip(own, combination, strict=True)), name)
@@ -104,7 +106,7 @@ def _row(
     found: dict[str, Any] = {"schedule": source.path, "params": params}
     try:
         plan = load(source, costs, transport=transport, **params)
-        found = figures(plan, simulate(plan, costs), costs)
+        found = figures(plan, Account(simulate(plan, costs)))
     except CompileError as error:
         # Not every program is for every size.
         if any(diagnostic.code != "require" for diagnostic in error.diagnostics):

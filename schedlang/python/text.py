@@ -101,6 +101,9 @@ def _runs(items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], int]]:
     """The items in order: some of them, and for how many microbatches in turn they come."""
     start = 0
     while start < len(items):
+        # Which neighbours make a loop, from here on: the period whose rounds cover most.
+        #
+        #     F0 B0 F1 B1 F2 B2 F3      period 1: none      period 2: 3 rounds, 6 ops
         period, times = max(
             ((period, _times(items, start, period)) for period in range(1, _MOST_IN_LOOP + 1)),
             # Those that leave the least; of these the shortest.

@@ -39,7 +39,7 @@ def rounds(edges: Iterable[Edge]) -> list[list[Edge]]:
     """
     wanted = set(edges)
     left = sorted({(min(edge), max(edge)) for edge in wanted})
-    found: list[list[Edge]] = []
+    rounds_so_far: list[list[Edge]] = []
     while left:
         taken: set[int] = set()
         pairs = []
@@ -51,5 +51,5 @@ def rounds(edges: Iterable[Edge]) -> list[list[Edge]]:
         for one_way in (pairs, [(high, low) for low, high in pairs]):
             among = [edge for edge in one_way if edge in wanted]
             if among:
-                found.append(among)
-    return found
+                rounds_so_far.append(among)
+    return rounds_so_far

@@ -13,7 +13,7 @@ from itertools import accumulate, zip_longest
 
 from attrs import frozen
 
-from schedlang.ranks.receipts import receipts
+from schedlang.ranks.receipts import Receipts
 from schedlang.schedule.actions import is_send, is_transfer
 from schedlang.schedule.kinds import HANDS_ON, OPS, READS, Kind
 from schedlang.schedule.layout import Layout
@@ -78,7 +78,7 @@ def lifetimes(schedule: Schedule, rank: int) -> list[Lifetime]:
     An activation is held from `F` (`R`, `reload`) to its last use: the whole backward, the weight
     half, or `offload`; one that `F` drops, while it runs. Copies count as over at once.
     """
-    return [*_activations(schedule, rank), *_messages(schedule, rank)]
+    return [*_activations(schedule, rank), *_messages(Receipts(schedule), rank)]
 
 
 def peak(lifetimes: Iterable[Lifetime]) -> int:
@@ -89,7 +89,8 @@ def peak(lifetimes: Iterable[Lifetime]) -> int:
 
 def peak_messages(schedule: Schedule) -> list[int]:
     """For each rank, the most messages that it holds at once."""
-    return [peak(_messages(schedule, rank)) for rank in range(len(schedule.ranks))]
+    known = Receipts(schedule)
+    return [peak(_messages(known, rank)) for rank in range(len(schedule.ranks))]
 
 
 def frees(schedule: Schedule, rank: int) -> str:
@@ -132,7 +133,12 @@ def waits(schedule: Schedule, rank: int) -> dict[int, int]:
     That is the op whose message shows it received; or the last send of a window, where ranks may
     block.
     """
-    received = receipts(schedule, rank)
+    return _waits(Receipts(schedule), rank)
+
+
+def _waits(known: Receipts, rank: int) -> dict[int, int]:
+    schedule = known.schedule
+    received = known.of(rank)
     if schedule.transport not in (PORTABLE, BLOCKING.name):
         return received
     sends = sorted(received)
@@ -157,7 +163,8 @@ def _activations(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
             yield Lifetime(Holds.ACTIVATION, names.of(actions, start), start, index)
 
 
-def _messages(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
+def _messages(known: Receipts, rank: int) -> Iterator[Lifetime]:
+    schedule = known.schedule
     actions = schedule.ranks[rank]
     names = schedule.names
     layout = schedule.layout
@@ -166,7 +173,7 @@ def _messages(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
     for receive, start in begins(schedule, rank, timed(schedule.transport).tags).items():
         stop = used[actions.row(receive)[:3]]
         yield Lifetime(Holds.RECEIVED, names.of(actions, receive), start, stop)
-    waited = waits(schedule, rank)
+    waited = _waits(known, rank)
     for (kind, stage, microbatch), start in places.items():
         if kind not in HANDS_ON:
             continue

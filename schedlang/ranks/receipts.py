@@ -8,7 +8,9 @@ is kept no longer than it is under way. gloo itself cannot be asked, only waited
 from bisect import bisect_right
 from itertools import accumulate
 
-from schedlang.schedule.actions import Actions, is_send
+from attrs import define, field
+
+from schedlang.schedule.actions import is_send
 from schedlang.schedule.kinds import AWAITS
 from schedlang.schedule.schedule import Schedule
 
@@ -19,35 +21,71 @@ def receipts(schedule: Schedule, rank: int) -> dict[int, int]:
     """For each send of a rank the op, both by index, whose message shows that it has been received;
     or else the end.
     """
-    # Rank 0's SEND_F0 is known to be received at its B0, which waits for RECV_B0: rank 1 sent that
-    # after its F0 had waited for RECV_F0.
-    #
-    #     rank 0   F0 ── SEND_F0 ─╮ ── F1 ──────────────── RECV_B0 ── B0
-    #                             ╰───────╮             ╭─────╯
-    #     rank 1                       RECV_F0 ── F0 ── … SEND_B0
-    peers = {send: schedule.peer_of(rank, send) for send in _sends(schedule.ranks[rank])}
-    answers = {
-        peer: _Answers(schedule, rank, peer) for peer in set(peers.values()) if peer is not None
-    }
-    return {
-        send: answers[peer].show_received(schedule.other_end(rank, send))
-        for send, peer in peers.items()
-        if peer is not None
-    }
+    return Receipts(schedule).of(rank)
+
+
+@define(eq=False)
+class Receipts:
+    """The receipts of a schedule's ranks; what is known of a rank is worked out once for all those
+    that it sends to.
+    """
+
+    schedule: Schedule
+    _sends: dict[int, dict[int, int]] = field(factory=dict, init=False)
+    _uses: dict[int, dict[_Message, int]] = field(factory=dict, init=False)
+
+    def of(self, rank: int) -> dict[int, int]:
+        """See `receipts`."""
+        # Rank 0's SEND_F0 is known to be received at its B0, which waits for RECV_B0: rank 1 sent
+        # that after its F0 had waited for RECV_F0.
+        #
+        #     rank 0   F0 ── SEND_F0 ─╮ ── F1 ──────────────── RECV_B0 ── B0
+        #                             ╰───────╮             ╭─────╯
+        #     rank 1                       RECV_F0 ── F0 ── … SEND_B0
+        peers = self.sends(rank)
+        answers = {peer: _Answers(self, rank, peer) for peer in set(peers.values())}
+        return {
+            send: answers[peer].show_received(self.schedule.other_end(rank, send))
+            for send, peer in peers.items()
+        }
+
+    def sends(self, rank: int) -> dict[int, int]:
+        """The sends of a rank, in order, each with the rank that it reaches."""
+        if rank not in self._sends:
+            kinds = self.schedule.ranks[rank].kind
+            peers = {
+                send: self.schedule.peer_of(rank, send)
+                for send, kind in enumerate(kinds)
+                if is_send(kind)
+            }
+            self._sends[rank] = {send: peer for send, peer in peers.items() if peer is not None}
+        return self._sends[rank]
+
+    def uses(self, rank: int) -> dict[_Message, int]:
+        """The op that waits for each message that a rank receives."""
+        if rank not in self._uses:
+            actions = self.schedule.ranks[rank]
+            ops = enumerate(zip(actions.kind, actions.stage, actions.microbatch, strict=True))
+            self._uses[rank] = {
+                (AWAITS[kind], number, microbatch): index
+                for index, (kind, stage, microbatch) in ops
+                if kind in AWAITS
+                for number in self.schedule.layout.numbers(AWAITS[kind], stage)
+            }
+        return self._uses[rank]
 
 
 class _Answers:
     """What the messages of a peer to a rank show of those that the rank sent."""
 
-    def __init__(self, schedule: Schedule, rank: int, peer: int) -> None:
+    def __init__(self, known: Receipts, rank: int, peer: int) -> None:
+        schedule = known.schedule
         self.end = len(schedule.ranks[rank])
         #: The peer's op that waits for each message; what it sends later is an answer.
-        self.used_at = _uses(schedule, peer)
+        self.used_at = known.uses(peer)
         #: The peer's sends to the rank, in order.
-        self.sends = [
-            send for send in _sends(schedule.ranks[peer]) if schedule.peer_of(peer, send) == rank
-        ]
-        uses = _uses(schedule, rank)
+        self.sends = [send for send, other in known.sends(peer).items() if other == rank]
+        uses = known.uses(rank)
         arrivals = [uses[schedule.other_end(peer, send)] for send in self.sends]
         #: For each of these, the first op of the rank that waits for it or for a later one.
         self.first = list(accumulate(reversed(arrivals), min))[::-1]
@@ -58,19 +96,3 @@ class _Answers:
         """
         answer = bisect_right(self.sends, self.used_at[message])
         return self.first[answer] if answer < len(self.first) else self.end
-
-
-def _sends(actions: Actions) -> list[int]:
-    return [index for index, kind in enumerate(actions.kind) if is_send(kind)]
-
-
-def _uses(schedule: Schedule, rank: int) -> dict[_Message, int]:
-    """The op that waits for each message that a rank receives."""
-    actions = schedule.ranks[rank]
-    ops = enumerate(zip(actions.kind, actions.stage, actions.microbatch, strict=True))
-    return {
-        (AWAITS[kind], number, microbatch): index
-        for index, (kind, stage, microbatch) in ops
-        if kind in AWAITS
-        for number in schedule.layout.numbers(AWAITS[kind], stage)
-    }

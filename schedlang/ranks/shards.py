@@ -13,8 +13,9 @@ that lie beside them. At most `places` stages have theirs gathered at once.
 - REDUCE_GRAD sums the gradients over the shards once per update, after the last op that adds to
   them, B or W. Until then the rank holds all of them.
 
-Ops that run as one count one after the other. The words are those of torch's action tables. It
-takes n log n steps for n actions.
+What a program says itself is not said again: a stage that has any UNSHARD or RESHARD of its own has
+all of them, and one that has a REDUCE_GRAD is reduced by that. Ops that run as one count one after
+the other. The words are those of torch's action tables. It takes n log n steps for n actions.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from attrs import define, field, frozen
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.actions import Actions, is_transfer
-from schedlang.schedule.kinds import MAKERS, USES_WEIGHTS, Kind
+from schedlang.schedule.kinds import GATHERS, MAKERS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
 
 
@@ -74,14 +75,18 @@ def shards(actions: Actions, stages: Container[int], places: int) -> Shards:
     """
     walk = _Walk(actions, places)
     following, whole = _ahead(actions, stages)
-    for index, (kind, stage) in enumerate(zip(actions.kind, actions.stage, strict=True)):
+    pairs = [*zip(actions.kind, actions.stage, strict=True)]
+    gathered = {stage for kind, stage in pairs if kind in GATHERS}
+    reduced = {stage for kind, stage in pairs if kind == Kind.REDUCE_GRAD}
+    for index, (kind, stage) in enumerate(pairs):
         if stage not in stages:
             continue
         if kind == Kind.U:
             walk.updated[stage] = index
         elif kind in USES_WEIGHTS:
-            walk.use(index, stage, following.get(index))
-            if index in whole:
+            if stage not in gathered:
+                walk.use(index, stage, following.get(index))
+            if index in whole and stage not in reduced:
                 walk.steps.after.setdefault(index, []).insert(0, (Does.REDUCE_GRAD, stage))
     return walk.steps
 

@@ -99,7 +99,7 @@ class _Reads:
         self.schedule = schedule
         columns = schedule.columns
         layout = schedule.layout
-        rows = np.flatnonzero(~columns.is_transfer)
+        rows = np.flatnonzero(~columns.is_transfer & ~columns.is_collective)
         done = _updates_before(columns.kind[rows], columns.stage[rows])
         is_read = columns.kind[rows] != Kind.U
         self.row: Ints = rows[is_read]

@@ -1,10 +1,12 @@
 """Two orders of things laid side by side: what is equal, what moved, what came and what went.
 
-In each order a thing stands once. So a longest common subsequence is a longest increasing
-subsequence of places, which is found in n log n steps, and in n where the orders are equal.
+In each order a thing stands once, or else the n-th one is that of the other order. So a longest
+common subsequence is a longest increasing subsequence of places, which is found in n log n steps,
+and in n where the orders are equal.
 """
 
 from bisect import bisect
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from enum import StrEnum
 
@@ -45,7 +47,7 @@ def align(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[Run]:
     The runs are in the second order; each place of an order that has a thing is in one of them.
     """
     runs: list[Run] = []
-    for piece in _pieces(before, after):
+    for piece in _pieces(_told_apart(before), _told_apart(after)):
         if runs and (joined := _joined(runs[-1], piece)):
             runs[-1] = joined
         else:
@@ -53,9 +55,25 @@ def align(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[Run]:
     return runs
 
 
+def _told_apart(things: Sequence[Hashable]) -> Sequence[Hashable]:
+    """The things, with how many were alike before where some are."""
+    if len(set(things)) == len(things):
+        return things
+    count = Counter[Hashable]()
+    apart: list[Hashable] = []
+    for thing in things:
+        apart.append((thing, count[thing]) if count[thing] else thing)
+        count[thing] += 1
+    return apart
+
+
 def _pieces(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterator[Run]:
     """The runs, not yet joined: each of one thing."""
     place_after = {thing: place for place, thing in enumerate(after)}
+    # Places before and after of what is in both orders, in the first one's order. Where the second
+    # numbers grow, nothing moved:
+    #
+    #     a b c d e  →  a c d b e        (0,0) (1,3) (2,1) (3,2) (4,4)        b has moved
     shared = [
         (place, place_after[thing]) for place, thing in enumerate(before) if thing in place_after
     ]
@@ -75,7 +93,8 @@ def _pieces(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterator[R
                 yield Run(Change.ADDED, range(origin, origin), here)
         if origin < len(before) and place < len(after):
             yield Run(Change.EQUAL, range(origin, origin + 1), range(place, place + 1))
-        done_before, done_after = origin + 1, place + 1
+        done_before = origin + 1
+        done_after = place + 1
 
 
 def _joined(first: Run, second: Run) -> Run | None:
@@ -107,11 +126,12 @@ def _longest_increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int
     for index, (_, number) in enumerate(pairs):
         length = len(ends) if not ends or number > ends[-1] else bisect(ends, number)
         previous.append(of_length[length - 1] if length else -1)
+        # A slice, since it also puts one at the end.
         ends[length : length + 1] = [number]
         of_length[length : length + 1] = [index]
-    found = []
+    subsequence = []
     index = of_length[-1] if of_length else -1
     while index >= 0:
-        found.append(pairs[index])
+        subsequence.append(pairs[index])
         index = previous[index]
-    return found[::-1]
+    return subsequence[::-1]

@@ -17,7 +17,9 @@ from schedlang.language.syntax import Param
 from schedlang.plan.plan import Plan
 from schedlang.plan.reader import read_plan
 from schedlang.proof.prove import simulate
+from schedlang.report.bubbles.account import Account
 from schedlang.report.figures import figures
+from schedlang.report.text_table import aligned
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.transports import PORTABLE
 
@@ -89,7 +91,7 @@ def _entry(
     try:
         plan = _plan(file, source, params, costs, transport)
         costs.check(plan.layout)
-        return Entry(file, figures(plan, simulate(plan, costs), costs))
+        return Entry(file, figures(plan, Account(simulate(plan, costs))))
     except CompileError as error:
         # Not every program is for every size: the table goes on without it.
         if any(diagnostic.code != "require" for diagnostic in error.diagnostics):
@@ -146,18 +148,6 @@ def comparison_text(entries: list[Entry]) -> str:
     if refused:
         parts.append("\n".join(refused))
     return "\n\n".join(parts)
-
-
-def aligned(rows: list[list[str]]) -> list[str]:
-    """The rows of a table as lines: the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [f"{first:<{widths[0]}}"]
-        for cell, width in zip(others, widths[1:], strict=True):
-            cells.append(f"{cell:>{width}}")
-        lines.append("  ".join(cells).rstrip())
-    return lines
 
 
 def _cells(figures: dict[str, Any], columns: list[str]) -> list[str]:

@@ -8,21 +8,20 @@ from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate
 from schedlang.ranks.lifetimes import peak_messages
 from schedlang.ranks.weights import follow_weights
-from schedlang.report.bubbles.critical_path import critical_path, path_by_ops
+from schedlang.report.bubbles.account import Account
+from schedlang.report.bubbles.critical_path import path_by_ops
 from schedlang.report.bubbles.exposed import exposed
-from schedlang.report.bubbles.waits import waits
 from schedlang.report.views.terminal import draw
-from schedlang.schedule.costs import UNIT, Costs
 
 
-def figures(plan: Plan, execution: Execution, costs: Costs = UNIT) -> dict[str, Any]:
-    """The figures of an execution, by the names that scripts rely on.
+def figures(plan: Plan, account: Account) -> dict[str, Any]:
+    """The figures of an execution of a plan, by the names that scripts rely on.
 
     Times are in the unit of the costs. Memory is in stage activations, in the program's own
     amounts, and in bytes if the costs have them.
     """
+    execution = account.execution
     timeline = execution.timeline
-    all_waits = waits(plan, timeline, costs)
     document = {
         "schedule": plan.name,
         "params": plan.params,
@@ -44,8 +43,8 @@ def figures(plan: Plan, execution: Execution, costs: Costs = UNIT) -> dict[str, 
         "peak_memory": list(execution.peak_memory),
         "busy": timeline.busy,
         "copying": timeline.copying,
-        "exposed": exposed(all_waits),
-        "critical_path": path_by_ops(plan, critical_path(all_waits)),
+        "exposed": exposed(account.waits),
+        "critical_path": path_by_ops(plan, account.path),
         "versions": list(follow_weights(plan).held),
     }
     if execution.peak_bytes is not None:
@@ -64,24 +63,23 @@ _SPAN_GOES_ON = "counted from its own first start to its own last end"
 _EXPOSED = "idle time in which ranks wait for what is on its way, all ranks together"
 
 
-def figures_text(plan: Plan, execution: Execution, ideal: float, costs: Costs = UNIT) -> str:
+def figures_text(plan: Plan, account: Account, ideal: float) -> str:
     """The picture of the timeline, and the figures with their definitions; `ideal` is the makespan
     of the ideal execution.
     """
-    rows = figure_rows(plan, execution, ideal, costs)
+    rows = figure_rows(plan, account, ideal)
     width = max(len(value) for _, value, _ in rows)
     lines = [f"{name:<22}{value:<{width}}  {meaning}" for name, value, meaning in rows]
-    return "\n".join([draw(execution.timeline, plan.names), "", *lines])
+    return "\n".join([draw(account.execution.timeline, plan.names), "", *lines])
 
 
-def figure_rows(
-    plan: Plan, execution: Execution, ideal: float, costs: Costs = UNIT
-) -> list[tuple[str, str, str]]:
+def figure_rows(plan: Plan, account: Account, ideal: float) -> list[tuple[str, str, str]]:
     """The figures for people: of each the name, the value, and what it means. A row without a name
     goes on with the one before.
     """
+    execution = account.execution
     timeline = execution.timeline
-    document = figures(plan, execution, costs)
+    document = figures(plan, account)
     rows = [("makespan", _number(timeline.makespan), _MAKESPAN)]
     if _number(timeline.makespan) != _number(ideal):
         # What communication costs: the time in which no rank makes up for it.

@@ -8,6 +8,7 @@ from schedlang.diagnostics.source import Source
 from schedlang.files.programs import names, path_of, title
 from schedlang.files.reading import read_source
 from schedlang.proof.prove import simulate
+from schedlang.report.bubbles.account import Account
 from schedlang.report.figures import figures
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import Kind
@@ -71,7 +72,7 @@ def gallery() -> str:
 def _row(name: str, source: Source) -> tuple[str, ...]:
     """The row of a program, a cell for each of `_COLUMNS`."""
     plan = compile(source)
-    document = figures(plan, simulate(plan, ideal=True))
+    document = figures(plan, Account(simulate(plan, ideal=True)))
     sizes = [f"{document['ranks']} x {document['microbatches']}"]
     for parameter, value in plan.params.items():
         if parameter not in ("ranks", "microbatches"):

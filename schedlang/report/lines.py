@@ -11,8 +11,9 @@ from schedlang.diagnostics.source import Span
 from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
 from schedlang.proof.memory import levels
-from schedlang.report.bubbles.critical_path import critical_path
-from schedlang.report.bubbles.waits import Waits, waits
+from schedlang.report.bubbles.account import Account
+from schedlang.report.bubbles.critical_path import Segment
+from schedlang.report.bubbles.waits import Waits
 from schedlang.schedule.kinds import Kind
 
 
@@ -61,20 +62,21 @@ class LineCosts:
 
 def line_costs(plan: Plan, execution: Execution) -> LineCosts:
     """What the places of a plan's program cost in an execution of it."""
-    all_waits = waits(plan, execution.timeline, execution.costs)
+    account = Account(execution)
+    all_waits = account.waits
     source = plan.columns.source.tolist()
     places = {plan.spans[number]: Cost() for number in sorted(set(source))}
     by_source = {number: places[plan.spans[number]] for number in set(source)}
     of_step = [by_source[source[head]] for head in all_waits.head.tolist()]
-    _add_path(all_waits, plan, by_source)
+    _add_path(account.path, plan, by_source)
     idle = _add_idle(all_waits, of_step)
     peak_rank, peak = _add_memory(plan, execution, by_source)
     return LineCosts(places, execution.timeline.makespan, idle, peak, peak_rank)
 
 
-def _add_path(all_waits: Waits, plan: Plan, by_source: dict[int, Cost]) -> None:
+def _add_path(path: list[Segment], plan: Plan, by_source: dict[int, Cost]) -> None:
     """Add the critical path; ops that overlap are of the place of the first of them."""
-    for segment in critical_path(all_waits):
+    for segment in path:
         step = segment.step
         cost = by_source[plan.ranks[step.rank].source[step.rows.start]]
         if segment.kind in ("op", "copy"):
@@ -113,6 +115,7 @@ def _add_memory(plan: Plan, execution: Execution, by_source: dict[int, Cost]) ->
         for kind, stage, microbatch, source in zip(*columns, strict=True)
         if kind == Kind.F
     }
+    # Changes of what is held, up to the moment at which it is most.
     until = int(np.argmax(level.amounts)) + 1
     changes = np.diff(level.amounts[:until], prepend=level.first).tolist()
     ops = zip(level.stages[:until].tolist(), level.microbatches[:until].tolist(), strict=True)

@@ -12,6 +12,7 @@ NO_MICROBATCH = -1
 #: What the text of ops that overlap ends with.
 OVERLAP = "OVERLAP_F_B"
 
+_SENDS = frozenset(SENDS.values())
 _NAMES: dict[int, str] = {kind: kind.name for kind in Kind}
 # The longest names first, or `RECV_F` would be found as `R` and a rest.
 _LONGEST_FIRST = sorted((_NAMES[kind] for kind in (*OPS, *TRANSFERS)), key=len, reverse=True)
@@ -39,9 +40,23 @@ def is_copy(kind: int) -> bool:
     return kind in OPS and OPS[kind].is_copy
 
 
+def is_collective(kind: int) -> bool:
+    """Whether an action is about a whole stage and its replicas: a gather of weights, its end, or a
+    sum of gradients.
+    """
+    return kind in OPS and OPS[kind].is_collective
+
+
+def is_beside(kind: int) -> bool:
+    """Whether a rank goes on while an action is under way, and does not compute it: a copy, or a
+    collective.
+    """
+    return is_copy(kind) or is_collective(kind)
+
+
 def is_send(kind: int) -> bool:
     """Whether an action sends a tensor."""
-    return kind in SENDS.values()
+    return kind in _SENDS
 
 
 def is_wait(kind: int) -> bool:
@@ -149,6 +164,11 @@ class Actions:
         issued = Actions()
         before = 0
         for batch in filter(len, batches):
+            # Two batches that are neighbours need numbers that differ, and no more than that: so
+            # numbers go to and fro between 1 and 2, and what repeats has the same ones each time.
+            #
+            #    batches    F0   (s;r)  (s;r)   B0   (s;r)
+            #    numbers    0    1 1    2 2     0    1 1
             before = 0 if len(batch) == 1 else 2 if before == 1 else 1
             for index in batch:
                 issued.add(*self.row(index)[:4], before)
@@ -171,6 +191,10 @@ class Actions:
     def compute(self) -> "Actions":
         """The actions that are not transfers."""
         return self.select(lambda kind: not is_transfer(kind))
+
+    def without_collectives(self) -> "Actions":
+        """The actions that are of microbatches, and updates."""
+        return self.select(lambda kind: not is_collective(kind))
 
     def select(self, keeps: Callable[[int], bool]) -> "Actions":
         """The actions of the kinds that `keeps` is true of; a batch of which some go is a batch of

@@ -17,7 +17,7 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import ArrayLike, NDArray
 
-from schedlang.schedule.actions import Actions, is_copy
+from schedlang.schedule.actions import Actions, is_collective, is_copy
 from schedlang.schedule.kinds import OPS, ROWS, SENDS, TRANSFERS, Kind
 
 Ints = NDArray[np.integer]
@@ -98,6 +98,21 @@ class Columns:
         """Which actions move activations to the host or back."""
         return is_any(self.kind, *filter(is_copy, OPS))
 
+    @cached_property
+    def is_collective(self) -> Flags:
+        """Which actions are of a whole stage and its replicas."""
+        return is_any(self.kind, *filter(is_collective, OPS))
+
+    @cached_property
+    def is_beside(self) -> Flags:
+        """Which actions are under way while their rank goes on: copies and collectives."""
+        return self.is_copy | self.is_collective
+
+    @cached_property
+    def is_computed(self) -> Flags:
+        """Which actions are ops that their rank computes, one after the other."""
+        return ~self.is_transfer & ~self.is_beside
+
     def where(self, *kinds: Kind) -> Ints:
         """The rows of some kinds, in order."""
         if kinds not in self._rows:
@@ -142,10 +157,11 @@ class Ranks(Sequence[Actions]):
     def __getitem__(self, index: slice) -> tuple[Actions, ...]: ...
 
     def __getitem__(self, index: int | slice) -> Actions | tuple[Actions, ...]:
-        ranks = range(len(self))[index]
-        if isinstance(ranks, range):
-            return tuple(map(self._of, ranks))
-        return self._of(ranks)
+        if isinstance(index, slice):
+            return tuple(map(self._of, range(len(self))[index]))
+        # Asked for thousands of times, and taken once.
+        taken = self._taken.get(index)
+        return self._of(range(len(self))[index]) if taken is None else taken
 
     def _of(self, rank: int) -> Actions:
         """The actions of one rank."""

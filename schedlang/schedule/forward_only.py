@@ -39,6 +39,7 @@ def forwards(schedule: Schedule, rank: int, counts: Sequence[int] | None = None)
         counts[layout.pipelines.index(layout.pipeline_of[stage])] * layout.slices
         for stage in range(len(layout.placement))
     ]
+    # An edge joins stages that run as many microbatches, so either end says how many pass along it.
     units += [units[earlier] for _, (earlier, _) in sorted(layout.far_edges.items())]
     actions = schedule.ranks[rank]
     columns = zip(actions.kind, actions.stage, actions.microbatch, strict=True)

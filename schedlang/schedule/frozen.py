@@ -8,6 +8,8 @@ what there is to do.
     forward again       R                R
     copies              offload, reload  offload, reload
     optimizer step      U
+    gathers of weights  unshard, reshard  unshard, reshard               unshard, reshard
+    sum of gradients    reduce
 
 A backward in brackets does nothing and takes no time. It is there until transfers are placed, since
 it says how many forwards a stage is to be ahead: without it, the first stages would send all that
@@ -18,11 +20,13 @@ import numpy as np
 from attrs import evolve
 
 from schedlang.schedule.columns import Columns, Flags, Ints
-from schedlang.schedule.kinds import OPS, RECEIVES, ROWS, SENDS, Kind
+from schedlang.schedule.kinds import GATHERS, OPS, RECEIVES, ROWS, SENDS, Kind
 from schedlang.schedule.layout import Layout
 
 #: What a stage does not do whose weights do not change; and what of it is left of a backward.
-_OF_WEIGHTS = (Kind.W, Kind.U)
+_OF_WEIGHTS = (Kind.W, Kind.U, Kind.REDUCE_GRAD)
+#: What it does all the same: its forward needs its weights.
+_OF_ALL = (Kind.F, *GATHERS)
 _BACKWARDS = (Kind.B, Kind.I)
 #: No kind.
 NOTHING = 0
@@ -36,7 +40,7 @@ def runs_as(layout: Layout) -> Ints:
     for stage in range(len(layout.placement)):
         if layout.trains(stage):
             continue
-        for kind in OPS.keys() - {Kind.F}:
+        for kind in OPS.keys() - {*_OF_ALL}:
             if kind in _BACKWARDS:
                 table[kind, stage] = Kind.I
             elif kind in _OF_WEIGHTS or not layout.has_backward[stage]:

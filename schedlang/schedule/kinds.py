@@ -12,9 +12,13 @@ from attrs import frozen
 #: The kinds of action, by their text in a plan. Torch's action tables spell them the same way: `B`
 #: is a whole backward, `I` its input-gradient half, `W` its weight-gradient half; `R` recomputes a
 #: forward whose activations were dropped; `U` is the optimizer step; OFFLOAD copies activations to
-#: the host's memory and RELOAD brings them back. No plan has a WAIT_SEND: only tables of torch do.
+#: the host's memory and RELOAD brings them back. UNSHARD gathers a stage's weights from its
+#: replicas, RESHARD lets go of them, and REDUCE_GRAD sums its gradients over the replicas. No plan
+#: has a WAIT_SEND: only tables of torch do.
 Kind = IntEnum(
-    "Kind", "F B I W R U OFFLOAD RELOAD SEND_F RECV_F SEND_B RECV_B WAIT_SEND_F WAIT_SEND_B"
+    "Kind",
+    "F B I W R U OFFLOAD RELOAD UNSHARD RESHARD REDUCE_GRAD "
+    "SEND_F RECV_F SEND_B RECV_B WAIT_SEND_F WAIT_SEND_B",
 )
 #: How many rows a table has that is looked up by kind; its first is of none.
 ROWS = max(Kind) + 1
@@ -25,16 +29,17 @@ class Op:
     """What there is to say of a kind of op.
 
     `word` is how a program writes it, `name` what messages and legends call it, and `cost` the
-    field of `Costs` that says how long it takes. It `makes` what is there once it has ended.
-    `follows` is what it needs of its own stage and microbatch, whatever the layout; the needs that
-    depend on the layout are in `schedlang.schedule.needs`.
+    field of `Costs` that says how long it takes, or empty where it takes none. It `makes` what is
+    there once it has ended. `follows` is what it needs of its own stage and microbatch, whatever
+    the layout; the needs that depend on the layout are in `schedlang.schedule.needs`.
 
     An op that `reads` what the stages around it made, activations or gradients, runs the stage's
     module, forward or backward: it uses the stage's weights.
 
     In a building block it takes so many `slots`. `holds` is 1 where it puts activations into the
     memory of its rank, and -1 where it is their last use. While a copy (`is_copy`) to the host or
-    back goes on, so does the rank.
+    back goes on, so does the rank; and while replicas of a stage make one gather or sum
+    (`is_collective`), which is of the whole stage, and of no microbatch.
     """
 
     word: str
@@ -46,6 +51,7 @@ class Op:
     slots: int = 0
     holds: int = 0
     is_copy: bool = False
+    is_collective: bool = False
 
 
 OPS: dict[int, Op] = {
@@ -93,7 +99,14 @@ OPS: dict[int, Op] = {
         holds=1,
         is_copy=True,
     ),
+    Kind.UNSHARD: Op("unshard", "gather", "gather", makes=(), is_collective=True),
+    # It is no collective by itself: it ends what a gather began, on every replica alike.
+    Kind.RESHARD: Op("reshard", "release", "", makes=(), is_collective=True),
+    Kind.REDUCE_GRAD: Op("reduce", "sum", "sum", makes=(), is_collective=True),
 }
+
+#: The kinds of op that are of a whole stage, and of no microbatch.
+OF_STAGE = frozenset({Kind.U, *(Kind(kind) for kind, op in OPS.items() if op.is_collective)})
 
 #: For each thing that is made, the kinds of op that make it.
 MAKERS: dict[int, tuple[Kind, ...]] = {
@@ -142,5 +155,7 @@ READS: dict[int, Kind] = {
 AWAITS = {kind: receive for kind, receive in READS.items() if OPS[kind].follows is None}
 #: The ops that run their stage's module.
 USES_WEIGHTS = frozenset(READS)
+#: What gathers a stage's weights, and lets go of them.
+GATHERS = frozenset({Kind.UNSHARD, Kind.RESHARD})
 #: The kinds of an inference: forwards, and the transfers of what they make.
 FORWARD = frozenset({Kind.F, SENDS[Kind.F], RECEIVES[Kind.F]})

@@ -86,6 +86,7 @@ def without_stage(placement: Sequence[int], ranks: int) -> str | None:
     idle = ranks - len(held)
     if not idle:
         return None
+    # Stages may all be on high ranks, with the idle ones below, so the first gap is looked for.
     first = next(rank for rank in count() if rank not in held)
     others = f", like {counted(idle - 1, 'other rank')}" if idle > 1 else ""
     return f"rank {first} holds no stage{others}"
@@ -247,6 +248,10 @@ class Layout:
         """The earlier and the later stage of every edge that is not between neighbours, by its
         number: those of the first pipeline, then the next; of each the skips come last.
         """
+        # Of two pipelines of 4 stages each, with an edge (0, 2) and a skip (0, 3), the numbers are:
+        #
+        #    0 … 3     stages of the first pipeline       8    (0, 2)      9    (0, 3)
+        #    4 … 7     stages of the second one          10    (4, 6)     11    (4, 7)
         far = [(earlier, later) for earlier, later in self.edges if self._is_far(earlier, later)]
         starts = [0] if self.models else [pipeline.start for pipeline in self.pipelines]
         pairs = (
@@ -290,10 +295,13 @@ class Layout:
     @cached_property
     def has_backward(self) -> tuple[bool, ...]:
         """For each stage whether it is trained, or one before it, by whichever way."""
-        found: list[bool] = []
+        # Stages stand in an order in which each is behind those that it takes from, so one pass is
+        # enough.
+        has_backward: list[bool] = []
         for stage, before in enumerate(self.before):
-            found.append(self.trains(stage) or any(found[other] for other in before))
-        return tuple(found)
+            is_behind = any(has_backward[other] for other in before)
+            has_backward.append(self.trains(stage) or is_behind)
+        return tuple(has_backward)
 
     def makes(self, made: int, stage: int) -> bool:
         """Whether a stage that is trained with makes something in its forward or its backward:
@@ -332,8 +340,24 @@ class Layout:
 
     def numbers(self, kind: int, stage: int) -> list[int]:
         """The numbers of a stage's transfers of a kind, if the other stages were on other ranks."""
-        others = self.after if TRANSFERS[kind].distance > 0 else self.before
-        return [self.number(stage, other) for other in others[stage]]
+        is_onwards = TRANSFERS[kind].distance > 0
+        return (self._numbers_after if is_onwards else self._numbers_before)[stage]
+
+    @cached_property
+    def _numbers_after(self) -> list[list[int]]:
+        """The numbers of each stage's transfers with the stages that take its output."""
+        return [
+            [self.number(stage, other) for other in others]
+            for stage, others in enumerate(self.after)
+        ]
+
+    @cached_property
+    def _numbers_before(self) -> list[list[int]]:
+        """The same with the stages whose outputs it takes."""
+        return [
+            [self.number(stage, other) for other in others]
+            for stage, others in enumerate(self.before)
+        ]
 
     def ends(self, kind: int, number: int) -> tuple[int, int]:
         """The stage of a transfer, and the one at its other end, which may be past the first or
@@ -374,6 +398,7 @@ class Layout:
         or last stage; to a stage of the same rank; or where gradients have no backward to go to.
         """
         stage, other = self.ends(kind, number)
+        # The number of a stage alone means its neighbour, whether there is one or not.
         if number == stage and min(stage, other) not in self._chained:
             return None
         if self.frozen and kind in _GRADIENTS and not self.needs_gradients(kind, number):

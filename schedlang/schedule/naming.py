@@ -13,7 +13,7 @@ from functools import cached_property
 from attrs import frozen
 
 from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, Actions, is_transfer, word
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OF_STAGE, Kind
 from schedlang.schedule.layout import Layout
 
 
@@ -79,7 +79,7 @@ class Names:
         name = f"{self.stage(number)}{Kind(kind).name}"
         if microbatch == NO_MICROBATCH:
             return name
-        if kind == Kind.U or self.layout.slices == 1:
+        if kind in OF_STAGE or self.layout.slices == 1:
             return f"{name}{microbatch}"
         return f"{name}({self.microbatch(microbatch)})"
 

@@ -281,7 +281,8 @@ class _Rules:
             slices = self.layout.slices
             slice_needed = microbatch % slices + rule.slices
             is_there = (slice_needed >= 0) & (slice_needed < slices)
-            rows, microbatch = rows[is_there], microbatch[is_there]
+            rows = rows[is_there]
+            microbatch = microbatch[is_there]
         stage = self.columns.stage[rows]
         return _Part(rule.made, rows, stage, microbatch + rule.slices, stage)
 

@@ -17,7 +17,7 @@ from schedlang.diagnostics.source import Source, Span
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.columns import Columns, Flags, Ints, Ranks, columns_of
 from schedlang.schedule.costs import UNIT, Costs
-from schedlang.schedule.kinds import FORWARD, Kind
+from schedlang.schedule.kinds import FORWARD, GATHERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
 from schedlang.schedule.needs import Gradients, Needs, Sums, gradients_of, needs_of, sums_of
@@ -217,8 +217,8 @@ class Schedule:
 
     @cached_property
     def is_forward_only(self) -> bool:
-        """Whether there are forwards and their transfers alone: inference."""
-        return all(kinds <= FORWARD for kinds in self._kinds())
+        """Whether there are forwards and their transfers alone, and gathers for them: inference."""
+        return all(kinds <= FORWARD | GATHERS for kinds in self._kinds())
 
     @cached_property
     def has_updates(self) -> bool:

@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.schedule.actions import SHOWN, first_words, word
+from schedlang.schedule.actions import SHOWN, first_words, is_copy, word
 
 
 class Bar(NamedTuple):
@@ -112,7 +112,7 @@ class Bars(Sequence[Bar]):
 @frozen
 class Timeline:
     """The compute actions of every rank in order of time, in the unit of the costs or in seconds;
-    and its copies.
+    and in `copies` what goes on beside them: its copies, and the gathers and sums that are written.
     """
 
     # Idle time is counted three ways in the field. In this makespan of 9, both ranks work for 6:
@@ -150,11 +150,15 @@ class Timeline:
     @property
     def copying(self) -> list[float]:
         """For each rank, the time that its copies to and from the host take, beside its actions."""
-        return [copies.busy for copies in self.copies]
+        return [
+            sum((bar.end - bar.start for bar in bars if is_copy(bar.kind)), 0.0)
+            for bars in self.copies
+        ]
 
     @cached_property
     def spans(self) -> list[float]:
         """For each rank, the time from its own first start to its own last end."""
+        # A rank runs one op at a time, so the first bar starts first, and the last one ends last.
         return [bars.end[-1] - bars.start[0] if bars else 0.0 for bars in self.ranks]
 
     @property

@@ -170,6 +170,7 @@ class TorchPipeline:
         else:
             found = self.pipeline.step(batch.inputs, batch.targets, batch.options)
         if losses is not None and found is not None:
+            # In place: torch fills the list that it is given.
             losses[:] = found.unbind()
         return self._merged(outputs)
 

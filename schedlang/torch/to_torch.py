@@ -49,11 +49,13 @@ def schedule(
     elif params:
         raise ValueError("`params` are those of a program, `plan` is one that was compiled")
     check_agreement(plan, of_rank)
+    # Torch reads tables from files alone.
     made = TableSchedule(list(of_rank), plan.microbatches, loss_fn=loss_fn, **options)
     with TemporaryDirectory() as folder:
         table = Path(folder) / f"{plan.name}.csv"
         table.write_text(export_table(plan, COMPUTE), newline="")
         load(made, table)
+    # Torch has put in its own transfers by now, which the plan's proof has not seen.
     lowered = Source(f"{plan.name}.csv", table_of(made, with_communication=True))
     prove_table(read_table(lowered))
     return made

@@ -38,7 +38,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 def test_files_and_folders_are_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, str(folder), str(folder / "ugly.sched"))
-    lib, ugly = folder / "in" / "lib.sched", folder / "ugly.sched"
+    lib = folder / "in" / "lib.sched"
+    ugly = folder / "ugly.sched"
     assert (code, out) == (0, f"wrote: {lib}\nwrote: {ugly}\n1 file in style\n")
     assert ugly.read_text() == (folder / "neat.sched").read_text() == NEAT
     assert lib.read_bytes() == b"let a = 1\n"

@@ -102,6 +102,7 @@ def test_json_has_places_in_lines_and_columns() -> None:
         ],
         "notes": [],
         "help": None,
+        "edits": [],
         "repair": None,
         "waits": [],
     }

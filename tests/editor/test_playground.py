@@ -100,6 +100,15 @@ def test_a_mistake_is_told_at_its_place_in_utf_16() -> None:
     assert "schedules" not in told
 
 
+def test_another_spelling_is_offered() -> None:
+    text = "# \U0001f600\n" + HANGS.replace("repeat warmup ", "repeat warmpu ", 1)
+    (mistake,) = all_of(text)["diagnostics"]
+    assert mistake["repair"]["text"] == "write `warmup`"
+    (edit,) = mistake["repair"]["edits"]
+    units = text.encode("utf-16-le")
+    assert units[2 * edit["from"] : 2 * edit["to"]].decode("utf-16-le") == "warmpu"
+
+
 def test_a_deadlock_comes_with_a_repair_that_works() -> None:
     assert all_of(HANGS, ranks=3, chunks=2)["parameters"] == {"ranks": 3, "microbatches": 4}
     first, repaired = [each for each in answers(HANGS) if "diagnostics" in each]

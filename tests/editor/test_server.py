@@ -165,6 +165,44 @@ def test_a_repair_is_a_quick_fix(tmp_path: Path, session: Session) -> None:
     session(talk)
 
 
+def test_another_spelling_is_a_quick_fix(tmp_path: Path, session: Session) -> None:
+    text = GALLERY[0].read_text()
+    assert "microbatches - warmup" in text
+
+    async def talk(client: Client) -> None:
+        uri = client.open(tmp_path / "s.sched", text)
+        assert await client.diagnostics(uri) == []
+        for wrong in (
+            text.replace("microbatches - warmup", "microbatchs - warmup"),
+            text.replace("rank r {", "rnak r {"),
+        ):
+            client.write(uri, wrong)
+            (found,) = await client.diagnostics(uri, lambda found: len(found) == 1)
+            context = types.CodeActionContext([found])
+            asked = types.CodeActionParams(document(uri), found.range, context)
+            (action,) = await client.text_document_code_action_async(asked)
+            assert action.title in ("Write `microbatches`", "Write `rank`")
+            assert edited(wrong, action.edit.changes[uri]) == text
+
+    session(talk)
+
+
+def test_what_another_file_lacks_has_no_quick_fix(tmp_path: Path, session: Session) -> None:
+    """Its text is not the one that is edited."""
+    (tmp_path / "lib.sched").write_text("fn twice(number) = 2 * numbr\n")
+    text = GALLERY[0].read_text().replace("{\n", '{\n    import "lib.sched"\n', 1)
+
+    async def talk(client: Client) -> None:
+        uri = client.open(tmp_path / "s.sched", text)
+        (found,) = await client.diagnostics(uri)
+        assert "there is `number`" in found.message
+        context = types.CodeActionContext([found])
+        asked = types.CodeActionParams(document(uri), found.range, context)
+        assert not await client.text_document_code_action_async(asked)
+
+    session(talk)
+
+
 def test_names_are_found_also_in_imported_files(tmp_path: Path, session: Session) -> None:
     lib = tmp_path / "lib.sched"
     lib.write_text("# more\nfn twice(x) = 2 * x\n")
@@ -240,14 +278,14 @@ def test_formatting(tmp_path: Path, session: Session) -> None:
 def test_a_program_that_takes_long_is_stopped(tmp_path: Path, session: Session) -> None:
     """And the server answers meanwhile, and behind it."""
     text = GALLERY[0].read_text()
-    large = text.replace("ranks = 4", "ranks = 256").replace("batches = 8", "batches = 4096")
+    large = text.replace("ranks = 4", "ranks = 256").replace("batches = 8", "batches = 16384")
 
     async def talk(client: Client) -> None:
-        configure(client, limit=1)
+        configure(client, limit=4)
         uri = client.open(tmp_path / "s.sched", large)
         (found,) = await client.diagnostics(uri)
         assert found.code == "too-many-ops"
-        assert "longer than 1 s to compile: stopped" in found.message
+        assert "longer than 4 s to compile: stopped" in found.message
         question = types.HoverParams(**at(uri, large, "warmup ="))
         hover = await client.text_document_hover_async(question)
         assert "let warmup = min(ranks - 1 - r, microbatches)" in hover.contents.value

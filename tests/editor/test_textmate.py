@@ -45,7 +45,8 @@ def expectations(text: str) -> str:
         lines.append(line)
         for begin, end, colour in pieces:
             if start <= begin < start + len(line):
-                column, length = begin - start, end - begin
+                column = begin - start
+                length = end - begin
                 mark = "#" + " " * (column - 1) + "^" * length if column else "# <" + "-" * length
                 lines.append(f"{mark} {SCOPES[colour]}")
         start += len(line) + 1
@@ -64,6 +65,15 @@ def run(folder: Path) -> subprocess.CompletedProcess[str]:
         timeout=300,
         cwd=folder,
     )
+
+
+@pytest.mark.editors
+def test_the_annotated_programs() -> None:
+    looked = subprocess.run(
+        ["npm", "test", "--silent"], capture_output=True, text=True, timeout=300, cwd=VSCODE
+    )
+    assert looked.returncode == 0, looked.stdout[-5000:] + looked.stderr[-2000:]
+    assert looked.stdout.count("✓") == len(list((VSCODE / "tests").glob("*.sched")))
 
 
 @pytest.mark.editors

@@ -7,8 +7,11 @@ grammar without a conflict here has none there.
 
 import json
 import random
+import re
 import subprocess
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from schedlang.language.grammar import reserved, words
 from tests.support.paths import GALLERY, PROGRAMS, ROOT
 from tests.support.scattered import scattered
 from tests.support.short_programs import short_programs
+from tests.support.tree_corpus import cases, parsed, written
 
 FOLDER = ROOT / "editors" / "tree-sitter-sched"
 FILES = [*GALLERY, *sorted((PROGRAMS / "lib").glob("*.sched"))]
@@ -124,6 +128,20 @@ def test_what_is_no_program_is_none() -> None:
     for text in ("schedule s {", "let = 2", "rank r { F(m) ) }", "schedule s { } let a = 1"):
         with pytest.raises(UnexpectedInput):
             parser().parse(text)
+
+
+CORPUS = sorted((FOLDER / "test" / "corpus").glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_the_corpus(path: Path, golden: Callable[[str, Path], None]) -> None:
+    golden(written(parsed(case, parser()) for case in cases(path)), path)
+
+
+def test_every_rule_has_a_case() -> None:
+    trees = [case.tree for path in CORPUS for case in cases(path)]
+    shown = set(re.findall(r"\((\w+)", "".join(trees)))
+    assert shown == {name for name in tree_sitter()["rules"] if not name.startswith("_")}
 
 
 #: The functions that such a grammar is written with.

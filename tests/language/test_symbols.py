@@ -62,5 +62,6 @@ def test_values_of_lets() -> None:
     }"""
     items, ranks = values_of_lets(load(Source("s.sched", text))[1], {"microbatches": 5})
     assert items == {text.index("all"): (7.5, 7.5)}
-    a, b = text.index("a = r"), text.index("b = m")
+    a = text.index("a = r")
+    b = text.index("b = m")
     assert ranks == [{a: (1, 1), b: (0, 0)}, {a: (2, 2), b: (0, 4)}, {a: (3, 3)}]

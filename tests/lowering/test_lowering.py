@@ -83,9 +83,7 @@ PROGRAM = {
 def program(
     name: str, transport: str = "portable", p2p: float | None = None, **params: int
 ) -> Plan:
-    return compile(
-        read_source(PROGRAMS / f"{name}.sched"), params, Costs(p2p_time=p2p), transport=transport
-    )
+    return compile(name, params, Costs(p2p_time=p2p), transport=transport)
 
 
 def makespan(schedule: Schedule, transport: str, p2p: float) -> float:

@@ -16,7 +16,8 @@ from tests.support.commands import schedc
 from tests.support.paths import CASES, PROGRAMS
 
 #: The program or plan is wrong; the command line is.
-WRONG, USAGE = 1, 2
+WRONG = 1
+USAGE = 2
 
 #: What is typed behind `schedc`, the exit code, and what the message says.
 MISTAKES: list[tuple[str, int, str]] = [
@@ -104,7 +105,11 @@ MISTAKES: list[tuple[str, int, str]] = [
     # What was given twice, or does not go together.
     ("compile my.sched -p ranks=8 -p ranks=4", USAGE, "argument -p: `ranks` is given twice"),
     ("check my.sched --for ranks=2..3 --for ranks=4..5", USAGE, "`ranks` is given twice"),
-    ("check my.sched --for ranks=2..3 -p ranks=4", USAGE, "`ranks` has a -p and a --for"),
+    (
+        "check my.sched --for ranks=2..3 -p ranks=4",
+        USAGE,
+        "`ranks` has a -p and a --for: give one of",
+    ),
     ("compile my.sched -o a.json -o b.json", USAGE, "argument -o/--output: it is given twice"),
     ("simulate my.sched --p2p-time 1 --p2p-time 2", USAGE, "--p2p-time: it is given twice"),
     ("pipeline num_stages=2 num_stages=4", USAGE, "`num_stages` is given twice"),
@@ -138,7 +143,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("compare my.sched --write-costs new.json", USAGE, "writes what a recorded run shows"),
     ("run my.sched --every 5", USAGE, "--every says how often --checkpoint writes"),
     ("run my.sched --checkpoint costs.json", USAGE, "`costs.json` is a file, --checkpoint names a"),
-    ("compare - -", USAGE, "`-` stands twice, standard input is there once"),
+    ("compare - -", USAGE, "`-` stands twice, and standard input can be read once"),
     # What would be lost.
     ("compile my.sched -o my.sched", USAGE, "`my.sched` is read, and would be replaced"),
     ("compile my.sched -o ./folder/../my.sched", USAGE, "is read, and would be replaced"),

@@ -10,7 +10,9 @@ from tests.models.model import COMMON, FEATURES, Feature, Model, mean_square, se
 #: The modules that have filled `FEATURES`.
 FAMILIES = (layers, state, gradients, passing, training, meshes, pretrained)
 
-_BLOCK, _STAGE, _WAY = " + ", " | ", " || "
+_BLOCK = " + "
+_STAGE = " | "
+_WAY = " || "
 
 
 def find(name: str) -> Feature:
@@ -62,6 +64,7 @@ def _mixed(name: str) -> Feature:
 
 def _stage(block: str, place: int, number: int, count: int) -> nn.Module:
     """A stage of a feature, with weights of its own."""
+    # Two blocks of one feature, in two places, must not have the same weights by chance.
     seed_all(100 * number + place)
     return FEATURES[block].build(count).stages[number]
 
@@ -79,6 +82,7 @@ def ways() -> list[str]:
 
 
 def _is_common(feature: Feature) -> bool:
+    # What takes or gives something else than others, or cannot be trained, has no place in a chain.
     if feature.is_mistake or feature.mesh or feature.not_for - {"updates", "frozen"}:
         return False
     model = feature.model(3)

@@ -167,7 +167,8 @@ def chain(block: Callable[[int], nn.Module], stages: int, **how: Any) -> Model:
 
 def seed_all(seed: int) -> None:
     """Torch's, Python's and numpy's random numbers."""
-    torch.manual_seed(seed)
+    # `torch.manual_seed` also keeps a stack trace for each kind of accelerator that is not there.
+    torch.default_generator.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed(seed)
 

@@ -65,6 +65,7 @@ class Notes:
 
     def number(self, words: str) -> int:
         """The number of a message."""
+        # Where it happened is another matter in each cell; what happened is the message.
         words = re.sub(r"^rank \d+ failed at \S+ \([^)]*\): ", "", words)
         key = re.sub(r"\d+", "0", words)
         if key not in self.numbers:

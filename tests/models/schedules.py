@@ -123,6 +123,7 @@ def forwards(plan: Plan) -> list[Op]:
     ]
     done: list[Op] = []
     layout = plan.layout
+    # The next forward of each rank whose inputs are all there; of these the earliest microbatch.
     while any(ahead):
         ready = [
             ops

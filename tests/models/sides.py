@@ -101,6 +101,8 @@ def build(feature: Feature, plan: Plan) -> list[Model]:
             ]
         else:
             continue
+        # The stage stands within a module that gives it what the plan asks for, so its weights are
+        # called otherwise.
         model.tied = [
             {stage: f"inner.{name}" for stage, name in names.items()} for names in model.tied
         ]
@@ -220,6 +222,7 @@ class InPipeline(Training):
         super().__init__(feature, column, plan.stages_of(rank))
         model = self.model
         of_plan = dict(zip(self.stages, self.optimizers, strict=True)) if plan.has_updates else {}
+        # A mean over the microbatches of an update, times the model's own factor.
         scale = model.loss_scale * plan.layout.updates / plan.microbatches
         self.pipeline = Pipeline(
             plan,
@@ -238,6 +241,8 @@ class InPipeline(Training):
             if pipeline.stop - 1 in self.stages
             for number in numbers
         )
+        # Each rank draws numbers of its own, as processes do; the training alone keeps the state of
+        # each rank, and draws from that of the stage's.
         seed_all(100 + rank)
 
     def spread(self) -> None:
@@ -295,6 +300,8 @@ class Alone(Training):
         self.plan = column.plan
         layout = self.plan.layout
         super().__init__(feature, column, list(range(len(layout.placement))))
+        # Where numbers are drawn, the order of the forwards on a rank says which of them a forward
+        # gets.
         order = forwards(self.plan) if feature.draws else natural(self.plan)
         updates = [layout.update_of(*op) for op in order]
         assert updates == sorted(updates)
@@ -412,6 +419,7 @@ class Alone(Training):
     @contextmanager
     def _late_weights(self) -> Iterator[None]:
         """The stages read their weights of so many updates before."""
+        # By stage, the tensors themselves: they are put back behind the update, not copied.
         newest = [_data(stage) for stage in self.stages.values()]
         done = len(self.versions)
         for stage, delay in zip(self.stages, self.delays, strict=True):
@@ -431,6 +439,7 @@ class Alone(Training):
         self.versions.append([_data(stage) for stage in self.stages.values()])
         for stage in self.stages.values():
             for weight in trained_weights(stage):
+                # The tensors that were kept stay as they are; the optimizer moves copies.
                 weight.data = weight.data.clone()
         self._clip()
         self.step_optimizers()
@@ -462,6 +471,7 @@ class Alone(Training):
         if len(replicas) == 1:
             return
         for before, *same in zip(earlier, *replicas, strict=True):
+            # The gradients of all replicas are one sum, which each of them has.
             parts = [
                 each for each in (before, *(weight.grad for weight in same)) if each is not None
             ]

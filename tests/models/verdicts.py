@@ -93,7 +93,8 @@ def outcomes(run_ranks: Run, folder: Path, cells: Iterable[Cell]) -> dict[Cell, 
     verdicts: dict[Cell, Verdict] = {}
     by_ranks: dict[int, list[Cell]] = {}
     for cell in cells:
-        feature, under = find(cell[0]), column(cell[1])
+        feature = find(cell[0])
+        under = column(cell[1])
         if is_for(feature, under):
             by_ranks.setdefault(processes_for(feature, under), []).append(cell)
         else:
@@ -110,6 +111,7 @@ def outcomes(run_ranks: Run, folder: Path, cells: Iterable[Cell]) -> dict[Cell, 
             trained += ahead[:done]
             if done < len(ahead):
                 verdicts[ahead[done]] = _failure(folder, ahead[done], ranks, run.logs)
+            # What failed has ended the processes: those behind it are tried on new ones.
             ahead = ahead[done + 1 :]
     # What fails alone as well is the model's own mistake.
     doubtful = [cell for cell, verdict in verdicts.items() if verdict.kind in (TRACEBACK, HANGS)]
@@ -179,13 +181,15 @@ def compare_all(cells: Sequence[Cell], columns: Columns, folder: Path) -> dict[C
     alone: dict[Hashable, Results | Exception] = {}
     verdicts = {}
     for cell in cells:
-        feature, column = find(cell[0]), columns[cell[1]]
+        feature = find(cell[0])
+        column = columns[cell[1]]
         paths = [_file(folder, cell, rank) for rank in range(processes_for(feature, column))]
         is_trained = all(path.exists() for path in paths)
         if feature.is_mistake:
             if is_trained:
                 verdicts[cell] = Verdict(DIFFERS, "it trains, which it cannot")
             continue
+        # Most schedules mean the same training, so that many columns need a few alone.
         meaning = feature.name, _meaning(column, feature.draws)
         if meaning not in alone:
             alone[meaning] = _train_alone(feature, column)

@@ -134,14 +134,20 @@ def sizes_up_to(outcome: Outcome, ranks: int, microbatches: int) -> Iterator[dic
 
 
 def disagreements(text: str, ranks: int, microbatches: int) -> list[Any]:
-    """The sizes at which the proof and the compiler disagree, and what is wrong with the
-    certificate; nothing where a program cannot be read.
-    """
-    source, tree = loaded(text)
+    """The same of a text that has yet to be proved; nothing where it cannot be read."""
+    _, tree = loaded(text)
     try:
         outcome = prove(tree, {})
     except Unreadable:
         return []
+    return disagreements_of(outcome, text, ranks, microbatches)
+
+
+def disagreements_of(outcome: Outcome, text: str, ranks: int, microbatches: int) -> list[Any]:
+    """The sizes at which a proof and the compiler disagree, and what is wrong with the
+    certificate.
+    """
+    source, tree = loaded(text)
     amiss: list[Any] = faults_of(certificate_of(outcome)) if outcome.cases else []
     for sizes in sizes_up_to(outcome, ranks, microbatches):
         says = compiled(source, tree, sizes), verdict(outcome, sizes)
@@ -157,7 +163,7 @@ def test_a_program_is_proved_for_any_number_of_ranks(program: str) -> None:
     assert condition_text(outcome.proved, outcome.reading.sizes) == where
     assert outcome.unknown.is_empty()
     assert set(forms) == figures
-    assert disagreements(program, 4, 6) == []
+    assert disagreements_of(outcome, program, 4, 6) == []
 
 
 @cache
@@ -350,7 +356,8 @@ def with_a_stamp_turned_round(certificate: dict[str, Any], random: Random) -> No
 
 
 def with_another_place(certificate: dict[str, Any], random: Random) -> None:
-    first, last = certificate["statements"][0], certificate["statements"][-1]
+    first = certificate["statements"][0]
+    last = certificate["statements"][-1]
     name = last["name"]
     last["place"] = first["place"].replace(f"{first['name']}[", f"{name}[")
 

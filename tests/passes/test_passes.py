@@ -121,7 +121,7 @@ def test_better_than_published_searches() -> None:
         ("v_min", 8, 32, 23, 8),
     ]:
         plan = compile(
-            read_source(PROGRAMS / f"{program}.sched"),
+            program,
             {"ranks": ranks, "microbatches": microbatches},
         )
         execution = simulate(plan, Costs())
@@ -238,7 +238,7 @@ def test_a_block_is_a_schedule() -> None:
         "stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at ranks + 2 * (ranks - 1 - s) }", "squeeze"
     )
     plan = compile(Source("s.sched", text))
-    one_f_one_b = compile(read_source(PROGRAMS / "1f1b.sched"), {"ranks": 2, "microbatches": 4})
+    one_f_one_b = compile("1f1b", {"ranks": 2, "microbatches": 4})
     assert [each.text() for each in plan.ranks] == [each.text() for each in one_f_one_b.ranks]
 
 
@@ -283,7 +283,7 @@ def test_a_move_is_judged_by_what_it_concerns(name: str, monkeypatch: pytest.Mon
     move = Track.move
     monkeypatch.setattr(Track, "move", checked)
     for ranks in (3, 4):
-        compile(read_source(PROGRAMS / f"{name}.sched"), {"ranks": ranks, "microbatches": 9})
+        compile(name, {"ranks": ranks, "microbatches": 9})
     assert judged == {True, False}
 
 

@@ -20,7 +20,7 @@ from schedlang import (
     read_source,
     write_plan,
 )
-from tests.support.paths import GALLERY, PROGRAMS
+from tests.support.paths import GALLERY
 from tests.support.sizes import examples
 
 
@@ -56,6 +56,7 @@ def test_parts(path: Path, tmp_path: Path) -> None:
         theirs = plan.ranks[rank]
         assert (ours.text(), ours.source) == (theirs.text(), theirs.source)
     found = json.loads((tmp_path / "plan.json").read_text())
+    # Where each rank's part stands in the file is said in the file alone.
     del found["lines"]
     assert found == document(plan)
     assert opened.to_json() == plan.to_json()
@@ -67,6 +68,7 @@ def test_a_rank_reads_its_part_alone(plan: Plan, tmp_path: Path) -> None:
     """
     path = tmp_path / "plan.json"
     write_plan(plan, path)
+    # An action of rank 0 alone; the part of rank 1 is as it was written.
     path.write_text(path.read_text().replace("0F0", "0F9"))
     opened = open_plan(path)
     assert opened.ranks[1] == plan.ranks[1]
@@ -336,7 +338,7 @@ def test_a_damaged_plan_is_refused_with_its_reason(
 def test_damaged_edges_are_refused_with_their_reason(
     tmp_path: Path, edges: Any, reason: str
 ) -> None:
-    plan = compile(read_source(PROGRAMS / "two_encoders.sched"), {"microbatches": 2})
+    plan = compile("two_encoders", {"microbatches": 2})
     (tmp_path / "plan.json").write_text(json.dumps(document(plan) | {"edges": edges}))
     with pytest.raises(CompileError) as caught:
         read_plan(tmp_path / "plan.json")
@@ -344,7 +346,7 @@ def test_damaged_edges_are_refused_with_their_reason(
 
 
 def test_an_edge_is_no_skip_as_well(tmp_path: Path) -> None:
-    plan = compile(read_source(PROGRAMS / "two_encoders.sched"), {"microbatches": 2})
+    plan = compile("two_encoders", {"microbatches": 2})
     (tmp_path / "plan.json").write_text(json.dumps(document(plan) | {"skips": [[0, 2]]}))
     with pytest.raises(CompileError, match="from stage 0 to stage 2 there is one of `edges` and"):
         read_plan(tmp_path / "plan.json")
@@ -419,6 +421,7 @@ def test_any_value_in_any_field_is_answered(
         again = read_plan(path)
     except CompileError:
         return
+    # Whatever was written there is refused, or changes nothing of what is done.
     assert [each.text() for each in again.ranks] == ["0F0 0B0"]
 
 

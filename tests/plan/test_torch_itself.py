@@ -39,7 +39,8 @@ needs_waits = pytest.mark.skipif(
     not HAS_WAITS, reason=f"torch {torch.__version__} has no waits: they came with 2.15"
 )
 #: The kinds of cell that stand for no action of a plan.
-IMPLIED = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD", "WAIT_SEND_F", "WAIT_SEND_B")
+WAITS = ("WAIT_REDUCE_GRAD", "WAIT_SEND_F", "WAIT_SEND_B")
+IMPLIED = ("UNSHARD", "RESHARD", "REDUCE_GRAD", *WAITS)
 FORMS = {"torch-csv": "compute_comms", "torch-csv-compute": "compute_only"}
 WIDTH = 4
 #: Seconds after which a step of a few actions hangs.
@@ -143,9 +144,16 @@ def test_schedules_of_torch_prove(name: str, tmp_path: Path) -> None:
             " ".join(str(action) for action in row if action)
             for row in schedule.pipeline_order.values()
         ]
+        rows_with_comms = schedule.pipeline_order_with_comms.values()
+        # Torch keeps three stages of a rank gathered: of more, a plan says when.
+        gathers = local > 3
         with_comms = [
-            " ".join(str(action) for action in row if action.computation_type.value not in IMPLIED)
-            for row in schedule.pipeline_order_with_comms.values()
+            " ".join(
+                str(action)
+                for action in row
+                if action.computation_type.value not in (WAITS if gathers else IMPLIED)
+            )
+            for row in rows_with_comms
         ]
         schedule._dump_csv(str(path), format="compute_only")
         assert computes(plan_of(read_table(read_source(path)))) == rows

@@ -27,6 +27,8 @@ from tests.plan.test_torch_tables import (
     texts,
 )
 
+# A table with all that torch 2.15 has: weights gathered and dropped, gradients reduced, and a wait
+# for each send and reduction.
 WAITS = (
     "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0WAIT_SEND_F0,0RECV_B1,0B1,0WAIT_SEND_F1,"
     "0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD\n"
@@ -37,6 +39,11 @@ WAITS_ON_ONE = (
     "0UNSHARD,0F0,1UNSHARD,1F0,1B0,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1RESHARD,0B0,0REDUCE_GRAD,"
     "0WAIT_REDUCE_GRAD,0RESHARD\n"
 )
+# Rank 0 waits for its second send before it takes the gradient of the first microbatch, and rank 1
+# until that one is taken before it receives the second:
+#
+#    rank 0   WAIT_SEND_F1 ──until──▶ RECV_F1   rank 1
+#    rank 0   RECV_B0 ◀──until── WAIT_SEND_B0   rank 1
 EACH_OTHER = (
     "0F0,0SEND_F0,0F1,0SEND_F1,0WAIT_SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0WAIT_SEND_F0\n"
     "1RECV_F0,1F0,1B0,1SEND_B0,1WAIT_SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1,1WAIT_SEND_B1\n"
@@ -434,6 +441,7 @@ def test_no_wait_of_an_export_takes_time(name: str) -> None:
             p2p_time=rng.choice([0, 0.25, 4]),
         )
         is_at_end, comes, ends = waits_of(plan, costs)
+        # A rank goes on from a wait the moment it comes to it.
         assert (ends[~is_at_end] == comes[~is_at_end]).all()
         assert len(plan.ranks) < 2 or (~is_at_end).any()
 
@@ -468,6 +476,7 @@ def runs_to_its_end(rows: list[list[str]], placement: tuple[int, ...]) -> bool:
     at = [0] * len(rows)
 
     def is_over(rank: int, transfer: str) -> bool:
+        # The n-th of one side is over once the other side has begun n as well.
         for (sender, receiver), sides in begun.items():
             for side, own, other in (("SEND", sender, "RECV"), ("RECV", receiver, "SEND")):
                 if own == rank and transfer in sides[side]:
@@ -477,7 +486,9 @@ def runs_to_its_end(rows: list[list[str]], placement: tuple[int, ...]) -> bool:
     def may_go_on(rank: int, cell: str) -> bool:
         match = re.fullmatch(r"(\d+)([A-Z_]+?)(\d*)", cell)
         assert match is not None
-        stage, kind, microbatch = int(match[1]), match[2], match[3]
+        stage = int(match[1])
+        kind = match[2]
+        microbatch = match[3]
         other = stage + (1 if kind in ("SEND_F", "RECV_B") else -1)
         if kind.startswith(("SEND", "RECV")):
             ends = rank, placement[other]
@@ -528,6 +539,7 @@ def test_tables_with_waits_anywhere_hang_where_the_import_says(name: str) -> Non
             verdicts.append("runs")
         except CompileError as error:
             verdicts.append(error.diagnostics[0].code)
+        # Messages that meet the wrong receives may well come to their end; only hangs are compared.
         if verdicts[-1] != "mismatched-transfer":
             assert (verdicts[-1] == "runs") == runs_to_its_end(rows, plan.placement), text
     assert {"runs", "deadlock"} <= set(verdicts)

@@ -4,10 +4,10 @@ import re
 import runpy
 from pathlib import Path
 
-from schedlang import compile, read_source, simulate
+from schedlang import compile, simulate
 from schedlang.report.bubbles.attribution import CAUSES
 from schedlang.schedule.costs import NAMES, read_costs
-from tests.support.paths import DOCS, GALLERY, PROGRAMS, ROOT
+from tests.support.paths import DOCS, GALLERY, ROOT
 
 
 def page(name: str) -> str:
@@ -21,7 +21,7 @@ def test_every_cost_is_explained_and_the_example_is_one(tmp_path: Path) -> None:
     assert example
     (tmp_path / "costs.yaml").write_text(example[1])
     costs = read_costs(tmp_path / "costs.yaml")
-    execution = simulate(compile(read_source(PROGRAMS / "1f1b.sched")), costs)
+    execution = simulate(compile("1f1b"), costs)
     assert execution.peak_bytes == (4 * 1.2e9 + 5e9, 3 * 1.2e9 + 4e9, 2 * 1.2e9 + 4e9, 1.2e9 + 5e9)
 
 

@@ -81,7 +81,8 @@ def test_the_oldest_and_the_newest_torch_are_tested() -> None:
     (newest,) = re.findall(r"^TORCH \?= (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     assert yaml.safe_load(workflow)["jobs"]["torch"]["strategy"]["matrix"]["torch"] == [newest]
-    first, last = oldest.removesuffix(".0"), newest.removesuffix(".0")
+    first = oldest.removesuffix(".0")
+    last = newest.removesuffix(".0")
     major, minor = map(int, last.split("."))
     assert f"torch>={first},<{major}.{minor + 1}" in accepted
     assert f"torch {first} to {last}" in (ROOT / "README.md").read_text(encoding="utf-8")

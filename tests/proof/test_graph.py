@@ -50,6 +50,7 @@ def some_graph(rng: random.Random) -> Graph:
         waiter = np.array([rng.randrange(count)])
         target = np.array([NEVER if rng.random() < 0.05 else rng.randrange(count)])
         items.wait(waiter, target, rng.choice([0.0, 0.5]), at_begin=rng.random() < 0.5)
+    # No waits at all are waits too: tables without a row.
     items.wait(np.zeros(0, np.int64), np.zeros(0, np.int64))
     return items.graph()
 
@@ -57,6 +58,7 @@ def some_graph(rng: random.Random) -> Graph:
 def by_definition(graph: Graph) -> list[float]:
     """When each event happens, from the definition again and again until nothing changes."""
     times = [inf] * len(graph.waits)
+    # Each round settles one more event at least, of those that ever happen.
     for _ in range(len(times) + 1):
         for event in range(len(times)):
             before = 0.0 if event in graph.first else times[event - 1]
@@ -76,13 +78,15 @@ def test_the_walk_is_the_definition() -> None:
         assert walk(graph).tolist() == times
         assert graph.is_whole == (inf not in times)
         whole += graph.is_whole
+    # Graphs that come to their end and such that do not, many of each.
     assert 50 < whole < 450
 
 
 def test_a_graph_is_walked_once_by_work_that_remembers_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """And by every other work again: it keeps nothing."""
     rng = random.Random(0)
-    one, other = some_graph(rng), some_graph(rng)
+    one = some_graph(rng)
+    other = some_graph(rng)
     walked: list[Graph] = []
 
     def counted(graph: Graph) -> Floats:
@@ -159,6 +163,7 @@ def test_what_follows_its_moments_runs_on_every_transport(
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_ideal_times_do_not_depend_on_the_transport(path: Path) -> None:
+    # Numbers whose sums are rounded: times must be equal to the bit, not only about as long.
     costs = Costs(
         forward_times=(0.1,),
         input_times=(0.7,),
@@ -179,6 +184,8 @@ def test_what_is_held_is_no_more_than_there_are_actions() -> None:
     try:
         with pytest.raises(CompileError, match=wrong):
             compile(Source("far.sched", FAR))
+        # Two stages of nine million microbatches: a table of these, with eight bytes each, has 144
+        # MB.
         assert tracemalloc.get_traced_memory()[1] < 10**8
     finally:
         tracemalloc.stop()

@@ -21,6 +21,7 @@ def turned(*late: int) -> Plan:
     ranks = list(plan.ranks)
     for rank in late:
         text = ranks[rank].text()
+        # The test would say nothing if the plan of GPipe began otherwise.
         assert text.startswith(TURNED[rank][0])
         ranks[rank] = parse_actions(text.replace(*TURNED[rank]), list(ranks[rank].source))
     return evolve(plan, ranks=tuple(ranks), transport="gloo")

@@ -40,6 +40,7 @@ def proved(schedule: Schedule) -> bool:
 )
 def test_actions_that_cannot_be(text: str, code: str, wrong: str) -> None:
     """Of a schedule that was made without a program; each action has a place of its own."""
+    # The last action is the wrong one, so it is the third place that must be named.
     actions = parse_actions(text, [0, 1, 2])
     schedule = make_schedule((0, 1), 2, (actions, Actions()))
     schedule = evolve(schedule, spans=tuple(Span(each, each + 1) for each in range(3)))
@@ -90,6 +91,8 @@ def test_a_lower_bound_of_the_makespan(schedule: Schedule) -> None:
     back: list[float] = []
     for stage, before in enumerate(layout.before):
         crosses = {e: 0.5 * (layout.placement[e] != layout.placement[stage]) for e in before}
+        # The longest way to a stage, where a forward takes 1, and 0.5 to another rank; then the
+        # longest one back from it, where a backward takes at least 1.
         there.append(1 + max((there[e] + crosses[e] for e in before), default=0.0))
         ways = [back[e] + crosses[e] for e in before if layout.has_backward[e]]
         back.append(layout.has_backward[stage] + max(ways, default=0.0))

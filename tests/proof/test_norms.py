@@ -80,6 +80,7 @@ def test_nobody_waits_in_pipedream_2bw(ranks: int, microbatches: int) -> None:
     """
     plan = plan_of("pipedream_2bw", ranks=ranks, microbatches=microbatches)
     bars = [[*each] for each in simulate(plan, ideal=True).timeline.ranks]
+    # The last update of each number that a rank makes: by then it has its part of the norm.
     ends = {
         (rank, bar.microbatch): bar.end
         for rank, each in enumerate(bars)
@@ -89,6 +90,7 @@ def test_nobody_waits_in_pipedream_2bw(ranks: int, microbatches: int) -> None:
     for rank in range(len(plan.ranks)):
         starts = {str(bar): bar.start for bar in bars[rank]}
         waits = {update: word for update, word in made(plan, rank).items() if word != "end"}
+        # The last update is put off to the end, where nobody has anything else to do.
         assert len(waits) == plan.layout.updates - 1
         for word, place in waits.items():
             update = int(word.partition("U")[2])
@@ -144,7 +146,7 @@ def test_plans_that_have_no_time_for_the_norm(
 
 
 def test_a_plan_for_one_transport_is_not_asked() -> None:
-    plan = compile(read_source(PROGRAMS / "pipedream_2bw.sched"), transport="gloo")
+    plan = compile("pipedream_2bw", transport="gloo")
     assert why_not(plan) == "the plan is proved for `gloo` alone, and must be for all transports"
 
 
@@ -159,6 +161,8 @@ def stands(plan: Plan) -> bool:
         actions = plan.ranks[rank]
         for update, place in put_off(plan, rank).items():
             number = actions.microbatch[update]
+            # Here the rank waits for all parts of the norm, as long as any rank has that update
+            # before it.
             if place == at[rank] and any(f"U{number}" in left(other) for other in ranks):
                 return False
         if at[rank] == len(actions):
@@ -178,6 +182,7 @@ def stands(plan: Plan) -> bool:
         other = plan.peer(kind, stage)
         wanted = *plan.layout.counterpart(kind, stage), microbatch
         theirs = plan.ranks[other]
+        # What the other rank has done, and the batch at which it stands: both are there to be met.
         reached = [*range(at[other]), *(theirs.batch(at[other]) if at[other] < len(theirs) else ())]
         return any(theirs.row(each)[:3] == wanted for each in reached)
 

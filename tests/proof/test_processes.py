@@ -133,6 +133,7 @@ def alone(plan: Any) -> list[torch.Tensor]:
         outputs: dict[int, torch.Tensor] = {}
         for stage, parameter in enumerate(parameters):
             if microbatch < pipeline(plan, stage)["microbatches"]:
+                # What a stage takes from several is added up, and the module is a matrix.
                 values = [outputs[earlier] for earlier in before(plan, stage)]
                 values += [given[stage][microbatch]] if stage in given else []
                 outputs[stage] = sum(values[1:], start=values[0]) @ parameter
@@ -197,6 +198,7 @@ class Interpreter:
             self.held["B", stage, microbatch] = (
                 self.output_gradient(stage, microbatch) @ self.weights[stage].T
             )
+        # For y = x W, the gradient of x is that of y times Wᵀ, and that of W is xᵀ times that of y.
         if word in ("B", "W"):
             gradient = self.output_gradient(stage, microbatch)
             self.gradients[stage] += self.input(stage, microbatch).T @ gradient
@@ -243,12 +245,15 @@ class Interpreter:
         own, other = self.skips[stage][::step] if skips else (stage, stage + step)
         peer = self.plan["placement"][other]
         key = (what, stage if skips else own if sends else other, microbatch)
+        # What goes by a skip has the skip's number on both ranks.
         if skips and sends:
             self.held[key] = self.held[what, own, microbatch]
+        # Stage or skip, microbatch and direction as one number: no two messages share it.
         tag = 1 + ((key[1] << 8) + microbatch) * 2 + (what == "B") if self.has_tags else 0
         if word.startswith("SEND"):
             self.sends.append(dist.isend(self.held[key], peer, tag=tag))
         else:
+            # What is read before it has come would be seen in the gradients.
             self.held[key] = torch.full((2, WIDTH), torch.nan, dtype=torch.double)
             self.coming[key] = dist.irecv(self.held[key], peer, tag=tag)
 
@@ -275,6 +280,7 @@ def by_runtime(file: str, plan: Any, rank: int) -> list[torch.Tensor]:
     mine = {}
     for stage, value in enumerate(weights(len(plan["placement"]))):
         mine[stage] = torch.nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.double)
+        # A linear layer multiplies with its weight transposed.
         mine[stage].weight = torch.nn.Parameter(value.T.contiguous())
         mine[stage].requires_grad_(stage not in frozen_stages(plan))
     own = {stage: module for stage, module in mine.items() if plan["placement"][stage] == rank}
@@ -308,7 +314,9 @@ def difference(how: str, file: str, rank: int) -> float:
         mine = [stage for stage in mine if stage not in frozen]
     largest = [max(float(right[s].abs().max()), s in frozen) for s in mine]
     pairs = zip(mine, largest, strict=True)
+    # In parts of the largest entry. Frozen stages have none, and are compared with 1 instead of 0.
     found = [float((ours[s] - right[s]).abs().max() / most) for s, most in pairs]
+    # NaN is equal to nothing, not even itself: it counts as infinitely wrong.
     return max([0.0, *(each if each == each else torch.inf for each in found)])
 
 
@@ -408,6 +416,7 @@ def test_what_is_proved_ends_with_the_right_gradients(
 ) -> None:
     found: dict[int, list[Schedule]] = {2: [], 3: []}
     candidates = (plan for plan in samples(block, transport) if not codes(plan))
+    # So many for 2 ranks, and so many for 3, whichever come first.
     while min(map(len, found.values())) < PROVED:
         plan = next(candidates)
         if len(found[len(plan.ranks)]) < PROVED:
@@ -428,6 +437,8 @@ def run_all(launch: Launcher, how: str, plans: list[Schedule], tally: Counter[st
     found = launch(how, plans, RUNS)
     texts = [[each.text() for each in plan.ranks] for plan in plans]
     tally[f"{how} proved"] += len(plans)
+    # Ranks that hang have finished fewer plans than others; the plan after these is the one that
+    # hangs.
     ended = min(map(len, found.differences))
     tally[f"{how} hangs"] += len(plans) - ended
     assert ended == len(plans), (found, texts[ended])

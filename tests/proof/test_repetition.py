@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from schedlang import CompileError, Plan, Source, compile, prove, read_plan, read_source
+from schedlang import CompileError, Plan, Source, compile, prove, read_plan
 from schedlang.compiler import check_schedule
 from schedlang.plan.reader import parse_actions
 from schedlang.proof import repetition
@@ -17,7 +17,6 @@ from schedlang.schedule.columns import actions_from, table_of
 from schedlang.schedule.schedule import Kernel
 from schedlang.schedule.stream import repeat
 from schedlang.schedule.transports import NAMES
-from tests.support.paths import PROGRAMS
 
 STREAMS = [
     ("pipedream", {"ranks": 2, "microbatches": 1}),
@@ -53,6 +52,8 @@ def meeting_late(repeats: int) -> Plan:
     last = microbatches - 1
 
     def forwards(rank: int, first: str, m: int) -> str:
+        # Of one microbatch: what each rank does of the pipeline down (stages 0, 1), and of up (2,
+        # 3).
         words = {
             "down": [f"0F{m} 0SEND_F{m}", f"1RECV_F{m} 1F{m}"],
             "up": [f"3RECV_F{m} 3F{m}", f"2F{m} 2SEND_F{m}"],
@@ -96,6 +97,7 @@ def meeting_late(repeats: int) -> Plan:
 @pytest.mark.parametrize("repeats", [0, 1, 2, 4])
 def test_kernels_that_meet_only_later(repeats: int, transport: str, tmp_path: Path) -> None:
     plan = evolve(meeting_late(repeats), transport=transport)
+    # Right so many times; the plan of one more is the first that is wrong.
     for times in range(repeats + 1):
         prove(repeat(plan, plan.kernels, times))
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
@@ -112,7 +114,7 @@ def test_kernels_that_meet_only_later(repeats: int, transport: str, tmp_path: Pa
 @pytest.mark.parametrize("transport", NAMES)
 def test_compiled_streams_go_on(name: str, params: dict[str, int], transport: str) -> None:
     """And so they are proved by one step, however many updates they show."""
-    plan = compile(read_source(PROGRAMS / f"{name}.sched"), params, transport=transport)
+    plan = compile(name, params, transport=transport)
     assert plan.kernels
     more = evolve(plan.for_updates(plan.layout.updates + 3), kernels=plan.kernels)
     prove_for_all_updates(more, more.kernels)
@@ -120,7 +122,7 @@ def test_compiled_streams_go_on(name: str, params: dict[str, int], transport: st
 
 def test_ranks_that_never_come_back_to_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be shown is refused."""
-    plan = compile(read_source(PROGRAMS / "pipedream_2bw.sched"), {"ranks": 2, "microbatches": 2})
+    plan = compile("pipedream_2bw", {"ranks": 2, "microbatches": 2})
     monkeypatch.setattr(repetition, "goes_on", lambda *_: False)
     with pytest.raises(CompileError) as caught:
         prove_for_all_updates(plan, plan.kernels)
@@ -140,12 +142,14 @@ def damaged(plan: Plan, rng: random.Random) -> Plan:
     for _ in range(rng.choice([1, 1, 2, 3])):
         rank = rng.randrange(len(ranks))
         table = table_of(ranks[rank])
-        start, stop = kernels[rank].start, kernels[rank].stop
+        start = kernels[rank].start
+        stop = kernels[rank].stop
         end = table.shape[1]
         by = rng.choice([-3, -2, -1, 1, 2, 3])
         if rng.random() < 0.25 and start + by >= 0 and stop + by <= end:
             kernels[rank] = Kernel(start + by, stop + by)
             continue
+        # An action stays before, in or behind the kernel.
         first, last = rng.choice([(0, start), (start, stop), (stop, end)])
         if last - first > 1:
             index = rng.randrange(first, last)
@@ -167,7 +171,7 @@ def is_right(plan: Plan, times: int) -> bool:
 def test_what_is_proved_by_induction_is_what_is_proved_one_by_one(transport: str) -> None:
     rng = random.Random(transport)
     plans = [
-        compile(read_source(PROGRAMS / f"{name}.sched"), params, transport=transport)
+        compile(name, params, transport=transport)
         for name, params in STREAMS
         if params["ranks"] < 4
     ]
@@ -181,5 +185,6 @@ def test_what_is_proved_by_induction_is_what_is_proved_one_by_one(transport: str
             verdicts.append(True)
         except CompileError:
             verdicts.append(False)
+        # Eight more of the kernel show all that such small plans can do wrong.
         assert verdicts[-1] == all(is_right(plan, times) for times in range(1, 9))
     assert {*verdicts} == {True, False}

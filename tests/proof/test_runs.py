@@ -43,6 +43,7 @@ def slowed(events: Events, factors: Floats) -> Events:
     """
     graph = events.graph
     columns = events.schedule.columns
+    # Ops that overlap run as one, with the factor of the first.
     heads = np.flatnonzero(~columns.is_transfer & (columns.batch == np.arange(len(columns))))
     takes = graph.takes.copy()
     takes[graph.over[events.item[heads]]] *= factors[heads]
@@ -78,6 +79,7 @@ def test_each_run_is_a_simulation_of_its_own(path: Path) -> None:
         runs = simulate_runs(plan, NOISE, COSTS, RUNS, is_ideal)
         assert list(runs.makespans) == makespans
         assert runs.makespan == simulate(plan, COSTS, is_ideal).timeline.makespan
+        # Runs differ: all alike would mean that no factor was used.
         assert len(set(makespans)) > RUNS / 2
 
 
@@ -113,6 +115,7 @@ class NoisyReplay(Replay):
                 yield step
 
     def transfer(self, place: Place, sends: bool, start: float) -> float:
+        # A message has one factor, at its receive, whichever end asks.
         self.p2p = self.usual_p2p * self.factor(self.partner[place] if sends else place)
         return super().transfer(place, sends, start)
 
@@ -135,6 +138,7 @@ def test_runs_are_simulations_at_costs_by_microbatch(name: str, transport: str) 
     factors = factors_of(plan, UNIT, noise, 5)
     columns = plan.columns
     kinds = {Kind.F: "forward_times", Kind.I: "input_times", Kind.W: "weight_times"}
+    # Costs have whole backwards or halves, as the program has.
     kinds |= {} if len(columns.where(Kind.I)) else {Kind.B: "backward_times"}
     usual = UNIT.over(plan.costs).durations(plan.layout)
     makespans = []
@@ -143,7 +147,8 @@ def test_runs_are_simulations_at_costs_by_microbatch(name: str, transport: str) 
         for kind, cost in kinds.items():
             table = np.ones((len(plan.placement), plan.microbatches))
             for row in columns.where(kind):
-                stage, microbatch = columns.stage[row], columns.microbatch[row]
+                stage = columns.stage[row]
+                microbatch = columns.microbatch[row]
                 time = usual.time(kind, stage, microbatch)
                 table[stage, microbatch] = time * factors[row, run]
             times[cost] = table.tolist()
@@ -178,6 +183,7 @@ def test_a_slow_rank_is_one_whose_costs_are_higher(path: Path) -> None:
     plan = compile(read_source(path))
     factor = [1.5 if rank == 1 else 1.0 for rank in plan.placement]
     durations = COSTS.over(plan.costs).every_duration(len(factor))
+    # Copies are the host's work, and take as long on a slow rank.
     is_copy = ("offload", "reload")
     slow = evolve(
         COSTS,
@@ -223,6 +229,7 @@ def test_factors_are_lognormal_of_mean_1() -> None:
         assert drawn.std() == pytest.approx(0.2, rel=0.02)
         # The logarithm is symmetric about its mean, a half of the variance below 0.
         logs = np.log(drawn)
+        # 1.04 is 1 + 0.2², from which the variance of the logarithm follows.
         assert logs.mean() == pytest.approx(-np.log(1.04) / 2, abs=5 * 0.2 / count**0.5)
         assert abs(((logs - logs.mean()) ** 3).mean() / logs.std() ** 3) < 0.05
         # One op says nothing of another one, nor one run of the next.
@@ -293,6 +300,7 @@ def test_delays_are_what_the_mean_is_longer_by(transport: str) -> None:
         delays = runs.delays
         total = sum(delays.ranks) + delays.transfers - delays.slack
         assert total == pytest.approx(runs.mean - runs.makespan)
+        # A chain is never longer than the makespan at the costs.
         assert delays.slack > -1e-9
     # The rank that is slow is what it is due to.
     runs = simulate_runs(plan, Noise(jitter=0.1, slow_ranks={2: 1.5}), COSTS)
@@ -309,6 +317,7 @@ def test_a_slow_link_is_what_a_delay_is_due_to() -> None:
     """By a whole chain of messages: each is longer by as much as its way."""
     plan = compile("gpipe", {"ranks": 2, "microbatches": 1})
     runs = simulate_runs(plan, Noise(slow_links={(0, 1): 3}), Costs(p2p_time=0.5), runs=1)
+    # Two messages, one there and one back, each of which takes 1.5 in place of 0.5.
     assert runs.delays.transfers == pytest.approx(2.0)
     assert runs.mean - runs.makespan == pytest.approx(2.0)
     assert runs.delays.ranks == (0, 0)

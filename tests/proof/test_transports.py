@@ -114,6 +114,7 @@ def test_a_schedule_is_proved_for_its_transport_as_for_many(kind: str) -> None:
 
 def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(block: int) -> None:
     """`nccl` itself asks for more than `portable`, the order of first uses."""
+    # What is right on the left is right on all on the right.
     weaker = {
         "portable": ["blocking", "gloo", "nccl-eager", "nccl-edge", "buffered:1", "buffered"],
         "blocking": ["nccl-eager", "buffered:1"],
@@ -151,6 +152,7 @@ def test_what_goes_one_after_the_other_takes_longer() -> None:
     """A lane for each direction, one for each two ranks, one for all: by the same plan, without
     batches, each takes as long as the one before or longer, and the ideal no longer than any.
     """
+    # From the most lanes to the fewest.
     lanes = ("nccl-edge", "nccl", "nccl-eager")
     seen = []
     for plan in gallery(((3, 6), (4, 8)), slices=2):
@@ -275,6 +277,8 @@ def test_some_transports_block_at_a_receive(transport: str) -> None:
     schedule = make_schedule((0, 1), 2, (actions_of(first), actions_of(second)))
     bars = simulate(evolve(schedule, transport=transport)).timeline.ranks[0]
     blocks = transport.startswith(("blocking", "buffered"))
+    # F and B of microbatch 0 on rank 1 take 1 and 2, after rank 0's F of 1: the gradient is there
+    # at 4.
     assert [(str(bar), bar.start) for bar in bars[:2]] == [("0F0", 0), ("0F1", 4 if blocks else 1)]
 
 

@@ -26,6 +26,7 @@ FLUSH = "repeat microbatches { F(next) } repeat microbatches { B(next) }"
 def refused(text: str, **params: int) -> Diagnostic:
     with pytest.raises(CompileError) as caught:
         compile(Source("s.sched", text), params)
+    # One mistake is one diagnostic.
     (diagnostic,) = caught.value.diagnostics
     return diagnostic
 

@@ -4,11 +4,10 @@ sender knows.
 
 import pytest
 
-from schedlang import Plan, compile, read_source
+from schedlang import Plan, compile
 from schedlang.ranks.receipts import receipts
 from schedlang.schedule.actions import is_send
 from schedlang.schedule.kinds import Kind
-from tests.support.paths import PROGRAMS
 
 WAITS = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B}
 
@@ -52,7 +51,7 @@ def knowledge(plan: Plan) -> dict[tuple[int, int], list[int]]:
 def test_a_send_is_waited_for_only_where_it_is_known_to_have_been_received(
     name: str, fewest: float
 ) -> None:
-    plan = compile(read_source(PROGRAMS / f"{name}.sched"), {"ranks": 4, "microbatches": 16})
+    plan = compile(name, {"ranks": 4, "microbatches": 16})
     after = knowledge(plan)
     places = []
     for rank, actions in enumerate(plan.ranks):

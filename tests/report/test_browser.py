@@ -4,6 +4,7 @@ to first paint, for a frame when the pointer moves, and for a key.
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,11 @@ RIGHT = 74
 AXIS = 22
 SECOND = 1000
 SVG = "{http://www.w3.org/2000/svg}"
+#: The components of layers of experts.
+EXPERTS = {
+    "F": ["attention 1 compute", "dispatch 1 all_to_all", "mlp 1 compute", "combine 1 all_to_all"],
+    "B": ["combine 1 all_to_all", "mlp 2 compute", "dispatch 1 all_to_all", "attention 2 compute"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +128,26 @@ def colour(page: Page, time: float, rank: int, panel: int = 0, below: int = 8) -
     }"""
     parts = page.evaluate(script, [b64encode(page.screenshot()).decode(), round(x), round(y)])
     return "#" + "".join(f"{part:02x}" for part in parts)
+
+
+def test_components_have_a_lane_for_each_resource(page: Page, tmp_path: Path) -> None:
+    """Below the row of each rank, each in the colour of its op, which the pointer finds."""
+    (tmp_path / "costs.json").write_text(json.dumps({"components": EXPERTS}))
+    costs = tmp_path / "costs.json"
+    view(page, tmp_path, program("dualpipe"), "-p", "ranks=4", "--costs", str(costs))
+    assert page.evaluate("timelines[0].schedule.resources") == ["compute", "all_to_all"]
+    # Rank 0 begins with a forward: attention, dispatch, experts, combine, each a quarter of 1.
+    top, below = page.evaluate("[timelines[0].laneTop(0), timelines[0].laneTop(1)]")
+    blue = colour(page, 0.1, 0)
+    assert colour(page, 0.1, 0, below=top + 3) == blue
+    assert colour(page, 0.35, 0, below=below + 3) == blue
+    assert colour(page, 0.35, 0, below=top + 3) != blue
+    x, y = point(page, 0.35, 0)
+    page.mouse.move(x, y - 8 + below + 3)
+    tip = page.locator("#tip").inner_text()
+    assert "forward\non all_to_all: 0.25 to 0.5, takes 0.25\n" in tip
+    page.mouse.move(x, y - 8 + top + 3)
+    assert page.locator("#tip").is_hidden()
 
 
 @pytest.mark.parametrize(

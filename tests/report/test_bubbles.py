@@ -53,6 +53,8 @@ def check(schedule: Schedule, costs: Costs) -> None:
     for rank, bars in enumerate(execution.timeline.ranks):
         pieces = [(each.start, each.end) for each in idle if each.rank == rank]
         covered = sorted([*pieces, *((bar.start, bar.end) for bar in bars)])
+        # Ops and idle time side by side: each begins where the one before ends, from 0 to the
+        # makespan.
         ends = [0.0, *(end for _, end in covered)]
         assert [start for start, _ in covered] + [makespan] == pytest.approx(ends, abs=1e-6)
     # Of ops that overlap, all run until the last one ends.
@@ -123,7 +125,7 @@ def test_programs(path: Path) -> None:
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "dualpipe", "pipe_offload"])
 def test_programs_on_transports(name: str, transport: str) -> None:
     for costs in COSTS:
-        check(compile(read_source(PROGRAMS / f"{name}.sched"), transport=transport), costs)
+        check(compile(name, transport=transport), costs)
 
 
 @st.composite
@@ -156,6 +158,8 @@ def check_alternatives(schedule: Schedule, given: Costs) -> None:
             peaks = list(peaks_with_earlier_ops(schedule, given, each.rank, index, bars))
             raised = [peak > execution.peak_activations[each.rank] for peak in peaks]
             assert raised
+            # By `order`, some op could have run there within the peak; by `memory`, some op only
+            # above it.
             assert not all(raised) if each.cause == "order" else any(raised)
 
 
@@ -221,7 +225,7 @@ def test_each_cause() -> None:
 
 
 def test_one_f_one_b_waits_for_memory_in_its_warm_up() -> None:
-    plan = compile(read_source(PROGRAMS / "1f1b.sched"))
+    plan = compile("1f1b")
     _, idle, path = explained(plan, Costs())
     by_rank = [
         [sum(e.length for e in idle if (e.rank, e.cause) == (rank, cause)) for rank in range(4)]
@@ -232,7 +236,7 @@ def test_one_f_one_b_waits_for_memory_in_its_warm_up() -> None:
 
 
 def test_a_faster_op_is_simulated() -> None:
-    plan = compile(read_source(PROGRAMS / "1f1b.sched"))
+    plan = compile("1f1b")
     slow = Costs(forward_times=(1, 1, 1, 2), backward_times=(2, 2, 2, 4))
     found = explain_bubble(plan, slow)
     first = found.faster[0]
@@ -242,9 +246,7 @@ def test_a_faster_op_is_simulated() -> None:
         == simulate(plan, evolve(slow, backward_times=(2, 2, 2, 3.6))).timeline.makespan
     )
     assert first.makespan == pytest.approx(57 - 8 * 0.4)
-    overlapping = explain_bubble(
-        compile(read_source(PROGRAMS / "dualpipe.sched")), Costs(overlap_times=(2.5,))
-    )
+    overlapping = explain_bubble(compile("dualpipe"), Costs(overlap_times=(2.5,)))
     assert "overlap" in {each.field for each in overlapping.faster}
 
 
@@ -253,6 +255,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     program = "programs/1f1b.sched"
     assert main(["explain-bubble", program, "--p2p-time", "0.1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    # Four ranks for a makespan of 34.6, of which each works 8 * (1 + 2) = 24.
     assert found["idle"] == pytest.approx(4 * 34.6 - 96)
     assert sum(each["time"] for each in found["causes"]) == pytest.approx(found["idle"])
     assert sum(each["end"] - each["start"] for each in found["intervals"]) == pytest.approx(
@@ -297,13 +300,12 @@ def test_what_is_exposed_takes_linear_time(name: str, monkeypatch: pytest.Monkey
     latest = Waits.latest
     monkeypatch.setattr(Waits, "latest", counted)
     for ranks in (8, 32):
-        plan = compile(
-            read_source(PROGRAMS / f"{name}.sched"), {"ranks": ranks, "microbatches": 16}
-        )
+        plan = compile(name, {"ranks": ranks, "microbatches": 16})
         costs = Costs(p2p_time=0.1)
         found = waits(plan, simulate(plan, costs).timeline, costs)
         counts.append(0)
         assert exposed(found) > 0
+    # Four times the ranks, and hardly more than four times the looks.
     assert counts[0] < counts[1] < 4.4 * counts[0]
 
 

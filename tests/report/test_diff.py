@@ -12,7 +12,7 @@ from attrs import asdict, evolve
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from schedlang import Plan, Schedule, compile, read_source
+from schedlang import Plan, Schedule, compile
 from schedlang.cli.main import main
 from schedlang.diagnostics.style import PLAIN
 from schedlang.lowering import lower
@@ -22,7 +22,7 @@ from schedlang.report.difference.document import difference_json
 from schedlang.report.difference.text import difference_text
 from schedlang.schedule.costs import UNIT
 from tests.support.damage import changed
-from tests.support.paths import GALLERY, GOLDEN, PROGRAMS, ROOT
+from tests.support.paths import GALLERY, GOLDEN, ROOT
 from tests.support.sizes import examples
 from tests.support.strategies import schedules
 
@@ -94,7 +94,8 @@ def test_a_schedule_does_not_differ_from_itself(path: Path, diff: Callable[..., 
 def test_a_plan_and_a_table_of_a_program_are_equal_to_it(
     tmp_path: Path, diff: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan, table = str(tmp_path / "plan.json"), str(tmp_path / "table.csv")
+    plan = str(tmp_path / "plan.json")
+    table = str(tmp_path / "table.csv")
     assert main(["compile", "programs/interleaved_1f1b.sched", "-o", plan]) == 0
     assert main(["export", plan, "--to", "torch-csv", "-o", table]) == 0
     capsys.readouterr()
@@ -105,7 +106,7 @@ def test_a_plan_and_a_table_of_a_program_are_equal_to_it(
 
 def test_what_makes_two_schedules_differ_apart_from_their_order(diff: Callable[..., Any]) -> None:
     """The same actions on another transport, and at other costs that the program has."""
-    plan = compile(read_source(PROGRAMS / "1f1b.sched"))
+    plan = compile("1f1b")
     for changes, name in (
         ({"transport": "gloo"}, "transport"),
         ({"costs": evolve(UNIT, update_times=(1.0,))}, "costs"),
@@ -114,12 +115,7 @@ def test_what_makes_two_schedules_differ_apart_from_their_order(diff: Callable[.
         assert not found.is_equal
         assert [setting.name for setting in found.settings] == [name]
         assert all(rank.is_equal for rank in found.ranks)
-    found = differ(
-        *(
-            side_of("", compile(read_source(PROGRAMS / f"{name}.sched")), UNIT)
-            for name in ("pipedream_2bw", "unet_1f1b")
-        )
-    )
+    found = differ(*(side_of("", compile(name), UNIT) for name in ("pipedream_2bw", "unet_1f1b")))
     assert {"weights", "skips"} <= {setting.name for setting in found.settings}
 
 
@@ -255,7 +251,8 @@ def plan_of(schedule: Schedule) -> Plan:
 def test_a_difference_applied_to_one_random_schedule_gives_the_other(
     first: Schedule, second: Schedule
 ) -> None:
-    before, after = plan_of(first), plan_of(second)
+    before = plan_of(first)
+    after = plan_of(second)
     found = check_difference(before, after)
     back = check_difference(after, before)
     assert found.is_equal == back.is_equal
@@ -264,7 +261,7 @@ def test_a_difference_applied_to_one_random_schedule_gives_the_other(
 
 @cache
 def compiled(name: str) -> Plan:
-    return compile(read_source(PROGRAMS / f"{name}.sched"))
+    return compile(name)
 
 
 @examples(40)

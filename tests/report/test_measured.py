@@ -18,8 +18,10 @@ from schedlang import Bar, Costs, Kind, Plan, compile, read_source, simulate
 from schedlang.cli.main import main
 from schedlang.report.measured import Comparison, compare, comparison_json, read_run
 from schedlang.report.views import lay_out
+from schedlang.report.views.causes import causes_of
 from schedlang.schedule.costs import measured_costs, read_costs
 from tests.support.paths import CASES, GOLDEN, PROGRAMS
+from tests.support.programs import plan_of
 
 RECORDED = CASES / "run.json"
 #: The program of the recorded run.
@@ -29,10 +31,6 @@ GIVEN = [str(PROGRAMS / "1f1b.sched"), str(RECORDED), "-p", "ranks=2", "-p", "mi
 def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert main(list(map(str, arguments))) == 0
     return capsys.readouterr().out
-
-
-def plan_of(name: str, **params: int) -> Plan:
-    return compile(read_source(PROGRAMS / f"{name}.sched"), params)
 
 
 def recorded_as(path: Path, plan: Plan, *steps: Costs) -> Path:
@@ -344,3 +342,11 @@ def test_a_trace_that_is_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "cut.json").write_text(RECORDED.read_text()[:1000])
     assert main(["compare", GIVEN[0], str(tmp_path / "cut.json"), *GIVEN[2:]]) == 1
     assert "error[trace]" in capsys.readouterr().err
+
+
+def test_a_run_does_not_record_the_gathers_and_sums_of_its_plan(tmp_path: Path) -> None:
+    plan = plan_of("looped_bfs_sharded", ranks=2, microbatches=2)
+    run = read_run(recorded_as(tmp_path / "run.json", plan, Costs(), Costs()))
+    comparison = compare(plan, run)
+    assert comparison.measured.makespan == pytest.approx(comparison.predicted.makespan)
+    assert causes_of(lay_out(run.plan, run.execution())).path

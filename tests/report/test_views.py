@@ -42,7 +42,7 @@ from schedlang.report.views.svg import svg
 from schedlang.report.views.terminal import view
 from schedlang.report.views.trace import trace
 from schedlang.report.views.units import bytes_text, time_text
-from schedlang.schedule.actions import is_copy, is_transfer
+from schedlang.schedule.actions import is_beside, is_transfer
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.kinds import OPS
 from schedlang.schedule.timeline import Bar
@@ -64,7 +64,7 @@ ODD = Costs(
 
 
 def run(name: str, costs: Costs = UNIT, **params: int) -> tuple[Plan, Execution]:
-    plan = compile(read_source(PROGRAMS / f"{name}.sched"), params)
+    plan = compile(name, params)
     return plan, simulate(plan, costs)
 
 
@@ -83,7 +83,7 @@ def check_picture(plan: Schedule, execution: Execution, picture: Picture) -> Non
         for row, wanted in ((picture.ops[rank], False), (picture.copies[rank], True)):
             shown = [(box.bar.kind, box.bar.stage, box.bar.microbatch) for box in row]
             assert shown == [
-                op for op in ops if not is_transfer(op[0]) and is_copy(op[0]) == wanted
+                op for op in ops if not is_transfer(op[0]) and is_beside(op[0]) == wanted
             ]
             assert all(before.bar.end <= after.bar.start for before, after in pairwise(row))
             assert all(box.rank == rank for box in row)
@@ -203,6 +203,7 @@ def test_png(tmp_path: Path) -> None:
     write_view(plan, execution, tmp_path / "zb_v.png")
     content = (tmp_path / "zb_v.png").read_bytes()
     root = ElementTree.fromstring(svg(lay_out(plan, execution)))
+    # Where a PNG has its width and its height.
     size = tuple(int.from_bytes(content[start : start + 4]) for start in (16, 20))
     assert content.startswith(b"\x89PNG")
     assert size == tuple(2 * int(root.attrib[name]) for name in ("width", "height"))
@@ -230,7 +231,7 @@ def test_trace(path: Path) -> None:
     picture = drawn(path.stem, ODD)
     events: list[dict[str, Any]] = json.loads(trace(picture))["traceEvents"]
     slices = {(each["pid"], each["args"]["action"]): each for each in events if each["ph"] == "X"}
-    assert len(slices) == len(picture.boxes)
+    assert sum(each["ph"] == "X" for each in events) == len(picture.boxes)
     threads = {each["tid"]: each["pid"] for each in events if each["name"] == "thread_name"}
     assert all(threads[each["tid"]] == pid > 0 for (pid, _), each in slices.items())
     starts = {each["id"]: each for each in events if each["ph"] == "s"}
@@ -286,6 +287,7 @@ def unpacked(data: dict[str, Any]) -> dict[str, list[int]]:
     columns = {}
     at = 0
     for name, count in data["columns"]:
+        # First the lowest bytes of all differences, then the next ones.
         planes = [content[at + plane * count : at + (plane + 1) * count] for plane in range(4)]
         steps = [int.from_bytes(row, "little", signed=True) for row in zip(*planes, strict=True)]
         columns[name] = list(accumulate(steps))
@@ -340,7 +342,7 @@ def test_marks_are_those_of_diff(first: str, second: str) -> None:
 
 def ops(actions: Actions) -> Actions:
     """The actions that a rank runs one after the other."""
-    return actions.select(lambda kind: not is_transfer(kind) and not is_copy(kind))
+    return actions.select(lambda kind: not is_transfer(kind) and not is_beside(kind))
 
 
 @pytest.mark.parametrize("costs", [UNIT, ODD], ids=["unit", "odd"])
@@ -360,7 +362,8 @@ def test_a_page_knows_the_cause_of_all_idle_time(path: Path, costs: Costs) -> No
         assert total == pytest.approx(picture.timeline.makespan)
     for box, maker in enumerate(causes.maker.tolist()):
         if maker >= 0:
-            before, after = picture.boxes[maker].bar, picture.boxes[box].bar
+            before = picture.boxes[maker].bar
+            after = picture.boxes[box].bar
             assert before.end + causes.delay[box] <= after.start + 1e-9
     assert sum(part.length for part, _ in causes.path) == pytest.approx(picture.timeline.makespan)
     for part, box in causes.path:
@@ -380,6 +383,7 @@ def test_packed_numbers_are_exact_to_nine_digits() -> None:
     for column in values:
         back = ticks.count(column) * ticks.numerator / ticks.denominator
         assert back == pytest.approx(column, abs=1e-4)
+    # 3 and 12 are multiples of 3; times have nine digits, of which 12 has two before the point.
     assert Ticks.of([np.array([3.0, 12.0])]) == Ticks(3.0 * 10**7, 10.0**7)
     assert Ticks.of([np.zeros(2)]).count(np.zeros(1)).tolist() == [0]
 
@@ -428,7 +432,7 @@ def test_every_swatch_is_apart_from_every_other() -> None:
     """
     ops = [
         (palette.fill(kind, 0, 1), "hatched" if kind in palette.HATCHED else "plain")
-        for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.U, Kind.OFFLOAD, Kind.RELOAD)
+        for kind in map(Kind, OPS)
     ]
     swatches = [*ops, *palette.IDLE.values()]
     assert set(palette.IDLE) == set(CAUSES)
@@ -474,6 +478,7 @@ def test_program_text_cannot_end_the_data(tmp_path: Path) -> None:
     )
     plan = compile(read_source(program))
     text = page([lay_out(plan, simulate(plan))])
+    # One for each element of the page, and none from the program.
     assert text.count("</script>") == 4
 
 
@@ -566,6 +571,39 @@ def test_a_part_of_a_picture() -> None:
     assert all(float(shape.attrib["x"]) >= 58 for shape in shapes)
 
 
+def test_idle_time_in_a_picture_by_its_causes() -> None:
+    """All of it, and its causes are those of the figures, each with a pattern of its own."""
+    picture = drawn("zb_h1")
+    root = ElementTree.fromstring(svg(picture, Part(causes=True, width=1068)))
+    idle = picture.account.idle
+    # Without its left and right side.
+    scale = 1000 / picture.timeline.makespan
+    drawn_times = {
+        group.attrib["fill"]: sum(float(each.attrib["width"]) for each in group) / scale
+        for group in root.iter(f"{SVG}g")
+        if group.attrib["fill"].startswith("url(#idle-")
+    }
+    times = {
+        f"url(#idle-{cause})": sum(each.length for each in idle if each.cause == cause)
+        for cause in {each.cause for each in idle}
+    }
+    assert drawn_times == pytest.approx(times, rel=1e-3)
+    patterns = {f"url(#{each.attrib['id']})" for each in root.iter(f"{SVG}pattern")}
+    assert patterns == times.keys()
+    names = [text.text for text in root.iterfind(f"{SVG}text")]
+    assert [name for name in names if name and name.startswith("idle")] == [
+        f"idle: {cause}" for cause in CAUSES if f"url(#idle-{cause})" in times
+    ]
+    # In a window, no more than what is in it.
+    part = Part(ranks=(3,), start=0, end=4, causes=True)
+    (group,) = [
+        each
+        for each in ElementTree.fromstring(svg(picture, part)).iter(f"{SVG}g")
+        if each.attrib["fill"].startswith("url(")
+    ]
+    assert len(group) == 1
+
+
 def test_memory_in_a_picture_is_steps() -> None:
     """Also where it rises and falls at one time."""
     root = ElementTree.fromstring(svg(drawn("1f1b_recompute"), Part(memory=True)))
@@ -580,7 +618,7 @@ def test_memory_in_a_picture_is_steps() -> None:
         (["--window", "4..2"], "`4..2` is not A..B with two times"),
         (
             ["--window", "100..200", "-o", "x.svg"],
-            "nothing runs in 100..33: the schedule runs in 0..33",
+            "nothing runs in 100..200: the schedule runs in 0..33",
         ),
         (["--ranks", "2..9", "-o", "x.svg"], "there is no rank 9, the last one is rank 3"),
         (["--ranks", "a"], "`a` is not numbers of ranks"),
@@ -618,6 +656,7 @@ def test_a_png_in_the_width_that_is_asked_for(tmp_path: Path) -> None:
         "ms",
     ]
     assert main(["view", str(PROGRAMS / "1f1b.sched"), *arguments, "-o", str(path)]) == 0
+    # Two pixels for one of the drawing, so an odd width is not met.
     assert int.from_bytes(path.read_bytes()[16:20]) in (900, 902)
 
 

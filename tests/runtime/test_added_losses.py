@@ -110,6 +110,7 @@ def trained(name: str, lines: str = "", has_head: bool = True) -> tuple[bool, fl
         ours.step(inputs, targets, options)
         worst.append(off(ours.named_losses(), alone(plan, reference, inputs, targets)))
         if step == 1:
+            # Losses that are added in an evaluation are reported, and have no gradients.
             ours.evaluate(inputs, targets, options, rows=ROWS)
             with torch.no_grad():
                 worst.append(off(ours.named_losses(), alone(plan, reference, inputs, targets)))

@@ -50,6 +50,7 @@ class Stage(nn.Module):
         self.function = function
         self.linear = nn.Linear(WIDTH, WIDTH)
         for name, part in parts.items():
+            # A plain tensor becomes a buffer, which moves and is saved with the module.
             if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
                 self.register_buffer(name, part)
             else:
@@ -128,6 +129,7 @@ def batches(case: Case) -> list[tuple[Tensor, Tensor]]:
 def in_one_process(case: Case, stages: list[nn.Module]) -> list[Tensor]:
     """The losses; the stages have their gradients, added up over the steps."""
     losses = []
+    # A loss may have a state: each side begins with one of its own.
     loss_of = copy.deepcopy(case.loss)
     for inputs, targets in batches(case):
         for x, target in zip(
@@ -152,6 +154,7 @@ def off_by(ours: Tensor | None, expected: Tensor | None) -> float:
     ours, expected = (
         tensor.to_dense() if tensor.is_sparse else tensor for tensor in (ours, expected)
     )
+    # Where all expected numbers are 0, any difference is endless, and none is 0.
     return float((ours - expected).abs().max() / expected.abs().max().clamp(min=1e-300))
 
 
@@ -170,6 +173,7 @@ def compared(plan: Plan, case: Case, **options: Any) -> dict[str, float]:
             losses = pipeline.step(inputs.clone(), targets)
         found += [] if losses is None else losses
     differences = {}
+    # Only a rank that has the last stage has losses; with two pipelines it has those of one.
     if len(found) == len(expected):
         differences["losses"] = off_by(torch.stack(found), torch.stack(expected))
     for number, stage in own.items():
@@ -195,6 +199,7 @@ def compare_all(cases: Iterable[tuple[str, str]]) -> dict[str, dict[str, float]]
         f"{what} under {schedule}": {
             name: off
             for name, off in compared(small(schedule), CASES[what]).items()
+            # `not <=` and not `>`: a NaN is no agreement.
             if not off <= CASES[what].tolerance
         }
         for what, schedule in cases
@@ -428,6 +433,7 @@ def in_hidden_workspace(self: Any, x: Tensor) -> Tensor:
     if not hasattr(self, "kept"):
         self.kept = torch.empty_like(y.detach())
     self.kept.copy_(y.detach())
+    # From here on the output lies in memory that the next forward writes over.
     y.data = self.kept.data
     return y
 
@@ -617,6 +623,7 @@ def same_twice() -> dict[str, float]:
     """
     pairs: dict[str, tuple[Callable[[str], list[Tensor]], Callable[[str], list[Tensor]]]] = {
         "hooks": (
+            # Gradients twice as large at half the rate move the weights as far.
             lambda name: trained(name, hooks_that_double, rate=0.1),
             lambda name: trained(name, plain_stages, rate=0.2),
         ),
@@ -683,6 +690,7 @@ def warned(what: str, targets: float = 0.0) -> list[str]:
         for _ in range(2):
             inputs = torch.randn(MICROBATCHES * ROWS, WIDTH)
             wanted = torch.zeros_like(inputs)
+            # Those of microbatch 1.
             wanted[ROWS : 2 * ROWS] = targets
             pipeline.step(inputs, wanted)
     return [str(warning.message) for warning in caught]
@@ -718,6 +726,7 @@ def hooked_at_both_sides(shares: bool) -> list[str]:
     def first(self: Any, x: Tensor) -> Tensor:
         y = self.linear(x)
         y.register_hook(twice_as_much)
+        # A view has hooks of its own, so that those of `y` are not hooks of what passes.
         return y if shares else y.view_as(y)
 
     def second(self: Any, x: Tensor) -> Tensor:

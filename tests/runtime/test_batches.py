@@ -59,6 +59,7 @@ def evaluates(name: str) -> float:
     worst = [0.0]
     for rows, of_microbatch in SIZES:
         inputs, targets = rows_of(plan, rows)
+        # Without a number of rows, as many as let one round take all.
         size = of_microbatch or -(-rows // plan.microbatches)
         outputs = ours.evaluate(inputs, rows=of_microbatch)
         losses = ours.evaluate(inputs, targets, rows=of_microbatch)
@@ -247,10 +248,14 @@ def goes_wrong(what: str) -> None:
         pipeline(plan, model).evaluate(inputs, targets[:3])
     elif what == "rows":
         pipeline(plan, model).evaluate(inputs, rows=0)
+    elif what == "forwards":
+        forwards = program("forward_only", ranks=2, microbatches=2)
+        pipeline(forwards, model).step(inputs, targets)
     elif what == "uneven":
         pipeline(plan, model).step(inputs[:3], targets[:3])
     else:
         assert what == "nan"
+        # The last row is in the last of two microbatches.
         inputs[3] = torch.nan
         ours = Pipeline(plan, mine, squared, stop_on_nan=True)
         ours.step(inputs, targets)
@@ -262,6 +267,7 @@ MESSAGES = {
     "options": "`options` are 2, one for each microbatch, and there are 4 microbatches",
     "targets": "`inputs` have 4 rows, and `targets` have 3: both must have a row for every example",
     "rows": "`rows` is 0, it must be 1 or more",
+    "forwards": "the plan has forwards alone and cannot train: call `evaluate`",
     "uneven": "`inputs` have 3 rows, which do not divide into 2 microbatches",
     "nan": "step 1 of the pipeline: the loss is not finite for microbatch 1 (nan)",
 }

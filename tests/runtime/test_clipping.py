@@ -81,6 +81,7 @@ def clipped_updates(plan: Plan, of: DeviceMesh | None, norm_type: float) -> list
             worst[0],
             difference(norm, nn.utils.clip_grad_norm_(whole.parameters(), limit, norm_type)),
         )
+        # The second limit is above every norm: nothing is clipped there.
         assert (limit < norm) == (step != 1)
         for each in optimizers:
             each.step()
@@ -170,6 +171,7 @@ def doubles(plan: Plan) -> list[nn.Module]:
 def clipped_in_one_process(case: LateUpdates) -> tuple[float, list[float], list[nn.Module]]:
     """A limit that clips about half of the updates, their norms, and the stages after them."""
     norms, _ = late_norms(case, math.inf)
+    # The median of the norms without clipping.
     limit = sorted(norms)[COUNT // 2]
     norms, stages = late_norms(case, limit)
     assert min(norms) < limit < max(norms)

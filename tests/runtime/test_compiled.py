@@ -74,6 +74,7 @@ def as_graphs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         def run(arguments: list[Any]) -> Any:
             given = arguments.copy()
+            # As inductor's own code does: what is given is let go of as soon as it is read.
             arguments.clear()
             return list(graph(*given))
 
@@ -122,6 +123,7 @@ BLOCKS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", BLOCKS)
 def test_both_halves_are_one_whole_backward(name: str, as_graphs: list[str]) -> None:
     compare(Block(BLOCKS[name]()), tolerance=ROUNDING)
+    # One graph for F, one for I and one for W, each compiled once for both microbatches.
     assert as_graphs == ["forward", "backward", "backward"]
 
 
@@ -184,7 +186,8 @@ def test_a_forward_may_be_differentiated_for_itself(as_graphs: list[str]) -> Non
 
 def test_alone_a_backward_is_whole(as_graphs: list[str]) -> None:
     block = linear()
-    ours, alone = activations().requires_grad_(), activations().requires_grad_()
+    ours = activations().requires_grad_()
+    alone = activations().requires_grad_()
     with torch.no_grad():
         alone.copy_(ours)
     expected = copy.deepcopy(block)

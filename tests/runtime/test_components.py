@@ -91,6 +91,7 @@ class Expert(nn.Module):
     def noted(self, name: str, value: Tensor) -> Tensor:
         self.events.append(f"F {name}")
         if value.requires_grad:
+            # The gradient of a component's value is there when its backward has run.
             value.register_hook(lambda _: self.events.append(f"B {name}"))
         return value
 
@@ -160,6 +161,7 @@ def trained(plan: Plan, kind: type[nn.Module]) -> tuple[bool, float, list[str]]:
     reference = build(plan, kind)
     model = build(plan, kind)
     stages = {s: model[plan.layout.piece(s)] for s in plan.stages_of(dist.get_rank())}
+    # Each module once: replicas on a rank are one.
     every = {id(stage): stage for stage in (*stages.values(), *reference)}.values()
     weights = [weight for stage in every for weight in stage.parameters() if weight.requires_grad]
     optimizer = torch.optim.SGD(weights, 0.05)

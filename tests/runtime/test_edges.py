@@ -69,6 +69,7 @@ POST_SEND = EdgeWire.post_send
 
 def test_losses_and_gradients_by_edges_are_those_of_one_process(run_ranks: Run) -> None:
     plans = {name: edge_plan(name, 4, 8) for name in NAMES}
+    # Some receives are posted early, and there are other plans too.
     assert {plan.lowering for plan in plans.values()} > {"posted early"}
     for rank, found in enumerate(run_ranks(train_by_edges, 4, plans).results()):
         assert set(found) == set(NAMES)
@@ -109,6 +110,8 @@ def test_all_ranks_make_the_same_groups_once(run_ranks: Run) -> None:
     per_rank = run_ranks(groups_made, 4, [first, first, second]).results()
     assert all(found == per_rank[0] for found in per_rank)
     edges = [edge for each in rounds(edges_of(first.layout)) for edge in each]
+    # The second pipeline finds all its groups made; the third one also sends between rank 3 and
+    # rank 0, where its second chunk begins.
     assert per_rank[0] == [edges, [], [(0, 3), (3, 0)]]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from schedlang import compile, read_source
+from schedlang import compile
 from tests.support.paths import PROGRAMS
 from tests.support.processes import ENVIRONMENT, LIMIT, children, until, worker_of
 
@@ -73,7 +73,7 @@ def test_any_number_of_stages_makes_the_same_model(name: str, params: dict[str, 
     """Each weight is in one stage of a pipeline, by one name; no stage has more than its share of
     blocks.
     """
-    plan = compile(read_source(PROGRAMS / f"{name}.sched"), params)
+    plan = compile(name, params)
     task = Workload(plan, torch.empty(0), 8, seed=3, replicas=1, recipe=Recipe())
     whole = torch.nn.Sequential(*build_gpt(8, seed=3)).state_dict()
     stages = task.stages(range(len(plan.placement)))
@@ -87,11 +87,12 @@ def test_any_number_of_stages_makes_the_same_model(name: str, params: dict[str, 
             len({name.split(".")[0] for name in state if "query_key_value" in name})
             for state in mine
         ]
+        # 8 blocks shared out among the stages, the quotient rounded up.
         assert max(blocks) == -(-8 // len(mine))
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    plan = compile(read_source(PROGRAMS / "1f1b.sched"), {"ranks": 11})
+    plan = compile("1f1b", {"ranks": 11})
     with pytest.raises(ValueError, match="10 blocks for 11 stages"):
         cut_gpt(build_gpt(8, seed=0), plan.layout, sliced=False)
 
@@ -118,6 +119,7 @@ def test_a_killed_run_goes_on_with_other_numbers_of_ranks_and_another_schedule(
     assert process.returncode == 1
     # Between two steps, torchrun ends the others before they miss it.
     assert re.search(r"rank 1 (is gone|was last seen)", errors), errors
+    # How far it came depends on when it was killed; from then on everything is said.
     reached = max(int(each.name.removeprefix("step-")) for each in kept.glob("step-*[0-9]"))
     second = run(torchrun(2), PROGRAMS / "1f1b.sched", *options, reached + 3, "--check")
     schedc = [sys.executable, "-m", "schedlang", "run"]
@@ -203,6 +205,7 @@ def test_torchrun_goes_on_with_the_nodes_that_there_are(tmp_path: Path) -> None:
     """
     kept = tmp_path / "kept"
     with socket.socket() as free:
+        # The system chooses a port that is free, which the nodes then take.
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
 

@@ -77,14 +77,20 @@ class Part(Router):
 
     def forward(self, x: Tensor) -> Tensor:
         x, share, chosen = end_component(self.routed(x))
+        # Tokens by their experts, since an exchange takes those of each process side by side:
+        #
+        #    tokens    a b c d e     chosen    0 1 0 1 1
+        #    sent      a c │ b d e   counts    2 │ 3
         order = chosen.argsort(stable=True)
         ours = torch.bincount(chosen, minlength=EXPERTS)
         theirs = torch.empty_like(ours)
+        # First how many come from whom, or nobody would know how much room they need.
         dist.all_to_all_single(theirs, ours, group=self.group)
         come = self.exchanged(x[order], ours, theirs)
         come, x, share = end_component((come, x, share))
         made, x, share = end_component((self.expert(come), x, share))
         back = self.exchanged(made, theirs, ours)
+        # The order of an order is its inverse: each token is back at its own place.
         return x + share * back[order.argsort()]
 
     def exchanged(self, tokens: Tensor, sent: Tensor, received: Tensor) -> Tensor:
@@ -123,6 +129,7 @@ def trained(make: Callable[[], Plan]) -> tuple[float, bool]:
     own = [weight for stage in stages.values() for weight in stage.parameters()]
     others = [weight for layer in reference for weight in layer.parameters()]
     optimizer = torch.optim.SGD([*own, *others], 0.05)
+    # A mean over the microbatches of all pipelines, whose gradients are summed below.
     scale = 1 / (plan.microbatches * EXPERTS)
     ours = Pipeline(plan, stages, nn.functional.mse_loss, mesh=mesh["pp"], loss_scale=scale)
     for step in range(STEPS):

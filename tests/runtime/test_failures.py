@@ -229,7 +229,12 @@ FAILURES = {
         1,
         rf"rank 1 failed at 1RECV_F0 {PLACE}: rank 0 has begun a step of another pipeline",
     ),
-    "other_plan": (other_plan, 3, None, r"rank \d failed: rank \d has another plan"),
+    "other_plan": (
+        other_plan,
+        3,
+        None,
+        r"rank \d failed: rank \d has another plan: all ranks must be given the same",
+    ),
     "processes": (
         too_few_processes,
         2,
@@ -311,6 +316,7 @@ def test_all_ranks_say_what_went_wrong_and_exit(run_ranks: Run, scenario: str) -
     # Who finds it out raises, for the user to see where, or reports; the others have nothing to
     # add.
     assert finder is None or raised == [finder]
+    # A report has a line for each rank, where it was: one rank prints it, the others a single line.
     reports = [rank for rank, log in enumerate(outcome.logs) if "\n  rank 0 " in log]
     assert len(reports) == (
         ".sched:" in message or scenario in ("idles", "indivisible", "no_targets")
@@ -373,6 +379,7 @@ def test_the_rank_that_holds_the_store_may_die(run_ranks: Run) -> None:
 
 
 def stopped(_: torch.Tensor) -> torch.Tensor:
+    # A process that is stopped ends by nothing less, and must not be left behind.
     later(5, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGSTOP)
     raise AssertionError
@@ -399,6 +406,7 @@ def test_a_rank_that_does_not_answer_is_named_by_the_others(run_ranks: Run) -> N
 def threads() -> list[Any]:
     """Whether gloo's threads leave the core to the main thread."""
     pipeline(program("1f1b", ranks=2), modules(2))
+    # By thread, its name, as Linux tells it.
     names = {
         int(each.parent.name): each.read_text().strip()
         for each in Path("/proc/self/task").glob("*/comm")

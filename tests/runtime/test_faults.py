@@ -73,6 +73,7 @@ def kill(folder: Path, schedule: str, rank: int, point: int) -> None:
 
     def set_trap(ours: Pipeline) -> None:
         if dist.get_rank() == rank:
+            # Ten points, evenly from the first call of a step to its last.
             place = point * (len(ours._training) - 1) // (KILLS - 1)
             index, call, op = ours._training[place]
             ours._training[place] = index, Trap(call, LATER if point % 2 else 0, folder), op
@@ -118,6 +119,7 @@ def inside(
     model = replicated(plan)
     mine = [stage for stage, holder in enumerate(plan.placement) if holder == rank]
     stage = mine[-(point // 2 % 2)]
+    # The second forward of the first step, or the third one of step `LATER`.
     call = plan.layout.units(stage) * LATER + 2 if point // 4 else 1
     # All stages are wrapped, for replicas are compared by the names of their weights.
     model = [Does(each, math.inf, fault) for each in model]
@@ -126,6 +128,7 @@ def inside(
 
 
 def backwards(what: Callable[[torch.Tensor], torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+    # Another tensor, so that the hook is no hook of what the stage makes.
     output = output * 1
     output.register_hook(what)
     return output

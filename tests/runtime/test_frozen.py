@@ -76,6 +76,7 @@ def trained(name: str, lines: str, **params: int) -> tuple[bool, float]:
     optimizers = [optimizer for optimizer in map(sgd, set(stages.values())) if optimizer]
     pairs = []
     with warnings.catch_warnings():
+        # Nothing here is done in vain, so nothing may be warned of.
         warnings.simplefilter("error")
         ours = Pipeline(plan, stages, nn.functional.mse_loss)
         for step in range(STEPS):
@@ -293,6 +294,7 @@ def test_frozen_stages_are_given_frozen_blocks() -> None:
     plan = program_with("gpipe", "frozen 0 .. 1", ranks=2)
     stages = split(blocks(range(4)), plan, rank=0)
     assert stages.partition.cuts == (0, 4, 8)
+    # Of a frozen block there is the forward alone, a third of what a trained one takes.
     assert stages.partition.costs[:5] == pytest.approx([17 / 3] * 4 + [17])
     stages = split(blocks(range(7)), plan, rank=0)
     assert stages.partition.cuts == (0, 5, 8)
@@ -303,5 +305,6 @@ def test_frozen_stages_are_given_frozen_blocks() -> None:
 def test_behind_a_trained_block_a_frozen_one_has_gradients_of_inputs() -> None:
     plan = program_with("gpipe", "frozen 1 .. 2", ranks=2)
     stages = split(blocks(range(2, 8)), plan, rank=0)
+    # Forward and the half of the backward for the inputs: two thirds.
     assert stages.partition.costs == pytest.approx([17] * 2 + [17 * 2 / 3] * 6)
     assert stages.partition.cuts[1] in (3, 4)

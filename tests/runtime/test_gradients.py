@@ -201,6 +201,7 @@ def test_losses_and_gradients_are_those_of_one_process(
     """
     programs = {path.stem for path in GALLERY} - APART
     for found in run_ranks(compare_all, ranks, all_plans(ranks, microbatches)).results():
+        # Their programs ask for an even number of ranks.
         even = {"chimera", "dualpipe", "bitpipe"} if ranks == 3 else set()
         assert {case.split()[0] for case in found} == programs - even | {"v", "slices"}
         for case, (loss, gradient) in found.items():
@@ -219,6 +220,42 @@ def test_a_lost_rank_changes_nothing_of_what_is_trained(run_ranks: Run) -> None:
         for loss, gradient in found:
             assert loss < 1e-12
             assert gradient < 1e-12
+
+
+def retrained() -> list[float]:
+    """Twenty steps without a rank, where its helpers have one module for their own stage and for
+    that of the lost rank: these are replicas with different numbers of microbatches.
+    """
+    plan = program("recycle", ranks=5, microbatches=6)
+    layout = plan.layout
+    pieces = modules(layout.pieces)
+    reference = nn.Sequential(*modules(layout.pieces))
+    mine = {stage: pieces[layout.piece_of[stage]] for stage in plan.stages_of(dist.get_rank())}
+    ours = Pipeline(plan, mine, nn.functional.mse_loss)
+    own = {layout.piece_of[stage] for stage in mine}
+    weights = [weight for piece in own for weight in pieces[piece].parameters()]
+    optimizer = torch.optim.SGD(weights, 0.1)
+    whole = torch.optim.SGD(reference.parameters(), 0.1)
+    for step in range(20):
+        inputs, targets = batch(plan, step)
+        ours.step(inputs, targets)
+        nn.functional.mse_loss(reference(inputs), targets).backward()
+        for each in (optimizer, whole):
+            each.step()
+            each.zero_grad()
+    expected = [weight for piece in own for weight in reference[piece].parameters()]
+    shared = len(mine) - len(own)
+    return [
+        max(map(difference, weights, expected)),
+        float(shared and len({layout.units(stage) for stage in mine}) > 1),
+    ]
+
+
+def test_a_helper_has_one_module_for_its_own_stage_and_that_of_a_lost_rank(run_ranks: Run) -> None:
+    found = run_ranks(retrained, 5).results()
+    assert max(worst for worst, _ in found) < 1e-12
+    # Two helpers of three replicas.
+    assert sum(is_helper for _, is_helper in found) == 2
 
 
 def uneven() -> list[float]:
@@ -319,6 +356,8 @@ def versions(cases: dict[str, tuple[Plan, list[int], str]], folder: Path) -> dic
     expected = shared_out(one_process_later, cases)
     for name, (plan, delays, optimizer) in cases.items():
         mine = plan.stages_of(rank)
+        # What is claimed of the memory: the newest version, and one for each update that weights
+        # are late.
         assert 1 + max(delays[stage] for stage in mine) == follow_weights(plan).held[rank]
         uncut = two_steps(plan, delays, optimizer)
         resumed = two_steps(plan, delays, optimizer, folder)
@@ -349,6 +388,7 @@ def two_steps(
         others |= {
             each[1].weight.data_ptr() for stage, each in enumerate(model) if stage not in mine
         }
+        # Each stage has one square matrix, so there are as many of these as there are versions.
         assert len(squares() - others) == sum(1 + delays[stage] for stage in mine)
     else:
         file = folder / f"checkpoint{dist.get_rank()}"
@@ -463,6 +503,7 @@ class Containers(nn.Module):
     def forward(
         self, x: torch.Tensor, rest: dict[str, torch.Tensor] | None = None, *, scale: float
     ) -> object:
+        # The first stage is given a tensor alone, and begins the rest.
         rest = {"skip": x, "mask": torch.arange(len(x)) % 2} if rest is None else rest
         x = self.inner(x) * scale + rest["skip"] * rest["mask"][:, None]
         return x if self.is_last else (x, rest)

@@ -70,6 +70,7 @@ def model_of(layout: Layout) -> list[nn.Module]:
 def batch(layout: Layout, seed: int) -> tuple[dict[int, Tensor], Tensor]:
     """Inputs of their own for each stage that takes some, and targets."""
     generator = torch.Generator().manual_seed(seed)
+    # Of replicas, which have the same inputs, those of the first pipeline.
     firsts = [stage for stage in layout.firsts if stage < layout.pieces]
     shape = MICROBATCHES * ROWS, WIDTH
     values = torch.randn(len(firsts) + 1, *shape, generator=generator, dtype=torch.float64)
@@ -107,6 +108,7 @@ def run(
     """The whole model in one process."""
     outputs: list[Tensor] = []
     for stage, module in enumerate(model):
+        # In the order in which a stage is given them: by the numbers of the stages that make them.
         before = [outputs[earlier] for earlier, later in sorted(edges) if later == stage]
         values = before or [inputs[stage]]
         if isinstance(module, Sliced):
@@ -126,6 +128,7 @@ def compare(
     """
     layout = plan.layout
     mine = plan.stages_of(dist.get_rank())
+    # A model for each pipeline, or replicas on one rank would share their gradients.
     models = {start: make(layout) for start in {layout.pipeline_of[s].start for s in mine}}
     stages = {s: models[layout.pipeline_of[s].start][layout.piece(s)] for s in mine}
     alone = make(layout)
@@ -256,6 +259,7 @@ TWO_ENDS: Edges = [(0, 1), (1, 2), (1, 3)]
 
 def with_a_head(layout: Layout) -> list[nn.Module]:
     model = model_of(layout)
+    # The same weights, drawn in the same order: only what the stage does with its output differs.
     model[2].__class__ = Head
     return model
 
@@ -383,6 +387,8 @@ class Shards(nn.Module):
     """The loss by token of an output layer cut along its vocabulary, of the scores of its shards."""
 
     def forward(self, *scores: Tensor) -> Tensor:
+        # The logarithm of a sum of exponentials over all shards, of which the largest score is
+        # taken out first, or the exponentials would overflow.
         largest = torch.stack([each.max(1).values for each in scores]).max(0).values
         sums = [(each - largest[:, None]).exp().sum(1) for each in scores]
         # The token to be found is the first of the vocabulary: here all shards say what theirs is.
@@ -403,6 +409,7 @@ def of_vocabulary() -> dict[str, float]:
     losses = pipeline.step(inputs[0], targets)
     found = {}
     right = []
+    # In one process the shards are one matrix, whose gradient is cut again below.
     whole = torch.cat([shard.weight for shard in alone[layers:]]).detach().requires_grad_()
     for rows in inputs[0].chunk(MICROBATCHES):
         scores = nn.Sequential(*alone[:layers])(rows) @ whole.T

@@ -53,6 +53,7 @@ def sizes(layout: StageLayout, blocks: Sequence[str], stages: int) -> list[int]:
     ],
 )
 def test_letters(layout: str, expected: list[int]) -> None:
+    # The layout written out, to count its layers: first groups, then letters.
     flat = re.sub(r"\(([^)]+)\)\*(\d+)", lambda group: group[1] * int(group[2]), layout)
     flat = re.sub(r"(.)\*(\d+)", lambda letter: letter[1] * int(letter[2]), flat)
     blocks = llm(flat.count("t"), flat.count("m"))
@@ -168,6 +169,8 @@ EVEN = [
 def test_layers_by_number(
     stages: int, layers: int, first: int, last: int, expected: list[int]
 ) -> None:
+    # Beside the layers, the first stage has the embedding, and the last one the norm and the
+    # output.
     expected[0] += 1
     expected[-1] += 2
     assert sizes(EvenLayers(first, last), llm(layers), stages) == expected

@@ -25,6 +25,7 @@ def activations() -> int:
     a batch.
     """
     tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    # A view of a whole batch lies in a larger storage, and does not count.
     storages = [each.untyped_storage() for each in tensors if each.shape == (ROWS, WIDTH)]
     return len({each.data_ptr() for each in storages if each.nbytes() == 8 * ROWS * WIDTH})
 

@@ -58,6 +58,7 @@ def replicas() -> dict[str, list[float]]:
     between them.
     """
     larger = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "tp", "pp"))
+    # The dimension of the pipeline first, last, and in a part of a larger mesh.
     meshes = mesh("dp", "pp"), mesh("pp", "dp"), larger["dp", "pp"]
     found = {}
     for turn, name in enumerate(SCHEDULES):
@@ -118,6 +119,7 @@ def test_sums_begin_while_other_stages_work(run_ranks: Run) -> None:
     """Each right after the last backward of its stage, all but one before the end."""
     for last, begins, actions in run_ranks(overlaps, 4).results():
         assert begins == last
+        # The sum of the stage that is done first goes on while the other one works.
         assert last[0] < last[1] < actions
 
 
@@ -137,6 +139,7 @@ def of_four(what: Callable[[torch.Tensor], object] | None = None) -> float:
         for each in range(4):
             add_gradients(plan, reference, *batch(plan, 10 * step + each), replicas=4)
         ours.step(*batch(plan, 10 * step + replica))
+    # The mean of 0, 1, 2 and 3 is 1.5.
     given = torch.tensor([1.0, 10.0]) * replica
     assert ours.mean_over_replicas(given).tolist() == [1.5, 15.0]
     assert given.tolist() == [replica, 10 * replica]
@@ -263,6 +266,8 @@ def unused() -> float:
             )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
+            # One replica is given negative numbers and the other positive ones, so each goes its
+            # own way.
             return self.ways[int(x[0, 0] > 0)](x.abs())
 
     torch.manual_seed(0)
@@ -295,6 +300,7 @@ def checkpoints(folder: Path) -> list[int]:
     plan = program("1f1b", ranks=PIPE, microbatches=4)
     ours = on(of, plan, modules(PIPE))
     ours.save(folder, 1)
+    # Only one replica comes to the second checkpoint, so the newest that all have is the first.
     if of.get_local_rank("dp") == 1:
         ours.save(folder, 2)
     dist.barrier()

@@ -29,6 +29,7 @@ def fails(what: Callable[[torch.Tensor], object], process: int) -> None:
     of = mesh("dp", "pp")
     plan = program("1f1b", ranks=PIPE, microbatches=4)
     replica, rank = place(of)
+    # All processes have the same modules, and in one of them it happens.
     model = [Does(each, math.inf, what) for each in modules(PIPE)]
     if dist.get_rank() == process:
         model[rank].call = 1
@@ -207,7 +208,7 @@ CAUSES = {
     ),
     "clips_alone": (
         partial(clips, "pipedream_2bw", (1.0, 1.0, 2.0, 1.0)),
-        rf"{RANK} failed: {RANK} has another `max_norm`",
+        rf"{RANK} failed: {RANK} has another `max_norm`: all ranks must be given the same",
     ),
     "clips_shards": (
         partial(clips, "gpipe", shard=True),
@@ -220,7 +221,7 @@ CAUSES = {
     ),
     "on_one_side": (
         partial(ties_wrongly, "on_one_side"),
-        rf"{RANK} failed: {RANK} has another `tied`",
+        rf"{RANK} failed: {RANK} has another `tied`: all ranks must be given the same",
     ),
     "undeclared": (
         partial(ties_wrongly, "undeclared", "zb_v", tied=[]),
@@ -268,6 +269,7 @@ def test_all_replicas_end_and_name_ranks_by_their_place_in_the_mesh(
     for rank in set(range(4)) - died:
         assert re.search(rf"(stopped|Error): {cause}$", outcome.logs[rank], re.M), outcome.logs
     if scenario in ("killed", "stalls", "idles", "throws", "does_not_clip", "does_not_average"):
+        # One rank prints where all four stood.
         standings = [re.findall(rf"^  ({RANK}) (?:has|was)", log, re.M) for log in outcome.logs]
         assert scenario != "does_not_clip" or re.search(
             rf"{LAST} has waited .* {THIRD} in clip_gr", str(outcome.logs)

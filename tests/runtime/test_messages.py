@@ -135,6 +135,7 @@ def test_messages_of_fewer_bits(run_ranks: Run) -> None:
             assert (0 if type == "None" else 1e-5) <= other < near[type], name
             assert tensors == exact[3] > 0
             # An exponent for each tensor.
+            # Half the bytes of float32, and for float16 an exponent of two bytes with each tensor.
             assert bytes == exact[2] / (1 if type == "None" else 2) + (
                 2 * tensors if "float16" in type.split(".") else 0
             )
@@ -244,7 +245,10 @@ def eight_bits() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (other_type, r"rank \d failed: rank \d has another `transfer_dtype`"),
+        (
+            other_type,
+            r"rank \d failed: rank \d has another `transfer_dtype`: all ranks must be given the same",
+        ),
         (
             eight_bits,
             r"rank \d failed: `transfer_dtype` is torch.float8_e5m2, it must be torch.bfloat16 or torch.float16",

@@ -102,6 +102,7 @@ def split_pipeline(dies: bool = False) -> Pipeline:
     plan = program("1f1b", ranks=2, microbatches=8)
     stages = split(sequence(), plan)
     if dies and dist.get_rank() == 1:
+        # It dies when its weights are asked for, with its file not yet written.
         stages[1].register_state_dict_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     return Pipeline(plan, stages, nn.functional.mse_loss, timeout=2)
 
@@ -214,6 +215,7 @@ def test_weights_do_not_live_in_their_file(tmp_path: Path) -> None:
     with torch.device("meta"):
         model = linears()
     load_model(tmp_path, {0: model})
+    # Weights that were a map of the file would end the process with a bus error when they are read.
     os.truncate(tmp_path / "model.safetensors", 100)
     assert all(torch.equal(each, whole[name]) for name, each in model.state_dict().items())
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from schedlang import Source, compile, write_plan
 from tests.support.paths import PROGRAMS
 from tests.support.processes import ENVIRONMENT, LIMIT, children, until, worker_of
+from tests.support.programs import plan_file
 from tests.support.ranks import Run
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
@@ -95,13 +95,6 @@ with open(f"{folder}/found-{rank}.json", "w") as file:
     json.dump([attempt, begin, len(same), all(same)], file)
 dist.barrier()
 """
-
-
-def plan_file(folder: Path, name: str, **params: int) -> Path:
-    path = folder / "plan.json"
-    program = PROGRAMS / f"{name}.sched"
-    write_plan(compile(Source(program.name, program.read_text()), params), path)
-    return path
 
 
 @pytest.mark.faults
@@ -261,6 +254,7 @@ def test_a_bar_on_a_terminal_and_ctrl_c(tmp_path: Path) -> None:
         )
     os.close(theirs)
     shown = b""
+    # By then all ranks train, and something is to be ended.
     while b"step 2/1000" not in shown:
         shown += os.read(ours, 1000)
     (torchrun,) = children(process.pid)

@@ -76,11 +76,13 @@ def stages_of(plan: Plan, judged: str | None = None) -> Models:
 
 def batch(layout: Layout, seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Inputs and targets of each model; those with as many microbatches have the same inputs."""
-    inputs, targets = {}, {}
+    inputs = {}
+    targets = {}
     for number, pipeline in enumerate(layout.pipelines):
         generator = torch.Generator().manual_seed(seed)
         shape = pipeline.microbatches * ROWS, WIDTH
         inputs[pipeline.name] = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        # Targets differ by model, inputs do not.
         generator.manual_seed(seed + 100 * number)
         targets[pipeline.name] = torch.randn(*shape, generator=generator, dtype=torch.float64)
     return inputs, targets
@@ -118,7 +120,8 @@ def train(plan: Plan, other: str, own: str, with_outputs: bool = False) -> dict[
     are from each other.
     """
     layout = plan.layout
-    models, whole = stages_of(plan, own), stages_of(plan, own)
+    models = stages_of(plan, own)
+    whole = stages_of(plan, own)
     alone = judged_by(other, own)
     mine = plan.stages_of(dist.get_rank())
     stages = {}
@@ -127,8 +130,10 @@ def train(plan: Plan, other: str, own: str, with_outputs: bool = False) -> dict[
         stages[stage] = models[pipeline.name][stage - pipeline.start]
     losses = {each.name: nn.functional.mse_loss for each in layout.pipelines if each.name != other}
     losses[own] = near
+    # Only these are trained.
     makers = {own: torch.optim.AdamW, "critic": torch.optim.SGD}
-    optimizers, others = {}, []
+    optimizers = {}
+    others = []
     for stage in filter(layout.trains, mine):
         make = makers[layout.model_of(stage)]
         optimizers[stage] = make(stages[stage].parameters(), lr=0.01)
@@ -156,6 +161,7 @@ def train(plan: Plan, other: str, own: str, with_outputs: bool = False) -> dict[
             for each in layout.pipelines
         }
         for number in range(max(count for _, _, count in parts.values())):
+            # A model with fewer microbatches is done before others.
             here = {name: each for name, each in parts.items() if number < each[2]}
             for name, loss in alone(
                 whole,
@@ -263,7 +269,8 @@ def llamas(folder: Path) -> list[float]:
         return nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
 
     blocks = ["model.embed_tokens", "model.layers", "model.norm", "lm_head"]
-    teacher, student = llama(0, 4).requires_grad_(False), llama(1, 3)
+    teacher = llama(0, 4).requires_grad_(False)
+    student = llama(1, 3)
     optimizer = torch.optim.AdamW(student.parameters(), lr=0.01)
     found = []
     plans = [
@@ -284,10 +291,12 @@ def llamas(folder: Path) -> list[float]:
         for step in range(STEPS // 2):
             generator = torch.Generator().manual_seed(half * STEPS + step)
             tokens = torch.randint(32, (8, 9), generator=generator)
-            inputs, following = tokens[:, :-1], tokens[:, 1:]
+            inputs = tokens[:, :-1]
+            following = tokens[:, 1:]
             pipeline.step({"teacher": inputs, "student": inputs}, {"student": following})
             named = pipeline.named_losses()
-            right, distances = [], []
+            right = []
+            distances = []
             for given, wanted in zip(inputs.chunk(4), following.chunk(4), strict=True):
                 with torch.no_grad():
                     scores = teacher(given)
@@ -340,7 +349,8 @@ def apart() -> dict[str, Any]:
     """
     plan = compile(Source("three.sched", THREE))
     layout = plan.layout
-    models, whole = stages_of(plan), stages_of(plan)
+    models = stages_of(plan)
+    whole = stages_of(plan)
     stages = {}
     for stage in plan.stages_of(dist.get_rank()):
         pipeline_of = layout.pipeline_of[stage]
@@ -371,6 +381,7 @@ def apart() -> dict[str, Any]:
             if weight.grad is not None and other.grad is not None:
                 worst.append(difference(weight.grad, other.grad))
     # Of the critic there are more rounds than of the others.
+    # With two rows a microbatch: 2, 3 and 6 microbatches, of which the last one may be smaller.
     rows = {"reference": 3, "actor": 5, "critic": 11}
     given = {name: torch.rand(count, WIDTH, dtype=torch.float64) for name, count in rows.items()}
     pipeline.evaluate(given, {"actor": given["actor"]}, rows=2)

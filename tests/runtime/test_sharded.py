@@ -45,6 +45,7 @@ def data_parallel() -> float:
     inputs, gradients = torch.randn(2, 2, 2, ROWS, WIDTH, dtype=torch.float64).unbind()
     stage = middle(DistributedDataParallel(module))
     for microbatch in range(2):
+        # DDP sums in the last microbatch alone.
         with nullcontext() if microbatch else stage.module.no_sync():
             stage.inputs[microbatch] = inputs[rank, microbatch].clone().requires_grad_()
             stage.forward(microbatch)
@@ -203,6 +204,7 @@ def in_places(of: DeviceMesh, plan: Plan, places: int | None) -> list[list[float
         stage: torch.optim.SGD(model[stage].parameters(), 0.1) for stage in mine if updated
     }
     ours = on(of["pp"], plan, model, max_gathered=places, optimizers=optimizers)
+    # Two steps and an evaluation, so that what the plan does once is seen twice.
     with Collectives([model[stage] for stage in mine]) as seen:
         ours.step(*batch(plan, replica))
         ours.evaluate(*batch(plan, replica))

@@ -56,6 +56,7 @@ def plan_of(name: str, lines: str, **params: int) -> Plan:
     text = re.sub(r"^ *assert .*\n", "", (PROGRAMS / f"{name}.sched").read_text(), flags=re.M)
     place = text.index("\n", text.index("param microbatches")) + 1
     params = {"ranks": 4, "microbatches": MICROBATCHES} | params
+    # The lines ask how many stages there are, which the program says by its other parameters.
     stages = compile(Source(name, text), params).layout.pieces
     text = text[:place] + lines.format(stages=stages) + "\n" + text[place:]
     return compile(Source(f"{name}.sched", text), params)
@@ -225,6 +226,7 @@ def steps() -> list[list[float]]:
     ours = Pipeline(plan, stages, loss_of)
     optimizers = [torch.optim.AdamW(each.parameters(), 0.01) for each in (model, *stages.values())]
     for step in range(20):
+        # Two batches in turn, so that the loss goes down within 20 steps.
         inputs, targets = batch(model, step % 2)
         losses = ours.step(inputs, targets)
         right = alone(model, inputs, targets)
@@ -298,6 +300,7 @@ def on_a_mesh() -> list[float]:
                 mine = (
                     weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad
                 )
+                # Two batches have added up in the reference; replicas take the mean.
                 found.append(difference(mine, other.grad / 2))
     return found
 

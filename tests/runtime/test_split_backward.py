@@ -195,10 +195,12 @@ def stage(module: nn.Module, split: bool, number: int = 1) -> Stage:
 def forward(stage: Stage, microbatch: int, input: Tensor) -> Tensor:
     """F, with a gradient for its output; the output."""
     torch.manual_seed(microbatch)
+    # The inputs of a model need no gradient, what a stage before has made does.
     wants = stage.number > 0 and input.is_floating_point()
     stage.inputs[microbatch] = input.clone().requires_grad_(wants)
     stage.forward(microbatch)
     output = stage.outputs.pop(microbatch)
+    # As if the stage behind had sent it; drawn after the same seed on both sides.
     stage.gradients[microbatch] = [torch.randn(output.shape, dtype=output.dtype)]
     return output
 
@@ -227,6 +229,7 @@ def compare(
         assert_same(*outputs, tolerance)
     for microbatch in range(2):
         ours.backward(microbatch)
+    # B has left all of them to W.
     assert not any(gradient is not None for gradient in gradients(module).values())
     for microbatch in range(2):
         whole.backward(microbatch)
@@ -337,6 +340,7 @@ def test_each_half_fires_the_hooks_of_its_weights_once() -> None:
         each.register_post_accumulate_grad_hook(
             lambda weight, name=name: fired.append((name, weight.grad.clone()))
         )
+        # The node of autograd that adds to `.grad`: DDP and FSDP hook that one.
         accumulators.append(torch.autograd.graph.get_gradient_edge(each).node)
         accumulators[-1].register_hook(
             lambda *_, name=name: fired.append((f"{name} node", torch.zeros(())))
@@ -409,7 +413,8 @@ def test_a_layer_may_have_a_loss_of_its_own() -> None:
     module = Does(trained, part=linear(), weight=weight(WIDTH, WIDTH), after=linear())
     alone = copy.deepcopy(module)
     input = activations()
-    ours, whole = stage(module, True), stage(alone, False)
+    ours = stage(module, True)
+    whole = stage(alone, False)
     forward(ours, 0, input), forward(whole, 0, input)
     of_its_own = {name: each for name, each in gradients(module).items() if "after" not in name}
     assert all(gradient is not None for gradient in of_its_own.values())

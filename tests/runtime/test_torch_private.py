@@ -74,6 +74,7 @@ def without_import(name: str) -> None:
     real = builtins.__import__
 
     def import_(wanted: str, names: Any = None, *rest: Any) -> Any:
+        # Torch itself goes on importing it.
         if wanted == name and names["__name__"].startswith("schedlang"):
             raise ImportError(f"there is no {name}")
         return real(wanted, names, *rest)
@@ -213,6 +214,7 @@ def build_sharded(part: str) -> str:
     stage = nn.Sequential(nn.Linear(WIDTH, WIDTH))
     fully_shard(stage, mesh=dist.init_device_mesh("cpu", (1,)))
     state = stage._get_fsdp_state()
+    # A state that has all other parts.
     kept = {name: getattr(state, name) for name in OF_FSDP[1:] if name != part}
     other = SimpleNamespace(**kept)
     if part == OF_FSDP[0]:

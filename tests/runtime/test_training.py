@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from schedlang import Costs, Plan, Source, compile, read_plan, write_plan
+from schedlang import Costs, Plan, compile, read_plan
 from schedlang.cli.main import main
 from schedlang.report.measured import compare as compare_run
 from schedlang.report.measured import read_run
 from schedlang.schedule.costs import read_costs
 from tests.support.paths import PROGRAMS
 from tests.support.processes import python, torchrun
+from tests.support.programs import plan_file
 from tests.support.ranks import Run
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
@@ -24,13 +25,6 @@ pytestmark = pytest.mark.processes
 def exit_codes(stderr: str) -> list[str]:
     """Those in torchrun's account of a failure."""
     return re.findall(r"exitcode  : (-?\d+)", stderr)
-
-
-def plan_file(folder: Path, name: str, **params: int) -> Path:
-    path = folder / "plan.json"
-    program = PROGRAMS / f"{name}.sched"
-    write_plan(compile(Source(program.name, program.read_text()), params), path)
-    return path
 
 
 def test_training_is_that_of_one_process(train: Train, tmp_path: Path) -> None:
@@ -90,6 +84,7 @@ def test_training_with_late_gradients_and_with_replicas(
     assert done.codes == [0, 0], done.stderr
     run = read_run(trace)
     check_trace(run.plan, json.loads(trace.read_text())["traceEvents"])
+    # The first step of a plan with a flush is a warm-up, and not recorded.
     assert run.plan.layout.updates * len(run.steps) == (3 if exact else 2)
     assert 0 < sum(each.makespan for each in run.steps) < 60e6
     assert read_costs(trace) == run.costs
@@ -204,6 +199,8 @@ def test_replicas(train: Train, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     kept = tmp_path / "kept"
     options = ["--checkpoint", kept, "--check", "--steps"]
+    # Two replicas of 4 microbatches have the batch of one pipeline with 8, which goes on from their
+    # checkpoint below.
     half = ["-p", "microbatches=4", "--replicas", 2]
     done = train(4, program, *half, *options, 3, "--trace", trace)
     assert done.codes == [0] * 4, done.stderr

@@ -54,6 +54,7 @@ def llama(tied: bool = False) -> Llama:
 
 def empty_llama(tied: bool = False) -> Llama:
     """Without weights, but for its positions, which are in no file."""
+    # On this device tensors have shapes and no memory.
     with torch.device("meta"):
         model = llama(tied)
     model.model.rotary_emb = LlamaRotaryEmbedding(model.config)
@@ -89,6 +90,7 @@ def llamas(folder: Path) -> dict[str, tuple[bool, float, float]]:
         assert load_model(folder, stages) == 0
         losses = Pipeline(plan, stages, loss_of).step(*tokens(0))
         pairs = list(gradients(stages, whole))
+        # By address, so that a weight with two names counts once.
         held = {
             each.data_ptr(): each.numel()
             for stage in stages.values()
@@ -110,6 +112,7 @@ def test_a_llama_of_transformers_trains_in_slices(run_ranks: Run, tmp_path: Path
             assert worst < 1e-5
             assert share < (0.35 if name == "zb_v" else 0.6)
             shares[name] += share
+    # All ranks together hold the model once, or once for each pipeline.
     assert shares == {"zb_v": pytest.approx(1), "dualpipe": pytest.approx(2)}
 
 
@@ -314,6 +317,7 @@ def test_a_run_goes_on_under_another_schedule_and_number_of_ranks(
     losses, expected, same = others
     assert first + losses == expected
     assert len(expected) == 20
+    # It learns, so that being the same to the bit says something.
     assert expected[-1] < expected[0] - 0.1
     assert same
     assert ours[0] == []

@@ -90,6 +90,7 @@ def gradients(module: nn.Module, cut: bool, split: bool, slices: int = 1) -> lis
             backward.finish()
         else:
             stage.forward(microbatch)
+    # The other way round: with slices, gradients come from the last one to the first.
     for microbatch in (1, 0):
         if microbatch not in stage.input_gradients:
             stage.gradients[microbatch] = [torch.ones_like(stage.outputs[microbatch])]

@@ -152,6 +152,7 @@ def parts_of(length: int, slices: int) -> list[int]:
     """Lengths of slices that grow shorter."""
     found = []
     for rest in range(slices, 0, -1):
+        # Two thirds of what is left, so that one position remains for each slice behind it.
         found.append(max(1, (length - rest + 1) * 2 // 3) if rest > 1 else length)
         length -= found[-1]
     return found
@@ -172,6 +173,8 @@ def compared(case: Case) -> float:
     for step, shapes in enumerate(case.steps):
         inputs, targets = batch_of(shapes, step, reference)
         outputs = [through(reference, x) for x in inputs]
+        # One mean over all numbers, whichever microbatch they are in: that is what unequal
+        # microbatches must be weighed for.
         squares = [((a - b) ** 2).sum() for a, b in zip(outputs, targets, strict=True)]
         sizes = [target.numel() for target in targets]
         (sum(squares) / sum(sizes)).backward()
@@ -179,6 +182,7 @@ def compared(case: Case) -> float:
         losses = ours.step([*inputs], [*targets], counts=counts)
         named = ours.named_losses()
         worst.append(abs(float(named["loss"] - sum(squares) / sum(sizes))))
+        # Two rounds of the plan: an evaluation may have more microbatches than a step.
         evaluated = ours.evaluate([*inputs, *inputs], [*targets, *targets])
         if losses is not None and len(layout.pipelines) == 1:
             expected = torch.stack(squares) / torch.tensor(sizes)
@@ -259,6 +263,7 @@ def trained_to_the_bit(name: str) -> list[bool]:
         expected = []
         for x, y, count in zip(inputs, targets, counts, strict=True):
             loss = nn.functional.mse_loss(alone(reference, x), y)
+            # Multiplied as the runtime does, in this order, or the last bit would differ.
             loss.backward(torch.full_like(loss, count * 8 / sum(counts) * (1 / 8)))
             expected.append(loss.detach())
         for optimizer in (*optimizers, alone_optimizer):
@@ -295,6 +300,7 @@ def updated() -> float:
     for begin in range(0, 20, 4):
         read = versions.read([1, 1])
         of_update = slice(begin, begin + 4)
+        # All rows of an update at once: the mean over them is what its microbatches make together.
         output = read(torch.cat(inputs[of_update]))
         nn.functional.mse_loss(output, torch.cat(targets[of_update])).backward()
         versions.update(*alone_optimizers)
@@ -449,6 +455,7 @@ def of_a_graph(equal_images: bool) -> float:
             for image, text in pairs
         ]
         targets = [torch.randn_like(output) for output in outputs]
+        # Targets are drawn by the shapes that rank 0 has computed, and must be the same on all.
         dist.broadcast_object_list(boxed := [targets], src=0)
         targets = boxed[0]
         counts = [target.numel() for target in targets]
@@ -509,6 +516,8 @@ def packed(goes_along: bool) -> float:
     ours = Pipeline(plan, {rank: model[rank]}, first_of)
     reference = attention_of(Attention)
     documents = [[3, 5, 2], [7], [1, 4]]
+    # As FlashAttention takes it: where each document of a row begins, and where the last one ends,
+    # as `[0, 3, 8, 10]`.
     cut = [torch.tensor([0, *lengths]).cumsum(0) for lengths in documents]
     generator = torch.Generator().manual_seed(0)
     sizes = [sum(lengths) for lengths in documents]
@@ -566,7 +575,8 @@ def goes_wrong(what: str) -> None:
     name, sizes = ("terapipe", {"slices": 2}) if sliced else ("1f1b", {})
     plan = program(name, ranks=2, microbatches=2, **sizes)
     model = one_model(plan.layout)
-    x, y = torch.randn(2, 4, WIDTH).double(), torch.randn(1, 6, WIDTH).double()
+    x = torch.randn(2, 4, WIDTH).double()
+    y = torch.randn(1, 6, WIDTH).double()
     makes: dict[str, Callable[[], object]] = {
         "few": lambda: pipeline(plan, model).step([x], [x], counts=[1]),
         "empty": lambda: pipeline(plan, model).step([x, y[:0]], [x, y[:0]], counts=[2, 1]),
@@ -589,6 +599,10 @@ def goes_wrong(what: str) -> None:
         "slices function": lambda: pipeline(
             plan, model, slice_lengths=lambda length: [length]
         ).step(x, x),
+        "slices words": lambda: pipeline(plan, model, slice_lengths=lambda _: ["two", "two"]).step(
+            x, x
+        ),
+        "slices number": lambda: pipeline(plan, model, slice_lengths=lambda _: 2).step(x, x),
         "none": lambda: pipeline(plan, model, slice_lengths=[4, 2]),
     }
     makes[what]()
@@ -617,6 +631,8 @@ MESSAGES = {
     "slices sum": "`inputs` have the size 4 along dimension 1, and `slice_lengths` [4, 1] make 5; "
     "for other lengths, give a function of the length",
     "slices function": "`slice_lengths` gives [4] for a length of 4: it must be 2 lengths of 1 or",
+    "slices words": "`slice_lengths` gives ['two', 'two'] for a length of 4: it must be 2 lengths",
+    "slices number": "`slice_lengths` gives 2 for a length of 4: it must be 2 lengths of 1 or more",
     "none": "the plan has no slices, so it has no use for `slice_lengths`",
 }
 
@@ -655,6 +671,8 @@ def test_a_batch_of_nccl_has_no_form_of_an_earlier_step_beside_a_new_one(are_bat
     channel = Channel(Silent(), 0, 0, "", 1, range(4), None, device, are_batched)
     for microbatch in range(4):
         ActivationSend(channel, microbatch, range(4, 8), {})
+    # A form is announced with its first message. In a batch, all messages of one group are
+    # announced or none, since NCCL issues them together.
     assert which_are_new(channel, (0,)) == [True] * 4
     assert which_are_new(channel, (0,)) == [False] * 4
     gradients = channel.messages[0].form.gradients

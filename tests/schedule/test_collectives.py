@@ -131,6 +131,7 @@ def test_only_what_is_not_hidden_counts() -> None:
 def test_gathers_begin_one_op_early() -> None:
     plan = compile("interleaved_1f1b", {"ranks": 2, "microbatches": 4})
     timeline = simulate(plan, Costs(gather_times=[1.5])).timeline
+    # Stage 2 is the second chunk of rank 0: its weights are gathered while the op before runs.
     gather = next(each for each in timeline.beside if plan.columns.stage[each.before] == 2)
     first = next(index for index, bar in enumerate(timeline.ranks[0]) if bar.stage == 2)
     before, use = timeline.ranks[0][first - 1 : first + 1]
@@ -288,4 +289,5 @@ def test_verdicts_do_not_depend_on_them(draw: Callable[[random.Random], Plan]) -
                     verdicts.append([each.message for each in error.diagnostics])
             assert verdicts[0] == verdicts[1]
             told.append(bool(verdicts[0]))
+    # Many plans are wrong, and many right: both verdicts are compared.
     assert 20 < sum(told) < len(told) - 20

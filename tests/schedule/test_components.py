@@ -26,6 +26,8 @@ TIMES = {"forward_times": (4,), "backward_times": (6,), "weight_times": (2,), "i
 def shortest(first: list[Piece], second: list[Piece]) -> float:
     """The least time of two ops, over all orders in which their components may begin."""
     best = float("inf")
+    # An order says, one component after the other, which op's next component begins: 0 the first
+    # op's, 1 the second one's.
     for order in set(permutations([0] * len(first) + [1] * len(second))):
         ahead = [list(first), list(second)]
         ends = [0.0, 0.0]
@@ -50,7 +52,8 @@ def chain(random: Random) -> list[Piece]:
 def test_two_ops_take_the_least_time_that_any_order_allows() -> None:
     random = Random(0)
     for _ in range(200):
-        first, second = chain(random), chain(random)
+        first = chain(random)
+        second = chain(random)
         placed = together(first, second)
         for own, before in zip(placed, (first, second), strict=True):
             assert [piece.component for piece in own] == [piece.component for piece in before]
@@ -68,6 +71,7 @@ def test_two_ops_take_the_least_time_that_any_order_allows() -> None:
 def test_shares_are_of_the_time_that_counts() -> None:
     durations = Costs(**TIMES, components=EXPERTS).durations(2)
     pair = [(Kind.F, 0, 0), (Kind.B, 1, 0)]
+    # Together they take 6, in which the forward counts for 4 parts of 10.
     assert durations.ends(pair) == pytest.approx([6 * 4 / 10, 6])
     twice = Costs(forward_times=(8,), backward_times=(12,), components=EXPERTS).durations(2)
     assert twice.ends(pair)[-1] == pytest.approx(12)
@@ -92,6 +96,7 @@ def test_the_bubble_is_the_one_that_is_published(
     plan = compile(program, {"ranks": ranks, "microbatches": microbatches}, costs)
     timeline = simulate(plan).timeline
     idle = timeline.makespan - min(timeline.busy)
+    # F&B together takes 6, and so does a backward alone; W takes 2.
     assert idle == pytest.approx((stages / 2 - 1) * (6 + 6 - 3 * 2))
 
 
@@ -122,7 +127,7 @@ def test_every_resource_has_a_lane() -> None:
     for rank, bars in enumerate(execution.timeline.ranks):
         boxes = [box for lane in picture.lanes for box in lane.rows[rank]]
         for lane in picture.lanes:
-            row = sorted((box.bar.start, box.bar.end) for box in lane.rows[rank])
+            row = [(box.bar.start, box.bar.end) for box in lane.rows[rank]]
             assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(row))
         # In a pair, two ops take less than their own times.
         own = sum(plan.costs.durations(plan.layout).time(*bar[:3]) for bar in bars)

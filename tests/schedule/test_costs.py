@@ -14,7 +14,6 @@ from schedlang import (
     Source,
     compile,
     read_plan,
-    read_source,
     simulate,
     write_plan,
 )
@@ -191,12 +190,12 @@ def test_bytes() -> None:
     # What is kept from the input half to the weight half can be more than what the forward leaves.
     more = Costs(activation_bytes=(10,), kept_bytes=(30,), weights_bytes=(1,))
     assert simulate(plan, more).peak_bytes == (61, 61)
-    two = compile(read_source(PROGRAMS / "pipedream_2bw.sched"))
+    two = compile("pipedream_2bw")
     assert simulate(two, Costs(weights_bytes=(5,))).peak_bytes == tuple(
         5.0 * each for each in follow_weights(two).held
     )
     chunks = compile(
-        read_source(PROGRAMS / "interleaved_1f1b.sched"),
+        "interleaved_1f1b",
         {"ranks": 2, "microbatches": 2, "chunks": 2},
     )
     assert simulate(chunks, Costs(weights_bytes=(1, 2, 3, 4))).peak_bytes == (1 + 3, 2 + 4)
@@ -266,7 +265,7 @@ def test_passes_and_the_machine_count_alike(name: str) -> None:
         {key: value for key, value in LINKS.items() if key != "boundary_bytes"}
         | {"boundary_bytes": 100, "overlap_times": 2.5, "update_times": 0.5}
     )
-    plan = compile(read_source(PROGRAMS / f"{name}.sched"), {}, costs)
+    plan = compile(name, {}, costs)
     graph = Graph(evolve(plan, ranks=tuple(actions.compute() for actions in plan.ranks)))
     assert plan.costs.ranks_per_node == 2
     assert max(graph.ends(graph.order)) == pytest.approx(simulate(plan, costs).timeline.makespan)

@@ -43,7 +43,7 @@ RECORDED = json.loads((CASES / "schedules.json").read_text())
 
 
 def program(name: str, forward_only: bool = False, **params: int) -> Plan:
-    return compile(read_source(PROGRAMS / f"{name}.sched"), params, forward_only=forward_only)
+    return compile(name, params, forward_only=forward_only)
 
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
@@ -254,6 +254,7 @@ LEGAL = {
     "interleaved_zb": lambda ranks, microbatches: microbatches % ranks == 0,
     "recycle": lambda ranks, microbatches: (ranks + 1) % 3 == 0 and microbatches % 6 == 0,
     "wpipe": lambda ranks, microbatches: microbatches % ranks == 0,
+    "zeropp": lambda ranks, microbatches: microbatches % ranks == 0,
 }
 
 

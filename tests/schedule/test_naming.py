@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schedlang import CompileError, Plan, compile, read_source, simulate
+from schedlang import CompileError, Plan, compile, simulate
 from schedlang.cli.main import main
 from schedlang.diagnostics.source import Source
 from schedlang.report.views import lay_out
@@ -16,10 +16,7 @@ from schedlang.report.views.terminal import draw
 from schedlang.report.views.trace import trace
 from schedlang.schedule.costs.traces import traced_actions
 from tests.support.paths import GALLERY, PROGRAMS
-
-
-def program(name: str, **params: int) -> Plan:
-    return compile(read_source(PROGRAMS / f"{name}.sched"), params)
+from tests.support.programs import plan_of
 
 
 def names(plan: Plan, rank: int) -> list[str]:
@@ -27,10 +24,10 @@ def names(plan: Plan, rank: int) -> list[str]:
 
 
 def test_stages_of_several_pipelines_are_called_as_programs_write_them() -> None:
-    plan = program("gems", ranks=2, microbatches=2)
+    plan = plan_of("gems", ranks=2, microbatches=2)
     assert names(plan, 0) == ["down(0)F0", "down(0)B0", "up(1)F0", "up(1)B0"]
     assert plan.names.stages(plan.stages_of(1)) == "stages down(1), up(0)"
-    lanes = program("pipedream_replicated", ranks=3)
+    lanes = plan_of("pipedream_replicated", ranks=3)
     assert [lanes.names.stage(stage) for stage in range(4)] == [
         "lane(0,0)",
         "lane(0,1)",
@@ -43,14 +40,14 @@ def test_stages_of_several_pipelines_are_called_as_programs_write_them() -> None
 
 
 def test_slices_are_those_of_their_microbatch() -> None:
-    plan = program("seq1f1b", ranks=1, microbatches=2, slices=3)
+    plan = plan_of("seq1f1b", ranks=1, microbatches=2, slices=3)
     assert plan.ranks[0].compute().text().split()[:4] == ["0F0", "0F1", "0F2", "0B2"]
     assert names(plan, 0)[:5] == ["0F(m0.k0)", "0F(m0.k1)", "0F(m0.k2)", "0B(m0.k2)", "0F(m1.k0)"]
     assert plan.names.microbatches(6) == "slices m0.k0 to m1.k2"
 
 
 def test_one_pipeline_of_whole_microbatches_has_the_plans_own_numbers() -> None:
-    plan = program("interleaved_1f1b", ranks=2, microbatches=4)
+    plan = plan_of("interleaved_1f1b", ranks=2, microbatches=4)
     assert plan.names.are_numbers
     assert [plan.names.text(actions) for actions in plan.ranks] == [
         actions.text() for actions in plan.ranks
@@ -59,7 +56,7 @@ def test_one_pipeline_of_whole_microbatches_has_the_plans_own_numbers() -> None:
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_no_two_actions_of_a_plan_have_one_name(path: Path) -> None:
-    plan = program(path.stem)
+    plan = plan_of(path.stem)
     for rank, actions in enumerate(plan.ranks):
         called = [plan.name_of(rank, index) for index in range(len(actions))]
         assert len(set(called)) == len(called)
@@ -70,7 +67,7 @@ def test_no_two_actions_of_a_plan_have_one_name(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gems", "seq1f1b"])
 def test_every_view_has_these_names(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = program(name, ranks=2, microbatches=4)
+    plan = plan_of(name, ranks=2, microbatches=4)
     execution = simulate(plan)
     called = {word for rank in range(2) for word in names(plan, rank)}
     events = json.loads(trace(lay_out(plan, execution)))["traceEvents"]
@@ -87,7 +84,7 @@ def test_every_view_has_these_names(name: str, capsys: pytest.CaptureFixture[str
 
 
 def test_a_narrow_picture_says_what_its_numbers_stand_for() -> None:
-    plan = program("gems", ranks=2, microbatches=4)
+    plan = plan_of("gems", ranks=2, microbatches=4)
     timeline = simulate(plan).timeline
     assert "up(1)F0" in draw(timeline, plan.names, 250)
     narrow = draw(timeline, plan.names, 120)
@@ -95,7 +92,7 @@ def test_a_narrow_picture_says_what_its_numbers_stand_for() -> None:
     assert narrow.splitlines()[-1] == "stages 0-1 are down(0) to down(1); 2-3 are up(0) to up(1)"
     # Where there is room for letters alone, there is nothing to explain.
     assert "stages" not in draw(timeline, plan.names, 40)
-    slices = program("seq1f1b", ranks=2, microbatches=2)
+    slices = plan_of("seq1f1b", ranks=2, microbatches=2)
     drawn = draw(simulate(slices).timeline, slices.names, 120)
     assert "F1.1" in drawn
     assert "F3" not in drawn
@@ -124,7 +121,7 @@ def test_messages_have_these_names(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_trace_of_named_actions_still_says_what_they_cost(tmp_path: Path) -> None:
-    plan = program("gems", ranks=2, microbatches=2)
+    plan = plan_of("gems", ranks=2, microbatches=2)
     events = json.loads(trace(lay_out(plan, simulate(plan))))["traceEvents"]
     read = {(bar.kind, bar.stage, bar.microbatch) for _, bar in traced_actions(events)}
     ops = [actions.compute() for actions in plan.ranks]

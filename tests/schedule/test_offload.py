@@ -67,6 +67,7 @@ def test_a_copy_begins_where_it_stands() -> None:
 def test_ranks_share_a_link_in_order_of_time() -> None:
     ops = "F(0) offload(0) F(1) reload(0) B(0) B(1)"
     costs = Costs(offload_times=(4,), reload_times=(1,), p2p_time=0)
+    # Each rank has a link of its own here.
     own = [["0OFFLOAD0 1-5", "0RELOAD0 5-6"], ["1OFFLOAD0 2-6", "1RELOAD0 6-7"]]
     assert copies(program(ops, ranks=2), costs) == own
     # Both ranks ask for the link at 2; of one time, the lower rank comes first.

@@ -27,12 +27,9 @@ from schedlang.proof.structure import check_structure
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.stream import unroll
 from tests.support.paths import PROGRAMS
+from tests.support.programs import plan_of
 
 STREAMS = ["pipedream", "pipedream_vertical", "pipedream_2bw", "wpipe"]
-
-
-def program(name: str, **params: int) -> Plan:
-    return compile(read_source(PROGRAMS / f"{name}.sched"), params)
 
 
 def words(plan: Plan, rank: int) -> str:
@@ -43,14 +40,14 @@ def test_2bw_is_1f1b_without_a_flush() -> None:
     """The steady kernel of rank 0 at P = M = 4 (weights.md 4): F(4) B(1) F(1') B(2) F(2') B(3)
     F(3') B(4) U.
     """
-    plan = program("pipedream_2bw", ranks=4, microbatches=4)
+    plan = plan_of("pipedream_2bw", ranks=4, microbatches=4)
     assert words(plan, 0).startswith("0F0 0F1 0F2 0F3 0B0 0F4 0B1 0F5 0B2 0F6 0B3 0U0 0F7 0B4")
     assert words(plan, 3).startswith("3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3U0 3F4 3B4")
 
 
 def test_wpipe_alternates_its_groups() -> None:
     """The kernels at P = M = 2, with the second group's stages 2 and 3."""
-    plan = program("wpipe", ranks=2, microbatches=2)
+    plan = plan_of("wpipe", ranks=2, microbatches=2)
     assert words(plan, 0).startswith("0F0 0F1 2F0 2F1 2B0 0F2 2B1 2U0 0F3 0B0 2F2 0B1 0U0 2F3 2B2")
     assert words(plan, 1).startswith("1F0 1F1 3F0 3B0 3F1 3B1 3U0 1F2 1B0 1F3 1B1 1U0 3F2 3B2")
 
@@ -59,7 +56,7 @@ def test_figures() -> None:
     """2BW at P = 4 over 3 updates of 8: makespan 81, as recorded; and what notes on weight versions
     derive.
     """
-    plan = program("pipedream_2bw", ranks=4, microbatches=8).for_updates(3)
+    plan = plan_of("pipedream_2bw", ranks=4, microbatches=8).for_updates(3)
     execution = simulate(plan, Costs())
     assert execution.timeline.makespan == 81
     assert execution.peak_activations == (4, 3, 2, 1)
@@ -70,12 +67,12 @@ def test_figures() -> None:
         ("wpipe", 4, 4, (2, 2, 2, 2), 1),
     ]:
         versions = follow_weights(
-            program(name, ranks=ranks, microbatches=microbatches).for_updates(12)
+            plan_of(name, ranks=ranks, microbatches=microbatches).for_updates(12)
         )
         assert (versions.held, versions.staleness) == (held, staleness), name
     # Only the first of WPipe's groups of stages reads late weights.
     assert (
-        follow_weights(program("wpipe", ranks=4, microbatches=4).for_updates(12)).held_of
+        follow_weights(plan_of("wpipe", ranks=4, microbatches=4).for_updates(12)).held_of
         == (2,) * 4 + (1,) * 4
     )
 
@@ -84,7 +81,7 @@ def test_figures() -> None:
     ("text", "precede"), [("0F2", "0 updates precede"), ("0F0 0B0 0U0 0F3", "1 update precedes")]
 )
 def test_a_forward_that_is_too_early_for_its_version(text: str, precede: str) -> None:
-    plan = program("pipedream_2bw", ranks=1, microbatches=1).for_updates(4)
+    plan = plan_of("pipedream_2bw", ranks=1, microbatches=1).for_updates(4)
     (finding,) = follow_weights(
         evolve(plan, ranks=(parse_actions(text, [0] * (text.count(" ") + 1)),))
     ).findings
@@ -119,7 +116,7 @@ def test_a_plan_stands_for_any_number_of_updates(name: str, ranks: int, rounds: 
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_the_plan_file_keeps_what_repeats(name: str, tmp_path: Path) -> None:
-    plan = program(name)
+    plan = plan_of(name)
     write_plan(plan, tmp_path / "plan.json")
     again = read_plan(tmp_path / "plan.json")
     assert again.kernels == plan.kernels
@@ -151,7 +148,7 @@ def test_the_plan_file_keeps_what_repeats(name: str, tmp_path: Path) -> None:
 def test_a_damaged_stream_is_refused(
     tmp_path: Path, damage: Callable[[dict], dict], reason: str
 ) -> None:
-    document = json.loads(json.dumps(program("pipedream_2bw").to_json()))
+    document = json.loads(json.dumps(plan_of("pipedream_2bw").to_json()))
     (tmp_path / "plan.json").write_text(json.dumps(damage(document)))
     with pytest.raises(CompileError) as caught:
         read_plan(tmp_path / "plan.json")
@@ -216,7 +213,7 @@ def test_what_a_stream_must_not_write() -> None:
 
 def test_missing_updates_are_counted() -> None:
     """They are not listed one by one: a plan of a few words may say that it has millions."""
-    plan = program("pipedream_2bw", ranks=2, microbatches=1)
+    plan = plan_of("pipedream_2bw", ranks=2, microbatches=1)
     pipelines = tuple(evolve(each, microbatches=0) for each in plan.layout.pipelines)
     layout = evolve(plan.layout, pipelines=pipelines, updates=10**7)
     ranks = tuple(parse_actions(text, [0]) for text in ("0U0", "1U3"))

@@ -26,7 +26,7 @@ def is_large(case: dict[str, Any]) -> bool:
 
 
 def executed(program: str, costs: Costs, **params: int) -> Execution:
-    return simulate(compile(read_source(PROGRAMS / f"{program}.sched"), params, costs))
+    return simulate(compile(program, params, costs))
 
 
 def name(case: dict[str, Any]) -> str:
@@ -89,6 +89,8 @@ def interleaved(row: dict[str, Any], chunks: int, waits_for_all: bool) -> float:
     at = [0] * ranks
     count = {(rank, word): 0 for rank in range(ranks) for word in "FB"}
     warmups = [min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, total) for rank in range(ranks)]
+    # Warm-up, one forward and one backward in turn, cool-down: which stage and microbatch each is
+    # of follows from how many of its word there were.
     orders = ["F" * each + "FB" * (total - each) + "B" * each for each in warmups]
     while any(at[rank] < len(orders[rank]) for rank in range(ranks)):
         for rank in range(ranks):
@@ -106,6 +108,7 @@ def interleaved(row: dict[str, Any], chunks: int, waits_for_all: bool) -> float:
                     need = ("B", stage + 1, microbatch)
                     wraps = rank == ranks - 1
                 if 0 <= need[1] < ranks * chunks and (first or not wraps or waits_for_all):
+                    # Another rank has to go on first.
                     if need not in ends:
                         break
                     clock[rank] = max(clock[rank], ends[need] + row["p2p"])
@@ -148,6 +151,7 @@ def op(text: str, case: dict[str, Any], program: str, rank: int, slices: int) ->
     chunk = int(match[3] or 0)
     turns = program in ("zb_v", "1f1b_v", "v_half", "v_min")
     stage = chunk * case["p"] + (case["p"] - 1 - rank if turns and chunk % 2 else rank)
+    # The recorded `B` is the half for the inputs, and `BW` the whole.
     word = "I" if match[1] == "B" else match[1].replace("BW", "B")
     return f"{stage}{word}{int(match[2]) * slices + int(match[4] or 0)}"
 

@@ -21,7 +21,7 @@ from schedlang.search.optimize.instance import Instance, chains_of
 from schedlang.search.optimize.model import Effort, look
 from schedlang.search.optimize.optimize import judged, optimize
 from schedlang.search.optimize.problem import Answer, Problem
-from tests.support.paths import CASES, PROGRAMS
+from tests.support.paths import CASES
 
 RECORDED = json.loads((CASES / "zero_bubble.json").read_text())["cases"]
 
@@ -179,6 +179,8 @@ def drawn(seed: int) -> Problem:
     else:
         costs["backward_times"] = times()
     if rng.random() < 0.3 and is_split:
+        # A forward holds two: one is let go of with the input's half of the backward, one with the
+        # weight's.
         costs |= {"forward_memory": [2], "input_memory": [-1], "weight_memory": [-1]}
     objective = rng.choice(("makespan", "span"))
     limit = rng.randint(1, 4)
@@ -223,9 +225,11 @@ def test_a_look_at_one_rank_is_a_bound(seed: int) -> None:
 def test_microbatches_of_other_costs_may_overtake_each_other() -> None:
     """Those that are alike come in their order, and no others."""
     alike = chains_of(problem_of(2, 3))
+    # Two ranks with F, I and W each: six chains of three microbatches.
     assert sorted(map(len, alike)) == [3] * 6
     odd_ones_take_longer = Costs(forward_times=[[1, 2, 1, 2], [1, 2, 1, 2]])
     problem = problem_of(2, 4, is_split=False, costs=odd_ones_take_longer)
+    # Two ranks with F and B, for short microbatches and for long ones: eight chains of two.
     assert sorted(map(len, chains_of(problem))) == [2] * 8
     answer = best_of(problem)
     assert answer.is_best
@@ -250,6 +254,7 @@ def test_the_program_has_its_costs(costs: Costs) -> None:
     assert simulate(plan, ideal=True).timeline.makespan == pytest.approx(answer.value)
     stages = plan.layout
     assert plan.costs.every_duration(stages) == costs.every_duration(stages)
+    # The claim counts: with a smaller figure the program is refused.
     claimed = text.replace(f"assert makespan <= {answer.value:g}", "assert makespan <= 1")
     with pytest.raises(CompileError):
         compile(Source("best.sched", claimed))
@@ -268,9 +273,7 @@ def test_latencies_are_given_again() -> None:
 
 
 def test_ops_that_overlap_stay_together() -> None:
-    plan = compile(
-        read_source(PROGRAMS / "interleaved_overlap.sched"), {"ranks": 2, "microbatches": 4}
-    )
+    plan = compile("interleaved_overlap", {"ranks": 2, "microbatches": 4})
     problem = Problem.of(plan)
     given = problem.value(problem.graph.order)
     answer = best_of(problem, enough=given)
@@ -310,7 +313,7 @@ def test_never_worse_than_a_recorded_search(case: dict[str, Any]) -> None:
         params |= {"activation": activation, "kept": -kept, "memory": memory}
         limit = case["mem_limit"]
     program = SEARCHED[case["schedule"]]
-    plan = compile(read_source(PROGRAMS / f"{program}.sched"), params, costs)
+    plan = compile(program, params, costs)
     recorded = case["cost"] if plan.objective == "span" else case["flush_makespan"]
     answer = best_of(Problem.of(plan, limit), enough=recorded + 1e-6)
     assert answer.value <= recorded + 1e-6
@@ -357,6 +360,7 @@ def test_a_block_is_for_any_number_of_microbatches(
     assert main([*arguments, "--block", "-o", str(path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["interval"] == document["work"] == 6
+    # Six microbatches, each 6 after the one before, and the last one as long as a block.
     assert document["makespan"] <= 5 * 6 + document["length"]
     execution = simulate(compile(read_source(path), {"microbatches": 40}), ideal=True)
     assert execution.timeline.makespan <= 39 * 6 + document["length"]

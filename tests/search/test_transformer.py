@@ -7,7 +7,10 @@ from schedlang.search.tune.devices import DEVICES
 from schedlang.search.tune.transformer import Transformer, layer_costs, transformer_of
 
 #: The layers of the papers: an MLP of four times the hidden size, as many heads for keys, dropout.
-H, A, L, V = 4096, 32, 24, 51200
+H = 4096
+A = 32
+L = 24
+V = 51200
 PAPER = Transformer(
     hidden=H,
     layers=L,
@@ -26,7 +29,8 @@ def test_a_layer_keeps_what_the_papers_say() -> None:
     """34 s b h bytes from forward to backward (Korthikanti et al. 2022, section 4.1, without the
     scores), and 32 s b h between the halves (Qi et al. 2023, table 1).
     """
-    s, b = 1024, 3
+    s = 1024
+    b = 3
     costs = layer_costs(PAPER, A100, s, b, checkpointed=False, efficiency=1)
     assert costs.activation_bytes[1] == 34 * s * b * H
     assert costs.kept_bytes[1] == 32 * s * b * H
@@ -38,7 +42,8 @@ def test_operations_are_those_of_the_papers() -> None:
     """A forward and backward has 72 B s l h² (1 + s / 6h + V / 12 l h) of them: three quarters of
     what Narayanan et al. 2021 have, whose forward runs twice, but for the head's.
     """
-    s, b = 2048, 2
+    s = 2048
+    b = 2
     fast = evolve(A100, memory_bandwidth=1e30)
     costs = layer_costs(PAPER, fast, s, b, checkpointed=False, efficiency=1)
     seconds = sum(costs.forward_times) + sum(costs.backward_times)

@@ -126,6 +126,8 @@ def test_what_is_left_out_is_no_better(
     assert len(whole.results) + whole.refused == whole.candidates == pruned.candidates
     assert len(pruned.results) + pruned.refused + pruned.left_out == pruned.candidates
     assert times_of_programs(pruned) == pytest.approx(times_of_programs(whole))
+    # Also with less memory than the search was given: the frontier has those that then are the
+    # fastest.
     for share in range(1, 9):
         level = memory * share / 8
         assert fastest(pruned, level) == pytest.approx(fastest(whole, level))
@@ -211,6 +213,7 @@ def test_every_size_and_kind_of_parameter_is_tried() -> None:
     (program,) = programs(["pipe_offload"])
     tried = candidates(program, of_measured(ranks=8, batch=16))
     sizes = {(each.size.replicas, each.size.ranks, each.size.microbatches) for each in tried}
+    # Replicas times ranks is 8 processes, and replicas times microbatches a batch of 16.
     assert sizes == {(8, 1, 2), (4, 2, 4), (2, 4, 8), (1, 8, 16)}
     values: dict[str, set[int]] = {}
     for each in tried:
@@ -267,6 +270,8 @@ def test_replicas_take_time_to_sum_gradients() -> None:
         return candidates(program, sought)[0].sums
 
     assert sums("1f1b", 2, 2) == 0
+    # 7 bytes of gradients, those of both layers, where one rank has all of them; 4 are the larger
+    # stage.
     assert sums("1f1b", 1, 2) == pytest.approx(2 * 1 / 2 * 7 / 10)
     assert sums("1f1b", 2, 4) == pytest.approx(2 * 1 / 2 * 4 / 1)
     assert sums("1f1b", 1, 4) == pytest.approx(2 * 3 / 4 * 7 / 1)

@@ -72,6 +72,7 @@ def drawing(graph: ImportGraph) -> str:
 def _arrows(imports: dict[str, set[str]]) -> Iterator[str]:
     order = [room for floor in floors(imports) for room in floor]
     for room in order:
+        # An arrow that can be gone by others is not drawn.
         implied = {far for near in imports[room] for far in reached(imports, near)}
         for other in sorted(imports[room] - implied, key=order.index):
             yield f"    {room} --> {other}"

@@ -17,7 +17,8 @@ class Done(NamedTuple):
 
 def schedc(*arguments: str) -> Done:
     """Run a command in this process."""
-    stdout, stderr = StringIO(), StringIO()
+    stdout = StringIO()
+    stderr = StringIO()
     with redirect_stdout(stdout), redirect_stderr(stderr):
         try:
             returncode = main(arguments)

@@ -53,6 +53,8 @@ def in_form(rows: list[Row]) -> Actions:
     that overlap.
     """
     actions = Actions()
+    # A change may have put ops and transfers next to each other with one number: the ops then stand
+    # alone.
     batches = {row[4] for row in rows if is_transfer(row[0])}
     for row in rows:
         actions.add(*row[:4], row[4] if is_transfer(row[0]) == (row[4] in batches) else 0)
@@ -68,6 +70,7 @@ def _duplicate(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> 
 
 
 def _move(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
+    # Half of them a step or two away, as mistakes of people are, half of them anywhere.
     near = index + rng.choice([-2, -1, 1, 2])
     rows.insert(rng.choice([max(0, near), rng.randrange(len(rows))]), rows.pop(index))
 
@@ -161,6 +164,7 @@ def random_plan(rng: random.Random) -> Schedule:
     """
     stages, microbatches = rng.choice([(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1)])
     ranks = rng.randint(2, min(stages, 3))
+    # Every rank has a stage, in any order, and who has more of them is drawn.
     placement = tuple(
         rng.sample([*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages)
     )
@@ -209,6 +213,7 @@ def batched_plan(rng: random.Random) -> Schedule:
         ops = {kind: [(kind, stage, each, 0) for each in range(microbatches)] for kind in Kind}
         before = stage > 0
         after = stage < stages - 1
+        # All forwards, then all transfers with the next rank, then all backwards.
         turn = [*ops[Kind.SEND_F], *ops[Kind.RECV_B]] if after else []
         if rng.random() < 0.5:
             turn.sort(key=lambda op: op[2])
@@ -308,6 +313,7 @@ def _scattered(schedule: Schedule, actions: Actions, rng: random.Random) -> Acti
     rows = [actions.row(index) for index in range(len(actions))]
     if rng.random() < 0.5:
         rows = _received_late(schedule, rows)
+    # Plans of all sorts: as they are, with some transfers moved, and with many.
     moved = rng.choice([0, 0.1, 0.4])
     batched = rng.choice([0, 0.3, 0.7])
     for row in [row for row in rows if is_transfer(row[0]) and rng.random() < moved]:
@@ -317,7 +323,8 @@ def _scattered(schedule: Schedule, actions: Actions, rng: random.Random) -> Acti
     for at in range(1, len(rows)):
         if is_transfer(rows[at - 1][0]) and is_transfer(rows[at][0]) and rng.random() < batched:
             group = rows[at - 1][4] or at
-            rows[at - 1], rows[at] = (*rows[at - 1][:4], group), (*rows[at][:4], group)
+            for place in (at - 1, at):
+                rows[place] = (*rows[place][:4], group)
     return in_form(rows)
 
 

@@ -16,6 +16,7 @@ def places(certificate: Mapping[str, Any]) -> list[Place]:
     """Where the numbers and words stand that a certificate's proof rests on: times and amounts of
     kinds that a stage has not, it asks for none.
     """
+    # By class, kind and stage: what the ranks of the class do.
     used = {
         (number, kind, stage)
         for number, one in enumerate(certificate["classes"])

@@ -98,6 +98,7 @@ def compare(
         sizes = min(sizes, _SIZES_OF_STREAMS)
     whole = re.sub(r'import "lib/v.sched".*', _V, (PROGRAMS / f"{name}.sched").read_text())
     text = damaged(whole, rng)
+    # Mostly few: mistakes at the ends of a pipeline show there, and a proof is quick.
     ranks = rng.randrange(1, 6) if rng.random() < 0.8 else rng.randrange(6, MOST_RANKS + 1)
     try:
         proof = prove_for_all(text, {"ranks": ranks})

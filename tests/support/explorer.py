@@ -94,6 +94,8 @@ class _Explorer:
         layout = schedule.layout
         self.skips = far_edges(layout)
         name, _, capacity = transport.partition(":")
+        # A `-warm` transport is one whose communicators are there already, so that only messages
+        # count.
         self.name = name.removesuffix("-warm")
         self.capacity = float(capacity or "inf") if name == "buffered" else 0.0
         self.channels: dict[Hashable, _Channel] = defaultdict(_Channel)
@@ -108,6 +110,8 @@ class _Explorer:
                 self.read_blocking(rank)
             else:
                 self.read_posting(rank)
+        # By now the gradients of all ranks have a place where they are made: an update waits until
+        # the ranks that it waits for have passed these.
         for index, wanted in self.sums:
             wait = self.waits[index]
             made = [self.made[op] for op in wanted if self.made[op][0] != wait.rank]
@@ -142,6 +146,7 @@ class _Explorer:
         lanes: dict[Hashable, int] = defaultdict(int)
         for batch in actions.batches():
             if not is_of_transfers(self.schedule, rank, batch):
+                # Bits of receives, each batch once: a sum of different bits is their union.
                 needs = sum(
                     {
                         brought.get(need, 0)
@@ -154,6 +159,7 @@ class _Explorer:
                     passed |= self.waits[-1].bit
                 passed = self.compute(rank, batch, passed)
                 continue
+            # On these a batch is no more than its transfers, each by itself.
             is_one = self.name not in ("gloo", "nccl-edge")
             for part in [batch] if is_one else [range(index, index + 1) for index in batch]:
                 lane = self.lane(rank, part)
@@ -233,8 +239,10 @@ class _Explorer:
         message = self.message(kind, stage, microbatch)
         peer = self.peer(rank, index)
         key: list[Hashable] = [(rank, peer) if kind in SENDS else (peer, rank)]
+        # Batches and single transfers have communicators of their own.
         if self.name == "nccl":
             key.append(size > 1)
+        # Tags: each message is a channel of its own.
         if self.name == "gloo":
             key.append(message)
         transfer = _Transfer(self.new_bit(), message, after)
@@ -244,6 +252,8 @@ class _Explorer:
 
     def all_end(self) -> bool:
         """Whether all states reach the end."""
+        # Depth first over all states, each visited once. A state from which nothing follows must be
+        # the end.
         seen = {0}
         open_states = [0]
         try:
@@ -282,6 +292,10 @@ class _Explorer:
         """A message goes to where it waits, if there is room, or is taken from there, in the order
         of sends.
         """
+        # What was sent and not yet taken waits in the buffer, in the order of the sends:
+        #
+        #    sends      a b c d      a, b, c are sent
+        #    receives   a            one is taken: b and c wait
         taken = sum(bool(state & each.bit) for each in channel.receives)
         waiting = [each for each in channel.sends if state & each.bit][taken:]
         if send and len(waiting) < self.capacity:
@@ -295,6 +309,7 @@ class _Explorer:
         """Batches that exchange messages, directly or through others, complete together, when all
         of them are met.
         """
+        # For each rank the first wait that it has not passed: there it stands.
         standing: dict[int, _Wait] = {}
         for wait in self.waits:
             if not state & wait.bit:
@@ -341,7 +356,10 @@ def all_meet_at_first_uses(schedule: Schedule) -> bool:
     explorer = _Explorer(schedule, "nccl")
     uses: list[list[frozenset[int]]] = []
     for rank in range(len(schedule.ranks)):
+        # The communicator of batches has all ranks. With -1, which is no rank, it differs from that
+        # of a pair where there are only two.
         everyone = frozenset(range(-1, len(schedule.ranks)))
+        # The communicators that a rank uses, in the order of their first uses: only those are made.
         keys = [
             everyone if len(each) > 1 else frozenset((rank, explorer.peer(rank, each.start)))
             for each in transfers(schedule, rank)

@@ -81,6 +81,7 @@ class Client(BaseLanguageClient):
         self, uri: str, wanted: Callable[[list[types.Diagnostic]], bool] = lambda _: True
     ) -> list[types.Diagnostic]:
         """What is published of a document from now on, as soon as it is what is wanted."""
+        # What was published before does not count, or a test could pass with an older answer.
         before = self.times.get(uri, 0)
 
         def is_there() -> bool:
@@ -101,6 +102,7 @@ def edited(text: str, edits: list[types.TextEdit]) -> str:
     """A text with edits made, as editors make them."""
     lines = Lines(text)
     places = [(lines.offset(edit.range.start), lines.offset(edit.range.end)) for edit in edits]
+    # From the end backwards, so that the places of those before stay right.
     for (start, end), edit in sorted(
         zip(places, edits, strict=True), key=lambda pair: pair[0], reverse=True
     ):

@@ -16,6 +16,7 @@ def damaged(text: str, rng: Random) -> str:
     """A program with one or two mistakes, without its comments."""
     text = re.sub(r" *#[^\n]*", "", text)
     before = text
+    # A mistake may find nothing to change, or another one may undo it.
     while text == before:
         for _ in range(rng.choice((1, 1, 2))):
             text = rng.choice(_MISTAKES)(text, rng)
@@ -82,6 +83,7 @@ def _left_out(text: str, rng: Random) -> str:
 
 
 def _at_some_sizes(text: str, rng: Random) -> str:
+    # Right at most sizes and wrong at some: a proof for all sizes must find the border.
     conditions = [
         f"microbatches > {rng.randrange(2, 28)}",
         f"microbatches <= {rng.randrange(2, 28)}",
@@ -94,6 +96,8 @@ def _at_some_sizes(text: str, rng: Random) -> str:
 
 def _another_microbatch(text: str, rng: Random) -> str:
     number = rng.randrange(1, 20)
+    # Two microbatches that change places, one that takes another's, and pairs that are turned
+    # around up to a point.
     others = [
         f"if m == {number} then {number + 1} else if m == {number + 1} then {number} else m",
         f"if m == {number} then 0 else m",

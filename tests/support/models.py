@@ -50,6 +50,7 @@ def program(name: str, **params: int) -> Plan:
 
 def program_with(name: str, lines: str, **params: int) -> Plan:
     """A plan of a program in the gallery with more lines at its end, without what it claims."""
+    # A claim is of the program as it is, and may not be true of it with more lines.
     text = re.sub(
         r"^ *assert .*\n(?: *or .*\n)*", "", (PROGRAMS / f"{name}.sched").read_text(), flags=re.M
     )
@@ -68,6 +69,7 @@ class Summed(nn.Module):
         self, x: torch.Tensor, past: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         seen = self.linear(x).cumsum(dim=1) + (0 if past is None else past)
+        # The last position has the sum of all before, which is what the next slice needs.
         return torch.tanh(seen), seen[:, -1:]
 
 
@@ -112,9 +114,11 @@ def alone(model: list[nn.Module], x: torch.Tensor) -> torch.Tensor:
 def batch(
     plan: Plan, seed: int, dtype: torch.dtype = torch.float64
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    # A generator of its own: what else draws numbers changes nothing.
     generator = torch.Generator().manual_seed(seed)
     shape = [ROWS * plan.microbatches, WIDTH]
     if plan.layout.slices > 1:
+        # Three positions for each slice.
         shape.insert(1, 3 * plan.layout.slices)
     inputs = torch.randn(shape, generator=generator, dtype=dtype)
     return inputs, torch.randn(shape, generator=generator, dtype=dtype)
@@ -203,6 +207,7 @@ class Versions:
         """The stages with their weights of so many updates before."""
         newest = len(self._kept) - 1
         for stage, (reader, delay) in enumerate(zip(self._readers, delays, strict=True)):
+            # Before there are as many versions, the first one is read.
             kept = self._kept[max(newest - delay, 0)][stage]
             for weight, old in zip(reader.parameters(), kept, strict=True):
                 weight.data.copy_(old)
@@ -240,6 +245,7 @@ def delayed(plan: Plan, delays: list[int], optimizer: str, updates: int) -> list
 
 def shared_out(function: Callable[[T], V], cases: Mapping[str, T]) -> dict[str, V]:
     """What a function makes of each case, for all ranks: each computes a part of them."""
+    # Every n-th case, so that expensive ones, which mostly stand together, are shared out too.
     mine = list(cases.items())[dist.get_rank() :: dist.get_world_size()]
     # As one file: of an object with many tensors, each would be a file of its own.
     file = BytesIO()

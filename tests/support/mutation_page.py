@@ -46,6 +46,7 @@ def outcomes() -> dict[str, str]:
 def change(name: str) -> tuple[str, str]:
     """A mutant's line as it was and as it became."""
     lines = mutmut("show", name).splitlines()
+    # The difference of a mutant has its lines with one sign, and the names of files with three.
     was, became = (
         " ".join(
             line[1:].strip()

@@ -14,6 +14,7 @@ def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op
         found: list[Op] = [(Kind.F, before, microbatch) for before in layout.before[stage]]
         return found + ([(Kind.F, stage, microbatch - 1)] if microbatch % layout.slices else [])
     if kind in (Kind.B, Kind.I):
+        # The activations: from the forward, or made again, or brought back from the host.
         own = Kind.R if (stage, microbatch) in schedule.recomputed else Kind.F
         own = Kind.RELOAD if (stage, microbatch) in schedule.offloaded else own
         found = [(own, stage, microbatch)]
@@ -28,6 +29,8 @@ def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op
             for unit in range(layout.units(replica))
             if layout.update_of(replica, unit) == update
         ]
+    if kind in (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD):
+        return []
     of_own = {Kind.W: Kind.B, Kind.R: Kind.F, Kind.OFFLOAD: Kind.F, Kind.RELOAD: Kind.OFFLOAD}
     return [(of_own[Kind(kind)], stage, microbatch)]
 

@@ -60,6 +60,8 @@ def _units(schedule: Schedule, stage: int) -> int:
 
 def _stages(schedule: Schedule, kind: int, number: int) -> tuple[int, int]:
     """The stages at the two ends of a transfer, its own first."""
+    # A send of activations and a receive of gradients are of the earlier stage, with the later one
+    # at their other end.
     step = 1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1
     skip = number - len(schedule.placement)
     return (number, number + step) if skip < 0 else far_edges(schedule.layout)[skip][::step]
@@ -90,6 +92,8 @@ def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
     updates = any(kind == Kind.U for kind, *_ in found)
     for stage in range(len(schedule.placement)):
         for unit in range(_units(schedule, stage)):
+            # What a trained stage must have done is one of two sets; recomputation and copies may
+            # come beside.
             done = {kind for kind in MAKES if (kind, stage, unit) in found}
             work = done - {Kind.R, *COPIES}
             copies = done & {*COPIES}
@@ -101,6 +105,8 @@ def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
                 right = [{Kind.F, Kind.I} if _has_backward(schedule, stage) else {Kind.F}]
             if work not in right or (done > work and right == [{Kind.F}] and trains):
                 return False
+            # A copy away without one back, or the other way round; or a copy of what is made again
+            # anyway.
             if len(copies) == 1 or (copies and Kind.R in done):
                 return False
         made = {max(unit, 0) for kind, at, unit in found if (kind, at) == (Kind.U, stage)}
@@ -139,6 +145,7 @@ def _has_all_needs(schedule: Schedule, rank: int) -> bool:
             stage, other = (
                 _stages(schedule, kind, number) if kind >= Kind.SEND_F else (number, number)
             )
+            # What the backward reads: made again, brought back, or still there from the forward.
             kept = "R" if (stage, unit) in again else "L" if (stage, unit) in away else "F"
             if not _needs(schedule, kind, stage, unit, kept) <= there:
                 return False
@@ -156,6 +163,7 @@ def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> T
     slices = schedule.layout.slices
 
     def of(what: str, other: int) -> tuple[str | int, ...]:
+        # What another rank makes is here for the stage that has received it, and for no other.
         here = schedule.placement[other] == schedule.placement[stage]
         return (what, other, unit) if here else (what, other, unit, stage)
 
@@ -206,6 +214,7 @@ def _keeps_weights(schedule: Schedule, rows: list[Row], stage: int) -> bool:
     for kind, at, unit in rows:
         if at != stage or kind >= Kind.OFFLOAD:
             continue
+        # The update that a unit belongs to: units are shared out evenly, in order.
         update = unit * updates // _units(schedule, stage)
         if kind == Kind.U:
             done += 1

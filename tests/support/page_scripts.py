@@ -166,6 +166,8 @@ def tied() -> Iterator[Names]:
     modules = [Byte(), build(1), build(2), Scores()]
     torch.manual_seed(0)
     weight = torch.rand(256, WIDTH)
+    # Two parameters with one value, as two ranks have them: that they stay equal is what the page
+    # shows.
     nn.init.zeros_(modules[0].byte.weight).data.add_(weight)
     nn.init.zeros_(modules[3].scores.weight).data.add_(weight)
     stages = {stage: modules[stage] for stage in plan.stages_of(dist.get_rank())}
@@ -350,6 +352,8 @@ def packed() -> Iterator[Names]:
     for texts, wanted in zip(documents, following, strict=True):
         for text, to in zip(texts, wanted, strict=True):
             scores = alone(text[None], use_cache=False).logits
+            # All texts together have 3 + 5 + 2 + 4 + 1 = 15 tokens, and the loss is the mean over
+            # them.
             total = total + F.cross_entropy(scores[0], to, reduction="sum") / 15
     total.backward()
     expected = dict(alone.named_parameters())

@@ -112,6 +112,7 @@ def blocks(page: Path) -> Iterator[Block]:
 def commands(block: Block) -> list[tuple[str, str]]:
     """The commands of a console, each with what the page shows of its output."""
     shown = _SHOWN.findall(block.text)
+    # Nothing of the block may be left over that no command has printed.
     assert "".join(f"$ {command}\n{output}" for command, output in shown) == block.text
     return shown
 
@@ -134,6 +135,8 @@ class Shell:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # `python`, `schedc` and `torchrun` as a reader has them installed, of the tree that is
+        # tested.
         tools = folder.with_name(f"{folder.name}.tools")
         tools.mkdir()
         for name, arguments in _TOOLS.items():

@@ -43,6 +43,7 @@ def children(pid: int) -> list[int]:
 
 def worker_of(torchrun: int, rank: int) -> int:
     """The process of a rank."""
+    # torchrun starts a process for each rank, and tells it which one it is by a variable.
     environments = {
         each: Path(f"/proc/{each}/environ").read_bytes().split(b"\0") for each in children(torchrun)
     }

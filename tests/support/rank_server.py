@@ -80,6 +80,8 @@ def run(
     ]
     codes: dict[int, int | None] = {}
     while len(codes) < ranks:
+        # From now on the shorter limit counts: ranks that hang do so after they have found each
+        # other.
         if seconds is not None and len(list(folder.glob("*.started"))) == ranks:
             end = time.monotonic() + seconds
             seconds = None

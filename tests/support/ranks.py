@@ -55,6 +55,8 @@ class Outcome:
         """
         files = [self.folder / f"{rank}.result" for rank in range(len(self.codes))]
         assert all(each.exists() for each in files), self.logs
+        # An exception of Python ends a process with 1; what gloo does to one that is done is a
+        # signal.
         assert 1 not in self.codes, self.logs
         return [pickle.loads(each.read_bytes()) for each in files]
 

@@ -103,6 +103,7 @@ def definition(packages: griffe.Object | griffe.Alias, package: str, name: str) 
     """What a public name stands for."""
     inner = package.removeprefix("schedlang").lstrip(".")
     found = packages[f"{inner}.{name}" if inner else name]
+    # A package hands on what its modules define.
     while isinstance(found, griffe.Alias):
         found = found.final_target
     assert isinstance(found, griffe.Object)
@@ -135,6 +136,7 @@ def comment_above(thing: griffe.Object) -> list[str]:
     assert isinstance(thing.filepath, Path)
     assert thing.lineno is not None
     lines = thing.filepath.read_text(encoding="utf-8").splitlines()[: thing.lineno - 1]
+    # Upwards from the definition, as long as lines are comments.
     above = takewhile(lambda line: line.strip().startswith("#"), reversed(lines))
     return list(above)[::-1]
 

@@ -66,6 +66,7 @@ class Replay:
                     kind, stage, microbatch, *_ = actions.row(index)
                     if is_transfer(kind):
                         ends = [rank, self.schedule.peer(kind, stage)]
+                        # Always sender, then receiver.
                         channel: tuple[object, ...] = tuple(ends if is_send(kind) else ends[::-1])
                         if self.transport == "gloo":
                             sent = (
@@ -83,6 +84,7 @@ class Replay:
                 zip(receives, sends, strict=True)
             )
             if 0 < self.capacity < len(sends):
+                # With room for 2, send 2 waits for receive 0, send 3 for receive 1, and so on.
                 self.room |= dict(zip(sends[int(self.capacity) :], receives, strict=False))
 
     def steps(self, rank: int) -> Iterator[_Ops | _Transfers]:
@@ -127,6 +129,8 @@ class Replay:
 
     def makespan(self) -> float:
         ranks = [list(self.steps(rank)) for rank in range(len(self.schedule.ranks))]
+        # Times only ever grow, towards those of the execution: once a round changes none, all rules
+        # hold.
         self.changed = True
         ends: list[float] = []
         while self.changed:
@@ -145,6 +149,7 @@ class Replay:
         for step in steps:
             if isinstance(step, _Transfers):
                 end = self.transfers(step, now, lanes)
+                # A rank that does not block goes on at once, and its lane is busy until the end.
                 now = end if self.blocks else now
                 continue
             now = max([now, *(self.times[key] for key in step.waits)]) + step.takes
@@ -173,6 +178,7 @@ class Replay:
         other = self.times["start", *partner]
         sender, receiver = (place[0], partner[0]) if sends else (partner[0], place[0])
         way = self.links[sender][receiver] if self.links else self.p2p
+        # A buffer takes a message at once; the receive ends when it has come.
         if self.capacity:
             return start if sends else max(start, other + way)
         if self.transport == "gloo":

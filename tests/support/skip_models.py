@@ -64,6 +64,11 @@ class UNet(nn.Module):
 
     def __init__(self, stages: int) -> None:
         super().__init__()
+        # As many stages up as down; what is left over is the bottom. With 5 stages:
+        #
+        #    down 0 ──────────────────────── up 4
+        #       └─ down 1 ─────────── up 3 ──┘
+        #            └─── bottom 2 ────┘
         self.depth = (stages - 1) // 2
         self.down = nn.ModuleList(convolution(WIDTH) for _ in range(self.depth))
         self.bottom = nn.ModuleList(convolution(WIDTH) for _ in range(stages - 2 * self.depth))
@@ -145,6 +150,7 @@ class Translator(nn.Module):
         count = len(self.encoder) + len(self.decoder)
         found: list[nn.Module] = []
         for stage, layer in enumerate(self.encoder):
+            # The first stage of the decoder is its neighbour, and gets the memory as its input.
             memory_to = range(first + 1, count) if stage == first - 1 else ()
             found.append(Encode(layer, self.source if stage == 0 else None, first, memory_to))
         for stage, look in enumerate(self.decoder, first):

@@ -28,8 +28,11 @@ def schedules(draw: st.DrawFn, may_skip: bool = True, may_freeze: bool = True) -
     if stages > 1 and may_skip and draw(st.integers(0, 2)) == 0:
         pipelines = draw(models(stages, microbatches))
     counts = [each.microbatches for each in pipelines for _ in range(each.start, each.stop)]
+    # Whether the backward of a stage and microbatch comes in two halves.
     split = {(s, m): draw(st.booleans()) for s in range(stages) for m in range(counts[s])}
     starts = {each.start for each in pipelines}
+    # What a skip may lead between: stages with as many microbatches, and no neighbours of one
+    # model.
     pairs = [
         (earlier, later)
         for later in range(stages)
@@ -53,10 +56,12 @@ def schedules(draw: st.DrawFn, may_skip: bool = True, may_freeze: bool = True) -
     all_edges = far_edges(layout)
     all_edges += [(stage, stage + 1) for stage in range(stages) if is_near(layout, stage)]
     trained = [stage for stage in range(stages) if not may_freeze or draw(st.integers(0, 3))]
+    # At least one, or the plan would be an inference.
     trained = trained or [draw(st.integers(0, stages - 1))]
     behind = trained_before(stages, all_edges, trained)
     done: set[tuple[str, int, int]] = set()
     programs = tuple(Actions() for _ in range(ranks))
+    # Always an op that can run now, so the order can run on one process, and the plan on its ranks.
     while ready := _ready(all_edges, counts, split, trained, behind, done):
         word, stage, microbatch = ready[draw(st.integers(0, len(ready) - 1))]
         done.add((word, stage, microbatch))
@@ -145,9 +150,14 @@ class _Oracle:
     """
 
     def __init__(self, schedule: Schedule) -> None:
+        # What a rank holds is by a word and a stage or skip and a unit: `out` and `grad` are made
+        # by its own ops, `in` and `grad_in` have been received, `again` was recomputed, `away` and
+        # `back` are copies.
         self.layout = schedule.layout
         self.rows = [[a.row(i)[:3] for i in range(len(a))] for a in schedule.ranks]
         self.batches = [list(a.batches()) for a in schedule.ranks]
+        # By rank: the batch that it has come to, what it holds, and which of its transfers have
+        # moved.
         self.at = [0] * len(self.rows)
         self.held: list[dict[tuple[str, int, int], int]] = [{} for _ in self.rows]
         self.moved: list[set[int]] = [set() for _ in self.rows]
@@ -156,6 +166,8 @@ class _Oracle:
         kinds = {row[0] for rank in self.rows for row in rank}
         self.forward_only = kinds <= {Kind.F, Kind.SEND_F, Kind.RECV_F}
         self.schedule = schedule
+        # The version of its weights that each forward has read, and that of each update; by stage,
+        # how many updates it has made, and how many gradients of its weights.
         self.version: dict[tuple[int, int], int] = {}
         self.by_update: dict[tuple[int, int], int] = {}
         self.done = [0] * len(schedule.placement)
@@ -179,6 +191,7 @@ class _Oracle:
         self.reloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.RELOAD]
 
     def run(self) -> bool:
+        # Round and round, as long as any rank gets on: where none does, the plan is stuck or done.
         progress = True
         while progress:
             progress = False
@@ -215,6 +228,7 @@ class _Oracle:
         """Whether a rank gets on; None when it does something wrong."""
         batch = self.batches[rank][self.at[rank]]
         if self.rows[rank][batch.start][0] < Kind.SEND_F:
+            # Ops that overlap see what was there before all of them.
             before = dict(self.held[rank])
             if self.waits_for_replicas(rank, batch):
                 return False
@@ -268,6 +282,8 @@ class _Oracle:
             for j in self.pending(peer)
             if not self.is_send(peer, j) and self.peer(peer, j) == rank
         ]
+        # In order: the first send that waits meets the first receive that waits, whatever they are
+        # of.
         if not theirs or mine[0] != i:
             return False
         kind, number, unit = self.rows[rank][i]
@@ -328,6 +344,7 @@ class _Oracle:
         if not self.reads(kind, s, u):
             return False
         if kind == Kind.F:
+            # A microbatch of inputs is its own number.
             value = u if first else held.get(("in", s, u), held.get(("out", s - 1, u)))
             if not first and not is_near(self.layout, s - 1):
                 value = 0
@@ -336,6 +353,8 @@ class _Oracle:
                 for k, (a, b) in self.skips.items()
                 if b == s
             ]
+            # What a slice takes from the one before it in its microbatch; the first one takes
+            # nothing.
             state = held.get(("out", s, u - 1)) if u % slices else 0
             if None in (value, state, *skipped) or ("out", s, u) in new:
                 return False
@@ -361,6 +380,7 @@ class _Oracle:
                 for k, (a, b) in self.skips.items()
                 if a == s
             ]
+            # Gradients come back along slices from the last to the first.
             state = held.get(("grad", s, u + 1)) if (u + 1) % slices else 0
             if None in (value, gradient, *skipped, state) or ("grad", s, u) in new:
                 return False
@@ -399,6 +419,8 @@ class _Oracle:
             return (
                 version <= done and self.by_update.setdefault((piece, update), version) == version
             )
+        # `latest` keeps one version only: a backward after an update would read other weights than
+        # its forward has.
         fresh = rule.name != "latest" or self.version.get((s, u)) == done
         return fresh and (kind not in (Kind.B, Kind.W) or update == done)
 

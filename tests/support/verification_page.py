@@ -77,6 +77,7 @@ def read(folder: Path) -> tuple[dict[str, Counter[str]], dict[tuple[str, ...], s
 
 def ranges(blocks: set[int]) -> str:
     """Blocks as `make explore` takes them: `0..200`."""
+    # Blocks without the one before them begin a range, those without the next one end it.
     starts = [each for each in sorted(blocks) if each - 1 not in blocks]
     ends = [each + 1 for each in sorted(blocks) if each + 1 not in blocks]
     return ", ".join(f"{start}..{end}" for start, end in zip(starts, ends, strict=True))

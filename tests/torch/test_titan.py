@@ -90,7 +90,8 @@ def trained(way: Way, comparison: Comparison, folder: Path) -> Trained:
     module, config = comparison.model
     options = ["--parallelism.pipeline_parallel_schedule", way.schedule]
     if way.is_ours:
-        module, config = "schedlang.torch.titan", f"{module}.{config}"
+        config = f"{module}.{config}"
+        module = "schedlang.torch.titan"
     if way.program is not None:
         chunks = {"chunks": 2} if way.program.startswith("interleaved") else {}
         plan = compile(way.program, {"ranks": RANKS, "microbatches": MICROBATCHES} | chunks)

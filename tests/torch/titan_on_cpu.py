@@ -24,7 +24,8 @@ def attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """The attention of `flex_attention`, which has no backward on a CPU."""
-    rows, columns = query.shape[2], key.shape[2]
+    rows = query.shape[2]
+    columns = key.shape[2]
     mask = create_mask(block_mask.mask_mod, len(query), 1, rows, columns, device="cpu")
     output = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=scale, enable_gqa=enable_gqa

@@ -21,7 +21,7 @@ from tests.support.chromium import chromium, violations
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route
 
 pytestmark = pytest.mark.browser
 
@@ -227,6 +227,21 @@ def test_every_program_of_the_gallery(
     wait_for_answer(page)
     assert select.input_value() == "chimera"
     assert drawn(page).startswith("chimera")
+
+
+def test_a_program_of_the_gallery_is_there_before_the_compiler(page: Page, address: str) -> None:
+    held: list[Route] = []
+    page.route("**/wheels.json", lambda route: held.append(route))
+    page.goto(f"{address}playground/index.html#program=zb_v")
+    page.wait_for_function("document.querySelectorAll('#verdicts td').length")
+    assert drawn(page).startswith("zb_v")
+    page.locator("#programs").select_option("gpipe")
+    page.wait_for_function("document.querySelector('#bubbles').textContent.startsWith('gpipe')")
+    assert set(verdicts(page)) == {"proved"}
+    assert page.locator("#status").inner_text() == "proved; loading the compiler …"
+    held[0].continue_()
+    wait_for_answer(page)
+    assert page.locator("#status").inner_text() == "proved"
 
 
 def test_mistakes_and_repairs(page: Page, address: str) -> None:

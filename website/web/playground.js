@@ -221,6 +221,12 @@ function open(program, params, name = "") {
   byId("programs").value = name;
   write(program);
   ask();
+  if (name && !isReady && !Object.keys(params).length) tellKnown(name);
+}
+// What is known of the programs of the gallery was asked when the site was built: it is there before the compiler.
+async function tellKnown(name) {
+  const turn = number, answers = await (await fetch(`answers/${name}.json`)).json();
+  if (turn === number && !isReady) answers.forEach((answer) => show(JSON.parse(answer)));
 }
 function typed() {
   const program = programOf(byId("programs").value);
@@ -247,9 +253,6 @@ addEventListener("hashchange", readAddress);
 
 say(LOADING);
 startWorker();
-const { programs, answers } = await (await fetch("start.json")).json();
-gallery = programs;
+gallery = await (await fetch("programs.json")).json();
 byId("programs").append(...gallery.map(({ name, title }) => new Option(`${name}: ${title}`, name)));
-await readAddress();
-// What is known of the first program was asked when the site was built: it is there before the compiler.
-if (byId("programs").value === FIRST) answers.map((answer) => JSON.parse(answer)).forEach(show);
+readAddress();

@@ -14,8 +14,6 @@ async function start() {
   for (const archive of archives) python.unpackArchive(archive, "wheel");
   const playground = python.pyimport("schedlang.editor.playground");
   playground.begin();
-  // What is imported late is imported now, and not at the first key.
-  for (const _ of playground.answers("schedule s { param ranks = 1 param microbatches = 1 rank r { F(next) B(next) } }", python.toPy({})));
   return (text, params) => playground.answers(text, python.toPy(params));
 }
 const starting = start();

@@ -11,17 +11,17 @@ def lists_of(blocks: Sequence[str]) -> list[range]:
 
     `layers.0`, `layers.1`, … are of one list. PipelineError where no block is of one.
     """
-    found = []
+    lists = []
     for is_layer, places in groupby(range(len(blocks)), lambda place: _list_of(blocks[place])):
         if is_layer is not None:
             of_list = list(places)
-            found.append(range(of_list[0], of_list[-1] + 1))
-    if not found:
+            lists.append(range(of_list[0], of_list[-1] + 1))
+    if not lists:
         raise PipelineError(
             "`layout` counts layers, and `blocks` has none: layers are modules of a list, such as "
             "`model.layers`, or with numbers for names; or give the names of the blocks by stage"
         )
-    return found
+    return lists
 
 
 def _list_of(block: str) -> str | None:

@@ -70,14 +70,14 @@ def sizes_by_letters(layout: str, blocks: Sequence[str]) -> list[int]:
 def _check(layout: str, letters: Sequence[_Letter], numbers: dict[str, int]) -> None:
     """PipelineError unless there are so many of each letter, in the order of the model."""
     order = list(_MEANINGS)
-    found = [each for each in letters if each.letter != _NEXT_STAGE]
-    for before, after in pairwise(found):
+    blocks = [each for each in letters if each.letter != _NEXT_STAGE]
+    for before, after in pairwise(blocks):
         if order.index(before.letter) > order.index(after.letter):
             what = f"`{after.letter}` behind `{before.letter}`: they come as E, t, m, L"
             raise _error(layout, after.place, what)
     places = {
         letter: [each.place for each in of_letter]
-        for letter, of_letter in groupby(found, lambda each: each.letter)
+        for letter, of_letter in groupby(blocks, lambda each: each.letter)
     }
     for letter, meaning in _MEANINGS.items():
         given = places.get(letter, [])
@@ -85,7 +85,7 @@ def _check(layout: str, letters: Sequence[_Letter], numbers: dict[str, int]) -> 
         if len(given) != number:
             # Where the first one is that is too much, or the next one would be.
             behind = [
-                each.place for each in found if order.index(each.letter) > order.index(letter)
+                each.place for each in blocks if order.index(each.letter) > order.index(letter)
             ]
             place = [*given[number:], *behind, len(layout)][0]
             what = f"{len(given)} `{letter}`, {meaning}, where the model has {number}"
@@ -106,10 +106,10 @@ class _Parser:
 
     def letters(self) -> list[_Letter]:
         """All letters, with what is multiplied written out."""
-        found: list[_Letter] = []
+        read: list[_Letter] = []
         while self.rest:
-            found += self.group() if self.rest[0].letter == "(" else self.multiplied_letter()
-        return found
+            read += self.group() if self.rest[0].letter == "(" else self.multiplied_letter()
+        return read
 
     def group(self) -> list[_Letter]:
         """What is in parentheses, as often as the number behind them says."""

@@ -65,6 +65,12 @@ class Calls:
             for call in self.calls:
                 if call.location in self.sites.unnumbered:
                     raise Unreadable("an op of a stream that names no microbatch", call.span)
+        # What a call leaves open is filled in from the left, since each needs what is before it:
+        #
+        #     call        F(next)      W               of two stages on each rank
+        #     stage       0, r         what is owed    `next` counts calls of the same stage
+        #     microbatch  the count    what is owed    after all `I` have theirs
+        #     unit        update, digits, slice        as cases, in each of which these are affine
         self.calls = [part for call in self.calls for part in self.with_stage(call)]
         numbered = [
             call if self.is_owed(call) else self.with_microbatch(call) for call in self.calls
@@ -151,9 +157,13 @@ class Calls:
             return [evolve(call, microbatch=taken)]
         result = []
         for other in owing:
+            # Both may be in the same loop, in different rounds: so the other one's symbols get
+            # names of their own. The rank is one.
             names = {name: f"{name}_" for name in other.indices if name != RANK}
             assert other.stage is not None
             assert other.microbatch is not None
+            # The n-th `W` takes what the n-th `I` has left: the pair whose counts of calls before
+            # are the same.
             before = self.counted(evolve(other, stage=call.stage and other.stage), owing)
             both = call.where & renamed(other.where, names)
             both = same(taken, with_names(before, names), both)
@@ -268,6 +278,7 @@ class Calls:
         self.mistaken("no-such-microbatch", what, call.span, negative)
         rest = where - negative
         cases = []
+        # A microbatch beyond those of its update is one of the next update, or of one later still.
         for on in range(_MOST_UPDATES_ON):
             low = line.microbatches.times(on)
             case = are_between(low, microbatch, low.plus(line.microbatches), rest)

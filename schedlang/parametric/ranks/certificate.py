@@ -22,7 +22,8 @@ VERSION = 2
 
 def certificate_of(outcome: Outcome) -> dict[str, Any]:
     """The certificate of all that is proved in an outcome."""
-    reading, relations = outcome.reading, outcome.relations
+    reading = outcome.reading
+    relations = outcome.relations
     frame = Frame(reading.sizes, reading.in_base)
     depth = 1 + max(
         (len(rows) for case in outcome.cases for rows in case.stamps.values()), default=0

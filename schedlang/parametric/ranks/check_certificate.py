@@ -57,11 +57,16 @@ class _Case:
     def __init__(self, document: dict[str, Any], case: dict[str, Any]) -> None:
         self.document = document
         self.where = isl.Set(case["where"])
-        self.held, self.after = isl.Map(document["held"]), isl.Map(document["after"])
+        self.held = isl.Map(document["held"])
+        self.after = isl.Map(document["after"])
         self.wanted = isl.UnionSet(document["wanted"]).intersect_params(self.where)
         self.ops = [{**op, "stamp": case["stamps"][op["name"]]} for op in document["statements"]]
-        self.items, self.places, self.stamps = self.of(), self.of(of="place"), self.of(of="stamp")
-        self.depth, width = int(document["depth"]) + 1, int(document["width"])
+        self.items = self.of()
+        self.places = self.of(of="place")
+        self.stamps = self.of(of="stamp")
+        # A place has the rank before its entries in the rank's order.
+        self.depth = int(document["depth"]) + 1
+        width = int(document["width"])
         on_rank = _later(self.depth).equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
         self.before = _related(self.places, UnionMap.from_map(on_rank))
         self.grows = _related(self.stamps, UnionMap.from_map(_later(width)))
@@ -80,10 +85,17 @@ class _Case:
 
     def facts(self) -> Iterator[tuple[bool, str]]:
         """What must hold, each with what to say if it does not."""
-        items, places, stamps = self.items, self.places, self.stamps
+        items = self.items
+        places = self.places
+        stamps = self.stamps
         for relation, what in ((items, "items"), (places, "places"), (stamps, "stamps")):
             is_of_all = relation.domain().is_equal(items.domain())
             yield is_of_all and relation.is_single_valued(), f"an op of no {what}, or two"
+        # The relations that all is asked of; each is from instances of statements:
+        #
+        #     items      S0[r, m] -> [s, u, g, m, k]     what it is about: all that is needed
+        #     places     S0[r, m] -> [r, 0, m, 0]        where it stands: the order of its rank
+        #     stamps     S0[r, m] -> [2m + r]            when: must grow along every edge
         every = self.wanted.union(self.wanted.apply(UnionMap(_OF_UPDATE)))
         yield items.range().is_subset(every), "an op of an item that there is not"
         first = isl.Map.universe(isl.Space.alloc(DEFAULT_CONTEXT, 0, self.depth, 1))
@@ -126,9 +138,11 @@ class _Case:
 
     def needs(self) -> Iterator[tuple[str, str, UnionMap]]:
         """For each rule the pairs of an op that makes something and one that needs it."""
-        own, before = isl.Map("{ [s] -> [s] }"), self.after.reverse()
-        stages = {"own": own, "before": before, "after": self.after}
-        dropped, same = self.of("R").range(), _items(own, _REST)
+        own = isl.Map("{ [s] -> [s] }")
+        stages = {"own": own, "before": self.after.reverse(), "after": self.after}
+        # A backward needs the forward's activations, or where these were dropped, those of `R`.
+        dropped = self.of("R").range()
+        same = _items(own, _REST)
         rules = [
             (user, made, _items(stages[of], f"[u, g, m, k] -> [u, g, m, k + {on}]"))
             for user, made, of, on in _NEEDS
@@ -143,13 +157,15 @@ class _Case:
             )
         )
         for user, made, needed in rules:
-            makers, users = self.of(*_MAKERS[made]), self.of(*user)
+            makers = self.of(*_MAKERS[made])
+            users = self.of(*user)
             yield user, made, makers.apply_range(users.apply_range(needed).reverse())
 
     def messages(self) -> Iterator[tuple[bool, str]]:
         """Transfers that a program writes meet: each send one receive, at one stamp."""
         for made, (send, receive, on) in _MESSAGES.items():
-            sends, receives = self.of(send), self.of(receive)
+            sends = self.of(send)
+            receives = self.of(receive)
             sent = sends.apply_range(_items(isl.Map(f"{{ [s] -> [s + {on}] }}"), _REST))
             met = sent.apply_range(receives.reverse())
             all_meet = met.domain().union(met.range()).is_equal(sends.union(receives).domain())
@@ -160,7 +176,9 @@ class _Case:
 
     def versions(self) -> Iterator[tuple[bool, str]]:
         """Every op adds to the gradient of its own update, and reads the version that it should."""
-        updates, stream, delay = self.of("U"), self.document["stream"], self.document["delay"]
+        updates = self.of("U")
+        stream = self.document["stream"]
+        delay = self.document["delay"]
         yield not (stream and delay is None) or updates.is_empty(), "a stream, and no delay"
         rules = [("BW", 0, self.before)]
         if stream:

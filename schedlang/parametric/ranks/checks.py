@@ -93,6 +93,7 @@ class Relations:
         result = {}
         for s in self.reading.statements:
             entries = [entry(each, {}) for each in s.order]
+            # Filled up, so that all orders are vectors of one length, which isl can compare.
             entries += [number(0)] * (self.depth - len(entries))
             values = [symbol(RANK), *entries]
             result[s.number] = function_map(
@@ -128,6 +129,7 @@ class Relations:
 
     def before(self, one: Statement, other: Statement) -> isl.Map:
         """The pairs of instances of which the first comes before the second on its rank."""
+        # From an instance to its place, to all later places, and from these back to instances.
         there = self.places[one.number].apply_range(self.earlier)
         return there.apply_range(self.places[other.number].reverse())
 
@@ -165,6 +167,8 @@ class Relations:
             for user in self.of(*rule.users):
                 wants = self.items[user.number]
                 if rule.activation:
+                    # A backward needs what `R` makes, or where there is none, the forward's own
+                    # activations.
                     if rule.made == Kind.R:
                         wants = wants.intersect_range(dropped)
                     else:
@@ -186,6 +190,8 @@ class Relations:
                     result.append(Edge(one, other, pairs, "order"))
                 if one.batch and one.batch == other.batch and one is not other:
                     result.append(Edge(one, other, self.together(one, other), "together"))
+        # Messages are then the only way from rank to rank: both sides of one come together, and the
+        # order of each rank does the rest.
         if self.writes_transfers:
             for send, receive, pairs in self.messages():
                 result.append(Edge(send, receive, pairs, "together"))
@@ -227,7 +233,8 @@ def stage_relation(reading: Reading, of: str) -> isl.Map:
 
 def _stages(reading: Reading, of: str) -> isl.Set:
     """A condition of a stage, and of another one that is before it, after it, or the like."""
-    stage, other = symbol(ITEM[0]), symbol(NEEDED[0])
+    stage = symbol(ITEM[0])
+    other = symbol(NEEDED[0])
     result = nowhere()
     for line in reading.lines:
         own = between(line.first, stage, line.first.add(line.stages))
@@ -267,6 +274,7 @@ def _skips(reading: Reading, is_forward: bool) -> isl.Set:
     names = (STAGE, NEEDED[0]) if is_forward else (NEEDED[0], STAGE)
     ends = reading.skips
     renamed = []
+    # In two steps, by names that nothing else has: the two symbols may change places.
     for name, other in zip((STAGE, "_later"), names, strict=True):
         at = ends.find_dim_by_name(isl.dim_type.param, name)
         if at >= 0:
@@ -464,8 +472,10 @@ def _versions(relations: Relations) -> Iterator[Mistake]:
 
 def _of_update(relations: Relations, op: Statement, update: Statement, on: int) -> isl.Map:
     """From an op's instances to those of an update of its stage, so many updates on."""
-    stage, number_of = symbol(ITEM[0]), symbol(ITEM[1])
-    stage2, number_of2 = symbol(NEEDED[0]), symbol(NEEDED[1])
+    stage = symbol(ITEM[0])
+    number_of = symbol(ITEM[1])
+    stage2 = symbol(NEEDED[0])
+    number_of2 = symbol(NEEDED[1])
     same = stage.eq_set(stage2) & number_of2.eq_set(number_of.add(number(on)))
     both = isl.Map.from_domain(points(same, [*ITEM, *NEEDED]))
     width = len(ITEM)

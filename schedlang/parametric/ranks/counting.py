@@ -41,6 +41,10 @@ def how_many_before(one: Many, others: Many) -> Number | None:
     counts; None where it cannot be said.
     """
     names = {name: f"{name}_" for name in others.indices if name != RANK}
+    # Counted are the points of one condition: an instance of one op, and of the other one all that
+    # stand before it. With F in `for m in 0 .. 4` before B in the same loop:
+    #
+    #     B in round m    F in rounds m_ of 0 .. 4 with m_ < m, or m_ = m:     m + 1 of them
     together = one.where & renamed(others.where, names)
     if one.stage is not None and others.stage is not None:
         together = together & renamed_function(others.stage, names).eq_set(one.stage)
@@ -69,6 +73,7 @@ def _how_many(condition: isl.Set, names: Sequence[str]) -> Number | None:
         counted = count(condition, names[0])
         return None if counted is None else Number(counted)
     if len(names) == 2:
+        # Rows of one length make a rectangle; which symbol counts the rows is tried both ways.
         for outer, inner in (names, names[::-1]):
             rows = _of_rows(condition, outer, inner)
             if rows is not None:
@@ -126,6 +131,7 @@ def _before(one: Order, other: Order, renamed: Mapping[str, str]) -> list[isl.Se
     """
     cases = []
     equal = everywhere()
+    # Lexicographic: earlier by the first entry, or equal there and earlier by the next, and so on.
     for mine, theirs in zip(one, other, strict=False):
         left = entry(mine, renamed)
         right = entry(theirs, {})

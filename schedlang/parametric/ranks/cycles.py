@@ -36,7 +36,8 @@ def circle_at(edges: Sequence[Edge], sizes: Mapping[str, int]) -> Circle | None:
             if at >= 0:
                 pairs = pairs.fix_val(isl.dim_type.param, at, isl.Val(value))
         for source, target in _instances(pairs, len(edge.source.indices)):
-            one, other = (edge.source.number, source), (edge.target.number, target)
+            one = edge.source.number, source
+            other = edge.target.number, target
             waiting[one].append((other, edge))
     best: list[Edge] | None = None
     for start in list(waiting):
@@ -99,6 +100,7 @@ def _back_to(
 
 def _sizes_of(edges: Sequence[Edge]) -> isl.Set:
     """The sizes at which some edges make a circle."""
+    # Along all edges of the circle at once; a size has it where some instance leads back to itself.
     way = edges[0].pairs
     for edge in edges[1:]:
         way = way.apply_range(edge.pairs)

@@ -55,7 +55,8 @@ PEAK = "peak(r)"
 #: How often ops without a chain are taken away.
 _ROUNDS = 12
 #: Before all ops, and behind them.
-_START, _END = -1, -2
+_START = -1
+_END = -2
 #: Into so many cases the sizes are cut at most, one after the other.
 _MOST_CASES = 2
 
@@ -103,6 +104,8 @@ def _makespan(outcome: Outcome) -> Number | None:
     """The makespan of the ideal execution, for the sizes for which it was found."""
     rest = outcome.proved
     pieces: list[Number] = []
+    # The second reading has more statements, and so more freedom for stamps: it is tried for the
+    # sizes that are left.
     for reading in (outcome.reading, _refined(outcome.reading)):
         pieces += _by_cases(_Timing(reading), rest)
         for piece in pieces:
@@ -185,6 +188,10 @@ class _Timing:
                 edges.append(Edge(maker, user, far, "need"))
         for op in self.ops:
             domain = relations.items[op.number].domain()
+            # All ops wait for the start, and the end for all ops: so its stamp is the makespan.
+            #
+            #     start ──► F ──► … ──► B ──► end
+            #       0                          makespan, as small as can be
             edges.append(_beside(_pseudo(_START, op), op, domain))
             edges.append(_beside(op, _pseudo(_END, op), domain))
         self.edges = edges
@@ -208,6 +215,9 @@ class _Timing:
         if any(not keeps(each, self.frame, first, each.delay) for each in pairs):
             return None
         makespan = _of_sizes(first[_END], self.frame).within(where)
+        # Stamps that grow are an upper bound, and a chain of ops as long is a lower one. Ops that
+        # have slack may hide the chain: then all are stamped as early and as late as can be, and
+        # those of which both are one are looked at.
         if self.is_reached(pairs, first, first, where):
             return makespan
         # Ops that could as well be earlier, or later, are in no chain: those that are left out.
@@ -271,6 +281,7 @@ class _Timing:
         tight = []
         for each in pairs:
             grows, factor = gap(each, self.frame, rows)
+            # An edge without a gap: its target begins right when its source is over.
             closed = each.points & grows.within(each.points).equals(each.delay * factor)
             if not closed.is_empty():
                 tight.append((each.edge, closed))
@@ -283,12 +294,15 @@ class _Timing:
             domain = self.frame.aligned(domain)
             differs, _ = self.frame.number(domain, row)
             chained[op.number] = domain & differs.within(domain).equals(0)
+        # Kept are ops that have one before them that is kept; all others are taken away, until
+        # nothing changes.
         for _ in range(_ROUNDS):
             following: dict[int, isl.Set] = {
                 number: isl.Set.empty(part.get_space()) for number, part in chained.items()
             }
             for edge, closed in tight:
-                source, target = edge.source, edge.target
+                source = edge.source
+                target = edge.target
                 if target.number == _END:
                     continue
                 ones = len(source.indices)
@@ -416,7 +430,8 @@ def _work(outcome: Outcome) -> Number | None:
 
 def _peak(outcome: Outcome) -> Number | None:
     """The most activations that a rank holds."""
-    reading, relations = outcome.reading, outcome.relations
+    reading = outcome.reading
+    relations = outcome.relations
     ops = [s for s in reading.statements if s.kind in OPS]
     if any(s.batch for s in ops):
         return None
@@ -434,6 +449,7 @@ def _peak(outcome: Outcome) -> Number | None:
     highest: list[Number] = []
     keep = ("updates", *reading.sizes, RANK)
     for op in holding:
+        # The op's own, and what was taken and not given back before it.
         held = of_number(1)
         for sign, others in ((1, staying), (-1, giving)):
             for other in others:

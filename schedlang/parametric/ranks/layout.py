@@ -124,7 +124,8 @@ class Layout:
         """Lay out the stages of a pipeline."""
         if not isinstance(microbatches, Number):
             raise Unreadable("a pipeline's microbatches cannot be read", stage.span)
-        evaluator, where = self.evaluator, self.where
+        evaluator = self.evaluator
+        where = self.where
         start = evaluator.plain(stage.range.start, self.scope, where)
         stop = evaluator.plain(stage.range.stop, self.scope, where)
         amiss = where & (start.ne_set(number(0)) | stop.lt_set(number(1)))
@@ -163,7 +164,8 @@ class Layout:
 
     def lay_out(self) -> None:
         """Check the layout; by default there is one stage on each rank."""
-        ranks, microbatches = self.size("ranks"), self.count("microbatches")
+        ranks = self.size("ranks")
+        microbatches = self.count("microbatches")
         if not self.lines:
             self.lines.append(Line("", number(0), ranks, microbatches, symbol(STAGE)))
         together = self.lines[0].microbatches
@@ -201,6 +203,7 @@ class Layout:
         )
         self.evaluator.mistaken("skip", "a skip leads nowhere", item, there - is_right)
         ends = there & symbol(STAGE).eq_set(earlier) & symbol("_later").eq_set(later)
+        # A skip that two numbers of the line have: the same ends, with another number.
         another = renamed(ends, {index: "_another"}) & symbol(index).lt_set(symbol("_another"))
         twice = without(ends & another, [STAGE, "_later", index, "_another"])
         ends = without(ends, [index])
@@ -231,6 +234,8 @@ def _chunks(held: isl.Set) -> list[isl.PwAff]:
     while not rest.is_empty():
         if len(chunks) == _MOST_CHUNKS:
             raise Unreadable("the number of stages on a rank depends on sizes")
+        # The lowest stage of each rank is its first chunk, the lowest of the others the next, and
+        # so on.
         lowest = points(rest, [STAGE]).dim_min(0).coalesce()
         chunks.append(lowest)
         rest = rest - symbol(STAGE).eq_set(lowest)

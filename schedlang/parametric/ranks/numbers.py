@@ -129,10 +129,13 @@ class Number:
         low = self.low.sub(_like(self.low, value))
         if self.high is None:
             return low.lt_set(_like(low, 0))
-        base, zero = _base(low), _like(low, 0)
+        base = _base(low)
+        zero = _like(low, 0)
         carry = self.least_carry(low)
         rest = self.domain()
         result = isl.Set.empty(rest.get_space())
+        # Case by case of the low digit, from its least: where it has `carry` bases and none more,
+        # the number is below 0 just if `high` is below -carry.
         while True:
             # The low digit is `carry` bases or more, in all of the rest.
             rest = rest & self.high.lt_set(_like(low, -carry))
@@ -147,7 +150,8 @@ class Number:
 
     def least_carry(self, low: isl.PwAff) -> int:
         """How many bases the low digit is at least; Unreadable where it is no fixed number."""
-        base, carry = _base(low), 0
+        base = _base(low)
+        carry = 0
         while not low.lt_set(base.scale_val(isl.Val(carry))).is_empty():
             carry = 2 * carry - 1
             if carry < -_MOST_BASES_OF_LOW:
@@ -376,7 +380,8 @@ def _over_known(value: Number, divisor: int, where: isl.Set) -> Number:
     if value.high is None:
         return Number(floor_by(value.low, divisor))
     if divisor < 0:
-        value, divisor = value.times(-1), -divisor
+        value = value.times(-1)
+        divisor = -divisor
     value = value.within(where)
     assert value.high is not None
     high = floor_by(value.high, divisor)
@@ -386,6 +391,8 @@ def _over_known(value: Number, divisor: int, where: isl.Set) -> Number:
         case = where & rest.eq_set(number(count))
         if not case.is_empty():
             low = value.low.add(symbol(BASE).scale_val(isl.Val(count)))
+            # What `high` leaves over is that many bases more in the low digit, before this is
+            # divided.
             lows.append(floor_by(low, divisor).intersect_domain(case))
     return Number(joined(lows), high)
 
@@ -421,7 +428,8 @@ def _by_cases(value: Number, divisor: Number, where: isl.Set) -> Number | None:
 def digits(value: Number, where: isl.Set) -> tuple[isl.PwAff, isl.PwAff]:
     """The high and the low digit of a number, of which the low one is from 0 to below the base."""
     value = value.within(where)
-    highs, lows = [], []
+    highs = []
+    lows = []
     for case, carry in value.carries():
         whole = _base(value.low).scale_val(isl.Val(carry))
         lows.append(value.low.sub(whole).intersect_domain(case))
@@ -444,7 +452,8 @@ def is_short(name: str, where: isl.Set) -> bool:
     """Whether a symbol is less than a few times the base, up or down from 0, where a condition
     holds.
     """
-    value, most = symbol(name), symbol(BASE).scale_val(isl.Val(_MOST_BASES))
+    value = symbol(name)
+    most = symbol(BASE).scale_val(isl.Val(_MOST_BASES))
     far = value.gt_set(most) | value.lt_set(most.neg())
     return bool((where & far).is_empty())
 

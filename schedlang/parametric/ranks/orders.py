@@ -29,6 +29,7 @@ from schedlang.parametric.ranks.numbers import between as are_between
 from schedlang.parametric.ranks.statements import UPDATE, UPDATES, Claim
 from schedlang.parametric.ranks.symbols import between, constant, number, points, symbol, without
 from schedlang.parametric.ranks.values import Evaluator, Scope
+from schedlang.schedule.actions import is_collective
 from schedlang.schedule.kinds import Kind
 
 #: A loop of at most so many rounds, whatever the sizes, is read round by round.
@@ -182,7 +183,8 @@ class Orders:
         step: int = 1,
     ) -> None:
         """Read a loop: few rounds one by one, many as one statement with a symbol."""
-        first, last = known(start, where), known(stop, where)
+        first = known(start, where)
+        last = known(stop, where)
         if name and first is not None and last is not None and last - first <= _FEW_ROUNDS:
             begin, rounds = steps_of(first, last, step, 0)
             for round in range(begin, begin + step * max(rounds, 0), step):
@@ -193,7 +195,8 @@ class Orders:
             return
         index = self.new_loop()
         inside = scope.inner()
-        start, stop = folded(start, where), folded(stop, where)
+        start = folded(start, where)
+        stop = folded(stop, where)
         entries = place.next()
         if start.high is None and stop.high is None:
             at = of_symbol(index)
@@ -209,6 +212,11 @@ class Orders:
             return
         if step != 1:
             raise Unreadable("a range by a step, up to a product of sizes", body.span)
+        # A loop up to a product of sizes, with its rounds in rows of `ranks`, by two symbols:
+        #
+        #     for i in 0 .. microbatches        i = high * ranks + low
+        #     ranks = 4      0  1  2  3         high 0
+        #                    4  5  6            high 1        microbatches = 7
         high = row_of(index)
         where = where & between(number(0), symbol(index), symbol(BASE))
 
@@ -251,6 +259,8 @@ class Orders:
         kind = self.sites.kinds[location]
         if kind in (Kind.OFFLOAD, Kind.RELOAD):
             raise Unreadable("copies to the host", node.span)
+        if is_collective(kind):
+            raise Unreadable("gathers and sums of stages", node.span)
         if kind == Kind.U and batch:
             raise Unreadable("an update that overlaps with other ops", node.span)
         args: list[Number | None] = [

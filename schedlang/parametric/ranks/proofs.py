@@ -64,13 +64,14 @@ def prove_for_all_ranks(
     except Unreadable as unreadable:
         reason = unreadable.reason
         if unreadable.span is not None:
-            start, end = unreadable.span.start, unreadable.span.end
-            reason = f"`{' '.join(whole.text[start:end].split())[:60]}`: {reason}"
+            text = whole.text[unreadable.span.start : unreadable.span.end]
+            reason = f"`{' '.join(text.split())[:60]}`: {reason}"
         unknown = " and ".join(f"{name} >= 1" for name in free)
         verdict = Verdict(unknown=unknown, reason=reason)
         verdicts = dict.fromkeys(names, verdict)
         return Proof(tree.name.text, dict(params), free, verdicts)
     sizes = outcome.reading.sizes
+    # The reading as sets is no part of the compiler: at small sizes the two are compared op by op.
     for each in _compared(outcome):
         if differs(outcome.relations, whole, tree, params, each):
             at = ", ".join(f"{size} = {value}" for size, value in each.items())

@@ -131,6 +131,9 @@ def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
     edges = tuple(relations.edges())
     rest = (reading.domain - wrong).coalesce()
     cases: list[Case] = []
+    # Stamps for all sizes that are left, or a circle of waits, which takes away those that have it:
+    #
+    #     sizes    ├── circle A ──┼── circle B ──┼──── stamps ────┤
     for _ in range(_MOST_CIRCLES):
         stamps = _stamps(edges, reading, rest)
         if stamps is not None:

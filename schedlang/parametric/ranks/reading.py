@@ -43,6 +43,7 @@ def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Rea
         match item:
             case syntax.Rank():
                 order = item
+            # Their rule may be of stages, which stand below it.
             case syntax.Weights():
                 later.append(item)
             case syntax.Repeated():

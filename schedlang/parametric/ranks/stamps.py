@@ -108,6 +108,8 @@ def find_stamps(pairs: Sequence[Pairs], frame: Frame) -> Stamps | None:
     together = [each for each in pairs if not each.delay]
     rest = [each for each in pairs if each.delay]
     functions: list[dict[int, Row]] = []
+    # One function that grows along all edges, if there is one. Else one that falls along none; what
+    # it does not grow along is left to the next function, as with the digits of a number.
     for _ in range(_MOST_DIMENSIONS):
         rows = solve([*rest, *together], frame, is_strict=True)
         if rows is None:
@@ -159,9 +161,16 @@ def gap(pairs: Pairs, frame: Frame, rows: Mapping[int, Row]) -> tuple[Number, in
     """By how much a function is more at the targets of an edge than at its sources, times a number;
     and the number.
     """
-    before, after = rows[pairs.edge.source.number], rows[pairs.edge.target.number]
+    before = rows[pairs.edge.source.number]
+    after = rows[pairs.edge.target.number]
     row: list[Fraction] = []
-    ones, others = frame.width(pairs.edge.source), frame.width(pairs.edge.target)
+    ones = frame.width(pairs.edge.source)
+    others = frame.width(pairs.edge.target)
+    # The coefficients of the target's function less those of the source's; sizes are in both:
+    #
+    #     source    1  ranks │ i
+    #     target    1  ranks │ j  k
+    #     row       1  ranks │ i  j  k          of i the source's, below 0
     for digit in range(1 + frame.in_base):
         mine = before[digit * ones : (digit + 1) * ones]
         theirs = after[digit * others : (digit + 1) * others]
@@ -250,7 +259,8 @@ class _Program:
             ]
         for is_there in may_be:
             most = _LARGEST if is_there else 0
-            up, down = self.solver.NumVar(0, most, ""), self.solver.NumVar(0, most, "")
+            up = self.solver.NumVar(0, most, "")
+            down = self.solver.NumVar(0, most, "")
             for part in (up, down):
                 self.objective.SetCoefficient(part, 1 if self.is_strict else 0.001)
             variables.append((up, down))
@@ -270,13 +280,17 @@ class _Program:
     def grow(self, pairs: Pairs) -> None:
         """The stamps grow along an edge."""
         frame = self.frame
-        source, target = pairs.edge.source, pairs.edge.target
+        source = pairs.edge.source
+        target = pairs.edge.target
         width = frame.width(source, target)
+        # A row for each term: its coefficients in the function, and in the weighted inequalities,
+        # are to be the same.
         rows = [self.solver.Constraint(0, 0) for _ in range((1 + frame.in_base) * width)]
         if frame.in_base:
             # 1 times `ranks` is a size: both have one row.
             rows[width] = rows[1 + frame.sizes.index(BASE)]
-        ones, others = frame.width(source), frame.width(target)
+        ones = frame.width(source)
+        others = frame.width(target)
         sizes = frame.width()
         for digit in range(1 + frame.in_base):
             of_source = self.columns[source.number][digit * ones : (digit + 1) * ones]

@@ -35,10 +35,13 @@ from schedlang.schedule.kinds import Kind
 SIZES = ("ranks", "microbatches", "slices")
 #: The symbols that no program names: how many updates of a stream, of which update a round is, a
 #: stage; and a rank, RANK.
-UPDATES, UPDATE, STAGE = "updates", "_u", "_s"
+UPDATES = "updates"
+UPDATE = "_u"
+STAGE = "_s"
 #: In base `ranks`, the digits of the number of microbatches: groups of as many as there are ranks,
 #: and how many more there are. They are sizes then, in its place.
-GROUPS, REST = "groups", "rest"
+GROUPS = "groups"
+REST = "rest"
 
 #: An update, a microbatch of it as two digits, and a slice of that. Without a base the first digit
 #: is 0, and the second one the microbatch.
@@ -142,7 +145,8 @@ class Reading:
 
     def are_microbatches(self, line: Line, group: str, microbatch: str) -> isl.Set:
         """Where two symbols are the digits of a microbatch of a pipeline."""
-        low, high = symbol(microbatch), symbol(group)
+        low = symbol(microbatch)
+        high = symbol(group)
         if self.in_base:
             where = self.domain & between(number(0), low, symbol(BASE))
         else:

@@ -52,7 +52,8 @@ def constant(value: isl.PwAff, where: isl.Set) -> int | None:
         return 0
     factor = lcm(*(value.get_denominator_val().to_python() for _, value in within.get_pieces()))
     whole = within.scale_val(isl.Val(factor))
-    low, high = whole.min_val(), whole.max_val()
+    low = whole.min_val()
+    high = whole.max_val()
     if not (low.is_int() and low.eq(high)):
         return None
     quotient, rest = divmod(int(low.to_python()), factor)
@@ -62,7 +63,8 @@ def constant(value: isl.PwAff, where: isl.Set) -> int | None:
 def floor_by(value: isl.PwAff, divisor: int) -> isl.PwAff:
     """A function divided by a number, rounded down."""
     if divisor < 0:
-        value, divisor = value.neg(), -divisor
+        value = value.neg()
+        divisor = -divisor
     return value.scale_down_val(isl.Val(divisor)).floor()
 
 
@@ -139,9 +141,12 @@ def count(condition: isl.Set, name: str) -> isl.PwAff | None:
     values = points(condition, [name])
     if values.is_empty():
         return number(0)
-    low, high = values.dim_min(0), values.dim_max(0)
+    low = values.dim_min(0)
+    high = values.dim_max(0)
     there = low.domain()
     whole = there & between(low, symbol(name), high.add(number(1)))
+    # Every other value, as of `m % 2 == 0`, has a stride of 2: counted are strides, if no value is
+    # left out.
     step = int(values.get_stride(0).to_python())
     if step > 1:
         behind = symbol(name).sub(low)

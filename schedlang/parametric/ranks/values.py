@@ -172,6 +172,7 @@ class Evaluator:
             return folded(result, where)
         zero = same(right, of_number(0), where)
         self.mistaken("division-by-zero", "division by zero", node, zero)
+        # Beyond the mistake, the program is read on as though it were right.
         where = where - zero
         if where.is_empty():
             return left
@@ -237,6 +238,8 @@ class Evaluator:
     def truth(self, node: syntax.Node, scope: Scope, where: isl.Set) -> isl.Set:
         """Where an expression holds, of where another condition does."""
         match node:
+            # The right side is only asked where the left one holds: so it need not have a value
+            # elsewhere.
             case expressions.Binary("and", left, right):
                 return self.truth(right, scope, self.truth(left, scope, where))
             case expressions.Binary("or", left, right):

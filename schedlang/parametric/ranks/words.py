@@ -40,7 +40,8 @@ def possible_sizes(names: Sequence[str]) -> isl.Set:
         if name not in (GROUPS, REST):
             possible = possible & symbol(name).ge_set(number(1))
     if GROUPS in names:
-        groups, rest = symbol(GROUPS), symbol(REST)
+        groups = symbol(GROUPS)
+        rest = symbol(REST)
         possible = possible & between(number(0), rest, symbol(BASE)) & groups.ge_set(number(0))
         possible = possible & groups.add(rest).ge_set(number(1))
     return possible

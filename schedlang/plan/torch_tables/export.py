@@ -16,8 +16,8 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label
 from schedlang.plan.plan import Plan
 from schedlang.ranks.receipts import receipts
-from schedlang.schedule.actions import is_transfer, word
-from schedlang.schedule.kinds import OPS, WAITS, Kind
+from schedlang.schedule.actions import is_collective, is_transfer, word
+from schedlang.schedule.kinds import GATHERS, OPS, WAITS, Kind
 
 COMMS = "torch-csv"
 COMPUTE = "torch-csv-compute"
@@ -36,6 +36,7 @@ _HAND_ON = (
     "let the stages between hand such values on, as parts of what they return: "
     "docs/models.md shows how"
 )
+_ONE_SUM = "torch scales the gradients with each: leave all but the last one out"
 _FROZEN = (
     "export the schedule without `frozen`: torch runs the backwards of stages whose weights "
     "want no gradient as well"
@@ -73,7 +74,7 @@ def export_table(plan: Plan, form: str, dialect: str = NEWEST) -> str:
     lines = []
     for rank, actions in enumerate(plan.ranks):
         if form == COMPUTE:
-            cells = actions.compute().text().split()
+            cells = actions.compute().without_collectives().text().split()
         else:
             cells = _cells(plan, rank, has_waits=dialect != "2.13")
         # Line ends as Python's `csv` writes them, with which torch does.
@@ -99,7 +100,7 @@ def _not_in_tables(plan: Plan, form: str) -> Iterator[tuple[str, int, str | None
         yield "frozen stages", 0, _FROZEN
     for rank, actions in enumerate(plan.ranks):
         for index, kind in enumerate(actions.kind):
-            if kind not in _TORCH and not is_transfer(kind):
+            if kind not in _TORCH and not is_transfer(kind) and not is_collective(kind):
                 what = f"{OPS[kind].name}: `{actions.word(index)}`"
                 help = _CHECKPOINT if kind == Kind.R else None
                 yield what, actions.source[index], help
@@ -109,6 +110,7 @@ def _not_in_tables(plan: Plan, form: str) -> Iterator[tuple[str, int, str | None
         yield "forward without its backward", 0, _EVAL
     yield from _losses_out_of_order(plan)
     if form == COMMS:
+        yield from _more_sums(plan)
         yield from _batches(plan)
 
 
@@ -127,6 +129,18 @@ def _losses_out_of_order(plan: Plan) -> Iterator[tuple[str, int, str]]:
         expected += 1
 
 
+def _more_sums(plan: Plan) -> Iterator[tuple[str, int, str]]:
+    """Sums of a stage's gradients behind its first one."""
+    for rank, actions in enumerate(plan.ranks):
+        summed = set[int]()
+        for index, (kind, stage) in enumerate(zip(actions.kind, actions.stage, strict=True)):
+            if kind == Kind.REDUCE_GRAD:
+                if stage in summed:
+                    what = f"second sum of a stage's gradients: `{plan.name_of(rank, index)}`"
+                    yield what, actions.source[index], _ONE_SUM
+                summed.add(stage)
+
+
 def _batches(plan: Plan) -> Iterator[tuple[str, int, str]]:
     """Transfers that are issued as one."""
     for actions in plan.ranks:
@@ -138,7 +152,8 @@ def _batches(plan: Plan) -> Iterator[tuple[str, int, str]]:
 
 def _cells(plan: Plan, rank: int, has_waits: bool) -> list[str]:
     """A rank's actions, with the UNSHARD of each stage before its first op, and its REDUCE_GRAD and
-    RESHARD after its last one; and waits, where the dialect has them.
+    RESHARD after its last one, if the plan does not have these itself; and waits, where the dialect
+    has them.
 
     A rank waits for a send behind the op whose message shows that it has been received, so that the
     wait takes no time, or else at the end.
@@ -148,8 +163,12 @@ def _cells(plan: Plan, rank: int, has_waits: bool) -> list[str]:
     # For each stage the number of the batch with its first op, and with its last.
     first: dict[int, int] = {}
     last: dict[int, int] = {}
+    pairs = [*zip(actions.kind, actions.stage, strict=True)]
+    gathered = {stage for kind, stage in pairs if kind in GATHERS}
+    summed = {stage for kind, stage in pairs if kind == Kind.REDUCE_GRAD}
     for number, batch in enumerate(batches):
-        if not is_transfer(actions.kind[batch.start]):
+        kind = actions.kind[batch.start]
+        if not is_transfer(kind) and not is_collective(kind):
             for index in batch:
                 first.setdefault(actions.stage[index], number)
                 last[actions.stage[index]] = number
@@ -168,13 +187,20 @@ def _cells(plan: Plan, rank: int, has_waits: bool) -> list[str]:
             continue
         cells += pending
         pending = [wait for index in batch for wait in waits.get(index, [])]
+        if is_collective(actions.kind[batch.start]):
+            cells.append(actions.word(batch.start))
+            if has_waits and actions.kind[batch.start] == Kind.REDUCE_GRAD:
+                cells.append(f"{actions.stage[batch.start]}WAIT_REDUCE_GRAD")
+            continue
+        # Each stage once, also where ops of one stage overlap.
         for stage in dict.fromkeys(actions.stage[index] for index in batch):
-            if first[stage] == number:
+            if first[stage] == number and stage not in gathered:
                 cells.append(f"{stage}UNSHARD")
-            if last[stage] == number:
+            if last[stage] == number and stage not in summed:
                 pending.append(f"{stage}REDUCE_GRAD")
                 if has_waits:
                     pending.append(f"{stage}WAIT_REDUCE_GRAD")
+            if last[stage] == number and stage not in gathered:
                 pending.append(f"{stage}RESHARD")
         cells.append(actions.batch_text(batch))
     return cells + pending + waits.get(len(actions), [])

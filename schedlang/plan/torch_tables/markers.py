@@ -5,13 +5,15 @@ Torch checks none of this: a REDUCE_GRAD too many or too early scales gradients 
 is told.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.schedule.actions import NO_MICROBATCH, Actions
 from schedlang.schedule.findings import Finding, diagnose
-from schedlang.schedule.kinds import OPS
+from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.schedule import Schedule
 
 
@@ -62,6 +64,31 @@ def check_markers(schedule: Schedule, markers: list[Marker]) -> None:
             findings += _check_reductions(schedule, stage, reductions[stage])
     if findings:
         raise CompileError(diagnose(schedule, findings))
+
+
+def with_markers(schedule: Schedule, markers: list[Marker]) -> Schedule:
+    """The schedule with the gathers and reductions of a table that are more than what a plan
+    without any implies: some stage is gathered more than once. Of older tables, which have no
+    reductions, they are left out.
+    """
+    gathers = Counter(marker.stage for marker in markers if marker.what == "UNSHARD")
+    are_reduced = any(marker.what == "REDUCE_GRAD" for marker in markers)
+    if not are_reduced or max(gathers.values(), default=0) < 2:
+        return schedule
+    ranks = []
+    for rank, actions in enumerate(schedule.ranks):
+        rows = [actions.row(index) for index in range(len(actions))]
+        rows += [
+            (Kind[marker.what], marker.stage, NO_MICROBATCH, marker.cell, 0)
+            for marker in markers
+            if marker.rank == rank and marker.what in Kind.__members__
+        ]
+        changed = Actions()
+        # The cells of a row are counted on.
+        for row in sorted(rows, key=lambda row: row[3]):
+            changed.add(*row)
+        ranks.append(changed)
+    return evolve(schedule, ranks=tuple(ranks))
 
 
 def _ops(schedule: Schedule, stage: int) -> list[int]:

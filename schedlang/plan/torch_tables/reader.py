@@ -7,7 +7,8 @@ Tables come in two forms. One has compute ops only, and blanks where a rank idle
 like a program. The other has communication too. It also says for each stage when its weights are
 gathered (UNSHARD) and dropped (RESHARD), and when its gradients are reduced (REDUCE_GRAD); and
 since torch 2.15, when a rank waits for each of its sends and reductions. Of these it is checked
-that they come at the right time; they are not in the plan, which implies them.
+that they come at the right time. They are not in the plan, which implies them; but where a table
+gathers a stage more than once, the plan says when.
 """
 
 import re
@@ -21,7 +22,7 @@ from schedlang.files.kinds import FileKind, kind_of
 from schedlang.lowering import lower
 from schedlang.plan.plan import Plan
 from schedlang.plan.torch_tables.layout import find_layout
-from schedlang.plan.torch_tables.markers import Marker, check_markers
+from schedlang.plan.torch_tables.markers import Marker, check_markers, with_markers
 from schedlang.plan.torch_tables.waits import check_waits
 from schedlang.proof.prove import prove, run_on
 from schedlang.proof.structure import check_structure
@@ -171,6 +172,7 @@ def plan_of(table: Table, transport: str = PORTABLE) -> Plan:
         check_markers(schedule, table.markers)
         if table.has_waits:
             check_waits(schedule, table.markers)
+        schedule = with_markers(schedule, table.markers)
         if table.has_communication:
             return _as_written(schedule)
         # As torch does when it loads such a table.

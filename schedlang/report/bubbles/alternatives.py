@@ -24,6 +24,11 @@ class Alternatives:
         stage = columns.stage[rows]
         head = waits.head[begin:stop]
         #: Of each step, where its ops begin and stop among all of the rank.
+        # Three steps of a rank with four ops, of which two overlap:
+        #
+        #     op       0    1    2    3           step     0    1    2
+        #     kind     F    F    B    B           first    0    1    3
+        #                    └────┘ step 1        last     1    3    4
         first = np.searchsorted(rows, head)
         last = first + columns.sizes[head]
         #: The indices of the first step with a backward, and of the last one with a forward.
@@ -46,16 +51,17 @@ class Alternatives:
         Of each op and stage the next one is looked at. By `order`, where it fits into the rank's
         peak memory, or by `memory`, where it does not.
         """
-        found: dict[str, float] = {}
+        earliest: dict[str, float] = {}
         for indices in self.alike.values():
             place = bisect_right(indices, index)
+            # Later ones of the same ops and stage are as long, and there no earlier.
             if place < len(indices):
                 later = indices[place]
                 ready = max(start, self.arrivals[later])
                 if ready + self.lengths[later] <= end + ROUNDING * self.waits.makespan:
                     cause = "order" if self._fits(index, later) else "memory"
-                    found[cause] = min(found.get(cause, end), ready)
-        return found
+                    earliest[cause] = min(earliest.get(cause, end), ready)
+        return earliest
 
     def _measure(self, amounts: Floats, rows: Ints, first: Ints, last: Ints) -> None:
         """Find what the rank holds before each step, what the step adds at most, and what it
@@ -63,13 +69,22 @@ class Alternatives:
         """
         schedule = self.waits.schedule
         columns = schedule.columns
-        kind, stage, microbatch = columns.kind[rows], columns.stage[rows], columns.microbatch[rows]
+        kind = columns.kind[rows]
+        stage = columns.stage[rows]
+        microbatch = columns.microbatch[rows]
         amount = amounts[kind, stage]
+        # What is held before each op, one entry more than there are ops. While an op runs, it may
+        # hold more than is left of it, such as a forward that drops its activations:
+        #
+        #     op          0F0    0F1    0B0            amounts 1, 1, -1
+        #     levels      0      1      2      1
+        #     highest     1      2      2              before or behind the op, whichever is more
         levels = np.append(0.0, np.cumsum(amount * schedule.keeps_all(kind, stage, microbatch)))
         highest = np.maximum(levels[:-1], levels[:-1] + amount)
-        # A copy between two steps is of neither.
-        highest[is_any(kind, Kind.OFFLOAD, Kind.RELOAD)] = -np.inf
+        # What goes on beside two steps is of neither.
+        highest[columns.is_beside[rows]] = -np.inf
         self.held: Floats = levels[first]
+        # Of all ops of a step.
         most = np.maximum.reduceat(highest, first) if len(first) else highest[:0]
         self.rise: Floats = most - self.held
         self.change: Floats = levels[last] - self.held
@@ -81,6 +96,8 @@ class Alternatives:
         if self.held[index] + self.rise[later] > peak:
             return False
         more = self.change[later]
+        # What it leaves lies there until its own place in the order, so all steps up to that hold
+        # more.
         between = slice(index, later)
         return bool(more <= 0 or (self.held[between] + self.rise[between] + more <= peak).all())
 

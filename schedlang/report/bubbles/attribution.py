@@ -129,18 +129,19 @@ class IdleTime:
         parts = np.flatnonzero(self.cause == _NUMBERS[cause])
         ranks = len(self.waits.schedule.ranks)
         most = int(max(self.about.max(initial=0), self.other.max(initial=0))) + 2
+        # The pair as one number, in which -1, for nothing, is a number like any other.
         key = (self.about[parts] + 1) * np.int64(most) + self.other[parts] + 1
         keys, first, subject = np.unique(key, return_index=True, return_inverse=True)
         times = counts_of(
             subject * ranks + self.rank[parts], self.length[parts], len(keys) * ranks
         ).reshape(-1, ranks)
-        found = []
+        rows = []
         for number in np.argsort(first).tolist():
             part = parts[first[number]]
             about = (int(self.about[part]), int(self.other[part]))
             per_rank: list[float] = times[number].tolist()
-            found.append((tuple(each for each in about if each != _NONE), sum(per_rank), per_rank))
-        return sorted(found, key=lambda each: -each[1])
+            rows.append((tuple(each for each in about if each != _NONE), sum(per_rank), per_rank))
+        return sorted(rows, key=lambda each: -each[1])
 
 
 def bubbles(waits: Waits, costs: Costs) -> IdleTime:
@@ -151,10 +152,10 @@ def bubbles(waits: Waits, costs: Costs) -> IdleTime:
     """
     costs = costs.over(waits.schedule.costs)
     gaps = _gaps(waits)
-    found = _Causes(waits, gaps, reasons(waits, gaps))
-    found.moving()
-    found.running(_choices(waits, gaps, costs), _even(waits, costs))
-    return found.in_order()
+    attribution = _Causes(waits, gaps, reasons(waits, gaps))
+    attribution.moving()
+    attribution.running(_choices(waits, gaps, costs), _even(waits, costs))
+    return attribution.in_order()
 
 
 def _gaps(waits: Waits) -> Gaps:
@@ -181,18 +182,20 @@ def _choices(waits: Waits, gaps: Gaps, costs: Costs) -> _Choices:
     amounts = np.zeros((max(Kind) + 1, len(layout.placement)))
     for kind, of_stages in costs.memory(layout).items():
         amounts[kind] = of_stages
-    found = np.full((2, len(gaps)), np.inf)
+    # One row for `order`, one for `memory`, and a column for each gap.
+    earliest = np.full((2, len(gaps)), np.inf)
     bounds = np.searchsorted(gaps.rank, np.arange(len(waits.schedule.ranks) + 1))
     for rank, (first, last) in enumerate(pairwise(bounds.tolist())):
         alternatives = Alternatives(waits, rank, amounts)
         for gap in range(first, last):
             index = int(gaps.index[gap])
-            start, end = float(gaps.start[gap]), float(gaps.end[gap])
+            start = float(gaps.start[gap])
+            end = float(gaps.end[gap])
             could_run = alternatives.between(index, start, end)
             for row, cause in enumerate(("order", "memory")):
-                found[row, gap] = could_run.get(cause, np.inf)
+                earliest[row, gap] = could_run.get(cause, np.inf)
             phases.append(_NUMBERS[_phase(alternatives, index)])
-    return _Choices(np.array(phases, np.int64), *found)
+    return _Choices(np.array(phases, np.int64), *earliest)
 
 
 def _phase(alternatives: Alternatives, index: int) -> str:
@@ -216,8 +219,8 @@ def _even(waits: Waits, costs: Costs) -> Floats:
     ends: Floats = np.zeros(len(columns))
     ends[ops] = op_ends(columns, ops, even)
     last = waits.head + columns.sizes[waits.head] - 1
-    found: Floats = ends[last]
-    return found
+    end_of_even: Floats = ends[last]
+    return end_of_even
 
 
 @define(eq=False)
@@ -234,7 +237,8 @@ class _Causes:
         behind = self.behind
         for why, cause in _MOVING.items():
             items = np.flatnonzero(behind.why == why)
-            about, other = self.waits.rank[behind.step[items]], behind.receiver[items]
+            about = self.waits.rank[behind.step[items]]
+            other = behind.receiver[items]
             if why == Why.COLLECTIVE:
                 about = self.waits.schedule.columns.stage[self.waits.head[behind.step[items]]]
                 other = np.full(len(items), _NONE)
@@ -250,6 +254,12 @@ class _Causes:
         end = behind.end[items]
         step = behind.step[items]
         gap = behind.gap[items]
+        # The time in which an op runs behind a gap is cut up from its end to its start:
+        #
+        #     start ├─ fill, drain, dependency ─┼─ memory ─┼─ order ─┼─ imbalance ─┤ end
+        #                                       │          │         └ beyond the stages' average
+        #                                       │          └ a later op could run from here on
+        #                                       └ or from here, with more memory than the peak
         begun = self.waits.starts[step]
         beyond = np.minimum(np.maximum(begun + even[step], start), end)
         is_even = self.waits.ends[step] - begun <= even[step] * (1 + ROUNDING)

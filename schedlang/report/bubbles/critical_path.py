@@ -34,6 +34,7 @@ def critical_path(waits: Waits) -> list[Segment]:
     """
     number = waits.last
     last = waits.steps[number]
+    # From the end back to the start: behind the last op there may be a sum of gradients.
     segments = _that_last([Segment("collective", last.end, waits.makespan, last, last.rank)], waits)
     while number != NOTHING:
         step = waits.steps[number]
@@ -66,6 +67,7 @@ def _before(waits: Waits, number: int) -> tuple[list[Segment], int]:
     maker = int(waits.maker[number])
     arrival = float(waits.arrival[number])
     before = int(waits.before[number])
+    # What kept the rank busy longest counts, where that is later than what it waited for.
     if before != NOTHING and (maker == NOTHING or waits.ends[before] >= arrival):
         maker = before
         arrival = float(waits.ends[before])
@@ -75,9 +77,11 @@ def _before(waits: Waits, number: int) -> tuple[list[Segment], int]:
         made = waits.steps[maker].end
         sender = waits.steps[maker].rank
     # What is summed or gathered for the step goes on until it is over, if that is later.
-    begun, over = waits.held_from[number], waits.held_to[number]
-    begun = min(max(float(begun), arrival), step.start)
-    over = min(max(float(over), begun), step.start)
+    begun = min(max(float(waits.held_from[number]), arrival), step.start)
+    over = min(max(float(waits.held_to[number]), begun), step.start)
+    # Between the two steps, in time; some of these take none:
+    #
+    #     made ─ transfer ─► arrival ─ transport ─► begun ─ collective ─► over ─ transport ─► start
     waited = [
         Segment("transport", over, step.start, step, sender),
         Segment("collective", begun, over, step, sender),

@@ -39,6 +39,9 @@ class _Exposed:
 
     def follow(self) -> None:
         """Take the waits in an order in which those behind a wait come before it."""
+        # A rank goes on until it waits for a step whose own waits are not yet known; that step's
+        # rank then lets it go on. The waits of an execution form no circle, so all come to their
+        # ends.
         ready = list(range(len(self.sums)))
         held: dict[tuple[int, int], list[int]] = {}
         while ready:
@@ -96,10 +99,12 @@ def _at_the_end(waits: Waits) -> float:
         zip(behind.start[is_exposed].tolist(), behind.end[is_exposed].tolist(), strict=True)
     )
     starts = [start for start, _ in pieces]
+    # `later[n]` is the time in the last n pieces.
     later = [0.0, *accumulate(end - start for start, end in reversed(pieces))]
     total = 0.0
     for start in ends:
         begun = bisect_right(starts, start)
+        # All pieces behind the start, and what is left of the one that it is in.
         total += later[len(pieces) - begun] + (
             max(pieces[begun - 1][1] - start, 0.0) if begun else 0.0
         )

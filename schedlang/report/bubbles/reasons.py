@@ -88,6 +88,9 @@ def _follow(waits: Waits, open: Gaps, gap: Ints, pieces: "_Pieces") -> _Open:
     held_to = np.where(is_step, waits.held_to[step], waits.makespan)
     begun = np.clip(held_from, late, open.end)
     over = np.clip(held_to, begun, open.end)
+    # What is between the op that made it and the end of the wait; any of these may be empty:
+    #
+    #     made ─ transfer ─► arrival ─ transport ─► begun ─ collective ─► over ─ transport ─► end
     pieces.add(Why.TRANSPORT, is_step, gap, late, begun, behind, open.rank)
     since = np.where(is_step, begun, np.maximum(open.start, made))
     pieces.add(Why.COLLECTIVE, np.full(len(gap), True), gap, since, over, step, open.rank)
@@ -99,6 +102,7 @@ def _follow(waits: Waits, open: Gaps, gap: Ints, pieces: "_Pieces") -> _Open:
     sender = waits.rank[maker]
     is_copy = is_made & (maker >= waits.first[-1])
     pieces.add(Why.COPY, is_copy, gap, open.start, end, maker, sender)
+    # While the maker's rank was not there yet, it ran something, or waited in its turn.
     goes_on = np.flatnonzero(is_made & ~is_copy & (open.start < end))
     return _during(waits, sender[goes_on], open.start[goes_on], end[goes_on], gap[goes_on], pieces)
 
@@ -113,9 +117,17 @@ def _during(
     before = waits.begun(rank, start, "right") - 1
     after = waits.begun(rank, end, "left")
     lengths = after - before + 1
+    # One row for each wait and step that lies in its time, or borders on it:
+    #
+    #     lengths    2        3
+    #     item       0   0    1   1   1       which wait
+    #     nth        0   1    0   1   2       which of its steps
     item, place = members(lengths, np.arange(len(rank)))
     nth = place - (np.cumsum(lengths) - lengths)[item]
-    rank, start, end, gap = rank[item], start[item], end[item], gap[item]
+    rank = rank[item]
+    start = start[item]
+    end = end[item]
+    gap = gap[item]
     step = before[item] + nth
     first = waits.first[rank]
     is_there = (step >= first) & (step < after[item])

@@ -8,10 +8,11 @@ from typing import Any
 from attrs import frozen
 
 from schedlang.plan.plan import Plan
-from schedlang.proof.prove import simulate
-from schedlang.report.bubbles.attribution import CAUSES, IdleTime, bubbles
-from schedlang.report.bubbles.critical_path import Segment, critical_path
-from schedlang.report.bubbles.waits import Step, waits
+from schedlang.proof.prove import makespan_at, simulate
+from schedlang.report.bubbles.account import Account
+from schedlang.report.bubbles.attribution import CAUSES, IdleTime
+from schedlang.report.bubbles.critical_path import Segment
+from schedlang.report.bubbles.waits import Step
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.costs.model import COST_OF
 from schedlang.schedule.kinds import Kind
@@ -51,16 +52,18 @@ class Explanation:
 
 def explain_bubble(plan: Plan, costs: Costs) -> Explanation:
     """Simulate a plan with some costs, and say where its time goes."""
-    timeline = simulate(plan, costs).timeline
-    found = waits(plan, timeline, costs)
-    path = critical_path(found)
-    idle = bubbles(found, costs)
-    return Explanation(plan, timeline.makespan, idle, path, _faster(plan, costs, path))
+    return explained(plan, Account(simulate(plan, costs)))
+
+
+def explained(plan: Plan, account: Account) -> Explanation:
+    """Where the time of an execution of a plan goes."""
+    execution = account.execution
+    faster = _faster(plan, execution.costs, account.path)
+    return Explanation(plan, execution.timeline.makespan, account.idle, account.path, faster)
 
 
 def _faster(plan: Plan, costs: Costs, path: list[Segment]) -> list[Faster]:
     """Of the ops that take most of the critical path, what it would give if each took less time."""
-    costs = costs.over(plan.costs)
     durations = costs.every_duration(plan.layout)
     takes = costs.durations(plan.layout)
     on_path: dict[tuple[str, int], float] = {}
@@ -79,27 +82,26 @@ def _faster(plan: Plan, costs: Costs, path: list[Segment]) -> list[Faster]:
                 on_path[field, stage] = on_path.get((field, stage), 0.0) + time
     # An op on the critical path need not give all that it saves: another path may be next to as
     # long. So each is simulated, and not read off the path.
-    found = []
+    gains = []
     for field, stage in sorted(on_path, key=lambda op: -on_path[op])[:_TRIED]:
         faster = costs.faster(field, stage, plan.layout, _FACTOR)
-        makespan = simulate(plan, faster).timeline.makespan
-        found.append(Faster(field, stage, durations[field][stage], makespan))
-    return found
+        gains.append(Faster(field, stage, durations[field][stage], makespan_at(plan, faster)))
+    return gains
 
 
-def explanation_json(found: Explanation) -> dict[str, Any]:
+def explanation_json(explanation: Explanation) -> dict[str, Any]:
     """The explanation for machines; times in the unit of the costs."""
-    plan = found.plan
+    plan = explanation.plan
     return {
         "schedule": plan.name,
         "params": plan.params,
-        "makespan": found.makespan,
-        "idle": found.idle_time,
-        "exposed": found.idle.exposed,
+        "makespan": explanation.makespan,
+        "idle": explanation.idle_time,
+        "exposed": explanation.idle.exposed,
         "causes": [
             {"cause": cause, "about": list(subject), "time": time, "per_rank": per_rank}
             for cause in CAUSES
-            for subject, time, per_rank in found.idle.by_subject(cause)
+            for subject, time, per_rank in explanation.idle.by_subject(cause)
         ],
         "intervals": [
             {
@@ -110,11 +112,11 @@ def explanation_json(found: Explanation) -> dict[str, Any]:
                 "about": list(each.subject),
                 "behind": _place(plan, each.behind),
             }
-            for each in found.idle
+            for each in explanation.idle
         ],
         "critical_path": [
             {"kind": each.kind, "start": each.start, "end": each.end, "at": _place(plan, each.step)}
-            for each in found.path
+            for each in explanation.path
         ],
         "faster": [
             {
@@ -124,7 +126,7 @@ def explanation_json(found: Explanation) -> dict[str, Any]:
                 "faster": each.duration * _FACTOR,
                 "makespan": each.makespan,
             }
-            for each in found.faster
+            for each in explanation.faster
         ],
     }
 
@@ -135,28 +137,37 @@ def _place(plan: Plan, step: Step) -> dict[str, Any]:
     return {"rank": step.rank, "actions": words, "line": plan.where(step.rank, step.rows.start)}
 
 
-def explanation_text(found: Explanation) -> str:
+def explanation_text(explanation: Explanation) -> str:
     """The explanation for people: three tables, with what their rows mean."""
-    size = ", ".join(f"{name} = {value}" for name, value in found.plan.params.items())
-    head = f"{found.plan.name} ({size}): makespan {found.makespan:.10g}"
+    size = ", ".join(f"{name} = {value}" for name, value in explanation.plan.params.items())
+    head = f"{explanation.plan.name} ({size}): makespan {explanation.makespan:.10g}"
     return "\n".join(
-        [head, "", *_causes_text(found), "", *_path_text(found), "", *_faster_text(found)]
+        [
+            head,
+            "",
+            *_causes_text(explanation),
+            "",
+            *_path_text(explanation),
+            "",
+            *_faster_text(explanation),
+        ]
     )
 
 
-def _causes_text(found: Explanation) -> list[str]:
-    whole = found.makespan * len(found.plan.ranks)
-    lines = [f"idle time {found.idle_time:.10g} of {whole:.10g}, all ranks together, by its cause"]
+def _causes_text(explanation: Explanation) -> list[str]:
+    whole = explanation.makespan * len(explanation.plan.ranks)
+    lines = [
+        f"idle time {explanation.idle_time:.10g} of {whole:.10g}, all ranks together, by its cause"
+    ]
     for cause, meaning in CAUSES.items():
-        subjects = found.idle.by_subject(cause)
+        subjects = explanation.idle.by_subject(cause)
         if subjects:
             time = sum(time for _, time, _ in subjects)
-            lines.append(
-                f"  {time:>10.6g} {_share(time, found.idle_time):>6.1%}  {cause:<11} {meaning}"
-            )
+            share = _share(time, explanation.idle_time)
+            lines.append(f"  {time:>10.6g} {share:>6.1%}  {cause:<11} {meaning}")
         shown = [each for each in subjects if each[0]][:_SHOWN]
         lines += [
-            f"  {time:>10.6g} {'':6}  {'':11} {_about(found.plan, subject)}"
+            f"  {time:>10.6g} {'':6}  {'':11} {_about(explanation.plan, subject)}"
             for subject, time, _ in shown
         ]
     return lines
@@ -177,20 +188,20 @@ def _share(time: float, whole: float) -> float:
     return time / whole if whole else 0.0
 
 
-def _path_text(found: Explanation) -> list[str]:
+def _path_text(explanation: Explanation) -> list[str]:
     """The critical path by source lines, and the waits on it."""
     times: dict[str, float] = {}
     counts: dict[str, Counter[str]] = {}
-    for segment in found.path:
+    for segment in explanation.path:
         rank = segment.step.rank
         rows = segment.step.rows
         runs = segment.kind in ("op", "copy")
-        place = found.plan.where(rank, rows.start) if runs else segment.kind
+        place = explanation.plan.where(rank, rows.start) if runs else segment.kind
         times[place] = times.get(place, 0.0) + segment.length
-        words = [f" {Kind(found.plan.ranks[rank].kind[row]).name}" for row in rows]
+        words = [f" {Kind(explanation.plan.ranks[rank].kind[row]).name}" for row in rows]
         if segment.kind == "collective":
-            stage = found.plan.ranks[rank].stage[rows.start]
-            words = [f" x stage {found.plan.names.stage(stage)}"]
+            stage = explanation.plan.ranks[rank].stage[rows.start]
+            words = [f" x stage {explanation.plan.names.stage(stage)}"]
         elif not runs:
             words = [f" x rank {segment.sender} to {rank}"]
         counts.setdefault(place, Counter()).update(words)
@@ -203,16 +214,16 @@ def _path_text(found: Explanation) -> list[str]:
     for place, time in sorted(times.items(), key=lambda each: -each[1]):
         what = ", ".join(f"{count}{word}" for word, count in counts[place].most_common(_SHOWN))
         lines.append(
-            f"  {time:>10.6g} {_share(time, found.makespan):>6.1%}  {place:<{width}}  {what}"
+            f"  {time:>10.6g} {_share(time, explanation.makespan):>6.1%}  {place:<{width}}  {what}"
         )
     return lines
 
 
-def _faster_text(found: Explanation) -> list[str]:
+def _faster_text(explanation: Explanation) -> list[str]:
     lines = [f"makespan with one op {1 - _FACTOR:.0%} faster, simulated with the same order of ops"]
-    for each in found.faster:
-        change = _share(each.makespan - found.makespan, found.makespan)
-        stage = found.plan.names.stage(each.stage)
+    for each in explanation.faster:
+        change = _share(each.makespan - explanation.makespan, explanation.makespan)
+        stage = explanation.plan.names.stage(each.stage)
         op = f"{each.field} on stage {stage}: {each.duration:.6g} -> {each.duration * _FACTOR:.6g}"
         lines.append(f"  {each.makespan:>10.6g} {change:>+6.1%}  {op}")
     return lines

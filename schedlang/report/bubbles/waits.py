@@ -116,6 +116,7 @@ class Waits:
         """The number of the first step of some ranks that begins after a time, or if `side` is
         left, at it.
         """
+        # One search for many ranks: the keys of rank 1 are all larger than those of rank 0.
         values, key = self._by_start
         moment = np.searchsorted(values, time, side)
         found: Ints = np.searchsorted(key, rank * np.int64(len(values) + 1) + moment)
@@ -140,6 +141,7 @@ class Waits:
         begins = self.first[self.rank]
         following = begins + self._index
         before = np.where(following > begins, following - 1, NOTHING)
+        # By default each rank has a link to the host of its own.
         links = np.array(self.schedule.layout.links or range(len(self.first) - 1))
         link = links[self.rank[ops:]]
         order = np.lexsort((self.starts[ops:], link))
@@ -162,12 +164,17 @@ def waits(schedule: Schedule, timeline: Timeline, costs: Costs) -> Waits:
     """
     columns = schedule.columns
     is_head = columns.batch == np.arange(len(columns))
-    ops = np.flatnonzero(~columns.is_transfer & ~columns.is_copy)
-    copies = np.flatnonzero(columns.is_copy)
+    ops = np.flatnonzero(columns.is_computed)
+    copies = np.flatnonzero(columns.is_beside)
     heads = np.flatnonzero(is_head[ops])
     starts, ends = _times(timeline.ranks)
     copy_starts, copy_ends = _times(timeline.copies)
     head = np.concatenate([ops[heads], copies])
+    # Of each row of the schedule its step, first for heads, then for all of their batches:
+    #
+    #     row       0: 0F0   1: 0SEND_F0   2: 0F1   3: 0B0, which overlaps 0F1
+    #     batch     0        1             2        2
+    #     step      0        NOTHING       1        1
     step_of = np.full(len(columns), NOTHING)
     step_of[head] = np.arange(len(head))
     step_of = step_of[columns.batch]
@@ -223,6 +230,7 @@ def _latest(schedule: Schedule, costs: Costs, step_of: Ints, end: Floats) -> tup
     items = np.flatnonzero((user != NOTHING) & (user != maker))
     # Of those that arrive at one time, the first one that is needed.
     items = items[np.lexsort((needs.user[items], -arrival[items], user[items]))]
+    # The first row of each step: sorted by arrival, so it is the one that came last.
     items = items[np.diff(user[items], prepend=-1) != 0]
     makers = np.full(len(end), NOTHING)
     arrivals = np.zeros(len(end))

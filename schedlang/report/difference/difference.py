@@ -12,8 +12,7 @@ from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
 from schedlang.proof.prove import simulate
 from schedlang.report.alignment import Change, Run, align
-from schedlang.report.bubbles.attribution import bubbles
-from schedlang.report.bubbles.waits import waits
+from schedlang.report.bubbles.account import Account
 from schedlang.report.figures import figures
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.layout import Pipeline
@@ -112,9 +111,8 @@ class Difference:
 
 def side_of(file: str, plan: Plan, costs: Costs) -> Side:
     """A schedule to be compared, simulated with some costs."""
-    execution = simulate(plan, costs)
-    idle = bubbles(waits(plan, execution.timeline, costs), costs).of_ranks()
-    return Side(file, plan, figures(plan, execution, costs), idle)
+    account = Account(simulate(plan, costs))
+    return Side(file, plan, figures(plan, account), account.idle.of_ranks())
 
 
 def differ(before: Side, after: Side, compute: bool = False) -> Difference:

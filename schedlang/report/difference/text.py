@@ -8,8 +8,8 @@ from itertools import groupby
 from schedlang.diagnostics.style import Style
 from schedlang.report.alignment import Change, Run
 from schedlang.report.bubbles.waits import ROUNDING
-from schedlang.report.compare import aligned
 from schedlang.report.difference.difference import Difference, RankDifference, Side
+from schedlang.report.text_table import aligned
 from schedlang.schedule.actions import SHOWN, first_words
 from schedlang.schedule.findings import ranks_text
 
@@ -62,7 +62,8 @@ def _settings(found: Difference) -> Iterator[list[str]]:
 
 def _summary(found: Difference) -> Iterator[list[str]]:
     """The rows of figures that are in both: name, before, after and change."""
-    before, after = found.before, found.after
+    before = found.before
+    after = found.after
     for name in ("ranks", "stages", "microbatches"):
         yield _row(name, before.figures[name], after.figures[name])
     yield _row("ops", before.ops, after.ops)
@@ -70,7 +71,8 @@ def _summary(found: Difference) -> Iterator[list[str]]:
     yield _row("makespan", before.figures["makespan"], after.figures["makespan"], is_time=True)
     yield _row("idle time", before.idle_time, after.idle_time, is_time=True)
     for cause, of_ranks in before.idle.items():
-        time, time_after = sum(of_ranks), sum(after.idle[cause])
+        time = sum(of_ranks)
+        time_after = sum(after.idle[cause])
         if time or time_after:
             yield _row(f"  {cause}", time, time_after, is_time=True)
     shares = [side.figures["bubble"]["over_makespan"] for side in (before, after)]
@@ -97,6 +99,7 @@ def _peaks(found: Difference) -> Iterator[tuple[str, list[float], list[float]]]:
     """
     sides = [side.figures for side in (found.before, found.after)]
     for name, title in _PEAKS.items():
+        # Where programs give no amounts of their own, the two are one figure.
         if name == "peak_memory" and all(side[name] == side["peak_activations"] for side in sides):
             continue
         if name == "versions" and all(max(side[name]) == 1 for side in sides):
@@ -151,7 +154,8 @@ def _rank_title(found: Difference, rank: RankDifference) -> str:
 
 def _figures(found: Difference, rank: int) -> Iterator[str]:
     """What differs in the idle time and in the memory of a rank that both have."""
-    before, after = found.before, found.after
+    before = found.before
+    after = found.after
     if rank >= min(len(before.plan.ranks), len(after.plan.ranks)):
         return
     least = ROUNDING * max(side.figures["makespan"] for side in (before, after))

@@ -103,8 +103,10 @@ def predict(plan: Plan, run: Run, costs: Costs = UNIT) -> Execution:
 
 
 def _ops(plan: Plan) -> list[str]:
-    """The ops of each rank, without transfers: these may be placed in other ways."""
-    return [actions.compute().text() for actions in plan.ranks]
+    """The ops of each rank, without transfers, which may be placed in other ways, and without
+    gathers and sums, which a run does not record.
+    """
+    return [actions.compute().without_collectives().text() for actions in plan.ranks]
 
 
 def _title(plan: Plan) -> str:
@@ -152,14 +154,14 @@ def _slow_ranks(run: Run, durations: tuple[Durations, ...]) -> list[Straggler]:
     for duration in durations:
         if duration.kind != Kind.U:
             work[duration.stage] += duration.mean
-    found = []
+    stragglers = []
     for rank in range(len(run.plan.ranks)):
         ratios = {stage: _ratio(work, stage) for stage in run.plan.stages_of(rank)}
         stages = [stage for stage, ratio in ratios.items() if ratio >= SLOW]
         if stages:
             worst = max(ratios[stage] for stage in stages)
-            found.append(Straggler(rank, tuple(stages), ratio=worst))
-    return sorted(found, key=lambda straggler: -(straggler.ratio or 0))
+            stragglers.append(Straggler(rank, tuple(stages), ratio=worst))
+    return sorted(stragglers, key=lambda straggler: -(straggler.ratio or 0))
 
 
 def _unsteady_ranks(run: Run, durations: tuple[Durations, ...]) -> list[Straggler]:
@@ -169,10 +171,10 @@ def _unsteady_ranks(run: Run, durations: tuple[Durations, ...]) -> list[Straggle
         if duration.spread >= UNSTEADY:
             before = spreads.get(duration.stage, 0.0)
             spreads[duration.stage] = max(before, duration.spread)
-    found = []
+    stragglers = []
     for rank in range(len(run.plan.ranks)):
         stages = [stage for stage in run.plan.stages_of(rank) if stage in spreads]
         if stages:
             worst = max(spreads[stage] for stage in stages)
-            found.append(Straggler(rank, tuple(stages), spread=worst))
-    return sorted(found, key=lambda straggler: -(straggler.spread or 0))
+            stragglers.append(Straggler(rank, tuple(stages), spread=worst))
+    return sorted(stragglers, key=lambda straggler: -(straggler.spread or 0))

@@ -6,6 +6,7 @@ from attrs import asdict
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.report.measured.comparison import Comparison, Straggler
+from schedlang.report.text_table import aligned
 from schedlang.report.views.terminal import draw_both
 from schedlang.schedule.naming import Names
 
@@ -78,7 +79,7 @@ def _ranks(comparison: Comparison) -> list[str]:
                 f"{measured.idle[rank]:.1%}",
             ]
         )
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _ops(comparison: Comparison) -> list[str]:
@@ -96,19 +97,7 @@ def _ops(comparison: Comparison) -> list[str]:
                 f"{duration.spread:.0%}",
             ]
         )
-    return _aligned(rows)
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    """The rows of a table as lines: the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [first.ljust(widths[0])]
-        for cell, width in zip(others, widths[1:], strict=True):
-            cells.append(cell.rjust(width))
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    return aligned(rows)
 
 
 def _straggler_text(names: Names, straggler: Straggler) -> str:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.files.kinds import FileKind, kind_of_file
@@ -85,6 +85,7 @@ def run_of(plan: Plan, actions: Sequence[Traced]) -> Run:
     """The run of a plan with these actions, in order of time; ValueError if they are not those of
     some steps of the plan.
     """
+    plan = _recorded(plan)
     ops: list[list[Bar]] = [[] for _ in plan.ranks]
     for rank, bar in ops_with_sends(actions):
         if 0 <= rank < len(ops):
@@ -100,6 +101,16 @@ def run_of(plan: Plan, actions: Sequence[Traced]) -> Run:
     return Run(plan, tuple(timelines), tuple(actions))
 
 
+def _recorded(plan: Plan) -> Plan:
+    """The plan without its gathers and sums: a run does not record when they begin."""
+    if not plan.columns.is_collective.any():
+        return plan
+    without: Plan = evolve(
+        plan, ranks=tuple(actions.without_collectives() for actions in plan.ranks)
+    )
+    return without
+
+
 def _steps(plan: Plan, rank: int, ops: list[Bar]) -> list[list[Bar]]:
     """A rank's ops, step by step; ValueError if they are not those of the plan."""
     actions = plan.ranks[rank].compute()
@@ -108,6 +119,7 @@ def _steps(plan: Plan, rank: int, ops: list[Bar]) -> list[list[Bar]]:
     length = len(words) or 1
     steps = [ops[start : start + length] for start in range(0, len(ops), length)]
     for number, step in enumerate(steps):
+        # Transfers are not compared: a run records waits for them, whose order is that of arrival.
         if list(map(str, step)) != words:
             raise ValueError(
                 f"step {number} of rank {rank} in the trace does not have the ops of the plan in "

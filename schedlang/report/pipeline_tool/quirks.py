@@ -76,6 +76,7 @@ def _needs(graph: Graph, p2p: float, gaps: bool) -> list[list[tuple[int, float]]
         if needed != node:
             charged = bool(needs.stage[item] != stage or is_weight)
             found[node].append((needed, p2p * charged))
+        # The first one that needs it: its transfer is the one that keeps the stage from going on.
         if needs.is_message[item]:
             receivers.setdefault(needed, node)
     for order in graph.order:

@@ -20,17 +20,23 @@ def shares(bars: Sequence[Bar], edges: Sequence[float]) -> list[list[Share]]:
     kinds = sorted({bar.kind for bar in bars})
     busy = np.array([_busy([bar for bar in bars if bar.kind == kind], edges) for kind in kinds])
     lengths = np.diff(edges)
+    # A row for each kind, a column for each edge: what the kind has taken by then. From one edge to
+    # the next it grows by what it takes in that window.
     parts = np.diff(busy.reshape(len(kinds), len(edges)), axis=1) / lengths
     names: list[Kind | None] = [*map(Kind, kinds), None]
-    found = []
+    of_windows = []
     for column in parts.T.tolist():
         hundredths = _hundredths([*column, max(1 - sum(column), 0.0)])
-        found.append([each for each in zip(names, hundredths, strict=True) if each[1]])
-    return found
+        of_windows.append([each for each in zip(names, hundredths, strict=True) if each[1]])
+    return of_windows
 
 
 def _busy(bars: Sequence[Bar], edges: Sequence[float]) -> list[float]:
     """The time that bars in order have taken up to each of some times."""
+    # The time taken so far goes up while a bar lasts, and stays between bars:
+    #
+    #    bars     ├──┤   ├────┤
+    #    taken    0  2   2    5
     times = [time for bar in bars for time in (bar.start, bar.end)]
     lengths = np.array([bar.end - bar.start for bar in bars])
     taken = np.cumsum(lengths)

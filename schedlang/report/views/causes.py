@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from schedlang.report.bubbles.attribution import IdleTime, bubbles
-from schedlang.report.bubbles.critical_path import Segment, critical_path
-from schedlang.report.bubbles.waits import NOTHING, Waits, waits
+from schedlang.report.bubbles.attribution import IdleTime
+from schedlang.report.bubbles.critical_path import Segment
+from schedlang.report.bubbles.waits import NOTHING, Waits
 from schedlang.report.views.picture import Picture
 from schedlang.schedule.columns import Floats, Ints
 
@@ -40,8 +40,7 @@ def causes_of(picture: Picture) -> Causes:
 
     Of ops that run as one, only the first waits, and is waited for.
     """
-    execution = picture.execution
-    all_waits = waits(execution.schedule, execution.timeline, execution.costs)
+    all_waits = picture.account.waits
     boxes = _boxes(all_waits)
     count = len(picture.boxes)
     maker = np.full(count, NOTHING)
@@ -51,12 +50,12 @@ def causes_of(picture: Picture) -> Causes:
     users = boxes[is_made]
     maker[users] = boxes[makers]
     delay[users] = all_waits.arrival[is_made] - all_waits.ends[makers]
-    idle = bubbles(all_waits, execution.costs)
+    idle = picture.account.idle
     rows = all_waits.schedule.columns.first
     box_of = dict(zip(all_waits.head.tolist(), boxes.tolist(), strict=True))
     path = [
         (part, box_of[int(rows[part.step.rank]) + part.step.rows.start])
-        for part in critical_path(all_waits)
+        for part in picture.account.path
     ]
     return Causes(idle, maker, delay, int(boxes[all_waits.last]), boxes[idle.behind], path)
 
@@ -64,7 +63,8 @@ def causes_of(picture: Picture) -> Causes:
 def _boxes(all_waits: Waits) -> Ints:
     """The box of each step: a picture has the ops of all ranks first, then their copies."""
     columns = all_waits.schedule.columns
-    ops = np.flatnonzero(~columns.is_transfer & ~columns.is_copy)
+    ops = np.flatnonzero(columns.is_computed)
+    # The n-th op of the plan has box n; the first action of a step says which op it is.
     boxes = np.searchsorted(ops, all_waits.head)
     first_copy = int(all_waits.first[-1])
     boxes[first_copy:] = len(ops) + np.arange(len(boxes) - first_copy)

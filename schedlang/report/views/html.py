@@ -38,6 +38,7 @@ _SCRIPTS = (
     "looks.js",
     "timeline.js",
     "rows.js",
+    "lanes.js",
     "memory.js",
     "overlays.js",
     "svg.js",
@@ -104,6 +105,8 @@ def marks_of(before: Picture, after: Picture) -> list[list[Mark]]:
     for rows, rows_after in ((before.ops, after.ops), (before.copies, after.copies)):
         for row, row_after in zip_longest(rows, rows_after, fillvalue=()):
             of_row = [[Mark.SAME] * len(row), [Mark.SAME] * len(row_after)]
+            # The orders of a rank as texts are: equal runs, and between them what moved, went or
+            # came.
             for run in align(_names(before, row), _names(after, row_after)):
                 for places, of_side in zip((run.before, run.after), of_row, strict=True):
                     of_side[places.start : places.stop] = [_MARKS[run.change]] * len(places)
@@ -132,6 +135,7 @@ def _looks() -> dict[str, Any]:
         "causes": [[cause, CAUSES[cause], *palette.IDLE[cause]] for cause in CAUSES],
         "patterns": palette.PATTERNS,
         "tile": palette.TILE,
+        "shares": palette.IDLE_SHARES,
         "parts": PARTS,
     }
 
@@ -162,6 +166,7 @@ def _data(picture: Picture, marks: Sequence[Mark]) -> dict[str, Any]:
         "versions": palette.VERSIONS if picture.has_versions else [],
         "causeTimes": [sum(times) for times in causes.idle.of_ranks().values()],
         # A page is sent to others, who have the files elsewhere.
+        "resources": [lane.resource for lane in picture.lanes],
         "lines": [[_file_name(line.where), line.text] for line in picture.lines],
         "last": causes.last,
         **_packed(picture, marks, causes),
@@ -187,6 +192,9 @@ def _packed(picture: Picture, marks: Sequence[Mark], causes: Causes) -> dict[str
     path_ends = np.array([part.end for part, _ in path], float)
     memory_times = np.array([time for steps in picture.memory for time, _ in steps], float)
     amounts = np.array([amount for steps in picture.memory for _, amount in steps], float)
+    components = [box for lane in picture.lanes for row in lane.rows for box in row]
+    lane_starts = np.array([box.bar.start for box in components], float)
+    lane_ends = np.array([box.bar.end for box in components], float)
     times = (
         starts,
         ends,
@@ -196,6 +204,8 @@ def _packed(picture: Picture, marks: Sequence[Mark], causes: Causes) -> dict[str
         path_starts,
         path_ends,
         memory_times,
+        lane_starts,
+        lane_ends,
     )
     ticks = Ticks.of(times)
     memory_ticks = Ticks.of([amounts])
@@ -228,6 +238,10 @@ def _packed(picture: Picture, marks: Sequence[Mark], causes: Causes) -> dict[str
         "pathBox": [box for _, box in path],
         "pathStart": ticks.count(path_starts),
         "pathEnd": ticks.count(path_ends),
+        "laneOf": [len(row) for lane in picture.lanes for row in lane.rows],
+        "laneBox": _box_numbers(components, boxes),
+        "laneStart": ticks.count(lane_starts),
+        "laneEnd": ticks.count(lane_ends),
         "memoryOf": [len(steps) for steps in picture.memory],
         "memoryTime": ticks.count(memory_times),
         "memoryAmount": memory_ticks.count(amounts),
@@ -239,6 +253,15 @@ def _packed(picture: Picture, marks: Sequence[Mark], causes: Causes) -> dict[str
         "columns": [[name, packer.whole(column)] for name, column in columns.items()],
         "packed": packer.packed(),
     }
+
+
+def _box_numbers(components: Sequence[Box], boxes: Sequence[Box]) -> list[int]:
+    """For each component of an op the number of the op's own box."""
+    # Most pictures have none.
+    if not components:
+        return []
+    numbers = {(box.rank, *box.bar[:3]): number for number, box in enumerate(boxes)}
+    return [numbers[component.rank, *component.bar[:3]] for component in components]
 
 
 def _kind(kind: Kind, chunks: int) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from schedlang.schedule.costs.model import Durations
 
 @frozen
 class Lane:
-    """A resource, and for each rank the components that occupy it: each is the box of its op, for
-    the time of the component.
+    """A resource, and for each rank the components that occupy it, in order of time: each is the
+    box of its op, for the time of the component.
     """
 
     resource: str
@@ -27,7 +27,10 @@ def lanes_of(execution: Execution, ops: Sequence[Sequence[Box]]) -> tuple[Lane, 
     durations = execution.costs.durations(execution.schedule.layout)
     if not durations.components:
         return ()
-    rows = [list(_components(row, durations)) for row in ops]
+    rows = [
+        sorted(_components(row, durations), key=lambda component: component[1].bar.start)
+        for row in ops
+    ]
     resources = dict.fromkeys(resource for row in rows for resource, _ in row)
     return tuple(
         Lane(name, tuple(tuple(box for resource, box in row if resource == name) for row in rows))
@@ -41,6 +44,7 @@ def _components(row: Sequence[Box], durations: Durations) -> Iterator[tuple[str,
     for number, group in groupby(row, key=lambda box: box.overlap):
         boxes = list(group)
         for together in [boxes] if number else [[box] for box in boxes]:
+            # Pieces count from where the ops begin together.
             start = together[0].bar.start
             chains = durations.pieces([box.bar[:3] for box in together])
             for box, chain in zip(together, chains, strict=True):

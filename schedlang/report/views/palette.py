@@ -25,6 +25,9 @@ _BANDS = {
     Kind.U: (INK, INK),
     Kind.OFFLOAD: ("#c882c2", "#c882c2"),
     Kind.RELOAD: ("#a45b9f", "#a45b9f"),
+    Kind.UNSHARD: ("#c5bb87", "#c5bb87"),
+    Kind.RESHARD: ("#f2a65a", "#f2a65a"),
+    Kind.REDUCE_GRAD: ("#494036", "#494036"),
 }
 #: The kinds whose boxes are hatched.
 HATCHED = (Kind.R,)
@@ -43,19 +46,23 @@ IDLE = {
     "copy": ("#a8327d", "rings"),
     "collective": ("#5a6b00", "waves"),
 }
-#: The lines of each pattern on a tile, as the data of an SVG path; and how large the tile is.
+#: How much of a cause's colour there is in what lies below its pattern, in the pattern, and in what
+#: stands for both where idle times are too short for one; the rest is the colour of the row.
+IDLE_SHARES = {"ground": 0.14, "ink": 0.66, "dense": 0.4}
+#: The lines of each pattern on a tile: as the data of an SVG path, how wide they are, and how they
+#: end; and how large the tile is.
 TILE = 8
 PATTERNS = {
-    "plain": "",
-    "dots": "M2 2h.01M6 6h.01",
-    "rising": "M-2 2L2-2M0 8L8 0M6 10L10 6",
-    "crossed": "M0 8L8 0M0 0L8 8",
-    "upright": "M2 0V8M6 0V8",
-    "level": "M0 2H8M0 6H8",
-    "falling": "M-2 6L2 10M0 0L8 8M6-2L10 2",
-    "grid": "M0 4H8M4 0V8",
-    "rings": "M2 4a2 2 0 1 0 4 0a2 2 0 1 0-4 0",
-    "waves": "M0 5L2 3L4 5L6 3L8 5",
+    "plain": ("", 1.1, "butt"),
+    "dots": ("M2 2h.01M6 6h.01", 1.8, "round"),
+    "rising": ("M-2 2L2-2M0 8L8 0M6 10L10 6", 1.1, "butt"),
+    "crossed": ("M0 8L8 0M0 0L8 8", 1.1, "butt"),
+    "upright": ("M2 0V8M6 0V8", 1.1, "butt"),
+    "level": ("M0 2H8M0 6H8", 1.1, "butt"),
+    "falling": ("M-2 6L2 10M0 0L8 8M6-2L10 2", 1.1, "butt"),
+    "grid": ("M0 4H8M4 0V8", 1.1, "butt"),
+    "rings": ("M2 4a2 2 0 1 0 4 0a2 2 0 1 0-4 0", 1.1, "butt"),
+    "waves": ("M0 5L2 3L4 5L6 3L8 5", 1.1, "butt"),
 }
 
 #: The colours of the strip along a box, for the version of the weights that it reads. There are as
@@ -79,6 +86,12 @@ def version(number: int) -> str:
 def ink(fill: str) -> str:
     """The colour for text on a box."""
     return max(_INKS, key=lambda colour: contrast(colour, fill))
+
+
+def mixed(colour: str, share: float, other: str) -> str:
+    """So much of one colour in another."""
+    parts = zip(_rgb(colour), _rgb(other), strict=True)
+    return "#" + "".join(f"{round(a * share + b * (1 - share)):02x}" for a, b in parts)
 
 
 def contrast(a: str, b: str) -> float:

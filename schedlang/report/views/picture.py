@@ -4,6 +4,7 @@ A picture has no colours and no sizes. It has a row for each rank, and time from
 the unit of the costs.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -13,11 +14,12 @@ from attrs import frozen
 from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
 from schedlang.ranks.weights import follow_weights
+from schedlang.report.bubbles.account import Account
 from schedlang.report.views.boxes import Box
 from schedlang.report.views.lanes import Lane, lanes_of
 from schedlang.report.views.units import bytes_text, time_text
 from schedlang.schedule.actions import Actions, is_transfer
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OF_STAGE, OPS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.timeline import Bar, Timeline
 
@@ -42,7 +44,7 @@ class Line:
 class Part:
     """The part of a picture that is drawn, and how wide: the ranks `ranks`, or all; the times from
     `start` to `end`, or to the first or last; in a drawing as wide as it needs, or of `width`
-    pixels; with what ranks hold, if `memory`.
+    pixels; with what ranks hold, if `memory`; with idle time coloured by its cause, if `causes`.
     """
 
     ranks: tuple[int, ...] | None = None
@@ -50,6 +52,7 @@ class Part:
     end: float | None = None
     width: int | None = None
     memory: bool = False
+    causes: bool = False
 
     def ranks_of(self, picture: "Picture") -> tuple[int, ...]:
         """The ranks that are drawn; ValueError for one that is not there."""
@@ -66,8 +69,10 @@ class Part:
         start = first if self.start is None else max(self.start, first)
         end = last if self.end is None else min(self.end, last)
         if start > end or (start == end and last > first):
-            window = f"{start:g}..{end:g}"
-            raise ValueError(f"nothing runs in {window}: the schedule runs in {first:g}..{last:g}")
+            # As it was asked for, not what is left of it.
+            asked = f"{start if self.start is None else self.start:g}.."
+            asked += f"{end if self.end is None else self.end:g}"
+            raise ValueError(f"nothing runs in {asked}: the schedule runs in {first:g}..{last:g}")
         return start, end
 
 
@@ -81,7 +86,8 @@ class Picture:
 
     `ops` and `copies` have the boxes of each rank, in order of time; `boxes` has all of them. An
     arrow (a, b) says that box b needs what box a makes, where a and b are indices of `boxes`.
-    `lanes` are the resources of the ranks, where ops have components.
+    `lanes` are the resources of the ranks, where ops have components. `account` knows why ranks
+    are idle.
     `memory[r]` is what rank r holds, in bytes where the costs give these. A unit of time has so
     many `seconds`, where that is known: in a recorded run, which is `measured`, it is a
     microsecond.
@@ -97,8 +103,13 @@ class Picture:
     arrows: tuple[tuple[int, int], ...]
     lines: tuple[Line, ...]
     memory: tuple[Steps, ...]
-    execution: Execution
+    account: Account
     seconds: float | None = None
+
+    @property
+    def execution(self) -> Execution:
+        """The execution that is shown."""
+        return self.account.execution
 
     @cached_property
     def boxes(self) -> list[Box]:
@@ -166,7 +177,7 @@ class Picture:
 
     @cached_property
     def has_copies(self) -> bool:
-        """Whether there are copies to or from the host."""
+        """Whether there are copies to or from the host, or gathers and sums that are written."""
         return any(self.copies)
 
 
@@ -190,7 +201,7 @@ def lay_out(plan: Plan, execution: Execution, seconds: float | None = None) -> P
         arrows=_arrows(plan, bars),
         lines=tuple(maker.lines),
         memory=execution.memory_bytes or execution.memory,
-        execution=execution,
+        account=Account(execution),
         seconds=_MICROSECOND if execution.transport == "measured" else seconds,
     )
 
@@ -203,6 +214,8 @@ def _arrows(plan: Plan, bars: list[Bar]) -> tuple[tuple[int, int], ...]:
         columns.kind.tolist(), columns.stage.tolist(), columns.microbatch.tolist(), strict=True
     )
     box_of = np.array([boxes.get(op, -1) for op in ops])
+    # Receives need something as well, but have no box: the op that needs the message gets the
+    # arrow.
     items = np.flatnonzero(~columns.is_transfer[plan.all_needs.user])
     makers = box_of[plan.all_needs.maker[items]]
     users = box_of[plan.all_needs.user[items]]
@@ -223,22 +236,30 @@ class _BoxMaker:
             for chunk, stage in enumerate(plan.stages_of(rank)):
                 self.chunks[stage] = chunk
         self.versions = follow_weights(plan).read
-        #: For each rank the index of every action that is not a transfer.
+        #: For each rank the indices of every action that is not a transfer, in order.
         self.indices = [_indices(actions) for actions in plan.ranks]
         #: The lines that have boxes, each with its number; and the number for each span.
         self.lines: dict[Line, int] = {}
         self.line_numbers: dict[int, int] = {}
 
     def row(self, rank: int, bars: Sequence[Bar]) -> tuple[Box, ...]:
-        return tuple(self.box(rank, bar) for bar in bars)
+        # Gathers and sums of a stage look all the same: the first bar is of the first one.
+        count = Counter[tuple[int, int, int]]()
+        boxes = []
+        for bar in bars:
+            action = bar.kind, bar.stage, bar.microbatch
+            boxes.append(self.box(rank, bar, self.indices[rank][action][count[action]]))
+            count[action] += 1
+        return tuple(boxes)
 
-    def box(self, rank: int, bar: Bar) -> Box:
+    def box(self, rank: int, bar: Bar, index: int) -> Box:
         actions = self.plan.ranks[rank]
-        index = self.indices[rank][bar.kind, bar.stage, bar.microbatch]
+        is_of_stage = bar.kind in OF_STAGE
+        label = OPS[bar.kind].word if is_of_stage else self.plan.names.label(bar.microbatch)
         return Box(
             rank=rank,
             bar=bar,
-            label="U" if bar.kind == Kind.U else self.plan.names.label(bar.microbatch),
+            label=label,
             chunk=self.chunks[bar.stage],
             version=self.versions.get((bar.stage, bar.microbatch), 0),
             overlap=actions.group[index],
@@ -257,7 +278,11 @@ class _BoxMaker:
         return self.line_numbers[span]
 
 
-def _indices(actions: Actions) -> dict[tuple[int, int, int], int]:
-    """The index of every action that is not a transfer, by its kind, stage and microbatch."""
+def _indices(actions: Actions) -> dict[tuple[int, int, int], list[int]]:
+    """The indices of every action that is not a transfer, by its kind, stage and microbatch."""
+    found: dict[tuple[int, int, int], list[int]] = {}
     ops = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
-    return {op: index for index, op in enumerate(ops) if not is_transfer(op[0])}
+    for index, op in enumerate(ops):
+        if not is_transfer(op[0]):
+            found.setdefault(op, []).append(index)
+    return found

@@ -1,7 +1,7 @@
 """A picture as an SVG for papers.
 
-It has a title, a row for each rank, numbers of microbatches on the boxes, white for idle time, what
-the ranks hold if that is asked for, and a legend.
+It has a title, a row for each rank, numbers of microbatches on the boxes, white for idle time, and
+a legend; and if that is asked for, colours for the causes of idle time, and what the ranks hold.
 It is made of text and plain shapes only, so that all programs show it alike.
 """
 
@@ -11,11 +11,11 @@ from math import ceil, floor, log10
 
 from attrs import frozen
 
-from schedlang.report.views import palette
+from schedlang.report.views import idle, palette
 from schedlang.report.views.boxes import Box
 from schedlang.report.views.picture import WHOLE, Part, Picture
 from schedlang.report.views.units import PRINTED, SECONDS, unit_of
-from schedlang.schedule.actions import is_copy
+from schedlang.schedule.actions import is_beside
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.naming import Names
 
@@ -68,6 +68,7 @@ def svg(picture: Picture, part: Part = WHOLE) -> str:
         f'font-size="{_FONT}" fill="{palette.INK}">',
         f"<title>{escape(picture.title)}</title>",
         *_hatches(picture),
+        *idle.patterns(frame.causes),
         f'<rect width="{width}" height="{height}" fill="{palette.PAPER}"/>',
         f'<text x="8" y="17" font-weight="600">{title}</text>',
         *_rows(picture, frame),
@@ -95,6 +96,8 @@ class _Frame:
     width: int
     #: How far below the top of a row the lane of the first resource is.
     lanes: int
+    #: The causes by which idle time is coloured, or none.
+    causes: Sequence[str]
 
     @property
     def bottom(self) -> int:
@@ -109,7 +112,8 @@ class _Frame:
 
     def shows(self, box: Box) -> bool:
         """Whether some of a box is in the window."""
-        start, end = box.bar.start, box.bar.end
+        start = box.bar.start
+        end = box.bar.end
         if start == end:
             return self.origin <= start <= self.end
         return start < self.end and end > self.origin
@@ -124,11 +128,19 @@ def _frame(picture: Picture, part: Part) -> _Frame:
     that is not too wide.
     """
     origin, end = part.window(picture)
+    causes = idle.shown_causes(picture) if part.causes else ()
     ranks = part.ranks_of(picture)
     right = _PEAK if part.memory else _RIGHT
     pitch = _ROW + _GAP
     if picture.has_copies:
         pitch += _LANE + 2
+    # What stands below each other in the place of one rank, each part only where it is asked for:
+    #
+    #    y            ┌────────────┐  the ops            _ROW
+    #                 ├──┤  ├──┤      copies             _LANE
+    #    + lanes      ├─┤├───┤        a resource, …      _LANE each
+    #    + memory     ▁▂▅▇▅▂▁         what it holds      _MEMORY
+    #    + pitch      the next rank
     lanes = pitch - _GAP + 2
     pitch += (_LANE + 2) * len(picture.lanes)
     memory = None
@@ -138,7 +150,7 @@ def _frame(picture: Picture, part: Part) -> _Frame:
     span = (end - origin) or 1.0
     if part.width is not None:
         scale = max(part.width - _LEFT - right, 1) / span
-        return _Frame(origin, end, scale, pitch, ranks, memory, part.width, lanes)
+        return _Frame(origin, end, scale, pitch, ranks, memory, part.width, lanes, causes)
     # The pixels for a unit of time that each label needs.
     needed = [
         (len(box.label) * _CHARACTER + 6) / (box.bar.end - box.bar.start)
@@ -148,7 +160,7 @@ def _frame(picture: Picture, part: Part) -> _Frame:
     ]
     scale = min(max(needed, default=1.0), _WIDEST / span)
     width = ceil(max(_LEFT + (end - origin) * scale + right, _NARROWEST))
-    return _Frame(origin, end, scale, pitch, ranks, memory, width, lanes)
+    return _Frame(origin, end, scale, pitch, ranks, memory, width, lanes, causes)
 
 
 def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
@@ -159,12 +171,16 @@ def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
         right = frame.x(frame.end)
         yield f'<text x="{_LEFT - 8}" y="{y + _ROW / 2 + 4:g}" text-anchor="end">rank {rank}</text>'
         yield _rect(left, y, right, _ROW, "none", f' stroke="{GRID}"')
+    if frame.causes:
+        yield from _grouped(_idle(picture, frame), "")
     ops = frame.shown(picture.ops)
     boxes = ops + frame.shown(picture.copies) if picture.has_copies else ops
     # Boxes without a width come last, so that no neighbour covers them.
     boxes = sorted(boxes, key=lambda box: box.bar.end == box.bar.start)
     shapes = [(_fill(picture, box), _shape(frame, box)) for box in boxes]
     lines = f'stroke="{palette.PAPER}" stroke-width="0.75"'
+    # All rows behind each other, in pixels: with two or more for each box, lines between them are
+    # seen.
     room = (frame.end - frame.origin) * frame.scale * len(frame.ranks)
     yield from _grouped(shapes, lines if room >= _LINED * len(boxes) else "")
     if picture.has_versions:
@@ -178,6 +194,13 @@ def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
     yield from _lanes(picture, frame)
     labels = [label for box in ops for label in _label(picture, frame, box)]
     yield from _grouped(labels, 'text-anchor="middle"')
+
+
+def _idle(picture: Picture, frame: _Frame) -> Iterator[tuple[str, str]]:
+    """The idle time of the ranks, in pieces of one cause each."""
+    for rank, start, end, cause in idle.pieces(picture):
+        if rank in frame.ranks and start < frame.end and end > frame.origin:
+            yield idle.fill(cause), _rect(frame.x(start), frame.y(rank), frame.x(end), _ROW)
 
 
 def _lanes(picture: Picture, frame: _Frame) -> Iterator[str]:
@@ -224,7 +247,7 @@ def _shape(frame: _Frame, box: Box) -> str:
     """The rectangle of a box."""
     left, right = _sides(frame, box)
     y = frame.y(box.rank)
-    if is_copy(box.bar.kind):
+    if is_beside(box.bar.kind):
         return _rect(left, y + _ROW + 2, right, _LANE)
     return _rect(left, y, right, _ROW)
 
@@ -286,6 +309,7 @@ def _axis(picture: Picture, frame: _Frame) -> Iterator[str]:
     unit, name = _axis_unit(picture, frame)
     span = (frame.end - frame.origin) / unit
     yield f'<path d="M{_LEFT} {y}H{number(frame.x(frame.end))}" stroke="{palette.INK}"/>'
+    # A tick every 60 pixels or more, so that the numbers below have room.
     step = round_step(span, max(int(span * unit * frame.scale / 60), 2))
     first = ceil((frame.origin - start) / unit / step - ROUNDING)
     last = floor((frame.end - start) / unit / step + ROUNDING)
@@ -321,6 +345,7 @@ def _legend(picture: Picture, frame: _Frame) -> tuple[list[str], int]:
     y = frame.bottom + _AXIS + 6
     lines = []
     for swatches, name in _entries(picture, frame):
+        # Squares, a gap, the name at about 6 pixels a letter, and the gap before the next entry.
         width = 16 * len(swatches) + 6 + len(name) * 6 + 18
         if x > _LEFT and x + width > frame.width:
             x = float(_LEFT)
@@ -360,7 +385,11 @@ def _entries(picture: Picture, frame: _Frame) -> Iterator[tuple[list[str], str]]
     if frame.memory is not None:
         unit = "" if picture.memory_unit == "bytes" else f" {picture.memory_unit}"
         yield [square.format(HELD, "")], f"memory, at most {picture.amount(picture.peak)}{unit}"
-    yield [square.format(palette.PAPER, f' stroke="{GRID}"')], "idle"
+    border = f' stroke="{GRID}"'
+    if not frame.causes:
+        yield [square.format(palette.PAPER, border)], "idle"
+    for cause in frame.causes:
+        yield [square.format(idle.fill(cause), border)], f"idle: {cause}"
 
 
 def _hatches(picture: Picture) -> Iterator[str]:

@@ -68,11 +68,12 @@ def view(picture: Picture, colour: bool) -> str:
     timeline = picture.timeline
     rows = _rows(timeline)
     if picture.has_copies:
-        # The copies of a rank are drawn below its ops.
+        # What goes on beside a rank's ops is drawn below these.
         of_ranks = rows
+        name = "  host " if any(timeline.copying) else "beside "
         rows = []
         for row, copies in zip(of_ranks, timeline.copies, strict=True):
-            rows += [row, ("  host ", copies, "")]
+            rows += [row, (name, copies, "")]
     names = Names(picture.layout)
     frame = evolve(_fit(timeline, rows, names), seconds=picture.seconds)
     paint = _painter(picture) if colour else _plain
@@ -167,6 +168,8 @@ def _fit(
         return max((len(label(bar)) + 1) / (bar.end - bar.start) for bar in bars)
 
     if max(stages) > 1 and len(names.layout.pipelines) > 1:
+        # The name of a stage is longer than its number; it is written only if that does not cost
+        # the picture any of its width.
         named = _label(names.stage, names)
         if needed(named) <= room / timeline.makespan:
             label = named
@@ -204,7 +207,8 @@ def _notes(rows: Sequence[_Row], frame: _Frame, names: Names) -> list[str]:
     # Does a label begin with the number of a stage, where a program has a name?
     if len(pipelines) > 1 and frame.label(labelled).startswith(str(labelled.stage)):
         for pipeline in pipelines:
-            first, last = pipeline.start, pipeline.stop - 1
+            first = pipeline.start
+            last = pipeline.stop - 1
             if first == last:
                 notes.append(f"{first} is {names.stage(first)}")
             else:
@@ -258,6 +262,7 @@ def _cell(window: Sequence[Share], width: int, paint: _Paint) -> str:
             word = f"{kind.name[0]}{share}"
             swatch = paint(Bar(kind, 0, NO_MICROBATCH, 0, 0), word, len(word) + 1)
             words.append("".join(swatch).removesuffix(" "))
+    # Not the length of the text, in which the escape codes of colours count too.
     length = sum(len(f"{share}") + 1 for _, share in window) + len(window) - 1
     return " ".join(words) + " " * (width - length)
 

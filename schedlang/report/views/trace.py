@@ -14,7 +14,7 @@ from attrs import frozen
 
 from schedlang.report.views.boxes import Box
 from schedlang.report.views.picture import Picture
-from schedlang.schedule.actions import is_copy
+from schedlang.schedule.actions import is_beside
 from schedlang.schedule.kinds import OPS
 from schedlang.schedule.naming import Names
 
@@ -65,7 +65,9 @@ def _names(picture: Picture) -> Iterator[_Event]:
         yield _about(ops, "process_sort_index", sort_index=rank)
         yield _about(ops, "thread_name", name="ops")
         if picture.has_copies:
-            yield _about(_Thread(rank, copies=True), "thread_name", name="copies")
+            are_copies = any(picture.timeline.copying)
+            beside = "copies" if are_copies else "gathers and sums"
+            yield _about(_Thread(rank, copies=True), "thread_name", name=beside)
 
 
 def _about(thread: _Thread, what: str, **args: Any) -> _Event:
@@ -98,7 +100,7 @@ def _slices(picture: Picture) -> Iterator[_Event]:
 
 def _threads(picture: Picture) -> list[tuple[Box, _Thread]]:
     """All boxes with their threads, in the order in which arrows count them."""
-    return [(box, _Thread(box.rank, is_copy(box.bar.kind))) for box in picture.boxes]
+    return [(box, _Thread(box.rank, is_beside(box.bar.kind))) for box in picture.boxes]
 
 
 def _flows(picture: Picture) -> Iterator[_Event]:

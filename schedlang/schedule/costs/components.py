@@ -76,7 +76,7 @@ def components_of(given: Any) -> Any:
             f"`components` is {shown(given)}: it must be lists by the kinds of ops, such as "
             '{"F": ["attention 2 compute", "dispatch 1 all_to_all"]}'
         )
-    found = []
+    made = []
     for kind, components in given.items():
         if kind not in _KINDS:
             raise ValueError(
@@ -85,10 +85,10 @@ def components_of(given: Any) -> Any:
             )
         if isinstance(components, str) or not isinstance(components, Iterable):
             raise TypeError(f"`components` of {kind} is {shown(components)}: it must be a list")
-        found.append((kind, tuple(_component(kind, each) for each in components)))
-        if not found[-1][1]:
+        made.append((kind, tuple(_component(kind, each) for each in components)))
+        if not made[-1][1]:
             raise ValueError(f"`components` of {kind} is an empty list: leave {kind} out")
-    return tuple(found)
+    return tuple(made)
 
 
 def _is_made(entry: Any) -> bool:
@@ -144,6 +144,15 @@ def together(first: Sequence[Piece], second: Sequence[Piece]) -> tuple[list[Piec
         (a, b) for a in first for b in second if a.component.resource == b.component.resource
     ]
 
+    # The plane of the two ops, with one rectangle in which both would use the same resource. A way
+    # goes along the diagonal while both run, and along an axis while one waits:
+    #
+    #    time of   │             /───▶ end       the way goes around a rectangle by its upper
+    #    the       │   ┌─────┐  /                left corner, where the second op goes first,
+    #    second    │   │     │ /                 or its lower right one, where the first does
+    #    op        │   └─────┘/
+    #              │ /────────
+    #              └────────────────────── time of the first op
     @cache
     def shortest(x: float, y: float) -> tuple[float, _Corners]:
         """The least time from a point to the ends of both, and the corners on the way."""

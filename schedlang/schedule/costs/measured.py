@@ -18,6 +18,7 @@ def measured_costs(actions: Sequence[Traced]) -> Costs:
     a kind that did not run at all is left open, and where one ran on some stages only, its duration
     on the others is 0. The time of a transfer is over all of them, see `latencies`.
     """
+    # By kind and stage, one entry for each time that it ran.
     durations: dict[tuple[int, int], list[float]] = {}
     for _, bar in ops_with_sends(actions):
         durations.setdefault((bar.kind, bar.stage), []).append(bar.end - bar.start)
@@ -44,10 +45,17 @@ def latencies(actions: Sequence[Traced]) -> list[float]:
     Only those count whose receiver waited from before the send; others may have been there for
     long. Every send has its receive, in each step of the run.
     """
+    # By kind, number and microbatch, one bar for each step of the run: the n-th send of a message
+    # belongs to the n-th receive of it.
     bars: dict[tuple[int, int, int], list[Bar]] = {}
     stages = 1 + max((bar.stage for _, bar in actions if not is_transfer(bar.kind)), default=-1)
     for _, bar in actions:
         bars.setdefault((bar.kind, bar.stage, bar.microbatch), []).append(bar)
+    # How long a transfer took shows only where its receiver was there first:
+    #
+    #     sender      ── F3 ──┤send├─────
+    #     receiver    ────┤   wait    ├──    this counts, from the end of the send
+    #     receiver    ──────────── F2 ┤w├    it may have been there for long: this does not
     times = []
     for (kind, number, microbatch), sends in bars.items():
         if is_send(kind):

@@ -31,7 +31,7 @@ from schedlang.schedule.layout import Layout
 T = TypeVar("T")
 
 #: What `Costs` call each kind of op: the duration of a `forward` is in `forward_times`.
-COST_OF = {kind: op.cost for kind, op in OPS.items()}
+COST_OF = {kind: op.cost for kind, op in OPS.items() if not op.is_collective}
 _KIND_OF = {name: kind for kind, name in COST_OF.items()}
 _TIMES = tuple(f"{name}_times" for name in (*COST_OF.values(), "overlap"))
 #: What goes on beside ops, once in an update of a stage.
@@ -44,8 +44,8 @@ _LINKS = (
     "latency_between_nodes",
     "bandwidth_between_nodes",
 )
-_MEMORY = ("forward_memory", "backward_memory", "input_memory", "weight_memory")
-_BYTES = ("activation_bytes", "kept_bytes", "weights_bytes")
+_MEMORY = ("forward_memory", "backward_memory", "input_memory", "weight_memory", "gather_memory")
+_BYTES = ("activation_bytes", "kept_bytes", "weights_bytes", "gathered_bytes")
 
 #: How long transfers take is given by one of these, or by links.
 _WAYS = ("p2p_time", "link_times")
@@ -71,6 +71,7 @@ _TOGETHER = (
     _MEMORY,
     ("activation_bytes", "kept_bytes"),
     ("weights_bytes",),
+    ("gathered_bytes",),
     ("capacity_bytes",),
 )
 
@@ -268,6 +269,7 @@ class Costs:
     backward_memory: _Values = field(default=None, converter=_tuple)
     input_memory: _Values = field(default=None, converter=_tuple)
     weight_memory: _Values = field(default=None, converter=_tuple)
+    gather_memory: _Values = field(default=None, converter=_tuple)
 
     # Bytes are counted where they are given: those of an activation from the forward to the last
     # use, of which some are kept from an input half to its weight half; and those of each version
@@ -275,6 +277,7 @@ class Costs:
     activation_bytes: _Values = field(default=None, converter=_tuple)
     kept_bytes: _Values = field(default=None, converter=_tuple)
     weights_bytes: _Values = field(default=None, converter=_tuple)
+    gathered_bytes: _Values = field(default=None, converter=_tuple)
     #: What a rank has room for: one number for all ranks, or one per rank; without, as much as it
     #: needs.
     capacity_bytes: _Values = field(default=None, converter=_tuple)
@@ -407,6 +410,9 @@ class Costs:
             Kind.U: spread("`U`", self.update_times, 0 * ones),
             Kind.OFFLOAD: offload,
             Kind.RELOAD: spread("`reload`", self.reload_times, offload),
+            Kind.UNSHARD: spread("gathers", self.gather_times, 0 * ones),
+            Kind.RESHARD: 0 * ones,
+            Kind.REDUCE_GRAD: spread("sums", self.sum_times, 0 * ones),
         }
         if not isinstance(layout, int) and layout.frozen:
             # A backward that does nothing takes no time.
@@ -487,7 +493,9 @@ class Costs:
         backward = _spread("memories of `B`", self.backward_memory, all_forward)
         all_left = list(map(sub, all_forward, input))
         weight = _spread("memories of `W`", self.weight_memory, all_left)
-        return _changes(forward, backward, _of_backward(layout, input, backward), weight)
+        gathered = _spread("memories of gathers", self.gather_memory, [0.0] * stages)
+        input = _of_backward(layout, input, backward)
+        return _changes(forward, backward, input, weight, gathered)
 
     def bytes(self, layout: Layout | int) -> dict[int, list[float]] | None:
         """For each kind of compute action, the bytes that it adds to its rank, on each stage as
@@ -503,7 +511,9 @@ class Costs:
         backward = list(map(neg, held))
         input = list(map(sub, kept, held))
         weight = list(map(neg, kept))
-        return _changes(held, backward, _of_backward(layout, input, backward), weight)
+        gathered = _spread("`gathered_bytes`", self.gathered_bytes, [0.0] * stages)
+        input = _of_backward(layout, input, backward)
+        return _changes(held, backward, input, weight, gathered)
 
     def bytes_of_weights(self, stages: int) -> list[float]:
         """What one version of each stage's weights takes; ValueError as above."""
@@ -608,10 +618,17 @@ def _check_single(name: str, value: Any) -> None:
 
 
 def _changes(
-    forward: list[float], backward: list[float], input: list[float], weight: list[float]
+    forward: list[float],
+    backward: list[float],
+    input: list[float],
+    weight: list[float],
+    gathered: list[float],
 ) -> dict[int, list[float]]:
-    """What each kind of op adds to memory: a recomputation or a copy back what the forward did."""
+    """What each kind of op adds to memory: a recomputation or a copy back what the forward did; and
+    a gather until its end.
+    """
     amounts = {kind: [op.holds * amount for amount in forward] for kind, op in OPS.items()}
+    amounts |= {Kind.UNSHARD: gathered, Kind.RESHARD: list(map(neg, gathered))}
     return amounts | {Kind.B: backward, Kind.I: input, Kind.W: weight}
 
 

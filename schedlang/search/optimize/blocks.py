@@ -46,12 +46,14 @@ def best_block(problem: Problem, seconds: float, workers: int = 1) -> Repeated |
     if len(layout.pipelines) > 1 or layout.slices > 1:
         raise ValueError("a block is for one pipeline of whole microbatches")
     instance = Instance.of(problem)
+    # Alike microbatches have one chain for each op; more chains mean that some differ.
     if len(instance.chains) != len(set(problem.names)):
         raise ValueError("a block is for microbatches that are alike in what they do and cost")
     order = problem.graph.order
     given = Answer(order, problem.value(order), 0.0, "")
     *_, known = [given, *from_gallery(problem, given, _SHARE_OF_GALLERY * seconds)]
     hint = instance.in_chains(known.orders) if known.value < inf else []
+    # Published orders are a good start: many of them repeat.
     found = list(blocks(instance, hint, (1 - _SHARE_OF_GALLERY) * seconds, workers))
     if not found:
         return None

@@ -73,6 +73,10 @@ class _Search:
                 return
 
     def _steps(self) -> Iterator[None]:
+        # The bounds are closed in from both sides, ever more thoroughly:
+        #
+        #     low ├──────────────────────────────────────────────────────┤ high
+        #         └ rises: ranks alone, then all      falls: windows, all ┘
         self._raise(self.instance.least)
         yield
         for scale in (2**times for times in count()):
@@ -143,6 +147,8 @@ class _Search:
         share = _SHARE
         while self.low < self.high:
             target = self.low + int((self.high - 1 - self.low) * share)
+            # Nothing is between the bound and the target: what was asked is whether the bound is
+            # reached.
             is_narrowest = target == self.low
             outcome = self._look(target, effort)
             self._raise(outcome.bound)
@@ -150,6 +156,7 @@ class _Search:
                 outcome.orders, self.problem.value(outcome.orders), "exact search"
             )
             yield
+            # Refuted: more may be asked for the next time.
             if outcome.bound > target:
                 share = min(2 * share, 1.0)
             elif not is_better:

@@ -52,6 +52,8 @@ class _Run:
         """Let an idle rank begin something, if there is anything."""
         best = -1
         for node in self.there[rank]:
+            # The rank is looked at again when it is ready: the node may be more urgent than what
+            # comes till then.
             if self.ready[node] > now:
                 heappush(self.events, (self.ready[node], rank))
             elif self._fits(node) and (best < 0 or self.urgency[node] > self.urgency[best]):

@@ -60,6 +60,7 @@ class Instance:
         unit, whole = _in_units([*graph.time, *delays], _MOST_UNITS)
         finite = [limit for limit in problem.limits if limit < inf]
         _, amount = _in_units([*graph.rise, *graph.change, *finite])
+        # More than anything can hold, for a rank without a limit.
         held = sum(map(abs, map(amount, graph.change))) + sum(map(abs, map(amount, graph.rise)))
         instance = cls(
             problem,
@@ -92,6 +93,10 @@ class Instance:
             graph.ops[chain[0]][0]: chain for chain in self.chains if len(graph.ops[chain[0]]) == 1
         }
         for (kind, stage, microbatch), holders in by_first.items():
+            # With room for three, where F holds 1 and B lets go of it:
+            #
+            #     F0 F1 F2 ─── F3            F3 waits for B0, F4 for B1, and so on
+            #              B0 ──┘
             level = self.change[holders[0]]
             if kind not in (Kind.F, Kind.R):
                 continue
@@ -103,6 +108,7 @@ class Instance:
                 first = room // level + 1
                 for use, start in zip(users, holders[first:], strict=False):
                     lags.append((use, start, self.time[use]))
+                # What is still held behind this user; a later one, W, may let go of the rest.
                 level = min(level, level + self.change[users[0]])
         return lags
 
@@ -118,6 +124,7 @@ class Instance:
             (second, first, lag + self.time[second] - self.time[first])
             for first, second, lag in self.lags
         ]
+        # Turned round, what the node left is there before it, and from that it rises to its peak.
         rise = [max(up, 0) - after for up, after in zip(self.rise, self.change, strict=True)]
         change = [-after for after in self.change]
         chains = [chain[::-1] for chain in self.chains]
@@ -207,6 +214,8 @@ class Instance:
         """For each two of some nodes, how long the first one starts before the second at least, by
         whatever way through others; below 0 where that is not known.
         """
+        # `distance[v, i]`: how long `nodes[i]` starts before v at least. A row for every node of
+        # the problem, since ways lead through others.
         distance = np.full((len(self.time), len(nodes)), _UNKNOWN)
         distance[nodes, np.arange(len(nodes))] = 0
         for node in self.topological:
@@ -346,6 +355,8 @@ def chains_of(problem: Problem) -> list[list[int]]:
             else:
                 apart.add(group)
         held = graph.rise[node], graph.change[node]
+        # Two microbatches whose sets of these are equal do the same at the same costs: so either
+        # may be first.
         of_node = (problem.names[node], graph.time[node], held, frozenset(needs))
         likeness.setdefault(group, set()).add(of_node)
     chains: dict[object, list[int]] = {}

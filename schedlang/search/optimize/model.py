@@ -169,6 +169,8 @@ class _Model:
             literal = grid[row][column]
             if isinstance(literal, bool):
                 continue
+            # A 1 has 1s above it and to its right: these two implications, from cell to cell, give
+            # the staircase.
             for other in (
                 grid[row - 1][column] if row else True,
                 grid[row][column + 1] if column + 1 < len(columns) else True,

@@ -38,6 +38,7 @@ def optimize(problem: Problem, seconds: float, workers: int = 1, seed: int = 0) 
     graph = problem.graph
     least = Instance.of(problem)
     answer = Answer(graph.order, problem.value(graph.order), 0.0, "as given")
+    # An answer without orders, for its bound alone.
     answer = answer.better(Answer([], inf, least.value_of(least.least), ""))
     yield answer
     for solver, share in _solvers(problem, workers, seed):

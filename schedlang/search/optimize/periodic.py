@@ -86,6 +86,8 @@ def blocks(instance: Instance, known: Orders, seconds: float, workers: int = 1) 
     # What is known shows that its own interval is long enough, if it repeats itself.
     known_intervals = [of_chain[1] - of_chain[0] for of_chain in hint]
     for microbatches in _MICROBATCHES:
+        # No interval is shorter than the busiest rank's work; the first one that has a block is the
+        # best of these.
         intervals = {ceil(rough.work * microbatches * (1 + slack)) for slack in _SLACK}
         if known_intervals:
             intervals.add(max(known_intervals) * microbatches)
@@ -140,6 +142,8 @@ class _Rough:
         # Whole units stay as they are where there are few.
         scale = min(_UNITS / max(max(work), 1), 1.0)
         number = {node: index for index, node in enumerate(first)}
+        # Rounded up, so that a block in rough units has room for all as it is; and at least 1, so
+        # that each op has a place of its own in the interval.
         time = [max(ceil(instance.time[node] * scale), 1) for node in first]
         lags = []
         for one, other, lag in instance.lags:
@@ -168,6 +172,7 @@ class _Rough:
     @property
     def length(self) -> int:
         """How long a microbatch takes at the least."""
+        # The longest path, by Bellman and Ford: lags may be in any order.
         end = list(self.time)
         for _ in self.time:
             before = list(end)
@@ -199,6 +204,11 @@ def _solved(
     numbers = range(len(rough.time))
     ops = [(number, place) for number in numbers for place in range(microbatches)]
     #: Where in the interval an op starts, and how many intervals later.
+    # With an interval of 4, an op that starts at 6:
+    #
+    #     slot        0   1   2   3 │ 4   5   6   7
+    #     phase                           2                 where in the interval
+    #     later                     │ 1                     how many intervals later
     phase = {op: model.new_int_var(0, interval - 1, "") for op in ops}
     later = {op: model.new_int_var(0, most, "") for op in ops}
     start = {op: phase[op] + interval * later[op] for op in ops}
@@ -207,6 +217,8 @@ def _solved(
             model.add(start[other, place] >= start[one, place] + lag)
     for number in numbers:
         turns = [start[number, place] for place in range(microbatches)]
+        # Microbatches of a chain come in their order, also from the last of a block to the first of
+        # the next.
         for turn, following in zip(turns, [*turns[1:], turns[0] + interval], strict=True):
             model.add(following >= turn + rough.time[number])
     for rank in sorted(set(rough.rank)):
@@ -256,7 +268,8 @@ def _take_turns(
     before: dict[tuple[_Op, _Op], cp_model.LiteralT] = {}
     for one, other in combinations(ops, 2):
         is_first = model.new_bool_var("")
-        takes, other_takes = rough.time[one[0]], rough.time[other[0]]
+        takes = rough.time[one[0]]
+        other_takes = rough.time[other[0]]
         model.add(phase[other] - phase[one] >= takes).only_enforce_if(is_first)
         model.add(phase[one] - phase[other] >= other_takes).only_enforce_if(~is_first)
         # The last of an interval comes before the first of the next.

@@ -114,6 +114,9 @@ def _calls(graph: Graph, order: Sequence[int], head: Head, words: dict[int, str]
 def _text(calls: Sequence[str]) -> Iterator[str]:
     """The calls in few lines: what comes several times in a row is repeated."""
     # From each call on: how much there is to write, and how it begins.
+    # From the end, since what is written from a call on does not depend on what stands before it:
+    #
+    #     F F B F B F B B      least[1]:  repeat 3 { F B }, then B: 4 things to write
     least: list[tuple[int, int, int]] = [(0, 0, 0)] * (len(calls) + 1)
     for start in reversed(range(len(calls))):
         choices = [(1 + least[start + 1][0], 1, 1)]

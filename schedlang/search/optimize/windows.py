@@ -89,6 +89,7 @@ class Windows:
         nodes = _NODES
         while True:
             gains = False
+            # The second time windows lie across the seams of the first.
             for shift in (0.0, 0.5):
                 for window in self.cut(nodes, shift):
                     if monotonic() >= self.deadline or self.answer.is_best:
@@ -126,6 +127,7 @@ class Windows:
         """What comes of some orders; None where ranks wait for each other."""
         instance = self.instance
         time = instance.time
+        # The node behind each one on its rank, which waits for it as though it needed it.
         behind = [-1] * len(time)
         waits = [0] * len(time)
         for order in orders:
@@ -150,6 +152,7 @@ class Windows:
         group = instance.problem.graph.rank if self.is_span else [0] * len(time)
         after = np.full((len(time), len(orders) if self.is_span else 1), _NEVER)
         for node in reversed(ready):
+            # A view: what is written into it goes into the table.
             row = after[node]
             row[group[node]] = time[node]
             for second, lag in instance.following[node]:
@@ -167,6 +170,10 @@ class _Window:
         self.instance = search.instance
         now = search.now
         #: By rank: from which to which place of its order it is in the window.
+        # Of a rank's order, what lies in the window; the rest stays where it is:
+        #
+        #     order       a b c │ d e f │ g h
+        #     places            3       6
         self.places = [
             (
                 sum(now.start[node] < begin for node in order),
@@ -211,11 +218,13 @@ class _Window:
         latest += sum(self.instance.time[node] for node in self.inside)
         self.start = {}
         for order, (i, j) in zip(now.orders, self.places, strict=True):
+            # From when the rank is done with what comes before the window.
             free = now.start[order[i - 1]] + self.instance.time[order[i - 1]] if i else 0
             for node in order[i:j]:
                 self.start[node] = self.model.new_int_var(free, latest, "")
                 self.model.add_hint(self.start[node], now.start[node])
         for first, second, lag in self.instance.lags:
+            # What is behind the window counts by `after`, and what is before it does not move.
             if second not in self.inside:
                 continue
             begin = self.start[first] if first in self.inside else now.start[first]
@@ -272,6 +281,8 @@ class _Window:
                 for node in nodes:
                     self.model.add(self.start[node] + self.instance.time[node] <= end)
                 ends.append(end)
+        # The objective counts more than all ends together can make up for: they only choose among
+        # equals.
         self.model.minimize(2 * len(ends) * value + sum(ends))
 
     def _begin(self, group: int) -> cp_model.IntVar:

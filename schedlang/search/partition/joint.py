@@ -100,7 +100,6 @@ def fit(
     CompileError for a program that does not compile; ValueError where there are too few layers, or
     none of the partitions fits.
     """
-
     return _Attempt.of(Fitting(layers, links, capacity, fixed), program, params, starts).fit()
 
 
@@ -152,7 +151,7 @@ def gallery(ranks: int, microbatches: int) -> Iterator[tuple[str, dict[str, int]
         is_plain = layout.slices == layout.updates == len(layout.pipelines) == 1
         trains = not (plan.is_forward_only or plan.has_updates or plan.kernels)
         is_chain = not (layout.skips or layout.edges or layout.frozen)
-        if is_plain and trains and is_chain and not plan.columns.is_copy.any():
+        if is_plain and trains and is_chain and not plan.columns.is_beside.any():
             yield name, params
 
 

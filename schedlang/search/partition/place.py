@@ -116,6 +116,7 @@ class _Placing:
         enough = placed.value * (1 - ROUNDING)
         placement = placed.problem.graph.schedule.layout.placement
         for neighbour in sorted(self._neighbours(placement), key=self._slowest):
+            # All that follow have a slower rank yet, and no order is faster than its slowest rank.
             if self._slowest(neighbour) >= enough:
                 return None
             moved_there = self.placed(neighbour)
@@ -140,7 +141,8 @@ class _Placing:
         for first, second in combinations(range(len(placement)), 2):
             if placement[first] != placement[second]:
                 changed = list(placement)
-                changed[first], changed[second] = changed[second], changed[first]
+                changed[first] = placement[second]
+                changed[second] = placement[first]
                 yield tuple(changed)
 
 
@@ -160,6 +162,9 @@ def moved(schedule: Schedule, placement: Placement) -> Schedule:
     """
     columns = schedule.columns
     rank = np.array(placement)[columns.stage]
+    # By rank, then microbatch, then forwards down the stages and backwards up again:
+    #
+    #     stages 0 and 3 on a rank      0F0 3F0 3B0 0B0   0F1 3F1 3B1 0B1 …
     turn = np.array([_TURN[Kind(kind)] for kind in columns.kind.tolist()])
     is_backward = turn > 0
     stage = np.where(is_backward, -columns.stage, columns.stage)

@@ -41,6 +41,9 @@ def bounds_of(layout: Layout, costs: Costs) -> Bounds:
     most = 0.0
     for rank in range(max(layout.placement) + 1):
         own = layout.stages_of(rank)
+        # A rank works from the first forward that comes to it to the last gradient that it gives:
+        #
+        #     ├ first ┤──────── its own work ────────├ last ┤
         first = min(reached[stage] for stage in own)
         last = min(left[stage] for stage in own)
         if durations.add_up:
@@ -80,6 +83,7 @@ def _ways(
         way = transfers.time(Kind.F, before, *ranks)
         back = transfers.time(Kind.B, before, *reversed(ranks))
         reached.append(reached[before] + forward[before] + way)
+        # The first stage has no gradient to hand on, so the end waits for all of its backward.
         own = whole[before] if layout.is_first(before) else gradient[before]
         left.append(back + own + left[before])
     return reached, left

@@ -163,6 +163,7 @@ def _with_few(layout: Layout) -> Layout:
     """A layout with as few microbatches as there can be, each pipeline with the share that it has:
     as far as the layers are concerned, it is the same.
     """
+    # So that candidates with other numbers of microbatches share the result from the cache.
     common = gcd(*(pipeline.microbatches for pipeline in layout.pipelines))
     pipelines = [
         evolve(pipeline, microbatches=pipeline.microbatches // common)

@@ -57,6 +57,7 @@ class Program:
         known: dict[str, syntax.Node] = {item.name.text: item for item in values}
         left: list[syntax.Node] = [*places]
         used: set[str] = set()
+        # From the lines that place stages back through the values that they use.
         while left:
             words = _words(left.pop())
             left += [known[word] for word in words - used if word in known]

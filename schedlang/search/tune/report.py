@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.report.compare import aligned
+from schedlang.report.text_table import aligned
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.transports import PORTABLE
 from schedlang.search.tune.candidates import Candidate

@@ -128,6 +128,7 @@ def tune(
     with processes() as pool:
         doing("listing candidates", 0, len(tried))
         waiting: list[list[Candidate]] = []
+        # Programs come one by one, as they are listed, in their order.
         for own in pool.map(candidates, tried, [training] * len(tried), [deadline] * len(tried)):
             waiting.append(own)
             doing("listing candidates", len(waiting), len(tried))
@@ -137,6 +138,8 @@ def tune(
         while any(waiting) and not tuning.is_cut_off:
             batch = []
             for own in waiting:
+                # A few of each program in turn: what is known early of one leaves out candidates of
+                # all others.
                 batch += _taken(own, best if prune else None, tuning)
             figures = pool.map(
                 _figures,

@@ -19,6 +19,7 @@ def everywhere(stages: int, add: Any) -> Model:
 
     def stage(_: int) -> nn.Module:
         inner = nn.Sequential(nn.LayerNorm(WIDTH), linear(), Product())
+        # What a hook notes here is compared as well.
         inner.seen = []  # type: ignore[assignment]
         return add(inner) or inner
 
@@ -110,6 +111,7 @@ def hook_of_a_shared_weight(stages: int) -> Model:
 
     def stage(_: int) -> nn.Module:
         part = linear()
+        # Not linear: it must see the sum of the gradients of both uses, and not each by itself.
         part[0].weight.register_hook(lambda gradient: gradient.sign() * gradient.square())
         return Does(lambda self, x: self.part(self.part(x)) @ self.part[0].weight, part=part)
 

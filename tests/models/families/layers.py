@@ -68,6 +68,7 @@ def batch_norm_in_evaluation_mode(stages: int) -> Model:
     frozen = lambda: channels_first(nn.BatchNorm1d(WIDTH).eval())  # noqa: E731
 
     def keep(module: nn.Module) -> nn.Module:
+        # `train()` of the whole model leaves it as it is.
         module.train = lambda mode=True: module  # type: ignore[method-assign]
         return module
 
@@ -88,6 +89,7 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
+        # In place, on what the addition before has made: autograd counts versions of it.
         out += x
         return self.relu(out)
 
@@ -293,6 +295,7 @@ def fake_quantize(stages: int) -> Model:
     """torch's learnable fake quantization, with an observer of ranges in a buffer"""
 
     def quantized(self: Any, x: Tensor) -> Tensor:
+        # A forward that is run again may find a wider range than it had at first.
         self.largest.copy_(torch.maximum(self.largest, x.detach().abs().max()))
         scale = (self.largest / 127).float()
         weight = torch.fake_quantize_per_tensor_affine(
@@ -319,6 +322,7 @@ class Flash(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = ctx.saved_tensors
         scores = (q @ k.transpose(1, 2)).softmax(-1)
+        # The derivative of a softmax, row by row.
         of_scores = gradient @ v.transpose(1, 2)
         inner = scores * (of_scores - (of_scores * scores).sum(-1, keepdim=True))
         return inner @ k, inner.transpose(1, 2) @ q, scores.transpose(1, 2) @ gradient
@@ -420,6 +424,7 @@ def experts(stages: int) -> Model:
         out = torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
             (picked,) = (chosen == number).nonzero(as_tuple=True)
+            # An expert without rows makes no part of the graph, so its weights have no gradient.
             if len(picked):
                 out = out.index_add(0, picked, expert(flat[picked]) * weights[picked, None])
         return x + out.view_as(x)
@@ -453,7 +458,8 @@ def tied_inside_a_stage(stages: int) -> Model:
     """Two layers of a stage that have one weight, under two names"""
 
     def stage(_: int) -> nn.Module:
-        first, second = linear(), linear()
+        first = linear()
+        second = linear()
         second[0].weight = first[0].weight
         return nn.Sequential(first, second)
 
@@ -701,6 +707,7 @@ def gradient_in_the_forward(stages: int) -> Model:
     """A gradient of a gradient: torch.autograd.grad with create_graph in the forward"""
 
     def forces(self: Any, x: Tensor) -> Tensor:
+        # The first stage's input has no gradient, and one by it is wanted.
         y = x if x.requires_grad else x.detach().requires_grad_()
         energy = self.part(y).square().sum()
         (force,) = torch.autograd.grad(energy, y, create_graph=True)

@@ -254,6 +254,7 @@ def complex_between(stages: int) -> Model:
 @feature("passing")
 def several_types(stages: int) -> Model:
     """Stages in float64, float32 and bfloat16"""
+    # One for each of at most four stages: what passes has the type of the stage that made it.
     types = [torch.float64, torch.float32, torch.bfloat16, torch.float32]
 
     def cast(self: Any, x: Tensor) -> Tensor:
@@ -398,6 +399,7 @@ def inputs_with_a_gradient(stages: int) -> Model:
 
     def draw(step: int, microbatches: int) -> tuple[Tensor, Tensor]:
         inputs, targets = rows(LENGTH, WIDTH)(step, microbatches)
+        # One leaf for all steps, whose gradient adds up.
         if not first.prompts:
             first.prompts.append(inputs.requires_grad_())
         return first.prompts[0], targets
@@ -440,6 +442,7 @@ def loss_that_is_not_finite(stages: int) -> Model:
 
     def draw(step: int, microbatches: int) -> tuple[Tensor, Tensor]:
         inputs, targets = rows(LENGTH, WIDTH)(step, microbatches)
+        # Of the last row, which is in the last microbatch.
         targets[-1, -1, -1] = torch.inf
         return inputs, targets
 

@@ -17,6 +17,7 @@ def counter_in_a_buffer(stages: int) -> Model:
     """A buffer that every forward counts up, and that the output depends on"""
 
     def count(self: Any, x: Tensor) -> Tensor:
+        # A forward that is run again for its backward must not count again.
         self.count += 1
         return self.part(x) * (1 + 0.1 * self.count.item())
 
@@ -91,6 +92,7 @@ def returned_buffer(stages: int) -> Model:
     """A stage that hands on its buffer, which the next forward changes"""
 
     def fill(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        # The next microbatch writes over it while this one's message may still be under way.
         self.kept.copy_(x.detach().mean(0, keepdim=True).expand_as(x))
         return self.part(x), self.kept
 
@@ -133,6 +135,7 @@ def cached_mask(stages: int) -> Model:
     """A mask that the first forward makes and later ones read"""
 
     def masked(self: Any, x: Tensor) -> Tensor:
+        # The first forward of all makes it, also where that one is run without gradients.
         if self.mask is None:
             self.mask = torch.arange(x.shape[-1]) % 2
         return self.part(x * self.mask)
@@ -177,6 +180,7 @@ def integer_input_changed_in_place(stages: int) -> Model:
         return self.part(x), torch.ones(len(x), dtype=torch.int64)
 
     def middle(self: Any, x: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        # In place: what the stage before has sent must not change with it.
         depth += 1
         return self.part(x) * depth[:, None, None].clone(), depth
 

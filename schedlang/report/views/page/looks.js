@@ -30,9 +30,8 @@ function theme() {
   const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
   colours.causes = looks.causes.map(([, , colour, pattern]) => {
     const ink = isDark ? mixed(colour, 0.5, "#ffffff") : colour;
-    return {
-      pattern, ground: mixed(ink, 0.14, colours.row), ink: mixed(ink, 0.66, colours.row), dense: mixed(ink, 0.4, colours.row),
-    };
+    const tints = Object.entries(looks.shares).map(([name, share]) => [name, mixed(ink, share, colours.row)]);
+    return { pattern, ...Object.fromEntries(tints) };
   });
   return colours;
 }
@@ -46,9 +45,10 @@ function tile(pattern, ink, ground, size = looks.tile) {
   pen.fillStyle = ground;
   pen.fillRect(0, 0, looks.tile, looks.tile);
   pen.strokeStyle = ink;
-  pen.lineWidth = pattern === "dots" ? 1.8 : 1.1;
-  pen.lineCap = pattern === "dots" ? "round" : "butt";
-  pen.stroke(new Path2D(looks.patterns[pattern]));
+  const [path, width, cap] = looks.patterns[pattern];
+  pen.lineWidth = width;
+  pen.lineCap = cap;
+  pen.stroke(new Path2D(path));
   return canvas;
 }
 

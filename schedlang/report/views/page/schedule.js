@@ -43,6 +43,7 @@ class Schedule {
     this.readFlights();
     this.readIdle(columns);
     this.readPath(columns);
+    this.readLanes(columns);
     this.readMemory(columns);
     this.from = this.count ? least(this.start) : 0;
     this.to = Math.max(this.from, most(this.end), most(this.idleEnd));
@@ -121,6 +122,21 @@ class Schedule {
     };
     this.critical = new Uint8Array(this.count);
     pathBox.forEach((box, index) => { if (pathPart[index] <= 1) this.critical[box] = 1; });
+  }
+
+  // The components of ops: for each resource, and there for each rank, in order of time; each of the op in a box.
+  readLanes({ laneOf, laneBox, laneStart, laneEnd }) {
+    const rows = groups(laneOf);
+    this.lanes = this.resources.map((_, lane) => rows.slice(lane * this.ranks, (lane + 1) * this.ranks));
+    this.laneBox = laneBox;
+    this.laneStart = fromTicks(laneStart, this.tick);
+    this.laneEnd = fromTicks(laneEnd, this.tick);
+  }
+  // The component that a resource of a rank runs at a time.
+  componentAt(lane, rank, time) {
+    const { first, stop } = this.lanes[lane][rank];
+    const part = firstWhere(first, stop, (each) => this.laneEnd[each] > time);
+    return part < stop && this.laneStart[part] <= time ? part : undefined;
   }
 
   // What each rank holds, in steps: from time[i] on amount[i].
@@ -206,6 +222,13 @@ class Schedule {
       `${this.word(box)} ${this.look(box).name}`, parts.join(", "), facts.join("; "), ...lot, ...this.difference(box),
       `${where}  ${line}`,
     ];
+  }
+
+  // The same of one of its components, on a resource.
+  describeComponent(lane, part) {
+    const [title, ...lines] = this.describe(this.laneBox[part]), start = this.laneStart[part], end = this.laneEnd[part];
+    const times = `${this.time(start, end)} to ${this.time(end)}, takes ${this.time(end - start)}`;
+    return [title, `on ${this.resources[lane]}: ${times}`, ...lines];
   }
 
   // What the other of two schedules has to say of a box.

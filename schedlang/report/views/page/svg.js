@@ -61,10 +61,11 @@ class SvgPen {
     const key = `${pattern} ${ink} ${ground}`;
     if (!this.known.has(key)) {
       const id = `pattern${this.known.size}`, size = looks.tile;
-      const line = `stroke="${ink}" stroke-width="${pattern === "dots" ? 1.8 : 1.1}" stroke-linecap="${pattern === "dots" ? "round" : "butt"}"`;
+      const [path, width, cap] = looks.patterns[pattern];
+      const line = `stroke="${ink}" stroke-width="${width}" stroke-linecap="${cap}"`;
       this.defs.push(
         `<pattern id="${id}" width="${size}" height="${size}" patternUnits="userSpaceOnUse">` +
-        `<rect width="${size}" height="${size}" fill="${ground}"/><path d="${looks.patterns[pattern]}" fill="none" ${line}/></pattern>`,
+        `<rect width="${size}" height="${size}" fill="${ground}"/><path d="${path}" fill="none" ${line}/></pattern>`,
       );
       this.known.set(key, `url(#${id})`);
     }

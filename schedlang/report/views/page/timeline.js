@@ -69,7 +69,7 @@ class Timeline {
     this.stack.style.height = `${this.height}px`;
   }
   place(width, height) {
-    const { schedule, view } = this, lanes = schedule.copies.length ? LANE : 0;
+    const { schedule, view } = this, lanes = LANE * ((schedule.copies.length ? 1 : 0) + schedule.lanes.length);
     this.width = width;
     this.height = height;
     const fitting = Math.max((height - AXIS - 4) / schedule.ranks, LEAST_PITCH);
@@ -78,7 +78,7 @@ class Timeline {
     if (this.pitch > 8) this.pitch = Math.floor(this.pitch);
     const hasMemory = this.hasMemory = view.memory && this.pitch >= WITH_MEMORY + lanes;
     const gap = this.pitch < 12 ? 1 : 4;
-    this.lane = this.pitch > 24 ? lanes : 0;
+    this.lane = this.pitch > 15 + lanes ? lanes : 0;
     this.barHeight = hasMemory ? Math.floor((this.pitch - lanes) * 0.55) : Math.max(this.pitch - this.lane - gap, 2);
     this.memoryTop = this.barHeight + this.lane + 2;
     this.memoryHeight = this.pitch - this.memoryTop - 5;
@@ -159,13 +159,15 @@ class Timeline {
     pen.fillStyle = colours.muted;
     pen.fillText(`${percent(schedule.idle[rank])} idle`, this.width - RIGHT + 8, middle);
     if (this.hasMemory) this.drawMemoryAxis(rank, y + this.memoryTop);
+    if (this.lane) this.drawResources(y);
   }
 
   drawRank(rank) {
     const y = this.y(rank), { schedule } = this;
     if (this.chosen) this.drawFlight(rank, y);
     this.drawRow(rank, y);
-    if (this.lane) this.drawBoxes(this.visible(schedule.copies[rank]), y + this.barHeight + 2, 7);
+    if (this.lane && schedule.copies.length) this.drawBoxes(this.visible(schedule.copies[rank]), y + this.barHeight + 2, LANE - 2);
+    if (this.lane) this.drawComponents(rank, y);
     if (this.hasMemory) this.drawMemory(rank, y + this.memoryTop);
   }
 
@@ -175,6 +177,11 @@ class Timeline {
     if (y < AXIS || rank < 0 || rank >= schedule.ranks || x < LEFT || x > this.width - RIGHT) return undefined;
     const time = this.time(x), near = MARK / this.scale, below = y - this.y(rank);
     if (below > this.barHeight + this.lane + 1) return this.hasMemory ? { rank, time, memory: true } : { rank, time };
+    const lane = below <= this.barHeight ? NONE : this.laneAt(below);
+    if (lane !== NONE) {
+      const component = schedule.componentAt(lane, rank, time);
+      return { rank, time, lane, component, box: schedule.laneBox[component] };
+    }
     const row = below <= this.barHeight ? schedule.ops[rank] : schedule.copies[rank];
     const box = row && schedule.boxAt(row, time, near);
     const idle = box === undefined && below <= this.barHeight ? schedule.idleAt(rank, time) : undefined;

@@ -20,7 +20,8 @@ function point(timeline, what, x, y) {
   tip.style.left = `${Math.max(Math.min(x + 14, innerWidth - width - 6), 6)}px`;
   tip.style.top = `${y + 16 + height < innerHeight ? y + 16 : Math.max(y - height - 10, 6)}px`;
 }
-function linesOf({ schedule }, { rank, time, box, idle, memory }) {
+function linesOf({ schedule }, { rank, time, box, idle, memory, lane, component }) {
+  if (component !== undefined) return schedule.describeComponent(lane, component);
   if (box !== undefined) return schedule.describe(box);
   const held = `rank ${rank} holds ${schedule.amount(schedule.held(rank, time))}${unitName(schedule)} at ${schedule.time(time)}`;
   if (memory) return [held, `its peak is ${schedule.amount(schedule.peaks[rank])}`];

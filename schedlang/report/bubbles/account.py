@@ -1,0 +1,33 @@
+"""Why an execution takes as long as it does, for all who tell of it: worked out once."""
+
+from functools import cached_property
+
+from attrs import frozen
+
+from schedlang.proof.execution import Execution
+from schedlang.report.bubbles.attribution import IdleTime, bubbles
+from schedlang.report.bubbles.critical_path import Segment, critical_path
+from schedlang.report.bubbles.waits import Waits, waits
+
+
+@frozen(eq=False)
+class Account:
+    """What an execution waited for, each part as soon as somebody asks for it."""
+
+    execution: Execution
+
+    @cached_property
+    def waits(self) -> Waits:
+        """What each op waited for."""
+        execution = self.execution
+        return waits(execution.schedule, execution.timeline, execution.costs)
+
+    @cached_property
+    def path(self) -> list[Segment]:
+        """The critical path."""
+        return critical_path(self.waits)
+
+    @cached_property
+    def idle(self) -> IdleTime:
+        """The idle time of all ranks, by its causes."""
+        return bubbles(self.waits, self.execution.costs)

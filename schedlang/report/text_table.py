@@ -1,0 +1,13 @@
+"""Tables as lines of text, for terminals and logs."""
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """The rows of a table as lines: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [f"{first:<{widths[0]}}"]
+        for cell, width in zip(others, widths[1:], strict=True):
+            cells.append(f"{cell:>{width}}")
+        lines.append("  ".join(cells).rstrip())
+    return lines
