@@ -328,7 +328,9 @@ def certificate() -> Any:
     return json.loads(json.dumps(proof.certificate))
 
 
-@pytest.mark.parametrize("name", ["1f1b_recompute", "bitpipe", "frozen_1f1b", "two_encoders"])
+@pytest.mark.parametrize(
+    "name", ["1f1b_explicit", "1f1b_recompute", "bitpipe", "frozen_1f1b", "two_encoders"]
+)
 def test_a_certificate_is_right(name: str) -> None:
     proof = prove_for_all(PROGRAMS / f"{name}.sched", {"ranks": 4})
     assert proof.certificate
