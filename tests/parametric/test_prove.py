@@ -227,7 +227,7 @@ def test_what_would_take_too_long_is_not_begun(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_where_nothing_is_known_of_all_sizes_the_first_ones_are_compiled() -> None:
-    verdict = prove_for_all(PROGRAMS / "wpipe.sched", {"ranks": 2}).verdicts["portable"]
+    verdict = prove_for_all(PROGRAMS / "pipe_offload.sched", {"ranks": 2}).verdicts["portable"]
     assert verdict.proved == "microbatches == 2 or microbatches == 4"
     assert verdict.refused == "microbatches >= 1 and microbatches % 2 == 1"
     assert verdict.unknown == "microbatches >= 6 and microbatches % 2 == 0"
