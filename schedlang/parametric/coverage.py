@@ -40,22 +40,24 @@ def check_coverage(orders: Orders, layout: Layout) -> None:
                         )
                     for thing in OPS[op.kind].makes:
                         made.setdefault((thing, op.stage), []).append((piece, op))
-    wanted = _wanted(layout, {thing for thing, _ in made})
+    wanted = wanted_in(layout, {thing for thing, _ in made})
     for wanted_thing, stage in sorted(wanted | set(made)):
         if wanted_thing != Kind.U:
             ops = made.get((wanted_thing, stage), [])
-            _check(ops, orders.units[stage], orders.strides[stage], wanted_thing, stage)
+            check_once(ops, orders.units[stage], orders.strides[stage], wanted_thing, stage)
     if any(thing == Kind.U for thing, _ in made):
         _check_updates(orders, made, layout)
 
 
 def wanted_of(schedule: Schedule) -> set[tuple[int, int]]:
     """What the stages of a schedule have to make of each microbatch: what it is, and the stage."""
-    kinds = np.unique(schedule.columns.kind).tolist()
-    return _wanted(schedule.layout, {thing for kind in kinds for thing in OPS[kind].makes})
+    columns = schedule.columns
+    kinds = np.unique(columns.kind[~columns.is_transfer]).tolist()
+    return wanted_in(schedule.layout, {thing for kind in kinds for thing in OPS[kind].makes})
 
 
-def _wanted(layout: Layout, made: set[int]) -> set[tuple[int, int]]:
+def wanted_in(layout: Layout, made: set[int]) -> set[tuple[int, int]]:
+    """The same, where so many things are made."""
     stages = range(len(layout.placement))
     # Without backwards, nothing is trained.
     kinds = _TRAINING if made.intersection(_TRAINING[1:]) else _TRAINING[:1]
@@ -63,8 +65,10 @@ def _wanted(layout: Layout, made: set[int]) -> set[tuple[int, int]]:
     return {(kind, stage) for kind, stage in both if layout.makes(kind, stage)}
 
 
-def _check(ops: list[tuple[Piece, Op]], units: Pair, stride: int, thing: int, stage: int) -> None:
-    """Whether some ops have all microbatches up to a number, each once."""
+def check_once(
+    ops: list[tuple[Piece, Op]], units: Pair, stride: int, thing: int, stage: int
+) -> None:
+    """Fault unless some ops have all microbatches up to a number, each once."""
     name = OPS[thing].name
     #: For each rest by the stride, ranges of the quotient: where they begin and end.
     ranges: dict[int, list[tuple[Pair, Pair]]] = {rest: [] for rest in range(stride)}

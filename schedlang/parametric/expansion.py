@@ -155,11 +155,9 @@ class _Run:
             "change": self.change,
         }
         exec(python.items, self.names)
-        if python.sites.parts:
-            raise NotLinear("it has no flush: `steady` is repeated for every update")
         if any(is_collective(kind) for kind in python.sites.kinds.values()):
             raise NotLinear("it writes gathers or sums of its stages")
-        if self.has_weights:
+        if self.has_weights and not python.sites.parts:
             raise NotLinear("it says which versions of weights are read")
         if not isinstance(self._order, syntax.Rank):
             raise Searched("it is a `block`, whose ops stand at slots")

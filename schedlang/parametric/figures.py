@@ -19,23 +19,35 @@ from schedlang.language.faults import Fault
 from schedlang.language.sites import ClaimSite
 from schedlang.language.stages import stage_functions
 from schedlang.parametric.expansion import SymbolicClaim, divide
-from schedlang.parametric.linear import Linear, listed_for_all, number
+from schedlang.parametric.linear import Linear, NotLinear, listed_for_all, number
 from schedlang.parametric.orders import ZERO, Pair, at_round, is_negative, minus, plus, times
 from schedlang.parametric.stamps import Timed
 from schedlang.schedule.schedule import Schedule
 
 
-@frozen
-class Figures:
-    """The figures of a program for any n; `peak` has one for each rank."""
+@frozen(kw_only=True)
+class Held:
+    """What ranks hold of a program for any n, each of them, and how late its gradients are."""
+
+    peak: tuple[Pair, ...]
+    versions: tuple[int, ...]
+    staleness: int = 0
+
+    def of(self, name: str) -> Any:
+        """A figure of time by its name in programs: NotLinear where there is none."""
+        raise NotLinear(f"`{name}` of a schedule without a flush")
+
+
+@frozen(kw_only=True)
+class Figures(Held):
+    """All figures of a program with a flush, for any n."""
 
     makespan: Pair
     work: Pair
     span: Pair
-    peak: tuple[Pair, ...]
 
     def of(self, name: str) -> Any:
-        """A figure by its name in programs."""
+        """A figure of time by its name in programs."""
         match name:
             case "bubble":
                 return minus(self.makespan, self.work)
@@ -62,6 +74,8 @@ def figures_of(timed: Sequence[Timed], schedule: Schedule) -> Figures:
         work=largest(busy),
         span=largest(spans),
         peak=tuple(_peak(own, schedule) for own in pieces),
+        # With one update at the end, there is one version, and nothing is behind.
+        versions=(1,) * len(ranks),
     )
 
 
@@ -126,9 +140,7 @@ def _plain(amount: float) -> Any:
 # Claims
 
 
-def claim_holds(
-    claim: SymbolicClaim, site: ClaimSite, figures: Figures, schedule: Schedule
-) -> bool:
+def claim_holds(claim: SymbolicClaim, site: ClaimSite, figures: Held, schedule: Schedule) -> bool:
     """Whether a claim holds for all n; Fault where it cannot be worked out."""
     held = schedule.stages_of(claim.rank) if claim.rank is not None else []
     names = {
@@ -152,14 +164,13 @@ def _own_stage(held: Sequence[int], number: Any, location: int) -> int:
     raise Fault("no-such-stage", f"`stage({number})`, the rank holds {len(held)}", location)
 
 
-def _figure(name: str, figures: Figures, site: ClaimSite) -> Any:
+def _figure(name: str, figures: Held, site: ClaimSite) -> Any:
     as_decimal = site.has_decimals and name in TIMES | AMOUNTS
     match name:
         case "staleness":
-            # Without weights that are late, and with one update at the end, nothing is behind.
-            return 0
+            return figures.staleness
         case "versions":
-            return lambda *_: 1
+            return partial(_of_rank, figures.versions)
         case "peak":
             values = [_value(of, as_decimal) for of in figures.peak]
             return partial(_of_rank, values)
@@ -170,7 +181,7 @@ def _of_rank(values: Sequence[Any], rank: Any = None) -> Any:
     if rank is None:
         return max(values)
     if isinstance(rank, Linear) or rank not in range(len(values)):
-        raise Fault("no-such-rank", f"`peak({rank})`, there are {len(values)} ranks", 0)
+        raise Fault("no-such-rank", f"rank {rank}, there are {len(values)} ranks", 0)
     return values[int(rank)]
 
 

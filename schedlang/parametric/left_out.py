@@ -27,7 +27,7 @@ def in_use(orders: Orders, layout: Layout) -> Orders:
         kind = int(table[op.kind, op.stage])
         return None if kind == NOTHING else evolve(op, kind=kind)
 
-    return _changed(orders, as_run)
+    return changed(orders, as_run)
 
 
 def computing(orders: Orders, layout: Layout) -> Orders:
@@ -37,7 +37,7 @@ def computing(orders: Orders, layout: Layout) -> Orders:
     def works(op: Op) -> Op | None:
         return None if is_transfer(op.kind) or is_nothing[op.kind, op.stage] else op
 
-    return _changed(orders, works)
+    return changed(orders, works)
 
 
 def only_computing(schedule: Schedule) -> Schedule:
@@ -58,7 +58,7 @@ def all_trained(schedule: Schedule) -> Schedule:
     return evolve(schedule, layout=evolve(schedule.layout, frozen=()))
 
 
-def _changed(orders: Orders, change: Callable[[Op], Op | None]) -> Orders:
+def changed(orders: Orders, change: Callable[[Op], Op | None]) -> Orders:
     """The orders with each op changed, or left out."""
 
     def of(piece: Piece) -> Piece:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from schedlang.language.codegen import generate
 from schedlang.language.expand import check_text, expand, parameters
 from schedlang.language.faults import Fault
 from schedlang.language.imports import load
-from schedlang.language.sites import ClaimSite
+from schedlang.language.sites import ClaimSite, Sites
 from schedlang.parametric.budget import Budget
 from schedlang.parametric.certificate import certificate, certified
 from schedlang.parametric.claims import claims_for_all
@@ -50,13 +50,15 @@ from schedlang.parametric.orders import Orders, Pair, later, orders_of
 from schedlang.parametric.pattern import pattern_of
 from schedlang.parametric.result import Law, Proof, Verdict
 from schedlang.parametric.sizes import Sizes
-from schedlang.parametric.stamps import NoStamps, Stamped, rules_of, stamp
+from schedlang.parametric.stamps import NoStamps, Stamped, rules_of, stamp, walked
 from schedlang.parametric.standstill import check_standstill
+from schedlang.parametric.streams import check_stream, part_of
 from schedlang.parametric.transfers import NotRepeated, Repeated, repeated
 from schedlang.proof.graph import remembered_walks
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.columns import Columns, columns_of
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Claim, Schedule
 from schedlang.schedule.transports import PORTABLE, transports
@@ -278,7 +280,27 @@ class _Prover:
         schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
         orders = in_use(orders, schedules[0].layout)
         claims = [(expansion.sites.claims[claim.location], claim) for claim in expansion.claims]
+        if expansion.sites.parts:
+            return self.streamed(one, orders, expansion.sites, schedules, claims)
         return self.timed(one, orders, schedules, claims)
+
+    def streamed(
+        self,
+        one: Class,
+        orders: Orders,
+        sites: Sites,
+        schedules: list[Schedule],
+        claims: list[tuple[ClaimSite, SymbolicClaim]],
+    ) -> Class:
+        """A class without a flush, for any number of updates; and whether its claims hold."""
+        parts = [part_of(orders, sites, name) for name in ("warmup", "steady")]
+        streams = [schedule.stream for schedule in schedules if schedule.stream]
+        _check_same(parts[0], [columns_of(stream.warmup) for stream in streams])
+        _check_same(parts[1], [columns_of(stream.steady) for stream in streams])
+        with settled():
+            figures = check_stream(parts[0], parts[1], schedules)
+            holds = [claim_holds(claim, site, figures, schedules[0]) for site, claim in claims]
+        return evolve(one, outcome="proved" if all(holds) else "wrong")
 
     def followed(self, one: Class) -> Class:
         """A class whose orders follow a pattern at the first sizes, if that is right."""
@@ -312,7 +334,7 @@ class _Prover:
             for batch in piece.batches
             for op in batch
         )
-        _check_same(all_orders, schedules)
+        _check_same(all_orders, [schedule.columns for schedule in schedules])
         first = schedules[0]
         layout = first.layout
         with_idle = computing(all_orders, evolve(layout, frozen=()))
@@ -593,16 +615,15 @@ def _figure(one: Class, figure: str) -> Pair:
     return pair
 
 
-def _check_same(orders: Orders, schedules: list[Schedule]) -> None:
+def _check_same(orders: Orders, columns: Sequence[Columns]) -> None:
     """That the orders are those of the compiler, at some sizes."""
-    for n, schedule in enumerate(schedules):
-        columns = schedule.columns
-        is_first = columns.batch == np.arange(len(columns))
+    for n, real in enumerate(columns):
+        is_first = real.batch == np.arange(len(real))
         # An optimizer step has no microbatch.
-        microbatch = np.maximum(columns.microbatch, 0)
-        real = np.stack([columns.kind, columns.stage, microbatch, is_first])
-        for rank, (begin, end) in enumerate(pairwise(columns.first.tolist())):
-            if not np.array_equal(orders.table(rank, n), real[:, begin:end]):
+        microbatch = np.maximum(real.microbatch, 0)
+        table = np.stack([real.kind, real.stage, microbatch, is_first])
+        for rank, (begin, end) in enumerate(pairwise(real.first.tolist())):
+            if not np.array_equal(orders.table(rank, n), table[:, begin:end]):
                 raise NoStamps(f"the order of rank {rank} is not that of the compiler")
 
 
@@ -620,16 +641,7 @@ def _stamped(orders: Orders, schedules: list[Schedule]) -> Stamped:
     if all(ideal_execution(schedule) is None for schedule in schedules):
         check_standstill(orders, rules, schedules)
     first = schedules[0]
-    times = stamp(orders, schedules)
+    times = stamp(orders, list(map(walked, schedules)), first)
     stamped = Stamped(times, rules, orders, first.layout.slices)
-    _check_durations(stamped)
     stamped.check()
     return stamped
-
-
-def _check_durations(stamped: Stamped) -> None:
-    """That all that others wait for takes time: then time grows along every edge."""
-    for timed in stamped.timed:
-        for batch, takes in zip(timed.piece.batches, timed.takes, strict=True):
-            if not takes and any(op.kind != Kind.U for op in batch):
-                raise NotLinear("an op takes no time")

@@ -10,7 +10,7 @@ edge. Both together say that these are the times of the execution, to the last.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -176,11 +176,10 @@ def durations_of(schedule: Schedule, batch: Batch) -> Any:
     return [_exact(float(end), unit) for end in ends]
 
 
-def stamp(orders: Orders, schedules: Sequence[Schedule]) -> list[Timed]:
-    """Times for the pieces of an order, cut as needed, from the schedules at n = 0, 1 and 2;
-    NoStamps where there is no pattern yet.
+def stamp(orders: Orders, walks: Sequence[list[list[Any]]], schedule: Schedule) -> list[Timed]:
+    """Times for the pieces of an order, cut as needed, from those that batches have at n = 0, 1 and
+    2; NoStamps where there is no pattern yet. `schedule` says how long they take.
     """
-    walks = [walked(schedule) for schedule in schedules]
     timed: list[Timed] = []
     known: dict[Any, Any] = {}
     for rank, pieces in enumerate(orders.ranks):
@@ -199,7 +198,7 @@ def stamp(orders: Orders, schedules: Sequence[Schedule]) -> list[Timed]:
                 for batch in part.batches:
                     key = tuple((op.kind, op.stage) for op in batch)
                     if key not in known:
-                        known[key] = durations_of(schedules[0], batch)[-1]
+                        known[key] = durations_of(schedule, batch)[-1]
                     takes.append(known[key])
                 timed.append(Timed(rank, part, starts, tuple(takes)))
     return timed
@@ -310,23 +309,34 @@ Sources = Mapping[tuple[int, int], Makers]
 
 @frozen(eq=False)
 class Stamped:
-    """Pieces of orders with their times, what ops need, and how many slices a microbatch has."""
+    """Pieces of orders with their times, what ops need, and how many slices a microbatch has; and
+    by stage, whose gradients its optimizer step adds to its own.
+    """
 
     timed: Sequence[Timed]
     rules: Rules
     orders: Orders
     slices: int
+    summed: Sequence[Collection[int]] = ()
 
-    def check(self) -> None:
-        """NoStamps if the times do not hold; NeedsBase or NeedsPeriod where that can be said for
-        other sizes only.
+    def check(self, looked_at: Collection[int] | None = None) -> None:
+        """NoStamps if the times of all pieces do not hold, or of those that are looked at;
+        NeedsBase or NeedsPeriod where that can be said for other sizes only.
         """
+        self._check_durations()
         sources = self.sources()
         last: dict[int, int] = {}
         for number, timed in enumerate(self.timed):
-            before = last.get(timed.rank)
-            self._check_piece(number, before, sources)
+            if looked_at is None or number in looked_at:
+                self._check_piece(number, last.get(timed.rank), sources)
             last[timed.rank] = number
+
+    def _check_durations(self) -> None:
+        """That all that others wait for takes time: then time grows along every edge."""
+        for timed in self.timed:
+            for batch, takes in zip(timed.piece.batches, timed.takes, strict=True):
+                if not takes and any(op.kind != Kind.U for op in batch):
+                    raise NotLinear("an op takes no time")
 
     def sources(self) -> Sources:
         """The ops that make something, by what it is and its stage."""
@@ -371,6 +381,8 @@ class Stamped:
     def _needed(self, timed: Timed, op: Op, sources: Sources) -> Iterator[Any]:
         """When each thing that an op needs is there."""
         constant, by_n, by_round = op.microbatch
+        if op.kind == Kind.U and self.summed:
+            yield from self._gradients(op.stage, sources)
         for made, stage, further, is_far, way in self.needs(op):
             makers = sources.get((made, stage))
             wanted = constant + further, by_n, by_round
@@ -391,6 +403,17 @@ class Stamped:
                 )
                 there.append((cell.begin, cell.end, arrival))
             yield there
+
+    def _gradients(self, stage: int, sources: Sources) -> Iterator[Any]:
+        """When each gradient is there that other ranks add to the update of a stage."""
+        for other in self.summed[stage]:
+            units = self.orders.units[other]
+            for source, place, op in sources[Kind.W, other].ops:
+                timed = self.timed[source]
+                last = minus(timed.piece.rounds, ONCE)
+                number = at_round(op.microbatch, last)
+                if not is_negative(number) and is_negative(minus(number, units)):
+                    yield [(ZERO, ONCE, (*at_round(timed.end(place), last), 0))]
 
     def needs(self, op: Op) -> tuple[Need, ...]:
         """What an op needs; an optimizer step needs what its order gives it."""

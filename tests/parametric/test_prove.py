@@ -21,7 +21,7 @@ from schedlang.parametric.prove import prove_for_all
 from schedlang.parametric.result import Proof
 from schedlang.proof.prove import ideal_execution
 from tests.support.damaged_certificates import Place, changed, is_refused, places
-from tests.support.damaged_programs import compare
+from tests.support.damaged_programs import STREAMS, compare
 from tests.support.paths import PROGRAMS
 
 #: Without passes, and in which numbers of microbatches they are right at 3 ranks, or at 4.
@@ -163,6 +163,47 @@ def test_what_comes_of_an_answer_that_does_not_hold_for_all_is_not_believed() ->
         asked()
 
 
+WITHOUT_A_FLUSH = {
+    "pipedream_2bw": "microbatches >= 2",
+    "pipedream_replicated": "microbatches >= 2 and microbatches % 2 == 0",
+    "wpipe": "microbatches >= 3 and microbatches % 3 == 0",
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_FLUSH)
+def test_without_a_flush_any_number_of_microbatches_is_proved_for_an_update(name: str) -> None:
+    verdict = prove_for_all(PROGRAMS / f"{name}.sched", {"ranks": 3}).verdicts["portable"]
+    assert verdict.proved == WITHOUT_A_FLUSH[name]
+    assert verdict.word == "proved"
+
+
+def test_without_a_flush_a_warm_up_that_differs_is_not_proved() -> None:
+    text = (PROGRAMS / "pipedream_2bw.sched").read_text()
+    for old, new in (
+        ("in 0 .. ahead { F(m) }", "in 0 .. ahead + 1 { F(m) }"),
+        ("F(m + ahead)  B(m) }  U", "F(m + ahead)  B(m) }"),
+        ("delay 1", "delay 0"),
+        ("peak(r) <= ranks - r", "peak(r) < ranks - r"),
+    ):
+        assert old in text
+        verdict = prove_for_all(text.replace(old, new), {"ranks": 3}).verdicts["portable"]
+        assert not verdict.proved, new
+
+
+def test_without_a_flush_claims_on_microbatches_are_for_all_of_them() -> None:
+    text = (PROGRAMS / "pipedream_2bw.sched").read_text()
+    text = text.replace("assert peak(r) <= ranks - r", "assert peak(0) + 17 >= microbatches")
+    verdict = prove_for_all(text, {"ranks": 3}).verdicts["portable"]
+    assert verdict.proved == "2 <= microbatches <= 20"
+    assert verdict.wrong == "microbatches >= 21"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_damaged_program_without_a_flush_gets_the_verdict_of_the_compiler(seed: int) -> None:
+    _, wrong = compare(seed, 2, STREAMS)
+    assert not wrong
+
+
 def test_a_program_or_a_parameter_that_is_wrong_is_told_as_by_the_compiler() -> None:
     with pytest.raises(CompileError, match="rnaks"):
         prove_for_all(PROGRAMS / "1f1b.sched", {"rnaks": 3})
@@ -199,9 +240,9 @@ def test_what_cannot_be_proved_says_where() -> None:
 
 
 def test_what_cannot_be_proved_says_why() -> None:
-    verdict = prove_for_all(PROGRAMS / "pipedream_2bw.sched").verdicts["portable"]
+    verdict = prove_for_all(PROGRAMS / "pipe_offload.sched").verdicts["portable"]
     assert verdict.word == "not proved"
-    assert verdict.reason == "it has no flush: `steady` is repeated for every update"
+    assert verdict.reason == "it copies activations to the host, beside what its ranks compute"
 
 
 @pytest.mark.parametrize("seed", range(12))
