@@ -215,7 +215,8 @@ def _steady_walk(schedule: Schedule, longer: Schedule) -> tuple[Any, list[list[A
     for early, steady, starts in parts:
         length = sum(1 for _ in steady.batches())
         begin = sum(1 for _ in early.batches()) + (longer.layout.updates - 3) * length
-        before, after = starts[begin - length : begin], starts[begin : begin + length]
+        before = starts[begin - length : begin]
+        after = starts[begin : begin + length]
         steps |= {late - soon for soon, late in zip(before, after, strict=True)}
         own.append(after)
     return (steps.pop(), own) if len(steps) == 1 else None

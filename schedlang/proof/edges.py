@@ -508,8 +508,12 @@ class _Build:
         in_events = np.argsort(written.event, kind="stable")
         sizes = counts_of(written.event)
         one, other = members(sizes, written.event[in_events])
-        one, other = in_events[one], in_events[other]
-        one, other = one[one != other], other[one != other]
+        # Of the pairs of rows with one event, all but a row with itself.
+        one = in_events[one]
+        other = in_events[other]
+        differ = one != other
+        one = one[differ]
+        other = other[differ]
         for side in (together, items):
             self.wait(side[one], side[other], rows[one], at_begin=True)
         is_needed = np.flatnonzero(written.user != NOTHING)
