@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 
-from schedlang import compile, read_source, simulate
+from schedlang import Source, compile, read_source, simulate
+from schedlang.compiler import check_program
 from schedlang.editor import playground
 from schedlang.editor.colours import coloured
 from schedlang.files.programs import names, path_of, text_of
 from schedlang.report.views import lay_out
 from schedlang.report.views.html import page_data
 from schedlang.schedule.transports import NAMES
-from tests.support.paths import DOCS
+from tests.support.paths import DOCS, PROGRAMS
 
 WRONG = """\
 schedule s {
@@ -125,6 +126,23 @@ def test_verdicts_differ_by_transport() -> None:
     verdicts = dict(all_of(program)["verdicts"])
     assert verdicts["portable"] is None
     assert verdicts["nccl"].startswith("error[first-use]: ")
+
+
+@pytest.mark.parametrize("name", ["1f1b_explicit", "first-use", *names()[::6]])
+def test_verdicts_are_those_of_the_command(name: str) -> None:
+    """Which asks for them from the program on, and not from the plan."""
+    page = (DOCS / "errors" / "first-use.md").read_text(encoding="utf-8")
+    text = page.split("```")[1].strip() if name == "first-use" else text_of(name)
+    verdicts = dict(all_of(text)["verdicts"])
+    asked = check_program(Source(str(PROGRAMS / "s.sched"), text), {}, verdicts)
+    errors = {
+        transport: [each for each in found if each.severity == "error"]
+        for transport, found in asked.items()
+    }
+    assert verdicts == {
+        transport: f"error[{found[0].code}]: {found[0].message}" if found else None
+        for transport, found in errors.items()
+    }
 
 
 def test_a_file_to_import_is_no_program() -> None:

@@ -35,7 +35,7 @@ schedule d {
 def session() -> Iterator[Session]:
     """A server for all tests; it ends without an error, as it must not have before."""
     # Whatever else the machine does.
-    session = Session(limit=60)
+    session = Session(limit=300)
     yield session
     assert session.end() == 0
 
@@ -289,7 +289,7 @@ def test_a_program_that_takes_long_is_stopped(tmp_path: Path, session: Session) 
         question = types.HoverParams(**at(uri, large, "warmup ="))
         hover = await client.text_document_hover_async(question)
         assert "let warmup = min(ranks - 1 - r, microbatches)" in hover.contents.value
-        configure(client, limit=60)
+        configure(client, limit=300)
         client.write(uri, text)
         await client.diagnostics(uri, lambda found: found == [])
 

@@ -96,6 +96,7 @@ def test_figures_are_exact_at_random_decimals(seed: int) -> None:
     random = Random(seed)
     digits = random.randrange(1, 10)
     forward, backward = (f"{random.uniform(0.01, 30):.{digits}f}" for _ in range(2))
+    # Four ranks and eight microbatches: 4 - 1 + 8.
     makespan = 11 * (Fraction(forward) + Fraction(backward))
     costs = f"cost F = {forward}  cost B = {backward}"
     text = f"{float(makespan):.{digits}f}"
@@ -107,6 +108,7 @@ def test_figures_are_exact_at_random_decimals(seed: int) -> None:
 
 
 def test_a_float_is_what_it_is_a_sum_of() -> None:
+    # 0.1, 0.25 and 3 are whole numbers of twentieths.
     assert unit_of([0.1, 0.25, 3]) == 20
     assert exact(0.1 + 0.2, unit_of([0.1, 0.2])) == Fraction(3, 10)
     assert exact(sum([0.1] * 30), unit_of([0.1])) == 3

@@ -35,6 +35,7 @@ def value(expression: str, head: str = "") -> int:
         ("10 - 3 - 2", 5),
         ("7 / 2", 3),
         ("0 - 7 / 2 + 10", 7),
+        # Rounded down, so to -4, and the remainder is never below 0.
         ("-7 / 2 + 10", 6),
         ("-7 % 4", 1),
         ("100 / 10 / 5", 2),
@@ -85,6 +86,8 @@ def test_next_is_the_first_microbatch_not_done() -> None:
 
 def test_bare_w_is_the_oldest_owed() -> None:
     two = "stage s in 0 .. 2 on 0"
+    # Owed when each `W` comes: first stage 1's, which then is the oldest; `W(0, next)` is stage 0's
+    # oldest; what is left is its second.
     body = "F(0, next) F(1, next) B(1, 0) B(0, 0) F(0, next) B(0, 1) W W(0, next) W"
     assert order(body, two) == "0F0 1F0 1I0 0I0 0F1 0I1 1W0 0W0 0W1"
 
@@ -226,6 +229,8 @@ def test_python_words_are_ordinary_names() -> None:
     ],
 )
 def test_depth_is_answered_not_crashed_on(text: str) -> None:
+    # Programs of people are never so deep: to refuse them is as good as to run them, and no
+    # traceback is.
     assert refusal(text) in ([], ["nesting"])
 
 

@@ -57,6 +57,7 @@ def behind_a_token(text: str) -> set[int]:
     end = 0
     starts = [token.start_pos or 0 for token in tokens_of(text)]
     ends = [token.end_pos or 0 for token in tokens_of(text)]
+    # Between each token and the one before it, and last behind all of them.
     for start, following in zip([*starts, len(text)], [*ends, 0], strict=True):
         for index, comment in enumerate(gap(text, end, start).comments):
             if index == 0 and comment.newlines == 0 and end:

@@ -104,6 +104,7 @@ def test_the_proofs_for_all_sizes_agree_with_the_compiler() -> None:
                 compile_tree(source, tree, sizes)
             except CompileError as error:
                 codes = {each.code for each in error.diagnostics}
+                # A claim is no part of what is proved for all sizes.
                 assert contains(outcome.wrong, sizes) or codes == {"assert"}
             else:
                 assert contains(outcome.proved, sizes)

@@ -33,6 +33,7 @@ class OneByOne:
         """One call."""
         site = self.sites.ops[place]
         if site.word == "W" and microbatch is None:
+            # A bare `W` is of any stage of the rank, the oldest that is owed.
             named = self.held if site.is_bare else [self.stage(stage)]
             op = next((op for op in self.owed if op[0] in named), None)
             if op is None:
@@ -63,6 +64,7 @@ class OneByOne:
             self.rows.append((place, stage, -1))
             return
         if microbatch is None:
+            # `next` is the first number that is not done, which may lie before others that are.
             microbatch = next(number for number in range(len(done) + 1) if number not in done)
             if microbatch >= units:
                 raise KeyError("nothing-next")
@@ -103,6 +105,7 @@ def test_at_once_as_one_by_one() -> None:
             assert list(rows) == one_by_one.rows, source.text
             assert list(actions.kind) == [declared.sites.kinds[each] for each in actions.source]
             verdicts[wrong] += 1
+    # Right ones, and six codes of mistakes.
     assert len(verdicts) == 7, verdicts
     assert min(verdicts.values()) > 5, verdicts
 

@@ -125,6 +125,10 @@ def _totals(counts: Counter[str]) -> str:
 def _random(folder: Path) -> str:
     """What became of random models; those with what a schedule cannot have are left out."""
     rows = random_rows(folder)
+    if not rows:
+        return (
+            "`make models RANDOM=20000` also tries models that hypothesis makes of these features."
+        )
     counts = Counter(verdict.kind for row in rows for verdict in row.values())
     counts = Counter({kind: counts[kind] for kind in counts if kind not in (NOT_FOR, NOT_ALONE)})
     others = counts.total() - sum(counts[kind] for kind in (EQUAL, ROUNDING, REFUSED, ASKED))

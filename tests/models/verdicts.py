@@ -151,6 +151,8 @@ def train_all(cells: Sequence[Cell], columns: Columns, folder: Path) -> None:
             sys.stderr.flush()
             os._exit(1)
         write(path, pickle.dumps((results, [str(warning.message) for warning in said])))
+        # Who is refused in the next cell ends the processes of all, who may be in this one yet.
+        dist.barrier()
 
 
 def verdict_on(error: Exception) -> Verdict:

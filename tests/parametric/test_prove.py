@@ -227,7 +227,7 @@ def test_what_would_take_too_long_is_not_begun(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_where_nothing_is_known_of_all_sizes_the_first_ones_are_compiled() -> None:
-    verdict = prove_for_all(PROGRAMS / "wpipe.sched", {"ranks": 2}).verdicts["portable"]
+    verdict = prove_for_all(PROGRAMS / "pipe_offload.sched", {"ranks": 2}).verdicts["portable"]
     assert verdict.proved == "microbatches == 2 or microbatches == 4"
     assert verdict.refused == "microbatches >= 1 and microbatches % 2 == 1"
     assert verdict.unknown == "microbatches >= 6 and microbatches % 2 == 0"
@@ -328,7 +328,9 @@ def certificate() -> Any:
     return json.loads(json.dumps(proof.certificate))
 
 
-@pytest.mark.parametrize("name", ["1f1b_recompute", "bitpipe", "frozen_1f1b", "two_encoders"])
+@pytest.mark.parametrize(
+    "name", ["1f1b_explicit", "1f1b_recompute", "bitpipe", "frozen_1f1b", "two_encoders"]
+)
 def test_a_certificate_is_right(name: str) -> None:
     proof = prove_for_all(PROGRAMS / f"{name}.sched", {"ranks": 4})
     assert proof.certificate

@@ -64,7 +64,7 @@ ODD = Costs(
 
 
 def run(name: str, costs: Costs = UNIT, **params: int) -> tuple[Plan, Execution]:
-    plan = compile(name, params)
+    plan = compile(read_source(PROGRAMS / f"{name}.sched"), params)
     return plan, simulate(plan, costs)
 
 

@@ -2,7 +2,8 @@
 compiler says at each: `python -m tests.support.damaged_programs FIRST COUNT`, see `make prove-damage`.
 
 Each program is compared at one number of ranks up to 10, drawn at random, and at all numbers of
-microbatches up to 30. Its certificate passes the checker, and does not with a mistake in it.
+microbatches up to 30, or without a flush at some. Its certificate passes the checker, and does not
+with a mistake in it.
 """
 
 import random

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from schedlang import Plan, compile, write_plan
+from schedlang import Plan, Source, compile, write_plan
+from tests.support.paths import PROGRAMS
 
 
 def plan_of(name: str, **params: int) -> Plan:
@@ -11,7 +12,8 @@ def plan_of(name: str, **params: int) -> Plan:
 
 
 def plan_file(folder: Path, name: str, **params: int) -> Path:
-    """The same in a file of a folder."""
+    """The same in a file of a folder; messages name its lines as `1f1b.sched:8`."""
+    program = PROGRAMS / f"{name}.sched"
     path = folder / "plan.json"
-    write_plan(plan_of(name, **params), path)
+    write_plan(compile(Source(program.name, program.read_text()), params), path)
     return path

@@ -55,8 +55,11 @@ def main(first: int, last: int) -> None:
     names = [path.stem for path in GALLERY]
     # Those that take longest first, so that all cores have something to do until the end.
     cases = [(ranks, name) for ranks in range(last, first - 1, -1) for name in names]
+    rows = {}
     with processes() as pool:
-        rows = dict(zip(cases, pool.map(row, cases), strict=True))
+        for (ranks, name), done in zip(cases, pool.map(row, cases), strict=True):
+            rows[ranks, name] = done
+            print(f"{name} at {ranks}: {done[1]:.1f} s", file=sys.stderr, flush=True)
     for name in names:
         at = first
         while at <= last:
