@@ -100,7 +100,8 @@ def _add_idle(all_waits: Waits, of_step: list[Cost]) -> float:
 
 def _add_memory(plan: Plan, execution: Execution, by_source: dict[int, Cost]) -> tuple[int, float]:
     """Add what is held when the rank with the highest peak comes to it: each microbatch of a stage
-    is of the place of its forward; that rank, and what it holds.
+    is of the place of its forward, and gathered weights of that of the last gather of the stage;
+    that rank, and what it holds.
     """
     amounts = execution.costs.memory(len(plan.placement))
     all_levels = levels(plan, execution.timeline, amounts)
@@ -113,7 +114,7 @@ def _add_memory(plan: Plan, execution: Execution, by_source: dict[int, Cost]) ->
     made = {
         (stage, microbatch): source
         for kind, stage, microbatch, source in zip(*columns, strict=True)
-        if kind == Kind.F
+        if kind in (Kind.F, Kind.UNSHARD)
     }
     # Changes of what is held, up to the moment at which it is most.
     until = int(np.argmax(level.amounts)) + 1

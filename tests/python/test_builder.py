@@ -25,6 +25,7 @@ from schedlang import (
 )
 from schedlang.language.expand import expand
 from schedlang.language.imports import load
+from schedlang.schedule.kinds import OF_STAGE
 from schedlang.schedule.layout import without_stage
 from tests.support.paths import PROGRAMS
 from tests.support.sizes import examples
@@ -91,8 +92,8 @@ def add(b: Builder, schedule: Schedule, ranks: "tuple[Actions, ...]") -> None:
 
 def add_op(b: Builder, schedule: Schedule, rank: int, actions: Actions, index: int) -> None:
     kind, stage, microbatch, *_ = actions.row(index)
-    if kind == Kind.U:
-        b.update(rank, stage=stage)
+    if kind in OF_STAGE:
+        b.op(rank, Kind(kind), stage=stage)
         return
     slices = schedule.layout.slices
     whole, slice = divmod(microbatch, slices)

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from schedlang import Actions, CompileError, Kind, Schedule, compile, read_source
 from schedlang.lowering import lower
-from schedlang.schedule.actions import NO_MICROBATCH, is_send, is_transfer
+from schedlang.schedule.actions import NO_MICROBATCH, is_collective, is_send, is_transfer
 from schedlang.schedule.columns import actions_of
 from schedlang.schedule.frozen import in_use
 from schedlang.schedule.kinds import OPS, TRANSFERS
@@ -21,7 +21,7 @@ from tests.support.paths import GALLERY
 from tests.support.strategies import make_schedule
 
 #: The kinds of action that a plan can have.
-KINDS = tuple(map(Kind, (*OPS, *TRANSFERS)))
+KINDS = tuple(Kind(kind) for kind in (*OPS, *TRANSFERS) if not is_collective(kind))
 
 Row = tuple[int, int, int, int, int]
 

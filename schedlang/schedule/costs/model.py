@@ -410,9 +410,9 @@ class Costs:
             Kind.U: spread("`U`", self.update_times, 0 * ones),
             Kind.OFFLOAD: offload,
             Kind.RELOAD: spread("`reload`", self.reload_times, offload),
-            Kind.UNSHARD: spread("gathers", self.gather_times, 0 * ones),
+            Kind.UNSHARD: np.array(self.gathers(stages))[:, np.newaxis],
             Kind.RESHARD: 0 * ones,
-            Kind.REDUCE_GRAD: spread("sums", self.sum_times, 0 * ones),
+            Kind.REDUCE_GRAD: np.array(self.sums(stages))[:, np.newaxis],
         }
         if not isinstance(layout, int) and layout.frozen:
             # A backward that does nothing takes no time.
