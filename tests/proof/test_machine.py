@@ -62,7 +62,7 @@ def test_a_copy_is_in_no_group() -> None:
     actions = parse_actions("0F0 0F1 0OFFLOAD1", [0, 1, 2])
     actions.group[2] = 1
     with pytest.raises(
-        CompileError, match=r"`0OFFLOAD1` on rank 0: a copy .* stands alone"
+        CompileError, match=r"`0OFFLOAD1` on rank 0: it goes on beside .* stands alone"
     ) as caught:
         check_structure(make_schedule((0, 1), 2, (actions, Actions())))
     assert [each.code for each in caught.value.diagnostics] == ["overlap"]

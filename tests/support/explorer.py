@@ -20,6 +20,7 @@ from attrs import define, evolve, field, frozen
 
 from schedlang import Kind, Schedule
 from tests.support.graph import far_edges, is_near, pieces
+from tests.support.own_collectives import are_in_place, without_collectives
 from tests.support.own_order import is_in_order
 
 SENDS = (Kind.SEND_F, Kind.SEND_B)
@@ -41,7 +42,9 @@ def is_right(schedule: Schedule, transport: str) -> bool:
 
 def right_on(schedule: Schedule, transports: Iterable[str]) -> dict[str, bool]:
     """Whether a plan is right, for each of some transports."""
-    if not is_in_order(schedule):
+    is_gathered = are_in_place(schedule)
+    schedule = without_collectives(schedule)
+    if not (is_gathered and is_in_order(schedule)):
         return dict.fromkeys(transports, False)
     ends = cache(lambda transport: _Explorer(schedule, transport).all_end())
     found = {}

@@ -4,6 +4,8 @@ apart from the verifier, and without transfers.
 
 from collections import Counter
 
+from attrs import evolve
+
 from schedlang import Kind, Schedule
 from tests.support.own_needs import needs
 
@@ -13,12 +15,29 @@ Row = tuple[int, int, int]
 
 def comes_to_its_end(schedule: Schedule) -> bool:
     """Whether every op finds its weights gathered, every gradient is summed, and all ranks end."""
-    ranks = [[actions.row(i)[:3] for i in range(len(actions))] for actions in schedule.ranks]
+    ranks = _rows(schedule)
     return (
         all(map(_is_right_alone, ranks))
         and _all_have_as_many(schedule, ranks)
         and _Run(schedule, ranks).ends()
     )
+
+
+def are_in_place(schedule: Schedule) -> bool:
+    """Whether, as far as a rank alone can tell, gathers and sums stand where they must: all that
+    there is to them where no stage has a replica in the plan.
+    """
+    return all(map(_is_right_alone, _rows(schedule)))
+
+
+def without_collectives(schedule: Schedule) -> Schedule:
+    """What is left for those who know ops and transfers alone."""
+    return evolve(schedule, ranks=tuple(each.without_collectives() for each in schedule.ranks))
+
+
+def _rows(schedule: Schedule) -> list[list[Row]]:
+    computed = [each.compute() for each in schedule.ranks]
+    return [[actions.row(i)[:3] for i in range(len(actions))] for actions in computed]
 
 
 def _is_right_alone(rows: list[Row]) -> bool:
