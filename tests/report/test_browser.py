@@ -621,6 +621,7 @@ def test_a_served_page_is_drawn_again(browser: Browser, served: tuple[Path, str]
     text = path.read_text()
     path.write_text(text.replace("schedule", "shcedule", 1))
     page.get_by_role("alert").get_by_text("error[syntax]").wait_for(timeout=30 * SECOND)
+    assert "the last program that was proved" in page.get_by_role("alert").inner_text()
     assert page.evaluate("timelines[0].schedule.ranks") == 6
     path.write_text(text.replace("one_f_one_b", "mine", 1))
     page.get_by_text("mine (ranks = 6, microbatches = 12)").first.wait_for(timeout=30 * SECOND)

@@ -8,7 +8,8 @@ const moved = new Set();
 const parameters = () => new URLSearchParams([...moved].map((name) => [name, byId(`parameter-${name}`).value]));
 
 function sayWrong(text) {
-  byId("wrong").textContent = text ?? "";
+  const below = timelines.length ? "\nThe picture is of the last program that was proved." : "";
+  byId("wrong").textContent = text ? text + below : "";
   byId("wrong").hidden = !text;
 }
 
