@@ -291,12 +291,13 @@ def _alone(schedule: Schedule) -> Iterator[Finding]:
         for replica in schedule.layout.replicas(stage):
             if counts[kind, replica] >= number:
                 continue
+            met = counts[kind, replica]
             of_stage = rows[(columns.kind[rows] == kind) & (columns.stage[rows] == stage)]
-            row = int(of_stage[counts[kind, replica]])
+            row = int(of_stage[met])
             rank, index = columns.place(row)
-            there = counted(counts[kind, replica], OPS[kind].name)
+            there = counted(met, OPS[kind].name)
             message = (
-                f"`{schedule.name_of(rank, index)}` on rank {rank} is {OPS[kind].name} {number} of "
+                f"`{schedule.name_of(rank, index)}` on rank {rank} is {OPS[kind].name} {met + 1} of "
                 f"its stage; its replica, stage {schedule.names.stage(replica)} on rank "
                 f"{schedule.placement[replica]}, has {there}"
             )

@@ -131,6 +131,13 @@ def test_gathers_and_sums_are_in_the_plan_and_read_again(tmp_path: Path) -> None
             "collective: `down(0)REDUCE_GRAD` on rank 0 is sum 1 of its stage; its replica, stage "
             "up(0) on rank 1, has 0 sums",
         ),
+        (
+            # Two gathers where the replica has none: the first of them has no other side.
+            f"if r == 0 {{ unshard(down(0)) }}  {FORWARDS}  if r == 0 {{ reshard(down(0)) }}  "
+            f"if r == 0 {{ unshard(down(0)) }}  {BACKWARDS}  if r == 0 {{ reshard(down(0)) }}",
+            "collective: `down(0)UNSHARD` on rank 0 is gather 1 of its stage; its replica, stage "
+            "up(0) on rank 1, has 0 gathers",
+        ),
     ],
 )
 def test_what_is_wrong_with_them(text: str, message: str) -> None:
