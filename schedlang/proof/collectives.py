@@ -295,9 +295,10 @@ def _alone(schedule: Schedule) -> Iterator[Finding]:
             of_stage = rows[(columns.kind[rows] == kind) & (columns.stage[rows] == stage)]
             row = int(of_stage[met])
             rank, index = columns.place(row)
-            there = counted(met, OPS[kind].name)
+            what = OPS[kind].name
+            there = counted(met, what)
             message = (
-                f"`{schedule.name_of(rank, index)}` on rank {rank} is {OPS[kind].name} {met + 1} of "
+                f"`{schedule.name_of(rank, index)}` on rank {rank} is {what} {met + 1} of "
                 f"its stage; its replica, stage {schedule.names.stage(replica)} on rank "
                 f"{schedule.placement[replica]}, has {there}"
             )
