@@ -18,7 +18,7 @@ from attrs import define, field, frozen
 from numpy.typing import ArrayLike, NDArray
 
 from schedlang.schedule.actions import Actions, is_collective, is_copy
-from schedlang.schedule.kinds import OPS, ROWS, SENDS, TRANSFERS, Kind
+from schedlang.schedule.kinds import OPS, ROWS, SENDS, TRANSFERS
 
 Ints = NDArray[np.integer]
 Flags = NDArray[np.bool_]
