@@ -75,8 +75,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is `sampled`, `make test` tries some of its cases, and `make large` the others.
-    """
+    """Of a test that is `sampled`, `make test` tries some cases, and `make large` the others."""
     for item in items:
         # By a hash of the name, other tests have other cases, and the same ones every time.
         if item.get_closest_marker("sampled") and crc32(item.nodeid.encode()) % MORE:
