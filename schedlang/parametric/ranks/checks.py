@@ -492,6 +492,11 @@ def all_mistakes(reading: Reading, more: Sequence[Mistake] = ()) -> isl.Set:
     return (result & reading.domain).coalesce()
 
 
+def of_program(condition: isl.Set, reading: Reading) -> isl.Set:
+    """The sizes at which a condition holds; of a stream, for some number of updates."""
+    return sizes_only(condition, [size for size in reading.sizes if size != UPDATES]).coalesce()
+
+
 def sizes_only(condition: isl.Set, sizes: Sequence[str]) -> isl.Set:
     """The sizes at which a condition holds for some values of all other symbols."""
     for at in reversed(range(condition.dim(isl.dim_type.param))):

@@ -132,6 +132,11 @@ class Reading:
     delay: int | None
 
     @property
+    def base(self) -> str | None:
+        """The base of its numbers, where these have two digits."""
+        return BASE if self.in_base else None
+
+    @property
     def held(self) -> isl.Set:
         """Which stage (STAGE) is on which rank (RANK)."""
         parts = [line.holds() for line in self.lines]
