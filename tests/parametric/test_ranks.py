@@ -4,9 +4,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from random import Random
-from types import ModuleType
 from typing import Any
 
 import islpy as isl
@@ -20,7 +18,6 @@ from schedlang.files.reading import source_of
 from schedlang.language import syntax
 from schedlang.language.expand import expand
 from schedlang.language.imports import load
-from schedlang.parametric.ranks import check_certificate
 from schedlang.parametric.ranks.certificate import certificate_of
 from schedlang.parametric.ranks.check_certificate import faults_of
 from schedlang.parametric.ranks.laws import forms_of
@@ -412,20 +409,6 @@ def test_a_damaged_certificate_does_not_pass(
     assert faults_of(certificate) == []
     damage(certificate, Random(1))
     assert faults_of(certificate)
-
-
-def test_the_checker_shares_no_code_with_the_prover() -> None:
-    imported = [
-        line
-        for line in source_of_module(check_certificate).splitlines()
-        if line.startswith(("import ", "from "))
-    ]
-    assert not any("schedlang" in line for line in imported)
-
-
-def source_of_module(module: ModuleType) -> str:
-    assert module.__file__
-    return Path(module.__file__).read_text()
 
 
 def with_claim(program: str, claim: str, before: str = "    rank r") -> Source:

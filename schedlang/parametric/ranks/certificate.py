@@ -17,7 +17,7 @@ from schedlang.parametric.ranks.statements import STAGE, Statement
 from schedlang.parametric.ranks.symbols import points
 
 #: The version of what a certificate has.
-VERSION = 2
+VERSION = 3
 
 
 def certificate_of(outcome: Outcome) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
                 "kind": statement.kind.name,
                 "at": [statement.span.start, statement.span.end],
                 "item": str(relations.items[statement.number]),
-                "place": str(relations.places[statement.number]),
+                **_place(relations, statement),
             }
             for statement in reading.statements
         ],
@@ -64,6 +64,13 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
             for case in outcome.cases
         ],
     }
+
+
+def _place(relations: Relations, statement: Statement) -> dict[str, str]:
+    """From a statement's instances to their rank, and to their place in its order."""
+    both = relations.places[statement.number]
+    rank = both.project_out(isl.dim_type.out, 1, relations.depth)
+    return {"rank": str(rank), "place": str(both.project_out(isl.dim_type.out, 0, 1))}
 
 
 def _stamp(

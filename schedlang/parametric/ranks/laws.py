@@ -488,11 +488,10 @@ def _peak(outcome: Outcome) -> Number | None:
         # The op's own, and what was taken and not given back before it.
         held = of_number(1)
         for sign, others in ((1, staying), (-1, giving)):
-            for other in _calls(others):
-                counted = how_many_before(_many(op), other, _base(reading) or BASE)
-                if counted is None:
-                    return None
-                held = held.plus(counted.times(sign))
+            counted = _counted(op, others, _base(reading) or BASE)
+            if counted is None:
+                return None
+            held = held.plus(counted.times(sign))
         domain = op.domain & outcome.proved
         highest.append(_highest(held, domain, keep))
     return _most_of(highest)
@@ -502,16 +501,28 @@ def _many(statement: Statement) -> Many:
     return Many(statement.domain, statement.indices, statement.order)
 
 
-def _calls(statements: Sequence[Statement]) -> list[Many]:
-    """Statements as they are counted: those that are cases of one call as one, whose rounds may all
-    be alike where those of a case are not.
-    """
+def _counted(op: Statement, others: Sequence[Statement], base: str) -> Number | None:
+    """How many of others stand before each instance of an op; None where it cannot be said."""
+    cases = list(map(_many, others))
+    # The rounds of a call may all be alike where those of its cases are not.
+    for each in (cases, _calls(cases)):
+        counted = [how_many_before(_many(op), other, base) for other in each]
+        if None not in counted:
+            total = of_number(0)
+            for number_of in filter(None, counted):
+                total = total.plus(number_of)
+            return total
+    return None
+
+
+def _calls(cases: Sequence[Many]) -> list[Many]:
+    """What is counted, with the cases of a call as one."""
     calls: list[Many] = []
-    for own in map(_many, statements):
-        if calls and calls[-1].order is own.order:
-            calls[-1] = evolve(calls[-1], where=(calls[-1].where | own.where).coalesce())
+    for case in cases:
+        if calls and calls[-1].order is case.order:
+            calls[-1] = evolve(calls[-1], where=(calls[-1].where | case.where).coalesce())
         else:
-            calls.append(own)
+            calls.append(case)
     return calls
 
 
