@@ -243,7 +243,18 @@ def test_what_cannot_be_proved_says_where() -> None:
 def test_what_cannot_be_proved_says_why() -> None:
     verdict = prove_for_all(PROGRAMS / "pipe_offload.sched").verdicts["portable"]
     assert verdict.word == "not proved"
-    assert verdict.reason == "it copies activations to the host, beside what its ranks compute"
+    assert "when a copy ends, and so what its ranks hold, follows from turns" in verdict.reason
+
+
+@pytest.mark.parametrize("passes", [["gather"], ["gather within 1"], ["reorder", "gather"]])
+def test_what_a_pass_gathers_is_said_to_be_why_nothing_is_proved(passes: list[str]) -> None:
+    lines = "\n    ".join([*passes, "rank r {"])
+    text = source_of("1f1b").text.replace("rank r {", lines, 1)
+    verdict = prove_for_all(text, {"ranks": 2}).verdicts["portable"]
+    assert verdict.word == "not proved"
+    assert verdict.reason == (
+        "it gathers stages or sums over their replicas, beside what its ranks compute"
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))
