@@ -70,6 +70,7 @@ PROGRAMS = {
     "unet_1f1b": (EVERYWHERE, TIMES),
     "terapipe": (f"{EVERYWHERE} and slices >= 1", set()),
     "pipedream_2bw": ("ranks <= 1 + microbatches", TIMES),
+    "two_encoders": (EVERYWHERE, {"peak(r)"}),
     "gems": ("microbatches % 2 == 0", {"peak(r)"}),
     TWO_DIRECTIONS: ("microbatches % 2 == 0", {"peak(r)"}),
     "interleaved_1f1b": ("microbatches % ranks == 0", TIMES),
@@ -311,7 +312,7 @@ def test_transfers_out_of_order_are_refuted_where_ranks_block() -> None:
         ("seq1f1b", "`microbatches * slices`: a product of two numbers that both depend on sizes"),
         ("v_zb", "a pass changes the order"),
         ("bitpipe", "`F(f(i), next)`: `next` cannot be counted through these loops"),
-        ("two_encoders", "`edge` cannot be read"),
+        ("frozen_1f1b", "`frozen` cannot be read"),
         ("pipedream", "weights that are stashed"),
     ],
 )
@@ -327,6 +328,46 @@ def test_a_skip_that_is_there_twice_at_some_sizes_is_wrong_there(twice: str) -> 
     text = source_of("unet_1f1b").text.replace("rank r {", f"{twice}\n    rank r {{")
     assert disagreements(text, 5, 4) == []
     assert prove_for_all_ranks(text).verdicts["portable"].wrong
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "edge s in 0 .. 1 from ranks - 2 to ranks - 1",
+        "edge s in 0 .. 2 from s to s + 2",
+        "edge s in 0 .. 1 from ranks to 4",
+        "skip s in 0 .. 1 from 0 to ranks - 2",
+    ],
+)
+def test_an_edge_is_wrong_where_it_is_there_twice_or_leads_nowhere(line: str) -> None:
+    text = source_of("two_encoders").text.replace("rank r {", f"{line}\n    rank r {{")
+    assert disagreements(text, 6, 3) == []
+    portable = prove_for_all_ranks(text).verdicts["portable"]
+    assert portable.wrong
+    assert [each.code for each in portable.diagnostics] == [line.split()[0]]
+
+
+#: Rank 1 runs its microbatches the other way round, which is right while its stage has no edges.
+NO_CHAIN = """
+schedule no_chain {
+    param ranks = 4
+    param microbatches = 4
+    edge s in 2 .. ranks from 0 to s
+    rank r {
+        for m in 0 .. microbatches {
+            if r == 1 { F(microbatches - 1 - m)  B(microbatches - 1 - m) }
+            if r != 1 { F(m)  B(m) }
+        }
+    }
+}
+"""
+
+
+def test_stages_without_an_edge_at_some_sizes_are_a_chain_there() -> None:
+    assert disagreements(NO_CHAIN, 5, 3) == []
+    assert prove_for_all_ranks(NO_CHAIN).verdicts["portable"].wrong == (
+        "ranks == 2 and microbatches >= 2"
+    )
 
 
 #: Those that are damaged: not the ones whose proof takes longest.
