@@ -26,11 +26,11 @@ from schedlang.parametric.orders import (
     at_round,
     minus,
 )
-from schedlang.parametric.stamps import Makers, Need, Sources, Stamped
+from schedlang.parametric.stamps import Need, Sources, Stamped, rules_of
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 
-FORMAT = "schedlang certificate 2"
+FORMAT = "schedlang certificate 3"
 _KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 
@@ -64,33 +64,26 @@ def certified(
         batches = [
             {
                 "ops": [
-                    [Kind(op.kind).name, op.stage, *_triple(op.microbatch, timed.piece)]
+                    [Kind(op.kind).name, op.stage, *_in_piece(op.microbatch, timed.piece)]
                     for op in batch
                 ],
-                "start": _triple(timed.starts[place], timed.piece),
+                "start": _in_piece(timed.starts[place], timed.piece),
                 "waits": _waits(stamped, sources, timed.piece, place),
             }
             for place, batch in enumerate(timed.piece.batches)
         ]
-        ranks[timed.rank].append({"rounds": _numbers(timed.piece.rounds), "batches": batches})
-    ways = {
-        (Kind(made).name, stage, of, way)
-        for (_, stage, _), needs in stamped.rules.items()
-        for made, of, _, _, way in needs
-        if way
-    }
+        ranks[timed.rank].append({"rounds": _number(*timed.piece.rounds), "batches": batches})
     return {
         "base": base,
         "period": period,
         **_setting(schedule),
-        "units": [_numbers(units) for units in stamped.orders.units],
-        "ways": [[made, stage, of, _short(way)] for made, stage, of, way in sorted(ways)],
+        "units": [_number(*units) for units in stamped.orders.units],
         "ranks": ranks,
         "figures": {
-            "makespan": _numbers(figures.makespan),
-            "work": _numbers(figures.work),
-            "span": _numbers(figures.span),
-            "peak": [_numbers(peak) for peak in figures.peak],
+            "makespan": _number(*figures.makespan),
+            "work": _number(*figures.work),
+            "span": _number(*figures.span),
+            "peak": [_number(*peak) for peak in figures.peak],
         },
     }
 
@@ -111,7 +104,7 @@ def is_of_program(document: Mapping[str, Any]) -> bool:
             if any(one[name] != value for name, value in _setting(schedule).items()):
                 return False
             units = [schedule.layout.units(stage) for stage in range(len(one["units"]))]
-            if units != [constant + by_n * n for constant, by_n in one["units"]]:
+            if units != [constant + by_n * n for constant, by_n, _ in one["units"]]:
                 return False
     return True
 
@@ -123,12 +116,19 @@ def _setting(schedule: Schedule) -> dict[str, Any]:
     layout = schedule.layout
     stages = range(len(layout.placement))
     durations = schedule.costs.durations(layout)
+    ways = {
+        (Kind(made).name, stage, of, way)
+        for (_, stage, _), needs in rules_of([schedule]).items()
+        for made, of, _, _, way in needs
+        if way
+    }
     return {
         "slices": layout.slices,
         "placement": list(layout.placement),
         "edges": [[earlier, later] for later in stages for earlier in layout.before[later]],
         "makes": [[Kind(made).name, stage] for made, stage in sorted(wanted_of(schedule))],
-        "takes": {kind.name: _numbers(durations[kind]) for kind in _KINDS},
+        "ways": [[made, stage, of, _number(way)] for made, stage, of, way in sorted(ways)],
+        "takes": {kind.name: list(map(_number, durations[kind])) for kind in _KINDS},
         "holds": {kind.name: _holds(schedule, kind) for kind in _KINDS},
     }
 
@@ -140,7 +140,7 @@ def _holds(schedule: Schedule, kind: Kind) -> list[Any]:
     stages = range(len(schedule.placement))
     amounts = schedule.costs.memory(schedule.layout).get(kind, [0.0] * len(stages))
     return [
-        _numbers([max(amount, 0), amount if schedule.keeps(kind, stage, 0) else 0])
+        [_number(max(amount, 0)), _number(amount if schedule.keeps(kind, stage, 0) else 0)]
         for stage, amount in zip(stages, amounts, strict=True)
     ]
 
@@ -166,46 +166,43 @@ def _order_of(schedule: Schedule, rank: int) -> list[Any]:
 
 def _waits(stamped: Stamped, sources: Sources, piece: Piece, place: int) -> list[Any]:
     """What a batch of a piece waits for: by rounds, up to which, and then for each op where all
-    that it needs is made in these.
+    that it needs is made in these, in the order of names and stages.
     """
     needed = [
-        [(need[:3], *_made(sources, piece, op, need)) for need in stamped.needs(op)]
+        [_made(sources, piece, op, need) for need in sorted(stamped.needs(op), key=_by_name)]
         for op in piece.batches[place]
     ]
     borders = {ZERO, piece.rounds}
     if not place:
         # The first round waits for the piece before.
         borders.add(ONCE)
-    for cells in (cells for of_op in needed for _, _, cells in of_op):
+    for cells in (cells for of_op in needed for cells in of_op):
         borders |= {border for cell in cells for border in (cell.begin, cell.end)}
     waits = []
     for begin, end in pairwise(sorted(borders, key=_by_growth)):
-        rows = [
-            [
-                [Kind(made).name, stage, further, _row(makers, cells, begin, end)]
-                for (made, stage, further), makers, cells in of_op
-            ]
-            for of_op in needed
-        ]
-        waits.append([_numbers(end), rows])
+        rows = [[_row(cells, begin, end) for cells in of_op] for of_op in needed]
+        waits.append([_number(*end), rows])
     return waits
 
 
-def _made(sources: Sources, piece: Piece, op: Op, need: Need) -> tuple[Makers, list[Cell]]:
+def _made(sources: Sources, piece: Piece, op: Op, need: Need) -> list[Cell]:
     """Where something that an op needs is made, by its rounds."""
     constant, by_n, by_round = op.microbatch
     made, stage, further, *_ = need
-    makers = sources[made, stage]
-    return makers, makers.cells(piece.rounds, (constant + further, by_n, by_round))
+    return sources[made, stage].cells(piece.rounds, (constant + further, by_n, by_round))
 
 
-def _row(makers: Makers, cells: list[Cell], begin: Pair, end: Pair) -> list[Any]:
-    """The piece, the batch and the round in which something is made that some rounds need."""
+def _row(cells: list[Cell], begin: Pair, end: Pair) -> list[Any]:
+    """Which of the ops that make something does so for some rounds, and in which of its own."""
     cell = next(cell for cell in cells if _by_growth(begin) < _by_growth(cell.end))
-    piece, batch, _ = makers.ops[cell.source]
     is_one = minus(end, begin) == ONCE
-    number = (*at_round(cell.round, begin), 0) if is_one else cell.round
-    return [piece, batch, _numbers(number)]
+    number = at_round(cell.round, begin) if is_one else cell.round
+    return [cell.source, _number(*number)]
+
+
+def _by_name(need: Need) -> tuple[str, int, int]:
+    made, stage, further, *_ = need
+    return Kind(made).name, stage, further
 
 
 def _by_growth(number: Pair) -> Pair:
@@ -213,13 +210,14 @@ def _by_growth(number: Pair) -> Pair:
     return number[1], number[0]
 
 
-def _triple(number: Triple, piece: Piece) -> list[Any]:
+def _in_piece(number: Triple, piece: Piece) -> list[Any]:
     """A number by n and the round; of one round alone, the round is nothing."""
-    return _numbers(number if piece.grows else (*number[:2], 0))
+    return _number(*(number if piece.grows else number[:2]))
 
 
-def _numbers(values: Iterable[Any]) -> list[Any]:
-    return list(map(_short, values))
+def _number(constant: Any, by_n: Any = 0, by_round: Any = 0) -> list[Any]:
+    """A number as certificates have all of them."""
+    return list(map(_short, (constant, by_n, by_round)))
 
 
 def _short(value: Any) -> int | str:

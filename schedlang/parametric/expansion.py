@@ -31,6 +31,7 @@ from schedlang.language.sites import Sites
 from schedlang.language.stages import NumberedStages, Stages
 from schedlang.parametric.budget import Budget
 from schedlang.parametric.linear import (
+    GATHERS,
     Linear,
     Loop,
     NeedsPeriod,
@@ -154,9 +155,9 @@ class _Run:
             "price": self.price,
             "change": self.change,
         }
-        exec(python.items, self.names)
         if any(is_collective(kind) for kind in python.sites.kinds.values()):
-            raise NotLinear("it writes gathers or sums of its stages")
+            raise NotLinear(GATHERS)
+        exec(python.items, self.names)
         if self.has_weights and not python.sites.parts:
             raise NotLinear("it says which versions of weights are read")
         if not isinstance(self._order, syntax.Rank):

@@ -1,5 +1,6 @@
 """Programs proved for any number of microbatches, against the compiler at sizes."""
 
+import ast
 import hashlib
 import json
 import random
@@ -22,7 +23,7 @@ from schedlang.parametric.result import Proof
 from schedlang.proof.prove import ideal_execution
 from tests.support.damaged_certificates import Place, changed, is_refused, places
 from tests.support.damaged_programs import STREAMS, compare
-from tests.support.paths import PROGRAMS
+from tests.support.paths import PROGRAMS, ROOT
 
 #: Without passes, and in which numbers of microbatches they are right at 3 ranks, or at 4.
 PROVED = {
@@ -243,7 +244,18 @@ def test_what_cannot_be_proved_says_where() -> None:
 def test_what_cannot_be_proved_says_why() -> None:
     verdict = prove_for_all(PROGRAMS / "pipe_offload.sched").verdicts["portable"]
     assert verdict.word == "not proved"
-    assert verdict.reason == "it copies activations to the host, beside what its ranks compute"
+    assert "when a copy ends, and so what its ranks hold, follows from turns" in verdict.reason
+
+
+@pytest.mark.parametrize("passes", [["gather"], ["gather within 1"], ["reorder", "gather"]])
+def test_what_a_pass_gathers_is_said_to_be_why_nothing_is_proved(passes: list[str]) -> None:
+    lines = "\n    ".join([*passes, "rank r {"])
+    text = source_of("1f1b").text.replace("rank r {", lines, 1)
+    verdict = prove_for_all(text, {"ranks": 2}).verdicts["portable"]
+    assert verdict.word == "not proved"
+    assert verdict.reason == (
+        "it gathers stages or sums over their replicas, beside what its ranks compute"
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -378,6 +390,33 @@ def test_a_damaged_certificate_is_refused(certificate: Any) -> None:
     for of_kind in kinds.values():
         for place in rng.sample(of_kind, min(len(of_kind), 2)):
             assert is_refused(changed(certificate, place)), place
+
+
+PARAMETRIC = ROOT / "schedlang" / "parametric"
+
+
+@pytest.mark.parametrize("folder", [PARAMETRIC, PARAMETRIC / "ranks"], ids=["given", "any"])
+def test_a_checker_is_short_and_shares_no_code_with_its_prover(folder: Path) -> None:
+    text = (folder / "check_certificate.py").read_text()
+    assert len(text.splitlines()) < 200
+    for node in ast.walk(ast.parse(text)):
+        assert not isinstance(node, ast.ImportFrom) or "schedlang" not in (node.module or "")
+        assert not isinstance(node, ast.Import) or "schedlang" not in ast.unparse(node)
+        # Nor is it short by what stands on one line.
+        if isinstance(node, ast.Assign):
+            is_packed = isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+            assert not is_packed, ast.unparse(node)
+            assert len(node.targets) == 1, ast.unparse(node)
+
+
+def test_how_long_messages_are_on_their_way_is_that_of_the_program() -> None:
+    text = source_of("1f1b").text.replace("rank r {", "cost send = 0.5\n    rank r {", 1)
+    proof = prove_for_all(text, {"ranks": 2})
+    document = json.loads(json.dumps(proof.certificate))
+    check(document)
+    assert is_of_program(document)
+    document["program"] = document["program"].replace("send = 0.5", "send = 0.25")
+    assert not is_of_program(document)
 
 
 # The command

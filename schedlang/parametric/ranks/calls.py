@@ -43,12 +43,12 @@ _MOST_UPDATES_ON = 4
 
 @define
 class Calls:
-    """The calls of a program on its layout: some `lines`, maybe with `skips`, of so many slices."""
+    """The calls of a program on its layout: some `lines`, maybe with edges, of so many slices."""
 
     sites: Sites
     evaluator: Evaluator
     lines: Sequence[Line]
-    has_skips: bool
+    has_edges: bool
     slices: isl.PwAff
     in_base: bool
     where: isl.Set
@@ -207,8 +207,8 @@ class Calls:
 
     def reaching(self, call: Call, where: isl.Set) -> isl.Set:
         """Where a transfer has another rank to reach; elsewhere it becomes nothing."""
-        if self.has_skips or self.is_stream:
-            raise Unreadable("transfers of its own, beside skips or without a flush", call.span)
+        if self.has_edges or self.is_stream:
+            raise Unreadable("transfers of its own, beside edges or without a flush", call.span)
         assert call.stage is not None
         reached = nowhere()
         for line in self.lines:

@@ -17,18 +17,18 @@ from schedlang.parametric.ranks.statements import STAGE, Statement
 from schedlang.parametric.ranks.symbols import points
 
 #: The version of what a certificate has.
-VERSION = 2
+VERSION = 3
 
 
 def certificate_of(outcome: Outcome) -> dict[str, Any]:
     """The certificate of all that is proved in an outcome."""
     reading = outcome.reading
     relations = outcome.relations
-    frame = Frame(reading.sizes, reading.in_base)
+    frame = Frame(reading.sizes, reading.base)
     depth = 1 + max(
         (len(rows) for case in outcome.cases for rows in case.stamps.values()), default=0
     )
-    width = depth * (1 + reading.in_base)
+    width = depth * frame.digits
     return {
         "certificate": "a schedule program for all its sizes",
         "version": VERSION,
@@ -49,7 +49,7 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
                 "kind": statement.kind.name,
                 "at": [statement.span.start, statement.span.end],
                 "item": str(relations.items[statement.number]),
-                "place": str(relations.places[statement.number]),
+                **_place(relations, statement),
             }
             for statement in reading.statements
         ],
@@ -66,6 +66,13 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def _place(relations: Relations, statement: Statement) -> dict[str, str]:
+    """From a statement's instances to their rank, and to their place in its order."""
+    both = relations.places[statement.number]
+    rank = both.project_out(isl.dim_type.out, 1, relations.depth)
+    return {"rank": str(rank), "place": str(both.project_out(isl.dim_type.out, 0, 1))}
+
+
 def _stamp(
     relations: Relations, statement: Statement, case: Case, frame: Frame, width: int
 ) -> isl.Map:
@@ -74,16 +81,16 @@ def _stamp(
     """
     domain = relations.items[statement.number].domain().intersect_params(case.where)
     domain = frame.aligned(domain).reset_tuple_id()
-    none = (Fraction(0),) * ((1 + frame.in_base) * frame.width(statement))
+    none = (Fraction(0),) * (frame.digits * frame.width(statement))
     rows = case.stamps.get(statement.number, ())
     entries: list[isl.PwAff] = []
-    for at in range(width // (1 + frame.in_base)):
+    for at in range(width // frame.digits):
         # Each function of all statements times one factor.
         of_all = [own[at] for own in case.stamps.values() if at < len(own)]
         factor = lcm(*(value.denominator for row in of_all for value in row))
         row = tuple(value * factor for value in rows[at]) if at < len(rows) else none
         value, _ = frame.number(domain, row)
-        entries += digits(value, domain) if frame.in_base else [value.low]
+        entries += [value.low] if frame.base is None else digits(value, domain)
     stamp = isl.Map.from_domain_and_range(domain, isl.Set("{ [] }"))
     for entry in entries:
         stamp = stamp.flat_range_product(isl.Map.from_pw_aff(entry))

@@ -19,20 +19,24 @@ from islpy import DEFAULT_CONTEXT, UnionMap
 
 #: What is made by which kinds of op.
 _MAKERS = {"F": ("F",), "B": ("B", "I"), "W": ("B", "W"), "R": ("R",), "U": ("U",)}
-#: Which kinds need what: of the same stage, or of the one before or after; how many slices on.
+#: An item is a stage, an update, the two digits of a microbatch, and a slice; of an update no more.
+_OF_UPDATE = "{ [s, u, g, m, k] -> [s, u, 0, 0, 0] }"
+_SAME = "[u, g, m, k] -> [u, g, m, k]"
+#: Which kinds need what of which stages; and of these the rest of the item.
 _NEEDS = (
-    ("F", "F", "before", 0),
-    ("F", "F", "own", -1),
-    ("BI", "B", "after", 0),
-    ("BI", "B", "own", 1),
-    ("W", "B", "own", 0),
-    ("R", "F", "own", 0),
+    ("F", "F", "before", _SAME),
+    ("F", "F", "own", "[u, g, m, k] -> [u, g, m, k - 1]"),
+    ("BI", "B", "after", _SAME),
+    ("BI", "B", "own", "[u, g, m, k] -> [u, g, m, k + 1]"),
+    ("BI", "F", "own", _SAME),
+    # Activations that were dropped, as those are that `R` makes again.
+    ("BI", "R", "own", _SAME),
+    ("W", "B", "own", _SAME),
+    ("R", "F", "own", _SAME),
+    ("U", "W", "replicas", "[u, g, m, k] -> [u, g2, m2, k2]"),
 )
 #: Of messages, the send and the receive, which is of so many stages on.
 _MESSAGES = {"F": ("SEND_F", "RECV_F", 1), "B": ("SEND_B", "RECV_B", -1)}
-#: An item is a stage, an update, the two digits of a microbatch, and a slice; of an update no more.
-_REST = "[u, g, m, k] -> [u, g, m, k]"
-_OF_UPDATE = "{ [s, u, g, m, k] -> [s, u, 0, 0, 0] }"
 
 
 def faults_of(certificate: dict[str, Any]) -> list[str]:
@@ -58,22 +62,26 @@ class _Case:
         self.document = document
         self.where = isl.Set(case["where"])
         self.held = isl.Map(document["held"])
-        self.after = isl.Map(document["after"])
         self.wanted = isl.UnionSet(document["wanted"]).intersect_params(self.where)
         self.ops = [{**op, "stamp": case["stamps"][op["name"]]} for op in document["statements"]]
-        self.items = self.of()
-        self.places = self.of(of="place")
-        self.stamps = self.of(of="stamp")
-        # A place has the rank before its entries in the rank's order.
-        self.depth = int(document["depth"]) + 1
+        # The relations that all is asked of; each is from instances of statements:
+        #
+        #     item       S0[r, m] -> [s, u, g, m, k]     what it is about: all that is needed
+        #     rank       S0[r, m] -> [r]                 where it runs
+        #     place      S0[r, m] -> [0, m, 0]           where it stands in the order of its rank
+        #     stamp      S0[r, m] -> [2m + r]            when: must grow along every edge
+        places = self.of(of="place")
+        stamps = self.of(of="stamp")
+        depth = int(document["depth"])
         width = int(document["width"])
-        on_rank = _later(self.depth).equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
-        self.before = _related(self.places, UnionMap.from_map(on_rank))
-        self.grows = _related(self.stamps, UnionMap.from_map(_later(width)))
-        self.stays = _related(self.stamps, _same(width))
+        self.near = _related(self.of(of="rank"), _same(1))
+        self.before = _related(places, _later(depth)).intersect(self.near)
+        self.together = _related(places, _same(depth)).intersect(self.near)
+        self.grows = _related(stamps, _later(width))
+        self.stays = _related(stamps, _same(width))
 
     def of(self, *kinds: str, of: str = "item") -> UnionMap:
-        """The items of all ops, or of those of some kinds; or their places, or stamps."""
+        """The items of all ops, or of those of some kinds; or their ranks, places, or stamps."""
         result = UnionMap("{ }")
         for op in self.ops:
             part = isl.Map(op[of])
@@ -85,35 +93,25 @@ class _Case:
 
     def facts(self) -> Iterator[tuple[bool, str]]:
         """What must hold, each with what to say if it does not."""
-        items = self.items
-        places = self.places
-        stamps = self.stamps
-        for relation, what in ((items, "items"), (places, "places"), (stamps, "stamps")):
+        items = self.of()
+        for of in ("item", "rank", "place", "stamp"):
+            relation = self.of(of=of)
             is_of_all = relation.domain().is_equal(items.domain())
-            yield is_of_all and relation.is_single_valued(), f"an op of no {what}, or two"
-        # The relations that all is asked of; each is from instances of statements:
-        #
-        #     items      S0[r, m] -> [s, u, g, m, k]     what it is about: all that is needed
-        #     places     S0[r, m] -> [r, 0, m, 0]        where it stands: the order of its rank
-        #     stamps     S0[r, m] -> [2m + r]            when: must grow along every edge
+            yield is_of_all and relation.is_single_valued(), f"an op of no {of}, or two"
         every = self.wanted.union(self.wanted.apply(UnionMap(_OF_UPDATE)))
         yield items.range().is_subset(every), "an op of an item that there is not"
-        first = isl.Map.universe(isl.Space.alloc(DEFAULT_CONTEXT, 0, self.depth, 1))
-        first = first.equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
-        ranks = places.apply_range(UnionMap.from_map(first))
         stages = items.apply_range(UnionMap("{ [s, u, g, m, k] -> [s] }"))
         holders = stages.apply_range(UnionMap.from_map(self.held))
         yield self.held.is_single_valued(), "a stage on two ranks"
-        yield ranks.is_subset(holders), "an op on another rank than its stage"
-        together = _related(places, _same(self.depth)).subtract(items.domain().identity())
-        yield together.is_subset(self.stays), "two ops at one place, and not at one stamp"
+        yield self.of(of="rank").is_subset(holders), "an op on another rank than its stage"
+        others = self.together.subtract(items.domain().identity())
+        yield others.is_subset(self.stays), "two ops at one place, and not at one stamp"
         yield self.before.is_subset(self.grows), "a stamp does not grow along the order of a rank"
-        near = _related(ranks, _same(1))
         writes = not self.of(*(kind for ends in _MESSAGES.values() for kind in ends[:2])).is_empty()
         for user, made, pairs in self.needs():
             what = f"{user}, which needs {made}"
-            far = pairs.subtract(near)
-            yield pairs.intersect(near).is_subset(self.before), f"{what}, stands before it"
+            far = pairs.subtract(self.near)
+            yield pairs.intersect(self.near).is_subset(self.before), f"{what}, stands before it"
             yield far.is_subset(self.grows), f"{what}: a stamp does not grow along the message"
             if writes and made in _MESSAGES:
                 receives = self.of(_MESSAGES[made][1]).apply_range(self.of(*user).reverse())
@@ -138,35 +136,19 @@ class _Case:
 
     def needs(self) -> Iterator[tuple[str, str, UnionMap]]:
         """For each rule the pairs of an op that makes something and one that needs it."""
-        own = isl.Map("{ [s] -> [s] }")
-        stages = {"own": own, "before": self.after.reverse(), "after": self.after}
-        # A backward needs the forward's activations, or where these were dropped, those of `R`.
-        dropped = self.of("R").range()
-        same = _items(own, _REST)
-        rules = [
-            (user, made, _items(stages[of], f"[u, g, m, k] -> [u, g, m, k + {on}]"))
-            for user, made, of, on in _NEEDS
-        ]
-        rules.append(("BI", "R", same.intersect_domain(dropped)))
-        rules.append(("BI", "F", same.subtract_domain(dropped)))
-        rules.append(
-            (
-                "U",
-                "W",
-                _items(isl.Map(self.document["replicas"]), "[u, g, m, k] -> [u, g2, m2, k2]"),
-            )
-        )
-        for user, made, needed in rules:
-            makers = self.of(*_MAKERS[made])
-            users = self.of(*user)
-            yield user, made, makers.apply_range(users.apply_range(needed).reverse())
+        stages = {"own": isl.Map("{ [s] -> [s] }"), "replicas": isl.Map(self.document["replicas"])}
+        stages["after"] = isl.Map(self.document["after"])
+        stages["before"] = stages["after"].reverse()
+        for user, made, of, rest in _NEEDS:
+            needed = self.of(*user).apply_range(_items(stages[of], rest))
+            yield user, made, self.of(*_MAKERS[made]).apply_range(needed.reverse())
 
     def messages(self) -> Iterator[tuple[bool, str]]:
         """Transfers that a program writes meet: each send one receive, at one stamp."""
         for made, (send, receive, on) in _MESSAGES.items():
             sends = self.of(send)
             receives = self.of(receive)
-            sent = sends.apply_range(_items(isl.Map(f"{{ [s] -> [s + {on}] }}"), _REST))
+            sent = sends.apply_range(_items(isl.Map(f"{{ [s] -> [s + {on}] }}"), _SAME))
             met = sent.apply_range(receives.reverse())
             all_meet = met.domain().union(met.range()).is_equal(sends.union(receives).domain())
             yield all_meet, f"a send of {made} that nobody receives, or a receive that nobody sends"
@@ -202,9 +184,9 @@ def _related(by: UnionMap, relation: UnionMap) -> UnionMap:
     return by.apply_range(relation).apply_range(by.reverse())
 
 
-def _later(width: int) -> isl.Map:
+def _later(width: int) -> UnionMap:
     """From lists of so many numbers to those that come later."""
-    return isl.Map.lex_lt(isl.Space.set_alloc(DEFAULT_CONTEXT, 0, width))
+    return UnionMap.from_map(isl.Map.lex_lt(isl.Space.set_alloc(DEFAULT_CONTEXT, 0, width)))
 
 
 def _same(width: int) -> UnionMap:

@@ -17,6 +17,7 @@ from schedlang.diagnostics.source import Span
 from schedlang.parametric.ranks.counting import RANK, entry
 from schedlang.parametric.ranks.numbers import Unreadable
 from schedlang.parametric.ranks.statements import (
+    LATER,
     STAGE,
     UPDATES,
     Line,
@@ -243,11 +244,9 @@ def _stages(reading: Reading, of: str) -> isl.Set:
             case "own":
                 result = result | (own & stage.eq_set(other))
             case "before":
-                pairs = other.add(number(1)).eq_set(stage) | _skips(reading, False)
-                result = result | (own & there & pairs)
+                result = result | (own & there & _onward(reading, False))
             case "after":
-                pairs = stage.add(number(1)).eq_set(other) | _skips(reading, True)
-                result = result | (own & there & pairs)
+                result = result | (own & there & _onward(reading, True))
             case "replicas":
                 for replica in reading.lines:
                     same = stage.sub(line.first).add(replica.first).eq_set(other)
@@ -269,13 +268,15 @@ def _needed(reading: Reading, rule: Rule) -> isl.Map | None:
     return None if needed.is_empty() else needed
 
 
-def _skips(reading: Reading, is_forward: bool) -> isl.Set:
-    """The skips, as a condition of the stage of an item and the one of another that it needs."""
+def _onward(reading: Reading, is_forward: bool) -> isl.Set:
+    """Where what stages make goes, as a condition of the stage of an item and the one of another
+    that it needs.
+    """
     names = (STAGE, NEEDED[0]) if is_forward else (NEEDED[0], STAGE)
-    ends = reading.skips
+    ends = reading.onward
     renamed = []
     # In two steps, by names that nothing else has: the two symbols may change places.
-    for name, other in zip((STAGE, "_later"), names, strict=True):
+    for name, other in zip((STAGE, LATER), names, strict=True):
         at = ends.find_dim_by_name(isl.dim_type.param, name)
         if at >= 0:
             ends = ends.set_dim_name(isl.dim_type.param, at, f"{other}+")
@@ -490,6 +491,11 @@ def all_mistakes(reading: Reading, more: Sequence[Mistake] = ()) -> isl.Set:
     for mistake in [*reading.mistakes, *more]:
         result = result | sizes_only(mistake.holds, reading.sizes)
     return (result & reading.domain).coalesce()
+
+
+def of_program(condition: isl.Set, reading: Reading) -> isl.Set:
+    """The sizes at which a condition holds; of a stream, for some number of updates."""
+    return sizes_only(condition, [size for size in reading.sizes if size != UPDATES]).coalesce()
 
 
 def sizes_only(condition: isl.Set, sizes: Sequence[str]) -> isl.Set:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import islpy as isl
 from attrs import frozen
@@ -10,7 +10,7 @@ from attrs import frozen
 from schedlang.language import expressions
 from schedlang.language.names import FIGURES
 from schedlang.language.syntax import walk
-from schedlang.parametric.ranks.checks import sizes_only
+from schedlang.parametric.ranks.checks import of_program, sizes_only
 from schedlang.parametric.ranks.counting import RANK
 from schedlang.parametric.ranks.laws import PEAK, Form
 from schedlang.parametric.ranks.numbers import Number, Unreadable, plain
@@ -43,18 +43,22 @@ def judged(reading: Reading, proved: isl.Set, forms: Iterable[Form]) -> Judgemen
                 there = there & without(figures[figure].domain(), [RANK])
             holds = _holds(claim, there, figures)
         except Unreadable as unreadable:
-            unknown = unknown | _of_sizes(where, reading.sizes)
+            unknown = unknown | of_program(where, reading)
             reason = f"a claim for all: {unreadable.reason}"
             continue
-        fails = fails | _of_sizes(there - holds, reading.sizes)
+        failing = sizes_only(there - holds, reading.sizes)
+        some_fail = of_program(failing, reading)
+        some_hold = of_program(sizes_only(there, reading.sizes) - failing, reading)
+        fails = fails | (some_fail - some_hold)
+        # Of a stream: a plan has some updates, which are not for the program to say.
+        both = some_fail & some_hold
+        if not both.is_empty():
+            unknown = unknown | both
+            reason = "a claim for all: whether it holds depends on how many updates there are"
         if not there.is_equal(where):
-            unknown = unknown | _of_sizes(where - there, reading.sizes)
+            unknown = unknown | of_program(where - there, reading)
             reason = "a claim for all: there is a closed form for some of the sizes only"
-    return Judgement(fails, unknown - fails, reason)
-
-
-def _of_sizes(condition: isl.Set, sizes: Sequence[str]) -> isl.Set:
-    return sizes_only(condition, sizes).coalesce()
+    return Judgement(fails.coalesce(), unknown - fails, reason)
 
 
 def _figures_of(claim: Claim) -> set[str]:

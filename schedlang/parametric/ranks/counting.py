@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import islpy as isl
 from attrs import frozen
 
-from schedlang.parametric.ranks.numbers import Number, multiple_of_base, of_number
+from schedlang.parametric.ranks.numbers import BASE, Number, multiple_of_base, of_number
 from schedlang.parametric.ranks.symbols import (
     count,
     everywhere,
@@ -36,9 +36,9 @@ class Many:
     stage: isl.PwAff | None = None
 
 
-def how_many_before(one: Many, others: Many) -> Number | None:
+def how_many_before(one: Many, others: Many, base: str = BASE) -> Number | None:
     """How many of others stand before each instance of one on its rank, of its own stage if that
-    counts; None where it cannot be said.
+    counts; None where it cannot be said. Products of sizes are counted in a base.
     """
     names = {name: f"{name}_" for name in others.indices if name != RANK}
     # Counted are the points of one condition: an instance of one op, and of the other one all that
@@ -50,14 +50,14 @@ def how_many_before(one: Many, others: Many) -> Number | None:
         together = together & renamed_function(others.stage, names).eq_set(one.stage)
     total = of_number(0)
     for case in _before(others.order, one.order, names):
-        counted = _how_many(together & case, [*names.values()])
+        counted = _how_many(together & case, [*names.values()], base)
         if counted is None:
             return None
         total = total.plus(counted)
     return total
 
 
-def _how_many(condition: isl.Set, names: Sequence[str]) -> Number | None:
+def _how_many(condition: isl.Set, names: Sequence[str], base: str) -> Number | None:
     """For how many values of some symbols a condition holds; None where it cannot be said."""
     if condition.is_empty():
         return of_number(0)
@@ -75,15 +75,15 @@ def _how_many(condition: isl.Set, names: Sequence[str]) -> Number | None:
     if len(names) == 2:
         # Rows of one length make a rectangle; which symbol counts the rows is tried both ways.
         for outer, inner in (names, names[::-1]):
-            rows = _of_rows(condition, outer, inner)
+            rows = _of_rows(condition, outer, inner, base)
             if rows is not None:
                 return rows
     return None
 
 
-def _of_rows(condition: isl.Set, outer: str, inner: str) -> Number | None:
+def _of_rows(condition: isl.Set, outer: str, inner: str, base: str) -> Number | None:
     """For how many pairs of two symbols a condition holds: for each value of the one so many values
-    of the other one, a number that depends on `ranks` alone, or there is only one row of them.
+    of the other one, a number that depends on the base alone, or there is only one row of them.
     """
     in_row = count(condition, inner)
     if in_row is None:
@@ -96,12 +96,13 @@ def _of_rows(condition: isl.Set, outer: str, inner: str) -> Number | None:
             only = points(values, ["_many"]).dim_min(0)
             total = total.plus(Number(_or_zero(only)))
             continue
-        multiple = multiple_of_base(of_row, case)
+        multiple = multiple_of_base(of_row, case, base)
         rows = count(case, outer)
         if multiple is None or rows is None:
             return None
         _, bases, more = multiple
-        total = total.plus(Number(rows.scale_val(isl.Val(more)), rows.scale_val(isl.Val(bases))))
+        low = rows.scale_val(isl.Val(more))
+        total = total.plus(Number(low, rows.scale_val(isl.Val(bases)), base))
     return total
 
 
@@ -163,7 +164,7 @@ def renamed(condition: isl.Set, names: Mapping[str, str]) -> isl.Set:
 def renamed_number(value: Number, names: Mapping[str, str]) -> Number:
     """A number with other names for some symbols."""
     high = None if value.high is None else renamed_function(value.high, names)
-    return Number(renamed_function(value.low, names), high)
+    return Number(renamed_function(value.low, names), high, value.base)
 
 
 def renamed_function(function: isl.PwAff, names: Mapping[str, str]) -> isl.PwAff:

@@ -29,6 +29,7 @@ from schedlang.parametric.ranks.numbers import (
     digits,
     folded,
     most,
+    multiple_of_base,
     of_number,
     of_symbol,
     simplified_number,
@@ -37,7 +38,14 @@ from schedlang.parametric.ranks.numbers import (
 )
 from schedlang.parametric.ranks.prove import Outcome
 from schedlang.parametric.ranks.stamps import Frame, Pairs, Row, Wish, gap, keeps, pairs_of, solve
-from schedlang.parametric.ranks.statements import GROUPS, REST, Reading, Statement
+from schedlang.parametric.ranks.statements import (
+    GROUPS,
+    REST,
+    UPDATES,
+    Line,
+    Reading,
+    Statement,
+)
 from schedlang.parametric.ranks.symbols import (
     between,
     condition_of,
@@ -50,6 +58,8 @@ from schedlang.schedule.costs import UNIT
 from schedlang.schedule.kinds import MAKERS, OPS, Kind
 from schedlang.schedule.layout import Layout, Pipeline
 
+#: A size, in the base of which all updates of a stream are counted.
+_MICROBATCHES = "microbatches"
 #: The figure that is of each rank.
 PEAK = "peak(r)"
 #: How often ops without a chain are taken away.
@@ -71,13 +81,15 @@ class Form:
 
 def forms_of(outcome: Outcome, tree: syntax.Schedule) -> Iterator[Form]:
     """The closed forms of a program, where it is proved; those that were found."""
+    if outcome.reading.is_stream and outcome.reading.in_base:
+        # Products of `ranks`, of groups of as many microbatches, and of updates.
+        return
     priced = [item for item in tree.items if isinstance(item, syntax.Cost)]
     if not any(isinstance(item, syntax.Memory) for item in priced):
         peak = _peak(outcome)
         if peak is not None:
             yield Form(PEAK, peak)
-    overlaps = any(s.batch for s in outcome.reading.statements if s.kind in OPS)
-    if outcome.reading.is_stream or overlaps:
+    if any(s.batch for s in outcome.reading.statements if s.kind in OPS):
         return
     if any(not isinstance(item, syntax.Memory) for item in priced):
         return
@@ -87,7 +99,8 @@ def forms_of(outcome: Outcome, tree: syntax.Schedule) -> Iterator[Form]:
         work = _work(outcome)
         if work is not None:
             yield Form("work", work)
-            yield Form("bubble", simplified_number(makespan.minus(work)))
+            bubble = makespan.minus(work)
+            yield Form("bubble", simplified_number(folded(bubble, bubble.domain())))
 
 
 def _durations() -> dict[Kind, int]:
@@ -95,6 +108,11 @@ def _durations() -> dict[Kind, int]:
     layout = Layout((0,), (Pipeline("", 0, 1, 1),))
     durations = UNIT.durations(layout)
     return {Kind(kind): int(durations[Kind(kind)][0]) for kind in OPS}
+
+
+def _base(reading: Reading) -> str | None:
+    """The base of a program's figures, where they have two digits."""
+    return _MICROBATCHES if reading.is_stream else reading.base
 
 
 # Time
@@ -171,7 +189,7 @@ class _Timing:
     """The ops of a program with what they take, between a start and an end."""
 
     def __init__(self, reading: Reading) -> None:
-        self.frame = Frame(reading.sizes, reading.in_base)
+        self.frame = Frame(reading.sizes, _base(reading))
         self.sizes = reading.sizes
         self.takes = _durations()
         self.ops = [s for s in reading.statements if s.kind in OPS]
@@ -207,7 +225,7 @@ class _Timing:
             for each in pairs_of(self.edges, self.frame, where, self.delays())
         ]
         samples = _samples(where, self.sizes)
-        none = tuple([Fraction(0)] * (1 + self.frame.in_base) * self.frame.width())
+        none = tuple([Fraction(0)] * self.frame.digits * self.frame.width())
         least_end = self.terms(samples)
         first = solve(pairs, self.frame, True, Wish({_END: least_end}, {_START: none}))
         if first is None:
@@ -238,8 +256,8 @@ class _Timing:
         total: list[int] = []
         for sample in samples:
             terms = [1, *sample]
-            if self.frame.in_base:
-                base = sample[self.sizes.index(BASE)]
+            if self.frame.base is not None:
+                base = sample[self.sizes.index(self.frame.base)]
                 terms += [base * term for term in terms]
             total = [one + more for one, more in zip(total or [0] * len(terms), terms, strict=True)]
         return tuple(map(Fraction, total))
@@ -331,8 +349,8 @@ class _Timing:
         if no such part was found.
         """
         microbatches = Number(symbol(REST), symbol(GROUPS))
-        if not self.frame.in_base:
-            microbatches = of_symbol("microbatches")
+        if self.frame.base != BASE:
+            microbatches = of_symbol(_MICROBATCHES)
         for factor in (1, 2):
             limit = of_symbol(BASE).times(factor)
             part = (where - under(microbatches, limit, where)).coalesce()
@@ -388,14 +406,17 @@ def _samples(where: isl.Set, sizes: Sequence[str]) -> list[list[int]]:
 def _of_sizes(row: Row, frame: Frame) -> Number:
     """A function of the sizes by its coefficients."""
     digits_of = []
-    for digit in range(1 + frame.in_base):
+    for digit in range(frame.digits):
         result = number(0)
         terms = [number(1), *map(symbol, frame.sizes)]
         for value, term in zip(row[digit * len(terms) :], terms, strict=False):
             factor = isl.Val(value.numerator).div(isl.Val(value.denominator))
             result = result.add(term.scale_val(factor))
         digits_of.append(result)
-    return Number(*digits_of)
+    if frame.base is None:
+        return Number(digits_of[0])
+    low, high = digits_of
+    return Number(low, high, frame.base)
 
 
 def _work(outcome: Outcome) -> Number | None:
@@ -420,9 +441,24 @@ def _work(outcome: Outcome) -> Number | None:
         for line in reading.lines:
             own = stage.domain() & between(line.first, stage, line.first.add(line.stages))
             own = own & every
-            parts = [line.microbatches.times(of_unit).within(own), of_number(0).within(every - own)]
+            run = _run_by(line, reading)
+            if run is None:
+                return None
+            parts = [run.times(of_unit).within(own), of_number(0).within(every - own)]
             total = total.plus(union(parts))
     return _highest(total, every, reading.sizes)
+
+
+def _run_by(line: Line, reading: Reading) -> Number | None:
+    """How many microbatches a pipeline runs, in all updates; None if it cannot be said."""
+    if not reading.is_stream:
+        return line.microbatches
+    multiple = multiple_of_base(line.microbatches.low, reading.domain, _MICROBATCHES)
+    if multiple is None:
+        return None
+    _, bases, more = multiple
+    low, high = (symbol(UPDATES).scale_val(isl.Val(times)) for times in (more, bases))
+    return Number(low, high, _MICROBATCHES)
 
 
 # Memory
@@ -452,11 +488,10 @@ def _peak(outcome: Outcome) -> Number | None:
         # The op's own, and what was taken and not given back before it.
         held = of_number(1)
         for sign, others in ((1, staying), (-1, giving)):
-            for other in others:
-                counted = how_many_before(_many(op), _many(other))
-                if counted is None:
-                    return None
-                held = held.plus(counted.times(sign))
+            counted = _counted(op, others, _base(reading) or BASE)
+            if counted is None:
+                return None
+            held = held.plus(counted.times(sign))
         domain = op.domain & outcome.proved
         highest.append(_highest(held, domain, keep))
     return _most_of(highest)
@@ -464,6 +499,31 @@ def _peak(outcome: Outcome) -> Number | None:
 
 def _many(statement: Statement) -> Many:
     return Many(statement.domain, statement.indices, statement.order)
+
+
+def _counted(op: Statement, others: Sequence[Statement], base: str) -> Number | None:
+    """How many of others stand before each instance of an op; None where it cannot be said."""
+    cases = list(map(_many, others))
+    # The rounds of a call may all be alike where those of its cases are not.
+    for each in (cases, _calls(cases)):
+        counted = [how_many_before(_many(op), other, base) for other in each]
+        if None not in counted:
+            total = of_number(0)
+            for number_of in filter(None, counted):
+                total = total.plus(number_of)
+            return total
+    return None
+
+
+def _calls(cases: Sequence[Many]) -> list[Many]:
+    """What is counted, with the cases of a call as one."""
+    calls: list[Many] = []
+    for case in cases:
+        if calls and calls[-1].order is case.order:
+            calls[-1] = evolve(calls[-1], where=(calls[-1].where | case.where).coalesce())
+        else:
+            calls.append(case)
+    return calls
 
 
 def _most_of(values: Sequence[Number]) -> Number | None:
@@ -494,5 +554,5 @@ def _highest(value: Number, where: isl.Set, keep: Sequence[str]) -> Number:
     values = where & symbol("_high").eq_set(high) & symbol("_low").eq_set(low)
     values = sizes_only(values, [*keep, "_high", "_low"])
     top = points(values, ["_high", "_low"]).lexmax_pw_multi_aff()
-    highest = Number(top.get_pw_aff(1), top.get_pw_aff(0))
+    highest = Number(top.get_pw_aff(1), top.get_pw_aff(0), value.base)
     return folded(highest, highest.domain())

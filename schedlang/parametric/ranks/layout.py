@@ -20,6 +20,7 @@ from schedlang.parametric.ranks.numbers import (
 )
 from schedlang.parametric.ranks.statements import (
     GROUPS,
+    LATER,
     REST,
     SIZES,
     STAGE,
@@ -54,6 +55,7 @@ class Layout:
     where: isl.Set = field(factory=everywhere)
     sizes: list[str] = field(factory=list)
     lines: list[Line] = field(factory=list)
+    edges: list[isl.Set] = field(factory=list)
     skips: list[isl.Set] = field(factory=list)
     claims: list[Claim] = field(factory=list)
     delay: int | None = None
@@ -82,8 +84,6 @@ class Layout:
                 self.line(name.text, stage, share)
             case syntax.Pipeline():
                 raise Unreadable("pipelines with numbers", item.span)
-            case syntax.Skip():
-                self.skip(item)
             case syntax.Link():
                 raise Unreadable("copies on shared links wait for each other by time", item.span)
             case syntax.Cost() | syntax.Capacity():
@@ -180,15 +180,17 @@ class Layout:
         self.evaluator.mistaken("placement", "a rank holds no stage", name, idle)
         self.evaluator.own_stages = _chunks(held)
 
-    def skip(self, item: syntax.Skip) -> None:
-        """The skips of a line, as a condition of their earlier stage STAGE and later one `_later`:
-        for one pipeline.
+    def edge(self, item: syntax.Edge) -> None:
+        """The edges or skips of a line, as a condition of their earlier stage STAGE and later one
+        LATER: for one pipeline.
         """
-        if len(self.lines) > 1 or any(line.name for line in self.lines):
-            raise Unreadable("skips of several pipelines", item.span)
-        stages = self.lines[0].stages if self.lines else self.size("ranks")
+        (line, *others) = self.lines
+        is_skip = isinstance(item, syntax.Skip)
+        word = "skip" if is_skip else "edge"
+        if others or line.name:
+            raise Unreadable(f"{word}s of several pipelines", item.span)
         inside = self.scope.inner()
-        index = "_skip"
+        index = "_edge"
         inside.values[item.name.text] = of_symbol(index)
         where = self.where
         start = self.evaluator.plain(item.range.start, self.scope, where)
@@ -197,20 +199,27 @@ class Layout:
         earlier = self.evaluator.plain(item.earlier, inside, there)
         later = self.evaluator.plain(item.later, inside, there)
         is_right = (
-            between(number(0), earlier, stages)
-            & between(number(0), later, stages)
-            & later.gt_set(earlier.add(number(1)))
+            between(number(0), earlier, line.stages)
+            & between(number(0), later, line.stages)
+            & later.gt_set(earlier.add(number(int(is_skip))))
         )
-        self.evaluator.mistaken("skip", "a skip leads nowhere", item, there - is_right)
-        ends = there & symbol(STAGE).eq_set(earlier) & symbol("_later").eq_set(later)
-        # A skip that two numbers of the line have: the same ends, with another number.
+        self.evaluator.mistaken(word, f"{word}: it leads nowhere", item, there - is_right)
+        ends = there & symbol(STAGE).eq_set(earlier) & symbol(LATER).eq_set(later)
+        # Two numbers of the line have it: the same ends, with another number.
         another = renamed(ends, {index: "_another"}) & symbol(index).lt_set(symbol("_another"))
-        twice = without(ends & another, [STAGE, "_later", index, "_another"])
+        twice = without(ends & another, [STAGE, LATER, index, "_another"])
         ends = without(ends, [index])
-        for others in self.skips:
-            twice = twice | without(others & ends, [STAGE, "_later"])
-        self.evaluator.mistaken("skip", "a skip is there already", item, twice)
-        self.skips.append(ends)
+        for other in [*self.edges, *self.skips]:
+            twice = twice | without(other & ends, [STAGE, LATER])
+        self.evaluator.mistaken(word, f"{word}: it is there already", item, twice)
+        (self.skips if is_skip else self.edges).append(ends)
+
+    def onward(self) -> isl.Set:
+        """From which stage (STAGE) to which (LATER) what it makes goes, within a pipeline."""
+        chain = symbol(LATER).eq_set(symbol(STAGE).add(number(1)))
+        edges = any_of(self.edges)
+        # At sizes at which there is no edge, the stages are a chain.
+        return any_of([edges, chain - without(edges, [STAGE, LATER]), *self.skips])
 
     def weights(self, item: syntax.Weights) -> None:
         """Which version of their weights stages read."""

@@ -1,11 +1,13 @@
-"""Whole numbers as functions of symbols, in base `ranks` where they grow with a product of sizes.
+"""Whole numbers as functions of symbols, in the base of a size where they grow with a product of
+sizes.
 
 A program whose microbatches come in groups of `ranks` computes with numbers such as `i / ranks` and
 `i % ranks`, for an `i` up to `microbatches`. No function of these is affine; but of `i` written as
 `high * ranks + low`, quotient and rest are `high` and `low`. So such a number is kept as its two
 digits, each of them a quasi-affine function: what compares two of them is a question of their
 difference, `high * ranks + low`, which is affine for each of the few values that `high` has where
-`low` may turn the scale.
+`low` may turn the scale. What a schedule without a flush does in all its updates, it counts in base
+`microbatches` in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from schedlang.parametric.ranks.symbols import (
     symbol,
 )
 
-#: The base of numbers with two digits.
+#: The base of numbers with two digits, as programs have them.
 BASE = "ranks"
 #: The low digit of a microbatch is less than so many times the base, up or down from 0,
 _MOST_CARRY = 64
@@ -74,10 +76,13 @@ def in_time() -> Iterator[None]:
 
 @frozen(eq=False)
 class Number:
-    """`high * ranks + low`; without a `high` it is `low`, which all is that is affine."""
+    """`high * base + low`; without a `high` it is `low`, which all is that is affine. The base is a
+    size, the same for all numbers that come together.
+    """
 
     low: isl.PwAff
     high: isl.PwAff | None = None
+    base: str = BASE
 
     def domain(self) -> isl.Set:
         """Where it has a value."""
@@ -86,7 +91,7 @@ class Number:
     def within(self, where: isl.Set) -> Number:
         """The same number, of some part of its domain only."""
         high = None if self.high is None else self.high.intersect_domain(where)
-        return Number(self.low.intersect_domain(where), high)
+        return Number(self.low.intersect_domain(where), high, self.base)
 
     def plus(self, other: Number) -> Number:
         """The sum."""
@@ -96,13 +101,13 @@ class Number:
                 high = high.intersect_domain(self.domain() & other.domain())
         else:
             high = self.high.add(other.high)
-        return Number(self.low.add(other.low), high)
+        return Number(self.low.add(other.low), high, base_of([self, other]))
 
     def times(self, factor: int) -> Number:
         """The product with a number that is known."""
         value = isl.Val(factor)
         high = None if self.high is None else self.high.scale_val(value)
-        return Number(self.low.scale_val(value), high)
+        return Number(self.low.scale_val(value), high, self.base)
 
     def minus(self, other: Number) -> Number:
         """The difference."""
@@ -113,7 +118,7 @@ class Number:
         are many.
         """
         rest = self.domain()
-        base = _base(self.low)
+        base = _base(self.low, self.base)
         for carry in sorted(range(-_MOST_CARRY, _MOST_CARRY + 1), key=abs):
             first = base.scale_val(isl.Val(carry))
             case = rest & first.le_set(self.low) & self.low.lt_set(first.add(base))
@@ -122,14 +127,14 @@ class Number:
                 rest = rest - case
             if rest.is_empty():
                 return
-        raise Unreadable("a number of several powers of `ranks`")
+        raise self.too_large()
 
     def is_below(self, value: int) -> isl.Set:
         """Where it is less than a number."""
         low = self.low.sub(_like(self.low, value))
         if self.high is None:
             return low.lt_set(_like(low, 0))
-        base = _base(low)
+        base = _base(low, self.base)
         zero = _like(low, 0)
         carry = self.least_carry(low)
         rest = self.domain()
@@ -146,17 +151,21 @@ class Number:
             result = result | (rest & is_less)
             rest = rest - is_less
             if carry > _MOST_BASES_OF_LOW:
-                raise Unreadable("a number of several powers of `ranks`")
+                raise self.too_large()
 
     def least_carry(self, low: isl.PwAff) -> int:
         """How many bases the low digit is at least; Unreadable where it is no fixed number."""
-        base = _base(low)
+        base = _base(low, self.base)
         carry = 0
         while not low.lt_set(base.scale_val(isl.Val(carry))).is_empty():
             carry = 2 * carry - 1
             if carry < -_MOST_BASES_OF_LOW:
-                raise Unreadable("a number of several powers of `ranks`")
+                raise self.too_large()
         return carry
+
+    def too_large(self) -> Unreadable:
+        """What is said where its low digit is not some times the base."""
+        return Unreadable(f"a number of several powers of `{self.base}`")
 
     def equals(self, value: int) -> isl.Set:
         """Where it is a number."""
@@ -194,6 +203,11 @@ def of_symbol(name: str) -> Number:
     return Number(symbol(name))
 
 
+def base_of(numbers: Sequence[Number]) -> str:
+    """The base of some numbers that come together: of those that have two digits."""
+    return next((each.base for each in numbers if each.high is not None), BASE)
+
+
 def union(pieces: Sequence[Number]) -> Number:
     """The numbers of several cases, of which no two hold together, as one."""
     lows = [piece.low for piece in pieces]
@@ -202,7 +216,7 @@ def union(pieces: Sequence[Number]) -> Number:
     highs = [
         _like(p.low, 0).intersect_domain(p.domain()) if p.high is None else p.high for p in pieces
     ]
-    return Number(joined(lows), joined(highs))
+    return Number(joined(lows), joined(highs), base_of(pieces))
 
 
 def joined(pieces: Sequence[isl.PwAff]) -> isl.PwAff:
@@ -247,7 +261,7 @@ def folded(value: Number, where: isl.Set) -> Number:
         if high.is_cst():
             low = value.low.intersect_domain(case)
             times = high.get_constant_val()
-            pieces.append(Number(low.add(_base(low).scale_val(times))))
+            pieces.append(Number(low.add(_base(low, value.base).scale_val(times))))
         else:
             pieces.append(value.within(case))
     return union(pieces) if pieces else Number(value.low)
@@ -257,7 +271,7 @@ def simplified_number(value: Number) -> Number:
     """The same number in fewer pieces."""
     if value.high is None:
         return Number(simplified(value.low))
-    return Number(value.low.coalesce(), value.high.coalesce())
+    return Number(value.low.coalesce(), value.high.coalesce(), value.base)
 
 
 def plain(value: Number, where: isl.Set) -> isl.PwAff:
@@ -318,14 +332,16 @@ def _multiples(value: Number, where: isl.Set) -> Iterator[tuple[isl.Set, Multipl
             yield where, None
             return
     for case, _ in value.low.coalesce().get_pieces():
-        yield case & where, multiple_of_base(value.low, case & where, _MOST_PARTS)
+        yield case & where, multiple_of_base(value.low, case & where, BASE, _MOST_PARTS)
 
 
-def multiple_of_base(value: isl.PwAff, where: isl.Set, most: int = 1) -> Multiple | None:
-    """A function as a known multiple of the base and a known number, if it is one; or some times
-    it, at `most` so many.
+def multiple_of_base(
+    value: isl.PwAff, where: isl.Set, base_name: str, most: int = 1
+) -> Multiple | None:
+    """A function as a known multiple of a base and a known number, if it is one; or some times it,
+    at `most` so many.
     """
-    base = symbol(BASE)
+    base = symbol(base_name)
     for parts in range(1, most + 1):
         whole = value.scale_val(isl.Val(parts))
         for bases in sorted(range(-_MOST_BASES, _MOST_BASES + 1), key=abs):
@@ -390,16 +406,16 @@ def _over_known(value: Number, divisor: int, where: isl.Set) -> Number:
     for count in range(divisor):
         case = where & rest.eq_set(number(count))
         if not case.is_empty():
-            low = value.low.add(symbol(BASE).scale_val(isl.Val(count)))
+            low = value.low.add(symbol(value.base).scale_val(isl.Val(count)))
             # What `high` leaves over is that many bases more in the low digit, before this is
             # divided.
             lows.append(floor_by(low, divisor).intersect_domain(case))
-    return Number(joined(lows), high)
+    return Number(joined(lows), high, value.base)
 
 
 def _over_bases(value: Number, bases: int, where: isl.Set) -> Number | None:
     """A number divided by some multiple of the base."""
-    carry = floor_by_symbol(value.low, symbol(BASE), where)
+    carry = floor_by_symbol(value.low, symbol(value.base), where)
     if carry is None:
         return None
     whole = carry if value.high is None else value.high.add(carry)
@@ -431,7 +447,7 @@ def digits(value: Number, where: isl.Set) -> tuple[isl.PwAff, isl.PwAff]:
     highs = []
     lows = []
     for case, carry in value.carries():
-        whole = _base(value.low).scale_val(isl.Val(carry))
+        whole = _base(value.low, value.base).scale_val(isl.Val(carry))
         lows.append(value.low.sub(whole).intersect_domain(case))
         more = _like(value.low, carry)
         highs.append((more if value.high is None else value.high.add(more)).intersect_domain(case))
@@ -448,12 +464,12 @@ def is_row(name: str) -> bool:
     return name.endswith("_row")
 
 
-def is_short(name: str, where: isl.Set) -> bool:
-    """Whether a symbol is less than a few times the base, up or down from 0, where a condition
+def is_short(name: str, where: isl.Set, base: str) -> bool:
+    """Whether a symbol is less than a few times a base, up or down from 0, where a condition
     holds.
     """
     value = symbol(name)
-    most = symbol(BASE).scale_val(isl.Val(_MOST_BASES))
+    most = symbol(base).scale_val(isl.Val(_MOST_BASES))
     far = value.gt_set(most) | value.lt_set(most.neg())
     return bool((where & far).is_empty())
 
@@ -464,14 +480,14 @@ def _like(function: isl.PwAff, value: int) -> isl.PwAff:
     return isl.PwAff.from_aff(isl.Aff.zero_on_domain(local).set_constant_val(isl.Val(value)))
 
 
-def _base(function: isl.PwAff) -> isl.PwAff:
-    """The base as a function of what another function is of."""
-    return _base_of(function.dim(isl.dim_type.in_))
+def _base(function: isl.PwAff, base: str) -> isl.PwAff:
+    """A base as a function of what another function is of."""
+    return _base_at(function.dim(isl.dim_type.in_), base)
 
 
 @cache
-def _base_of(width: int) -> isl.PwAff:
+def _base_at(width: int, base: str) -> isl.PwAff:
     if not width:
-        return symbol(BASE)
+        return symbol(base)
     points = ", ".join(f"x{at}" for at in range(width))
-    return isl.PwAff(f"[{BASE}] -> {{ [{points}] -> [({BASE})] }}")
+    return isl.PwAff(f"[{base}] -> {{ [{points}] -> [({base})] }}")

@@ -20,6 +20,7 @@ from schedlang.parametric.ranks.checks import (
     Relations,
     check,
     check_batches,
+    of_program,
     sizes_only,
 )
 from schedlang.parametric.ranks.cycles import circle_at
@@ -123,7 +124,7 @@ def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
     blocked: list[Mistake] = []
     wrong = nowhere()
     for mistake in [*reading.mistakes, *check(relations), *check_batches(relations)]:
-        sizes = _of_program(mistake.holds & reading.domain, reading)
+        sizes = of_program(mistake.holds & reading.domain, reading)
         if not sizes.is_empty():
             wanted = blocked if mistake.code == _ASYMMETRIC else mistakes
             wanted.append(evolve(mistake, holds=sizes))
@@ -172,14 +173,9 @@ def _where(mistakes: Sequence[Mistake]) -> isl.Set:
     return result.coalesce()
 
 
-def _of_program(condition: isl.Set, reading: Reading) -> isl.Set:
-    """The sizes at which a condition holds; of a stream, for any number of updates."""
-    return sizes_only(condition, [size for size in reading.sizes if size != UPDATES]).coalesce()
-
-
 def _stamps(edges: Sequence[Edge], reading: Reading, where: isl.Set) -> Stamps | None:
     """Stamps for some sizes."""
-    frame = Frame(reading.sizes, reading.in_base)
+    frame = Frame(reading.sizes, reading.base)
     pairs = pairs_of(edges, frame, where, {})
     if len(pairs) > _MOST_PAIRS:
         raise Unreadable("its event graph has too many kinds of edges")
@@ -196,7 +192,7 @@ def _circles(edges: Sequence[Edge], reading: Reading, rest: isl.Set) -> Iterator
             places = [edge.target.span for edge in circle.edges if edge.why == "need"]
             what = "ranks wait for each other"
             span = places[0] if places else None
-            sizes_of = _of_program(circle.holds & reading.domain, reading)
+            sizes_of = of_program(circle.holds & reading.domain, reading)
             yield Mistake("deadlock", what, span, sizes_of)
 
 

@@ -10,7 +10,7 @@ from schedlang.parametric.ranks.calls import Calls
 from schedlang.parametric.ranks.layout import Layout
 from schedlang.parametric.ranks.numbers import Unreadable
 from schedlang.parametric.ranks.orders import Orders
-from schedlang.parametric.ranks.statements import UPDATES, Reading, any_of
+from schedlang.parametric.ranks.statements import UPDATES, Reading
 from schedlang.parametric.ranks.symbols import number, symbol
 
 
@@ -38,13 +38,13 @@ def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Rea
     code = generate(tree, frozenset(), False)
     layout = Layout(tree, given, in_base)
     order: syntax.Rank | None = None
-    later: list[syntax.Weights] = []
+    later: list[syntax.Weights | syntax.Edge] = []
     for item in tree.items:
         match item:
             case syntax.Rank():
                 order = item
-            # Their rule may be of stages, which stand below it.
-            case syntax.Weights():
+            # They are of stages, which may stand below.
+            case syntax.Weights() | syntax.Edge():
                 later.append(item)
             case syntax.Repeated():
                 raise Unreadable("a building block is drawn for given sizes", item.interval.span)
@@ -60,7 +60,10 @@ def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Rea
         layout.where = layout.where & symbol(UPDATES).ge_set(number(1))
     layout.lay_out()
     for line in later:
-        layout.weights(line)
+        if isinstance(line, syntax.Weights):
+            layout.weights(line)
+        else:
+            layout.edge(line)
     at = {code.spans[location]: location for location in code.sites.ops}
     orders = Orders(code.sites, at, layout.evaluator, layout.where, layout.size("ranks"))
     orders.read(order, layout.scope)
@@ -69,7 +72,7 @@ def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Rea
         code.sites,
         layout.evaluator,
         layout.lines,
-        bool(layout.skips),
+        bool(layout.edges or layout.skips),
         slices,
         in_base,
         orders.where,
@@ -82,7 +85,7 @@ def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Rea
         in_base,
         orders.where,
         tuple(layout.lines),
-        any_of(layout.skips),
+        layout.onward(),
         slices,
         tuple(layout.evaluator.own_stages),
         statements,

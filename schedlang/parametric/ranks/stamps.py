@@ -21,7 +21,7 @@ from attrs import evolve, field, frozen
 from ortools.linear_solver import pywraplp  # type: ignore[import-untyped]
 
 from schedlang.parametric.ranks.checks import Edge
-from schedlang.parametric.ranks.numbers import BASE, Number, Unreadable, is_row, is_short
+from schedlang.parametric.ranks.numbers import Number, Unreadable, is_row, is_short
 from schedlang.parametric.ranks.statements import Statement
 from schedlang.parametric.ranks.symbols import points
 
@@ -34,8 +34,8 @@ _SMALL = 0.01
 #: Of so many functions is a stamp at most.
 _MOST_DIMENSIONS = 4
 
-#: The coefficients of an affine function: of 1, of each size, and of each index of a statement. In
-#: base `ranks` there are as many again, of the same times `ranks`.
+#: The coefficients of an affine function: of 1, of each size, and of each index of a statement.
+#: With a base there are as many again, of the same times the base.
 Row = tuple[Fraction, ...]
 #: For each statement, by its number, the functions of its stamp.
 Stamps = Mapping[int, tuple[Row, ...]]
@@ -43,12 +43,17 @@ Stamps = Mapping[int, tuple[Row, ...]]
 
 @frozen
 class Frame:
-    """What stamps are functions of, besides the indices of their statement: some `sizes`. In base
-    `ranks` they are numbers of two digits.
+    """What stamps are functions of, besides the indices of their statement: some `sizes`. With a
+    `base`, which is one of them, they are numbers of two digits.
     """
 
     sizes: tuple[str, ...]
-    in_base: bool
+    base: str | None
+
+    @property
+    def digits(self) -> int:
+        """How many digits a number has."""
+        return 1 if self.base is None else 2
 
     def width(self, *statements: Statement) -> int:
         """How many terms a digit has, of some statements."""
@@ -67,10 +72,12 @@ class Frame:
         """
         factor = lcm(*(value.denominator for value in row))
         whole = [value * factor for value in row]
-        width = len(row) // 2 if self.in_base else len(row)
+        width = len(row) // self.digits
         low = affine(points, len(self.sizes), whole[:width])
-        high = affine(points, len(self.sizes), whole[width:]) if self.in_base else None
-        return Number(low, high), factor
+        if self.base is None:
+            return Number(low), factor
+        high = affine(points, len(self.sizes), whole[width:])
+        return Number(low, high, self.base), factor
 
 
 @frozen(eq=False)
@@ -171,7 +178,7 @@ def gap(pairs: Pairs, frame: Frame, rows: Mapping[int, Row]) -> tuple[Number, in
     #     source    1  ranks │ i
     #     target    1  ranks │ j  k
     #     row       1  ranks │ i  j  k          of i the source's, below 0
-    for digit in range(1 + frame.in_base):
+    for digit in range(frame.digits):
         mine = before[digit * ones : (digit + 1) * ones]
         theirs = after[digit * others : (digit + 1) * others]
         row += [theirs[at] - mine[at] for at in range(frame.width())]
@@ -227,8 +234,8 @@ def solve(
 class _Program:
     """The linear program: its unknowns are the coefficients of stamps, and Farkas' weights.
 
-    In base `ranks`, a function is also 0 or more if it is a sum of the inequalities, and of these
-    times `ranks`, with weights of 0 or more.
+    With a base, a function is also 0 or more if it is a sum of the inequalities, and of these times
+    the base, with weights of 0 or more.
     """
 
     def __init__(self, frame: Frame, is_strict: bool) -> None:
@@ -247,10 +254,11 @@ class _Program:
         variables = []
         terms = ["", *self.frame.sizes, *statement.indices]
         may_be = [True] * len(terms)
-        if self.frame.in_base:
+        base = self.frame.base
+        if base is not None:
             # The low digit is of what some times the base bounds, the high one of all else: so a
             # difference of two stamps has few cases.
-            low = [not term or is_short(term, statement.domain) for term in terms]
+            low = [not term or is_short(term, statement.domain, base) for term in terms]
             high = [not short or is_row(term) for term, short in zip(terms, low, strict=True)]
             # What an equality says of an index is said with the other terms.
             free = [term not in _told_by_others(statement) for term in terms]
@@ -285,14 +293,14 @@ class _Program:
         width = frame.width(source, target)
         # A row for each term: its coefficients in the function, and in the weighted inequalities,
         # are to be the same.
-        rows = [self.solver.Constraint(0, 0) for _ in range((1 + frame.in_base) * width)]
-        if frame.in_base:
-            # 1 times `ranks` is a size: both have one row.
-            rows[width] = rows[1 + frame.sizes.index(BASE)]
+        rows = [self.solver.Constraint(0, 0) for _ in range(frame.digits * width)]
+        if frame.base is not None:
+            # 1 times the base is a size: both have one row.
+            rows[width] = rows[1 + frame.sizes.index(frame.base)]
         ones = frame.width(source)
         others = frame.width(target)
         sizes = frame.width()
-        for digit in range(1 + frame.in_base):
+        for digit in range(frame.digits):
             of_source = self.columns[source.number][digit * ones : (digit + 1) * ones]
             of_target = self.columns[target.number][digit * others : (digit + 1) * others]
             own = rows[digit * width : (digit + 1) * width]
@@ -311,7 +319,7 @@ class _Program:
             rows[0].SetCoefficient(grows, -1)
             self.objective.SetCoefficient(grows, -1)
         for is_equality, factors in _inequalities(pairs.points, len(frame.sizes)):
-            for digit in range(1 + frame.in_base):
+            for digit in range(frame.digits):
                 weight = self.solver.NumVar(-infinity if is_equality else 0, infinity, "")
                 own = rows[digit * width : (digit + 1) * width]
                 for row, factor in zip(own, factors, strict=True):

@@ -38,6 +38,8 @@ SIZES = ("ranks", "microbatches", "slices")
 UPDATES = "updates"
 UPDATE = "_u"
 STAGE = "_s"
+#: A stage that takes what another one makes.
+LATER = "_later"
 #: In base `ranks`, the digits of the number of microbatches: groups of as many as there are ranks,
 #: and how many more there are. They are sizes then, in its place.
 GROUPS = "groups"
@@ -121,7 +123,8 @@ class Reading:
     in_base: bool
     domain: isl.Set
     lines: tuple[Line, ...]
-    skips: isl.Set
+    #: From which stage (STAGE) to which (LATER) what it makes goes, within a pipeline.
+    onward: isl.Set
     slices: isl.PwAff
     #: The stages of a rank (RANK), by their numbers, where it has as many.
     own_stages: tuple[isl.PwAff, ...]
@@ -130,6 +133,11 @@ class Reading:
     claims: tuple[Claim, ...]
     is_stream: bool
     delay: int | None
+
+    @property
+    def base(self) -> str | None:
+        """The base of its numbers, where these have two digits."""
+        return BASE if self.in_base else None
 
     @property
     def held(self) -> isl.Set:

@@ -53,9 +53,10 @@ def pieces_of(value: Number, names: Sequence[str]) -> tuple[tuple[str, str], ...
     for where, low, high in _pieces(value):
         text = _text(low, where)
         if high is not None:
-            of_microbatches = _times_base(high)
+            of_microbatches = _times_base(high) if value.base == BASE else None
             if of_microbatches is None:
-                text = f"({_text(high, where)}) * {BASE} + {text}"
+                times = f"{_factor(_text(high, where))} * {value.base}"
+                text = times if text == "0" else f"{text} + {times}"
             else:
                 text = _text(low.add(of_microbatches), where)
         condition = where
@@ -109,6 +110,11 @@ def _words(text: str) -> str:
     text = _PRODUCT.sub(r"\1 * \2", text)
     text = re.sub(r"(?<![<>!=])=(?!=)", "==", text)
     return re.sub(r"\s+", " ", text)
+
+
+def _factor(text: str) -> str:
+    """A sum as a factor."""
+    return f"({text})" if re.search(r" [+-] ", text) else text
 
 
 def _only(text: str) -> str:
