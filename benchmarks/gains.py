@@ -8,6 +8,7 @@ from attrs import frozen
 
 from schedlang import Costs, Kind, compile, simulate
 from schedlang.plan.plan import Plan
+from schedlang.ranks.weights import follow_weights
 
 HEAD = """\
 # What published schedules gain
@@ -123,6 +124,24 @@ which the backwards follow the forwards, is gathered once. The price of a large 
 of a small one idle time: the program ends a unit before it begins the next one, and has each
 chunk's weight halves right behind its halves for the inputs. The throughputs of the paper are of
 whole systems, against three-dimensional parallelism, which this page does not predict.
+"""
+#: Ranks, for `PIPEMARE_MICROBATCHES` of an update.
+PIPEMARE = (8, 16, 32, 107)
+PIPEMARE_MICROBATCHES = 8
+PIPEMARE_TEXT = """\
+## PipeMare
+
+[`pipemare.sched`](../programs/pipemare.sched) against GPipe, with eight microbatches an update: how
+often its pipeline is busy, as a multiple; by how many updates its forwards are late; and the
+versions of the weights that PipeDream would keep on its first rank, where PipeMare keeps one. Yang
+et al. 2021, arXiv 1910.05124: up to 14.3 times the utilization of synchronous training (abstract in
+the proceedings of MLSys).
+"""
+PIPEMARE_REASONS = """\
+An update takes as long as its microbatches, once the pipeline is full, and in GPipe the ranks less
+one more of them. The abstract does not say at which size it is 14.3 times: eight microbatches on
+107 ranks come to that. That the model is as good in the end is a matter of learning rates, which
+this page does not predict.
 """
 
 
@@ -249,6 +268,22 @@ def zeropp_row(unit: int) -> str:
     return _line([str(unit), str(published), str(counted), str(peak), f"{idle:.1%}"])
 
 
+def pipemare_row(ranks: int) -> str:
+    """The row of a number of ranks."""
+    params = {"ranks": ranks, "microbatches": PIPEMARE_MICROBATCHES}
+    plan = compile("pipemare", params)
+    # What one update more takes: the pipeline is neither filled nor drained for it.
+    few, more = (
+        simulate(plan.for_updates(plan.layout.updates + extra)).timeline.makespan
+        for extra in range(2)
+    )
+    gain = simulate(compile("gpipe", params)).timeline.makespan / (more - few)
+    stashed = follow_weights(compile("pipedream", {"ranks": ranks, "microbatches": 1}))
+    return _line(
+        [str(ranks), f"{gain:.2f}", str(follow_weights(plan).staleness), str(max(stashed.held))]
+    )
+
+
 def page() -> str:
     """The page, in Markdown."""
     vocabularies = ", ".join(f"{thousands}K" for thousands in VOCABULARIES)
@@ -265,7 +300,10 @@ def page() -> str:
     lines += ["", SLIMPIPE_REASONS, ZEROPP_TEXT]
     lines += _head([f"unit, of {ALL_UNITS}", *SOURCES, "peak activations", "bubble"])
     lines += map(zeropp_row, UNITS)
-    return "\n".join([*lines, "", ZEROPP_REASONS])
+    lines += ["", ZEROPP_REASONS, PIPEMARE_TEXT]
+    lines += _head(["ranks", "utilization", "updates late", "versions of PipeDream"])
+    lines += map(pipemare_row, PIPEMARE)
+    return "\n".join([*lines, "", PIPEMARE_REASONS])
 
 
 SOURCES = ("published", "predicted")

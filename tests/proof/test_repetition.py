@@ -24,6 +24,7 @@ STREAMS = [
     ("pipedream_vertical", {"ranks": 4, "microbatches": 1}),
     ("pipedream_2bw", {"ranks": 3, "microbatches": 3}),
     ("pipedream_2bw", {"ranks": 4, "microbatches": 9}),
+    ("pipemare", {"ranks": 3, "microbatches": 2}),
     ("wpipe", {"ranks": 2, "microbatches": 2}),
     ("wpipe", {"ranks": 4, "microbatches": 8}),
     ("pipedream_replicated", {"ranks": 5, "first": 2, "microbatches": 6}),
