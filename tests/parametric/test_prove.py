@@ -33,6 +33,7 @@ PROVED = {
     "hanayo": "microbatches >= 1",
     "interleaved_zb": "microbatches >= 3 and microbatches % 3 == 0",
     "seq1f1b": "microbatches >= 1",
+    "stp": "microbatches >= 8",
     "two_encoders": "microbatches >= 1",
     "zb_h1": "microbatches >= 1",
 }

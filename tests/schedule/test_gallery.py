@@ -253,6 +253,7 @@ LEGAL = {
     ),
     "interleaved_zb": lambda ranks, microbatches: microbatches % ranks == 0,
     "recycle": lambda ranks, microbatches: (ranks + 1) % 3 == 0 and microbatches % 6 == 0,
+    "stp": lambda ranks, microbatches: microbatches >= 3 * ranks - 1,
     "wpipe": lambda ranks, microbatches: microbatches % ranks == 0,
     "zeropp": lambda ranks, microbatches: microbatches % ranks == 0,
 }
