@@ -238,6 +238,10 @@ class UnstashedWeights(LateWeights):
             )
         super().before_forward(run)
 
+    def before_backward(self, run: Backward) -> None:
+        """Let no checkpoint run the forward again, with other weights than the first time."""
+        run.substitutes |= dict.fromkeys(self._all, _ABSENT)
+
     def after_update(self) -> None:
         """PipelineError where the optimizer has not changed the weights in place: backwards to come
         would read what they were.
@@ -257,6 +261,22 @@ class UnstashedWeights(LateWeights):
         return self._all
 
 
+class _Absent(Tensor):
+    """Stands for a weight while nothing may compute with it."""
+
+    # All that a module asks of a tensor before it takes it for a parameter.
+    _is_param = True
+    grad_fn = None
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise PipelineError(
+            "a checkpoint runs its forward again in the backward, with other weights than the "
+            f"first time: do without it, or {_KEEP}"
+        )
+
+
+_ABSENT = torch.empty(0).as_subclass(_Absent)
 #: The way out where a backward cannot read the newest weights.
 _KEEP = "take a schedule that keeps versions of them, such as `weights stash`"
 

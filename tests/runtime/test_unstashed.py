@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportEr
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from schedlang import Source, compile
 from schedlang.plan.plan import Plan
@@ -179,6 +180,21 @@ def parametrized() -> None:
     refused(model)
 
 
+class Checkpointed(nn.Module):
+    """A stage whose backward runs its forward again."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def checkpointed() -> None:
+    refused([Checkpointed(each) for each in exact(4)])
+
+
 def moved() -> None:
     """An optimizer that gives weights other memory."""
 
@@ -204,6 +220,7 @@ def refused(model: list[nn.Module], kind: type[torch.optim.Optimizer] = torch.op
     [
         (autocast, r"the forward of stage \d casts its weights \(torch.autocast\)"),
         (parametrized, r"`1` of stage 0 computes its weights from others"),
+        (checkpointed, "a checkpoint runs its forward again in the backward, with other weights"),
         (moved, r"the optimizer gives the weight `0.weight` of stage \d other memory"),
     ],
 )
