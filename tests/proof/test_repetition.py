@@ -177,7 +177,7 @@ def test_what_is_proved_by_induction_is_what_is_proved_one_by_one(transport: str
         if params["ranks"] < 4
     ]
     verdicts = []
-    while len(verdicts) < 12:
+    while len(verdicts) < 24:
         plan = damaged(rng.choice(plans), rng)
         if not is_right(plan, 0):
             continue
