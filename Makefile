@@ -29,8 +29,8 @@ test: .venv/installed
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist worksteal
 
-# The larger sizes of what `make test` tries at smaller ones, and three times as many of
-# hypothesis's examples.
+# The larger sizes and the other cases of what `make test` tries some of, and three times as many
+# of hypothesis's examples.
 large: .venv/installed
 	$(BIN)/pytest -n 2 --dist worksteal -m 'large or hypothesis' --hypothesis-profile large
 

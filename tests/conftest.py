@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -70,6 +71,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for number, begin in enumerate(range(0, count, MODELS_AT_ONCE))
         ]
         metafunc.parametrize("random_models", blocks, ids=[str(number) for number, _ in blocks])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is `sampled`, `make test` tries some cases, and `make large` the others."""
+    for item in items:
+        # By a hash of the name, other tests have other cases, and the same ones every time.
+        if item.get_closest_marker("sampled") and crc32(item.nodeid.encode()) % MORE:
+            item.add_marker(pytest.mark.large)
 
 
 @pytest.fixture

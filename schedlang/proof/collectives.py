@@ -9,7 +9,7 @@ do the same, in the same order.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
@@ -18,9 +18,9 @@ from attrs import define, field, frozen
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.proof.graph import NOTHING
-from schedlang.schedule.columns import Flags, Ints
+from schedlang.schedule.columns import Columns, Flags, Ints, is_any
 from schedlang.schedule.findings import Finding, ranks_text
-from schedlang.schedule.kinds import MAKERS, OPS, USES_WEIGHTS, Kind
+from schedlang.schedule.kinds import GATHERS, MAKERS, OPS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
 
 #: What is an event of all replicas; a RESHARD is of its own rank.
@@ -53,9 +53,7 @@ def collectives(schedule: Schedule) -> Collectives:
     rows = columns.where(*_EVENTS)
     users: dict[int, int] = {}
     lasts: dict[int, int] = {}
-    for rank in _ranks(schedule) if len(rows) else ():
-        walk = _Walk(schedule, rank)
-        walk.go()
+    for walk in _walks(schedule):
         users |= walk.users
         lasts |= walk.lasts
     names = _names(schedule, rows)
@@ -82,19 +80,42 @@ def check_collectives(schedule: Schedule) -> list[Finding]:
     """
     if not schedule.columns.is_collective.any():
         return []
-    found: list[Finding] = []
-    for rank in _ranks(schedule):
-        walk = _Walk(schedule, rank)
-        walk.go()
-        found += walk.findings
+    found = [finding for walk in _walks(schedule) for finding in walk.findings]
     return found or list(_side_by_side(schedule)) or list(_alone(schedule)) or _orders(schedule)
 
 
-def _ranks(schedule: Schedule) -> list[int]:
-    """The ranks that have any."""
+def _walks(schedule: Schedule) -> list["_Walk"]:
+    """A walk over each rank that has any, gone to its end."""
     columns = schedule.columns
-    found: list[int] = np.unique(columns.rank[columns.is_collective]).tolist()
-    return found
+    if not columns.is_collective.any():
+        return []
+    # What is walked, of a stage:
+    #
+    #     actions           unshard  F0  F1  B0  B1  reshard  reduce
+    #     for its gathers   unshard  F0              reshard
+    #     for its sums                           B1           reduce
+    uses = _turns(columns, USES_WEIGHTS, (*GATHERS, Kind.U), last=False)
+    gradients = _turns(columns, MAKERS[Kind.W], (Kind.REDUCE_GRAD, Kind.U), last=True)
+    rows = np.unique(np.concatenate([uses, gradients]))
+    walks = []
+    for rank in np.unique(columns.rank[columns.is_collective]).tolist():
+        walk = _Walk(schedule, rank)
+        walk.go(rows[columns.rank[rows] == rank])
+        walks.append(walk)
+    return walks
+
+
+def _turns(columns: Columns, run: Collection[int], others: Collection[int], last: bool) -> Ints:
+    """The actions of some kinds, of each stage; of those of a `run` that follow each other only the
+    first one, or the last: between them nothing changes.
+    """
+    rows = columns.where(*run, *others)
+    rows = rows[np.argsort(columns.stage[rows], kind="stable")]
+    is_run = is_any(columns.kind[rows], *run)
+    is_same = is_run[1:] & is_run[:-1] & (columns.stage[rows][1:] == columns.stage[rows][:-1])
+    left_out = np.append(is_same, False) if last else np.append(False, is_same)
+    turns: Ints = rows[~left_out]
+    return turns
 
 
 @define
@@ -121,22 +142,19 @@ class _Walk:
     #: Those with a mistake: of what follows from it, nothing is said.
     wrong: set[int] = field(factory=set)
 
-    def go(self) -> None:
-        """From the first action to the last."""
-        schedule = self.schedule
-        columns = schedule.columns
-        held = schedule.stages_of(self.rank)
-        gathers = set(columns.stage[columns.where(Kind.UNSHARD, Kind.RESHARD)].tolist())
+    def go(self, rows: Ints) -> None:
+        """Over the rank's actions of some rows, in their order."""
+        columns = self.schedule.columns
+        gathers = set(columns.stage[columns.where(*GATHERS)].tolist())
         sums = set(columns.stage[columns.where(Kind.REDUCE_GRAD)].tolist())
+        held = self.schedule.stages_of(self.rank)
         stages = {stage: _Stage() for stage in held if stage in gathers | sums}
-        first = int(columns.first[self.rank])
-        actions = schedule.ranks[self.rank]
-        for index, (kind, stage) in enumerate(zip(actions.kind, actions.stage, strict=True)):
-            if stage in stages and (kind in OPS):
-                if stage in gathers:
-                    self.weights(stages[stage], kind, stage, first + index)
-                if stage in sums:
-                    self.gradients(stages[stage], kind, stage, first + index)
+        actions = zip(*(each[rows].tolist() for each in (columns.kind, columns.stage)), strict=True)
+        for row, (kind, stage) in zip(rows.tolist(), actions, strict=True):
+            if stage in gathers:
+                self.weights(stages[stage], kind, stage, row)
+            if stage in sums:
+                self.gradients(stages[stage], kind, stage, row)
         for number, stage_at_end in stages.items():
             self.end(number, stage_at_end)
 
@@ -253,10 +271,13 @@ def _names(schedule: Schedule, rows: Ints) -> list[tuple[int, int, int]]:
     the stage has had before.
     """
     columns = schedule.columns
+    layout = schedule.layout
+    stages = columns.stage[rows].tolist()
+    first = {stage: min(layout.replicas(stage)) for stage in set(stages)}
     before = Counter[tuple[int, int]]()
     names = []
-    for kind, stage in zip(columns.kind[rows].tolist(), columns.stage[rows].tolist(), strict=True):
-        names.append((kind, min(schedule.layout.replicas(stage)), before[kind, stage]))
+    for kind, stage in zip(columns.kind[rows].tolist(), stages, strict=True):
+        names.append((kind, first[stage], before[kind, stage]))
         before[kind, stage] += 1
     return names
 

@@ -18,7 +18,7 @@ from attrs import define, field, frozen
 from numpy.typing import ArrayLike, NDArray
 
 from schedlang.schedule.actions import Actions, is_collective, is_copy
-from schedlang.schedule.kinds import OPS, ROWS, SENDS, TRANSFERS, Kind
+from schedlang.schedule.kinds import OPS, ROWS, SENDS, TRANSFERS
 
 Ints = NDArray[np.integer]
 Flags = NDArray[np.bool_]
@@ -60,7 +60,7 @@ class Columns:
     source: Ints
     rank: Ints
     first: Ints
-    _rows: dict[tuple[Kind, ...], Ints] = field(factory=dict, init=False)
+    _rows: dict[tuple[int, ...], Ints] = field(factory=dict, init=False)
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -113,7 +113,7 @@ class Columns:
         """Which actions are ops that their rank computes, one after the other."""
         return ~self.is_transfer & ~self.is_beside
 
-    def where(self, *kinds: Kind) -> Ints:
+    def where(self, *kinds: int) -> Ints:
         """The rows of some kinds, in order."""
         if kinds not in self._rows:
             self._rows[kinds] = is_any(self.kind, *kinds).nonzero()[0].astype(np.int32)

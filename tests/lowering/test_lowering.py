@@ -153,6 +153,7 @@ def test_recorded_makespans(case: str) -> None:
             assert found == RECORDED[case][model], model
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [name for name in GALLERY if name != "pipe_offload"])
 def test_times_are_those_of_an_independent_replay(name: str) -> None:
     """At durations of which no two sums are alike, for all lowerings; the replay knows no copies to
@@ -242,6 +243,7 @@ def test_sends_that_come_late_are_late_on_gloo_but_not_ideally() -> None:
 KNOWN = {CO_ISSUED, OWN, *(name for transport in TRANSPORTS for name in alternatives(transport))}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("name", GALLERY)
 def test_the_choice_is_proved_and_no_slower_than_co_issued(name: str, transport: str) -> None:

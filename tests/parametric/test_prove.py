@@ -200,6 +200,7 @@ def test_without_a_flush_claims_on_microbatches_are_for_all_of_them() -> None:
     assert verdict.wrong == "microbatches >= 21"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(6))
 def test_a_damaged_program_without_a_flush_gets_the_verdict_of_the_compiler(seed: int) -> None:
     _, wrong = compare(seed, 2, STREAMS)

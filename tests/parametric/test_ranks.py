@@ -156,6 +156,7 @@ def disagreements_of(outcome: Outcome, text: str, ranks: int, microbatches: int)
     return amiss
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("program", PROGRAMS, ids=name_of)
 def test_a_program_is_proved_for_any_number_of_ranks(program: str) -> None:
     outcome, forms = proved(program)
@@ -375,6 +376,7 @@ def without_stamps(certificate: dict[str, Any], random: Random) -> None:
     random.choice(certificate["cases"])["stamps"].clear()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "damage",
     [

@@ -77,6 +77,7 @@ def test_text_and_document(
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_a_schedule_does_not_differ_from_itself(path: Path, diff: Callable[..., Any]) -> None:
     code, text = diff(path.stem, path.stem)

@@ -100,6 +100,7 @@ def check_picture(plan: Schedule, execution: Execution, picture: Picture) -> Non
         assert max((amount for _, amount in steps), default=0.0) == peak
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("costs", [UNIT, ODD], ids=["unit", "odd"])
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_every_op_is_one_box_and_every_arrow_goes_forward(path: Path, costs: Costs) -> None:
@@ -165,6 +166,7 @@ def test_golden_svg(golden: Callable[[str, Path], None]) -> None:
     golden(svg(drawn("zb_h1", ranks=2, microbatches=2)), GOLDEN / "zb_h1.svg")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_svg_shows_every_op(path: Path) -> None:
     picture = drawn(path.stem)
@@ -223,6 +225,7 @@ def test_golden_trace(golden: Callable[[str, Path], None]) -> None:
     golden(text.replace(str(ROOT), "ROOT"), GOLDEN / "1f1b.json")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_trace(path: Path) -> None:
     """A slice per op; every flow begins within its producer's slice and ends at its consumer's
@@ -248,6 +251,7 @@ def test_trace(path: Path) -> None:
     assert len(counters) == sum(len({time for time, _ in steps}) for steps in picture.memory)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_page_has_everything_in_it(path: Path) -> None:
     picture = drawn(path.stem)
@@ -345,6 +349,7 @@ def ops(actions: Actions) -> Actions:
     return actions.select(lambda kind: not is_transfer(kind) and not is_beside(kind))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("costs", [UNIT, ODD], ids=["unit", "odd"])
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_a_page_knows_the_cause_of_all_idle_time(path: Path, costs: Costs) -> None:
@@ -486,6 +491,7 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("columns", [40, 80, 200])
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_terminal(path: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:

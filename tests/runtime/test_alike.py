@@ -557,6 +557,7 @@ def works(what: str) -> list[tuple[str, str]]:
     return [(what, schedule) for schedule in schedules if (what, schedule) not in REFUSED]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", [what for what in CASES if works(what)])
 def test_trains_as_alone(run_ranks: Run, what: str) -> None:
     for differences in run_ranks(partial(compare_all, works(what)), 2).results():
@@ -567,6 +568,7 @@ def refused(what: str, schedule: str) -> None:
     compared(small(schedule), CASES[what])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("what", "schedule"), REFUSED)
 def test_is_refused(run_ranks: Run, what: str, schedule: str) -> None:
     outcome = run_ranks(partial(refused, what, schedule), 2)

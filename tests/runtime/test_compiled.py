@@ -205,6 +205,7 @@ def test_weights_of_which_b_computes_the_gradients_are_named(as_graphs: list[str
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
+@pytest.mark.large
 def test_inductor() -> None:
     module = Block(nn.Sequential(nn.LayerNorm(WIDTH), linear(), nn.GELU(), linear()))
     compare(module, tolerance=ROUNDING)

@@ -217,6 +217,7 @@ def case(name: str) -> tuple[bool, float, list[str]]:
     return trained(plan(), kind)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_twenty_steps_are_those_of_one_process(name: str, run_ranks: Run) -> None:
     turns = ["F attention", "B combine", "F experts", "B experts", "F combine", "B attention"]
