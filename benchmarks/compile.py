@@ -56,6 +56,7 @@ SIZES = {
     "pipedream_2bw": (32, 256),
     "pipedream_replicated": (17, 4800),
     "pipedream_vertical": (96, 1),
+    "pipemare": (32, 256),
     "recycle": (32, 1920),
     "seq1f1b": (32, 256, 4),
     "terapipe": (32, 16, 64),

@@ -8,6 +8,7 @@ from attrs import frozen
 
 from schedlang import Costs, Kind, compile, simulate
 from schedlang.plan.plan import Plan
+from schedlang.ranks.weights import follow_weights
 
 HEAD = """\
 # What published schedules gain
@@ -123,6 +124,46 @@ which the backwards follow the forwards, is gathered once. The price of a large 
 of a small one idle time: the program ends a unit before it begins the next one, and has each
 chunk's weight halves right behind its halves for the inputs. The throughputs of the paper are of
 whole systems, against three-dimensional parallelism, which this page does not predict.
+"""
+#: Ranks, for `PIPEMARE_MICROBATCHES` of an update.
+PIPEMARE = (8, 16, 32, 107)
+PIPEMARE_MICROBATCHES = 8
+PIPEMARE_TEXT = """\
+## PipeMare
+
+[`pipemare.sched`](../programs/pipemare.sched) against GPipe, with eight microbatches an update: how
+often its pipeline is busy, as a multiple; by how many updates its forwards are late; and the
+versions of the weights that PipeDream would keep on its first rank, where PipeMare keeps one. Yang
+et al. 2021, arXiv 1910.05124: up to 14.3 times the utilization of synchronous training (abstract in
+the proceedings of MLSys).
+"""
+PIPEMARE_REASONS = """\
+An update takes as long as its microbatches, once the pipeline is full, and in GPipe the ranks less
+one more of them. The abstract does not say at which size it is 14.3 times: eight microbatches on
+107 ranks come to that. That the model is as good in the end is a matter of learning rates, which
+this page does not predict.
+"""
+#: Ranks, and how long the sums of a chunk's forward take, as a part of its computing.
+STP = ((2, 0.2), (4, 0.2), (4, 0.4), (8, 0.2))
+#: For each rank.
+STP_MICROBATCHES = 8
+STP_TEXT = """\
+## STP
+
+[`stp.sched`](../programs/stp.sched) against interleaved 1F1B with two chunks and ZB-V, where
+tensor parallelism sums activations: the idle time of a step, sums included that nothing hides, in
+forwards of a chunk that only compute; and the time of a step of the other two as a multiple of
+STP's. Qi et al. 2025, arXiv 2510.27257: the formulas of the authors' table, in their repository; up
+to 1.12 times the throughput for language models (abstract). Eight microbatches for each rank.
+"""
+STP_REASONS = """\
+Forwards and both halves of a backward compute for as long; a whole backward hides its sums under
+its weight gradients, as the formulas have it. Those of the other two are met, ZB-V's but for the
+sums of one chunk; STP's where sums take no time, and otherwise it idles for the sums of three
+chunks more for each rank but one. The authors count the 2p + 1 forwards of the first rank's
+warm-up. The last rank's has p - 1 more, of a forward and half a backward together the last sum has
+nothing to hide under, and ranks wait for each other's sums. ZB-V halves all backwards, and so hides
+no sums. Published throughputs are of whole models, whose share of sums the abstract does not say.
 """
 
 
@@ -249,6 +290,63 @@ def zeropp_row(unit: int) -> str:
     return _line([str(unit), str(published), str(counted), str(peak), f"{idle:.1%}"])
 
 
+def pipemare_row(ranks: int) -> str:
+    """The row of a number of ranks."""
+    params = {"ranks": ranks, "microbatches": PIPEMARE_MICROBATCHES}
+    plan = compile("pipemare", params)
+    # What one update more takes: the pipeline is neither filled nor drained for it.
+    few, more = (
+        simulate(plan.for_updates(plan.layout.updates + extra)).timeline.makespan
+        for extra in range(2)
+    )
+    gain = simulate(compile("gpipe", params)).timeline.makespan / (more - few)
+    stashed = follow_weights(compile("pipedream", {"ranks": ranks, "microbatches": 1}))
+    return _line(
+        [str(ranks), f"{gain:.2f}", str(follow_weights(plan).staleness), str(max(stashed.held))]
+    )
+
+
+def with_sums(share: float) -> Costs:
+    """The costs of a chunk whose forward computes for 1, and sums for a share of that."""
+    sums = f"sum {share / 2} link"
+    half = ["attention 0.5 compute", sums, "mlp 0.5 compute", sums]
+    return Costs(
+        forward_times=(1 + share,),
+        backward_times=(2,),
+        input_times=(1 + share,),
+        weight_times=(1,),
+        components={
+            "F": half,
+            "B": ["mlp 1 compute", "attention 1 compute"],
+            "I": [half[2], sums, half[0], sums],
+            "W": ["mlp 0.5 compute", "attention 0.5 compute"],
+        },
+    )
+
+
+def stp_row(ranks: int, share: float) -> str:
+    """The row of a size: idle times, and how much longer a step takes than with STP."""
+    microbatches = STP_MICROBATCHES * ranks
+    published = (
+        (ranks - 1) * (3 + share) + 2 * microbatches * share,
+        (ranks - 1) * 2 * share + 4 * microbatches * share,
+        (ranks - 1) * (1 + share) + (2 * ranks + 1) * share,
+    )
+    # Two chunks compute for 1 in a forward, 2 in a backward.
+    computing = 6 * microbatches
+    spans = []
+    for program, chunks in (("interleaved_1f1b", {"chunks": 2}), ("zb_v", {}), ("stp", {})):
+        params = {"ranks": ranks, "microbatches": microbatches, **chunks}
+        spans.append(simulate(compile(program, params, with_sums(share))).timeline.span)
+    cells = [
+        f"{figure:.1f}"
+        for idle, span in zip(published, spans, strict=True)
+        for figure in (idle, span - computing)
+    ]
+    gains = [f"{span / spans[-1]:.2f}" for span in spans[:-1]]
+    return _line([f"{ranks} ranks, {share:.0%}", *cells, *gains])
+
+
 def page() -> str:
     """The page, in Markdown."""
     vocabularies = ", ".join(f"{thousands}K" for thousands in VOCABULARIES)
@@ -265,7 +363,15 @@ def page() -> str:
     lines += ["", SLIMPIPE_REASONS, ZEROPP_TEXT]
     lines += _head([f"unit, of {ALL_UNITS}", *SOURCES, "peak activations", "bubble"])
     lines += map(zeropp_row, UNITS)
-    return "\n".join([*lines, "", ZEROPP_REASONS])
+    lines += ["", ZEROPP_REASONS, PIPEMARE_TEXT]
+    lines += _head(["ranks", "utilization", "updates late", "versions of PipeDream"])
+    lines += map(pipemare_row, PIPEMARE)
+    lines += ["", PIPEMARE_REASONS, STP_TEXT]
+    others = ("1F1B-I", "ZB-V")
+    idle = [f"idle, {program}, {source}" for program in (*others, "STP") for source in SOURCES]
+    lines += _head(["size, sums", *idle, *(f"time, {program}" for program in others)])
+    lines += [stp_row(*size) for size in STP]
+    return "\n".join([*lines, "", STP_REASONS])
 
 
 SOURCES = ("published", "predicted")

@@ -27,7 +27,7 @@ from schedlang.runtime.stage.shared_hooks import BoundaryHooks, SharedHooks
 from schedlang.runtime.stage.slices import Past
 from schedlang.runtime.stage.stage import Loss, Stage, StagePlan
 from schedlang.runtime.stage.turns import Turns
-from schedlang.runtime.stage.versions import WeightVersions, versions_of
+from schedlang.runtime.stage.versions import LateWeights, versions_of
 from schedlang.runtime.stage.weights import Weights
 from schedlang.runtime.transport.wire import Wire
 from schedlang.schedule.kinds import Kind
@@ -132,7 +132,7 @@ def _parts_of_stage(
     plan: Plan,
     number: int,
     module: nn.Module,
-    versions: WeightVersions | None,
+    versions: LateWeights | None,
     edges: Mapping[int, FarEdge],
 ) -> list[Part]:
     """A module that has slices and skips returns `(output, {stage: value}), past`: so slices come
@@ -250,7 +250,7 @@ def _check_sharded(number: int, parts: Sequence[Part]) -> None:
     for part in parts:
         if isinstance(part, Audit):
             raise PipelineError(f"stage {number} is sharded, so it cannot be audited")
-        if isinstance(part, WeightVersions):
+        if isinstance(part, LateWeights):
             raise PipelineError(
                 f"stage {number} is sharded, so it cannot read older versions of its weights yet"
             )

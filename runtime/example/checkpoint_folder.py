@@ -100,7 +100,7 @@ def find_checkpoints(
 
 def _why_no_models(plan: Plan) -> str | None:
     """Why the checkpoints of a plan are no models, if so."""
-    if plan.layout.updates > 1 and follow_weights(plan).staleness:
+    if max(follow_weights(plan).held) > 1:
         return f"the stages of `{plan.name}` also read older versions of their weights"
     if plan.layout.models:
         return f"`{plan.name}` trains several models"

@@ -4,17 +4,20 @@ compare with.
 
 import copy
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from attrs import evolve
-from torch import Tensor
+from torch import Tensor, nn
 
+from schedlang.plan.plan import Plan
+from schedlang.ranks.weights import follow_weights
+from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.example.gpt import cut_gpt, next_byte_loss, run_gpt
 from schedlang.runtime.example.train import Training, keep_gradients
 from schedlang.runtime.example.workload import Workload
 from schedlang.runtime.stage.versions import delays
+from schedlang.schedule.kinds import Kind
 
 
 def train_reference(workload: Workload, steps: int) -> Training:
@@ -25,37 +28,77 @@ def train_reference(workload: Workload, steps: int) -> Training:
     plan = workload.plan
     parts = cut_gpt(workload.layers(), evolve(plan.layout, skips=()), sliced=False)
     optimizers = list(map(workload.optimizer, parts))
-    behind = {
-        stage: late for rank in range(len(plan.ranks)) for stage, late in delays(plan, rank).items()
-    }
-    #: For each part the weights that the next update's microbatches read, and all later ones.
-    # With a delay of d the oldest of d + 1 versions is read; a deque of that length lets go of
-    # older ones by itself, and while it fills up, its first is version 0, as for the plan.
-    versions = [deque([copy.deepcopy(part)], behind[stage] + 1) for stage, part in enumerate(parts)]
+    weights = _Weights(plan, parts)
     for step in range(steps):
-        read = [kept[0] for kept in versions]
-        model = partial(run_gpt, read, plan.layout)
+        weights.update = step
         trains = not plan.is_forward_only
-        training.losses.append(_run(model, workload, step, trains))
+        training.losses.append(_run(weights, workload, step, trains))
         if not trains:
             continue
-        for part, other, optimizer, kept in zip(parts, read, optimizers, versions, strict=True):
+        for part, other in zip(parts, weights.read, strict=True):
             for weight, old in zip(part.parameters(), other.parameters(), strict=True):
                 weight.grad = old.grad
                 old.grad = None
+        for optimizer in optimizers:
             optimizer.step()
-            kept.append(copy.deepcopy(part))
+        weights.keep(parts)
     for part in parts:
         keep_gradients(training, part)
     return training
 
 
-def _run(
-    run: Callable[[dict[str, Tensor]], dict[str, Tensor]],
-    workload: Workload,
-    update: int,
-    trains: bool,
-) -> float:
+class _Weights:
+    """The parts of the model, `read` with the weights that the plan's microbatches read."""
+
+    def __init__(self, plan: Plan, parts: Sequence[nn.Module]) -> None:
+        self.plan = plan
+        self.update = 0
+        self.read = [copy.deepcopy(part) for part in parts]
+        ranks = range(len(plan.ranks))
+        behind = {stage: late for rank in ranks for stage, late in delays(plan, rank).items()}
+        rules = [plan.weights_of(stage) for stage in range(len(parts))]
+        self._unstashed = [stage for stage, rule in enumerate(rules) if rule.keeps_none]
+        if self._unstashed and (len(plan.layout.pipelines) > 1 or plan.layout.slices > 1):
+            raise PipelineError(
+                f"`{plan.name}` reads other weights for each slice or replica, as they come: there "
+                "is no one process to compare it with"
+            )
+        self._versions = follow_weights(plan).read
+        #: For each part the weights that the next update's microbatches read, and all later ones.
+        # With a delay of d the oldest of d + 1 versions is read; a deque of that length lets go of
+        # older ones by itself, and while it fills up, its first is version 0, as for the plan.
+        self._kept = [
+            deque([copy.deepcopy(part)], behind[stage] + 1) for stage, part in enumerate(parts)
+        ]
+
+    def before_forward(self, microbatch: int) -> None:
+        """Read what the plan's forwards read of a microbatch of the update."""
+        for stage, kept in enumerate(self._kept):
+            behind = len(kept) - 1
+            if stage in self._unstashed:
+                here = self.update % self.plan.layout.updates
+                unit = here * self.plan.layout.units_of_update(stage) + microbatch
+                behind = here - self._versions.get((Kind.F, stage, unit), here)
+            _put(self.read[stage], kept[-1 - behind])
+
+    def before_backward(self) -> None:
+        """Where nothing is kept, read the newest, in the memory that the forward has read."""
+        for stage in self._unstashed:
+            _put(self.read[stage], self._kept[stage][-1])
+
+    def keep(self, parts: Sequence[nn.Module]) -> None:
+        """There is a new version."""
+        for part, kept in zip(parts, self._kept, strict=True):
+            kept.append(copy.deepcopy(part))
+
+
+def _put(part: nn.Module, weights: nn.Module) -> None:
+    """Give a part the weights of another one, which autograd does not notice."""
+    for own, other in zip(part.parameters(), weights.parameters(), strict=True):
+        own.data.copy_(other.data)
+
+
+def _run(weights: _Weights, workload: Workload, update: int, trains: bool) -> float:
     """Run the microbatches of an update one by one, and give their mean loss, of several models the
     mean of these; where it `trains`, its gradients add up.
     """
@@ -64,12 +107,15 @@ def _run(
     batches = {model: workload.cut(update, model) for model in counts}
     for number in range(max(counts.values())):
         here = [model for model, count in counts.items() if number < count]
+        weights.before_forward(number)
         with torch.set_grad_enabled(trains):
-            outputs = run({model: batches[model][number][0] for model in here})
+            inputs = {model: batches[model][number][0] for model in here}
+            outputs = run_gpt(weights.read, workload.plan.layout, inputs)
             of_models = {
                 model: _share_of_loss(output, batches[model], number)
                 for model, output in outputs.items()
             }
+        weights.before_backward()
         for model, loss in of_models.items():
             if loss.requires_grad:
                 torch.autograd.backward(loss / counts[model])

@@ -1,5 +1,5 @@
-"""The versions of a stage's weights, for schedules whose gradients are late (PipeDream-2BW, arXiv
-2006.09503).
+"""The weights that a stage reads in schedules whose gradients are late: its versions of them
+(PipeDream-2BW, arXiv 2006.09503), or the newest ones at every moment (PipeMare, arXiv 1910.05124).
 
 Version v is what the weights are after v updates. With a delay of d, the microbatches of update k
 read version max(k - d, 0), and the update starts from version k; so d + 1 versions are held:
@@ -11,7 +11,9 @@ read version max(k - d, 0), and the update starts from version k; so d + 1 versi
 The module's own parameters are the newest version. No graph is made with them: a forward runs with
 leaves that share the memory of their version, and a backward adds to the gradients of these leaves.
 So versions can change places in memory without autograd's knowing: it would not notice every change
-of a weight between forward and backward, least of all one by a fused optimizer.
+of a weight between forward and backward, least of all one by a fused optimizer. Where no version is
+kept, all forwards share one set of leaves, in the memory of the parameters, and that is how a
+backward comes to read what updates have put there since.
 """
 
 from collections.abc import Mapping
@@ -20,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
@@ -28,44 +31,24 @@ from schedlang.runtime.torch_private import changes_of, has_hooks, run_backward
 from schedlang.schedule.kinds import Kind
 
 
-class WeightVersions(Part):
-    """The weights of one stage, by version. `per_update` is the number of microbatches of an
-    update.
-    """
+class LateWeights(Part):
+    """The weights that one stage's microbatches read, in place of the module's own parameters."""
 
-    def __init__(self, stage: int, module: nn.Module, delay: int, per_update: int) -> None:
+    #: What happens to the weights between a forward and its backward, for messages.
+    _what_happens: str
+
+    def __init__(self, stage: int, module: nn.Module) -> None:
         self._stage = stage
         self._module = module
-        self._parameters = {
-            name: weight for name, weight in module.named_parameters() if weight.requires_grad
-        }
-        self._delay = delay
-        self._per_update = per_update
-        #: Updates done; those done before this step; and whether the next one has begun.
-        self._updates = 0
-        self._before = 0
+        self._parameters = _trained(module)
+        #: Whether the next update has begun.
         self._has_begun = False
         #: How often each weight had been changed in place before a forward.
         self._changes: list[int] = []
-        self._versions = {0: self._newest()}
-
-    def begin_step(self) -> None:
-        """Microbatches are numbered from 0 in every step. PipelineError where a weight was frozen
-        or thawed since the versions were made.
-        """
-        self._before = self._updates
-        for name, weight in self._module.named_parameters():
-            if weight.requires_grad != (name in self._parameters):
-                raise PipelineError(
-                    f"the weight `{name}` of stage {self._stage} was "
-                    f"{'thawed' if weight.requires_grad else 'frozen'}, and there are older "
-                    "versions of the weights: after freezing or unfreezing weights, build a new "
-                    "pipeline"
-                )
 
     def before_forward(self, run: Forward) -> None:
-        """Let the module read the version that the microbatch's update reads; an evaluation reads
-        the newest one, which is the module's own.
+        """Let the module read the weights that the microbatch is to read; an evaluation reads the
+        newest ones, which are the module's own.
         """
         if not run.is_evaluation:
             weights = self._read(run)
@@ -89,44 +72,81 @@ class WeightVersions(Part):
             if changes_of(leaf) != changes:
                 raise PipelineError(
                     f"the forward of stage {self._stage} changes its weight `{name}` in place, and "
-                    "the plan keeps several versions of the weights: change weights after an "
+                    f"{self._what_happens}: change weights after an "
                     "update, or take a schedule whose gradients are not late"
                 )
 
     def before_backward(self, run: Backward) -> None:
-        """Let a checkpoint that runs the forward again read the same version."""
+        """Let a checkpoint that runs the forward again read the same weights."""
         run.substitutes |= self._read(run)
 
     def before_update(self) -> None:
-        """Give the module's parameters the gradient of the update, which was made at the version
-        that its microbatches read; and keep their memory for that version.
+        """Give the module's parameters the gradient of the update.
 
         Where replicas sum their gradients, the sum asks for that first, and `U` once more.
         """
-        # The memory of a version, with a delay of 1, around the update that makes version 2:
-        #
-        #     memory A    version 0     │ nobody reads it any more │ copy of 1, becomes version 2
-        #     memory B    version 1     │ stays as it is           │ version 1
-        #
-        # The parameters move on to A, so that the optimizer, which changes them in place, leaves
-        # version 1 alone.
         if self._has_begun:
             return
         self._has_begun = True
-        for name, leaf in self._versions[self._version_read(self._updates)].items():
+        for name, leaf in self._with_gradients().items():
             if leaf.grad is not None:
                 earlier = self._parameters[name].grad
                 self._parameters[name].grad = leaf.grad if earlier is None else earlier + leaf.grad
                 leaf.grad = None
-        # The memory of a version that nothing reads any more is used again for the next one.
-        free = self._versions.pop(self._updates - self._delay, None)
-        for name, parameter in self._parameters.items():
-            memory = torch.empty_like(parameter.data) if free is None else free[name].data
-            parameter.data = memory.copy_(parameter.data)
+        self._make_room()
 
     def after_update(self) -> None:
         """There is a new version."""
         self._has_begun = False
+
+    def _read(self, run: Forward | Backward) -> dict[str, Tensor]:
+        """The weights that a microbatch reads."""
+        raise NotImplementedError
+
+    def _with_gradients(self) -> dict[str, Tensor]:
+        """The weights that the microbatches of the update that begins have read."""
+        raise NotImplementedError
+
+    def _make_room(self) -> None:
+        """Get the memory of the parameters ready for the update."""
+
+    def _newest(self) -> dict[str, Tensor]:
+        return _leaves({name: weight.data for name, weight in self._parameters.items()})
+
+
+class WeightVersions(LateWeights):
+    """The weights of one stage, by version. `per_update` is the number of microbatches of an
+    update.
+    """
+
+    _what_happens = "the plan keeps several versions of the weights"
+
+    def __init__(self, stage: int, module: nn.Module, delay: int, per_update: int) -> None:
+        super().__init__(stage, module)
+        self._delay = delay
+        self._per_update = per_update
+        #: Updates done, and those done before this step.
+        self._updates = 0
+        self._before = 0
+        self._versions = {0: self._newest()}
+
+    def begin_step(self) -> None:
+        """Microbatches are numbered from 0 in every step. PipelineError where a weight was frozen
+        or thawed since the versions were made.
+        """
+        self._before = self._updates
+        for name, weight in self._module.named_parameters():
+            if weight.requires_grad != (name in self._parameters):
+                raise PipelineError(
+                    f"the weight `{name}` of stage {self._stage} was "
+                    f"{'thawed' if weight.requires_grad else 'frozen'}, and there are older "
+                    "versions of the weights: after freezing or unfreezing weights, build a new "
+                    "pipeline"
+                )
+
+    def after_update(self) -> None:
+        """There is a new version."""
+        super().after_update()
         self._updates += 1
         self._versions[self._updates] = self._newest()
 
@@ -157,16 +177,113 @@ class WeightVersions(Part):
         self._versions[self._updates] = self._newest()
 
     def _read(self, run: Forward | Backward) -> dict[str, Tensor]:
-        """The version that a microbatch reads."""
         # Microbatches are counted anew in each step, updates from the first one on.
         update = self._before + run.microbatch // self._per_update
         return self._versions[self._version_read(update)]
 
+    def _with_gradients(self) -> dict[str, Tensor]:
+        return self._versions[self._version_read(self._updates)]
+
+    def _make_room(self) -> None:
+        """Keep the memory of the newest version for those that still read it."""
+        # The memory of a version, with a delay of 1, around the update that makes version 2:
+        #
+        #     memory A    version 0     │ nobody reads it any more │ copy of 1, becomes version 2
+        #     memory B    version 1     │ stays as it is           │ version 1
+        #
+        # The parameters move on to A, so that the optimizer, which changes them in place, leaves
+        # version 1 alone.
+        free = self._versions.pop(self._updates - self._delay, None)
+        for name, parameter in self._parameters.items():
+            memory = torch.empty_like(parameter.data) if free is None else free[name].data
+            parameter.data = memory.copy_(parameter.data)
+
     def _version_read(self, update: int) -> int:
         return max(update - self._delay, 0)
 
-    def _newest(self) -> dict[str, Tensor]:
-        return _leaves({name: weight.data for name, weight in self._parameters.items()})
+
+class UnstashedWeights(LateWeights):
+    """The weights of one stage that keeps no version: each op reads what is there, so a backward
+    goes through other weights than its forward has, as in PipeMare.
+
+    What a forward computes from weights alone, as a cast, its backward would read as it was: such
+    stages are refused, where they can be told.
+    """
+
+    _what_happens = "the plan updates weights between a forward and its backward"
+
+    def __init__(self, stage: int, module: nn.Module) -> None:
+        super().__init__(stage, module)
+        for name, part in module.named_modules():
+            if is_parametrized(part):
+                raise PipelineError(
+                    f"`{name or type(part).__name__}` of stage {stage} computes its weights from "
+                    "others (torch.nn.utils.parametrize), and its backward is to read the newest "
+                    f"ones: {_KEEP}"
+                )
+        self._all = self._newest()
+
+    def begin_step(self) -> None:
+        """Nothing is on its way, so weights may have been frozen, thawed or replaced."""
+        self._parameters = _trained(self._module)
+        self._all = self._newest()
+
+    def before_forward(self, run: Forward) -> None:
+        """PipelineError inside `torch.autocast`."""
+        device = next((weight.device.type for weight in self._all.values()), "cpu")
+        if not run.is_evaluation and torch.is_autocast_enabled(device):
+            raise PipelineError(
+                f"the forward of stage {self._stage} casts its weights (torch.autocast), and its "
+                f"backward is to read the newest ones, not these casts: {_KEEP}"
+            )
+        super().before_forward(run)
+
+    def before_backward(self, run: Backward) -> None:
+        """Let no checkpoint run the forward again, with other weights than the first time."""
+        run.substitutes |= dict.fromkeys(self._all, _ABSENT)
+
+    def after_update(self) -> None:
+        """PipelineError where the optimizer has not changed the weights in place: backwards to come
+        would read what they were.
+        """
+        super().after_update()
+        for name, leaf in self._all.items():
+            if leaf.data_ptr() != self._parameters[name].data_ptr():
+                raise PipelineError(
+                    f"the optimizer gives the weight `{name}` of stage {self._stage} other memory, "
+                    f"in which its backwards do not read it: {_KEEP}"
+                )
+
+    def _read(self, run: Forward | Backward) -> dict[str, Tensor]:
+        return self._all
+
+    def _with_gradients(self) -> dict[str, Tensor]:
+        return self._all
+
+
+class _Absent(Tensor):
+    """Stands for a weight while nothing may compute with it."""
+
+    # All that a module asks of a tensor before it takes it for a parameter.
+    _is_param = True
+    grad_fn = None
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise PipelineError(
+            "a checkpoint runs its forward again in the backward, with other weights than the "
+            f"first time: do without it, or {_KEEP}"
+        )
+
+
+_ABSENT = torch.empty(0).as_subclass(_Absent)
+#: The way out where a backward cannot read the newest weights.
+_KEEP = "take a schedule that keeps versions of them, such as `weights stash`"
+
+
+def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a module that want a gradient, by name."""
+    return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
 
 
 def _add_to(parameter: nn.Parameter, leaf: Tensor) -> None:
@@ -190,40 +307,41 @@ def _leaves(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: nn.Parameter(tensor.data) for name, tensor in tensors.items()}
 
 
-def versions_of(
-    plan: Plan, rank: int, modules: Mapping[int, nn.Module]
-) -> dict[int, WeightVersions]:
-    """The versions of the weights of the stages that read late ones; stages that are one module,
-    which are replicas, have them together.
+def versions_of(plan: Plan, rank: int, modules: Mapping[int, nn.Module]) -> dict[int, LateWeights]:
+    """The weights of the stages that read late ones; stages that are one module, which are
+    replicas, have them together.
     """
-    by_stage = dict[int, WeightVersions]()
+    by_stage = dict[int, LateWeights]()
     behind = delays(plan, rank)
-    first: dict[int, tuple[int, int, int]] = {}
+    first: dict[int, tuple[int, bool, int, int]] = {}
     for number, module in modules.items():
+        keeps_none = plan.weights_of(number).keeps_none
         delay = behind[number]
         # How many microbatches an update has says nothing where all read the latest weights.
         per_update = plan.layout.units(number) // plan.layout.updates if delay else 0
-        known = first.setdefault(id(module), (number, delay, per_update))
-        if known[1:] != (delay, per_update):
+        known = first.setdefault(id(module), (number, keeps_none, delay, per_update))
+        if known[1:] != (keeps_none, delay, per_update):
             raise PipelineError(
                 f"stages {known[0]} and {number} are one module, but read other versions of its "
                 "weights"
             )
         if not delay:
             continue
-        if known[0] == number:
-            by_stage[number] = WeightVersions(number, module, delay, per_update)
-        else:
+        if known[0] != number:
             by_stage[number] = by_stage[known[0]]
+        elif keeps_none:
+            by_stage[number] = UnstashedWeights(number, module)
+        else:
+            by_stage[number] = WeightVersions(number, module, delay, per_update)
     return by_stage
 
 
 def delays(plan: Plan, rank: int) -> dict[int, int]:
-    """For each stage of a rank, by how many updates the weights that its microbatches read are
-    behind.
+    """For each stage of a rank, by how many updates the weights that the forwards of its
+    microbatches read are behind, at most.
 
     PipelineError where it is not the same for all updates, but for the first ones, which read the
-    first version.
+    first version; unless the stage reads whatever is there.
     """
     by_stage: dict[int, int] = dict.fromkeys(plan.stages_of(rank), 0)
     reads: set[tuple[int, int, int]] = set()
@@ -237,7 +355,8 @@ def delays(plan: Plan, rank: int) -> dict[int, int]:
             rule = plan.weights_of(stage)
             update = plan.layout.update_of(stage, microbatch)
             version = plan.version_read(stage, microbatch, done[stage])
-            reads.add((stage, update, version))
+            if not rule.keeps_none:
+                reads.add((stage, update, version))
             by_stage[stage] = max(by_stage[stage], rule.delay, update - version)
     for stage, update, version in sorted(reads):
         if version != max(update - by_stage[stage], 0):

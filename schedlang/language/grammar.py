@@ -64,6 +64,7 @@ FORMS = {
     "SUM": "cost sum(s) = 3",
     "THEN": "let half = if ranks > 1 then ranks / 2 else 1",
     "TO": "skip s in 0 .. 3 from s to 7 - s",
+    "UNSTASHED": "weights unstashed",
     "WARMUP": "warmup { … }",
     "WEIGHTS": "weights delay 1 on 0 .. ranks",
     "WITHIN": "fill W within 4",

@@ -225,7 +225,7 @@ class Weights(Node):
 
 @frozen(eq=False, repr=False)
 class Rule(Node):
-    """`latest`, `stash`, or `delay updates`."""
+    """`latest`, `stash`, `unstashed`, or `delay updates`."""
 
     name: str
     updates: Node | None = None

@@ -274,12 +274,12 @@ class _Reader:
     def weights(self, stages: int) -> tuple[WeightRule, ...]:
         """The field `weights`: a rule for every stage, or nothing."""
         rules = self.field("weights", list)
-        names = ("latest", "stash", "delay")
+        names = ("latest", "stash", "unstashed", "delay")
         for rule in rules:
             is_known = isinstance(rule, dict) and rule.get("name") in names
             if not is_known or type(rule.get("delay")) is not int or rule["delay"] < 0:
                 self.wrong(
-                    "`weights` must be rules: a `name` (latest, stash, delay) and a `delay` from 0"
+                    f"`weights` must be rules: a `name` ({', '.join(names)}) and a `delay` from 0"
                 )
         # A plan without rules trains with the newest weights, as most do.
         if rules and len(rules) != stages:

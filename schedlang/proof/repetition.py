@@ -57,7 +57,12 @@ from schedlang.schedule.stream import repeat, steps_of
 from schedlang.schedule.transports import Transport, transports
 
 #: By the rule of a stage's weights, the ops to come for which it counts what forwards have read.
-_COUNTS = {"latest": USES_WEIGHTS, "stash": frozenset({Kind.F}), "delay": frozenset[Kind]()}
+_COUNTS = {
+    "latest": USES_WEIGHTS,
+    "stash": frozenset({Kind.F}),
+    "unstashed": frozenset[Kind](),
+    "delay": frozenset[Kind](),
+}
 
 
 def prove_for_all_updates(schedule: Schedule, kernels: tuple[Kernel, ...]) -> Execution:

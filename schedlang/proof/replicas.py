@@ -30,7 +30,9 @@ def mixed_versions(schedule: Schedule, versions: Versions) -> list[Finding]:
     #    stage 4, microbatch 6    place 1, update 1    ┘ the same version
     update = (stage - starts[stage]) * layout.updates + microbatch // units[stage]
     later, first = repeats(update)
-    is_mixed = version[later] != version[first]
+    # Where each op reads what is there, forwards of one update may read different versions.
+    is_free = np.array([schedule.weights_of(each).keeps_none for each in stages])
+    is_mixed = (version[later] != version[first]) & ~is_free[stage[later]]
     mixed = later[is_mixed]
     others = first[is_mixed]
     # One finding an update: where one forward is wrong, all behind it mostly are as well.

@@ -41,6 +41,9 @@ from schedlang.schedule.transports import PORTABLE
 #: last rank and back.
 Style = Literal["loop", "v"]
 
+#: The rules by which stages may read their weights, for messages.
+_RULES = "'latest', 'stash', 'unstashed' or 'delay 1'"
+
 
 class Builder:
     """Builds a schedule op by op, each rank's in order; it is proved as a program is.
@@ -69,8 +72,8 @@ class Builder:
     makes goes on, by default to the next one; `skips` are pairs by which something else does;
     `frozen` are stages whose weights do not change, of which ops that they have no use for are left
     out; `links[r]` is the link to the host of rank r, by default each has its own. `weights` is
-    "latest", "stash" or "delay 1", or a list of these with one for each stage. `costs` are those of
-    the program: times and memory; others, as bytes, are for `compile`.
+    "latest", "stash", "unstashed" or "delay 1", or a list of these with one for each stage.
+    `costs` are those of the program: times and memory; others, as bytes, are for `compile`.
 
     Ops take a rank and a microbatch, both counted from 0; a `stage` where the rank holds several;
     and a `slice` where there are slices. TypeError or ValueError names a wrong argument, at once.
@@ -603,9 +606,9 @@ def _weights(weights: str | Sequence[str], stages: int) -> list[str]:
             f"`weights` has {counted(len(rules), 'rule')}: there are {counted(stages, 'stage')}"
         )
     for rule in rules:
-        check_type("weights", rule, str, "'latest', 'stash' or 'delay 1'")
-        if not re.fullmatch(r"latest|stash|delay \d{1,9}", rule):
-            raise ValueError(f"`weights` is {rule!r}: it must be 'latest', 'stash' or 'delay 1'")
+        check_type("weights", rule, str, _RULES)
+        if not re.fullmatch(r"latest|stash|unstashed|delay \d{1,9}", rule):
+            raise ValueError(f"`weights` is {rule!r}: it must be {_RULES}")
     return list(rules)
 
 

@@ -3,7 +3,7 @@
 Version v of a stage's weights is what they are after v of its updates. The microbatches of update k
 (counted from 0) add up to the gradient that makes version k + 1 from version k. All that is asked
 here is answered by each rank's own order, without time. The rules are those of PipeDream (arXiv
-1806.03377), PipeDream-2BW (arXiv 2006.09503) and WPipe (ICLR 2022).
+1806.03377), PipeDream-2BW (arXiv 2006.09503), WPipe (ICLR 2022) and PipeMare (arXiv 1910.05124).
 """
 
 from functools import cached_property
@@ -26,6 +26,7 @@ from schedlang.schedule.schedule import Schedule
 #     delay 1        0   0   0       1   0       2   1
 #     stash          0   0   0       1   0       2   1
 #     latest         0   0   0       1   1!      2   2!      not what the forward read
+#     unstashed      0   0   0       1   1       2   2
 
 #: What reads weights again after the forward.
 _READS_AGAIN = tuple(USES_WEIGHTS - {Kind.F})
@@ -47,16 +48,19 @@ class Versions:
     _reads: "_Reads | None" = field(default=None, eq=False, repr=False)
 
     @cached_property
-    def read(self) -> dict[tuple[int, int], int]:
-        """The version that the forward of a stage and microbatch reads, and the backward again;
-        empty without updates: there is one version.
+    def read(self) -> dict[tuple[int, int, int], int]:
+        """The version that an op reads, by its kind, stage and microbatch; empty without updates:
+        there is one version.
         """
-        rows = zip(*(column.tolist() for column in self.forwards), strict=True)
-        return {(stage, microbatch): version for stage, microbatch, version in rows}
+        if self._reads is None:
+            return {}
+        columns = self._reads.kind, self._reads.stage, self._reads.microbatch
+        ops = zip(*(column.tolist() for column in columns), strict=True)
+        return dict(zip(ops, self._reads.version.tolist(), strict=True))
 
     @property
     def forwards(self) -> tuple[Ints, Ints, Ints]:
-        """`read` as columns: the stage and the microbatch of each forward, and its version."""
+        """The stage and the microbatch of each forward, and the version that it reads."""
         if self._reads is None:
             nothing = np.zeros(0, np.int32)
             return nothing, nothing, nothing
@@ -110,11 +114,14 @@ class _Reads:
         self.is_forward = self.kind == Kind.F
         per_update = [layout.units_of_update(stage) for stage in range(len(layout.placement))]
         self.update = self.microbatch // np.array(per_update, np.int32)[self.stage]
-        self.version = self._versions()
+        #: The version that the forward of the same microbatch reads.
+        self.of_forward = self._of_forward()
+        # What follows reads that again. Where none is kept, all read what is there.
+        self.version = np.where(self._has_rule("unstashed"), self.done, self.of_forward)
 
-    def _versions(self) -> Ints:
-        """A forward reads the version that its stage's rule says; what follows reads it again, or
-        the first version where no forward precedes it.
+    def _of_forward(self) -> Ints:
+        """The version that an op's forward reads by the rule of its stage; the first version where
+        no forward precedes it.
         """
         stages = range(len(self.schedule.placement))
         rules = map(self.schedule.weights_of, stages)
@@ -183,19 +190,22 @@ class _Reads:
 
     def versions_amiss(self) -> list[Finding]:
         """The ops that read a version that is not there, or not the one that they should."""
-        # What the first forward of an update reads, all its others are to read.
+        # What the first forward of an update reads, all its others are to read, unless it is the
+        # rule that each reads what is there.
         update = self.stage * np.int64(self.update.max(initial=0) + 1) + self.update
         first = np.zeros(int(update.max(initial=0)) + 1, np.int32)
         forwards = np.flatnonzero(self.is_forward)[::-1]
         first[update[forwards]] = self.version[forwards]
-        first = first[update]
+        first = np.where(self._has_rule("unstashed"), self.version, first[update])
         is_again = is_any(self.kind, *_READS_AGAIN) & self._has_rule("latest")
+        # With other weights, a recomputation would make something else than its forward.
+        is_again |= (self.kind == Kind.R) & self._has_rule("unstashed")
         findings: list[tuple[int, Finding]] = []
         for op in np.flatnonzero(self.is_forward & (self.version > self.done)).tolist():
             findings.append((op, self._too_new(op)))
         for op in np.flatnonzero(self.is_forward & (self.version != first)).tolist():
             findings.append((op, self._unlike_the_first(op, int(first[op]))))
-        for op in np.flatnonzero(is_again & (self.version != self.done)).tolist():
+        for op in np.flatnonzero(is_again & (self.of_forward != self.done)).tolist():
             findings.append((op, self._unlike_the_forward(op)))
         # In the order of the ops, not of what is wrong with them.
         findings.sort(key=lambda pair: pair[0])
@@ -226,7 +236,7 @@ class _Reads:
         return self._wrong_read(
             "weight-version",
             op,
-            f"reads version {self.done[op]} of the weights, its forward read {self.version[op]}",
+            f"reads version {self.done[op]} of the weights, its forward read {self.of_forward[op]}",
             "keep what the forward read: `weights stash`, or `weights delay 1`",
         )
 

@@ -46,6 +46,7 @@ class WeightRule:
     """Which version of its weights a stage reads in the forward, and again in the backward.
 
     `latest`: the newest, in both. `stash`: the newest in the forward, the same again in the
+    backward. `unstashed`: the newest in the forward, and what is the newest by then in the
     backward. `delay`: for update k, the weights as they were after k - `delay` updates, in both.
     """
 
@@ -54,6 +55,11 @@ class WeightRule:
 
     def __str__(self) -> str:
         return f"{self.name} {self.delay}" if self.name == "delay" else self.name
+
+    @property
+    def keeps_none(self) -> bool:
+        """Whether every op reads what is the newest by then, so that no version is kept for it."""
+        return self.name == "unstashed"
 
 
 @frozen

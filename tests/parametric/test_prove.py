@@ -34,6 +34,7 @@ PROVED = {
     "hanayo": "microbatches >= 1",
     "interleaved_zb": "microbatches >= 3 and microbatches % 3 == 0",
     "seq1f1b": "microbatches >= 1",
+    "stp": "microbatches >= 8",
     "two_encoders": "microbatches >= 1",
     "zb_h1": "microbatches >= 1",
 }
@@ -167,6 +168,7 @@ def test_what_comes_of_an_answer_that_does_not_hold_for_all_is_not_believed() ->
 WITHOUT_A_FLUSH = {
     "pipedream_2bw": "microbatches >= 2",
     "pipedream_replicated": "microbatches >= 2 and microbatches % 2 == 0",
+    "pipemare": "microbatches >= 1",
     "wpipe": "microbatches >= 3 and microbatches % 3 == 0",
 }
 

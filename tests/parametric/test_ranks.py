@@ -314,7 +314,8 @@ def test_transfers_out_of_order_are_refuted_where_ranks_block() -> None:
         ("v_zb", "a pass changes the order"),
         ("bitpipe", "`F(f(i), next)`: `next` cannot be counted through these loops"),
         ("frozen_1f1b", "`frozen` cannot be read"),
-        ("pipedream", "weights that are stashed"),
+        ("pipedream", "`weights stash`"),
+        ("pipemare", "`weights unstashed`"),
     ],
 )
 def test_what_cannot_be_read_is_not_proved(program: str, reason: str) -> None:

@@ -30,6 +30,7 @@ REFUSED = {
     "pipedream_2bw": "optimizer step: `0U0`",
     "pipedream_replicated": "second pipeline",
     "pipedream_vertical": "optimizer step: `0U0`",
+    "pipemare": "optimizer step: `0U0`",
     "wpipe": "optimizer step",
     "seq1f1b": "slices of microbatches",
     "terapipe": "slices of microbatches",
@@ -45,8 +46,8 @@ REFUSED = {
 EXPORTABLE = sorted({path.stem for path in PROGRAMS.glob("*.sched")} - set(REFUSED))
 #: Ranks and microbatches.
 SIZES = [(2, 4), (2, 8), (3, 6), (4, 8), (5, 10), (6, 12), (7, 14), (8, 16)]
-#: Those of programs that are for one number of ranks.
-SIZES_OF = {"1f1b_uneven": [(4, 3), (4, 8)]}
+#: Those of programs that are for one number of ranks, or for more microbatches.
+SIZES_OF = {"1f1b_uneven": [(4, 3), (4, 8)], "stp": [(2, 5), (3, 8), (4, 12), (8, 24)]}
 
 
 @cache

@@ -40,6 +40,10 @@ def test_the_gains_of_published_schedules_are_those_of_their_command() -> None:
     assert command["vocabulary_row"](setting, command["gains_of"](setting)) in lines
     assert command["recycle_row"](3, 4, 6) in lines
     assert command["slimpipe_row"](8, 32) in lines
+    assert command["PIPEMARE_TEXT"] in page("published-gains")
+    assert command["pipemare_row"](107) in lines
+    assert command["STP_TEXT"] in page("published-gains")
+    assert command["stp_row"](2, 0.2) in lines
 
 
 def test_the_table_of_transports_is_that_of_its_command() -> None:

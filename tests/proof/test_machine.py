@@ -101,7 +101,7 @@ def test_a_lower_bound_of_the_makespan(schedule: Schedule) -> None:
 
 
 #: Programs ask for different numbers; each has plans at two of these sizes at least.
-SIZES = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 3), (3, 6), (4, 4), (4, 8), (5, 6), (5, 12))
+SIZES = ((2, 1), (2, 2), (2, 4), (2, 6), (3, 1), (3, 3), (3, 9), (4, 4), (4, 8), (5, 6), (5, 12))
 
 
 def test_damaged_plans_are_judged_as_by_the_oracle(block: int, tally: Counter[str]) -> None:

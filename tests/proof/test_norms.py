@@ -107,6 +107,8 @@ def test_nobody_waits_in_pipedream_2bw(ranks: int, microbatches: int) -> None:
         ("pipedream_2bw", {"ranks": 1}, None),
         ("pipedream", {}, None),
         ("pipedream_vertical", {}, None),
+        ("pipemare", {}, None),
+        ("pipemare", {"microbatches": 4}, None),
         ("gpipe_groups", {}, None),
         ("late_send", {"early": 1}, None),
         ("late_send", {"early": 1, "turned": 1}, None),
@@ -143,6 +145,14 @@ def test_plans_that_have_no_time_for_the_norm(
     assert why_not(plan) == (message and message.replace("(wpipe", f"({PROGRAMS}/wpipe"))
     if message is None or "update 0" in message:
         assert stands(plan) == (message is not None)
+
+
+def test_where_no_version_is_kept_a_backward_waits_for_the_update_as_well() -> None:
+    """Rank 0 is drained by backwards alone, each of which reads what the update before has made."""
+    plan = plan_of("pipemare", updates=5)
+    actions = plan.ranks[0]
+    waiting = [actions.word(place) for place in put_off(plan, 0).values() if place < len(actions)]
+    assert waiting == ["0F4", "0B2", "0B3", "0B4"]
 
 
 def test_a_plan_for_one_transport_is_not_asked() -> None:

@@ -24,6 +24,7 @@ STREAMS = [
     ("pipedream_vertical", {"ranks": 4, "microbatches": 1}),
     ("pipedream_2bw", {"ranks": 3, "microbatches": 3}),
     ("pipedream_2bw", {"ranks": 4, "microbatches": 9}),
+    ("pipemare", {"ranks": 3, "microbatches": 2}),
     ("wpipe", {"ranks": 2, "microbatches": 2}),
     ("wpipe", {"ranks": 4, "microbatches": 8}),
     ("pipedream_replicated", {"ranks": 5, "first": 2, "microbatches": 6}),
@@ -176,7 +177,7 @@ def test_what_is_proved_by_induction_is_what_is_proved_one_by_one(transport: str
         if params["ranks"] < 4
     ]
     verdicts = []
-    while len(verdicts) < 12:
+    while len(verdicts) < 24:
         plan = damaged(rng.choice(plans), rng)
         if not is_right(plan, 0):
             continue

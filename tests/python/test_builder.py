@@ -33,7 +33,7 @@ from tests.support.strategies import schedules
 
 GALLERY = sorted(PROGRAMS.glob("*.sched"))
 #: Ranks and microbatches, of which every program takes some.
-SIZES = [(2, 2), (4, 8), (3, 1), (4, 1), (3, 6), (5, 6), (5, 10)]
+SIZES = [(2, 2), (2, 5), (4, 8), (3, 1), (4, 1), (3, 6), (5, 6), (5, 10)]
 
 
 def built(schedule: Schedule) -> Builder:

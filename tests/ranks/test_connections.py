@@ -15,7 +15,7 @@ from schedlang.schedule.actions import is_send, is_transfer
 from schedlang.schedule.layout import Layout, Pipeline
 from tests.support.paths import GALLERY
 
-SIZES = ((4, 1), (2, 4), (3, 6), (4, 8), (5, 6), (6, 12))
+SIZES = ((4, 1), (2, 4), (3, 6), (3, 8), (4, 8), (5, 6), (6, 12))
 
 
 def plans(path: Path) -> Iterator[Plan]:

@@ -177,6 +177,7 @@ APART = {
     "pipedream",
     "pipedream_vertical",
     "pipedream_2bw",
+    "pipemare",
     "wpipe",
     "gpipe_groups",
     "pipedream_replicated",
@@ -203,7 +204,9 @@ def test_losses_and_gradients_are_those_of_one_process(
     for found in run_ranks(compare_all, ranks, all_plans(ranks, microbatches)).results():
         # Their programs ask for an even number of ranks.
         even = {"chimera", "dualpipe", "bitpipe"} if ranks == 3 else set()
-        assert {case.split()[0] for case in found} == programs - even | {"v", "slices"}
+        # It asks for three microbatches per rank.
+        many = {"stp"} if ranks > 2 else set()
+        assert {case.split()[0] for case in found} == programs - even - many | {"v", "slices"}
         for case, (loss, gradient) in found.items():
             assert loss < 1e-12, case
             assert gradient < 1e-12, case

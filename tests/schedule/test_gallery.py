@@ -253,6 +253,7 @@ LEGAL = {
     ),
     "interleaved_zb": lambda ranks, microbatches: microbatches % ranks == 0,
     "recycle": lambda ranks, microbatches: (ranks + 1) % 3 == 0 and microbatches % 6 == 0,
+    "stp": lambda ranks, microbatches: microbatches >= 3 * ranks - 1,
     "wpipe": lambda ranks, microbatches: microbatches % ranks == 0,
     "zeropp": lambda ranks, microbatches: microbatches % ranks == 0,
 }
@@ -270,6 +271,28 @@ def test_every_size_compiles_or_is_refused_with_its_reason(path: Path, ranks: in
         codes = refusal(path.stem, ranks=ranks, microbatches=microbatches)
         is_legal = legal(path.stem, ranks, microbatches)
         assert codes == ([] if is_legal else ["require"]), microbatches
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 3), (2, 5), (4, 3), (4, 8), (5, 20)])
+def test_eager_1f1b_is_the_adaptive_schedule_of_dynapipe(ranks: int, microbatches: int) -> None:
+    """In each cycle a rank runs a backward and a forward of those that had come by its begin."""
+    orders: list[list[str]] = [[] for _ in range(ranks)]
+    come = {("F", 0): list(range(microbatches))}
+    while any(come.values()):
+        begin = {place: list(waiting) for place, waiting in come.items()}
+        for rank in range(ranks):
+            for kind, following in (("B", rank - 1), ("F", rank + 1)):
+                if not begin.get((kind, rank)):
+                    continue
+                microbatch = begin[kind, rank][0]
+                come[kind, rank].remove(microbatch)
+                orders[rank].append(f"{rank}{kind}{microbatch}")
+                turns = kind == "F" and following == ranks
+                target = ("B", rank) if turns else (kind, following)
+                if following >= 0:
+                    come.setdefault(target, []).append(microbatch)
+    plan = compile("eager_1f1b", {"ranks": ranks, "microbatches": microbatches})
+    assert [actions.compute().text().split() for actions in plan.ranks] == orders
 
 
 @pytest.mark.sampled

@@ -10,6 +10,7 @@ from attrs import evolve
 from schedlang import (
     CompileError,
     Costs,
+    Kind,
     Plan,
     Source,
     compile,
@@ -29,7 +30,7 @@ from schedlang.schedule.stream import unroll
 from tests.support.paths import PROGRAMS
 from tests.support.programs import plan_of
 
-STREAMS = ["pipedream", "pipedream_vertical", "pipedream_2bw", "wpipe"]
+STREAMS = ["pipedream", "pipedream_vertical", "pipedream_2bw", "pipemare", "wpipe"]
 
 
 def words(plan: Plan, rank: int) -> str:
@@ -64,6 +65,9 @@ def test_figures() -> None:
         ("pipedream", 4, 1, (4, 3, 2, 1), 3),
         ("pipedream_vertical", 4, 1, (4, 4, 4, 4), 3),
         ("pipedream_2bw", 4, 4, (2, 2, 2, 2), 1),
+        ("pipemare", 4, 1, (1, 1, 1, 1), 3),
+        ("pipemare", 4, 2, (1, 1, 1, 1), 2),
+        ("pipemare", 4, 4, (1, 1, 1, 1), 1),
         ("wpipe", 4, 4, (2, 2, 2, 2), 1),
     ]:
         versions = follow_weights(
@@ -184,6 +188,23 @@ def test_wrong_weight_versions() -> None:
         ).layout.updates
         > 2
     )
+
+
+def test_where_no_version_is_kept_each_op_reads_what_is_there() -> None:
+    """Forwards of one update may read different versions; the gradients are still of one update, and
+    a forward is not run again with other weights.
+    """
+    rule = "weights unstashed"
+    steady = "for m in 0 .. microbatches { F(m + ahead)  B(m) }  U"
+    plan = compile(Source("s.sched", stream(steady, rule)), {"microbatches": 2})
+    read = follow_weights(plan.for_updates(4)).read
+    # Rank 0 runs F3 to F6 in its first two updates: F3 and F4 before the first one.
+    assert [read[Kind.F, 0, microbatch] for microbatch in range(7)] == [0, 0, 0, 0, 0, 1, 1]
+    assert [read[Kind.B, 0, microbatch] for microbatch in range(7)] == [0, 0, 1, 1, 2, 2, 3]
+    late = "for m in 0 .. microbatches { F(m + ahead)  if m > 0 { B(m - 1) } }  U  B(3)"
+    assert set(refusal(stream(late, rule))) == {"order"}
+    again = "for m in 0 .. microbatches { F(m + ahead)  R(m)  B(m) }  U"
+    assert set(refusal(stream(again, rule))) == {"weight-version"}
 
 
 def test_updates_that_are_missing_early_or_doubled() -> None:

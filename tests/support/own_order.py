@@ -202,6 +202,11 @@ def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> T
     return {(needed[Kind(kind)], stage, unit)} if kind in needed else set()
 
 
+def _repeats(rule: str, kind: int) -> bool:
+    """Whether an op must read what its forward has read, and nothing keeps that for it."""
+    return rule == "latest" or (rule == "unstashed" and kind == Kind.R)
+
+
 def _keeps_weights(schedule: Schedule, rows: list[Row], stage: int) -> bool:
     """Whether a stage reads its weights by its rule, and each gradient goes into the update that it
     belongs to.
@@ -221,9 +226,10 @@ def _keeps_weights(schedule: Schedule, rows: list[Row], stage: int) -> bool:
         elif kind == Kind.F:
             read[unit] = max(update - rule.delay, 0) if rule.name == "delay" else done
             versions[update].add(read[unit])
-            if read[unit] > done or len(versions[update]) > 1:
+            is_mixed = len(versions[update]) > 1 and rule.name != "unstashed"
+            if read[unit] > done or is_mixed:
                 return False
-        elif (rule.name == "latest" and read[unit] != done) or (
+        elif (_repeats(rule.name, kind) and read[unit] != done) or (
             kind in (Kind.B, Kind.W) and update != done
         ):
             return False

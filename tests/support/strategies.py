@@ -416,13 +416,15 @@ class _Oracle:
         if kind == Kind.F:
             version = max(update - rule.delay, 0) if rule.name == "delay" else done
             self.version.setdefault((s, u), version)
-            piece = self.replicas(s)[0]
+            # Where each reads what is there, forwards of one update may read different versions.
+            piece = (s, u) if rule.name == "unstashed" else self.replicas(s)[0]
             return (
                 version <= done and self.by_update.setdefault((piece, update), version) == version
             )
         # `latest` keeps one version only: a backward after an update would read other weights than
-        # its forward has.
-        fresh = rule.name != "latest" or self.version.get((s, u)) == done
+        # its forward has. `unstashed` wants that, but no recomputation with other weights.
+        repeats = rule.name == "latest" or (rule.name == "unstashed" and kind == Kind.R)
+        fresh = not repeats or self.version.get((s, u)) == done
         return fresh and (kind not in (Kind.B, Kind.W) or update == done)
 
     def update(self, rank: int, s: int, number: int) -> bool:

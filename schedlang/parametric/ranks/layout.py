@@ -233,7 +233,7 @@ class Layout:
             if self.delay is None or self.delay < 0:
                 raise Unreadable("a delay of the weights that depends on sizes", item.span)
         else:
-            raise Unreadable("weights that are stashed", item.span)
+            raise Unreadable(f"`weights {item.rule.name}`", item.span)
 
 
 def _chunks(held: isl.Set) -> list[isl.PwAff]:

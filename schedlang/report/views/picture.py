@@ -261,7 +261,7 @@ class _BoxMaker:
             bar=bar,
             label=label,
             chunk=self.chunks[bar.stage],
-            version=self.versions.get((bar.stage, bar.microbatch), 0),
+            version=self.versions.get((bar.kind, bar.stage, bar.microbatch), 0),
             overlap=actions.group[index],
             line=self.line_number(actions.source[index]),
         )
