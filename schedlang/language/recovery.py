@@ -40,7 +40,7 @@ _MOST = 20
 #: A change is right where so many more tokens are a program behind it.
 _ENOUGH = 6
 #: How far a change is followed, to find the one that leads furthest.
-_FAR = 16
+_FAR = 24
 #: How many tokens before the place of an error may be what is wrong.
 _BACK = 3
 #: For how many tokens before an error the state of the parser is kept; and how many may be skipped.

@@ -113,7 +113,11 @@ def _turns(columns: Columns, run: Collection[int], others: Collection[int], last
     rows = rows[np.argsort(columns.stage[rows], kind="stable")]
     is_run = is_any(columns.kind[rows], *run)
     is_same = is_run[1:] & is_run[:-1] & (columns.stage[rows][1:] == columns.stage[rows][:-1])
-    left_out = np.append(is_same, False) if last else np.append(False, is_same)
+    left_out = np.zeros(len(rows), bool)
+    if last:
+        left_out[:-1] = is_same
+    else:
+        left_out[1:] = is_same
     turns: Ints = rows[~left_out]
     return turns
 

@@ -513,7 +513,7 @@ BUILDER: dict[str, Mistake] = {
         built(repr, weights="newest"),
         ValueError,
         "`weights` is 'newest'",
-        "it must be 'latest', 'stash' or 'delay 1'",
+        "it must be 'latest', 'stash', 'unstashed' or 'delay 1'",
     ),
     "weights of other stages": (
         built(repr, weights=["stash"]),

@@ -203,7 +203,10 @@ class Layout:
             & between(number(0), later, line.stages)
             & later.gt_set(earlier.add(number(int(is_skip))))
         )
-        self.evaluator.mistaken(word, f"{word}: it leads nowhere", item, there - is_right)
+        nowhere = there - is_right
+        self.evaluator.mistaken(
+            "skip" if is_skip else "edge", f"{word}: it leads nowhere", item, nowhere
+        )
         ends = there & symbol(STAGE).eq_set(earlier) & symbol(LATER).eq_set(later)
         # Two numbers of the line have it: the same ends, with another number.
         another = renamed(ends, {index: "_another"}) & symbol(index).lt_set(symbol("_another"))
@@ -211,7 +214,9 @@ class Layout:
         ends = without(ends, [index])
         for other in [*self.edges, *self.skips]:
             twice = twice | without(other & ends, [STAGE, LATER])
-        self.evaluator.mistaken(word, f"{word}: it is there already", item, twice)
+        self.evaluator.mistaken(
+            "skip" if is_skip else "edge", f"{word}: it is there already", item, twice
+        )
         (self.skips if is_skip else self.edges).append(ends)
 
     def onward(self) -> isl.Set:
