@@ -650,7 +650,9 @@ def _near(token: Token, accepted: frozenset[str]) -> Iterator[str]:
     for text, name in known.items():
         if text.lower() == token.lower():
             yield name
-    for text in get_close_matches(token.lower(), known, n=2):
+    close = get_close_matches(token.lower(), known, n=2)
+    # Who writes `stashed` means `stash` rather than `unstashed`, which has more letters in common.
+    for text in sorted(close, key=lambda text: not token.lower().startswith(text)):
         yield known[text]
 
 

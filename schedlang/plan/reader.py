@@ -28,7 +28,7 @@ from schedlang.schedule.layout import (
     wrong_edge,
     wrong_skip,
 )
-from schedlang.schedule.schedule import Kernel, WeightRule
+from schedlang.schedule.schedule import WEIGHT_RULES, Kernel, WeightRule
 from schedlang.schedule.transports import transports
 
 T = TypeVar("T")
@@ -274,12 +274,12 @@ class _Reader:
     def weights(self, stages: int) -> tuple[WeightRule, ...]:
         """The field `weights`: a rule for every stage, or nothing."""
         rules = self.field("weights", list)
-        names = ("latest", "stash", "unstashed", "delay")
         for rule in rules:
-            is_known = isinstance(rule, dict) and rule.get("name") in names
+            is_known = isinstance(rule, dict) and rule.get("name") in WEIGHT_RULES
             if not is_known or type(rule.get("delay")) is not int or rule["delay"] < 0:
                 self.wrong(
-                    f"`weights` must be rules: a `name` ({', '.join(names)}) and a `delay` from 0"
+                    f"`weights` must be rules: a `name` ({', '.join(WEIGHT_RULES)}) and a `delay` "
+                    "from 0"
                 )
         # A plan without rules trains with the newest weights, as most do.
         if rules and len(rules) != stages:

@@ -94,8 +94,8 @@ def _walks(schedule: Schedule) -> list["_Walk"]:
     #     actions           unshard  F0  F1  B0  B1  reshard  reduce
     #     for its gathers   unshard  F0              reshard
     #     for its sums                           B1           reduce
-    uses = _turns(columns, USES_WEIGHTS, (*GATHERS, Kind.U), last=False)
-    gradients = _turns(columns, MAKERS[Kind.W], (Kind.REDUCE_GRAD, Kind.U), last=True)
+    uses = _ends_of_runs(columns, USES_WEIGHTS, (*GATHERS, Kind.U), last=False)
+    gradients = _ends_of_runs(columns, MAKERS[Kind.W], (Kind.REDUCE_GRAD, Kind.U), last=True)
     rows = np.unique(np.concatenate([uses, gradients]))
     walks = []
     for rank in np.unique(columns.rank[columns.is_collective]).tolist():
@@ -105,7 +105,9 @@ def _walks(schedule: Schedule) -> list["_Walk"]:
     return walks
 
 
-def _turns(columns: Columns, run: Collection[int], others: Collection[int], last: bool) -> Ints:
+def _ends_of_runs(
+    columns: Columns, run: Collection[int], others: Collection[int], last: bool
+) -> Ints:
     """The actions of some kinds, of each stage; of those of a `run` that follow each other only the
     first one, or the last: between them nothing changes.
     """
@@ -118,8 +120,8 @@ def _turns(columns: Columns, run: Collection[int], others: Collection[int], last
         left_out[:-1] = is_same
     else:
         left_out[1:] = is_same
-    turns: Ints = rows[~left_out]
-    return turns
+    kept: Ints = rows[~left_out]
+    return kept
 
 
 @define

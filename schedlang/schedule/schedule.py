@@ -41,6 +41,10 @@ class Claim:
     values: Mapping[str, int]
 
 
+#: The names of rules by which stages read their weights; a `delay` has its number.
+WEIGHT_RULES = ("latest", "stash", "unstashed", "delay")
+
+
 @frozen
 class WeightRule:
     """Which version of its weights a stage reads in the forward, and again in the backward.
