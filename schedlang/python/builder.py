@@ -35,14 +35,16 @@ from schedlang.schedule.layout import (
     wrong_edge,
     wrong_skip,
 )
+from schedlang.schedule.schedule import WEIGHT_RULES
 from schedlang.schedule.transports import PORTABLE
 
 #: How stages may be placed by a word, as torch names it: rank by rank again and again, or to the
 #: last rank and back.
 Style = Literal["loop", "v"]
 
-#: The rules by which stages may read their weights, for messages.
-_RULES = "'latest', 'stash', 'unstashed' or 'delay 1'"
+#: The rules by which stages may read their weights that are one word, and all of them for messages.
+_WORD_RULES = [name for name in WEIGHT_RULES if name != "delay"]
+_RULES = f"{', '.join(map(repr, _WORD_RULES))} or 'delay 1'"
 
 
 class Builder:
@@ -607,7 +609,7 @@ def _weights(weights: str | Sequence[str], stages: int) -> list[str]:
         )
     for rule in rules:
         check_type("weights", rule, str, _RULES)
-        if not re.fullmatch(r"latest|stash|unstashed|delay \d{1,9}", rule):
+        if rule not in _WORD_RULES and not re.fullmatch(r"delay \d{1,9}", rule):
             raise ValueError(f"`weights` is {rule!r}: it must be {_RULES}")
     return list(rules)
 
