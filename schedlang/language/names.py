@@ -277,7 +277,7 @@ class Checker(Scopes):
         forms: dict[int, str] = {1: "(s)"}
         if cost.word == "send":
             forms = {2: "(r, q)"}
-        elif not isinstance(cost, syntax.Memory) and cost.word not in _BY_STAGE:
+        elif cost.word not in _BY_STAGE:
             forms |= {2: "(s, m)", 3: "(s, m, k)"} if self.has_slices else {2: "(s, m)"}
         if cost.indices is None or len(cost.indices) in forms:
             return

@@ -11,7 +11,7 @@ from attrs import evolve
 from schedlang.proof.edges import latencies, op_ends
 from schedlang.proof.graph import Items
 from schedlang.schedule.columns import Ints, actions_of, counts_of, members, op_names, repeated
-from schedlang.schedule.kinds import ROWS, Kind
+from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 
 #: Sums of durations and amounts may differ by this much and be equal.
@@ -82,17 +82,14 @@ class Graph:
     def _price(self) -> None:
         """Find what each node takes and holds."""
         costs = self.schedule.costs
-        stages = len(self.schedule.placement)
         actions = self._actions
         node = repeated(np.arange(len(self._sizes)), self._sizes)
         overlaps = evolve(actions, group=np.where(self._sizes[node] > 1, node + 1, 0))
         after = op_ends(overlaps, np.arange(len(actions)), costs.durations(self.schedule.layout))
         last = np.cumsum(self._sizes) - 1
         self.time: list[float] = after[last].tolist()
-        table = np.zeros((ROWS, stages))
-        for kind, amounts in costs.memory(self.schedule.layout).items():
-            table[kind] = amounts
-        amount = table[actions.kind, actions.stage]
+        amounts = costs.memory(self.schedule.layout)
+        amount = amounts.of(actions.kind, actions.stage, actions.microbatch)
         stays = self.schedule.keeps_all(actions.kind, actions.stage, actions.microbatch)
         rise = np.full(len(last), -np.inf)
         change = np.zeros(len(last))

@@ -1,17 +1,14 @@
 """What a rank holds over time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from attrs import frozen
 
 from schedlang.schedule.columns import Floats, Ints
-from schedlang.schedule.kinds import ROWS
+from schedlang.schedule.costs import Amounts
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
-
-#: What each kind of op adds to the memory of its rank, on each stage.
-Amounts = Mapping[int, Sequence[float]]
 
 
 @frozen(eq=False)
@@ -40,16 +37,14 @@ class Level:
 def levels(
     schedule: Schedule, timeline: Timeline, amounts: Amounts, first: Sequence[float] = ()
 ) -> list[Level]:
-    """What each rank holds over time, where it held some amount at `first`, by default nothing.
+    """What each rank holds over time, by what ops add to the memory of their rank; it held some
+    amount at `first`, by default nothing.
 
     What an op takes, it takes as it begins; what it gives back, as it ends. Activations that it
     does not keep (see `Schedule.keeps`) it holds only as it begins.
     """
-    table = np.zeros((ROWS, len(schedule.placement)))
-    for kind, of_stages in amounts.items():
-        table[kind] = of_stages
     return [
-        _level(schedule, timeline, rank, table, first[rank] if first else 0.0)
+        _level(schedule, timeline, rank, amounts, first[rank] if first else 0.0)
         for rank in range(len(timeline.ranks))
     ]
 
@@ -61,9 +56,11 @@ def peaks(
     return tuple(level.peak for level in levels(schedule, timeline, amounts, first))
 
 
-def _level(schedule: Schedule, timeline: Timeline, rank: int, table: Floats, first: float) -> Level:
+def _level(
+    schedule: Schedule, timeline: Timeline, rank: int, amounts: Amounts, first: float
+) -> Level:
     kind, stage, microbatch, start, end = _ops(timeline, rank)
-    amount = table[kind, stage]
+    amount = amounts.of(kind, stage, microbatch)
     stays = schedule.keeps_all(kind, stage, microbatch)
     time = np.where(amount > 0, start, end)
     # An op sees all that has changed up to its start, but nothing of what ops issued behind it

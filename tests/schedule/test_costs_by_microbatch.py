@@ -172,7 +172,6 @@ def test_claims_are_about_them() -> None:
     [
         ("cost F(s, m, k) = 1", "write `cost F` or `cost F(s)` or `cost F(s, m)`"),
         ("cost U(s, m) = 1", "write `cost U` or `cost U(s)`"),
-        ("memory F(s, m) = 1", "write `memory F` or `memory F(s)`"),
         ("cost send(r) = 1", "write `cost send` or `cost send(r, q)`"),
         ("cost overlap(s, m) = 1", "`cost overlap` with 2 names"),
         ("cost F(s, s) = 1", "`s` is already declared"),
