@@ -36,6 +36,7 @@ REFUSED = {
     "terapipe": "slices of microbatches",
     "unet_1f1b": "skips from stage to stage",
     "frozen_1f1b": "frozen stages",
+    "helixpipe": "second pipeline",
     "recycle": "second pipeline",
     "two_encoders": "stages that are no chain",
     "distillation": "several models",
