@@ -400,7 +400,7 @@ class Costs:
         half = spread("`B`", self.backward_times, 2 * ones) / 2
         input = spread("`I`", self.input_times, half)
         weight = spread("`W`", self.weight_times, half)
-        offload = spread("`offload`", self.offload_times, forward)
+        offload = spread("`offload`", self.offload_times, self._to_keepers(layout, forward))
         tables: dict[int, Floats] = {
             Kind.F: forward,
             Kind.B: spread("`B`", self.backward_times, input + weight),
@@ -425,6 +425,25 @@ class Costs:
             units,
             by_kind(self.components),
         )
+
+    def _to_keepers(self, layout: Layout | int, forward: Floats) -> Floats:
+        """How long a copy of activations takes on each stage where nobody says so: as long as a
+        forward; to a rank that keeps them, as long as their bytes take by the link to it, where
+        both are given.
+        """
+        bandwidths = self._given(("bandwidth_in_node", "bandwidth_between_nodes"))
+        if isinstance(layout, int) or not layout.keepers:
+            return forward
+        if not bandwidths or self.activation_bytes is None:
+            return forward
+        stages = len(layout.placement)
+        transfers = self.transfers(stages)
+        sizes = _spread("`activation_bytes`", self.activation_bytes, [0.0] * stages)
+        times = [
+            transfers.time_of(size, rank, layout.keepers[rank])
+            for size, rank in zip(sizes, layout.placement, strict=True)
+        ]
+        return np.array(times)[:, np.newaxis]
 
     def every_duration(self, layout: Layout | int) -> dict[str, list[float]]:
         """How long everything takes on each stage, given or not, by what costs call it, such as
