@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from attrs import frozen
 
-from schedlang.schedule.columns import Floats, Ints
-from schedlang.schedule.kinds import ROWS
+from schedlang.schedule.columns import Floats, Ints, is_any
+from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
 
@@ -63,7 +63,7 @@ def peaks(
 
 
 def _level(schedule: Schedule, timeline: Timeline, rank: int, table: Floats, first: float) -> Level:
-    kept_for = schedule.layout.kept_by(rank) if timeline.copies else []
+    kept_for = schedule.layout.kept_by(rank)
     kind, stage, microbatch, start, end, sign = _changes(timeline, rank, kept_for)
     amount = sign * table[kind, stage]
     stays = schedule.keeps_all(kind, stage, microbatch)
@@ -93,15 +93,18 @@ def _changes(
     -1. Of one start, copies come first, since an op that starts together with a copy was issued
     after it.
     """
-    bars = [timeline.copies[other] for other in kept_for]
-    bars += [timeline.copies[rank] if timeline.copies else Bars(), timeline.ranks[rank]]
+    bars = []
+    for each in (*kept_for, rank):
+        # A run has recorded copies among the ops.
+        bars += [timeline.copies[each] if timeline.copies else Bars(), timeline.ranks[each]]
     kind, stage, microbatch, start, end = (
         np.concatenate([np.asarray(column) for column in columns])
         for columns in zip(*(each.columns for each in bars), strict=True)
     )
     sign = np.ones(len(kind), np.int64)
     sign[: sum(map(len, bars[:-2]))] = -1
-    order = np.argsort(start, kind="stable")
+    changes = np.flatnonzero((sign > 0) | is_any(kind, Kind.OFFLOAD, Kind.RELOAD))
+    order = changes[np.argsort(start[changes], kind="stable")]
     return (
         kind[order],
         stage[order],
