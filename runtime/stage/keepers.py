@@ -46,7 +46,7 @@ class _Copies(Part):
 
     def begin(self, copy: Callable[[], None]) -> "Future[None]":
         """Make a copy once those before it are through."""
-        future = self._thread.submit(copy)
+        future = self._thread.submit(self._wire.make_copy, copy)
         self._begun.append(future)
         return future
 

@@ -107,6 +107,14 @@ class Wire:
         """
         self._end(in_flight, self._peers[peer])
 
+    def make_copy(self, copy: Callable[[], None]) -> None:
+        """Make a copy in such a thread; if it fails, all ranks end, whatever this one waits for."""
+        try:
+            copy()
+        except Exception as error:
+            self._watchdog.met_beside = error
+            raise
+
     def wait_for(self, copy: "Future[None]", peer: int) -> None:
         """Wait in the main thread for what another one copies to a peer or from it."""
         self._watchdog.waits_for = self._peers[peer]

@@ -74,7 +74,9 @@ def test_a_run_has_recorded_copies_among_the_ops() -> None:
 def test_gathers_of_the_other_rank_are_not_kept() -> None:
     ops = "F(0) offload(0) F(1) reload(0) B(0) B(1)"
     plan = kept(ops, f"unshard(0) {ops} reshard(0)")
-    assert simulate(plan, Costs(gather_memory=(50,))).peak_memory == (52, 2)
+    execution = simulate(plan, Costs(gather_memory=(50,)))
+    assert execution.peak_memory == (52, 2)
+    assert execution.memory[1] == simulate(kept()).memory[1]
 
 
 @pytest.mark.parametrize(
