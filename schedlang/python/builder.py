@@ -185,7 +185,7 @@ class Builder:
     def offload(
         self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
     ) -> None:
-        """`offload`: begin to copy a microbatch's activations to the host."""
+        """`offload`: begin to copy a microbatch's activations to the host, or to their keeper."""
         self.op(rank, Kind.OFFLOAD, microbatch, stage=stage, slice=slice)
 
     def reload(
