@@ -166,6 +166,28 @@ nothing to hide under, and ranks wait for each other's sums. ZB-V halves all bac
 no sums. Published throughputs are of whole models, whose share of sums the abstract does not say.
 """
 
+#: Ranks, with so many microbatches for each.
+BPIPE = (4, 8, 16)
+BPIPE_MICROBATCHES = 8
+BPIPE_TEXT = """\
+## BPipe
+
+[`bpipe.sched`](../programs/bpipe.sched) against 1F1B: the activations of the rank that holds most,
+and the time of a step of 1F1B, and of one that recomputes all forwards instead, as multiples of
+BPipe's. A copy to another rank takes as long as a forward. Eight microbatches for each rank. Kim et
+al. 2023, ICML, abstract: GPT-3 of 96 and 134 billion parameters trained 1.25 to 2.17 times as fast
+as by Megatron-LM, on 48 A100.
+"""
+BPIPE_REASONS = """\
+BPipe idles as long as 1F1B does: what it gains is what the room is used for. The abstract names two
+uses, no recomputation of forwards and larger microbatches. The first is the last column, a little
+above the least that is published. The second is a matter of kernels, which take less time for each
+token of a larger microbatch; this page does not predict it. Huang et al. 2024, arXiv 2401.02088
+(abstract), find no such gain for LLaMA, and with flash attention next to none for GPT-3. The
+abstracts do not say how many activations a rank holds; the program claims half of what 1F1B's first
+rank does, and one more.
+"""
+
 
 def makespan(plan: Plan, forwards: list[float]) -> float:
     """How long a plan takes where backwards take twice as long as forwards."""
@@ -347,6 +369,18 @@ def stp_row(ranks: int, share: float) -> str:
     return _line([f"{ranks} ranks, {share:.0%}", *cells, *gains])
 
 
+def bpipe_row(ranks: int) -> str:
+    """The row of a number of ranks: peaks, and how much longer a step takes with recomputation."""
+    params = {"ranks": ranks, "microbatches": BPIPE_MICROBATCHES * ranks}
+    plain, balanced, recomputed = (
+        simulate(compile(program, params)) for program in ("1f1b", "bpipe", "1f1b_recompute")
+    )
+    peaks = [str(max(each.peak_activations)) for each in (plain, balanced)]
+    makespans = [each.timeline.makespan for each in (plain, recomputed)]
+    gains = [f"{each / balanced.timeline.makespan:.2f}" for each in makespans]
+    return _line([str(ranks), *peaks, *gains])
+
+
 def page() -> str:
     """The page, in Markdown."""
     vocabularies = ", ".join(f"{thousands}K" for thousands in VOCABULARIES)
@@ -371,7 +405,11 @@ def page() -> str:
     idle = [f"idle, {program}, {source}" for program in (*others, "STP") for source in SOURCES]
     lines += _head(["size, sums", *idle, *(f"time, {program}" for program in others)])
     lines += [stp_row(*size) for size in STP]
-    return "\n".join([*lines, "", STP_REASONS])
+    lines += ["", STP_REASONS, BPIPE_TEXT]
+    of_1f1b = ("time, 1F1B", "time, 1F1B that recomputes")
+    lines += _head(["ranks", "peak, 1F1B", "peak, BPipe", *of_1f1b])
+    lines += map(bpipe_row, BPIPE)
+    return "\n".join([*lines, "", BPIPE_REASONS])
 
 
 SOURCES = ("published", "predicted")

@@ -249,7 +249,9 @@ class Pipeline:
         self._exchange = Exchange(
             plan, self._rank, number, self._device, self._wire, rounding, counting
         )
-        self._parts = build_parts(plan, setup, self._stages, self._shared, self._wire)
+        self._parts = build_parts(
+            plan, setup, self._stages, self._shared, self._wire, self._exchange
+        )
         self._training = prepare(plan, self._rank, self._stages, self._exchange, self._parts)
         # Last, since ranks wait for each other in it: by now each knows that it can run the plan.
         warm_up(plan, processes, self._device)

@@ -286,6 +286,14 @@ class Link(Node):
 
 
 @frozen(eq=False, repr=False)
+class Keep(Node):
+    """`keep name on expr`: the rank that keeps what each rank offloads, in place of the host."""
+
+    name: Name
+    keeper: Node
+
+
+@frozen(eq=False, repr=False)
 class Edge(Node):
     """`edge name in range from earlier to later`: where what some stages make goes to."""
 

@@ -147,6 +147,7 @@ class _Run:
             "pipeline": lambda _, __, line, microbatches: self.lay_out(line, microbatches),
             "pipelines": self.pipelines,
             "link": lambda *_: None,
+            "keep": lambda *_: None,
             "weights": self.weights,
             "skip": self.edge,
             "edge": self.edge,

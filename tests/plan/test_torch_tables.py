@@ -26,6 +26,7 @@ REFUSED = {
     "forward_only": "forward without its backward",
     "gpipe_groups": "optimizer step",
     "pipe_offload": "offload: `0OFFLOAD0`",
+    "bpipe": "offload: `0OFFLOAD1`",
     "pipedream": "optimizer step: `0U0`",
     "pipedream_2bw": "optimizer step: `0U0`",
     "pipedream_replicated": "second pipeline",

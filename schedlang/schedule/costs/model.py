@@ -402,7 +402,8 @@ class Costs:
         """How long compute actions take in a layout, or on each of so many stages if they are alike
         for all microbatches; ValueError for a wrong number of values.
         """
-        tables = self._tables(_TIMES_BY_UNIT, layout)
+        by_unit = _TIMES_BY_UNIT | (_BYTES_BY_UNIT if self._goes_by_link(layout) else frozenset())
+        tables = self._tables(by_unit, layout)
         stages = tables.stages
 
         def spread(name: str, values: Any, default: Floats) -> Floats:
@@ -415,7 +416,7 @@ class Costs:
         half = spread("`B`", self.backward_times, 2 * ones) / 2
         input = spread("`I`", self.input_times, half)
         weight = spread("`W`", self.weight_times, half)
-        offload = spread("`offload`", self.offload_times, forward)
+        offload = spread("`offload`", self.offload_times, self._to_keepers(tables, forward))
         takes: dict[int, Floats] = {
             Kind.F: forward,
             Kind.B: spread("`B`", self.backward_times, input + weight),
@@ -450,6 +451,28 @@ class Costs:
                 raise ValueError("the costs differ by microbatch: they are for a layout")
             units = np.array(list(map(layout.units_of_update, range(stages))), np.int64)
         return _Tables(layout, stages, units)
+
+    def _goes_by_link(self, layout: Layout | int) -> bool:
+        """Whether what is copied to a rank that keeps it takes as long as its bytes by the link."""
+        bandwidths = self._given(("bandwidth_in_node", "bandwidth_between_nodes"))
+        has_keepers = not isinstance(layout, int) and bool(layout.keepers)
+        return has_keepers and bool(bandwidths) and self.activation_bytes is not None
+
+    def _to_keepers(self, tables: "_Tables", forward: Floats) -> Floats:
+        """How long a copy of activations takes on each stage where nobody says so: as long as a
+        forward; to a rank that keeps them, as long as their bytes take by the link to it, where
+        both are given.
+        """
+        layout = tables.layout
+        if isinstance(layout, int) or not self._goes_by_link(layout):
+            return forward
+        transfers = self.transfers(tables.stages)
+        sizes = tables.spread("`activation_bytes`", self.activation_bytes, forward)
+        times = [
+            [transfers.time_of(size, rank, layout.keepers[rank]) for size in of_stage]
+            for of_stage, rank in zip(sizes.tolist(), layout.placement, strict=True)
+        ]
+        return np.array(times)
 
     def every_duration(self, layout: Layout | int) -> dict[str, list[float]]:
         """How long everything takes on each stage, given or not, by what costs call it, such as
