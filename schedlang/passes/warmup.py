@@ -60,10 +60,10 @@ class _Warmup(Online):
         self.execute()
         return [self.completed(rank) for rank in range(len(self.given))]
 
-    def decide(self, rank: int, now: float) -> None:
-        """Let an idle rank do what is next, or a later forward, or wait."""
+    def decide(self, rank: int, now: float) -> int | None:
+        """What is next, or a later forward; or None, and the rank waits."""
         if not self.left[rank] or not self.warming:
-            return
+            return None
         node: int | None = self.left[rank][0]
         arrival = self.arrival[self.left[rank][0]]
         if arrival > now:
@@ -72,9 +72,9 @@ class _Warmup(Online):
             if self.graph.kind[node] != Kind.F:
                 self.warming.discard(rank)
             self.left[rank].remove(node)
-            self.start(rank, node, now)
         elif arrival < inf:
             heappush(self.events, (arrival, rank))
+        return node
 
     def notice(self, node: int, rank: int, now: float) -> None:
         """The rank may do a node, whichever it is, once all that it waits for is there."""
