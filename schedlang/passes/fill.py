@@ -82,7 +82,8 @@ def _fillings(graph: Graph, limit: float, _share: float) -> list[Orders]:
     """The orders that are found within a limit, the best first; of equals the order as it was.
 
     Rules are tried in rounds, because each takes an execution: which order to follow, then which
-    waits to fill, then which ranks may wait.
+    waits to fill, then which ranks may wait. Once one ends as early as any order can, no other is
+    tried.
     """
     # What is varied, and what the best of a round hands on to the next:
     #
@@ -118,7 +119,7 @@ class _Filling:
     rules it is from.
     """
 
-    value: tuple[float, ...]
+    value: tuple[float, float, float]
     orders: Orders
     bare: Orders
     rules: Rules
@@ -146,11 +147,23 @@ class _Trials:
     graph: Graph
     limit: float
     runs: list[tuple[Greedy, _Filling | None]] = field(factory=list)
+    is_over: bool = False
 
     def run_all(self, choices: Iterable[tuple[Orders, Rules]]) -> list[_Filling]:
-        """The executions with some orders and rules that come to their ends."""
-        fillings = [self.run(bare, rules) for bare, rules in choices]
-        return [filling for filling in fillings if filling is not None]
+        """The executions with some orders and rules that come to their ends, up to the first that
+        ends as early as any can.
+        """
+        fillings = []
+        for bare, rules in choices:
+            if self.is_over:
+                break
+            filling = self.run(bare, rules)
+            if filling is not None:
+                fillings.append(filling)
+                objective, last, _ = filling.value
+                is_least = objective <= self.graph.least_objective + ROUNDING
+                self.is_over = is_least and last <= self.graph.least_makespan + ROUNDING
+        return fillings
 
     def run(self, bare: Orders, rules: Rules) -> _Filling | None:
         """The execution with some orders, filled by some rules, if it comes to its end."""
@@ -174,7 +187,7 @@ def _as_given(graph: Graph, limit: float) -> list[_Filling]:
     return [_Filling(_value(graph, order, graph.ends(order)), order, order, Rules())]
 
 
-def _value(graph: Graph, orders: Orders, ends: list[float]) -> tuple[float, ...]:
+def _value(graph: Graph, orders: Orders, ends: list[float]) -> tuple[float, float, float]:
     """What is minimised: the objective; of equals the last end, then memory, all ranks together."""
     return graph.objective(orders, ends), max(ends, default=0.0), sum(map(graph.peak, orders))
 

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from schedlang.proof.edges import latencies, op_ends
 from schedlang.proof.graph import Items
-from schedlang.schedule.columns import Ints, actions_of, counts_of, members, op_names, repeated
+from schedlang.schedule.columns import Floats, Ints, actions_of, counts_of, members, op_names, repeated
 from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.schedule import Schedule
 
@@ -206,9 +206,16 @@ class Graph:
         graph = items.graph()
         return graph.ends.tolist() if graph.is_whole else []
 
-    @cached_property
+    @property
     def least_objective(self) -> float:
-        """What the objective of no order can be below: a rank works all that it has to, and not
+        """What the objective of no order can be below: a rank works all that it has to."""
+        if self.schedule.objective == "span":
+            return float(self._work.max(initial=0.0))
+        return self.least_makespan
+
+    @cached_property
+    def least_makespan(self) -> float:
+        """What the makespan of no order can be below: a rank works all that it has to, and not
         before the first of it can run, whatever ranks do.
         """
         users, makers, latency = self._edges
@@ -218,12 +225,15 @@ class Graph:
         items.add(nodes, nodes, np.array(self.time))
         items.wait(users, makers, latency)
         starts = items.graph().ends - self.time
-        work = counts_of(self.rank, self.time, len(self.order))
-        if self.schedule.objective == "span":
-            return float(work.max(initial=0.0))
+        work = self._work
         begin = np.full(len(work), np.inf)
         np.minimum.at(begin, self.rank, starts)
         return float((begin + work)[work > 0].max(initial=0.0))
+
+    @cached_property
+    def _work(self) -> Floats:
+        """How long the nodes of each rank take."""
+        return counts_of(self.rank, self.time, len(self.order))
 
     def objective(self, orders: Orders, ends: list[float]) -> float:
         """What the schedule's passes minimise, of an execution; see `Timeline`."""
