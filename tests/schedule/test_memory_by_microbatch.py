@@ -254,3 +254,13 @@ def test_a_proof_for_all_sizes_says_that_it_differs() -> None:
         f"schedule s {{ param ranks = 2  param microbatches {HALVES} memory F(s, m) = m }}"
     ).verdicts["portable"]
     assert "`memory F` differs by microbatch" in str(verdict)
+
+
+def test_a_copy_to_a_rank_that_keeps_it_takes_as_long_as_its_bytes() -> None:
+    plan = compile("bpipe", {"ranks": 4, "microbatches": 8})
+    sizes = [1e9 * (1 + number % 3) for number in range(8)]
+    costs = Costs(activation_bytes=[sizes], boundary_bytes=[1], bandwidth_in_node=2e9)
+    copies = [bar for bars in simulate(plan, costs).timeline.copies for bar in bars]
+    assert copies
+    for bar in copies:
+        assert bar.end - bar.start == pytest.approx(sizes[bar.microbatch] / 2e9)
