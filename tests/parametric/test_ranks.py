@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from random import Random
 from typing import Any
@@ -11,7 +11,7 @@ import islpy as isl
 import pytest
 from attrs import evolve
 
-from schedlang.compiler import compile_tree
+from schedlang.compiler import NO_PARAMS, compile_tree
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.files.reading import source_of
@@ -68,7 +68,7 @@ PROGRAMS = {
     "gpipe_groups": (EVERYWHERE, TIMES),
     "forward_only": (EVERYWHERE, TIMES),
     "unet_1f1b": (EVERYWHERE, TIMES),
-    "terapipe": (f"{EVERYWHERE} and slices >= 1", set()),
+    "terapipe": (f"{EVERYWHERE} and slices >= 1", TIMES),
     "pipedream_2bw": ("ranks <= 1 + microbatches", TIMES),
     "two_encoders": (EVERYWHERE, {"peak(r)"}),
     "gems": ("microbatches % 2 == 0", {"peak(r)"}),
@@ -169,10 +169,10 @@ def test_a_program_is_proved_for_any_number_of_ranks(program: str) -> None:
 
 
 @cache
-def proved(program: str) -> tuple[Outcome, dict[str, Number]]:
-    """What is proved of a program, and its closed forms."""
+def proved(program: str, **given: int) -> tuple[Outcome, dict[str, Number]]:
+    """What is proved of a program, some sizes of which may be given, and its closed forms."""
     _, tree = loaded(program)
-    outcome = prove(tree, {})
+    outcome = prove(tree, given)
     return outcome, {form.figure: form.value for form in forms_of(outcome, tree)}
 
 
@@ -198,12 +198,17 @@ def digit_at(function: isl.PwAff, sizes: dict[str, int]) -> int | None:
     return value.to_python() if value.is_int() else None
 
 
-def check_forms(program: str, ranks: int, microbatches: int) -> int:
-    """The closed forms of a program against the simulation, at all sizes up to some."""
+def check_forms(
+    program: str, ranks: int, microbatches: int, given: Mapping[str, int] = NO_PARAMS
+) -> int:
+    """The closed forms of a program against the simulation, at all sizes up to some; of those that
+    are given at one.
+    """
     source, tree = loaded(program)
-    outcome, forms = proved(program)
+    outcome, forms = proved(program, **given)
     compared = 0
-    for sizes in sizes_up_to(outcome, ranks, microbatches):
+    for each in sizes_up_to(outcome, ranks, microbatches):
+        sizes = {**each, **given}
         if not contains(outcome.proved, sizes):
             continue
         for schedule in simulated(source, tree, sizes):
@@ -263,6 +268,23 @@ def test_closed_forms_are_those_of_the_simulation_at_many_sizes(program: str) ->
     assert check_forms(program, 12, 40)
 
 
+@pytest.mark.parametrize(
+    ("program", "size", "figures"),
+    [
+        ("terapipe", "slices", TIMES),
+        ("terapipe", "microbatches", TIMES),
+        ("terapipe", "ranks", TIMES),
+        ("seq1f1b", "slices", {"peak(r)"}),
+        ("pipedream_2bw", "microbatches", TIMES),
+        ("two_encoders", "ranks", TIMES),
+        ("two_encoders", "microbatches", {"peak(r)"}),
+    ],
+)
+def test_closed_forms_at_a_size_that_is_given(program: str, size: str, figures: set[str]) -> None:
+    assert set(proved(program, **{size: 3})[1]) == figures
+    assert check_forms(program, 5, 5, {size: 3})
+
+
 def test_a_warmup_the_wrong_way_round_is_refuted_exactly() -> None:
     text = source_of("1f1b").text.replace("min(ranks - 1 - r,", "min(r,")
     proof = prove_for_all_ranks(text)
@@ -290,6 +312,11 @@ def test_where_a_first_use_waits_for_ranks_that_never_come() -> None:
         says = compiled(source, tree, sizes, "nccl")
         assert says == ("proved" if contains(proved_there, sizes) else "wrong")
         assert contains(wrong, sizes) == (says == "wrong")
+
+
+def test_a_number_of_ranks_that_is_given_is_that_of_first_uses() -> None:
+    verdict = prove_for_all_ranks("1f1b_explicit", {"ranks": 3}, ("nccl",)).verdicts["nccl"]
+    assert verdict.wrong == "microbatches == 2"
 
 
 def test_transfers_out_of_order_are_refuted_where_ranks_block() -> None:
@@ -471,6 +498,7 @@ def with_claim(program: str, claim: str, before: str = "    rank r") -> Source:
         ("1f1b", "peak(0) >= peak(ranks - 1)"),
         ("zb_h1", "microbatches < ranks or bubble == ranks - 1"),
         ("pipedream_2bw", "bubble == 3 * (ranks - 1) and peak() <= ranks"),
+        ("terapipe", "bubble == 3 * (ranks - 1)"),
     ],
 )
 def test_a_claim_for_all_is_proved_from_the_closed_forms(program: str, claim: str) -> None:

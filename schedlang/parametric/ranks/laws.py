@@ -14,6 +14,7 @@ it has given back, before each op.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 
 import islpy as isl
@@ -26,6 +27,7 @@ from schedlang.parametric.ranks.counting import RANK, Many, entry, how_many_befo
 from schedlang.parametric.ranks.numbers import (
     BASE,
     Number,
+    Unreadable,
     digits,
     folded,
     most,
@@ -41,6 +43,7 @@ from schedlang.parametric.ranks.stamps import Frame, Pairs, Row, Wish, gap, keep
 from schedlang.parametric.ranks.statements import (
     GROUPS,
     REST,
+    STAGE,
     UPDATES,
     Line,
     Reading,
@@ -49,17 +52,20 @@ from schedlang.parametric.ranks.statements import (
 from schedlang.parametric.ranks.symbols import (
     between,
     condition_of,
+    constant,
     function_map,
     number,
     points,
     symbol,
+    without,
 )
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.kinds import MAKERS, OPS, Kind
 from schedlang.schedule.layout import Layout, Pipeline
 
-#: A size, in the base of which all updates of a stream are counted.
+#: The sizes in the base of which all updates of a stream are counted, and all slices.
 _MICROBATCHES = "microbatches"
+_SLICES = "slices"
 #: The figure that is of each rank.
 PEAK = "peak(r)"
 #: How often ops without a chain are taken away.
@@ -81,14 +87,17 @@ class Form:
 
 def forms_of(outcome: Outcome, tree: syntax.Schedule) -> Iterator[Form]:
     """The closed forms of a program, where it is proved; those that were found."""
-    if outcome.reading.is_stream and outcome.reading.in_base:
-        # Products of `ranks`, of groups of as many microbatches, and of updates.
+    reading = outcome.reading
+    if sum([reading.is_stream, reading.in_base, _SLICES in reading.sizes]) > 1:
+        # Products of three of groups, microbatches, slices and updates.
         return
     priced = [item for item in tree.items if isinstance(item, syntax.Cost)]
     if not any(isinstance(item, syntax.Memory) for item in priced):
-        peak = _peak(outcome)
-        if peak is not None:
-            yield Form(PEAK, peak)
+        # What a rank holds has no bearing on when its ops run.
+        with suppress(Unreadable):
+            peak = _peak(outcome)
+            if peak is not None:
+                yield Form(PEAK, peak)
     if any(s.batch for s in outcome.reading.statements if s.kind in OPS):
         return
     if any(not isinstance(item, syntax.Memory) for item in priced):
@@ -112,7 +121,8 @@ def _durations() -> dict[Kind, int]:
 
 def _base(reading: Reading) -> str | None:
     """The base of a program's figures, where they have two digits."""
-    return _MICROBATCHES if reading.is_stream else reading.base
+    wanted = _MICROBATCHES if reading.is_stream else _SLICES
+    return wanted if wanted in reading.sizes else reading.base
 
 
 # Time
@@ -350,6 +360,8 @@ class _Timing:
         """
         microbatches = Number(symbol(REST), symbol(GROUPS))
         if self.frame.base != BASE:
+            if not {BASE, _MICROBATCHES} <= {*self.sizes}:
+                return None
             microbatches = of_symbol(_MICROBATCHES)
         for factor in (1, 2):
             limit = of_symbol(BASE).times(factor)
@@ -420,11 +432,8 @@ def _of_sizes(row: Row, frame: Frame) -> Number:
 
 
 def _work(outcome: Outcome) -> Number | None:
-    """What the busiest rank works: all microbatches of all of its stages."""
+    """What the busiest rank works: all slices of all microbatches of all of its stages."""
     reading = outcome.reading
-    if "slices" in reading.sizes:
-        # Microbatches times slices are no affine function.
-        return None
     takes = _durations()
     kinds = {s.kind for s in reading.statements}
     of_unit = takes[Kind.F]
@@ -435,7 +444,7 @@ def _work(outcome: Outcome) -> Number | None:
         if not relations.made(Kind.F).is_equal(relations.made(Kind.R)):
             return None
         of_unit += takes[Kind.R]
-    every = outcome.proved & between(number(0), symbol(RANK), symbol("ranks"))
+    every = outcome.proved & without(reading.held, [STAGE])
     total = of_number(0).within(every)
     for stage in reading.own_stages:
         for line in reading.lines:
@@ -450,14 +459,18 @@ def _work(outcome: Outcome) -> Number | None:
 
 
 def _run_by(line: Line, reading: Reading) -> Number | None:
-    """How many microbatches a pipeline runs, in all updates; None if it cannot be said."""
+    """How many slices a pipeline runs, in all updates; None if it cannot be said."""
+    slices = constant(reading.slices, reading.domain)
+    if slices is None:
+        assert line.microbatches.high is None
+        return Number(number(0), line.microbatches.low, _SLICES)
     if not reading.is_stream:
-        return line.microbatches
+        return line.microbatches.times(slices)
     multiple = multiple_of_base(line.microbatches.low, reading.domain, _MICROBATCHES)
     if multiple is None:
         return None
     _, bases, more = multiple
-    low, high = (symbol(UPDATES).scale_val(isl.Val(times)) for times in (more, bases))
+    low, high = (symbol(UPDATES).scale_val(isl.Val(times * slices)) for times in (more, bases))
     return Number(low, high, _MICROBATCHES)
 
 
