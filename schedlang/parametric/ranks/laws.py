@@ -38,10 +38,11 @@ from schedlang.parametric.ranks.numbers import (
     under,
     union,
 )
-from schedlang.parametric.ranks.prove import Outcome
+from schedlang.parametric.ranks.prove import Outcome, parts_of
 from schedlang.parametric.ranks.stamps import Frame, Pairs, Row, Wish, gap, keeps, pairs_of, solve
 from schedlang.parametric.ranks.statements import (
     GROUPS,
+    LATER,
     REST,
     STAGE,
     UPDATES,
@@ -133,11 +134,14 @@ def _makespan(outcome: Outcome) -> Number | None:
     rest = outcome.proved
     pieces: list[Number] = []
     # The second reading has more statements, and so more freedom for stamps: it is tried for the
-    # sizes that are left.
-    for reading in (outcome.reading, _refined(outcome.reading)):
-        pieces += _by_cases(_Timing(reading), rest)
+    # sizes that are left; and in the end for these part by part.
+    readings = (outcome.reading, _refined(outcome.reading))
+    for reading, is_cut in ((readings[0], False), (readings[1], False), (readings[1], True)):
+        timing = _Timing(reading)
+        for part in parts_of(rest, reading) if is_cut else [rest]:
+            pieces += _by_cases(timing, part)
         for piece in pieces:
-            rest = rest - piece.domain()
+            rest = (rest - piece.domain()).coalesce()
         if rest.is_empty():
             break
     if not pieces:
@@ -147,27 +151,36 @@ def _makespan(outcome: Outcome) -> Number | None:
 
 def _refined(reading: Reading) -> Reading:
     """The same program with more statements: an op is cut where another one in the same loops
-    begins or ends to run beside it, since its own pace may change there.
+    begins or ends to run beside it, and where what its stage makes goes elsewhere by another rule
+    than of other stages, since its own pace may change there.
     """
     statements: list[Statement] = []
     rounds = [_rounds(one) for one in reading.statements]
+    goes = [
+        without(isl.Set.from_basic_set(part), [LATER]) for part in reading.onward.get_basic_sets()
+    ]
     for one, own in zip(reading.statements, rounds, strict=True):
-        parts = [one.domain]
+        cuts = [without(part & symbol(STAGE).eq_set(one.stage), [STAGE]) for part in goes]
         for other, others in zip(reading.statements, rounds, strict=True):
-            if len(other.order) != len(one.order):
-                continue
-            beside = condition_of(own.intersect_range(others.range()).domain(), one.indices)
-            if beside.is_empty():
-                continue
-            parts = [
-                part.coalesce()
-                for whole in parts
-                for part in (whole & beside, whole - beside)
-                if not part.is_empty()
-            ]
-        for part in parts:
+            if len(other.order) == len(one.order):
+                beside = own.intersect_range(others.range()).domain()
+                cuts.append(condition_of(beside, one.indices))
+        for part in _cut_by(one.domain, cuts):
             statements.append(evolve(one, number=len(statements), domain=part))
     return evolve(reading, statements=tuple(statements))
+
+
+def _cut_by(where: isl.Set, cuts: Sequence[isl.Set]) -> list[isl.Set]:
+    """A condition cut at others, each into where it holds and where it does not."""
+    parts = [where]
+    for cut in cuts:
+        parts = [
+            part.coalesce()
+            for whole in parts
+            for part in (whole & cut, whole - cut)
+            if not part.is_empty()
+        ]
+    return parts
 
 
 def _rounds(statement: Statement) -> isl.Map:
@@ -287,11 +300,7 @@ class _Timing:
                 if fixed.is_empty():
                     continue
                 for extreme in (fixed.lexmin(), fixed.lexmax()):
-                    point = extreme.sample_point()
-                    values = [
-                        int(point.get_coordinate_val(isl.dim_type.set, at).to_python())
-                        for at in range(len(op.indices))
-                    ]
+                    values = _coordinates(extreme.sample_point(), len(op.indices))
                     instances.append([*sample, *values])
             weights[op.number] = self.terms(instances)
         return weights
@@ -399,7 +408,7 @@ def _as_source(part: isl.Set, pairs: isl.Set) -> isl.Set:
 
 
 def _samples(where: isl.Set, sizes: Sequence[str]) -> list[list[int]]:
-    """Some sizes of a set: a few small and large ones."""
+    """Some sizes of a set: a few small and large ones, or any one."""
     samples = []
     values = (1, 2, 3, 5, 8, 20, 60)
     for one in values:
@@ -412,7 +421,11 @@ def _samples(where: isl.Set, sizes: Sequence[str]) -> list[list[int]]:
                     fixed = fixed.fix_val(isl.dim_type.param, at, isl.Val(value))
             if not fixed.is_empty():
                 samples.append(sample)
-    return samples
+    return samples or [_coordinates(points(where, sizes).sample_point(), len(sizes))]
+
+
+def _coordinates(point: isl.Point, width: int) -> list[int]:
+    return [int(point.get_coordinate_val(isl.dim_type.set, at).to_python()) for at in range(width)]
 
 
 def _of_sizes(row: Row, frame: Frame) -> Number:

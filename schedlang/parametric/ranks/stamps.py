@@ -266,8 +266,9 @@ class _Program:
 
     def prefer(self, wish: Wish) -> None:
         """Prefer some functions to others."""
-        for number, weights in wish.weights.items():
-            for (up, down), value in zip(self.columns.get(number, ()), weights, strict=False):
+        for number, variables in self.columns.items():
+            weights = wish.weights.get(number) or (Fraction(0),) * len(variables)
+            for (up, down), value in zip(variables, weights, strict=True):
                 self.objective.SetCoefficient(up, _SMALL + float(value))
                 self.objective.SetCoefficient(down, _SMALL - float(value))
         for number, values in wish.fixed.items():
