@@ -70,6 +70,9 @@ PROGRAMS = {
     "unet_1f1b": (EVERYWHERE, TIMES),
     "terapipe": (f"{EVERYWHERE} and slices >= 1", TIMES),
     "pipedream_2bw": ("ranks <= 1 + microbatches", TIMES),
+    "pipedream": ("microbatches == 1", TIMES),
+    "pipedream_vertical": ("microbatches == 1", TIMES),
+    "wpipe": ("microbatches % ranks == 0", set()),
     "two_encoders": (EVERYWHERE, TIMES),
     "gems": ("microbatches % 2 == 0", {"peak(r)"}),
     TWO_DIRECTIONS: ("microbatches % 2 == 0", {"peak(r)"}),
@@ -276,6 +279,7 @@ def test_closed_forms_are_those_of_the_simulation_at_many_sizes(program: str) ->
         ("terapipe", "ranks", TIMES),
         ("seq1f1b", "slices", {"peak(r)"}),
         ("pipedream_2bw", "microbatches", TIMES),
+        ("pipemare", "microbatches", TIMES),
         ("two_encoders", "ranks", TIMES),
         ("two_encoders", "microbatches", TIMES),
     ],
@@ -341,8 +345,7 @@ def test_transfers_out_of_order_are_refuted_where_ranks_block() -> None:
         ("v_zb", "a pass changes the order"),
         ("bitpipe", "`F(f(i), next)`: `next` cannot be counted through these loops"),
         ("frozen_1f1b", "`frozen` cannot be read"),
-        ("pipedream", "`weights stash`"),
-        ("pipemare", "`weights unstashed`"),
+        ("pipemare", "a microbatch of an update that may be far on"),
     ],
 )
 def test_what_cannot_be_read_is_not_proved(program: str, reason: str) -> None:
@@ -350,6 +353,40 @@ def test_what_cannot_be_read_is_not_proved(program: str, reason: str) -> None:
     assert not portable.proved
     assert not portable.wrong
     assert reason in portable.reason
+
+
+@pytest.mark.parametrize(
+    ("rules", "where"),
+    [
+        ("weights latest", "ranks == 1"),
+        (
+            "weights stash",
+            "(ranks == 1 and microbatches >= 2) or (microbatches == 1 and ranks <= 2)",
+        ),
+        ("weights unstashed", "ranks <= 1 + microbatches"),
+        ("weights delay 2", "ranks <= 1 + microbatches"),
+        ("weights delay ranks - 2", "3 <= ranks <= 1 + microbatches"),
+        ("weights delay 1 on 0 .. ranks - 1", "ranks <= 1 + microbatches"),
+        ("weights delay 1 on 0 .. 2", "2 <= ranks <= 3 and ranks <= 1 + microbatches"),
+        (
+            "weights delay 1\n weights stash on 0 .. ranks / 2",
+            "ranks == 1 or (ranks == 1 + microbatches and microbatches <= 2)",
+        ),
+        ("", "ranks == 1"),
+    ],
+)
+def test_where_every_op_reads_the_weights_that_its_rule_says(rules: str, where: str) -> None:
+    text = source_of("pipedream_2bw").text.replace("weights delay 1", rules)
+    assert disagreements(text, 4, 5) == []
+    assert prove_for_all_ranks(text).verdicts["portable"].proved == where
+
+
+def test_a_recomputation_without_versions_stands_before_the_next_update() -> None:
+    text = source_of("pipedream").text.replace("weights stash", "weights unstashed")
+    text = text.replace("B(0)", "R(0)  B(0)")
+    assert disagreements(text, 4, 2) == []
+    portable = prove_for_all_ranks(text).verdicts["portable"]
+    assert portable.wrong == "microbatches == 1 and ranks >= 2"
 
 
 @pytest.mark.parametrize("twice", ["skip s in 0 .. 1 from s to 3", "skip s in 0 .. 2 from 0 to 3"])
@@ -456,6 +493,10 @@ def with_an_op_of_another_kind(certificate: dict[str, Any], random: Random) -> N
     certificate["statements"][0]["kind"] = "B"
 
 
+def without_rules_for_weights(certificate: dict[str, Any], random: Random) -> None:
+    certificate["weights"].clear()
+
+
 def without_stamps(certificate: dict[str, Any], random: Random) -> None:
     random.choice(certificate["cases"])["stamps"].clear()
 
@@ -469,16 +510,26 @@ def without_stamps(certificate: dict[str, Any], random: Random) -> None:
         with_another_place,
         with_more_sizes,
         with_an_op_of_another_kind,
+        without_rules_for_weights,
         without_stamps,
     ],
 )
-@pytest.mark.parametrize("program", ["gpipe", "1f1b", "1f1b_explicit", "pipedream_2bw"])
+@pytest.mark.parametrize(
+    "program", ["gpipe", "1f1b", "1f1b_explicit", "terapipe", "pipedream", "pipedream_2bw"]
+)
 def test_a_damaged_certificate_does_not_pass(
     program: str, damage: Callable[[dict[str, Any], Random], None]
 ) -> None:
     certificate = json.loads(json.dumps(certificate_of(proved(program)[0])))
     assert faults_of(certificate) == []
     damage(certificate, Random(1))
+    assert faults_of(certificate)
+
+
+@pytest.mark.parametrize("rule", ["latest", "stash", "delay"])
+def test_a_certificate_by_another_rule_for_weights_does_not_pass(rule: str) -> None:
+    certificate = json.loads(json.dumps(certificate_of(proved("pipedream_2bw")[0])))
+    certificate["weights"] = [[rule, "{ [s, u, g, m, k] -> [s, u - 1, 0, 0, 0] }"]]
     assert faults_of(certificate)
 
 

@@ -15,6 +15,7 @@ from schedlang.parametric.ranks.numbers import (
     Number,
     Unreadable,
     digits,
+    known,
     of_number,
     plain,
     same,
@@ -27,6 +28,7 @@ from schedlang.parametric.ranks.orders import Call
 from schedlang.parametric.ranks.statements import STAGE, UPDATE, UPDATES, Line, Statement, any_of
 from schedlang.parametric.ranks.symbols import (
     between,
+    floor_by,
     nowhere,
     number,
     points,
@@ -277,6 +279,13 @@ class Calls:
         negative = under(microbatch, of_number(0), where)
         self.mistaken("no-such-microbatch", what, call.span, negative)
         rest = where - negative
+        count = known(line.microbatches, where)
+        if count is not None:
+            # Of as many microbatches for all sizes, the number of updates on is a quotient.
+            whole = floor_by(plain(microbatch, rest), count)
+            later = update.add(whole)
+            there = rest & later.lt_set(symbol(UPDATES))
+            return [(there, later, microbatch.minus(Number(whole).times(count)))]
         cases = []
         # A microbatch beyond those of its update is one of the next update, or of one later still.
         for on in range(_MOST_UPDATES_ON):

@@ -123,7 +123,8 @@ def _durations() -> dict[Kind, int]:
 def _base(reading: Reading) -> str | None:
     """The base of a program's figures, where they have two digits."""
     wanted = _MICROBATCHES if reading.is_stream else _SLICES
-    return wanted if wanted in reading.sizes else reading.base
+    is_any = wanted in reading.sizes and constant(symbol(wanted), reading.domain) is None
+    return wanted if is_any else reading.base
 
 
 # Time

@@ -7,7 +7,7 @@ import islpy as isl
 
 from schedlang.parametric.ranks.counting import RANK
 from schedlang.parametric.ranks.numbers import BASE, Number
-from schedlang.parametric.ranks.statements import GROUPS, REST
+from schedlang.parametric.ranks.statements import GROUPS, REST, UPDATES
 from schedlang.parametric.ranks.symbols import between, constant, everywhere, number, symbol
 
 _PRODUCT = re.compile(r"(\d)([A-Za-z_(])")
@@ -26,7 +26,9 @@ def condition_text(sizes: isl.Set, names: Sequence[str]) -> str:
     texts = [part.strip() for part in parts]
     if not texts or "" in texts or texts == ["true"]:
         return " and ".join(
-            f"{'microbatches' if name == GROUPS else name} >= 1" for name in names if name != REST
+            f"{'microbatches' if name == GROUPS else name} >= 1"
+            for name in names
+            if name not in (REST, UPDATES)
         )
     return " or ".join(
         f"({text})" if len(texts) > 1 and " and " in text else text for text in texts
