@@ -83,6 +83,7 @@ PROGRAMS = {
         set(),
     ),
     "dualpipe_v": ("2 * ranks <= microbatches", set()),
+    "stp": ("3 * ranks <= 1 + microbatches", set()),
 }
 
 

@@ -177,12 +177,14 @@ class Calls:
             own = list(names.values())
             microbatch = with_names(other.microbatch, names)
             high = None if microbatch.high is None else _through(both, own, microbatch.high)
+            taken_by = Number(_through(both, own, microbatch.low), high)
             result.append(
                 evolve(
                     call,
-                    where=without(both, own),
+                    # The same as what is left of `both`, in isl's plainest words.
+                    where=taken_by.domain(),
                     stage=_through(both, own, stage),
-                    microbatch=Number(_through(both, own, microbatch.low), high),
+                    microbatch=taken_by,
                 )
             )
         return result
@@ -304,7 +306,7 @@ class Calls:
 def _through(where: isl.Set, names: Sequence[str], function: isl.PwAff) -> isl.PwAff:
     """A function of some symbols as one of others, by a condition that says what they are then."""
     values = without(where & symbol("_value").eq_set(function), names)
-    return points(values, ["_value"]).dim_min(0).coalesce()
+    return isl.PwMultiAff.from_set(points(values, ["_value"])).get_pw_aff(0).coalesce()
 
 
 def _cases(where: isl.Set, functions: Sequence[isl.PwAff]) -> list[isl.Set]:
