@@ -110,8 +110,12 @@ def are_same(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bo
 
 
 def given(plan: Plan, step: int, replica: int = 0) -> tuple[Tensor, Tensor]:
-    """A batch, in some steps with far larger targets."""
+    """A batch, in some steps with far larger targets. One that comes after such a step is of
+    another shape, for the first time.
+    """
     inputs, targets = batch(plan, 100 * step + replica)
+    if step - 1 == min(LARGE):
+        inputs, targets = inputs.repeat_interleave(2, dim=0), targets.repeat_interleave(2, dim=0)
     return inputs, targets * (1e4 if step in LARGE else 1.0)
 
 
@@ -161,14 +165,19 @@ def course(
 
 
 def both_ways(train: Callable[[bool], Course]) -> list[object]:
-    """The steps that are clipped, and what is the same in both ways."""
+    """The steps whose updates are clipped, those whose updates are made anew, and what is the same
+    in both ways.
+    """
     waits = train(True)
     ahead = train(False)
-    # Those after an update that was not clipped.
-    expected = [False, *(bool(norm <= LIMIT) for norm in waits.norms[:-1])]
+    clipped = {step for step, norm in enumerate(waits.norms) if not norm <= LIMIT}
+    # Ahead of their norms are those after an update that was not clipped.
+    expected = {step for step in range(1, len(waits.norms)) if step - 1 not in clipped}
+    found = {step for step, was_ahead in enumerate(ahead.were_ahead) if was_ahead}
     return [
-        {step for step, norm in enumerate(waits.norms) if not norm <= LIMIT},
-        ahead.were_ahead == expected,
+        clipped,
+        clipped & found,
+        found == expected,
         all(norm in waits.norms for norm in ahead.norms),
         ahead.named == waits.named,
         are_same(ahead.losses, waits.losses),
@@ -195,19 +204,18 @@ def without_bound(ours: Pipeline, step: int, _: Course) -> None:
         bias.register_hook(lambda gradient: gradient * math.inf)
 
 
-#: Schedules, with stages, an optimizer, and what is done after each step; and the steps that are
-#: clipped beside the large ones.
+#: Schedules, with stages, an optimizer, and what is done after each step.
 CASES = {
-    "zb_2p": (modules, "adamw", lambda *_: None, set()),
-    "zb_v": (noisy, "momentum", ask_for_losses, set()),
-    "zb_v asked": (noisy, "adamw", ask_at_times, {10, 19}),
-    "zb_h2": (noisy, "fused", without_bound, {19}),
+    "zb_2p": (modules, "adamw", lambda *_: None),
+    "zb_v": (noisy, "momentum", ask_for_losses),
+    "zb_v asked": (noisy, "adamw", ask_at_times),
+    "zb_h2": (noisy, "fused", without_bound),
 }
 
 
 def cases_both_ways() -> dict[str, list[object]]:
     found = {}
-    for name, (model, optimizer, then, _) in CASES.items():
+    for name, (model, optimizer, then) in CASES.items():
         plan = program(name.split()[0], ranks=4, microbatches=8)
 
         def train(waits: bool) -> Course:
@@ -222,8 +230,10 @@ def test_training_is_that_of_updates_that_wait(run_ranks: Run) -> None:
     with a gradient that is no number. Losses, weights, and what optimizers keep.
     """
     for found in run_ranks(cases_both_ways, 4).results():
-        for name, (clipped, *same) in found.items():
-            assert clipped == LARGE | CASES[name][-1], name
+        for name, (clipped, anew, *same) in found.items():
+            # There may be more with noise.
+            assert clipped >= LARGE, name
+            assert len(anew) >= 3, name
             assert all(same), (name, same)
 
 
@@ -316,8 +326,8 @@ def test_every_schedule_trains_as_with_updates_that_wait(run_ranks: Run) -> None
     """
     for found in run_ranks(schedules_both_ways, 4).results():
         assert len(found) == len(SCHEDULES) + 2
-        for name, (clipped, *same) in found.items():
-            assert clipped == {3}, name
+        for name, (clipped, anew, *same) in found.items():
+            assert clipped == anew == {3}, name
             assert all(same), (name, same)
 
 
