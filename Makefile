@@ -6,7 +6,7 @@ BIN := .venv/bin
 .PHONY: demo example test large test-torch test-browser test-editor site titan explore models trainings faults pages nodes fuzz
 .PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table gains reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
-.PHONY: bench-partition bench-search-runs bench-overlap bench-playground
+.PHONY: bench-partition bench-search-runs bench-overlap bench-playground bench-post-validation
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -195,6 +195,10 @@ bench-runs: .venv/installed
 # What overlapping forwards and backwards gains, predicted and published.
 bench-overlap: .venv/installed
 	$(BIN)/python benchmarks/overlap.py
+
+# Updates that do not wait for the norm that clips them, against those that do, on 4 processes.
+bench-post-validation: .venv/installed
+	$(BIN)/python benchmarks/post_validation.py
 
 # Predicted against measured step time, for a machine without other work.
 bench-prediction: .venv/installed

@@ -8,6 +8,7 @@ from attrs import frozen
 
 from schedlang import Costs, Kind, compile, simulate
 from schedlang.plan.plan import Plan
+from schedlang.ranks.warm_up import warm_ups
 from schedlang.ranks.weights import follow_weights
 
 HEAD = """\
@@ -166,6 +167,31 @@ nothing to hide under, and ranks wait for each other's sums. ZB-V halves all bac
 no sums. Published throughputs are of whole models, whose share of sums the abstract does not say.
 """
 
+#: A model of 7 billion parameters: layers and hidden size; and thousands of tokens in a sequence.
+HELIX_RANKS = 8
+HELIX_LAYERS = 32
+HELIX_HIDDEN = 4096
+HELIX_SEQUENCES = (32, 64, 128)
+#: Microbatches in all: one for each rank and fold, and twice as many.
+HELIX_MICROBATCHES = (16, 32)
+HELIXPIPE_TEXT = """\
+## HelixPipe
+
+[`helixpipe.sched`](../programs/helixpipe.sched) against 1F1B and ZB-1P, on 8 ranks with a model of
+7 billion parameters (32 layers, hidden size 4096): the time of a step of these as multiples of
+HelixPipe's, for 16 and for 32 microbatches of one sequence. Zhang et al. 2025, arXiv 2507.00394,
+abstract: 26% faster than others with 128K tokens, on 64 H20.
+"""
+HELIXPIPE_REASONS = """\
+Costs are numbers of operations, 24 h² for each token in a layer without its attention, and 2 h for
+each pair of tokens that attention looks at, where a token looks at those before it. The bubble of
+HelixPipe does not depend on attention, so it gains the more, the longer sequences are, and the
+fewer microbatches there are, of which the abstract does not say how many the paper has. There the
+ranks also exchange what attention needs and makes, from every layer to the next, which is not
+predicted: that is why less is published. Weight halves of ZB-1P are those of the rest of a layer,
+since attention has no weights.
+"""
+
 #: Ranks, with so many microbatches for each.
 BPIPE = (4, 8, 16)
 BPIPE_MICROBATCHES = 8
@@ -186,6 +212,42 @@ token of a larger microbatch; this page does not predict it. Huang et al. 2024, 
 (abstract), find no such gain for LLaMA, and with flash attention next to none for GPT-3. The
 abstracts do not say how many activations a rank holds; the program claims half of what 1F1B's first
 rank does, and one more.
+"""
+
+
+@frozen
+class Model:
+    """A model of Qi et al. 2024: milliseconds of a forward and of both halves of a backward (table
+    6), and samples for each GPU and second with post-validation and with a sum over all ranks
+    before each update (table 7), with three microbatches for each rank.
+    """
+
+    name: str
+    ranks: int
+    times: tuple[float, float, float]
+    samples: tuple[float, float]
+
+
+MODELS = (
+    Model("1.5B", 8, (18.522, 18.086, 9.337), (14.5, 13.11)),
+    Model("6.2B", 8, (29.718, 29.444, 19.927), (4.32, 4.00)),
+    Model("14.6B", 16, (11.347, 11.248, 8.132), (1.81, 1.68)),
+    Model("28.3B", 32, (10.419, 10.207, 7.715), (0.99, 0.91)),
+)
+POST_VALIDATION_TEXT = """\
+## Post-validation
+
+[`zb_2p.sched`](../programs/zb_2p.sched) where updates do not wait for the norm of all gradients,
+over those that wait for it ([training.md](training.md#post-validation)): the longest span of a
+rank, after which steps repeat that wait for nobody, and the makespan, after which they repeat where
+all ranks begin together. Qi et al. 2024, arXiv 2401.10241: throughputs of table 7, costs of table
+6. The last column is how long the sum over all ranks may take, after the last one has ended a step,
+before any rank waits for it at the end of the next warm-up.
+"""
+POST_VALIDATION_REASONS = """\
+Of three of the models the published gain is smaller: a whole step has more than forwards and
+backwards, such as the updates themselves, which take as long in both ways. Of the smallest one it
+is larger; the paper does not say how long its sums took, which the prediction does not have.
 """
 
 
@@ -369,6 +431,30 @@ def stp_row(ranks: int, share: float) -> str:
     return _line([f"{ranks} ranks, {share:.0%}", *cells, *gains])
 
 
+def helixpipe_row(thousands: int) -> str:
+    """The row of a length of sequences."""
+    # What a layer computes for a token, in operations: attention, as a share of the rest of it.
+    attention = 1024 * thousands * HELIX_HIDDEN * 2 / (24 * HELIX_HIDDEN**2)
+    layers = HELIX_LAYERS // HELIX_RANKS
+    forward = layers * (1 + attention)
+    weight = layers * 1.0
+    costs = Costs(
+        forward_times=(forward,),
+        backward_times=(2 * forward,),
+        input_times=(2 * forward - weight,),
+        weight_times=(weight,),
+    )
+    gains = []
+    for microbatches in HELIX_MICROBATCHES:
+        size = {"ranks": HELIX_RANKS, "microbatches": microbatches}
+        params = {"layers": HELIX_LAYERS, "attention": round(100 * attention)}
+        own = simulate(compile("helixpipe", size | params)).timeline.makespan
+        for program in ("1f1b", "zb_1p"):
+            other = simulate(compile(program, size, costs), costs).timeline.makespan
+            gains.append(f"{other / own:.2f}")
+    return _line([f"{thousands}K", *gains])
+
+
 def bpipe_row(ranks: int) -> str:
     """The row of a number of ranks: peaks, and how much longer a step takes with recomputation."""
     params = {"ranks": ranks, "microbatches": BPIPE_MICROBATCHES * ranks}
@@ -379,6 +465,27 @@ def bpipe_row(ranks: int) -> str:
     makespans = [each.timeline.makespan for each in (plain, recomputed)]
     gains = [f"{each / balanced.timeline.makespan:.2f}" for each in makespans]
     return _line([str(ranks), *peaks, *gains])
+
+
+def post_validation_row(model: Model) -> str:
+    """The row of a model."""
+    forward, input, weight = model.times
+    costs = Costs(
+        forward_times=(forward,),
+        input_times=(input,),
+        weight_times=(weight,),
+        backward_times=(input + weight,),
+    )
+    plan = compile("zb_2p", {"ranks": model.ranks, "microbatches": 3 * model.ranks}, costs)
+    timeline = simulate(plan, costs).timeline
+    behind = [
+        [*bars][plan.ranks[rank].kind[:end].count(Kind.F)].start
+        for rank, (bars, end) in enumerate(zip(timeline.ranks, warm_ups(plan), strict=True))
+    ]
+    slack = timeline.span + min(behind) - timeline.makespan
+    ahead, waits = model.samples
+    gains = (f"{gain:.2f}" for gain in (ahead / waits, timeline.makespan / timeline.span))
+    return _line([f"{model.name}, {model.ranks} ranks", *gains, f"{slack:.0f} ms"])
 
 
 def page() -> str:
@@ -405,11 +512,22 @@ def page() -> str:
     idle = [f"idle, {program}, {source}" for program in (*others, "STP") for source in SOURCES]
     lines += _head(["size, sums", *idle, *(f"time, {program}" for program in others)])
     lines += [stp_row(*size) for size in STP]
-    lines += ["", STP_REASONS, BPIPE_TEXT]
+    lines += ["", STP_REASONS, HELIXPIPE_TEXT]
+    columns = [
+        f"{name}, {microbatches} microbatches"
+        for microbatches in HELIX_MICROBATCHES
+        for name in ("1F1B", "ZB-1P")
+    ]
+    lines += _head(["tokens", *columns])
+    lines += map(helixpipe_row, HELIX_SEQUENCES)
+    lines += ["", HELIXPIPE_REASONS, BPIPE_TEXT]
     of_1f1b = ("time, 1F1B", "time, 1F1B that recomputes")
     lines += _head(["ranks", "peak, 1F1B", "peak, BPipe", *of_1f1b])
     lines += map(bpipe_row, BPIPE)
-    return "\n".join([*lines, "", BPIPE_REASONS])
+    lines += ["", BPIPE_REASONS, POST_VALIDATION_TEXT]
+    lines += _head(["model", *SOURCES, "time for the sum"])
+    lines += map(post_validation_row, MODELS)
+    return "\n".join([*lines, "", POST_VALIDATION_REASONS])
 
 
 SOURCES = ("published", "predicted")

@@ -108,7 +108,7 @@ def build_parts(
     """The parts that are not of one stage alone. All ranks build them together, in this order."""
     updates = replica_updates(plan, stages, wire)
     parts = copies_between_ranks(plan, stages, wire, exchange.tag_of_copies)
-    if setup.max_norm is not None:
+    if setup.max_norm is not None and plan.has_updates:
         parts.append(UpdateClip(plan, setup.max_norm, stages, wire))
     parts += stage_sums(stages, shared, wire)
     parts += updates

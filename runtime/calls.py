@@ -38,9 +38,13 @@ def prepare(
     stages: Mapping[int, Stage],
     exchange: Exchange,
     parts: Sequence[Part],
+    warm_up: int = 0,
 ) -> list[Call]:
-    """The calls of a step of one rank. Of a plan without backwards, they evaluate."""
-    return list(_Walk(plan, rank, stages, exchange, parts).calls())
+    """The calls of a step of one rank. Of a plan without backwards, they evaluate.
+
+    Those of its `warm_up`, the actions before this index, begin no receive of a later one.
+    """
+    return list(_Walk(plan, rank, stages, exchange, parts, warm_up).calls())
 
 
 class _Walk:
@@ -53,8 +57,10 @@ class _Walk:
         stages: Mapping[int, Stage],
         exchange: Exchange,
         parts: Sequence[Part],
+        warm_up: int,
     ) -> None:
         self.plan = plan
+        self.warm_up = warm_up
         self.rank = rank
         self.exchange = exchange
         self.actions = plan.ranks[rank]
@@ -114,6 +120,8 @@ class _Walk:
         if not self.exchange.has_batches:
             early = self.exchange.has_tags
             for receive, place in begins(self.plan, self.rank, early).items():
+                if receive >= self.warm_up:
+                    place = max(place, self.warm_up)
                 self.begun.setdefault(place, []).append(self.receives[receive].post)
         # A send is waited for when it is known to have been received, or when its window closes.
         received = receipts(self.plan, self.rank)

@@ -78,7 +78,9 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
     )
     # Torch has no optimizer for a stage that has no weights, as one without blocks.
     trained = {stage for stage in updated if any(True for _ in setup.modules[stage].parameters())}
-    if not trained <= setup.optimizers.keys() <= set(updated):
+    if setup.ends_with_update(plan):
+        _check_updates_after_steps(plan, setup)
+    elif not trained <= setup.optimizers.keys() <= set(updated):
         raise PipelineError(
             f"the plan updates the stages {updated}, `optimizers` has {sorted(setup.optimizers)}"
         )
@@ -88,7 +90,7 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         )
     if setup.max_gathered is not None and setup.max_gathered < 1:
         raise PipelineError(f"`max_gathered` is {setup.max_gathered}, it must be 1 or more")
-    if setup.max_norm is not None:
+    if setup.max_norm is not None and plan.has_updates:
         _check_max_norm(plan, rank, setup)
     _check_slices(plan, setup.slice_lengths)
     _check_frozen(plan, setup.modules, setup.tied)
@@ -172,8 +174,13 @@ def _check_tied(plan: Plan, number: int, weights: Mapping[str, nn.Parameter], ti
             )
 
 
-def check_clipping(plan: Plan, model: str | None) -> None:
+def check_clipping(plan: Plan, model: str | None, clips_itself: bool) -> None:
     """Whether all gradients are there at the end of a step, and they are those of one model."""
+    if clips_itself:
+        raise PipelineError(
+            "the pipeline has `max_norm`, so its steps end with updates that are clipped, and "
+            "leave no gradients: `norms` has the norm of the last one"
+        )
     names = [pipeline.name for pipeline in plan.layout.pipelines]
     if plan.layout.models and model not in names:
         given = f"there is no `{model}`" if model else "each has a norm of its own"
@@ -193,16 +200,41 @@ def check_clipping(plan: Plan, model: str | None) -> None:
 
 def _check_max_norm(plan: Plan, rank: int, setup: Setup) -> None:
     """Whether the updates of a plan can be clipped; rank 0 looks at the whole plan for all."""
+    _check_limit(setup)
+    wrong = why_not(plan) if rank == 0 else None
+    if wrong is not None:
+        raise PipelineError(
+            f"`max_norm` is for the updates of a plan, but {wrong}: clip each stage in a hook of "
+            "its optimizer, `register_step_pre_hook`"
+        )
+
+
+def _check_updates_after_steps(plan: Plan, setup: Setup) -> None:
+    """Whether the stages of a rank can be updated after each step, and be clipped."""
+    _check_limit(setup)
+    if plan.layout.models:
+        raise PipelineError(
+            "the plan trains several models, of which each has a norm of its own, so `max_norm` "
+            "cannot clip their updates: call `clip_grad_norm_` after each step"
+        )
+    trained = {
+        stage
+        for stage, module in setup.modules.items()
+        if any(weight.requires_grad for weight in module.parameters())
+    }
+    if not trained <= setup.optimizers.keys() <= setup.modules.keys():
+        raise PipelineError(
+            "with `max_norm` the pipeline updates its stages after each step, here those of "
+            f"{sorted(trained)}, and `optimizers` has {sorted(setup.optimizers)}: give it the "
+            "optimizer of each, or call `clip_grad_norm_` after each step"
+        )
+
+
+def _check_limit(setup: Setup) -> None:
     if setup.max_norm is None or not setup.max_norm > 0:
         raise PipelineError(f"`max_norm` is {setup.max_norm}, it must be above 0")
     if any(map(is_sharded, setup.modules.values())):
         raise PipelineError("the stages are sharded, so `max_norm` cannot clip their updates yet")
-    wrong = why_not(plan) if rank == 0 else None
-    if wrong is not None:
-        instead = "call `clip_grad_norm_` after each step"
-        if plan.has_updates:
-            instead = "clip each stage in a hook of its optimizer, `register_step_pre_hook`"
-        raise PipelineError(f"`max_norm` is for the updates of a plan, but {wrong}: {instead}")
 
 
 def check_same(plan: Plan, setup: Setup, processes: Processes, watchdog: Watchdog) -> None:

@@ -25,6 +25,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
+from schedlang.ranks.warm_up import warm_ups
 from schedlang.runtime.arguments import check_pipeline
 from schedlang.runtime.batches import (
     Batch,
@@ -48,6 +49,7 @@ from schedlang.runtime.checks import (
 from schedlang.runtime.cutting.model import Stages
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.gradients.clipping import UpdateClip, total_norm
+from schedlang.runtime.gradients.post_validation import PostValidation
 from schedlang.runtime.gradients.shared_weights import (
     Tied,
     check_shared_weights,
@@ -61,12 +63,13 @@ from schedlang.runtime.processes import processes_of
 from schedlang.runtime.saving.checkpoint import (
     VERSIONS,
     Checkpoints,
-    RandomState,
     Stateful,
 )
 from schedlang.runtime.saving.model_files import ModelPart, write_model
 from schedlang.runtime.setup import Setup
+from schedlang.runtime.stage.again import BeforeForwards
 from schedlang.runtime.stage.audit import Audit
+from schedlang.runtime.stage.random_state import RandomState
 from schedlang.runtime.stage.repeats import Verify
 from schedlang.runtime.stage.shards import counting_together
 from schedlang.runtime.stage.stage import LossFn, Stage
@@ -126,9 +129,11 @@ class Pipeline:
     gradients of more bits are rounded to between ranks. Of stages that `fully_shard` has sharded,
     the weights of `max_gathered` are gathered at once at most, by default of all. `optimizers` are
     those of the stages that the plan updates (`U`), and no others. Gradients of such an update are
-    clipped to `max_norm`, over all stages, if it is given. Where the plan runs forwards again
-    (`R`), `verify` says when it is compared what both return: "first" in the first step, "always",
-    "never". With `audit`, the first step compares every stage with itself alone
+    clipped to `max_norm`, over all stages, if it is given. With `max_norm` and a plan that updates
+    nothing, a step ends with an update by the `optimizers` of all stages, which may be made before
+    the norm is known (`validate`, docs/training.md#post-validation). Where the plan runs forwards
+    again (`R`), `verify` says when it is compared what both return: "first" in the first step,
+    "always", "never". With `audit`, the first step compares every stage with itself alone
     (docs/models.md), and takes twice as long. No wait is longer than `timeout` seconds.
 
     A plan without a flush is for a number of updates (`Plan.for_updates`), and a step makes them
@@ -252,9 +257,19 @@ class Pipeline:
         self._parts = build_parts(
             plan, setup, self._stages, self._shared, self._wire, self._exchange
         )
-        self._training = prepare(plan, self._rank, self._stages, self._exchange, self._parts)
+        self._updates = self._build_updates(setup)
+        end = 0 if self._updates is None else warm_ups(plan)[self._rank]
+        self._training = prepare(plan, self._rank, self._stages, self._exchange, self._parts, end)
+        #: How many of these calls are in the warm-up, if it may be run once more.
+        self._warm_up = sum(index < end for index, _, _ in self._training)
         # Last, since ranks wait for each other in it: by now each knows that it can run the plan.
         warm_up(plan, processes, self._device)
+
+    def _build_updates(self, setup: Setup) -> PostValidation | None:
+        """The updates after each step, if the pipeline makes them."""
+        if setup.max_norm is None or not setup.ends_with_update(self._plan):
+            return None
+        return PostValidation(setup.max_norm, self._stages, self._shared, self._wire)
 
     @overload
     def step(
@@ -338,6 +353,9 @@ class Pipeline:
             # Those without losses wait here for those that have some.
             with self._watchdog.guard("at the losses"):
                 self._wire.reduce(torch.zeros(1, device=self._device), dist.ReduceOp.MAX)
+        if self._updates is not None:
+            with self._watchdog.guard("at the update"):
+                self._updates.update()
         losses = self.losses.get(_ONLY)
         return (losses, self.outputs.get(_ONLY)) if return_outputs else losses
 
@@ -375,6 +393,7 @@ class Pipeline:
         """
         if rows is not None and rows < 1:
             raise PipelineError(f"`rows` is {rows}, it must be 1 or more")
+        self.validate()
         batch = Batch(inputs, targets, options, evaluates=True, rows=rows)
         by_model: dict[str, list[Value]] = {}
         self._begin_losses()
@@ -523,14 +542,12 @@ class Pipeline:
             announced = self._exchange.begin(given)
             watchdog.action = None
             this = self._batches.load_rest(batch, announced, number)
+            self._begin_record()
             calls = self._evaluation(this) if batch.evaluates else self._training
-            if self.record:
-                self._walk_recording(calls)
-            else:
-                # The loop variable is a field of the watchdog, whose thread reads it: so it knows
-                # where this rank is, and the walk does nothing for that.
-                for watchdog.action, call, _ in calls:
-                    call()
+            if self._updates is not None and not batch.evaluates:
+                self._walk_warm_up(batch, owners, self._updates)
+                calls = calls[self._warm_up :]
+            self._walk(calls)
             self._exchange.end()
             for owner in owners:
                 owner.end_step()
@@ -544,10 +561,42 @@ class Pipeline:
             watchdog.between = BETWEEN
         return this
 
+    def _walk_warm_up(
+        self, batch: Batch, owners: Sequence[Part | Stage], updates: PostValidation
+    ) -> None:
+        """The walk over the warm-up, and once more where the update before it was made anew."""
+        before = BeforeForwards(self._stages, self._device)
+        self._walk(self._training[: self._warm_up])
+        before.check()
+        updates.validate()
+        if not (updates.was_ahead and updates.was_clipped):
+            return
+        # All that is sent in a warm-up is received in one.
+        self._exchange.complete_sends()
+        before.undo()
+        self._begin_record()
+        for owner in owners:
+            owner.begin_step()
+        self._batches.load_inputs(batch, 0)
+        self._walk(self._training[: self._warm_up])
+
+    def _begin_record(self) -> None:
+        if self.record:
+            self.bars = []
+            self.messages = []
+
+    def _walk(self, calls: list[Call]) -> None:
+        """Make calls one after the other."""
+        if self.record:
+            self._walk_recording(calls)
+            return
+        # The loop variable is a field of the watchdog, whose thread reads it: so it knows where
+        # this rank is, and the walk does nothing for that.
+        for self._watchdog.action, call, _ in calls:
+            call()
+
     def _walk_recording(self, calls: list[Call]) -> None:
         """The same walk, with the time of each call that stands for an op or a message."""
-        self.bars = []
-        self.messages = []
         for self._watchdog.action, call, op in calls:
             if op is None:
                 call()
@@ -589,18 +638,34 @@ class Pipeline:
         A plan that updates its stages itself has applied the gradients by then.
         """
         with self._watchdog.guard("in clip_grad_norm_"):
-            check_clipping(self._plan, model)
+            check_clipping(self._plan, model, clips_itself=self._updates is not None)
             shared = [each for each in self._shared if model is None or model in each.models]
             norm = total_norm(shared, norm_type, self._device, self._wire)
             weights = [weight for each in shared for weight in each.parameters]
             clip_grads_with_norm_(weights, max_norm, norm)
         return norm
 
+    def validate(self) -> None:
+        """Wait for the norm of the update after the last step, and make that update anew if it was
+        to be clipped: call it before the script reads weights or what optimizers keep, and after
+        the last step.
+
+        A step does so for the one before, and so do `evaluate`, `save`, `save_model` and `norms`.
+        It says nothing to other ranks, so that any of them may call it. Where a step does not end
+        with an update, there is nothing to wait for.
+        """
+        if self._updates is not None:
+            with self._watchdog.guard("in validate"):
+                self._updates.validate()
+
     @property
     def norms(self) -> list[Tensor]:
         """For each update of the last step its norm, on all ranks the same, before it was clipped
-        to `max_norm`.
+        to `max_norm`. Of one after a step this waits for it, as `validate` does.
         """
+        self.validate()
+        if self._updates is not None and self._updates.norm is not None:
+            return [self._updates.norm]
         for part in self._parts:
             if isinstance(part, UpdateClip):
                 return [norm for _, norm in sorted(part.norms.items())]
@@ -657,6 +722,7 @@ class Pipeline:
         given, and torch's random state; and the states of `others`, such as optimizers of the
         script and learning rate schedulers.
         """
+        self.validate()
         with self._watchdog.guard():
             self._checkpoints(folder, others).write(step)
 
@@ -666,6 +732,7 @@ class Pipeline:
 
         All ranks do so, with as many `others`, in the same order, as for `save`.
         """
+        self.validate()
         with self._watchdog.guard():
             return self._checkpoints(folder, others).resume(self._device, self._watchdog)
 
@@ -692,6 +759,7 @@ class Pipeline:
         `load_model` reads the weights for any plan, and `load_optimizers` what optimizers keep:
         those of the pipeline, and the script's. The stages are those of `split`.
         """
+        self.validate()
         modules = {number: stage.module for number, stage in self._stages.items()}
         own = [stage.optimizer for stage in self._stages.values() if stage.optimizer is not None]
         is_writer = self._processes.replicas.processes[0] == dist.get_rank()

@@ -7,6 +7,7 @@ from attrs import frozen
 from torch import nn
 from torch.optim import Optimizer
 
+from schedlang.plan.plan import Plan
 from schedlang.runtime.gradients.shared_weights import Tied
 from schedlang.runtime.microbatches import SliceLengths
 from schedlang.runtime.stage.repeats import Verify
@@ -32,6 +33,12 @@ class Setup:
     batch_dim: int | tuple[int, int]
     slice_lengths: SliceLengths | None
     stop_on_nan: bool
+
+    def ends_with_update(self, plan: Plan) -> bool:
+        """Whether each step ends with an update by the pipeline: one that is clipped, and that the
+        plan does not make itself.
+        """
+        return self.max_norm is not None and not plan.has_updates
 
     def loss_of(self, model: str) -> LossFn | None:
         """The loss of a model by its name, if it has one."""

@@ -22,6 +22,7 @@ from schedlang.plan.plan import Plan
 from schedlang.ranks.norms import put_off
 from schedlang.runtime.gradients.shared_weights import SharedWeights
 from schedlang.runtime.part import ExtraCall, Part, When
+from schedlang.runtime.processes import Processes
 from schedlang.runtime.stage.stage import Stage
 from schedlang.runtime.transport.wire import InFlight, Wire
 from schedlang.schedule.kinds import Kind
@@ -30,17 +31,8 @@ from schedlang.schedule.kinds import Kind
 def total_norm(
     shared: Sequence[SharedWeights], norm_type: float, device: torch.device, wire: Wire
 ) -> Tensor:
-    """The norm of all gradients, on all ranks the same to the bit.
-
-    A weight that several ranks have counts once, on the first of them.
-    """
-    rank = wire.processes.own
-    counted = [same[0].grad for each in shared if each.ranks[0] == rank for same in each.weights]
-    norm = get_total_norm([gradient for gradient in counted if gradient is not None], norm_type)
-    # The norm of gradients that FSDP has sharded is in parts.
-    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    # In the same type on all ranks, also on one that counts nothing.
-    norm = norm.to(device, torch.float64)
+    """The norm of all gradients, on all ranks the same to the bit."""
+    norm = own_norm(shared, norm_type, device, wire.processes.own)
     if norm_type == inf:
         wire.reduce(norm, dist.ReduceOp.MAX)
         return norm
@@ -48,6 +40,30 @@ def total_norm(
     powers = norm**norm_type
     wire.reduce(powers, dist.ReduceOp.SUM)
     return powers ** (1 / norm_type)
+
+
+def own_norm(
+    shared: Sequence[SharedWeights], norm_type: float, device: torch.device, rank: int
+) -> Tensor:
+    """The norm of a rank's gradients. A weight that several ranks have counts once, on the first of
+    them.
+    """
+    counted = [same[0].grad for each in shared if each.ranks[0] == rank for same in each.weights]
+    norm = get_total_norm([gradient for gradient in counted if gradient is not None], norm_type)
+    # The norm of gradients that FSDP has sharded is in parts.
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    # In the same type on all ranks, also on one that counts nothing.
+    return norm.to(device, torch.float64)
+
+
+def group_for_sums(processes: Processes) -> dist.ProcessGroup:
+    """A group of the ranks of the plan by itself, which all of them make together: sums come at
+    other places among the messages of each rank, but everywhere in one order.
+    """
+    is_part = len(processes.pipeline) < dist.get_world_size()
+    group = dist.new_group([*processes.pipeline], use_local_synchronization=is_part)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 class UpdateClip(Part):
@@ -62,11 +78,7 @@ class UpdateClip(Part):
         self._max_norm = max_norm
         self._stages = stages
         self._wire = wire
-        # A group of its own: sums come at other places among the messages of each rank, but
-        # everywhere in this order.
-        processes = wire.processes.pipeline
-        is_part = len(processes) < dist.get_world_size()
-        self._group = dist.new_group([*processes], use_local_synchronization=is_part)
+        self._group = group_for_sums(wire.processes)
         first = next(iter(stages.values()))
         # NCCL makes its communicator in the first sum, for which a rank waits.
         wire.end_reduce(

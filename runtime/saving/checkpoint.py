@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from attrs import frozen
-from torch import Tensor
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
@@ -38,26 +37,6 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state_dict: Any, /) -> object:
         """Go on from a state."""
-
-
-class RandomState:
-    """The state of torch's random number generators, on the CPU and on the device of a rank."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The state to save."""
-        state = {"cpu": torch.get_rng_state()}
-        return state | (
-            {"cuda": torch.cuda.get_rng_state(self._device)} if self._device.type == "cuda" else {}
-        )
-
-    def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
-        """Go on from a state."""
-        torch.set_rng_state(state_dict["cpu"].cpu())
-        if "cuda" in state_dict:
-            torch.cuda.set_rng_state(state_dict["cuda"].cpu(), self._device)
 
 
 @frozen(eq=False)

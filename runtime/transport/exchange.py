@@ -157,6 +157,13 @@ class Exchange:
         self._check_same(announced)
         return announced
 
+    def complete_sends(self) -> None:
+        """Wait for all sends that have begun."""
+        for channel in self._channels.values():
+            for message in channel.messages:
+                if isinstance(message, Send):
+                    message.complete()
+
     def end(self) -> None:
         """End a step, when all of its messages are through."""
         for channel in self._channels.values():

@@ -199,8 +199,8 @@ CAUSES = {
     ),
     "clips_nothing": (
         partial(clips, "gpipe"),
-        rf"{RANK} failed: `max_norm` is for the updates of a plan, but the plan does not update stage 0 "
-        r"itself \(`U`\): call `clip_grad_norm_` after each step",
+        rf"{RANK} failed: with `max_norm` the pipeline updates its stages after each step, here those of "
+        r"\[\d\], and `optimizers` has \[\]: give it the optimizer of each, or call `clip_grad_norm_` after .*",
     ),
     "clips_to_zero": (
         partial(clips, "pipedream_2bw", (0.0,) * 4),

@@ -46,7 +46,7 @@ def right_on(schedule: Schedule, transports: Iterable[str]) -> dict[str, bool]:
     schedule = without_collectives(schedule)
     if not (is_gathered and is_in_order(schedule)):
         return dict.fromkeys(transports, False)
-    ends = cache(lambda transport: _Explorer(schedule, transport).all_end())
+    ends = cache(lambda transport: all_end(schedule, transport))
     found = {}
     for transport in transports:
         if transport == "portable":
@@ -56,6 +56,13 @@ def right_on(schedule: Schedule, transports: Iterable[str]) -> dict[str, bool]:
         else:
             found[transport] = ends(transport)
     return found
+
+
+def all_end(schedule: Schedule, transport: str) -> bool:
+    """Whether every execution of a list of actions for each rank reaches its end, whatever these
+    come to.
+    """
+    return _Explorer(schedule, transport).all_end()
 
 
 @frozen

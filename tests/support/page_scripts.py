@@ -74,6 +74,7 @@ def script() -> Iterator[Names]:
     plan = program("1f1b", ranks=2, microbatches=4)
     names = common(plan)
     stages = {stage: build(stage) for stage in plan.stages_of(dist.get_rank())}
+    names["stages"] = stages
     names["optimizers"] = [AdamW(stage.parameters()) for stage in stages.values()]
     names["pipeline"] = Pipeline(plan, stages, names["loss_fn"])
     yield names
