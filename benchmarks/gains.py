@@ -183,13 +183,12 @@ HelixPipe's, for 16 and for 32 microbatches of one sequence. Zhang et al. 2025, 
 abstract: 26% faster than others with 128K tokens, on 64 H20.
 """
 HELIXPIPE_REASONS = """\
-Costs are numbers of operations, 24 h² for each token in a layer without its attention, and 2 h for
-each pair of tokens that attention looks at, where a token looks at those before it. The bubble of
-HelixPipe does not depend on attention, so it gains the more, the longer sequences are, and the
-fewer microbatches there are, of which the abstract does not say how many the paper has. There the
-ranks also exchange what attention needs and makes, from every layer to the next, which is not
-predicted: that is why less is published. Weight halves of ZB-1P are those of the rest of a layer,
-since attention has no weights.
+Costs are numbers of operations, 24 h² for each token in a layer without its attention, and 4 h for
+each pair of tokens that attention looks at: a token looks at those before it. Weight halves of
+ZB-1P are those of the rest of a layer, since attention has no weights. The bubble of HelixPipe does
+not depend on attention, so it gains the more, the longer sequences and the fewer microbatches are;
+of how many the 26% are, the abstract does not say. What ranks exchange is not predicted: around the
+attention of every layer it is several times as much as what others exchange around a stage.
 """
 
 #: Ranks, with so many microbatches for each.
