@@ -86,7 +86,7 @@ build/titan/installed: pyproject.toml
 	touch $@
 
 # The verifier against every interleaving, an oracle and real processes, on 10^5 programs where
-# `make test` has 2 * 10^3; then docs/verification.md. A run can be divided by BLOCKS, each of its
+# `make test` has 750; then docs/verification.md. A run can be divided by BLOCKS, each of its
 # own seed; one that is tried again counts once.
 BLOCKS ?= 0..99
 explore: .venv/installed

@@ -20,6 +20,7 @@ from schedlang.runtime.stage.buffers import Buffers
 from schedlang.runtime.stage.components import overlapped_of
 from schedlang.runtime.stage.entry import works_in_place
 from schedlang.runtime.stage.far_edges import Edges, FarEdge, Forks, Skips
+from schedlang.runtime.stage.keepers import copies_between_ranks
 from schedlang.runtime.stage.offload import Offload
 from schedlang.runtime.stage.repeats import Repeats
 from schedlang.runtime.stage.shards import Shards, is_sharded
@@ -29,6 +30,7 @@ from schedlang.runtime.stage.stage import Loss, Stage, StagePlan
 from schedlang.runtime.stage.turns import Turns
 from schedlang.runtime.stage.versions import LateWeights, versions_of
 from schedlang.runtime.stage.weights import Weights
+from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.wire import Wire
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
@@ -101,10 +103,11 @@ def build_parts(
     stages: Mapping[int, Stage],
     shared: Sequence[SharedWeights],
     wire: Wire,
+    exchange: Exchange,
 ) -> list[Part]:
     """The parts that are not of one stage alone. All ranks build them together, in this order."""
     updates = replica_updates(plan, stages, wire)
-    parts: list[Part] = []
+    parts = copies_between_ranks(plan, stages, wire, exchange.tag_of_copies)
     if setup.max_norm is not None and plan.has_updates:
         parts.append(UpdateClip(plan, setup.max_norm, stages, wire))
     parts += stage_sums(stages, shared, wire)

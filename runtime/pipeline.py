@@ -254,7 +254,9 @@ class Pipeline:
         self._exchange = Exchange(
             plan, self._rank, number, self._device, self._wire, rounding, counting
         )
-        self._parts = build_parts(plan, setup, self._stages, self._shared, self._wire)
+        self._parts = build_parts(
+            plan, setup, self._stages, self._shared, self._wire, self._exchange
+        )
         self._updates = self._build_updates(setup)
         end = 0 if self._updates is None else warm_ups(plan)[self._rank]
         self._training = prepare(plan, self._rank, self._stages, self._exchange, self._parts, end)

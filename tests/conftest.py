@@ -62,7 +62,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     if "block" in metafunc.fixturenames:
         few = metafunc.definition.get_closest_marker("blocks")
-        default = range(few.args[0] if few else 2)
+        default = range(few.args[0] if few else 1)
         metafunc.parametrize("block", metafunc.config.getoption("--blocks") or default)
     if "random_models" in metafunc.fixturenames:
         count = metafunc.config.getoption("--random")

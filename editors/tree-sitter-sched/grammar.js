@@ -6,7 +6,7 @@ module.exports = grammar({
   rules: {
     source_file: ($) => choice($.schedule, repeat($._item)),
     schedule: ($) => seq("schedule", $.name, "{", repeat($._item), "}"),
-    _item: ($) => choice($.import, $.param, $.require, $.let, $.list, $.fn, $.seq, $.stage, $.pipeline, $.rank, $.repeated, $.assert, $.pass, $.fill, $.recompute, $.gather, $.weights, $.cost, $.memory, $.capacity, $.objective, $.link, $.edge, $.skip, $.frozen),
+    _item: ($) => choice($.import, $.param, $.require, $.let, $.list, $.fn, $.seq, $.stage, $.pipeline, $.rank, $.repeated, $.assert, $.pass, $.fill, $.recompute, $.gather, $.weights, $.cost, $.memory, $.capacity, $.objective, $.link, $.keep, $.edge, $.skip, $.frozen),
     import: ($) => seq("import", $.string),
     param: ($) => seq("param", $.name, choice(seq("=", $._expr), blank())),
     require: ($) => seq("require", $._expr, choice(seq(",", $.string), blank())),
@@ -26,6 +26,7 @@ module.exports = grammar({
     capacity: ($) => seq("capacity", choice(seq("(", $.name, ")"), blank()), "=", $._expr),
     objective: ($) => seq("objective", $.name),
     link: ($) => seq("link", $.name, "on", $._expr),
+    keep: ($) => seq("keep", $.name, "on", $._expr),
     edge: ($) => seq("edge", $.name, "in", $.range, "from", $._expr, "to", $._expr),
     skip: ($) => seq("skip", $.name, "in", $.range, "from", $._expr, "to", $._expr),
     frozen: ($) => seq("frozen", choice(seq(choice(seq($.name, "in"), blank()), $.range), $.reference)),

@@ -1,16 +1,20 @@
-"""Activations that are copied to the host's memory and back (PipeOffload, arXiv 2503.01328).
+"""Activations that are copied to the host's memory and back (PipeOffload, arXiv 2503.01328), or to
+that of another rank (BPipe, Kim et al. 2023).
 
 F ── on the device ──► OFFLOAD ── on the host ──► RELOAD ── on the device ──► B
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Protocol
 
 import torch
 from attrs import frozen
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Forward, Part
+from schedlang.runtime.torch_private import changes_of
 from schedlang.runtime.values import flatten
 from schedlang.schedule.kinds import Kind
 
@@ -21,6 +25,7 @@ class Offload(Part):
     def __init__(
         self, stage: int, module: nn.Module, device: torch.device, microbatches: Container[int]
     ) -> None:
+        self._stage = stage
         self._module = module
         self._device = device
         self._microbatches = microbatches
@@ -28,6 +33,8 @@ class Offload(Part):
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        #: Which rank keeps what is away, if not the host.
+        self.keeper: Keeper | None = None
         #: From F to RELOAD.
         self._activations: dict[int, Activations] = {}
         self.ops = {(Kind.OFFLOAD, stage): self.offload, (Kind.RELOAD, stage): self.reload}
@@ -44,24 +51,54 @@ class Offload(Part):
         run.contexts = [*run.contexts, activations]
 
     def offload(self, microbatch: int) -> None:
-        """OFFLOAD: what the backward needs goes to the host."""
-        self._activations[microbatch].offload()
+        """OFFLOAD: what the backward needs goes to the host, or to the rank that keeps it."""
+        activations = self._activations[microbatch]
+        check_unchanged(activations.memories, self._stage, microbatch)
+        if self.keeper is None:
+            activations.offload()
+        else:
+            self.keeper.offload(activations.memories, self._stage, microbatch)
 
     def reload(self, microbatch: int) -> None:
         """RELOAD: it comes back."""
-        self._activations.pop(microbatch).reload()
+        activations = self._activations.pop(microbatch)
+        if self.keeper is None:
+            activations.reload()
+        else:
+            self.keeper.reload(activations.memories)
+        # From now on the graph holds them, and lets them go.
+        activations.forget()
 
 
-class _Memory:
-    """The memory of saved tensors, as bytes: on the device, or on the host."""
+class Keeper(Protocol):
+    """Another rank, which keeps memory for this one."""
+
+    def offload(self, memories: "Sequence[Memory]", stage: int, microbatch: int) -> None:
+        """Begin to send it the memories of a stage's microbatch."""
+
+    def reload(self, memories: "Sequence[Memory]") -> None:
+        """Begin to bring them back."""
+
+
+class Memory:
+    """The memory of saved tensors, as bytes: on the device, or on the host. While another rank
+    keeps them, there are `size` bytes, and none here.
+    """
 
     def __init__(self, bytes: Tensor) -> None:
         self.bytes = bytes
+        self.size = bytes.numel()
         #: When it is back on a GPU.
         self.ready: torch.cuda.Event | None = None
+        #: Waits until it is back from another rank.
+        self.arrive: Callable[[], None] | None = None
+        #: The tensors that were saved, and how often each had been changed in place by then.
+        self.saved: list[tuple[Tensor, int]] = []
 
     def there(self) -> torch.UntypedStorage:
         """The memory, once it is there for the ops to come."""
+        if self.arrive is not None:
+            self.arrive()
         if self.ready is not None:
             stream = torch.cuda.current_stream(self.bytes.device)
             stream.wait_event(self.ready)
@@ -70,11 +107,25 @@ class _Memory:
         return self.bytes.untyped_storage()
 
 
+def check_unchanged(memories: Sequence[Memory], stage: int, microbatch: int) -> None:
+    """PipelineError where what a microbatch has saved was changed in place since then.
+
+    Autograd looks for that itself, but not where hooks have put something else in place of it.
+    """
+    for memory in memories:
+        if any(changes_of(tensor) != changes for tensor, changes in memory.saved):
+            raise PipelineError(
+                f"what stage {stage} has saved of microbatch {microbatch} for its backward was "
+                "changed in place before it was away (offload), perhaps by the stage that takes "
+                "its output: let that change a copy, `x = x.clone()`"
+            )
+
+
 @frozen
 class _View:
     """A saved tensor, as a view of its memory."""
 
-    memory: _Memory
+    memory: Memory
     type: torch.dtype
     offset: int
     size: torch.Size
@@ -98,7 +149,12 @@ class Activations(saved_tensors_hooks):
         self._stream = stream
         self._stays = {tensor.untyped_storage().data_ptr() for tensor in stays}
         #: By address; tensors that are views of one another are copied once.
-        self._memories: dict[int, _Memory] = {}
+        self._memories: dict[int, Memory] = {}
+
+    @property
+    def memories(self) -> list[Memory]:
+        """What was saved, until it is forgotten."""
+        return [*self._memories.values()]
 
     def offload(self) -> None:
         """Begin the copies to the host; then the device's memory is free."""
@@ -107,10 +163,14 @@ class Activations(saved_tensors_hooks):
     def reload(self) -> None:
         """Begin the copies back; the backward waits for them."""
         self._copy(self._device)
-        # From now on the graph holds them, and lets them go.
+
+    def forget(self) -> None:
+        """Leave what was saved to the graph."""
         self._memories.clear()
 
     def _copy(self, to: torch.device) -> None:
+        for memory in self._memories.values():
+            memory.saved = []
         if self._stream is None:
             for memory in self._memories.values():
                 memory.bytes = memory.bytes.clone()
@@ -138,10 +198,12 @@ class Activations(saved_tensors_hooks):
         if tensor.device != self._device or not address or address in self._stays:
             return tensor
         if address not in self._memories:
-            self._memories[address] = _Memory(
+            self._memories[address] = Memory(
                 torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
             )
         memory = self._memories[address]
+        # Without its graph, which holds this.
+        memory.saved.append((tensor.detach(), changes_of(tensor)))
         return _View(
             memory, tensor.dtype, int(tensor.storage_offset()), tensor.size(), tensor.stride()
         )

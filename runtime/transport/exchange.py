@@ -110,18 +110,23 @@ class Exchange:
         #
         #     n               announcements, one for each first stage
         #     n * u           headers, one for each channel and form of a step
+        #     r               copies to another rank and back, one for each of r ranks
         #     2 * n * u       the first tensor of each message: activation, gradient, activation, …
         #     2 * n * u       the second tensor of each, and so on
         first = 2 * (channel.number * self._units + microbatch) + is_gradient
-        # Before them, an announcement for every channel, and a header for each of its forms.
-        others = self._numbers * (1 + self._units)
-        tags = range(_FIRST_TAG + others + first, _LAST_TAG, 2 * self._numbers * self._units)
+        begin = self.tag_of_copies(len(self._plan.ranks)) + first
+        tags = range(begin, _LAST_TAG, 2 * self._numbers * self._units)
         if kind == Kind.SEND_F:
             return ActivationSend(channel, microbatch, tags, box)
         if kind == Kind.SEND_B:
             return GradientSend(channel, microbatch, tags, box)
         receive = ActivationReceive if kind == Kind.RECV_F else GradientReceive
         return receive(channel, microbatch, tags, box, self._device)
+
+    def tag_of_copies(self, rank: int) -> int:
+        """The tag of all copies of what a rank offloads to another one."""
+        # Before them, an announcement for every channel, and a header for each of its forms.
+        return _FIRST_TAG + self._numbers * (1 + self._units) + rank
 
     def begin(self, given: dict[int, Given]) -> dict[int, Announcement]:
         """Begin a step: announce the inputs that this rank has, by first stage, and receive what

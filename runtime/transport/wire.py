@@ -4,6 +4,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -100,8 +101,32 @@ class Wire:
         """Wait for what goes to a peer or comes from it; on a GPU, only its stream waits."""
         self._wait(in_flight, self._peers[peer])
 
+    def end_copy(self, in_flight: InFlight, peer: int) -> None:
+        """Wait in a thread that makes copies beside the main one, of which alone the watchdog is
+        told.
+        """
+        self._end(in_flight, self._peers[peer])
+
+    def make_copy(self, copy: Callable[[], None]) -> None:
+        """Make a copy in such a thread; if it fails, all ranks end, whatever this one waits for."""
+        try:
+            copy()
+        except Exception as error:
+            self._watchdog.met_beside = error
+            raise
+
+    def wait_for(self, copy: "Future[None]", peer: int) -> None:
+        """Wait in the main thread for what another one copies to a peer or from it."""
+        self._watchdog.waits_for = self._peers[peer]
+        copy.result()
+        self._watchdog.waits_for = ()
+
     def _wait(self, in_flight: InFlight, processes: tuple[int, ...]) -> None:
         self._watchdog.waits_for = processes
+        self._end(in_flight, processes)
+        self._watchdog.waits_for = ()
+
+    def _end(self, in_flight: InFlight, processes: tuple[int, ...]) -> None:
         try:
             for work, tensor in in_flight:
                 if tensor.is_cpu:
@@ -111,7 +136,6 @@ class Wire:
                     work.wait()
         except RuntimeError as error:
             raise LostRank({*processes}, str(error)) from error
-        self._watchdog.waits_for = ()
 
     def reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
         """Reduce a tensor over all ranks of the plan, in place."""

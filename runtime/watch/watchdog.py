@@ -86,6 +86,8 @@ class Watchdog:
         self.action: int | None = None
         self.between = "at the start"
         self.waits_for: tuple[int, ...] = ()
+        #: What a thread has met that makes copies beside the main one.
+        self.met_beside: Exception | None = None
         self._gathered = 0
         self._plan = plan
         self._processes = processes
@@ -323,6 +325,7 @@ class Watchdog:
         #     SIGINT, and the main thread hangs     the user waits for an answer
         #     another rank has told a cause         whatever else is seen may follow from it
         #     SIGTERM                               and nobody has told one
+        #     a thread beside the main one failed   which may never wait for it
         #     the main thread waits for too long    then the waits lead to the rank at fault
         if signal.SIGINT in signals and self._is_stuck():
             return self._publish(f"{self._name} was interrupted{self._place()}")
@@ -334,6 +337,8 @@ class Watchdog:
             return str(self.store.get(_CAUSE).decode())
         if signal.SIGTERM in signals:
             return self._publish(f"{self._name} was terminated{self._place()}")
+        if self.met_beside is not None:
+            return self._publish(self._explain(self.met_beside))
         heartbeat = self._post()
         is_busy = heartbeat.action is not None or heartbeat.waits_for
         if is_busy and heartbeat.seconds > self._timeout:

@@ -290,7 +290,7 @@ class _Figures:
     def _unit_of_memory(self) -> int | None:
         """What all amounts of memory are multiples of."""
         amounts = self._execution.costs.memory(self._schedule.layout)
-        return unit_of(chain(*amounts.values()))
+        return unit_of(amounts.all())
 
     @cached_property
     def _versions(self) -> Versions:

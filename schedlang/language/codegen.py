@@ -292,6 +292,8 @@ class Codegen:
                 return f"frozen({self.bounds(range)}, {self.location(range)})"
             case syntax.Link(name, number):
                 return f"link({self.function(name, number)}, {self.location(item)})"
+            case syntax.Keep(name, keeper):
+                return f"keep({self.function(name, keeper)}, {self.location(item)})"
             case syntax.Cost(word, indices, value):
                 is_memory = isinstance(item, syntax.Memory)
                 names = ", ".join(variable(name.text) for name in indices or ())

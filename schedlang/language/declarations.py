@@ -148,6 +148,7 @@ class Declarations:
     held: tuple[int, ...] = ()
     _weights: list[_Weights] = field(factory=list)
     _links: tuple[int, ...] = ()
+    _keepers: tuple[int, ...] = ()
     _edges: list[_Edges] = field(factory=list)
     _skips: list[_Edges] = field(factory=list)
     _frozen: list[_Frozen] = field(factory=list)
@@ -183,6 +184,7 @@ class Declarations:
             "pipeline": self.pipeline,
             "pipelines": self.numbered_pipelines,
             "link": self.link,
+            "keep": self.keep,
             # These wait until it is known how many stages there are, or until the order is there.
             "weights": _keeper(self._weights, _Weights),
             "edge": _keeper(self._edges, _Edges),
@@ -382,6 +384,16 @@ class Declarations:
         ranks = self.count(0, self.size("ranks", location), 1, location)
         self._links = tuple(map(int, map(number_of, ranks)))
 
+    def keep(self, keeper_of: Callable[[int], int], location: int) -> None:
+        """Say which rank keeps what each rank offloads."""
+        ranks = self.size("ranks", location)
+        keepers = tuple(int(keeper_of(rank)) for rank in self.count(0, ranks, 1, location))
+        for rank, keeper in enumerate(keepers):
+            if not 0 <= keeper < ranks:
+                message = f"rank {rank} is kept on rank {keeper}, there are ranks 0 to {ranks - 1}"
+                raise Fault("no-such-rank", message, location)
+        self._keepers = keepers
+
     def layout(self) -> Layout:
         """What the items have laid out; by default, one stage on each rank."""
         ranks = self.params["ranks"]
@@ -400,6 +412,7 @@ class Declarations:
             edges=of_graph(edges, self.pipelines, self.models),
             frozen=self.frozen(),
             models=self.models,
+            keepers=self._keepers,
         )
         if layout.microbatches != microbatches:
             who = "the first model runs" if layout.models else "the pipelines run"

@@ -32,6 +32,7 @@ FORMS = {
     "IF": "if r == 0 { … } else { … }",
     "IMPORT": 'import "lib/v.sched"',
     "IN": "for m in 0 .. microbatches { … }",
+    "KEEP": "keep r on ranks - 1 - r",
     "LATEST": "weights latest",
     "LET": "let half = ranks / 2",
     "LINK": "link r on r / 2",

@@ -82,6 +82,8 @@ def head_lines(head: Head, words: dict[int, str]) -> Iterator[str]:
         yield f"frozen {stage} .. {stage + 1}"
     if layout.links:
         yield f"link r on {by_number('r', layout.links)}"
+    if layout.keepers:
+        yield f"keep r on {by_number('r', layout.keepers)}"
     yield from _weights(head.weights)
     yield from _costs(head.costs, words)
 

@@ -90,11 +90,13 @@ class Checker(Scopes):
         stages = [item for item in tree.items if isinstance(item, syntax.Stage)]
         objectives = [item for item in tree.items if isinstance(item, syntax.Objective)]
         links = [item for item in tree.items if isinstance(item, syntax.Link)]
+        keeps = [item for item in tree.items if isinstance(item, syntax.Keep)]
         once = (
             (orders, "`rank` or `block`"),
             (stages, "`stage`"),
             (objectives, "`objective`"),
             (links, "`link`"),
+            (keeps, "`keep`"),
         )
         ways = [item for item in tree.items if isinstance(item, syntax.Pipeline)]
         for way in ways:
@@ -252,6 +254,8 @@ class Checker(Scopes):
                 self.expression(value, self.inner(scope, rank) if rank else scope)
             case syntax.Link(name, number):
                 self.whole(number, "the number of a link", self.inner(scope, name))
+            case syntax.Keep(name, keeper):
+                self.whole(keeper, "the number of a rank", self.inner(scope, name))
             case syntax.Edge(name, range, earlier, later):
                 self.bounds(range, scope)
                 inner = self.inner(scope, name)
@@ -277,7 +281,7 @@ class Checker(Scopes):
         forms: dict[int, str] = {1: "(s)"}
         if cost.word == "send":
             forms = {2: "(r, q)"}
-        elif not isinstance(cost, syntax.Memory) and cost.word not in _BY_STAGE:
+        elif cost.word not in _BY_STAGE:
             forms |= {2: "(s, m)", 3: "(s, m, k)"} if self.has_slices else {2: "(s, m)"}
         if cost.indices is None or len(cost.indices) in forms:
             return

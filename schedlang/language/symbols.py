@@ -159,7 +159,7 @@ def _own_names(node: syntax.Node) -> tuple[syntax.Name, ...]:
             return (name,) if name else ()
         case syntax.Rank(name) | syntax.Stage(name) | syntax.For(name) | syntax.Row(name):
             return (name,)
-        case syntax.Link(name) | syntax.Edge(name):
+        case syntax.Link(name) | syntax.Keep(name) | syntax.Edge(name):
             return (name,)
     return ()
 

@@ -257,7 +257,9 @@ class Cost(Node):
 
 @frozen(eq=False, repr=False)
 class Memory(Cost):
-    """`memory F = 2`, or `memory F(s) = …` per stage: what an op adds to what its rank holds."""
+    """`memory F = 2`, `memory F(s) = …` per stage, `memory F(s, m) = …` per microbatch, or `memory
+    F(s, m, k) = …` per slice: what an op adds to what its rank holds.
+    """
 
 
 @frozen(eq=False, repr=False)
@@ -281,6 +283,14 @@ class Link(Node):
 
     name: Name
     number: Node
+
+
+@frozen(eq=False, repr=False)
+class Keep(Node):
+    """`keep name on expr`: the rank that keeps what each rank offloads, in place of the host."""
+
+    name: Name
+    keeper: Node
 
 
 @frozen(eq=False, repr=False)

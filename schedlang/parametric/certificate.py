@@ -138,7 +138,7 @@ def _holds(schedule: Schedule, kind: Kind) -> list[Any]:
     after.
     """
     stages = range(len(schedule.placement))
-    amounts = schedule.costs.memory(schedule.layout).get(kind, [0.0] * len(stages))
+    amounts = schedule.costs.memory(schedule.layout)[kind]
     return [
         [_number(max(amount, 0)), _number(amount if schedule.keeps(kind, stage, 0) else 0)]
         for stage, amount in zip(stages, amounts, strict=True)

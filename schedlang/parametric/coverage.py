@@ -36,7 +36,7 @@ def check_coverage(orders: Orders, layout: Layout) -> None:
                 for op in batch:
                     if is_copy(op.kind):
                         raise NotLinear(
-                            "it copies activations to the host: when a copy ends, and so what its "
+                            "it offloads activations: when a copy ends, and so what its "
                             "ranks hold, follows from turns on a link, which are taken by time"
                         )
                     if is_collective(op.kind):

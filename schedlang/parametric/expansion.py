@@ -147,6 +147,7 @@ class _Run:
             "pipeline": lambda _, __, line, microbatches: self.lay_out(line, microbatches),
             "pipelines": self.pipelines,
             "link": lambda *_: None,
+            "keep": lambda *_: None,
             "weights": self.weights,
             "skip": self.edge,
             "edge": self.edge,
@@ -235,6 +236,7 @@ class _Run:
             raise NotLinear("it has a `capacity`")
         if word in ("sum", "gather"):
             raise NotLinear(f"it has costs of `{word}`")
+        item = f"{'memory' if is_memory else 'cost'} {word}"
         if indices == 0:
             values = [of()]
         elif indices == 1:
@@ -243,9 +245,9 @@ class _Run:
             ranks = range(self.params["ranks"])
             values = [of(one, other) for one in ranks for other in ranks]
         else:
-            raise NotLinear(f"`cost {word}` differs by microbatch")
+            raise NotLinear(f"`{item}` differs by microbatch")
         if any(isinstance(value, Linear) for value in values):
-            raise NotLinear(f"`{'memory' if is_memory else 'cost'} {word}` depends on microbatches")
+            raise NotLinear(f"`{item}` depends on microbatches")
 
     # The order of a rank
 

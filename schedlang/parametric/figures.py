@@ -110,7 +110,7 @@ def _peak(pieces: Sequence[Timed], schedule: Schedule) -> Pair:
         seen: set[Any] = {0}
         for batch in each.piece.batches:
             for op in batch:
-                amount = _plain(amounts[op.kind][op.stage]) if op.kind in amounts else 0
+                amount = _plain(amounts[op.kind][op.stage])
                 seen.add(within + max(amount, 0))
                 # Of all microbatches of a stage, a forward is run again, or none.
                 if schedule.keeps(op.kind, op.stage, 0):

@@ -168,9 +168,9 @@ def _exact(time: float, unit: int | None) -> Any:
 
 def durations_of(schedule: Schedule, batch: Batch) -> Any:
     """How long a batch takes, and when each of its ops ends."""
-    durations = schedule.costs.durations(schedule.layout)
-    if durations.by_unit:
+    if schedule.costs.differ_by_microbatch:
         raise NotLinear("costs differ by microbatch")
+    durations = schedule.costs.durations(schedule.layout)
     ends = durations.ends([(op.kind, op.stage, 0) for op in batch])
     unit = _unit(schedule)
     return [_exact(float(end), unit) for end in ends]

@@ -239,7 +239,7 @@ def _held(steady: Orders, longer: Sequence[Schedule]) -> Held:
     amounts = longer[0].costs.memory(longer[0].layout)
     for piece in (piece for pieces in steady.ranks for piece in pieces if piece.grows):
         ops = [op for batch in piece.batches for op in batch]
-        kept = (op for op in ops if longer[0].keeps(op.kind, op.stage, 0) and op.kind in amounts)
+        kept = (op for op in ops if longer[0].keeps(op.kind, op.stage, 0))
         if sum(amounts[op.kind][op.stage] for op in kept):
             raise NotLinear("what its ranks hold depends on `microbatches`")
     seen = []

@@ -1,6 +1,6 @@
 """Put weight gradients where they cost least: they are what a rank can do while it waits."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import inf
 
@@ -82,7 +82,8 @@ def _fillings(graph: Graph, limit: float, _share: float) -> list[Orders]:
     """The orders that are found within a limit, the best first; of equals the order as it was.
 
     Rules are tried in rounds, because each takes an execution: which order to follow, then which
-    waits to fill, then which ranks may wait.
+    waits to fill, then which ranks may wait. Once one ends as early as any order can, no other is
+    tried.
     """
     # What is varied, and what the best of a round hands on to the next:
     #
@@ -95,7 +96,8 @@ def _fillings(graph: Graph, limit: float, _share: float) -> list[Orders]:
     if given and limit < inf and _is_full(graph):
         return [graph.order]
     trials = _Trials(graph, limit)
-    tried = trials.run_all(product(_choices(graph, limit), _FIRST))
+    orders = _choices(graph, limit)
+    tried = trials.run_all((order, rules) for order in orders for rules in _FIRST)
     for best in _best_of_two_orders(tried):
         pairs = product(_SHARES, (False, True))
         rules = [Rules(share, even, best.rules.skips) for share, even in pairs]
@@ -118,7 +120,7 @@ class _Filling:
     rules it is from.
     """
 
-    value: tuple[float, ...]
+    value: tuple[float, float, float]
     orders: Orders
     bare: Orders
     rules: Rules
@@ -146,11 +148,23 @@ class _Trials:
     graph: Graph
     limit: float
     runs: list[tuple[Greedy, _Filling | None]] = field(factory=list)
+    is_over: bool = False
 
     def run_all(self, choices: Iterable[tuple[Orders, Rules]]) -> list[_Filling]:
-        """The executions with some orders and rules that come to their ends."""
-        fillings = [self.run(bare, rules) for bare, rules in choices]
-        return [filling for filling in fillings if filling is not None]
+        """The executions with some orders and rules that come to their ends, up to the first that
+        ends as early as any can.
+        """
+        fillings = []
+        for bare, rules in choices:
+            if self.is_over:
+                break
+            filling = self.run(bare, rules)
+            if filling is not None:
+                fillings.append(filling)
+                objective, last, _ = filling.value
+                is_least = objective <= self.graph.least_objective + ROUNDING
+                self.is_over = is_least and last <= self.graph.least_makespan + ROUNDING
+        return fillings
 
     def run(self, bare: Orders, rules: Rules) -> _Filling | None:
         """The execution with some orders, filled by some rules, if it comes to its end."""
@@ -174,21 +188,25 @@ def _as_given(graph: Graph, limit: float) -> list[_Filling]:
     return [_Filling(_value(graph, order, graph.ends(order)), order, order, Rules())]
 
 
-def _value(graph: Graph, orders: Orders, ends: list[float]) -> tuple[float, ...]:
+def _value(graph: Graph, orders: Orders, ends: list[float]) -> tuple[float, float, float]:
     """What is minimised: the objective; of equals the last end, then memory, all ranks together."""
     return graph.objective(orders, ends), max(ends, default=0.0), sum(map(graph.peak, orders))
 
 
-def _choices(graph: Graph, limit: float) -> list[Orders]:
+def _choices(graph: Graph, limit: float) -> Iterator[Orders]:
     """The schedule's forwards and backwards, and where there is a limit, with longer warm-
     ups too.
     """
     given = graph.without_weights()
+    yield given
     if limit == inf:
-        return [given]
-    orders = [given, *longer_warmups(graph, given, limit)]
-    # Longer warm-ups are often none.
-    return [order for index, order in enumerate(orders) if order not in orders[:index]]
+        return
+    found = [given]
+    for order in longer_warmups(graph, given, limit):
+        # Longer warm-ups are often none.
+        if order not in found:
+            found.append(order)
+            yield order
 
 
 def _complete(schedule: Schedule) -> Schedule:

@@ -10,8 +10,16 @@ from attrs import evolve
 
 from schedlang.proof.edges import latencies, op_ends
 from schedlang.proof.graph import Items
-from schedlang.schedule.columns import Ints, actions_of, counts_of, members, op_names, repeated
-from schedlang.schedule.kinds import ROWS, Kind
+from schedlang.schedule.columns import (
+    Floats,
+    Ints,
+    actions_of,
+    counts_of,
+    members,
+    op_names,
+    repeated,
+)
+from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 
 #: Sums of durations and amounts may differ by this much and be equal.
@@ -35,6 +43,9 @@ class Graph:
     collectives.
     """
 
+    # Lists of lists take longer to make than all the rest, so they are made where they are asked
+    # for.
+
     def __init__(self, schedule: Schedule) -> None:
         columns = schedule.columns
         if columns.is_transfer.any():
@@ -57,23 +68,17 @@ class Graph:
         #: How many ops each node has, and the actions of all nodes, one node after the other.
         self._sizes = np.diff(first, append=len(rows))
         self._actions = columns.taken(rows)
+        self._nodes = repeated(np.arange(len(first)), self._sizes)
         #: The node of each action, by its row in the schedule's columns.
         self.node_of = np.empty(len(rows), np.int64)
-        self.node_of[rows] = np.cumsum(is_first) - 1
-        names = self._actions.kind, self._actions.stage, self._actions.microbatch
-        ops = list(zip(*(column.tolist() for column in names), strict=True))
-        bounds = [*first.tolist(), len(rows)]
-        self.ops: list[list[Op]] = [ops[begin:end] for begin, end in pairwise(bounds)]
+        self.node_of[rows] = self._nodes
         self.rank: list[int] = self._actions.rank[first].tolist()
-        #: The kinds and stages of a node's ops, as one number each.
-        name = op_names(len(schedule.placement), self._actions).tolist()
-        self.names: list[list[int]] = [name[begin:end] for begin, end in pairwise(bounds)]
-        kinds = self._actions.kind.tolist()
+        kind = self._actions.kind
+        is_other = kind != repeated(kind[first], self._sizes)
         #: The kind of all ops of a node; None where they are of several.
-        self.kind: list[int | None] = [
-            kinds[begin] if len(set(kinds[begin:end])) == 1 else None
-            for begin, end in pairwise(bounds)
-        ]
+        self.kind: list[int | None] = kind[first].tolist()
+        for node in self._nodes[is_other].tolist():
+            self.kind[node] = None
         starts = np.searchsorted(self.rank, np.arange(len(schedule.ranks) + 1)).tolist()
         self.order: Orders = [list(range(begin, end)) for begin, end in pairwise(starts)]
         self._price()
@@ -82,17 +87,14 @@ class Graph:
     def _price(self) -> None:
         """Find what each node takes and holds."""
         costs = self.schedule.costs
-        stages = len(self.schedule.placement)
         actions = self._actions
-        node = repeated(np.arange(len(self._sizes)), self._sizes)
+        node = self._nodes
         overlaps = evolve(actions, group=np.where(self._sizes[node] > 1, node + 1, 0))
         after = op_ends(overlaps, np.arange(len(actions)), costs.durations(self.schedule.layout))
         last = np.cumsum(self._sizes) - 1
         self.time: list[float] = after[last].tolist()
-        table = np.zeros((ROWS, stages))
-        for kind, amounts in costs.memory(self.schedule.layout).items():
-            table[kind] = amounts
-        amount = table[actions.kind, actions.stage]
+        amounts = costs.memory(self.schedule.layout)
+        amount = amounts.of(actions.kind, actions.stage, actions.microbatch)
         stays = self.schedule.keeps_all(actions.kind, actions.stage, actions.microbatch)
         rise = np.full(len(last), -np.inf)
         change = np.zeros(len(last))
@@ -125,18 +127,8 @@ class Graph:
         edges = order[is_new]
         makers_of = makers[edges]
         users_of = users[edges]
-        nodes = len(self.ops)
         #: What waits for what, and how long after: nodes, those that they need, and latencies.
         self._edges = users_of, makers_of, delay[edges]
-        needed = list(zip(makers_of.tolist(), delay[edges].tolist(), strict=True))
-        #: What a node waits for, each with the time its result takes to arrive.
-        self.needs: list[list[tuple[int, float]]] = _grouped(needed, users_of, nodes)
-        by_maker = np.argsort(makers_of, kind="stable")
-        waiting = list(
-            zip(users_of[by_maker].tolist(), delay[edges][by_maker].tolist(), strict=True)
-        )
-        #: The nodes that wait for a node, each with the time that its result takes to arrive.
-        self.users: list[list[tuple[int, float]]] = _grouped(waiting, makers_of[by_maker], nodes)
         # A weight gradient is alone in its node.
         kind = self._actions.kind[np.cumsum(self._sizes) - 1]
         owed = np.flatnonzero(kind[users_of] == Kind.W)
@@ -145,9 +137,47 @@ class Graph:
         for maker, weight in pairs:
             self.weights.setdefault(maker, []).append(weight)
 
+    def __len__(self) -> int:
+        return len(self.time)
+
+    @cached_property
+    def ops(self) -> list[list[Op]]:
+        """The ops of each node."""
+        columns = self._actions.kind, self._actions.stage, self._actions.microbatch
+        ops = list(zip(*(column.tolist() for column in columns), strict=True))
+        return _grouped(ops, self._nodes, len(self))
+
+    @cached_property
+    def names(self) -> list[list[int]]:
+        """The kinds and stages of each node's ops, as one number each."""
+        names = op_names(len(self.schedule.placement), self._actions).tolist()
+        return _grouped(names, self._nodes, len(self))
+
+    @cached_property
+    def needs(self) -> list[list[tuple[int, float]]]:
+        """What each node waits for, each with the time that its result takes to arrive."""
+        users, makers, delay = self._edges
+        needed = list(zip(makers.tolist(), delay.tolist(), strict=True))
+        return _grouped(needed, users, len(self))
+
+    @cached_property
+    def users(self) -> list[list[tuple[int, float]]]:
+        """The nodes that wait for each node, each with the time that its result takes to arrive."""
+        users, makers, delay = self._edges
+        order = np.argsort(makers, kind="stable")
+        waiting = list(zip(users[order].tolist(), delay[order].tolist(), strict=True))
+        return _grouped(waiting, makers[order], len(self))
+
+    @cached_property
+    def missing(self) -> list[int]:
+        """For how many nodes each node waits."""
+        counts: list[int] = counts_of(self._edges[0], minlength=len(self)).tolist()
+        return counts
+
     def runs_like(self, other: "Graph") -> bool:
         """Whether the same ops take the same time in both, and their results as long to arrive."""
-        return self.time == other.time and self.needs == other.needs
+        pairs = zip(self._edges, other._edges, strict=True)
+        return self.time == other.time and all(np.array_equal(*pair) for pair in pairs)
 
     def without_weights(self) -> Orders:
         """The schedule's order without its weight gradients."""
@@ -162,10 +192,10 @@ class Graph:
 
     def ends(self, orders: Orders) -> list[float]:
         """When each node ends if ranks follow some orders; nothing where these cannot run."""
-        if sum(map(len, orders)) < len(self.ops):
+        if sum(map(len, orders)) < len(self):
             return []
-        thread = np.empty(len(self.ops), np.int64)
-        place = np.empty(len(self.ops), np.int64)
+        thread = np.empty(len(self), np.int64)
+        place = np.empty(len(self), np.int64)
         for rank, order in enumerate(orders):
             thread[order] = rank
             place[order] = np.arange(len(order))
@@ -181,24 +211,34 @@ class Graph:
         graph = items.graph()
         return graph.ends.tolist() if graph.is_whole else []
 
-    @cached_property
+    @property
     def least_objective(self) -> float:
-        """What the objective of no order can be below: a rank works all that it has to, and not
+        """What the objective of no order can be below: a rank works all that it has to."""
+        if self.schedule.objective == "span":
+            return float(self._work.max(initial=0.0))
+        return self.least_makespan
+
+    @cached_property
+    def least_makespan(self) -> float:
+        """What the makespan of no order can be below: a rank works all that it has to, and not
         before the first of it can run, whatever ranks do.
         """
         users, makers, latency = self._edges
         items = Items()
         # As though every node had a rank of its own.
-        nodes = np.arange(len(self.ops))
+        nodes = np.arange(len(self))
         items.add(nodes, nodes, np.array(self.time))
         items.wait(users, makers, latency)
         starts = items.graph().ends - self.time
-        work = counts_of(self.rank, self.time, len(self.order))
-        if self.schedule.objective == "span":
-            return float(work.max(initial=0.0))
+        work = self._work
         begin = np.full(len(work), np.inf)
         np.minimum.at(begin, self.rank, starts)
         return float((begin + work)[work > 0].max(initial=0.0))
+
+    @cached_property
+    def _work(self) -> Floats:
+        """How long the nodes of each rank take."""
+        return counts_of(self.rank, self.time, len(self.order))
 
     def objective(self, orders: Orders, ends: list[float]) -> float:
         """What the schedule's passes minimise, of an execution; see `Timeline`."""

@@ -15,8 +15,8 @@ from schedlang.passes.graph import ROUNDING
 from schedlang.passes.online import Online
 from schedlang.schedule.kinds import Kind
 
-#: Nodes that are still to come, last first, each with its place in the given order before it.
-Queue = list[tuple[int, int]]
+#: Nodes that are still to come, last first.
+Queue = list[int]
 
 
 @frozen
@@ -45,6 +45,8 @@ class Greedy(Online):
     rules: Rules
     #: Per rank: the forwards and the others.
     queues: list[tuple[Queue, Queue]] = field(factory=list)
+    #: By node: its place in the given order of its rank.
+    place: list[int] = field(init=False)
     owed: list[list[int]] = field(init=False)
     paid: list[int] = field(init=False)
     waited: list[float] = field(init=False)
@@ -64,12 +66,14 @@ class Greedy(Online):
         self.owed = [[] for _ in self.given]
         self.paid = [0 for _ in self.given]
         self.waited = [0.0 for _ in self.given]
+        self.place = [0] * len(self.graph)
+        kind = self.graph.kind
+        forward = int(Kind.F)
         for order in self.given:
-            forwards: Queue = []
-            others: Queue = []
-            for place, node in reversed(list(enumerate(order))):
-                is_forward = self.graph.kind[node] == Kind.F
-                (forwards if is_forward else others).append((place, node))
+            for place, node in enumerate(order):
+                self.place[node] = place
+            forwards = [node for node in reversed(order) if kind[node] == forward]
+            others = [node for node in reversed(order) if kind[node] != forward]
             self.queues.append((forwards, others))
 
     def run(self) -> bool:
@@ -87,8 +91,8 @@ class Greedy(Online):
         is_even_alike = (rules.even, rules.spare) == (mine.even, mine.spare) or not can_even_count
         return is_share_alike and are_skips_alike and is_even_alike
 
-    def decide(self, rank: int, now: float) -> None:
-        """Let an idle rank do what is next, or a weight gradient, or wait."""
+    def decide(self, rank: int, now: float) -> int | None:
+        """What is next, or a weight gradient; or None, and the rank waits."""
         # What an idle rank does, by what is next in its order:
         #
         #     next can run                       it runs
@@ -102,9 +106,10 @@ class Greedy(Online):
         until = inf
         is_full = False
         if forwards or others:
-            is_forward = bool(forwards) and not (others and others[-1][0] < forwards[-1][0])
+            place = self.place
+            is_forward = bool(forwards) and not (others and place[others[-1]] < place[forwards[-1]])
             queue = forwards if is_forward else others
-            node = queue[-1][1]
+            node = queue[-1]
             until = self.arrival[node]
             if self.held[rank] + self.graph.rise[node] > self._most:
                 # Only the memory may be in the way of what is next.
@@ -112,7 +117,7 @@ class Greedy(Online):
                 until = inf
             if until > now and is_forward and others:
                 # A backward may go before a forward that cannot run.
-                backward = others[-1][1]
+                backward = others[-1]
                 earlier = self.arrival[backward]
                 is_other_full = False
                 if self.held[rank] + self.graph.rise[backward] > self._most:
@@ -129,15 +134,17 @@ class Greedy(Online):
                 queue.pop()
                 if node in self.graph.weights:
                     self.owed[rank] += self.graph.weights[node]
-                self.start(rank, node, now)
-                return
+                self.count_wait(rank, now)
+                return node
         owed = self.owed[rank]
         paid = self.paid[rank]
         if paid < len(owed) and (is_full or self.is_worth(rank, until - now)):
             self.paid[rank] = paid + 1
-            self.start(rank, owed[paid], now)
-        elif until < inf:
+            self.count_wait(rank, now)
+            return owed[paid]
+        if until < inf:
             heappush(self.events, (until, rank))
+        return None
 
     def is_worth(self, rank: int, wait: float) -> bool:
         """Whether the oldest weight gradient owed is to fill a wait."""
@@ -154,19 +161,17 @@ class Greedy(Online):
         self.does_even_count = self.does_even_count or is_longest
         return self.rules.even and is_longest
 
-    def start(self, rank: int, node: int, now: float) -> None:
-        """Let a rank do an op, and count its wait for it."""
-        if self.orders[rank]:
+    def count_wait(self, rank: int, now: float) -> None:
+        """Count how long a rank has waited by now for what it begins, unless that is its first."""
+        if now > self.free[rank] and self.orders[rank]:
             waited = self.waited[rank] + (now - self.free[rank])
             self.waited[rank] = waited
             if waited > self.longest:
                 self.longest = waited
-        super().start(rank, node, now)
 
     def notice(self, node: int, rank: int, now: float) -> None:
         """An idle rank learns how long it has to wait for what is next."""
         if self.free[rank] <= now:
             forwards, others = self.queues[rank]
-            is_next = (forwards and forwards[-1][1] == node) or (others and others[-1][1] == node)
-            if is_next:
+            if (forwards and forwards[-1] == node) or (others and others[-1] == node):
                 heappush(self.events, (now, rank))

@@ -34,18 +34,18 @@ class Online:
 
     def __attrs_post_init__(self) -> None:
         ranks = range(len(self.given))
-        nodes = len(self.graph.ops)
+        nodes = len(self.graph)
         self.orders = [[] for _ in ranks]
         self.ends = [inf] * nodes
-        self._missing = [len(needs) for needs in self.graph.needs]
+        self._missing = list(self.graph.missing)
         self.arrival = [inf if missing else 0.0 for missing in self._missing]
         self._there = [0.0] * nodes
         self.free = [0.0 for _ in ranks]
         self.held = [0.0 for _ in ranks]
         self.events = [(0.0, rank) for rank in ranks]
 
-    def decide(self, rank: int, now: float) -> None:
-        """Let an idle rank do something, or wait."""
+    def decide(self, rank: int, now: float) -> int | None:
+        """The node that an idle rank begins, or None where it waits."""
         raise NotImplementedError
 
     def notice(self, node: int, rank: int, now: float) -> None:
@@ -61,32 +61,42 @@ class Online:
         #                    │
         #                    └─► decide: starts an op ──► (7, rank 1), and whom its result concerns
         #                        or waits             ──► (when it need not any more, rank 1)
-        events = self.events
-        free = self.free
-        decide = self.decide
-        while events:
-            now, rank = heappop(events)
-            if free[rank] <= now:
-                decide(rank, now)
-
-    def start(self, rank: int, node: int, now: float) -> None:
-        """Let a rank do an op, and look again at the ranks that it concerns."""
-        graph = self.graph
-        end = now + graph.time[node]
-        self.orders[rank].append(node)
-        self.ends[node] = end
-        self.free[rank] = end
-        self.held[rank] += graph.change[node]
-        heappush(self.events, (end, rank))
+        # Every op of every trial comes by here, so all that is asked for has a name.
+        time = self.graph.time
+        change = self.graph.change
+        users = self.graph.users
+        rank_of = self.graph.rank
+        orders = self.orders
+        ends = self.ends
         missing = self._missing
         there = self._there
-        for user, latency in graph.users[node]:
-            at = end + latency
-            if at > there[user]:
-                there[user] = at
-            missing[user] -= 1
-            if not missing[user]:
-                self.arrival[user] = there[user]
-                other = graph.rank[user]
-                if other != rank:
-                    self.notice(user, other, now)
+        arrival = self.arrival
+        free = self.free
+        held = self.held
+        events = self.events
+        decide = self.decide
+        notice = self.notice
+        while events:
+            now, rank = heappop(events)
+            if free[rank] > now:
+                continue
+            node = decide(rank, now)
+            if node is None:
+                continue
+            end = now + time[node]
+            orders[rank].append(node)
+            ends[node] = end
+            free[rank] = end
+            held[rank] += change[node]
+            heappush(events, (end, rank))
+            # What it makes concerns others.
+            for user, latency in users[node]:
+                at = end + latency
+                if at > there[user]:
+                    there[user] = at
+                missing[user] -= 1
+                if not missing[user]:
+                    arrival[user] = there[user]
+                    other = rank_of[user]
+                    if other != rank:
+                        notice(user, other, now)

@@ -20,7 +20,7 @@ def polish(graph: Graph, given: Orders, limit: float, share: float) -> Orders:
     ends = graph.ends(given)
     if not ends:
         return given
-    trials = int(share * _MOST_VISITS) // (len(graph.ops) + 1)
+    trials = int(share * _MOST_VISITS) // (len(graph) + 1)
     pairs = _critical_pairs(graph, orders, ends)
     while trials and (pair := next(pairs, None)):
         trials -= 1

@@ -2,8 +2,9 @@
 backward.
 """
 
+from collections.abc import Iterator
 from heapq import heappush
-from itertools import takewhile
+from itertools import product, takewhile
 from math import inf
 
 from attrs import define, field
@@ -13,7 +14,7 @@ from schedlang.passes.online import Online
 from schedlang.schedule.kinds import Kind
 
 
-def longer_warmups(graph: Graph, given: Orders, limit: float) -> list[Orders]:
+def longer_warmups(graph: Graph, given: Orders, limit: float) -> Iterator[Orders]:
     """Orders without weight gradients in which ranks do one, or any number of, forwards more in
     their warm-ups.
 
@@ -24,11 +25,8 @@ def longer_warmups(graph: Graph, given: Orders, limit: float) -> list[Orders]:
     # With one forward more, which ends before the wait does:
     #
     #     F0 F1 · · · B0 F2 B1 …    becomes    F0 F1 F2 · · B0 B1 …
-    return [
-        _Warmup(graph, given, limit, more, beyond).longer()
-        for more in (1, inf)
-        for beyond in (False, True)
-    ]
+    for more, beyond in product((1, inf), (False, True)):
+        yield _Warmup(graph, given, limit, more, beyond).longer()
 
 
 @define
@@ -60,10 +58,10 @@ class _Warmup(Online):
         self.execute()
         return [self.completed(rank) for rank in range(len(self.given))]
 
-    def decide(self, rank: int, now: float) -> None:
-        """Let an idle rank do what is next, or a later forward, or wait."""
+    def decide(self, rank: int, now: float) -> int | None:
+        """What is next, or a later forward; or None, and the rank waits."""
         if not self.left[rank] or not self.warming:
-            return
+            return None
         node: int | None = self.left[rank][0]
         arrival = self.arrival[self.left[rank][0]]
         if arrival > now:
@@ -72,9 +70,9 @@ class _Warmup(Online):
             if self.graph.kind[node] != Kind.F:
                 self.warming.discard(rank)
             self.left[rank].remove(node)
-            self.start(rank, node, now)
         elif arrival < inf:
             heappush(self.events, (arrival, rank))
+        return node
 
     def notice(self, node: int, rank: int, now: float) -> None:
         """The rank may do a node, whichever it is, once all that it waits for is there."""

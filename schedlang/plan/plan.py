@@ -122,6 +122,7 @@ class Plan(Schedule):
             "edges": [list(edge) for edge in self.layout.edges],
             "frozen": list(self.layout.frozen),
             "models": self.layout.models,
+            "keepers": list(self.layout.keepers),
             "weights": [asdict(rule) for rule in self.weights],
             "kernels": [[kernel.start, kernel.stop] for kernel in self.kernels],
             "placement": list(self.placement),

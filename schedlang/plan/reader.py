@@ -179,7 +179,30 @@ class _Reader:
         for earlier, later in sorted(set(skips) & set(edges)):
             self.wrong(f"from stage {earlier} to stage {later} there is one of `edges` and `skips`")
         frozen = self.frozen(pieces_of(pipelines, models))
-        return Layout(placement, pipelines, slices, updates, links, skips, edges, frozen, models)
+        return Layout(
+            placement,
+            pipelines,
+            slices,
+            updates,
+            links,
+            skips,
+            edges,
+            frozen,
+            models,
+            self.keepers(),
+        )
+
+    def keepers(self) -> tuple[int, ...]:
+        """The field `keepers`: none, or a rank for every rank. Plans of older versions do not have
+        it.
+        """
+        if "keepers" not in self.document:
+            return ()
+        keepers = self.numbers(self.field("keepers", list), "keepers")
+        ranks = self.field("ranks", int)
+        if keepers and (len(keepers) != ranks or max(keepers) >= ranks):
+            self.wrong("`keepers` must give every rank one of the `ranks`, or be empty")
+        return tuple(keepers)
 
     def models(self) -> bool:
         """The field `models`. Plans of older versions do not have it."""

@@ -1,17 +1,15 @@
 """What a rank holds over time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from attrs import frozen
 
-from schedlang.schedule.columns import Floats, Ints
-from schedlang.schedule.kinds import ROWS
+from schedlang.schedule.columns import Floats, Ints, is_any
+from schedlang.schedule.costs import Amounts
+from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
-
-#: What each kind of op adds to the memory of its rank, on each stage.
-Amounts = Mapping[int, Sequence[float]]
 
 
 @frozen(eq=False)
@@ -40,16 +38,15 @@ class Level:
 def levels(
     schedule: Schedule, timeline: Timeline, amounts: Amounts, first: Sequence[float] = ()
 ) -> list[Level]:
-    """What each rank holds over time, where it held some amount at `first`, by default nothing.
+    """What each rank holds over time, by what ops add to the memory of their rank; it held some
+    amount at `first`, by default nothing.
 
     What an op takes, it takes as it begins; what it gives back, as it ends. Activations that it
-    does not keep (see `Schedule.keeps`) it holds only as it begins.
+    does not keep (see `Schedule.keeps`) it holds only as it begins. A rank that keeps what others
+    offload holds that from the begin of their `offload` to the end of their `reload`.
     """
-    table = np.zeros((ROWS, len(schedule.placement)))
-    for kind, of_stages in amounts.items():
-        table[kind] = of_stages
     return [
-        _level(schedule, timeline, rank, table, first[rank] if first else 0.0)
+        _level(schedule, timeline, rank, amounts, first[rank] if first else 0.0)
         for rank in range(len(timeline.ranks))
     ]
 
@@ -61,9 +58,12 @@ def peaks(
     return tuple(level.peak for level in levels(schedule, timeline, amounts, first))
 
 
-def _level(schedule: Schedule, timeline: Timeline, rank: int, table: Floats, first: float) -> Level:
-    kind, stage, microbatch, start, end = _ops(timeline, rank)
-    amount = table[kind, stage]
+def _level(
+    schedule: Schedule, timeline: Timeline, rank: int, amounts: Amounts, first: float
+) -> Level:
+    kept_for = schedule.layout.kept_by(rank)
+    kind, stage, microbatch, start, end, sign = _changes(timeline, rank, kept_for)
+    amount = sign * amounts.of(kind, stage, microbatch)
     stays = schedule.keeps_all(kind, stage, microbatch)
     time = np.where(amount > 0, start, end)
     # An op sees all that has changed up to its start, but nothing of what ops issued behind it
@@ -83,15 +83,31 @@ def _level(schedule: Schedule, timeline: Timeline, rank: int, table: Floats, fir
     return Level(first, times[together], held, stage[op], microbatch[op])
 
 
-def _ops(timeline: Timeline, rank: int) -> tuple[Ints, Ints, Ints, Floats, Floats]:
-    """The ops and copies of a rank in order of their starts; of one start, copies come first, since
-    an op that starts together with a copy was issued after it.
+def _changes(
+    timeline: Timeline, rank: int, kept_for: Sequence[int]
+) -> tuple[Ints, Ints, Ints, Floats, Floats, Ints]:
+    """What changes what a rank holds, in order of its start: its ops and copies, and the copies of
+    the ranks that it keeps something for, which take from it what they give to those: their sign is
+    -1. Of one start, copies come first, since an op that starts together with a copy was issued
+    after it.
     """
-    ops = timeline.ranks[rank]
-    copies = timeline.copies[rank] if timeline.copies else Bars()
+    bars = []
+    for each in (*kept_for, rank):
+        # A run has recorded copies among the ops.
+        bars += [timeline.copies[each] if timeline.copies else Bars(), timeline.ranks[each]]
     kind, stage, microbatch, start, end = (
         np.concatenate([np.asarray(column) for column in columns])
-        for columns in zip(copies.columns, ops.columns, strict=True)
+        for columns in zip(*(each.columns for each in bars), strict=True)
     )
-    order = np.argsort(start, kind="stable")
-    return kind[order], stage[order], microbatch[order], start[order], end[order]
+    sign = np.ones(len(kind), np.int64)
+    sign[: sum(map(len, bars[:-2]))] = -1
+    changes = np.flatnonzero((sign > 0) | is_any(kind, Kind.OFFLOAD, Kind.RELOAD))
+    order = changes[np.argsort(start[changes], kind="stable")]
+    return (
+        kind[order],
+        stage[order],
+        microbatch[order],
+        start[order],
+        end[order],
+        sign[order],
+    )

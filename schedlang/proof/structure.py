@@ -333,7 +333,9 @@ def _beside_updates(schedule: Schedule) -> list[Finding]:
 
 
 def _offloads(schedule: Schedule) -> list[Finding]:
-    """The first activations that are offloaded but not there, or never brought back."""
+    """The first activations that are offloaded but not there, or never brought back; or that their
+    own rank would keep.
+    """
     columns = schedule.columns
     away = columns.where(Kind.OFFLOAD)
     back = columns.where(Kind.RELOAD)
@@ -350,11 +352,14 @@ def _offloads(schedule: Schedule) -> list[Finding]:
     again_slots = _slots(columns, columns.where(Kind.R))
     dropped = away[np.isin(away_slots, again_slots)]
     never_back = away[~np.isin(away_slots, back_slots)]
+    keepers = np.array(schedule.layout.keepers or [-1] * len(schedule.ranks))
+    to_itself = away[keepers[columns.rank[away]] == columns.rank[away]]
     never_away = back[~np.isin(back_slots, away_slots)]
     wrong = (
         (dropped, "offloaded, but dropped after the forward: `R` makes them again"),
         (never_back, "offloaded, and never reloaded"),
         (never_away, "reloaded, and never offloaded"),
+        (to_itself, "offloaded, and the rank keeps its own: `keep` must name another one"),
     )
     # The first is that of the stage and microbatch whose ops begin first.
     ops = np.flatnonzero(~columns.is_transfer & ~is_any(columns.kind, *OF_STAGE))

@@ -35,14 +35,16 @@ from schedlang.schedule.layout import (
     wrong_edge,
     wrong_skip,
 )
+from schedlang.schedule.schedule import WEIGHT_RULES
 from schedlang.schedule.transports import PORTABLE
 
 #: How stages may be placed by a word, as torch names it: rank by rank again and again, or to the
 #: last rank and back.
 Style = Literal["loop", "v"]
 
-#: The rules by which stages may read their weights, for messages.
-_RULES = "'latest', 'stash', 'unstashed' or 'delay 1'"
+#: The rules by which stages may read their weights that are one word, and all of them for messages.
+_WORD_RULES = [name for name in WEIGHT_RULES if name != "delay"]
+_RULES = f"{', '.join(map(repr, _WORD_RULES))} or 'delay 1'"
 
 
 class Builder:
@@ -71,9 +73,10 @@ class Builder:
     microbatch is cut; `edges` are pairs of an earlier and a later stage, by which what a stage
     makes goes on, by default to the next one; `skips` are pairs by which something else does;
     `frozen` are stages whose weights do not change, of which ops that they have no use for are left
-    out; `links[r]` is the link to the host of rank r, by default each has its own. `weights` is
-    "latest", "stash", "unstashed" or "delay 1", or a list of these with one for each stage.
-    `costs` are those of the program: times and memory; others, as bytes, are for `compile`.
+    out; `links[r]` is the link to the host of rank r, by default each has its own; `keepers[r]` is
+    the rank that keeps what rank r offloads, by default its host does. `weights` is "latest",
+    "stash", "unstashed" or "delay 1", or a list of these with one for each stage. `costs` are those
+    of the program: times and memory; others, as bytes, are for `compile`.
 
     Ops take a rank and a microbatch, both counted from 0; a `stage` where the rank holds several;
     and a `slice` where there are slices. TypeError or ValueError names a wrong argument, at once.
@@ -94,6 +97,7 @@ class Builder:
         edges: Sequence[tuple[int, int]] = (),
         frozen: Sequence[int] = (),
         links: Sequence[int] = (),
+        keepers: Sequence[int] = (),
         weights: str | Sequence[str] = "latest",
         costs: Costs = UNIT,
     ) -> None:
@@ -119,7 +123,12 @@ class Builder:
             lines = _pipelines(ranks, pipelines)
         counts = _counts(lines, microbatches, models)
         are_models = models is not None
-        layout = _layout(lines, counts, are_models, slices, skips, edges, frozen, links, ranks)
+        layout = _layout(lines, counts, are_models, slices, skips, edges, frozen, ranks)
+        layout = evolve(
+            layout,
+            links=_by_rank("links", "the number of each rank's link", links, ranks),
+            keepers=_by_rank("keepers", "a rank for each rank", keepers, ranks, ranks - 1),
+        )
         check_costs(costs)
         _check_program_costs(costs)
         costs.check(layout)
@@ -178,7 +187,7 @@ class Builder:
     def offload(
         self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
     ) -> None:
-        """`offload`: begin to copy a microbatch's activations to the host."""
+        """`offload`: begin to copy a microbatch's activations to the host, or to their keeper."""
         self.op(rank, Kind.OFFLOAD, microbatch, stage=stage, slice=slice)
 
     def reload(
@@ -538,7 +547,6 @@ def _layout(
     skips: Sequence[tuple[int, int]],
     edges: Sequence[tuple[int, int]],
     frozen: Sequence[int],
-    links: Sequence[int],
     ranks: int,
 ) -> Layout:
     """What runs where; `counts` are the microbatches of each pipeline."""
@@ -561,21 +569,27 @@ def _layout(
         check_whole(f"frozen[{index}]", stage, 0, pieces_of(pipelines, models) - 1)
     if len(set(frozen)) == pieces_of(pipelines, models):
         raise ValueError(f"`frozen` is {shown(frozen)}: that are all stages, so none is trained")
-    check_type("links", links, Sequence, "the number of each rank's link")
-    if links and len(links) != ranks:
-        raise ValueError(f"`links` has {len(links)}: there are {counted(ranks, 'rank')}")
-    for rank, link in enumerate(links):
-        check_whole(f"links[{rank}]", link, 0)
     return Layout(
         placement,
         tuple(pipelines),
         slices,
-        links=tuple(links),
         skips=skips,
         edges=of_graph(edges, pipelines, models),
         frozen=tuple(sorted(set(frozen))),
         models=models,
     )
+
+
+def _by_rank(
+    what: str, wanted: str, given: Sequence[int], ranks: int, most: int | None = None
+) -> tuple[int, ...]:
+    """A number for each rank, or none, from 0 up to the most."""
+    check_type(what, given, Sequence, wanted)
+    if given and len(given) != ranks:
+        raise ValueError(f"`{what}` has {len(given)}: there are {counted(ranks, 'rank')}")
+    for rank, number in enumerate(given):
+        check_whole(f"{what}[{rank}]", number, 0, most)
+    return tuple(given)
 
 
 def _pairs(
@@ -607,7 +621,7 @@ def _weights(weights: str | Sequence[str], stages: int) -> list[str]:
         )
     for rule in rules:
         check_type("weights", rule, str, _RULES)
-        if not re.fullmatch(r"latest|stash|unstashed|delay \d{1,9}", rule):
+        if rule not in _WORD_RULES and not re.fullmatch(r"delay \d{1,9}", rule):
             raise ValueError(f"`weights` is {rule!r}: it must be {_RULES}")
     return list(rules)
 

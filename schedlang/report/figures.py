@@ -99,7 +99,8 @@ def figure_rows(plan: Plan, account: Account, ideal: float) -> list[tuple[str, s
     rows += _memory_rows(execution, document["peak_messages"])
     if any(timeline.copying):
         copying = " ".join(map(_number, timeline.copying))
-        rows.append(("copying", copying, "per rank, to and from the host"))
+        where = "another rank" if execution.schedule.layout.keepers else "the host"
+        rows.append(("copying", copying, f"per rank, to and from {where}"))
     if execution.peak_bytes is not None:
         peaks = " ".join(f"{peak:,.0f}" for peak in execution.peak_bytes)
         rows.append(("peak bytes", peaks, "per rank, of activations and weights"))

@@ -103,7 +103,7 @@ def _add_memory(plan: Plan, execution: Execution, by_source: dict[int, Cost]) ->
     is of the place of its forward, and gathered weights of that of the last gather of the stage;
     that rank, and what it holds.
     """
-    amounts = execution.costs.memory(len(plan.placement))
+    amounts = execution.costs.memory(plan.layout)
     all_levels = levels(plan, execution.timeline, amounts)
     rank = max(range(len(all_levels)), key=lambda rank: all_levels[rank].peak)
     level = all_levels[rank]

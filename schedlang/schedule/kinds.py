@@ -12,9 +12,9 @@ from attrs import frozen
 #: The kinds of action, by their text in a plan. Torch's action tables spell them the same way: `B`
 #: is a whole backward, `I` its input-gradient half, `W` its weight-gradient half; `R` recomputes a
 #: forward whose activations were dropped; `U` is the optimizer step; OFFLOAD copies activations to
-#: the host's memory and RELOAD brings them back. UNSHARD gathers a stage's weights from its
-#: replicas, RESHARD lets go of them, and REDUCE_GRAD sums its gradients over the replicas. No plan
-#: has a WAIT_SEND: only tables of torch do.
+#: the memory of the host, or of another rank, and RELOAD brings them back. UNSHARD gathers a
+#: stage's weights from its replicas, RESHARD lets go of them, and REDUCE_GRAD sums its gradients
+#: over the replicas. No plan has a WAIT_SEND: only tables of torch do.
 Kind = IntEnum(
     "Kind",
     "F B I W R U OFFLOAD RELOAD UNSHARD RESHARD REDUCE_GRAD "

@@ -102,7 +102,8 @@ class Layout:
     The microbatches are those of all `updates` that the schedule shows, in order; the action `U` of
     a stage has the number of its update for a microbatch. `links[r]` is the link to the host that
     rank r's copies take, one after the other with those of ranks on the same link; without any,
-    each rank has its own.
+    each rank has its own. They take what is offloaded to the rank `keepers[r]`, which keeps it in
+    its memory until it is reloaded; without any, to the host.
 
     The pipelines are replicas of one model, and share its microbatches; or if there are several
     `models`, each is one of them, with microbatches of its own.
@@ -138,6 +139,7 @@ class Layout:
     edges: tuple[tuple[int, int], ...] = ()
     frozen: tuple[int, ...] = ()
     models: bool = False
+    keepers: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         """All that is not as in most layouts."""
@@ -405,6 +407,12 @@ class Layout:
             return None
         peer = self.placement[other]
         return None if peer == self.placement[stage] else peer
+
+    def kept_by(self, rank: int) -> list[int]:
+        """The other ranks for which a rank keeps what they offload, in order."""
+        return [
+            other for other, keeper in enumerate(self.keepers) if keeper == rank and other != rank
+        ]
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages that a rank holds, in order."""

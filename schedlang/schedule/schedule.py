@@ -206,8 +206,8 @@ class Schedule:
 
     @cached_property
     def offloaded(self) -> frozenset[tuple[int, int]]:
-        """The stages and microbatches whose activations are on the host between forward and
-        backward.
+        """The stages and microbatches whose activations are on the host, or on another rank,
+        between forward and backward.
         """
         return self._with(Kind.OFFLOAD)
 

@@ -51,6 +51,9 @@ DIAMOND = """schedule diamond {
 }
 """
 
+#: Its forwards read the same versions as PipeDream's; only its backwards read others.
+_DELAYS = DELAYS | {"pipemare": DELAYS["pipedream"]}
+
 
 @frozen(eq=False)
 class Column:
@@ -65,7 +68,8 @@ def gallery(name: str, updates: int = 1, **params: int) -> Column:
     """A program of the gallery; one without a flush is for some updates."""
     plan = _for_updates(program(name, **params), updates)
     ranks = len(plan.ranks)
-    return Column(name, plan, DELAYS[name](ranks) if name in DELAYS else [0] * plan.layout.pieces)
+    delays = _DELAYS[name](ranks) if name in _DELAYS else [0] * plan.layout.pieces
+    return Column(name, plan, delays)
 
 
 def own(text: str, updates: int = 1, delay: int = 0) -> Column:
@@ -90,6 +94,7 @@ MAKERS: Mapping[str, Callable[[], Column]] = {
     "pipe_offload": partial(gallery, "pipe_offload", ranks=2, microbatches=4),
     "pipedream_2bw": partial(gallery, "pipedream_2bw", 3, ranks=3, microbatches=2),
     "pipedream": partial(gallery, "pipedream", 4, ranks=3, microbatches=1),
+    "pipemare": partial(gallery, "pipemare", 4, ranks=3, microbatches=1),
     "late_split": partial(own, LATE_SPLIT, 3, delay=1),
     "dualpipe": partial(gallery, "dualpipe", ranks=2, microbatches=4),
     "chimera": partial(gallery, "chimera", ranks=4, microbatches=4),

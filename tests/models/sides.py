@@ -310,6 +310,7 @@ class Alone(Training):
         self.replicas = REPLICAS if feature.mesh == "dp" else 1
         self.numbers = dict(zip(layout.pipelines, shares(layout), strict=True))
         self.delays = column.delays * len(layout.pipelines)
+        self.keeps_none = self.plan.weights_of(0).keeps_none
         #: By microbatch, the losses that stages have added in its forwards.
         self.added: dict[int, Tensor | float] = {}
         #: Of each update that is done, the weights before it, by stage.
@@ -394,7 +395,7 @@ class Alone(Training):
                 options["past"] = pasts.pop((stage, unit), None)
             if any(stage == later for _, later in layout.skips):
                 options["skips"] = given.pop((stage, unit))
-            with self.random_of(stage), self.model.around():
+            with self.random_of(stage), self.model.around(), self._older_memory(stage):
                 arguments = value if isinstance(value, tuple) else (value,)
                 with added_losses() as added:
                     output = self.stages[stage](*arguments, **options)
@@ -419,6 +420,9 @@ class Alone(Training):
     @contextmanager
     def _late_weights(self) -> Iterator[None]:
         """The stages read their weights of so many updates before."""
+        if self.keeps_none:
+            yield
+            return
         # By stage, the tensors themselves: they are put back behind the update, not copied.
         newest = [_data(stage) for stage in self.stages.values()]
         done = len(self.versions)
@@ -430,14 +434,39 @@ class Alone(Training):
         for stage, weights in zip(self.stages, newest, strict=True):
             self._put(stage, weights)
 
+    @contextmanager
+    def _older_memory(self, stage: int) -> Iterator[None]:
+        """Where no version is kept, only the forward reads weights of so many updates before: by its
+        backward the same memory has the newest ones.
+        """
+        done = len(self.versions)
+        # A step begins when all updates of the one before are done.
+        first = done - done % self.plan.layout.updates
+        version = max(done - self.delays[stage], first)
+        # An evaluation reads the newest ones.
+        if not self.keeps_none or version == done or not torch.is_grad_enabled():
+            yield
+            return
+        memory = _data(self.stages[stage])
+        newest = [each.clone() for each in memory]
+        for each, older in zip(memory, self.versions[version][stage], strict=True):
+            each.copy_(older)
+        yield
+        for each, newer in zip(memory, newest, strict=True):
+            each.copy_(newer)
+
     def _put(self, stage: int, weights: list[Tensor]) -> None:
         for weight, data in zip(trained_weights(self.stages[stage]), weights, strict=True):
             weight.data = data
 
     def _update_in_plan(self) -> None:
         """Keep the weights as they are for later updates, and move new ones."""
-        self.versions.append([_data(stage) for stage in self.stages.values()])
-        for stage in self.stages.values():
+        before = [_data(stage) for stage in self.stages.values()]
+        if self.keeps_none:
+            # Optimizers change the weights where they are.
+            before = [[each.clone() for each in weights] for weights in before]
+        self.versions.append(before)
+        for stage in [] if self.keeps_none else self.stages.values():
             for weight in trained_weights(stage):
                 # The tensors that were kept stay as they are; the optimizer moves copies.
                 weight.data = weight.data.clone()

@@ -225,7 +225,7 @@ def _meaning(column: Column, draws: bool) -> Hashable:
     delays = tuple(column.delays)
     graph = layout.skips, layout.edges, layout.frozen
     own = column.name if draws else (layout.slices, graph, layout.updates, plan.has_updates)
-    return layout.pipelines, delays, own
+    return layout.pipelines, delays, plan.weights_of(0).keeps_none, own
 
 
 def compare(results: Sequence[Results], expected: Results, tolerance: float) -> Verdict:

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from random import Random
 from typing import Any
@@ -11,7 +11,7 @@ import islpy as isl
 import pytest
 from attrs import evolve
 
-from schedlang.compiler import compile_tree
+from schedlang.compiler import NO_PARAMS, compile_tree
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.files.reading import source_of
@@ -68,9 +68,12 @@ PROGRAMS = {
     "gpipe_groups": (EVERYWHERE, TIMES),
     "forward_only": (EVERYWHERE, TIMES),
     "unet_1f1b": (EVERYWHERE, TIMES),
-    "terapipe": (f"{EVERYWHERE} and slices >= 1", set()),
+    "terapipe": (f"{EVERYWHERE} and slices >= 1", TIMES),
     "pipedream_2bw": ("ranks <= 1 + microbatches", TIMES),
-    "two_encoders": (EVERYWHERE, {"peak(r)"}),
+    "pipedream": ("microbatches == 1", TIMES),
+    "pipedream_vertical": ("microbatches == 1", TIMES),
+    "wpipe": ("microbatches % ranks == 0", set()),
+    "two_encoders": (EVERYWHERE, TIMES),
     "gems": ("microbatches % 2 == 0", {"peak(r)"}),
     TWO_DIRECTIONS: ("microbatches % 2 == 0", {"peak(r)"}),
     "interleaved_1f1b": ("microbatches % ranks == 0", TIMES),
@@ -80,6 +83,7 @@ PROGRAMS = {
         set(),
     ),
     "dualpipe_v": ("2 * ranks <= microbatches", set()),
+    "stp": ("3 * ranks <= 1 + microbatches", set()),
 }
 
 
@@ -169,10 +173,10 @@ def test_a_program_is_proved_for_any_number_of_ranks(program: str) -> None:
 
 
 @cache
-def proved(program: str) -> tuple[Outcome, dict[str, Number]]:
-    """What is proved of a program, and its closed forms."""
+def proved(program: str, **given: int) -> tuple[Outcome, dict[str, Number]]:
+    """What is proved of a program, some sizes of which may be given, and its closed forms."""
     _, tree = loaded(program)
-    outcome = prove(tree, {})
+    outcome = prove(tree, given)
     return outcome, {form.figure: form.value for form in forms_of(outcome, tree)}
 
 
@@ -198,12 +202,17 @@ def digit_at(function: isl.PwAff, sizes: dict[str, int]) -> int | None:
     return value.to_python() if value.is_int() else None
 
 
-def check_forms(program: str, ranks: int, microbatches: int) -> int:
-    """The closed forms of a program against the simulation, at all sizes up to some."""
+def check_forms(
+    program: str, ranks: int, microbatches: int, given: Mapping[str, int] = NO_PARAMS
+) -> int:
+    """The closed forms of a program against the simulation, at all sizes up to some; of those that
+    are given at one.
+    """
     source, tree = loaded(program)
-    outcome, forms = proved(program)
+    outcome, forms = proved(program, **given)
     compared = 0
-    for sizes in sizes_up_to(outcome, ranks, microbatches):
+    for each in sizes_up_to(outcome, ranks, microbatches):
+        sizes = {**each, **given}
         if not contains(outcome.proved, sizes):
             continue
         for schedule in simulated(source, tree, sizes):
@@ -263,6 +272,24 @@ def test_closed_forms_are_those_of_the_simulation_at_many_sizes(program: str) ->
     assert check_forms(program, 12, 40)
 
 
+@pytest.mark.parametrize(
+    ("program", "size", "figures"),
+    [
+        ("terapipe", "slices", TIMES),
+        ("terapipe", "microbatches", TIMES),
+        ("terapipe", "ranks", TIMES),
+        ("seq1f1b", "slices", {"peak(r)"}),
+        ("pipedream_2bw", "microbatches", TIMES),
+        ("pipemare", "microbatches", TIMES),
+        ("two_encoders", "ranks", TIMES),
+        ("two_encoders", "microbatches", TIMES),
+    ],
+)
+def test_closed_forms_at_a_size_that_is_given(program: str, size: str, figures: set[str]) -> None:
+    assert set(proved(program, **{size: 3})[1]) == figures
+    assert check_forms(program, 5, 5, {size: 3})
+
+
 def test_a_warmup_the_wrong_way_round_is_refuted_exactly() -> None:
     text = source_of("1f1b").text.replace("min(ranks - 1 - r,", "min(r,")
     proof = prove_for_all_ranks(text)
@@ -292,6 +319,11 @@ def test_where_a_first_use_waits_for_ranks_that_never_come() -> None:
         assert contains(wrong, sizes) == (says == "wrong")
 
 
+def test_a_number_of_ranks_that_is_given_is_that_of_first_uses() -> None:
+    verdict = prove_for_all_ranks("1f1b_explicit", {"ranks": 3}, ("nccl",)).verdicts["nccl"]
+    assert verdict.wrong == "microbatches == 2"
+
+
 def test_transfers_out_of_order_are_refuted_where_ranks_block() -> None:
     text = source_of("1f1b_explicit").text
     text = text.replace(
@@ -314,8 +346,7 @@ def test_transfers_out_of_order_are_refuted_where_ranks_block() -> None:
         ("v_zb", "a pass changes the order"),
         ("bitpipe", "`F(f(i), next)`: `next` cannot be counted through these loops"),
         ("frozen_1f1b", "`frozen` cannot be read"),
-        ("pipedream", "`weights stash`"),
-        ("pipemare", "`weights unstashed`"),
+        ("pipemare", "a microbatch of an update that may be far on"),
     ],
 )
 def test_what_cannot_be_read_is_not_proved(program: str, reason: str) -> None:
@@ -323,6 +354,40 @@ def test_what_cannot_be_read_is_not_proved(program: str, reason: str) -> None:
     assert not portable.proved
     assert not portable.wrong
     assert reason in portable.reason
+
+
+@pytest.mark.parametrize(
+    ("rules", "where"),
+    [
+        ("weights latest", "ranks == 1"),
+        (
+            "weights stash",
+            "(ranks == 1 and microbatches >= 2) or (microbatches == 1 and ranks <= 2)",
+        ),
+        ("weights unstashed", "ranks <= 1 + microbatches"),
+        ("weights delay 2", "ranks <= 1 + microbatches"),
+        ("weights delay ranks - 2", "3 <= ranks <= 1 + microbatches"),
+        ("weights delay 1 on 0 .. ranks - 1", "ranks <= 1 + microbatches"),
+        ("weights delay 1 on 0 .. 2", "2 <= ranks <= 3 and ranks <= 1 + microbatches"),
+        (
+            "weights delay 1\n weights stash on 0 .. ranks / 2",
+            "ranks == 1 or (ranks == 1 + microbatches and microbatches <= 2)",
+        ),
+        ("", "ranks == 1"),
+    ],
+)
+def test_where_every_op_reads_the_weights_that_its_rule_says(rules: str, where: str) -> None:
+    text = source_of("pipedream_2bw").text.replace("weights delay 1", rules)
+    assert disagreements(text, 4, 5) == []
+    assert prove_for_all_ranks(text).verdicts["portable"].proved == where
+
+
+def test_a_recomputation_without_versions_stands_before_the_next_update() -> None:
+    text = source_of("pipedream").text.replace("weights stash", "weights unstashed")
+    text = text.replace("B(0)", "R(0)  B(0)")
+    assert disagreements(text, 4, 2) == []
+    portable = prove_for_all_ranks(text).verdicts["portable"]
+    assert portable.wrong == "microbatches == 1 and ranks >= 2"
 
 
 @pytest.mark.parametrize("twice", ["skip s in 0 .. 1 from s to 3", "skip s in 0 .. 2 from 0 to 3"])
@@ -429,6 +494,10 @@ def with_an_op_of_another_kind(certificate: dict[str, Any], random: Random) -> N
     certificate["statements"][0]["kind"] = "B"
 
 
+def without_rules_for_weights(certificate: dict[str, Any], random: Random) -> None:
+    certificate["weights"].clear()
+
+
 def without_stamps(certificate: dict[str, Any], random: Random) -> None:
     random.choice(certificate["cases"])["stamps"].clear()
 
@@ -442,16 +511,26 @@ def without_stamps(certificate: dict[str, Any], random: Random) -> None:
         with_another_place,
         with_more_sizes,
         with_an_op_of_another_kind,
+        without_rules_for_weights,
         without_stamps,
     ],
 )
-@pytest.mark.parametrize("program", ["gpipe", "1f1b", "1f1b_explicit", "pipedream_2bw"])
+@pytest.mark.parametrize(
+    "program", ["gpipe", "1f1b", "1f1b_explicit", "terapipe", "pipedream", "pipedream_2bw"]
+)
 def test_a_damaged_certificate_does_not_pass(
     program: str, damage: Callable[[dict[str, Any], Random], None]
 ) -> None:
     certificate = json.loads(json.dumps(certificate_of(proved(program)[0])))
     assert faults_of(certificate) == []
     damage(certificate, Random(1))
+    assert faults_of(certificate)
+
+
+@pytest.mark.parametrize("rule", ["latest", "stash", "delay"])
+def test_a_certificate_by_another_rule_for_weights_does_not_pass(rule: str) -> None:
+    certificate = json.loads(json.dumps(certificate_of(proved("pipedream_2bw")[0])))
+    certificate["weights"] = [[rule, "{ [s, u, g, m, k] -> [s, u - 1, 0, 0, 0] }"]]
     assert faults_of(certificate)
 
 
@@ -471,6 +550,7 @@ def with_claim(program: str, claim: str, before: str = "    rank r") -> Source:
         ("1f1b", "peak(0) >= peak(ranks - 1)"),
         ("zb_h1", "microbatches < ranks or bubble == ranks - 1"),
         ("pipedream_2bw", "bubble == 3 * (ranks - 1) and peak() <= ranks"),
+        ("terapipe", "bubble == 3 * (ranks - 1)"),
     ],
 )
 def test_a_claim_for_all_is_proved_from_the_closed_forms(program: str, claim: str) -> None:

@@ -44,6 +44,8 @@ def test_the_gains_of_published_schedules_are_those_of_their_command() -> None:
     assert command["pipemare_row"](107) in lines
     assert command["STP_TEXT"] in page("published-gains")
     assert command["stp_row"](2, 0.2) in lines
+    assert command["BPIPE_TEXT"] in page("published-gains")
+    assert command["bpipe_row"](8) in lines
 
 
 def test_the_table_of_transports_is_that_of_its_command() -> None:

@@ -266,7 +266,9 @@ STASHED = """schedule stashed {
 """
 
 
-@pytest.mark.parametrize(("text", "ranks"), [(SLICED, 4), (STASHED, 3)])
+@pytest.mark.parametrize(
+    ("text", "ranks"), [pytest.param(SLICED, 4, marks=pytest.mark.large), (STASHED, 3)]
+)
 def test_the_example_takes_turns(text: str, ranks: int, train: "Train", tmp_path: Path) -> None:
     path = tmp_path / "overlapped.sched"
     path.write_text(text)

@@ -40,7 +40,7 @@ KILLS = 10
 #: one.
 LATER = 2
 STEPS = 4
-SIZES = {"1f1b": 8, "zb_v": 8, "pipedream_2bw": 4, "dualpipe": 8}
+SIZES = {"1f1b": 8, "zb_v": 8, "pipedream_2bw": 4, "dualpipe": 8, "bpipe": 8}
 
 
 def plan_of(schedule: str, ranks: int) -> Plan:
@@ -156,13 +156,14 @@ FAULTS = {
     "stall": partial(inside, sleep),
     "shape": partial(inside, shorten),
 }
-SCHEDULES = ("1f1b", "zb_v", "pipedream_2bw", "dualpipe")
+SCHEDULES = ("1f1b", "zb_v", "pipedream_2bw", "dualpipe", "bpipe")
 #: For each fault, at which points.
 POINTS = {"kill": range(KILLS), "throw": (0, 3, 4, 7), "stall": (0, 7), "shape": (0, 6)}
 #: Those of `make test`.
 FEW = {
     "kill zb_v 0 3",
     "kill dualpipe 2 7",
+    "kill bpipe 3 4",
     "throw zb_v 2 7",
     "stall pipedream_2bw 1 0",
     "shape dualpipe 3 6",

@@ -15,6 +15,7 @@ from tests.support.paths import PROGRAMS
 from tests.support.processes import python, torchrun
 from tests.support.programs import plan_file
 from tests.support.ranks import Run
+from tests.support.sizes import sizes
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 from tests.support.training import Train, run_script
@@ -74,7 +75,10 @@ def check_training(out: str, name: str, ranks: int, stages: int) -> None:
         assert all(0 <= share < 1 for share in idle)
 
 
-@pytest.mark.parametrize(("name", "exact"), [("pipedream_2bw", True), ("dualpipe", False)])
+@pytest.mark.parametrize(
+    ("name", "exact"),
+    [("pipedream_2bw", True), pytest.param("dualpipe", False, marks=pytest.mark.large)],
+)
 def test_training_with_late_gradients_and_with_replicas(
     train: Train, tmp_path: Path, name: str, exact: bool
 ) -> None:
@@ -98,7 +102,9 @@ def test_training_with_late_gradients_and_with_replicas(
     assert figures["gradient_error"] <= (0 if exact else 1e-5)
 
 
-@pytest.mark.parametrize("name", ["pipedream_2bw", "dualpipe", "seq1f1b"])
+@pytest.mark.parametrize(
+    "name", sizes(["pipedream_2bw", "dualpipe", "seq1f1b"], lambda name: name != "seq1f1b")
+)
 def test_training_with_microbatches_of_unequal_lengths(
     train: Train, tmp_path: Path, name: str
 ) -> None:
@@ -139,7 +145,9 @@ def check_trace(plan: Plan, events: list[dict]) -> None:
     assert ends["1RECV_F0"] > sends["0SEND_F0"]
 
 
-@pytest.mark.parametrize("name", ["seq1f1b", "unet_1f1b", "wpipe"])
+@pytest.mark.parametrize(
+    "name", sizes(["seq1f1b", "unet_1f1b", "wpipe"], lambda name: name != "wpipe")
+)
 def test_an_audit_of_slices_skips_and_late_weights(train: Train, tmp_path: Path, name: str) -> None:
     found = train(2, PROGRAMS / f"{name}.sched", "--steps", 2, "--audit")
     assert found.codes == [0, 0], found.stderr

@@ -251,6 +251,7 @@ LEGAL = {
     "pipedream_replicated": lambda ranks, microbatches: (
         ranks > 1 and microbatches % (ranks - 1) == 0
     ),
+    "helixpipe": lambda ranks, microbatches: ranks > 1 and microbatches % (2 * ranks) == 0,
     "interleaved_zb": lambda ranks, microbatches: microbatches % ranks == 0,
     "recycle": lambda ranks, microbatches: (ranks + 1) % 3 == 0 and microbatches % 6 == 0,
     "stp": lambda ranks, microbatches: microbatches >= 3 * ranks - 1,

@@ -15,6 +15,7 @@ from schedlang.parametric.ranks.numbers import (
     Number,
     Unreadable,
     digits,
+    known,
     of_number,
     plain,
     same,
@@ -27,6 +28,7 @@ from schedlang.parametric.ranks.orders import Call
 from schedlang.parametric.ranks.statements import STAGE, UPDATE, UPDATES, Line, Statement, any_of
 from schedlang.parametric.ranks.symbols import (
     between,
+    floor_by,
     nowhere,
     number,
     points,
@@ -175,12 +177,14 @@ class Calls:
             own = list(names.values())
             microbatch = with_names(other.microbatch, names)
             high = None if microbatch.high is None else _through(both, own, microbatch.high)
+            taken_by = Number(_through(both, own, microbatch.low), high)
             result.append(
                 evolve(
                     call,
-                    where=without(both, own),
+                    # The same as what is left of `both`, in isl's plainest words.
+                    where=taken_by.domain(),
                     stage=_through(both, own, stage),
-                    microbatch=Number(_through(both, own, microbatch.low), high),
+                    microbatch=taken_by,
                 )
             )
         return result
@@ -277,6 +281,13 @@ class Calls:
         negative = under(microbatch, of_number(0), where)
         self.mistaken("no-such-microbatch", what, call.span, negative)
         rest = where - negative
+        count = known(line.microbatches, where)
+        if count is not None:
+            # Of as many microbatches for all sizes, the number of updates on is a quotient.
+            whole = floor_by(plain(microbatch, rest), count)
+            later = update.add(whole)
+            there = rest & later.lt_set(symbol(UPDATES))
+            return [(there, later, microbatch.minus(Number(whole).times(count)))]
         cases = []
         # A microbatch beyond those of its update is one of the next update, or of one later still.
         for on in range(_MOST_UPDATES_ON):
@@ -295,7 +306,7 @@ class Calls:
 def _through(where: isl.Set, names: Sequence[str], function: isl.PwAff) -> isl.PwAff:
     """A function of some symbols as one of others, by a condition that says what they are then."""
     values = without(where & symbol("_value").eq_set(function), names)
-    return points(values, ["_value"]).dim_min(0).coalesce()
+    return isl.PwMultiAff.from_set(points(values, ["_value"])).get_pw_aff(0).coalesce()
 
 
 def _cases(where: isl.Set, functions: Sequence[isl.PwAff]) -> list[isl.Set]:

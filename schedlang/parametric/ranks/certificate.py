@@ -8,16 +8,16 @@ from typing import Any
 
 import islpy as isl
 
-from schedlang.parametric.ranks.checks import Relations, stage_relation
+from schedlang.parametric.ranks.checks import ITEM, Relations, stage_relation
 from schedlang.parametric.ranks.counting import RANK
 from schedlang.parametric.ranks.numbers import digits
 from schedlang.parametric.ranks.prove import Case, Outcome
 from schedlang.parametric.ranks.stamps import Frame
-from schedlang.parametric.ranks.statements import STAGE, Statement
-from schedlang.parametric.ranks.symbols import points
+from schedlang.parametric.ranks.statements import STAGE, Statement, Weights
+from schedlang.parametric.ranks.symbols import everywhere, function_map, number, points, symbol
 
 #: The version of what a certificate has.
-VERSION = 3
+VERSION = 4
 
 
 def certificate_of(outcome: Outcome) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
         "name": reading.name,
         "sizes": list(reading.sizes),
         "proved": str(outcome.proved),
-        "delay": reading.delay,
+        "weights": [_rule(relations, each) for each in reading.weights],
         "stream": reading.is_stream,
         "held": str(_pairs(reading.held, STAGE, RANK)),
         "after": str(stage_relation(reading, "after")),
@@ -64,6 +64,17 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
             for case in outcome.cases
         ],
     }
+
+
+def _rule(relations: Relations, weights: Weights) -> tuple[str, str]:
+    """The rule by which some stages read their weights; and from the items of these to the last
+    update that is among what forwards read by it.
+    """
+    items = relations.wanted().intersect(points(weights.stages, ITEM))
+    update = symbol(ITEM[1]).sub(number(1)).sub(weights.delay)
+    read = [symbol(STAGE), update, number(0), number(0), number(0)]
+    relation = function_map(everywhere(), ITEM, "", read).reset_tuple_id(isl.dim_type.in_)
+    return weights.rule, str(relation.intersect_domain(items))
 
 
 def _place(relations: Relations, statement: Statement) -> dict[str, str]:

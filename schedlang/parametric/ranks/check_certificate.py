@@ -2,15 +2,14 @@
 `python -m schedlang.parametric.ranks.check_certificate FILE`.
 
 It shares no code with the prover: the rules of pipeline training are written down once more, and
-each question is asked of isl anew. For all sizes of each case, every op is on the rank that holds
-its stage; each stage runs each microbatch's forward, backward and weight gradient once; what an op
-needs of its own rank stands before it; and along every edge (a rank's order, a message) time stamps
-grow, so that no ranks wait for each other in a circle.
+each question is asked of isl anew. For all sizes of each case, each op runs once, on the rank that
+holds its stage, behind what it needs there, with the right weights; and along every edge (a rank's
+order, a message) time stamps grow, so that no ranks wait for each other in a circle.
 """
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import islpy as isl
 from islpy import DEFAULT_CONTEXT, UnionMap
 
 #: What is made by which kinds of op.
-_MAKERS = {"F": ("F",), "B": ("B", "I"), "W": ("B", "W"), "R": ("R",), "U": ("U",)}
+_MAKERS = {"F": "F", "B": "BI", "W": "BW", "R": "R", "U": "U"}
 #: An item is a stage, an update, the two digits of a microbatch, and a slice; of an update no more.
 _OF_UPDATE = "{ [s, u, g, m, k] -> [s, u, 0, 0, 0] }"
 _SAME = "[u, g, m, k] -> [u, g, m, k]"
@@ -28,13 +27,18 @@ _NEEDS = (
     ("F", "F", "own", "[u, g, m, k] -> [u, g, m, k - 1]"),
     ("BI", "B", "after", _SAME),
     ("BI", "B", "own", "[u, g, m, k] -> [u, g, m, k + 1]"),
-    ("BI", "F", "own", _SAME),
+    ("BIR", "F", "own", _SAME),
     # Activations that were dropped, as those are that `R` makes again.
     ("BI", "R", "own", _SAME),
     ("W", "B", "own", _SAME),
-    ("R", "F", "own", _SAME),
     ("U", "W", "replicas", "[u, g, m, k] -> [u, g2, m2, k2]"),
 )
+#: By the rule of its weights, what reads the same version as a forward of its stage and update.
+_READ_SAME = {
+    "latest": ("BIWR", "{ [s, u, g, m, k] -> [s, u, g, m, k] }"),
+    "stash": ("F", "{ [s, u, g, m, k] -> [s, u, g2, m2, k2] }"),
+    "unstashed": ("R", "{ [s, u, g, m, k] -> [s, u, g, m, k] }"),
+}
 #: Of messages, the send and the receive, which is of so many stages on.
 _MESSAGES = {"F": ("SEND_F", "RECV_F", 1), "B": ("SEND_B", "RECV_B", -1)}
 
@@ -64,21 +68,15 @@ class _Case:
         self.held = isl.Map(document["held"])
         self.wanted = isl.UnionSet(document["wanted"]).intersect_params(self.where)
         self.ops = [{**op, "stamp": case["stamps"][op["name"]]} for op in document["statements"]]
-        # The relations that all is asked of; each is from instances of statements:
-        #
-        #     item       S0[r, m] -> [s, u, g, m, k]     what it is about: all that is needed
-        #     rank       S0[r, m] -> [r]                 where it runs
-        #     place      S0[r, m] -> [0, m, 0]           where it stands in the order of its rank
-        #     stamp      S0[r, m] -> [2m + r]            when: must grow along every edge
+        # An op S0[r, m] has an item [s, u, g, m, k], by which all is found that it needs; a place
+        # [0, m, 0] in the order of its rank [r]; and a stamp [2m + r], which grows along all edges.
         places = self.of(of="place")
         stamps = self.of(of="stamp")
-        depth = int(document["depth"])
-        width = int(document["width"])
-        self.near = _related(self.of(of="rank"), _same(1))
-        self.before = _related(places, _later(depth)).intersect(self.near)
-        self.together = _related(places, _same(depth)).intersect(self.near)
-        self.grows = _related(stamps, _later(width))
-        self.stays = _related(stamps, _same(width))
+        self.near = _alike(self.of(of="rank"))
+        self.before = _growing(places, int(document["depth"])).intersect(self.near)
+        self.together = _alike(places).intersect(self.near)
+        self.grows = _growing(stamps, int(document["width"]))
+        self.stays = _alike(stamps)
 
     def of(self, *kinds: str, of: str = "item") -> UnionMap:
         """The items of all ops, or of those of some kinds; or their ranks, places, or stamps."""
@@ -100,8 +98,7 @@ class _Case:
             yield is_of_all and relation.is_single_valued(), f"an op of no {of}, or two"
         every = self.wanted.union(self.wanted.apply(UnionMap(_OF_UPDATE)))
         yield items.range().is_subset(every), "an op of an item that there is not"
-        stages = items.apply_range(UnionMap("{ [s, u, g, m, k] -> [s] }"))
-        holders = stages.apply_range(UnionMap.from_map(self.held))
+        holders = items.apply_range(_items(self.held, "[u, g, m, k] -> []"))
         yield self.held.is_single_valued(), "a stage on two ranks"
         yield self.of(of="rank").is_subset(holders), "an op on another rank than its stage"
         others = self.together.subtract(items.domain().identity())
@@ -130,48 +127,54 @@ class _Case:
             wanted = self.wanted.intersect_params(due)
             yield wanted.is_subset(self.of(*_MAKERS[made]).range()), f"{made} is not always made"
         updates = self.of("U").range()
-        some = self.where if self.document["delay"] is not None else updates.params()
+        is_due = any(rule != "latest" for rule, _ in self.document["weights"])
+        some = self.where if is_due or self.document["stream"] else updates.params()
         every = self.wanted.apply(UnionMap(_OF_UPDATE)).intersect_params(some)
         yield every.is_subset(updates), "a stage that makes no update"
 
     def needs(self) -> Iterator[tuple[str, str, UnionMap]]:
         """For each rule the pairs of an op that makes something and one that needs it."""
-        stages = {"own": isl.Map("{ [s] -> [s] }"), "replicas": isl.Map(self.document["replicas"])}
-        stages["after"] = isl.Map(self.document["after"])
-        stages["before"] = stages["after"].reverse()
+        after = isl.Map(self.document["after"])
+        stages = {"own": isl.Map("{ [s] -> [s] }"), "after": after, "before": after.reverse()}
+        stages["replicas"] = isl.Map(self.document["replicas"])
         for user, made, of, rest in _NEEDS:
-            needed = self.of(*user).apply_range(_items(stages[of], rest))
-            yield user, made, self.of(*_MAKERS[made]).apply_range(needed.reverse())
+            needed = self.pairs(user, _items(stages[of], rest), _MAKERS[made])
+            yield user, made, needed.reverse()
 
     def messages(self) -> Iterator[tuple[bool, str]]:
         """Transfers that a program writes meet: each send one receive, at one stamp."""
         for made, (send, receive, on) in _MESSAGES.items():
-            sends = self.of(send)
-            receives = self.of(receive)
-            sent = sends.apply_range(_items(isl.Map(f"{{ [s] -> [s + {on}] }}"), _SAME))
-            met = sent.apply_range(receives.reverse())
-            all_meet = met.domain().union(met.range()).is_equal(sends.union(receives).domain())
+            met = self.pairs([send], _items(isl.Map(f"{{ [s] -> [s + {on}] }}"), _SAME), [receive])
+            ends = self.of(send, receive).domain()
+            all_meet = met.domain().union(met.range()).is_equal(ends)
             yield all_meet, f"a send of {made} that nobody receives, or a receive that nobody sends"
             yield met.is_bijective() and met.is_subset(self.stays), f"{made} is sent otherwise"
-            made_for = self.of(*_MAKERS[made]).apply_range(sends.reverse())
+            made_for = self.of(*_MAKERS[made]).apply_range(self.of(send).reverse())
             yield made_for.is_subset(self.before), f"a send before its {made}"
 
     def versions(self) -> Iterator[tuple[bool, str]]:
         """Every op adds to the gradient of its own update, and reads the version that it should."""
-        updates = self.of("U")
-        stream = self.document["stream"]
-        delay = self.document["delay"]
-        yield not (stream and delay is None) or updates.is_empty(), "a stream, and no delay"
-        rules = [("BW", 0, self.before)]
-        if stream:
-            late = self.before.reverse()
-            rules += [("BW", -1, late), ("F", -1 - int(delay or 0), late)]
-        elif delay is None:
-            rules.append(("FBIWR", 0, self.before))
-        for kinds, on, side in rules:
-            of = UnionMap(f"{{ [s, u, g, m, k] -> [s, u + {on}, 0, 0, 0] }}")
-            pairs = self.of(*kinds).apply_range(of).apply_range(updates.reverse())
-            yield pairs.is_subset(side), f"{kinds} on the wrong side of an update"
+        behind = [("BW", UnionMap("{ [s, u, g, m, k] -> [s, u - 1, 0, 0, 0] }"))]
+        updates = self.pairs("F", UnionMap("{ [s, u, g, m, k] -> [s, u2, 0, 0, 0] }"), "U")
+        between = updates.intersect(self.before).apply_range(self.before)
+        ruled = isl.UnionSet("{ }")
+        for rule, text in self.document["weights"]:
+            read = UnionMap(text)
+            ruled = ruled.union(read.domain())
+            if rule == "delay":
+                behind.append(("F", read))
+            else:
+                kinds, alike = _READ_SAME[rule]
+                same = self.pairs("F", UnionMap(alike).intersect_domain(read.domain()), kinds)
+                yield between.intersect(same).is_empty(), f"an update between F and {kinds}"
+        yield self.wanted.is_subset(ruled), "a stage whose weights have no rule"
+        for kinds, read in behind:
+            is_behind = self.pairs("U", read.reverse(), kinds).is_subset(self.before)
+            yield is_behind, f"{kinds} before the update that makes what it reads"
+
+    def pairs(self, ones: Sequence[str], items: UnionMap, others: Sequence[str]) -> UnionMap:
+        """The pairs of ops of some kinds and of others, of which the items are related."""
+        return self.of(*ones).apply_range(items).apply_range(self.of(*others).reverse())
 
 
 def _items(stages: isl.Map, rest: str) -> UnionMap:
@@ -179,18 +182,15 @@ def _items(stages: isl.Map, rest: str) -> UnionMap:
     return UnionMap.from_map(stages.flat_product(isl.Map(f"{{ {rest} }}")))
 
 
-def _related(by: UnionMap, relation: UnionMap) -> UnionMap:
-    """The pairs of ops of which what they are mapped to is related."""
-    return by.apply_range(relation).apply_range(by.reverse())
+def _alike(by: UnionMap) -> UnionMap:
+    """The pairs of ops that are mapped to the same."""
+    return by.apply_range(by.reverse())
 
 
-def _later(width: int) -> UnionMap:
-    """From lists of so many numbers to those that come later."""
-    return UnionMap.from_map(isl.Map.lex_lt(isl.Space.set_alloc(DEFAULT_CONTEXT, 0, width)))
-
-
-def _same(width: int) -> UnionMap:
-    return UnionMap.from_map(isl.Map.identity(isl.Space.alloc(DEFAULT_CONTEXT, 0, width, width)))
+def _growing(by: UnionMap, width: int) -> UnionMap:
+    """The pairs of ops of which the second is mapped to a later list of so many numbers."""
+    later = isl.Map.lex_lt(isl.Space.set_alloc(DEFAULT_CONTEXT, 0, width))
+    return by.apply_range(UnionMap.from_map(later)).apply_range(by.reverse())
 
 
 if __name__ == "__main__":

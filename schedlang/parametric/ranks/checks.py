@@ -23,6 +23,7 @@ from schedlang.parametric.ranks.statements import (
     Line,
     Reading,
     Statement,
+    Weights,
 )
 from schedlang.parametric.ranks.symbols import (
     between,
@@ -31,6 +32,7 @@ from schedlang.parametric.ranks.symbols import (
     number,
     points,
     symbol,
+    without,
 )
 from schedlang.parametric.ranks.values import Mistake
 from schedlang.schedule.kinds import (
@@ -43,6 +45,7 @@ from schedlang.schedule.kinds import (
     Kind,
 )
 from schedlang.schedule.needs import RULES, Rule
+from schedlang.schedule.schedule import WeightRule
 
 #: The symbols of an item, which is what an op makes: a stage, an update, the two digits of a
 #: microbatch, a slice.
@@ -331,10 +334,14 @@ def _coverage(relations: Relations) -> Iterator[Mistake]:
             only = only & symbol(digit).eq_set(number(0))
         all_updates = all_updates | (_items_of(reading, line) & only)
     lacking = (points(all_updates, ITEM) - updates).params()
-    if reading.delay is not None:
-        some = reading.domain
-    elif reading.is_stream:
-        some = some | (reading.domain & trains)
+    if reading.is_stream:
+        if not reading.domain.is_subset(trains):
+            raise Unreadable("forwards without a flush that have no backwards")
+        some = some | reading.domain
+    for weights in reading.weights:
+        # There are several versions of weights only where there are updates.
+        if weights.rule != WeightRule().name:
+            some = some | without(reading.held & weights.stages, [STAGE, RANK])
     yield from _mistake("missing-op", "a stage makes no update", None, lacking & some)
 
 
@@ -437,47 +444,87 @@ def _pairs(statements: Sequence[Statement]) -> Iterator[tuple[Statement, Stateme
             yield one, other
 
 
+#: What ops read the same version of the weights, by their items.
+_SAME_ITEM = "{ [s, u, g, m, k] -> [s, u, g, m, k] }"
+_SAME_UPDATE = "{ [s, u, g, m, k] -> [s, u, g2, m2, k2] }"
+
+
 def _versions(relations: Relations) -> Iterator[Mistake]:
     """Ops that read other weights than they should: each adds to its own update's gradient, and
-    reads the version that the rule of the program gives.
+    reads the version that the rule of its stage gives.
     """
     reading = relations.reading
     updates = relations.of(Kind.U)
     if not updates:
         return
-    if reading.is_stream and reading.delay is None:
-        raise Unreadable("a stream whose ops read the latest weights", updates[0].span)
-    delay = reading.delay if reading.is_stream and reading.delay is not None else 0
-    for op in reading.statements:
-        if op.kind not in USES_WEIGHTS:
-            continue
-        adds = op.kind in MAKERS[Kind.W]
-        for update in updates:
-            # All before the update of their own; where it is delayed, only what adds to it.
-            if adds or (not reading.is_stream and reading.delay is None):
-                pairs = _of_update(relations, op, update, 0)
-                late = pairs - relations.before(op, update)
-                what = f"`{op.kind.name}` stands behind the update of its own"
-                yield from _mistake("update", what, op.span, late.params())
-            if adds and reading.is_stream:
-                pairs = _of_update(relations, op, update, -1)
-                early = pairs - relations.before(update, op).reverse()
-                what = f"`{op.kind.name}` stands before the update that precedes its own"
-                yield from _mistake("update", what, op.span, early.params())
-            if op.kind == Kind.F and reading.is_stream:
-                pairs = _of_update(relations, op, update, -1 - delay)
-                early = pairs - relations.before(update, op).reverse()
-                what = "`F` reads a version of the weights that is not there yet"
-                yield from _mistake("weight-version", what, op.span, early.params())
+    if not relations.of(*MAKERS[Kind.W]):
+        raise Unreadable("updates of no gradients", updates[0].span)
+    for update in updates:
+        for op in relations.of(*MAKERS[Kind.W]):
+            # That it stands before its own update is among the needs of that.
+            latest = Weights("", reading.domain, number(0))
+            yield from _late_update(relations, op, update, latest, "update")
+        for weights in reading.weights:
+            match weights.rule:
+                case "latest":
+                    # What reads the weights after the forward reads the same as that.
+                    for kind in sorted(USES_WEIGHTS - {Kind.F}):
+                        yield from _between(relations, update, weights, Kind(kind), _SAME_ITEM)
+                case "delay":
+                    for op in relations.of(Kind.F):
+                        yield from _late_update(relations, op, update, weights, "weight-version")
+                case "stash":
+                    # So do all forwards of an update.
+                    yield from _between(relations, update, weights, Kind.F, _SAME_UPDATE)
+                case "unstashed":
+                    # Only a recomputation must make the same as its forward.
+                    yield from _between(relations, update, weights, Kind.R, _SAME_ITEM)
 
 
-def _of_update(relations: Relations, op: Statement, update: Statement, on: int) -> isl.Map:
-    """From an op's instances to those of an update of its stage, so many updates on."""
+def _late_update(
+    relations: Relations, op: Statement, update: Statement, weights: Weights, code: str
+) -> Iterator[Mistake]:
+    """Ops of some stages before the update that makes the version that they read."""
+    on = number(-1).sub(weights.delay)
+    pairs = _of_update(relations, op, update, weights.stages, on)
+    early = pairs - relations.before(update, op).reverse()
+    what = f"`{op.kind.name}` stands before the update that makes the version that it reads"
+    yield from _mistake(code, what, op.span, early.params())
+
+
+def _between(
+    relations: Relations, update: Statement, weights: Weights, kind: Kind, alike: str
+) -> Iterator[Mistake]:
+    """Updates between a forward of some stages, and an op of a kind that must read the same: of an
+    item that is `alike`.
+    """
+    stages = points(weights.stages, ITEM)
+    same_stage = isl.Map("{ [s, u, g, m, k] -> [s, u2, g2, m2, k2] }").intersect_domain(stages)
+    same = isl.Map(alike)
+    of_update = relations.items[update.number].reverse()
+    for one in relations.of(Kind.F):
+        first = relations.items[one.number]
+        earlier = first.apply_range(same_stage).apply_range(of_update)
+        earlier = earlier & relations.before(one, update)
+        for other in relations.of(kind):
+            between_both = earlier.apply_range(relations.before(update, other))
+            pairs = first.apply_range(same).apply_range(relations.items[other.number].reverse())
+            amiss = (between_both & pairs).params()
+            what = f"`{kind.name}` reads another version of the weights"
+            yield from _mistake("weight-version", what, other.span, amiss)
+
+
+def _of_update(
+    relations: Relations, op: Statement, update: Statement, stages: isl.Set, on: isl.PwAff
+) -> isl.Map:
+    """From an op's instances, of some stages, to those of an update of its stage, so many updates
+    on.
+    """
     stage = symbol(ITEM[0])
     number_of = symbol(ITEM[1])
     stage2 = symbol(NEEDED[0])
     number_of2 = symbol(NEEDED[1])
-    same = stage.eq_set(stage2) & number_of2.eq_set(number_of.add(number(on)))
+    same = stages & stage.eq_set(stage2) & number_of2.eq_set(number_of.add(on))
     both = isl.Map.from_domain(points(same, [*ITEM, *NEEDED]))
     width = len(ITEM)
     both = both.move_dims(isl.dim_type.out, 0, isl.dim_type.in_, width, width)

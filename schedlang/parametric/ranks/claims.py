@@ -78,7 +78,7 @@ def _holds(claim: Claim, where: isl.Set, figures: Mapping[str, Number]) -> isl.S
     scope = claim.scope.inner()
     for figure, value in figures.items():
         scope.values.setdefault(figure, value)
-    if PEAK in figures:
+    if PEAK in _figures_of(claim):
         scope.peak = plain(figures[PEAK], figures[PEAK].domain())
     try:
         return Evaluator().truth(claim.condition, scope, where)

@@ -7,8 +7,8 @@ import islpy as isl
 
 from schedlang.parametric.ranks.checks import Relations, batched
 from schedlang.parametric.ranks.counting import RANK
-from schedlang.parametric.ranks.statements import Statement
-from schedlang.parametric.ranks.symbols import between, number, points, symbol
+from schedlang.parametric.ranks.statements import STAGE, Statement
+from schedlang.parametric.ranks.symbols import points, without
 from schedlang.schedule.kinds import TRANSFERS, Kind
 
 
@@ -17,8 +17,8 @@ def never_come(relations: Relations) -> isl.Set:
     come = isl.Set("{ [r] : 1 = 0 }")
     for transfer in _transfers(relations):
         come = come | _ranks(batched(relations, transfer))
-    every = between(number(0), symbol(RANK), symbol("ranks")) & relations.reading.domain
-    return come.params() & (points(every, [RANK]) - come).params()
+    every = points(without(relations.reading.held, [STAGE]), [RANK])
+    return come.params() & (every - come).params()
 
 
 def in_order(relations: Relations) -> isl.Set:

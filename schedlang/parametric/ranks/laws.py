@@ -14,6 +14,7 @@ it has given back, before each op.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 
 import islpy as isl
@@ -26,6 +27,7 @@ from schedlang.parametric.ranks.counting import RANK, Many, entry, how_many_befo
 from schedlang.parametric.ranks.numbers import (
     BASE,
     Number,
+    Unreadable,
     digits,
     folded,
     most,
@@ -36,11 +38,13 @@ from schedlang.parametric.ranks.numbers import (
     under,
     union,
 )
-from schedlang.parametric.ranks.prove import Outcome
+from schedlang.parametric.ranks.prove import Outcome, parts_of
 from schedlang.parametric.ranks.stamps import Frame, Pairs, Row, Wish, gap, keeps, pairs_of, solve
 from schedlang.parametric.ranks.statements import (
     GROUPS,
+    LATER,
     REST,
+    STAGE,
     UPDATES,
     Line,
     Reading,
@@ -49,17 +53,20 @@ from schedlang.parametric.ranks.statements import (
 from schedlang.parametric.ranks.symbols import (
     between,
     condition_of,
+    constant,
     function_map,
     number,
     points,
     symbol,
+    without,
 )
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.kinds import MAKERS, OPS, Kind
 from schedlang.schedule.layout import Layout, Pipeline
 
-#: A size, in the base of which all updates of a stream are counted.
+#: The sizes in the base of which all updates of a stream are counted, and all slices.
 _MICROBATCHES = "microbatches"
+_SLICES = "slices"
 #: The figure that is of each rank.
 PEAK = "peak(r)"
 #: How often ops without a chain are taken away.
@@ -81,14 +88,17 @@ class Form:
 
 def forms_of(outcome: Outcome, tree: syntax.Schedule) -> Iterator[Form]:
     """The closed forms of a program, where it is proved; those that were found."""
-    if outcome.reading.is_stream and outcome.reading.in_base:
-        # Products of `ranks`, of groups of as many microbatches, and of updates.
+    reading = outcome.reading
+    if sum([reading.is_stream, reading.in_base, _SLICES in reading.sizes]) > 1:
+        # Products of three of groups, microbatches, slices and updates.
         return
     priced = [item for item in tree.items if isinstance(item, syntax.Cost)]
     if not any(isinstance(item, syntax.Memory) for item in priced):
-        peak = _peak(outcome)
-        if peak is not None:
-            yield Form(PEAK, peak)
+        # What a rank holds has no bearing on when its ops run.
+        with suppress(Unreadable):
+            peak = _peak(outcome)
+            if peak is not None:
+                yield Form(PEAK, peak)
     if any(s.batch for s in outcome.reading.statements if s.kind in OPS):
         return
     if any(not isinstance(item, syntax.Memory) for item in priced):
@@ -112,7 +122,9 @@ def _durations() -> dict[Kind, int]:
 
 def _base(reading: Reading) -> str | None:
     """The base of a program's figures, where they have two digits."""
-    return _MICROBATCHES if reading.is_stream else reading.base
+    wanted = _MICROBATCHES if reading.is_stream else _SLICES
+    is_any = wanted in reading.sizes and constant(symbol(wanted), reading.domain) is None
+    return wanted if is_any else reading.base
 
 
 # Time
@@ -123,11 +135,14 @@ def _makespan(outcome: Outcome) -> Number | None:
     rest = outcome.proved
     pieces: list[Number] = []
     # The second reading has more statements, and so more freedom for stamps: it is tried for the
-    # sizes that are left.
-    for reading in (outcome.reading, _refined(outcome.reading)):
-        pieces += _by_cases(_Timing(reading), rest)
+    # sizes that are left; and in the end for these part by part.
+    readings = (outcome.reading, _refined(outcome.reading))
+    for reading, is_cut in ((readings[0], False), (readings[1], False), (readings[1], True)):
+        timing = _Timing(reading)
+        for part in parts_of(rest, reading) if is_cut else [rest]:
+            pieces += _by_cases(timing, part)
         for piece in pieces:
-            rest = rest - piece.domain()
+            rest = (rest - piece.domain()).coalesce()
         if rest.is_empty():
             break
     if not pieces:
@@ -137,27 +152,36 @@ def _makespan(outcome: Outcome) -> Number | None:
 
 def _refined(reading: Reading) -> Reading:
     """The same program with more statements: an op is cut where another one in the same loops
-    begins or ends to run beside it, since its own pace may change there.
+    begins or ends to run beside it, and where what its stage makes goes elsewhere by another rule
+    than of other stages, since its own pace may change there.
     """
     statements: list[Statement] = []
     rounds = [_rounds(one) for one in reading.statements]
+    goes = [
+        without(isl.Set.from_basic_set(part), [LATER]) for part in reading.onward.get_basic_sets()
+    ]
     for one, own in zip(reading.statements, rounds, strict=True):
-        parts = [one.domain]
+        cuts = [without(part & symbol(STAGE).eq_set(one.stage), [STAGE]) for part in goes]
         for other, others in zip(reading.statements, rounds, strict=True):
-            if len(other.order) != len(one.order):
-                continue
-            beside = condition_of(own.intersect_range(others.range()).domain(), one.indices)
-            if beside.is_empty():
-                continue
-            parts = [
-                part.coalesce()
-                for whole in parts
-                for part in (whole & beside, whole - beside)
-                if not part.is_empty()
-            ]
-        for part in parts:
+            if len(other.order) == len(one.order):
+                beside = own.intersect_range(others.range()).domain()
+                cuts.append(condition_of(beside, one.indices))
+        for part in _cut_by(one.domain, cuts):
             statements.append(evolve(one, number=len(statements), domain=part))
     return evolve(reading, statements=tuple(statements))
+
+
+def _cut_by(where: isl.Set, cuts: Sequence[isl.Set]) -> list[isl.Set]:
+    """A condition cut at others, each into where it holds and where it does not."""
+    parts = [where]
+    for cut in cuts:
+        parts = [
+            part.coalesce()
+            for whole in parts
+            for part in (whole & cut, whole - cut)
+            if not part.is_empty()
+        ]
+    return parts
 
 
 def _rounds(statement: Statement) -> isl.Map:
@@ -277,11 +301,7 @@ class _Timing:
                 if fixed.is_empty():
                     continue
                 for extreme in (fixed.lexmin(), fixed.lexmax()):
-                    point = extreme.sample_point()
-                    values = [
-                        int(point.get_coordinate_val(isl.dim_type.set, at).to_python())
-                        for at in range(len(op.indices))
-                    ]
+                    values = _coordinates(extreme.sample_point(), len(op.indices))
                     instances.append([*sample, *values])
             weights[op.number] = self.terms(instances)
         return weights
@@ -350,6 +370,8 @@ class _Timing:
         """
         microbatches = Number(symbol(REST), symbol(GROUPS))
         if self.frame.base != BASE:
+            if not {BASE, _MICROBATCHES} <= {*self.sizes}:
+                return None
             microbatches = of_symbol(_MICROBATCHES)
         for factor in (1, 2):
             limit = of_symbol(BASE).times(factor)
@@ -387,7 +409,7 @@ def _as_source(part: isl.Set, pairs: isl.Set) -> isl.Set:
 
 
 def _samples(where: isl.Set, sizes: Sequence[str]) -> list[list[int]]:
-    """Some sizes of a set: a few small and large ones."""
+    """Some sizes of a set: a few small and large ones, or any one."""
     samples = []
     values = (1, 2, 3, 5, 8, 20, 60)
     for one in values:
@@ -400,7 +422,11 @@ def _samples(where: isl.Set, sizes: Sequence[str]) -> list[list[int]]:
                     fixed = fixed.fix_val(isl.dim_type.param, at, isl.Val(value))
             if not fixed.is_empty():
                 samples.append(sample)
-    return samples
+    return samples or [_coordinates(points(where, sizes).sample_point(), len(sizes))]
+
+
+def _coordinates(point: isl.Point, width: int) -> list[int]:
+    return [int(point.get_coordinate_val(isl.dim_type.set, at).to_python()) for at in range(width)]
 
 
 def _of_sizes(row: Row, frame: Frame) -> Number:
@@ -420,11 +446,8 @@ def _of_sizes(row: Row, frame: Frame) -> Number:
 
 
 def _work(outcome: Outcome) -> Number | None:
-    """What the busiest rank works: all microbatches of all of its stages."""
+    """What the busiest rank works: all slices of all microbatches of all of its stages."""
     reading = outcome.reading
-    if "slices" in reading.sizes:
-        # Microbatches times slices are no affine function.
-        return None
     takes = _durations()
     kinds = {s.kind for s in reading.statements}
     of_unit = takes[Kind.F]
@@ -435,7 +458,7 @@ def _work(outcome: Outcome) -> Number | None:
         if not relations.made(Kind.F).is_equal(relations.made(Kind.R)):
             return None
         of_unit += takes[Kind.R]
-    every = outcome.proved & between(number(0), symbol(RANK), symbol("ranks"))
+    every = outcome.proved & without(reading.held, [STAGE])
     total = of_number(0).within(every)
     for stage in reading.own_stages:
         for line in reading.lines:
@@ -450,14 +473,18 @@ def _work(outcome: Outcome) -> Number | None:
 
 
 def _run_by(line: Line, reading: Reading) -> Number | None:
-    """How many microbatches a pipeline runs, in all updates; None if it cannot be said."""
+    """How many slices a pipeline runs, in all updates; None if it cannot be said."""
+    slices = constant(reading.slices, reading.domain)
+    if slices is None:
+        assert line.microbatches.high is None
+        return Number(number(0), line.microbatches.low, _SLICES)
     if not reading.is_stream:
-        return line.microbatches
+        return line.microbatches.times(slices)
     multiple = multiple_of_base(line.microbatches.low, reading.domain, _MICROBATCHES)
     if multiple is None:
         return None
     _, bases, more = multiple
-    low, high = (symbol(UPDATES).scale_val(isl.Val(times)) for times in (more, bases))
+    low, high = (symbol(UPDATES).scale_val(isl.Val(times * slices)) for times in (more, bases))
     return Number(low, high, _MICROBATCHES)
 
 

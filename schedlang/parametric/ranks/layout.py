@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import islpy as isl
-from attrs import define, field
+from attrs import define, evolve, field
 
 from schedlang.language import expressions, syntax
 from schedlang.parametric.ranks.counting import RANK, renamed
@@ -26,11 +26,11 @@ from schedlang.parametric.ranks.statements import (
     STAGE,
     Claim,
     Line,
+    Weights,
     any_of,
 )
 from schedlang.parametric.ranks.symbols import (
     between,
-    constant,
     everywhere,
     number,
     points,
@@ -38,6 +38,7 @@ from schedlang.parametric.ranks.symbols import (
     without,
 )
 from schedlang.parametric.ranks.values import Evaluator, Scope, StageFunction
+from schedlang.schedule.schedule import WeightRule
 
 #: How many stages of a rank are told apart by their number at most.
 _MOST_CHUNKS = 16
@@ -58,7 +59,7 @@ class Layout:
     edges: list[isl.Set] = field(factory=list)
     skips: list[isl.Set] = field(factory=list)
     claims: list[Claim] = field(factory=list)
-    delay: int | None = None
+    rules: list[Weights] = field(factory=list)
 
     def item(self, item: syntax.Node) -> None:
         """Read what stands before the order."""
@@ -145,7 +146,7 @@ class Layout:
         evaluator.mistaken("no-such-rank", "a stage is on no rank", stage.rank, there - is_rank)
         first = number(0)
         if self.lines:
-            first = self.lines[-1].first.add(self.lines[-1].stages)
+            first = self.stages()
         line = Line(name, first, stop, microbatches, rank.intersect_domain(there))
         self.lines.append(line)
         if name:
@@ -179,6 +180,8 @@ class Layout:
         idle = every - without(held, [STAGE])
         self.evaluator.mistaken("placement", "a rank holds no stage", name, idle)
         self.evaluator.own_stages = _chunks(held)
+        stages = between(number(0), symbol(STAGE), self.stages())
+        self.rules.append(Weights(WeightRule().name, stages, number(0)))
 
     def edge(self, item: syntax.Edge) -> None:
         """The edges or skips of a line, as a condition of their earlier stage STAGE and later one
@@ -227,18 +230,28 @@ class Layout:
         return any_of([edges, chain - without(edges, [STAGE, LATER]), *self.skips])
 
     def weights(self, item: syntax.Weights) -> None:
-        """Which version of their weights stages read."""
+        """Which version of their weights stages read; a later line overrides an earlier one."""
+        start = number(0)
+        stop = every = self.stages()
         if item.stages is not None:
-            raise Unreadable("rules for the weights of some stages", item.span)
-        if item.rule.name == "latest":
-            self.delay = None
-        elif item.rule.name == "delay" and item.rule.updates is not None:
-            updates = self.evaluator.plain(item.rule.updates, self.scope, self.where)
-            self.delay = constant(updates, self.where)
-            if self.delay is None or self.delay < 0:
-                raise Unreadable("a delay of the weights that depends on sizes", item.span)
-        else:
-            raise Unreadable(f"`weights {item.rule.name}`", item.span)
+            start = self.evaluator.plain(item.stages.start, self.scope, self.where)
+            stop = self.evaluator.plain(item.stages.stop, self.scope, self.where)
+        are_there = number(0).le_set(start) & start.le_set(stop) & stop.le_set(every)
+        what = "`weights` of stages that there are not"
+        self.evaluator.mistaken("no-such-stage", what, item, self.where - are_there)
+        delay = number(0)
+        if item.rule.updates is not None:
+            delay = self.evaluator.plain(item.rule.updates, self.scope, self.where)
+        ahead = self.where & delay.lt_set(number(0))
+        what = "weights are delayed by 0 updates or more"
+        self.evaluator.mistaken("weight-version", what, item, ahead)
+        stages = between(start, symbol(STAGE), stop)
+        self.rules = [evolve(rule, stages=rule.stages - stages) for rule in self.rules]
+        self.rules.append(Weights(item.rule.name, stages, delay))
+
+    def stages(self) -> isl.PwAff:
+        """How many stages there are in all pipelines."""
+        return self.lines[-1].first.add(self.lines[-1].stages)
 
 
 def _chunks(held: isl.Set) -> list[isl.PwAff]:

@@ -23,6 +23,7 @@ from islpy import DEFAULT_CONTEXT
 from schedlang.diagnostics.source import Span
 from schedlang.parametric.ranks.symbols import (
     constant,
+    equalities,
     floor_by,
     floor_by_symbol,
     number,
@@ -92,6 +93,20 @@ class Number:
         """The same number, of some part of its domain only."""
         high = None if self.high is None else self.high.intersect_domain(where)
         return Number(self.low.intersect_domain(where), high, self.base)
+
+    def pieces(self) -> Iterator[tuple[isl.Set, Number]]:
+        """The parts of its domain in which both digits are one affine function, with these, which
+        are defined everywhere.
+        """
+        highs = [] if self.high is None else self.high.get_pieces()
+        for where, low in self.low.get_pieces():
+            of_low = isl.PwAff.from_aff(low)
+            if self.high is None:
+                yield where, Number(of_low)
+            for there, high in highs:
+                both = where & there
+                if not both.is_empty():
+                    yield both.coalesce(), Number(of_low, isl.PwAff.from_aff(high), self.base)
 
     def plus(self, other: Number) -> Number:
         """The sum."""
@@ -268,10 +283,28 @@ def folded(value: Number, where: isl.Set) -> Number:
 
 
 def simplified_number(value: Number) -> Number:
-    """The same number in fewer pieces."""
+    """The same number in fewer pieces: one that is the same as another one's on its own part goes
+    into that.
+    """
     if value.high is None:
         return Number(simplified(value.low))
-    return Number(value.low.coalesce(), value.high.coalesce(), value.base)
+    merged: list[tuple[isl.Set, Number]] = []
+    for where, one in sorted(value.pieces(), key=lambda piece: equalities(piece[0])):
+        for place, (there, other) in enumerate(merged):
+            if _are_one(one, other, where):
+                merged[place] = (there | where, other)
+                break
+        else:
+            merged.append((where, one))
+    return union([other.within(there.coalesce()) for there, other in merged])
+
+
+def _are_one(one: Number, other: Number, where: isl.Set) -> bool:
+    """Whether two numbers are known to be the same one wherever a condition holds."""
+    try:
+        return bool(where.is_subset(same(one, other, where)))
+    except Unreadable:
+        return False
 
 
 def plain(value: Number, where: isl.Set) -> isl.PwAff:
@@ -457,21 +490,6 @@ def digits(value: Number, where: isl.Set) -> tuple[isl.PwAff, isl.PwAff]:
 def row_of(index: str) -> str:
     """The symbol of the high digit of what has a symbol for its low one."""
     return f"{index}_row"
-
-
-def is_row(name: str) -> bool:
-    """Whether a symbol is a high digit."""
-    return name.endswith("_row")
-
-
-def is_short(name: str, where: isl.Set, base: str) -> bool:
-    """Whether a symbol is less than a few times a base, up or down from 0, where a condition
-    holds.
-    """
-    value = symbol(name)
-    most = symbol(base).scale_val(isl.Val(_MOST_BASES))
-    far = value.gt_set(most) | value.lt_set(most.neg())
-    return bool((where & far).is_empty())
 
 
 def _like(function: isl.PwAff, value: int) -> isl.PwAff:

@@ -147,7 +147,7 @@ def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
         (blocked if relations.writes_transfers else mistakes).append(circle)
         rest = (rest - circle.holds).coalesce()
     if not rest.is_empty():
-        for part in _cut(rest, reading):
+        for part in parts_of(rest, reading):
             stamps = _stamps(edges, reading, part)
             if stamps is not None:
                 cases.append(Case(part, stamps))
@@ -221,8 +221,8 @@ def contains(where: isl.Set, sizes: Mapping[str, int]) -> bool:
     return not where.is_empty()
 
 
-def _cut(where: isl.Set, reading: Reading) -> list[isl.Set]:
-    """The sizes cut where one of the statements begins to have instances."""
+def parts_of(where: isl.Set, reading: Reading) -> list[isl.Set]:
+    """Some sizes, cut where one of the statements begins to have instances."""
     parts = [where]
     sizes = (*reading.sizes, UPDATES)
     for statement in reading.statements:

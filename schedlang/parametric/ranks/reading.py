@@ -92,5 +92,5 @@ def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Rea
         tuple(layout.evaluator.mistakes),
         (*layout.claims, *orders.claims),
         is_stream,
-        layout.delay,
+        tuple(layout.rules),
     )

@@ -21,7 +21,7 @@ from attrs import evolve, field, frozen
 from ortools.linear_solver import pywraplp  # type: ignore[import-untyped]
 
 from schedlang.parametric.ranks.checks import Edge
-from schedlang.parametric.ranks.numbers import Number, Unreadable, is_row, is_short
+from schedlang.parametric.ranks.numbers import Number, Unreadable
 from schedlang.parametric.ranks.statements import Statement
 from schedlang.parametric.ranks.symbols import points
 
@@ -252,21 +252,11 @@ class _Program:
         if statement.number in self.columns:
             return
         variables = []
-        terms = ["", *self.frame.sizes, *statement.indices]
-        may_be = [True] * len(terms)
-        base = self.frame.base
-        if base is not None:
-            # The low digit is of what some times the base bounds, the high one of all else: so a
-            # difference of two stamps has few cases.
-            low = [not term or is_short(term, statement.domain, base) for term in terms]
-            high = [not short or is_row(term) for term, short in zip(terms, low, strict=True)]
-            # What an equality says of an index is said with the other terms.
-            free = [term not in _told_by_others(statement) for term in terms]
-            may_be = [
-                is_there and free[at % len(free)] for at, is_there in enumerate([*low, *high])
-            ]
-        for is_there in may_be:
-            most = _LARGEST if is_there else 0
+        # What an equality says of an index is said with the other terms.
+        told = _told_by_others(statement) if self.frame.base is not None else set()
+        terms = ["", *self.frame.sizes, *statement.indices] * self.frame.digits
+        for term in terms:
+            most = 0 if term in told else _LARGEST
             up = self.solver.NumVar(0, most, "")
             down = self.solver.NumVar(0, most, "")
             for part in (up, down):
@@ -276,8 +266,9 @@ class _Program:
 
     def prefer(self, wish: Wish) -> None:
         """Prefer some functions to others."""
-        for number, weights in wish.weights.items():
-            for (up, down), value in zip(self.columns.get(number, ()), weights, strict=False):
+        for number, variables in self.columns.items():
+            weights = wish.weights.get(number) or (Fraction(0),) * len(variables)
+            for (up, down), value in zip(variables, weights, strict=True):
                 self.objective.SetCoefficient(up, _SMALL + float(value))
                 self.objective.SetCoefficient(down, _SMALL - float(value))
         for number, values in wish.fixed.items():

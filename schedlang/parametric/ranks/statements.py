@@ -111,11 +111,20 @@ class Claim:
 
 
 @frozen(eq=False)
+class Weights:
+    """The rule by which some `stages`, a condition of STAGE, read their weights: its name, as a
+    program has it, and by how many updates they are delayed, which is 0 by other rules.
+    """
+
+    rule: str
+    stages: isl.Set
+    delay: isl.PwAff
+
+
+@frozen(eq=False)
 class Reading:
     """A program as sets: its symbolic `sizes`, the `domain` of them for which it is meant, and what
     is wrong with it where. `in_base`: its microbatches are numbers of two digits, in base `ranks`.
-
-    `delay` is by how many updates its weights are delayed; None where ops read the latest.
     """
 
     name: str
@@ -132,7 +141,8 @@ class Reading:
     mistakes: tuple[Mistake, ...]
     claims: tuple[Claim, ...]
     is_stream: bool
-    delay: int | None
+    #: Every stage is among those of one rule.
+    weights: tuple[Weights, ...]
 
     @property
     def base(self) -> str | None:

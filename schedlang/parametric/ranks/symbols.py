@@ -170,7 +170,7 @@ def simplified(function: isl.PwAff) -> isl.PwAff:
         return function.coalesce()
     merged: list[tuple[isl.Set, isl.PwAff]] = []
     # Those of many points first: pieces of few are mostly the borders of others.
-    for where, value in sorted(pieces, key=lambda piece: _equalities(piece[0])):
+    for where, value in sorted(pieces, key=lambda piece: equalities(piece[0])):
         of_piece = isl.PwAff.from_aff(value)
         for place, (there, other) in enumerate(merged):
             if other.intersect_domain(where).eq_set(of_piece).is_equal(where):
@@ -186,6 +186,6 @@ def simplified(function: isl.PwAff) -> isl.PwAff:
     return result
 
 
-def _equalities(where: isl.Set) -> int:
+def equalities(where: isl.Set) -> int:
     """How many equalities hold in all of a condition."""
     return int(where.affine_hull().n_constraint())

@@ -1,13 +1,13 @@
 """Sets and functions of sizes in a program's own words."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import islpy as isl
 
 from schedlang.parametric.ranks.counting import RANK
 from schedlang.parametric.ranks.numbers import BASE, Number
-from schedlang.parametric.ranks.statements import GROUPS, REST
+from schedlang.parametric.ranks.statements import GROUPS, REST, UPDATES
 from schedlang.parametric.ranks.symbols import between, constant, everywhere, number, symbol
 
 _PRODUCT = re.compile(r"(\d)([A-Za-z_(])")
@@ -26,7 +26,9 @@ def condition_text(sizes: isl.Set, names: Sequence[str]) -> str:
     texts = [part.strip() for part in parts]
     if not texts or "" in texts or texts == ["true"]:
         return " and ".join(
-            f"{'microbatches' if name == GROUPS else name} >= 1" for name in names if name != REST
+            f"{'microbatches' if name == GROUPS else name} >= 1"
+            for name in names
+            if name not in (REST, UPDATES)
         )
     return " or ".join(
         f"({text})" if len(texts) > 1 and " and " in text else text for text in texts
@@ -50,15 +52,16 @@ def possible_sizes(names: Sequence[str]) -> isl.Set:
 def pieces_of(value: Number, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """The pieces of a function of sizes, and maybe of a rank: each a condition and a value."""
     pieces = []
-    for where, low, high in _pieces(value):
-        text = _text(low, where)
-        if high is not None:
-            of_microbatches = _times_base(high) if value.base == BASE else None
-            if of_microbatches is None:
-                times = f"{_factor(_text(high, where))} * {value.base}"
+    for where, each in value.pieces():
+        text = _text(each.low, where)
+        if each.high is not None:
+            of_microbatches = _times_base(each.high) if value.base == BASE else None
+            high = _text(each.high, where)
+            if of_microbatches is not None:
+                text = _text(each.low.add(of_microbatches), where)
+            elif high != "0":
+                times = f"{_factor(high)} * {value.base}"
                 text = times if text == "0" else f"{text} + {times}"
-            else:
-                text = _text(low.add(of_microbatches), where)
         condition = where
         at = condition.find_dim_by_name(isl.dim_type.param, RANK)
         if at >= 0:
@@ -66,19 +69,6 @@ def pieces_of(value: Number, names: Sequence[str]) -> tuple[tuple[str, str], ...
             condition = condition.gist_params(ranked)
         pieces.append((condition_text(condition, names), text))
     return tuple(pieces)
-
-
-def _pieces(value: Number) -> Iterator[tuple[isl.Set, isl.PwAff, isl.PwAff | None]]:
-    """The pieces of a number, in each of which both digits are one affine function."""
-    for where, low in value.low.get_pieces():
-        of_low = isl.PwAff.from_aff(low)
-        if value.high is None:
-            yield where, of_low, None
-            continue
-        for there, high in value.high.get_pieces():
-            both = where & there
-            if not both.is_empty():
-                yield both.coalesce(), of_low, isl.PwAff.from_aff(high)
 
 
 def _times_base(high: isl.PwAff) -> isl.PwAff | None:

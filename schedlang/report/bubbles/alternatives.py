@@ -6,15 +6,16 @@ import numpy as np
 
 from schedlang.report.bubbles.waits import ROUNDING, Waits
 from schedlang.schedule.columns import Floats, Ints, is_any
+from schedlang.schedule.costs import Amounts
 from schedlang.schedule.kinds import MAKERS, Kind
 
 
 class Alternatives:
     """A rank's steps, and what it holds before each of them, where `amounts` are what ops add to
-    its memory, by kind and stage.
+    its memory.
     """
 
-    def __init__(self, waits: Waits, rank: int, amounts: Floats) -> None:
+    def __init__(self, waits: Waits, rank: int, amounts: Amounts) -> None:
         self.waits = waits
         begin, stop = waits.first[rank : rank + 2].tolist()
         columns = waits.schedule.columns
@@ -63,7 +64,7 @@ class Alternatives:
                     earliest[cause] = min(earliest.get(cause, end), ready)
         return earliest
 
-    def _measure(self, amounts: Floats, rows: Ints, first: Ints, last: Ints) -> None:
+    def _measure(self, amounts: Amounts, rows: Ints, first: Ints, last: Ints) -> None:
         """Find what the rank holds before each step, what the step adds at most, and what it
         leaves.
         """
@@ -72,7 +73,7 @@ class Alternatives:
         kind = columns.kind[rows]
         stage = columns.stage[rows]
         microbatch = columns.microbatch[rows]
-        amount = amounts[kind, stage]
+        amount = amounts.of(kind, stage, microbatch)
         # What is held before each op, one entry more than there are ops. While an op runs, it may
         # hold more than is left of it, such as a forward that drops its activations:
         #

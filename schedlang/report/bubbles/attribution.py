@@ -18,7 +18,6 @@ from schedlang.report.bubbles.reasons import Gaps, Reasons, Why, reasons
 from schedlang.report.bubbles.waits import ROUNDING, Step, Waits
 from schedlang.schedule.columns import Floats, Ints, counts_of
 from schedlang.schedule.costs import Costs, Durations
-from schedlang.schedule.kinds import Kind
 
 #: The causes, in the order in which they are shown, and what each means.
 CAUSES = {
@@ -179,9 +178,7 @@ class _Choices:
 def _choices(waits: Waits, gaps: Gaps, costs: Costs) -> _Choices:
     phases = []
     layout = waits.schedule.layout
-    amounts = np.zeros((max(Kind) + 1, len(layout.placement)))
-    for kind, of_stages in costs.memory(layout).items():
-        amounts[kind] = of_stages
+    amounts = costs.memory(layout)
     # One row for `order`, one for `memory`, and a column for each gap.
     earliest = np.full((2, len(gaps)), np.inf)
     bounds = np.searchsorted(gaps.rank, np.arange(len(waits.schedule.ranks) + 1))
@@ -212,7 +209,7 @@ def _even(waits: Waits, costs: Costs) -> Floats:
     overlap = durations.overlap and [fmean(durations.overlap)] * len(durations.overlap)
     even = Durations(
         {kind: [fmean(each)] * len(each) for kind, each in durations.by_kind.items()},
-        overlap,
+        overlap=overlap,
         components=durations.components,
     )
     ops = np.flatnonzero(~columns.is_transfer)

@@ -203,6 +203,7 @@ def _setting_texts(plan: Plan) -> dict[str, str]:
         "frozen stages": _listed(map(str, layout.frozen)),
         "weights": _listed(rules if len(set(rules)) > 1 else rules[:1]),
         "links": _listed(map(str, layout.links)),
+        "keepers": _listed(map(str, layout.keepers)),
         "transport": plan.transport,
         "costs": _listed(f"{name} {_cost(value)}" for name, value in costs.items()),
     }

@@ -4,13 +4,14 @@ Given by a program, by options of a command, in a file, or measured: all become 
 """
 
 from schedlang.schedule.costs.measured import measured_costs
-from schedlang.schedule.costs.model import NAMES, UNIT, Costs, Durations, check_costs
+from schedlang.schedule.costs.model import NAMES, UNIT, Amounts, Costs, Durations, check_costs
 from schedlang.schedule.costs.reading import costs_of, make_costs, read_costs
 from schedlang.schedule.costs.transfers import Transfers
 
 __all__ = [
     "NAMES",
     "UNIT",
+    "Amounts",
     "Costs",
     "Durations",
     "Transfers",

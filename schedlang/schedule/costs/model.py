@@ -2,10 +2,9 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from functools import wraps
+from functools import cached_property, wraps
 from itertools import accumulate
 from math import inf
-from operator import neg, sub
 from typing import Any, TypeVar
 
 import numpy as np
@@ -54,7 +53,10 @@ _WAYS = ("p2p_time", "link_times")
 SINGLE = frozenset(["p2p_time", *_LINKS]) - {"boundary_bytes"}
 #: Of these, the number of a stage may be a list with one for each microbatch, and that of a
 #: microbatch one for each of its slices.
-BY_UNIT = frozenset(_TIMES) - {"update_times", "overlap_times"}
+_TIMES_BY_UNIT = frozenset(_TIMES) - {"update_times", "overlap_times"}
+_MEMORY_BY_UNIT = frozenset(_MEMORY) - {"gather_memory"}
+_BYTES_BY_UNIT = frozenset(["activation_bytes", "kept_bytes"])
+_BY_UNIT = _TIMES_BY_UNIT | _MEMORY_BY_UNIT | _BYTES_BY_UNIT
 
 #: What depends on each other: costs that give one of these leave none of them to others.
 _TOGETHER = (
@@ -100,19 +102,52 @@ def _tuple(values: Any) -> Any:
 
 
 @frozen
-class Durations:
-    """How long ops take, for each kind on each stage; and ops that overlap together, by the stage
-    of the first.
+class Amounts:
+    """A number for each kind of op on each stage, such as what it adds to the memory of its rank.
 
-    Of kinds whose durations differ by microbatch, `by_kind` has the means. `by_unit` has their
+    Of kinds whose numbers differ by microbatch, `by_kind` has the means. `by_unit` has their
     tables, with a row for each stage: those of its microbatches in an update, or of their slices,
     of which it has `units[stage]`.
     """
 
     by_kind: dict[int, list[float]]
-    overlap: list[float] | None = None
     by_unit: dict[int, Floats] = field(factory=dict)
     units: Ints = field(factory=lambda: np.ones(0, np.int64))
+
+    def __getitem__(self, kind: int) -> list[float]:
+        return self.by_kind[kind]
+
+    @cached_property
+    def _table(self) -> Floats:
+        """The number of each kind on each stage; of kinds that have none, 0."""
+        table = np.zeros((ROWS, len(self.by_kind[Kind.F])))
+        for kind, numbers in self.by_kind.items():
+            table[kind] = numbers
+        return table
+
+    def of(self, kind: Ints, stage: Ints, microbatch: Ints) -> Floats:
+        """The numbers of some ops, of each by itself."""
+        numbers: Floats = self._table[kind, stage]
+        for differing, by_unit in self.by_unit.items():
+            rows = np.flatnonzero(kind == int(differing))
+            stages = stage[rows]
+            numbers[rows] = by_unit[stages, microbatch[rows] % self.units[stages]]
+        return numbers
+
+    def all(self) -> Iterator[float]:
+        """All numbers that there are."""
+        for kind, numbers in self.by_kind.items():
+            table = self.by_unit.get(kind)
+            yield from numbers if table is None else table[~np.isnan(table)].tolist()
+
+
+@frozen
+class Durations(Amounts):
+    """How long ops take, each by itself; and ops that overlap together, by the stage of the
+    first.
+    """
+
+    overlap: list[float] | None = None
     #: The components of kinds of ops that have some; others are one on `COMPUTE`.
     components: dict[int, tuple[Component, ...]] = field(factory=dict)
 
@@ -121,26 +156,9 @@ class Durations:
         """Whether ops that overlap take as long as one after the other."""
         return self.overlap is None and not self.components
 
-    def __getitem__(self, kind: int) -> list[float]:
-        return self.by_kind[kind]
-
-    def of(self, kind: Ints, stage: Ints, microbatch: Ints) -> Floats:
-        """How long some ops take, each on its own."""
-        table = np.zeros((ROWS, len(self.by_kind[Kind.F])))
-        for number, times in self.by_kind.items():
-            table[number] = times
-        takes: Floats = table[kind, stage]
-        for number, by_unit in self.by_unit.items():
-            rows = np.flatnonzero(kind == int(number))
-            stages = stage[rows]
-            takes[rows] = by_unit[stages, microbatch[rows] % self.units[stages]]
-        return takes
-
     def all(self) -> Iterator[float]:
         """All durations that there are."""
-        for kind, times in self.by_kind.items():
-            table = self.by_unit.get(kind)
-            yield from times if table is None else table[~np.isnan(table)].tolist()
+        yield from super().all()
         yield from self.overlap or ()
 
     def time(self, kind: int, stage: int, microbatch: int) -> float:
@@ -219,9 +237,9 @@ def _new_name(name: str) -> str:
 class Costs:
     """How long ops and transfers take, and what they hold: a sequence with one number for all
     stages, or with one per stage; None is not given, and what stands in for it is said beside the
-    fields. Where an op's time differs by microbatch, the number of a stage is a sequence with one
-    per microbatch of its pipeline, and that of a microbatch, where there are slices, one with a
-    number per slice.
+    fields. Where an op's time or memory differs by microbatch, the number of a stage is a sequence
+    with one per microbatch of its pipeline, and that of a microbatch, where there are slices, one
+    with a number per slice.
 
     Times are in any unit, all in the same, and so is the time of simulations; memory is in a unit
     of its own; bytes are bytes, a bandwidth is bytes per unit of time. The names are those of files
@@ -265,17 +283,17 @@ class Costs:
 
     # What an op adds to what its rank holds. Without, 1 for a forward, nothing for an input half;
     # the last use, a weight half or a whole backward, gives back what there is.
-    forward_memory: _Values = field(default=None, converter=_tuple)
-    backward_memory: _Values = field(default=None, converter=_tuple)
-    input_memory: _Values = field(default=None, converter=_tuple)
-    weight_memory: _Values = field(default=None, converter=_tuple)
+    forward_memory: _UnitValues = field(default=None, converter=_tuple)
+    backward_memory: _UnitValues = field(default=None, converter=_tuple)
+    input_memory: _UnitValues = field(default=None, converter=_tuple)
+    weight_memory: _UnitValues = field(default=None, converter=_tuple)
     gather_memory: _Values = field(default=None, converter=_tuple)
 
     # Bytes are counted where they are given: those of an activation from the forward to the last
     # use, of which some are kept from an input half to its weight half; and those of each version
     # of a stage's weights.
-    activation_bytes: _Values = field(default=None, converter=_tuple)
-    kept_bytes: _Values = field(default=None, converter=_tuple)
+    activation_bytes: _UnitValues = field(default=None, converter=_tuple)
+    kept_bytes: _UnitValues = field(default=None, converter=_tuple)
     weights_bytes: _Values = field(default=None, converter=_tuple)
     gathered_bytes: _Values = field(default=None, converter=_tuple)
     #: What a rank has room for: one number for all ranks, or one per rank; without, as much as it
@@ -348,8 +366,14 @@ class Costs:
 
     @property
     def differ_by_microbatch(self) -> bool:
-        """Whether some op takes longer for one microbatch, or slice, than for another."""
-        return any(_has_lists(getattr(self, name)) for name in self._given(tuple(BY_UNIT)))
+        """Whether some op takes longer for one microbatch, or slice, than for another, or more
+        memory.
+        """
+        return self._have_lists(_BY_UNIT)
+
+    def _have_lists(self, names: Iterable[str]) -> bool:
+        """Whether some of these costs have a list with one for each microbatch."""
+        return any(_has_lists(getattr(self, name)) for name in self._given(tuple(names)))
 
     def check(self, layout: Layout | int) -> None:
         """ValueError where what is given per stage, microbatch, slice or rank is not for those of a
@@ -362,8 +386,8 @@ class Costs:
         self.transfers(stages)
         self.sums(stages)
         self.gathers(stages)
-        self.memory(stages)
-        self.bytes(stages)
+        self.memory(layout)
+        self.bytes(layout)
         self.bytes_of_weights(stages)
 
     def _check_ranks(self, ranks: int) -> None:
@@ -378,20 +402,12 @@ class Costs:
         """How long compute actions take in a layout, or on each of so many stages if they are alike
         for all microbatches; ValueError for a wrong number of values.
         """
-        stages = layout if isinstance(layout, int) else len(layout.placement)
-        units = np.ones(stages, np.int64)
-        if self.differ_by_microbatch:
-            if isinstance(layout, int):
-                raise ValueError("the costs differ by microbatch: they are for a layout")
-            units = np.array(list(map(layout.units_of_update, range(stages))), np.int64)
+        by_unit = _TIMES_BY_UNIT | (_BYTES_BY_UNIT if self._goes_by_link(layout) else frozenset())
+        tables = self._tables(by_unit, layout)
+        stages = tables.stages
 
         def spread(name: str, values: Any, default: Floats) -> Floats:
-            what = f"durations of {name}"
-            if values is None:
-                return default
-            if isinstance(layout, int) or not _has_lists(values):
-                return np.array(_spread(what, values, [0.0] * stages), np.float64)[:, np.newaxis]
-            return _by_unit(what, values, layout, units)
+            return tables.spread(f"durations of {name}", values, default)
 
         # Columns of one number for each stage, or tables with one for each of its microbatches.
         ones = np.ones((stages, 1))
@@ -400,8 +416,8 @@ class Costs:
         half = spread("`B`", self.backward_times, 2 * ones) / 2
         input = spread("`I`", self.input_times, half)
         weight = spread("`W`", self.weight_times, half)
-        offload = spread("`offload`", self.offload_times, forward)
-        tables: dict[int, Floats] = {
+        offload = spread("`offload`", self.offload_times, self._to_keepers(tables, forward))
+        takes: dict[int, Floats] = {
             Kind.F: forward,
             Kind.B: spread("`B`", self.backward_times, input + weight),
             Kind.I: input,
@@ -416,15 +432,47 @@ class Costs:
         }
         if not isinstance(layout, int) and layout.frozen:
             # A backward that does nothing takes no time.
-            tables[Kind.I] = input * np.array(layout.has_backward)[:, np.newaxis]
+            takes[Kind.I] = input * np.array(layout.has_backward)[:, np.newaxis]
         overlap = _spread("durations of overlaps", self.overlap_times, [0.0] * stages)
         return Durations(
-            {kind: _means(table, units) for kind, table in tables.items()},
+            *tables.numbers(takes),
             None if self.overlap_times is None else overlap,
-            {kind: table for kind, table in tables.items() if table.shape[1] > 1},
-            units,
             by_kind(self.components),
         )
+
+    def _tables(self, names: Iterable[str], layout: Layout | int) -> "_Tables":
+        """What makes tables of some costs; ValueError where they differ by microbatch, and there is
+        no layout.
+        """
+        stages = layout if isinstance(layout, int) else len(layout.placement)
+        units = np.ones(stages, np.int64)
+        if self._have_lists(names):
+            if isinstance(layout, int):
+                raise ValueError("the costs differ by microbatch: they are for a layout")
+            units = np.array(list(map(layout.units_of_update, range(stages))), np.int64)
+        return _Tables(layout, stages, units)
+
+    def _goes_by_link(self, layout: Layout | int) -> bool:
+        """Whether what is copied to a rank that keeps it takes as long as its bytes by the link."""
+        bandwidths = self._given(("bandwidth_in_node", "bandwidth_between_nodes"))
+        has_keepers = not isinstance(layout, int) and bool(layout.keepers)
+        return has_keepers and bool(bandwidths) and self.activation_bytes is not None
+
+    def _to_keepers(self, tables: "_Tables", forward: Floats) -> Floats:
+        """How long a copy of activations takes on each stage where nobody says so: as long as a
+        forward; to a rank that keeps them, as long as their bytes take by the link to it, where
+        both are given.
+        """
+        layout = tables.layout
+        if isinstance(layout, int) or not self._goes_by_link(layout):
+            return forward
+        transfers = self.transfers(tables.stages)
+        sizes = tables.spread("`activation_bytes`", self.activation_bytes, forward)
+        times = [
+            [transfers.time_of(size, rank, layout.keepers[rank]) for size in of_stage]
+            for of_stage, rank in zip(sizes.tolist(), layout.placement, strict=True)
+        ]
+        return np.array(times)
 
     def every_duration(self, layout: Layout | int) -> dict[str, list[float]]:
         """How long everything takes on each stage, given or not, by what costs call it, such as
@@ -479,41 +527,36 @@ class Costs:
         """How long a gather of each stage's weights takes; ValueError as above."""
         return _spread("times of gathers", self.gather_times, [0.0] * stages)
 
-    def memory(self, layout: Layout | int) -> dict[int, list[float]]:
-        """For each kind of compute action, what it adds to the memory of its rank, on each stage of
-        a layout, or of so many that are trained; ValueError as above.
+    def memory(self, layout: Layout | int) -> Amounts:
+        """For each kind of compute action, what it adds to the memory of its rank, in a layout, or
+        on each of so many stages that are trained; ValueError as above.
 
         A forward whose activations are dropped adds its amount only while it runs.
         """
-        stages = layout if isinstance(layout, int) else len(layout.placement)
-        forward = _spread("memories of `F`", self.forward_memory, [1.0] * stages)
-        input = _spread("memories of `I`", self.input_memory, [0.0] * stages)
+        tables = self._tables(_MEMORY_BY_UNIT, layout)
+        ones = np.ones((tables.stages, 1))
+        forward = tables.spread("memories of `F`", self.forward_memory, ones)
+        input = tables.spread("memories of `I`", self.input_memory, 0 * ones)
         # By default, the last use gives back all that there is.
-        all_forward = list(map(neg, forward))
-        backward = _spread("memories of `B`", self.backward_memory, all_forward)
-        all_left = list(map(sub, all_forward, input))
-        weight = _spread("memories of `W`", self.weight_memory, all_left)
-        gathered = _spread("memories of gathers", self.gather_memory, [0.0] * stages)
-        input = _of_backward(layout, input, backward)
-        return _changes(forward, backward, input, weight, gathered)
+        backward = tables.spread("memories of `B`", self.backward_memory, -forward)
+        weight = tables.spread("memories of `W`", self.weight_memory, -forward - input)
+        gathered = tables.spread("memories of gathers", self.gather_memory, 0 * ones)
+        return tables.changes(forward, backward, input, weight, gathered)
 
-    def bytes(self, layout: Layout | int) -> dict[int, list[float]] | None:
-        """For each kind of compute action, the bytes that it adds to its rank, on each stage as
-        above; None if none are given.
+    def bytes(self, layout: Layout | int) -> Amounts | None:
+        """For each kind of compute action, the bytes that it adds to its rank, as above; None if
+        none are given.
 
         ValueError as above.
         """
         if not self.gives_bytes:
             return None
-        stages = layout if isinstance(layout, int) else len(layout.placement)
-        held = _spread("`activation_bytes`", self.activation_bytes, [0.0] * stages)
-        kept = _spread("`kept_bytes`", self.kept_bytes, held)
-        backward = list(map(neg, held))
-        input = list(map(sub, kept, held))
-        weight = list(map(neg, kept))
-        gathered = _spread("`gathered_bytes`", self.gathered_bytes, [0.0] * stages)
-        input = _of_backward(layout, input, backward)
-        return _changes(held, backward, input, weight, gathered)
+        tables = self._tables(_BYTES_BY_UNIT, layout)
+        zeros = np.zeros((tables.stages, 1))
+        held = tables.spread("`activation_bytes`", self.activation_bytes, zeros)
+        kept = tables.spread("`kept_bytes`", self.kept_bytes, held)
+        gathered = tables.spread("`gathered_bytes`", self.gathered_bytes, zeros)
+        return tables.changes(held, -held, kept - held, -kept, gathered)
 
     def bytes_of_weights(self, stages: int) -> list[float]:
         """What one version of each stage's weights takes; ValueError as above."""
@@ -564,7 +607,7 @@ def _check_values(name: str, values: Any) -> None:
     """Whether the values of a cost, one for all stages or one per stage, are numbers that can be
     costs; or of some costs lists of these.
     """
-    depth = 3 if name in BY_UNIT else 2 if name == "link_times" else 1
+    depth = 3 if name in _BY_UNIT else 2 if name == "link_times" else 1
     numbers = list(_leaves(values, depth)) if isinstance(values, tuple) else None
     if numbers is None or not set(map(type, numbers)) <= {int, float}:
         wanted = "numbers, one for all stages or one for each, such as (1.0,)"
@@ -617,32 +660,50 @@ def _check_single(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` is {value:g}: it must be a number from {least:g} to {_MOST:g}")
 
 
-def _changes(
-    forward: list[float],
-    backward: list[float],
-    input: list[float],
-    weight: list[float],
-    gathered: list[float],
-) -> dict[int, list[float]]:
-    """What each kind of op adds to memory: a recomputation or a copy back what the forward did; and
-    a gather until its end.
+@frozen
+class _Tables:
+    """Makes tables with a row for each stage: one number for all microbatches, or one for each of
+    its `units` in an update.
     """
-    amounts = {kind: [op.holds * amount for amount in forward] for kind, op in OPS.items()}
-    amounts |= {Kind.UNSHARD: gathered, Kind.RESHARD: list(map(neg, gathered))}
-    return amounts | {Kind.B: backward, Kind.I: input, Kind.W: weight}
 
+    layout: Layout | int
+    stages: int
+    units: Ints
 
-def _of_backward(layout: Layout | int, input: list[float], backward: list[float]) -> list[float]:
-    """What an `I` adds to memory on each stage: where the stage is frozen no `W` follows, so it
-    gives back all that a whole backward does; or nothing, where nothing is kept for it.
-    """
-    if isinstance(layout, int) or not layout.frozen:
-        return input
-    amounts = list(input)
-    for stage, has_backward in enumerate(layout.has_backward):
-        if not layout.trains(stage):
-            amounts[stage] = backward[stage] if has_backward else 0.0
-    return amounts
+    def spread(self, what: str, values: Any, default: Floats) -> Floats:
+        """The table of what is given; ValueError for a wrong number of values."""
+        if values is None:
+            return default
+        if isinstance(self.layout, int) or not _has_lists(values):
+            alike = _spread(what, values, [0.0] * self.stages)
+            return np.array(alike, np.float64)[:, np.newaxis]
+        return _by_unit(what, values, self.layout, self.units)
+
+    def changes(
+        self, forward: Floats, backward: Floats, input: Floats, weight: Floats, gathered: Floats
+    ) -> Amounts:
+        """What each kind of op adds to memory: a recomputation or a copy back what the forward did;
+        and a gather until its end.
+        """
+        if not isinstance(self.layout, int) and self.layout.frozen:
+            # Where a stage is frozen no `W` follows, so an `I` gives back all that a whole backward
+            # does; or nothing, where nothing is kept for it.
+            stages = range(self.stages)
+            trains = np.array([self.layout.trains(each) for each in stages])[:, np.newaxis]
+            has_backward = np.array(self.layout.has_backward)[:, np.newaxis]
+            input = np.where(trains, input, np.where(has_backward, backward, 0.0))
+        amounts = {kind: op.holds * forward for kind, op in OPS.items()}
+        amounts |= {Kind.UNSHARD: gathered, Kind.RESHARD: -gathered}
+        amounts |= {Kind.B: backward, Kind.I: input, Kind.W: weight}
+        return Amounts(*self.numbers(amounts))
+
+    def numbers(
+        self, tables: dict[int, Floats]
+    ) -> tuple[dict[int, list[float]], dict[int, Floats], Ints]:
+        """The tables as `Amounts` have them."""
+        means = {kind: _means(table, self.units) for kind, table in tables.items()}
+        by_unit = {kind: table for kind, table in tables.items() if table.shape[1] > 1}
+        return means, by_unit, self.units
 
 
 def _spread(what: str, values: _Values, default: list[float]) -> list[float]:

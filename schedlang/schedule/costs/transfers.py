@@ -32,7 +32,11 @@ class Transfers:
             return 0.0
         if self.link_times is not None:
             return self.link_times[sender][receiver]
+        return self.time_of(self.boundary_bytes[earlier], sender, receiver)
+
+    def time_of(self, amount: float, sender: int, receiver: int) -> float:
+        """How long so many bytes take from a rank to another one, by the link between them."""
         size = self.ranks_per_node
         is_between = size is not None and sender // size != receiver // size
         latency = self.latency[is_between]
-        return latency + self.boundary_bytes[earlier] / self.bandwidth[is_between]
+        return latency + amount / self.bandwidth[is_between]

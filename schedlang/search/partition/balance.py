@@ -22,7 +22,7 @@ from schedlang.schedule.cuts import (
     cuts_at_once,
     loads_of_ranks,
 )
-from schedlang.schedule.kinds import ROWS
+from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.search.partition.layers import Layer, check_layers
@@ -225,11 +225,11 @@ def held_activations(execution: Execution) -> list[int]:
     """
     schedule = execution.schedule
     stages = len(schedule.placement)
-    table = np.zeros((ROWS, stages), np.int64)
-    for of_kind, amounts in UNIT.memory(schedule.layout).items():
-        table[of_kind] = np.array(amounts, np.int64)
-    sizes = np.array(execution.costs.activation_bytes or [1.0])
-    sizes = np.broadcast_to(sizes, (stages,))
+    counted = UNIT.memory(schedule.layout)
+    in_bytes = execution.costs.bytes(schedule.layout)
+    sizes = np.array(in_bytes[Kind.F] if in_bytes else ())
+    if not sizes.any():
+        sizes = np.ones(stages)
     held = [0] * stages
     for bars in execution.timeline.ranks:
         columns = bars.columns
@@ -247,7 +247,7 @@ def held_activations(execution: Execution) -> list[int]:
         #     3B0      0 -1       1  0
         changes: Ints = np.zeros((len(kind), stages), np.int64)
         stays = schedule.keeps_all(kind, stage, microbatch)
-        changes[np.arange(len(kind)), stage] = table[kind, stage] * stays
+        changes[np.arange(len(kind)), stage] = counted.of(kind, stage, microbatch) * stays
         counts = np.cumsum(changes, axis=0)
         fullest = int(np.argmax(counts @ sizes))
         for own in set(stage.tolist()):

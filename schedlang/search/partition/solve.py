@@ -6,6 +6,7 @@ from attrs import evolve, field, frozen
 
 from schedlang.lowering.choice import choose_lowering
 from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 from schedlang.search.optimize.problem import Answer, Problem
 from schedlang.search.optimize.program import program_of
@@ -79,15 +80,14 @@ def _problem(trial: Trial, capacity: Capacity | None) -> Problem:
     """
     costs = trial.costs
     ranks = len(trial.plan.ranks)
-    if capacity is None or costs.activation_bytes is None:
+    in_bytes = costs.bytes(len(trial.plan.placement))
+    if capacity is None or in_bytes is None:
         return Problem.of(evolve(trial.plan, costs=costs), float("inf"))
-    held = costs.activation_bytes
-    kept = costs.kept_bytes or held
-    in_bytes = evolve(
+    by_bytes = evolve(
         costs,
-        forward_memory=held,
-        input_memory=[left - all_of_it for all_of_it, left in zip(held, kept, strict=True)],
+        forward_memory=in_bytes[Kind.F],
+        input_memory=in_bytes[Kind.I],
         backward_memory=None,
         weight_memory=None,
     )
-    return Problem.of(evolve(trial.plan, costs=in_bytes), capacities(capacity, ranks))
+    return Problem.of(evolve(trial.plan, costs=by_bytes), capacities(capacity, ranks))

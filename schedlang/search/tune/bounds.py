@@ -35,7 +35,8 @@ def bounds_of(layout: Layout, costs: Costs) -> Bounds:
     gradient = _least(durations[Kind.B], durations[Kind.I])
     whole = _least(durations[Kind.B], map(add, durations[Kind.I], durations[Kind.W]))
     reached, left = _ways(layout, costs, forward, gradient, whole)
-    held = (costs.bytes(len(stages)) or {}).get(Kind.F, [0.0] * len(stages))
+    amounts = costs.bytes(len(stages))
+    held = amounts[Kind.F] if amounts else [0.0] * len(stages)
     weights = costs.bytes_of_weights(len(stages))
     time = 0.0
     most = 0.0

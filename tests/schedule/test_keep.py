@@ -1,0 +1,204 @@
+"""What a rank offloads is kept by another rank: what both then hold, how long the copies take, and
+what is wrong with it.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from schedlang import (
+    Builder,
+    CompileError,
+    Costs,
+    Execution,
+    Kind,
+    Plan,
+    Source,
+    compile,
+    read_plan,
+    simulate,
+    write_plan,
+)
+from schedlang.report.difference.difference import Setting, differ, side_of
+from schedlang.schedule.timeline import Bars
+
+KEPT = """schedule kept {
+    param ranks = 2  param microbatches = 2
+    keep r on 1 - r
+    rank r {
+        if r == 0 { F(0) offload(0) F(1) reload(0) B(0) B(1) }
+        if r == 1 { F(0) B(0) F(1) B(1) }
+    }
+}"""
+
+
+def kept(old: str = "", new: str = "") -> Plan:
+    assert old in KEPT
+    return compile(Source("kept.sched", KEPT.replace(old, new) if old else KEPT))
+
+
+def test_the_keeper_holds_it_from_the_begin_of_the_offload_to_the_end_of_the_reload() -> None:
+    """The copies take from 1 to 4, and from 4 to 6; on rank 1, F0 begins at 1."""
+    execution = simulate(kept(), Costs(offload_times=(3,), reload_times=(2,)))
+    assert [str(bar) for bar in execution.timeline.copies[0]] == ["0OFFLOAD0", "0RELOAD0"]
+    assert execution.memory == (
+        ((0, 1), (1, 2), (4, 1), (4, 2), (8, 1), (10, 0)),
+        ((1, 1), (1, 2), (4, 1), (4, 2), (6, 1), (7, 0)),
+    )
+    assert execution.peak_activations == (2, 2)
+    on_the_host = simulate(kept("keep r on 1 - r", ""), Costs(offload_times=(3,)))
+    assert on_the_host.peak_activations == (2, 1)
+    assert on_the_host.timeline.ranks == simulate(kept(), Costs(offload_times=(3,))).timeline.ranks
+
+
+def test_bytes_are_those_of_the_stage_that_they_are_of() -> None:
+    execution = simulate(kept(), Costs(activation_bytes=(100, 7), weights_bytes=(1,)))
+    assert execution.peak_bytes == (201, 108)
+
+
+def test_a_run_has_recorded_copies_among_the_ops() -> None:
+    execution = simulate(kept(), Costs(offload_times=(3,), reload_times=(2,)))
+    timeline = execution.timeline
+    together = tuple(
+        Bars.of(sorted([*copies, *ops], key=lambda bar: bar.start))
+        for copies, ops in zip(timeline.copies, timeline.ranks, strict=True)
+    )
+    for copies in ((), tuple(Bars() for _ in together)):
+        recorded = evolve(timeline, ranks=together, copies=copies)
+        measured = Execution("measured", execution.schedule, execution.costs, recorded)
+        assert measured.peak_activations == execution.peak_activations
+
+
+def test_gathers_of_the_other_rank_are_not_kept() -> None:
+    ops = "F(0) offload(0) F(1) reload(0) B(0) B(1)"
+    plan = kept(ops, f"unshard(0) {ops} reshard(0)")
+    execution = simulate(plan, Costs(gather_memory=(50,)))
+    assert execution.peak_memory == (52, 2)
+    assert execution.memory[1] == simulate(kept()).memory[1]
+
+
+@pytest.mark.parametrize(
+    ("costs", "time"),
+    [
+        # As long as a forward, where nothing is said.
+        (Costs(), 1),
+        (Costs(forward_times=(2,)), 2),
+        # By the link to the keeper: a latency, and the bytes over its bandwidth.
+        (
+            Costs(
+                activation_bytes=(60,),
+                boundary_bytes=(1,),
+                bandwidth_in_node=20,
+                latency_in_node=0.5,
+            ),
+            3.5,
+        ),
+        (
+            Costs(
+                activation_bytes=(60,),
+                boundary_bytes=(1,),
+                bandwidth_in_node=20,
+                bandwidth_between_nodes=10,
+                ranks_per_node=1,
+            ),
+            6,
+        ),
+        # What is said comes first.
+        (
+            Costs(
+                activation_bytes=(60,),
+                boundary_bytes=(1,),
+                bandwidth_in_node=20,
+                offload_times=(0.25,),
+            ),
+            0.25,
+        ),
+    ],
+)
+def test_how_long_a_copy_takes(costs: Costs, time: float) -> None:
+    plan = kept()
+    assert [bar.end - bar.start for bar in simulate(plan, costs).timeline.copies[0]] == [time] * 2
+    if costs.bandwidth_in_node and not costs.offload_times:
+        host = simulate(kept("keep r on 1 - r", ""), costs)
+        assert [bar.end - bar.start for bar in host.timeline.copies[0]] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("keep r on r", "are offloaded, and the rank keeps its own: `keep` must name another one"),
+        ("keep r on r + 1", r"error\[no-such-rank\]: rank 1 is kept on rank 2, there are ranks 0"),
+        ("keep r on r - 1", r"error\[no-such-rank\]: rank 0 is kept on rank -1"),
+        ("keep r on 0.5", "the number of a rank"),
+        ("keep r on 1 - r  keep r on 1 - r", r"error\[repeated-part\]: a schedule has one `keep`"),
+        ("keep r on 1 - s", r"error\[unknown-name\]"),
+    ],
+)
+def test_what_is_wrong(line: str, message: str) -> None:
+    with pytest.raises(CompileError, match=message):
+        kept("keep r on 1 - r", line)
+
+
+def test_a_rank_that_offloads_nothing_may_be_its_own_keeper() -> None:
+    """As the rank in the middle of an odd number of them, where rank r is kept on the r-th last."""
+    assert kept("keep r on 1 - r", "keep r on 1").layout.keepers == (1, 1)
+
+
+def test_keep_is_a_name_elsewhere() -> None:
+    plan = kept("if r == 1 {", "let keep = 1  if r == keep {")
+    assert [actions.text() for actions in plan.ranks] == [
+        actions.text() for actions in kept().ranks
+    ]
+
+
+def test_a_plan_file_has_keepers(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write_plan(kept(), path)
+    assert read_plan(path) == kept()
+    document = kept().to_json()
+    for keepers in ([1], [1, 2], [1, -1], 3, [1, "0"]):
+        path.write_text(json.dumps(document | {"keepers": keepers}))
+        with pytest.raises(CompileError, match="keepers"):
+            read_plan(path)
+    path.write_text(json.dumps(document | {"keepers": [0, 0]}))
+    with pytest.raises(CompileError, match="the rank keeps its own"):
+        read_plan(path)
+    # Plans of older versions have none.
+    del document["keepers"]
+    path.write_text(json.dumps(document))
+    assert read_plan(path).layout.keepers == ()
+
+
+def test_keepers_in_python() -> None:
+    with Builder("kept", ranks=2, microbatches=1, keepers=[1, 0]) as b:
+        b.forward(0, 0)
+        b.offload(0, 0)
+        b.reload(0, 0)
+        b.backward(0, 0)
+        b.forward(1, 0)
+        b.backward(1, 0)
+    assert b.plan.layout.keepers == (1, 0)
+    assert "keep r on 1 - r" in b.text()
+    for keepers, message in (([1], "`keepers` has 1"), ([1, 2], r"`keepers\[1\]`")):
+        with pytest.raises(ValueError, match=message):
+            Builder("kept", ranks=2, microbatches=1, keepers=keepers)
+
+
+def test_a_difference_says_where_activations_are_kept() -> None:
+    sides = [side_of("kept.sched", plan, Costs()) for plan in (kept("keep r on 1 - r", ""), kept())]
+    assert Setting("keepers", "none", "1, 0") in differ(*sides).settings
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(4, 8), (5, 11), (7, 9), (8, 40), (16, 24)])
+def test_bpipe_is_1f1b_with_as_much_on_every_rank(ranks: int, microbatches: int) -> None:
+    """Of the same ops in the same time, the rank that holds most holds half as much, and one more."""
+    params = {"ranks": ranks, "microbatches": microbatches}
+    bpipe = simulate(compile("bpipe", params))
+    plain = simulate(compile("1f1b", params))
+    assert bpipe.timeline.ranks == plain.timeline.ranks
+    assert plain.peak_activations[0] == min(ranks, microbatches)
+    assert max(bpipe.peak_activations) == (ranks + 3) // 2
+    kinds = {kind for actions in bpipe.schedule.ranks for kind in actions.kind}
+    assert {Kind.OFFLOAD, Kind.RELOAD} <= kinds
