@@ -11,7 +11,7 @@ of the time of a step.
     by turns    `max_norm`, above which every other norm is: half of the updates wait, and the
                 others are made anew, with the warm-up that follows
 
-What is predicted is the makespan of a step for the first, and the longest span for the second.
+What is predicted is the longest span of a rank for the second, over the makespan for the first.
 """
 
 import os
@@ -20,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
-from math import inf
 from statistics import median
 from time import perf_counter, sleep
 
@@ -102,13 +101,12 @@ def rank_main(rank: int, folder: str) -> None:
             times[way].append(turn(pipeline, optimizer, LIMITS[way] is None, batches))
     if rank == 0:
         timeline = simulate(plan).timeline
-        predicted = {"waits": timeline.makespan, "ahead": timeline.span}
-        steps = {way: median(each[1:]) / UNIT for way, each in times.items()}
-        print(f"{'':9} {'a step':>7} {'of waits':>9} {'predicted':>10}")
+        predicted = {"waits": "1.00", "ahead": f"{timeline.span / timeline.makespan:.2f}"}
+        steps = {way: median(each[1:]) for way, each in times.items()}
+        print(f"{'':9} {'a step, in ops':>14} {'of waits':>9} {'predicted':>10}")
         for way, step in steps.items():
-            share = predicted.get(way, inf) / predicted["waits"]
-            end = f" {share:10.2f}" if way in predicted else ""
-            print(f"{way:9} {step:7.2f} {step / steps['waits']:9.2f}{end}", flush=True)
+            share = step / steps["waits"]
+            print(f"{way:9} {step / UNIT:14.1f} {share:9.2f} {predicted.get(way, ''):>10}")
     dist.barrier()
 
 

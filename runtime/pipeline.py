@@ -565,6 +565,7 @@ class Pipeline:
         self, batch: Batch, owners: Sequence[Part | Stage], updates: PostValidation
     ) -> None:
         """The walk over the warm-up, and once more where the update before it was made anew."""
+        updates.check()
         before = BeforeForwards(self._stages, self._device)
         self._walk(self._training[: self._warm_up])
         before.check()
@@ -647,8 +648,8 @@ class Pipeline:
 
     def validate(self) -> None:
         """Wait for the norm of the update after the last step, and make that update anew if it was
-        to be clipped: call it before the script reads weights or what optimizers keep, and after
-        the last step.
+        to be clipped: call it before the script reads or changes weights or what optimizers keep,
+        and after the last step.
 
         A step does so for the one before, and so do `evaluate`, `save`, `save_model` and `norms`.
         It says nothing to other ranks, so that any of them may call it. Where a step does not end
@@ -656,6 +657,7 @@ class Pipeline:
         """
         if self._updates is not None:
             with self._watchdog.guard("in validate"):
+                self._updates.check()
                 self._updates.validate()
 
     @property

@@ -59,8 +59,10 @@ class PostValidation:
         optimizers = {id(stage.optimizer): stage.optimizer for stage in stages.values()}
         self._optimizers = [each for each in optimizers.values() if each is not None]
         self._in_flight: InFlight = []
-        #: What updates have changed whose norm is not known yet.
+        #: What the last update has changed, if its norm is not known yet; and how often each weight
+        #: had been changed by then.
         self._ahead: list[Undo] = []
+        self._changed: list[int] = []
         #: Whether the last update was made ahead of its norm; whether it was clipped, as far as
         #: that is known; and its norm before that.
         self.was_ahead = False
@@ -77,16 +79,28 @@ class PostValidation:
         else:
             self._take_norm()
             self._clip()
-        changes = self._changes()
+        gradients = [weight.grad for weight in self._weights if weight.grad is not None]
+        changes = [*map(changes_of, gradients)]
         for each in self._ahead or self._optimizers:
             each.step()
-        if self._changes() != changes:
+        self._changed = [*map(changes_of, self._weights)]
+        if [*map(changes_of, gradients)] != changes:
             raise PipelineError(
                 "an optimizer changes gradients in place, as SGD with `nesterov` does, and a step "
                 "that is made anew needs them: give it `foreach=False`, or call `clip_grad_norm_` "
                 "after each step in place of `max_norm`"
             )
         self._let_go()
+
+    def check(self) -> None:
+        """PipelineError where somebody else has changed a weight, whose update may yet be made
+        anew.
+        """
+        if self._ahead and [*map(changes_of, self._weights)] != self._changed:
+            raise PipelineError(
+                "a weight was changed after a step, whose update may have to be made anew: call "
+                "`validate` before the script changes weights"
+            )
 
     def validate(self) -> None:
         """Wait for the norm of the last update, if it is not known. If there was something to clip,
@@ -114,10 +128,6 @@ class PostValidation:
     def _clip(self) -> None:
         assert self.norm is not None
         clip_grads_with_norm_(self._weights, self._max_norm, self.norm)
-
-    def _changes(self) -> list[int]:
-        """How often each gradient was changed in place."""
-        return [changes_of(weight.grad) for weight in self._weights if weight.grad is not None]
 
     def _let_go(self) -> None:
         for weight in self._weights:

@@ -405,6 +405,12 @@ def clip(ours: Pipeline) -> None:
     ours.clip_grad_norm_(1.0)
 
 
+def change_weights(ours: Pipeline) -> None:
+    with torch.no_grad():
+        for stage in ours._stages.values():
+            next(stage.module.parameters()).mul_(2)
+
+
 class InPlace(nn.Module):
     """Changes what it is given."""
 
@@ -426,7 +432,7 @@ def is_refused(
     then: Callable[[Pipeline], object] = repr,
     schedule: str = "1f1b",
 ) -> None:
-    """Two steps of what cannot be trained with `max_norm`."""
+    """Some steps of what cannot be trained with `max_norm`."""
     plan = program(schedule, ranks=2)
     model = model or modules(len(plan.placement))
     optimizers = {
@@ -435,7 +441,7 @@ def is_refused(
         if optimizer
     }
     ours = pipeline(plan, model, optimizers=optimizers, max_norm=FAR)
-    for step in range(2):
+    for step in range(3):
         ours.step(*batch(plan, step))
         then(ours)
 
@@ -461,11 +467,15 @@ def is_refused(
             r"the pipeline has `max_norm`, so its steps end with updates .* `norms` has the norm of the last one",
         ),
         (
+            partial(is_refused, then=change_weights),
+            r"a weight was changed after a step, whose update may have to be made anew: call `validate` .*",
+        ),
+        (
             partial(is_refused, schedule="rlhf"),
             r"the plan trains several models, of which each has a norm of its own, so `max_norm` cannot .*",
         ),
     ],
-    ids=["no_optimizers", "nesterov", "in_place", "clips_twice", "models"],
+    ids=["no_optimizers", "nesterov", "in_place", "clips_twice", "changes", "models"],
 )
 def test_what_cannot_be_made_anew_is_refused(
     run_ranks: Run, body: Callable[[], None], message: str
