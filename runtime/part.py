@@ -6,6 +6,7 @@ copies to the host, sharded weights, sums over replicas, clipping. A part fills 
 moments that it needs:
 
     a step    begin_step ──────► the plan's actions ──────► end_step
+                                 begin_anew, where a warm-up is run once more
     F, R      before_forward ──► the module runs ─────────► after_forward
     B, I      before_backward ─► autograd runs ───────────► after_backward
     U         before_update ───► the optimizer steps ─────► after_update
@@ -174,6 +175,9 @@ class Part:
 
     def begin_step(self) -> None:
         """A training step begins."""
+
+    def begin_anew(self) -> None:
+        """A step that has begun starts over after its warm-up, with other weights."""
 
     def end_step(self) -> None:
         """All actions of a training step are done."""

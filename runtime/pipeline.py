@@ -545,7 +545,7 @@ class Pipeline:
             self._begin_record()
             calls = self._evaluation(this) if batch.evaluates else self._training
             if self._updates is not None and not batch.evaluates:
-                self._walk_warm_up(batch, owners, self._updates)
+                self._walk_warm_up(batch, self._updates)
                 calls = calls[self._warm_up :]
             self._walk(calls)
             self._exchange.end()
@@ -561,9 +561,7 @@ class Pipeline:
             watchdog.between = BETWEEN
         return this
 
-    def _walk_warm_up(
-        self, batch: Batch, owners: Sequence[Part | Stage], updates: PostValidation
-    ) -> None:
+    def _walk_warm_up(self, batch: Batch, updates: PostValidation) -> None:
         """The walk over the warm-up, and once more where the update before it was made anew."""
         updates.check()
         before = BeforeForwards(self._stages, self._device)
@@ -576,8 +574,6 @@ class Pipeline:
         self._exchange.complete_sends()
         before.undo()
         self._begin_record()
-        for owner in owners:
-            owner.begin_step()
         self._batches.load_inputs(batch, 0)
         self._walk(self._training[: self._warm_up])
 

@@ -52,4 +52,4 @@ class BeforeForwards:
                 buffer.copy_(before)
                 setattr(owner, name, buffer)
         for stage in self._stages:
-            stage.added = {}
+            stage.begin_anew()

@@ -196,6 +196,7 @@ class Stage:
         # to what goes in. So roots and leaves need no names, each part counts its own.
         inwards = parts[::-1]
         self._before_step = filled(parts, "begin_step")
+        self._before_anew = filled(parts, "begin_anew")
         self._after_step = filled(parts, "end_step")
         self._before_forward = filled(inwards, "before_forward")
         self._after_forward = filled(parts, "after_forward")
@@ -280,6 +281,12 @@ class Stage:
         """A training step begins."""
         self._is_in_autocast = torch.is_autocast_enabled(self.device.type)
         for call in self._before_step:
+            call()
+
+    def begin_anew(self) -> None:
+        """The step that has begun starts over, with other weights."""
+        self.added = {}
+        for call in self._before_anew:
             call()
 
     def end_step(self) -> None:

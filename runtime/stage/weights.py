@@ -45,6 +45,10 @@ class Weights(Part):
                 if has_hooks_after(weight)
             }
 
+    def begin_anew(self) -> None:
+        """Note it once more: weights have been changed, and by no hook."""
+        self.begin_step()
+
     def end_step(self) -> None:
         """PipelineError where a hook has changed one."""
         for name, (weight, changes) in self._hooked.items():

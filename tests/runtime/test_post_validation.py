@@ -286,10 +286,12 @@ SCHEDULES = (
     "1f1b",
     "1f1b_recompute",
     "interleaved_1f1b",
+    "chimera",
     "dualpipe",
     "seq1f1b",
     "unet_1f1b",
     "pipe_offload",
+    "bpipe",
     "gpipe",
 )
 
