@@ -1,6 +1,6 @@
 """Put weight gradients where they cost least: they are what a rank can do while it waits."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import inf
 
@@ -96,7 +96,8 @@ def _fillings(graph: Graph, limit: float, _share: float) -> list[Orders]:
     if given and limit < inf and _is_full(graph):
         return [graph.order]
     trials = _Trials(graph, limit)
-    tried = trials.run_all(product(_choices(graph, limit), _FIRST))
+    orders = _choices(graph, limit)
+    tried = trials.run_all((order, rules) for order in orders for rules in _FIRST)
     for best in _best_of_two_orders(tried):
         pairs = product(_SHARES, (False, True))
         rules = [Rules(share, even, best.rules.skips) for share, even in pairs]
@@ -192,16 +193,20 @@ def _value(graph: Graph, orders: Orders, ends: list[float]) -> tuple[float, floa
     return graph.objective(orders, ends), max(ends, default=0.0), sum(map(graph.peak, orders))
 
 
-def _choices(graph: Graph, limit: float) -> list[Orders]:
+def _choices(graph: Graph, limit: float) -> Iterator[Orders]:
     """The schedule's forwards and backwards, and where there is a limit, with longer warm-
     ups too.
     """
     given = graph.without_weights()
+    yield given
     if limit == inf:
-        return [given]
-    orders = [given, *longer_warmups(graph, given, limit)]
-    # Longer warm-ups are often none.
-    return [order for index, order in enumerate(orders) if order not in orders[:index]]
+        return
+    found = [given]
+    for order in longer_warmups(graph, given, limit):
+        # Longer warm-ups are often none.
+        if order not in found:
+            found.append(order)
+            yield order
 
 
 def _complete(schedule: Schedule) -> Schedule:

@@ -10,7 +10,15 @@ from attrs import evolve
 
 from schedlang.proof.edges import latencies, op_ends
 from schedlang.proof.graph import Items
-from schedlang.schedule.columns import Floats, Ints, actions_of, counts_of, members, op_names, repeated
+from schedlang.schedule.columns import (
+    Floats,
+    Ints,
+    actions_of,
+    counts_of,
+    members,
+    op_names,
+    repeated,
+)
 from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.schedule import Schedule
 

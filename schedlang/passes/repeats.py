@@ -32,7 +32,8 @@ class Run(NamedTuple):
 
 @frozen(eq=False)
 class Repeats:
-    """What a schedule of ops repeats every `period` microbatches of each pipeline.
+    """What a schedule of ops repeats every so many microbatches of each pipeline, which `periods`
+    say.
 
     In a run, each of its ops is there for all microbatches of a period; every op of the schedule is
     in one run.
@@ -48,8 +49,13 @@ class Repeats:
     #
     #     F0 F1   F2 I0   F3 I1   I2 I3   W0   W1   W2   W3
     schedule: Schedule
-    period: int
+    periods: tuple[int, ...]
     runs: tuple[Run, ...]
+
+    @property
+    def units(self) -> Ints:
+        """How many microbatches, or slices of these, a period has for each stage."""
+        return _units(self.schedule, self.periods)
 
     @property
     def times(self) -> int:
@@ -68,14 +74,14 @@ class Repeats:
         """The schedule with so many more of its periods, and without slots."""
         moved = self._moved(times)
         columns = self.schedule.columns
-        units = self.period * self.schedule.layout.slices
+        units = self.units
         rows = list[Ints]()
         microbatches = list[Ints]()
         start = 0
         for first, length, _ in sorted(self.runs):
             middle = first + length
             body = np.tile(np.arange(first, middle), times)
-            later = repeated(np.arange(1, times + 1), length) * units
+            later = repeated(np.arange(1, times + 1), length) * units[columns.stage[body]]
             rows += [np.arange(start, middle), body]
             microbatches += [moved.microbatch[start:middle], columns.microbatch[body] + later]
             start = middle
@@ -94,16 +100,15 @@ class Repeats:
         begin = np.full(names.max(initial=0) + 1, len(columns))
         for first, length, _ in self.runs:
             begin[names[first : first + length]] = first + length
-        later = times * self.period * self.schedule.layout.slices
+        later = times * self.units[columns.stage]
         is_later = np.arange(len(columns)) >= begin[names]
         return evolve(columns, microbatch=columns.microbatch + np.where(is_later, later, 0))
 
     def _of(self, columns: Columns, times: int) -> Schedule:
         layout = self.schedule.layout
-        more = times * self.period
         pipelines = tuple(
-            evolve(pipeline, microbatches=pipeline.microbatches + more)
-            for pipeline in layout.pipelines
+            evolve(pipeline, microbatches=pipeline.microbatches + times * period)
+            for pipeline, period in zip(layout.pipelines, self.periods, strict=True)
         )
         ranks = actions_of(len(self.schedule.ranks), columns)
         return evolve(
@@ -111,8 +116,11 @@ class Repeats:
         )
 
 
-def find_repeats(schedule: Schedule, period: int, starts: Floats | None = None) -> Repeats | None:
-    """What a schedule of ops repeats every `period` microbatches; None where some op is in no run.
+def find_repeats(
+    schedule: Schedule, periods: tuple[int, ...], starts: Floats | None = None
+) -> Repeats | None:
+    """What a schedule of ops repeats every so many microbatches of each pipeline; None where some
+    op is in no run.
 
     Of the runs of an op the longest in rows a period is taken, since it leaves the fewest ops to
     others; of these the one that is repeated most often. Or where the ops have `starts`, the one
@@ -120,7 +128,7 @@ def find_repeats(schedule: Schedule, period: int, starts: Floats | None = None) 
     """
     columns = schedule.columns
     names = op_names(len(schedule.placement), columns)
-    units = period * schedule.layout.slices
+    units = _units(schedule, periods)[columns.stage]
     # Ops without a microbatch, which are optimizer steps, are never repeated.
     counts = counts_of(names, columns.microbatch >= 0, ROWS * len(schedule.placement))
     is_open = counts > 0
@@ -128,17 +136,26 @@ def find_repeats(schedule: Schedule, period: int, starts: Floats | None = None) 
     for first, length, times in _runs(columns, names, units, starts).tolist():
         body = names[first : first + length]
         there = counts_of(body, minlength=len(is_open))
-        if is_open[body].all() and (there[body] == units).all():
+        if is_open[body].all() and (there[body] == units[first : first + length]).all():
             is_open[body] = False
             runs.append(Run(first, length, times))
-    return None if is_open.any() or not runs else Repeats(schedule, period, tuple(runs))
+    return None if is_open.any() or not runs else Repeats(schedule, periods, tuple(runs))
 
 
-def _runs(columns: Columns, names: Ints, units: int, starts: Floats | None) -> Ints:
-    """All runs of a schedule as rows of a table, in the order in which they are to be taken."""
+def _units(schedule: Schedule, periods: tuple[int, ...]) -> Ints:
+    """`Repeats.units` of some periods."""
+    layout = schedule.layout
+    stages = [pipeline.stop - pipeline.start for pipeline in layout.pipelines]
+    return repeated(np.array(periods) * layout.slices, stages)
+
+
+def _runs(columns: Columns, names: Ints, units: Ints, starts: Floats | None) -> Ints:
+    """All runs of a schedule as rows of a table, in the order in which they are to be taken; of
+    each row the `units` that are a period of its pipeline.
+    """
     rows = np.arange(len(columns))
     has_unit = columns.microbatch >= 0
-    stride = int(columns.microbatch.max(initial=0)) + 1 + units
+    stride = int(columns.microbatch.max(initial=0) + 1 + units.max(initial=0))
     keys = names * stride + columns.microbatch
     row_of = np.full(int(names.max(initial=0) + 1) * stride, -1)
     row_of[keys[has_unit]] = rows[has_unit]

@@ -6,7 +6,8 @@ whole.
 """
 
 from collections.abc import Callable, Iterator
-from math import inf
+from itertools import product
+from math import gcd, inf
 
 import numpy as np
 from attrs import evolve, frozen
@@ -18,6 +19,7 @@ from schedlang.proof.edges import op_ends
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import can_run, ideal_execution, prove
 from schedlang.schedule.columns import Floats, Ints, actions_of, counts_of, op_names
+from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 
 #: Finds orders that hold no more than a limit, the best one first. It may take that share of the
@@ -28,6 +30,9 @@ Search = Callable[[Graph, float, float], list[Orders]]
 _PERIODS = (1, 2, 3, 4)
 #: For how many parts a search is tried before the whole.
 _MOST_PARTS = 3
+#: The share of its time for which a schedule may idle, where ranks have unequal work, for no other
+#: order to be worth looking for.
+_NEGLIGIBLE = 1e-3
 
 
 def best_order(schedule: Schedule, search: Search, limit: float | None = None) -> Schedule | None:
@@ -37,10 +42,13 @@ def best_order(schedule: Schedule, search: Search, limit: float | None = None) -
     No rank holds more than a limit then; without one, than the highest peak of the schedule.
     CompileError for a schedule that cannot run.
     """
-    for part in _parts(schedule):
-        whole = part.searched(search, limit)
+    before = None
+    for part in _parts(schedule, limit):
+        found = part.searched(search, limit)
+        whole = None if found is None else found.continued(before)
         if whole is not None:
             return whole
+        before = found
     # What cannot run at all is refused before orders are tried: its proof says why.
     if not can_run(schedule):
         prove(lower(schedule))
@@ -51,33 +59,61 @@ def best_order(schedule: Schedule, search: Search, limit: float | None = None) -
     return graph.reordered(orders[0]) if orders else None
 
 
-def _parts(schedule: Schedule) -> Iterator["_Part"]:
+def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
     """The schedule with fewer and then more of its microbatches, up to a third of them.
 
-    If some rank has less work than others, it waits for them with every microbatch, and what is
-    best depends on all of these waits: there are no parts then. Nor are there where microbatches
-    take different times, or where communication, copies or collectives are written, which leave no
-    order to look for.
+    There are none where microbatches take different times, or where communication, copies or
+    collectives are written, which leave no order to look for.
     """
     if schedule.costs.differ_by_microbatch:
         return
     if schedule.columns.is_transfer.any() or schedule.columns.is_beside.any():
         return
-    work = _work(schedule)
-    if work.max(initial=0.0) - work.min(initial=inf) > ROUNDING * work.max(initial=0.0):
-        return
     ranks = len(schedule.ranks)
-    microbatches = min(pipeline.microbatches for pipeline in schedule.layout.pipelines)
-    for period in sorted({*_PERIODS, ranks}):
-        repeats = find_repeats(schedule, period)
+    # Of parts for ranks with unequal work two are needed, which may be of almost one size.
+    ratio = 3.0 if _is_even(_work(schedule)) else 1.5
+    microbatches = [pipeline.microbatches for pipeline in schedule.layout.pipelines]
+    # Pipelines go on side by side: all by as many microbatches, or each by its share.
+    alike = [1 for _ in microbatches]
+    shares = [number // gcd(*microbatches) for number in microbatches]
+    for period, share in product(
+        sorted({*_PERIODS, ranks}), [alike] if shares == alike else [alike, shares]
+    ):
+        periods = tuple(period * number for number in share)
+        repeats = find_repeats(schedule, periods)
+        if repeats is None:
+            continue
         # An order takes the longer to repeat itself, the more ranks follow each other; with as many
         # microbatches to a period as there are ranks, that is a few periods.
-        stays = max(ranks // 2, 4) if period < ranks else 4
-        left_out = [repeats.times - stays * 3**nth for nth in range(_MOST_PARTS)] if repeats else []
-        parts = [times for times in left_out if 3 * times * period >= 2 * microbatches]
-        if repeats and parts:
-            yield from (_Part(repeats, times) for times in parts)
-            return
+        stays = max(-(-3 * ranks // 4), 4) if period < ranks else 2
+        for more in (_most_held(repeats, stays, limit), 0):
+            left_out = [
+                repeats.times - more - int(stays * ratio**nth) for nth in range(_MOST_PARTS)
+            ]
+            parts = [out for out in left_out if 3 * out * sum(periods) >= 2 * sum(microbatches)]
+            if parts:
+                yield from (_Part(repeats, times) for times in parts)
+                return
+
+
+def _most_held(repeats: Repeats, stays: int, limit: float | None) -> int:
+    """If some rank could do all forwards of a part before its first backward, in which so many
+    periods stay besides those around them: how many more stay for it not to hold all microbatches
+    until their last uses.
+    """
+    if limit is None or limit == inf:
+        return 0
+    schedule = repeats.schedule
+    memory = schedule.costs.memory(schedule.layout)
+    forward = np.array(memory[Kind.F])
+    # What is held from the forward on, and what is left of it for the weight gradient.
+    amounts = np.stack([forward, np.minimum(forward, forward + memory[Kind.I])]) * repeats.units
+    held, kept = (counts_of(schedule.placement, amount, len(schedule.ranks)) for amount in amounts)
+    units = np.array(list(map(schedule.layout.units, range(len(schedule.placement)))))
+    around = int((units // repeats.units).max()) - repeats.times
+    if (held[held > 0] * (around + stays) > limit).all():
+        return 0
+    return max(int(limit // kept[kept > 0].min(initial=inf)) + 1 - around, 0)
 
 
 def _work(schedule: Schedule) -> Floats:
@@ -98,10 +134,8 @@ class _Part:
     repeats: Repeats
     times: int
 
-    def searched(self, search: Search, limit: float | None) -> Schedule | None:
-        """The whole schedule in the best order of the part, if that shows to be as good for the
-        whole.
-        """
+    def searched(self, search: Search, limit: float | None) -> "_Found | None":
+        """The best order of the part, if there is one."""
         part = self.repeats.taken_out(self.times)
         if not can_run(part):
             # The whole one says it of the right microbatches.
@@ -111,28 +145,72 @@ class _Part:
             limit = graph.highest_peak(graph.order)
         share = len(part.columns) / len(self.repeats.schedule.columns)
         orders = search(graph, limit, share)
-        return self.continued(graph.reordered(orders[0]), limit) if orders else None
-
-    def continued(self, part: Schedule, limit: float) -> Schedule | None:
-        """The whole schedule in the order of the part, if that repeats itself, and the whole runs
-        within the limit and idles no longer than the part.
-        """
-        execution = ideal_execution(part)
-        assert execution is not None
-        if _has_too_few(execution):
+        if not orders:
             return None
-        starts = np.concatenate([bars.start for bars in execution.timeline.ranks])
-        step = self.repeats.period
-        for period in (step * times for times in _PERIODS if self.times % times == 0):
-            repeats = find_repeats(part, period, starts)
+        execution = ideal_execution(graph.reordered(orders[0]))
+        assert execution is not None
+        return _Found(self, limit, execution)
+
+
+@frozen
+class _Found:
+    """What a search found for a part within a limit."""
+
+    part: _Part
+    limit: float
+    execution: Execution
+
+    def continued(self, before: "_Found | None") -> Schedule | None:
+        """The whole schedule in the order of the part, if that repeats itself, and the whole runs
+        within the limit and idles no longer than can be expected, also by what was found for a
+        smaller part.
+        """
+        growth = self.growth(before)
+        if growth is None or _has_too_few(self.execution):
+            return None
+        starts = np.concatenate([bars.start for bars in self.execution.timeline.ranks])
+        part = self.part
+        for step in (times for times in _PERIODS if part.times % times == 0):
+            periods = tuple(step * period for period in part.repeats.periods)
+            repeats = find_repeats(self.execution.schedule, periods, starts)
             # With little more of it, most of what does not hold is seen.
-            if repeats is None or not _is_as_good(repeats.put_in(2), execution, limit):
+            if repeats is None or not self.is_as_good(repeats.put_in(2), 2 * step * growth):
                 continue
-            order = repeats.put_in(self.times * step // period)
-            whole = _in_order(self.repeats.schedule, order)
-            if whole is not None and _is_as_good(whole, execution, limit):
+            order = repeats.put_in(part.times // step)
+            whole = _in_order(part.repeats.schedule, order)
+            if whole is not None and self.is_as_good(whole, part.times * growth):
                 return whole
         return None
+
+    def growth(self, before: "_Found | None") -> float | None:
+        """How much longer the whole may idle with every period that it has more than the part; None
+        if the part does not tell.
+
+        If ranks have unequal work, some wait in every period, and the order may only gain with many
+        of them. Then either there is next to nothing to gain; or it is as much in every period as
+        between a smaller part and this one.
+        """
+        work = _work(self.part.repeats.schedule)
+        idle = _idle(self.execution)
+        if _is_even(work) or idle <= _NEGLIGIBLE * work.max():
+            return 0.0
+        if before is None:
+            return None
+        return (idle - _idle(before.execution)) / (before.part.times - self.part.times)
+
+    def is_as_good(self, longer: Schedule, more: float) -> bool:
+        """Whether a longer schedule runs within the limit, and idles so much more at most."""
+        whole = ideal_execution(longer)
+        if whole is None or max(whole.peak_memory) > self.limit + ROUNDING:
+            return False
+        most = _idle(self.execution) + more
+        return _idle(whole) <= most + ROUNDING * whole.timeline.makespan
+
+
+def _is_even(work: Floats) -> bool:
+    """Whether all ranks have equal work."""
+    most = float(work.max(initial=0.0))
+    return most - float(work.min(initial=inf)) <= ROUNDING * most
 
 
 def _has_too_few(execution: Execution) -> bool:
@@ -142,14 +220,6 @@ def _has_too_few(execution: Execution) -> bool:
         if most >= sum(map(schedule.layout.units, schedule.stages_of(rank))) > 0:
             return True
     return False
-
-
-def _is_as_good(longer: Schedule, execution: Execution, limit: float) -> bool:
-    """Whether a schedule runs within a limit, and idles no longer than a shorter one."""
-    whole = ideal_execution(longer)
-    if whole is None or max(whole.peak_memory) > limit + ROUNDING:
-        return False
-    return _idle(whole) <= _idle(execution) + ROUNDING * whole.timeline.makespan
 
 
 def _in_order(schedule: Schedule, order: Schedule) -> Schedule | None:

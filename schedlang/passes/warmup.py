@@ -2,8 +2,9 @@
 backward.
 """
 
+from collections.abc import Iterator
 from heapq import heappush
-from itertools import takewhile
+from itertools import product, takewhile
 from math import inf
 
 from attrs import define, field
@@ -13,7 +14,7 @@ from schedlang.passes.online import Online
 from schedlang.schedule.kinds import Kind
 
 
-def longer_warmups(graph: Graph, given: Orders, limit: float) -> list[Orders]:
+def longer_warmups(graph: Graph, given: Orders, limit: float) -> Iterator[Orders]:
     """Orders without weight gradients in which ranks do one, or any number of, forwards more in
     their warm-ups.
 
@@ -24,11 +25,8 @@ def longer_warmups(graph: Graph, given: Orders, limit: float) -> list[Orders]:
     # With one forward more, which ends before the wait does:
     #
     #     F0 F1 · · · B0 F2 B1 …    becomes    F0 F1 F2 · · B0 B1 …
-    return [
-        _Warmup(graph, given, limit, more, beyond).longer()
-        for more in (1, inf)
-        for beyond in (False, True)
-    ]
+    for more, beyond in product((1, inf), (False, True)):
+        yield _Warmup(graph, given, limit, more, beyond).longer()
 
 
 @define

@@ -302,12 +302,12 @@ def test_periods_are_taken_out_and_put_in(name: str, period: int) -> None:
         return [actions.text() for actions in schedule.ranks]
 
     whole = expanded(40)
-    repeats = find_repeats(whole, period)
+    repeats = find_repeats(whole, (period,))
     assert repeats is not None
     times = 20 // period
     part = repeats.taken_out(times)
     assert texts(part) == texts(expanded(20))
-    repeats = find_repeats(part, period)
+    repeats = find_repeats(part, (period,))
     assert repeats is not None
     assert texts(repeats.put_in(times)) == texts(whole)
 
@@ -327,7 +327,7 @@ def test_what_is_found_for_a_part_is_as_good_for_the_whole(
     monkeypatch.setattr(search, "Graph", counted)
     continued = compile(source, params)
     assert max(searched) <= 40
-    monkeypatch.setattr(search, "_parts", lambda schedule: ())
+    monkeypatch.setattr(search, "_parts", lambda schedule, limit: ())
     whole = compile(source, params)
     assert searched[-1] == 120
     assert ops(continued) == ops(whole)
@@ -337,10 +337,46 @@ def test_what_is_found_for_a_part_is_as_good_for_the_whole(
     assert max(simulate(continued).peak_memory) <= max(simulate(whole).peak_memory)
 
 
-def test_a_part_says_nothing_of_ranks_that_wait_for_each_other_all_along() -> None:
+def test_a_part_says_little_of_ranks_that_wait_for_each_other_all_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With uneven stages an order may get better the longer it goes on."""
     source = read_source(PROGRAMS / "1f1b.sched")
-    schedule = expand(*load(source), {"ranks": 4, "microbatches": 60})
-    assert list(search._parts(schedule))
-    uneven = evolve(schedule, costs=Costs(forward_times=(1, 1, 1, 2)))
-    assert not list(search._parts(uneven))
+    costs = Costs(forward_times=(3, 2, 2, 2), backward_times=(4,))
+    schedule = expand(*load(source), {"ranks": 4, "microbatches": 60}, costs)
+
+    def makespan() -> float:
+        filled = fill_within(schedule, 6)
+        assert filled is not None
+        return prove(lower(filled)).timeline.makespan
+
+    found = makespan()
+    with monkeypatch.context() as context:
+        context.setattr(search, "_parts", lambda schedule, limit: ())
+        assert found == makespan()
+    # What is found for a part goes on as well, and takes longer.
+    monkeypatch.setattr(search, "_NEGLIGIBLE", 1.0)
+    assert found < makespan()
+
+
+def test_a_part_says_all_of_unequal_ranks_where_there_is_nothing_to_gain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where pipelines have different numbers of microbatches, which go on side by side."""
+    source = read_source(PROGRAMS / "recycle.sched")
+    params = {"replicas": 3, "ranks": 5, "microbatches": 1500}
+    searched = list[int]()
+
+    def counted(schedule: Schedule) -> Graph:
+        searched.append(sum(map(len, schedule.ranks)))
+        return Graph(schedule)
+
+    monkeypatch.setattr(search, "Graph", counted)
+    continued = expand(*load(source), params)
+    assert max(searched) * 10 < sum(map(len, continued.ranks))
+    monkeypatch.setattr(search, "_parts", lambda schedule, limit: ())
+    whole = expand(*load(source), params)
+    assert ops(continued) == ops(whole)
+    _, _, peak = figures(whole)
+    assert figures(continued)[2] <= peak
+    assert prove(lower(continued)).timeline.span <= prove(lower(whole)).timeline.span
