@@ -70,8 +70,9 @@ def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
     if schedule.columns.is_transfer.any() or schedule.columns.is_beside.any():
         return
     ranks = len(schedule.ranks)
-    # Of parts for ranks with unequal work two are needed, which may be of almost one size.
-    ratio = 3.0 if _is_even(_work(schedule)) else 1.5
+    # Of parts for ranks with unequal work two are needed, which may be of almost one size, but not
+    # so small that there is no time to gain anything.
+    ratio, least = (3.0, 4) if _is_even(_work(schedule)) else (1.5, 12)
     microbatches = [pipeline.microbatches for pipeline in schedule.layout.pipelines]
     # Pipelines go on side by side: all by as many microbatches, or each by its share.
     alike = [1 for _ in microbatches]
@@ -85,7 +86,7 @@ def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
             continue
         # An order takes the longer to repeat itself, the more ranks follow each other; with as many
         # microbatches to a period as there are ranks, that is a few periods.
-        stays = max(-(-3 * ranks // 4), 4) if period < ranks else 2
+        stays = max(-(-3 * ranks // 4), least) if period < ranks else 2
         for more in (_most_held(repeats, stays, limit), 0):
             left_out = [
                 repeats.times - more - int(stays * ratio**nth) for nth in range(_MOST_PARTS)
