@@ -2,6 +2,8 @@
 look at, and put in again.
 """
 
+from collections.abc import Iterator
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -124,7 +126,7 @@ def find_repeats(
 
     Of the runs of an op the longest in rows a period is taken, since it leaves the fewest ops to
     others; of these the one that is repeated most often. Or where the ops have `starts`, the one
-    that is next to the time at which most ranks repeat themselves.
+    that is next to the time at which most runs of that length go on.
     """
     columns = schedule.columns
     names = op_names(len(schedule.placement), columns)
@@ -133,12 +135,19 @@ def find_repeats(
     counts = counts_of(names, columns.microbatch >= 0, ROWS * len(schedule.placement))
     is_open = counts > 0
     runs = list[Run]()
-    for first, length, times in _runs(columns, names, units, starts).tolist():
-        body = names[first : first + length]
+
+    def can_take(run: Run) -> bool:
+        """Whether all ops of a run are in no other one yet, and there for a whole period."""
+        rows = slice(run.first, run.first + run.length)
+        body = names[rows]
         there = counts_of(body, minlength=len(is_open))
-        if is_open[body].all() and (there[body] == units[first : first + length]).all():
-            is_open[body] = False
-            runs.append(Run(first, length, times))
+        return bool(is_open[body].all() and (there[body] == units[rows]).all())
+
+    for _, alike in groupby(_runs(columns, names, units), key=lambda run: run.length):
+        for run in _in_turn(list(filter(can_take, alike)), starts):
+            if can_take(run):
+                is_open[names[run.first : run.first + run.length]] = False
+                runs.append(run)
     return None if is_open.any() or not runs else Repeats(schedule, periods, tuple(runs))
 
 
@@ -149,9 +158,26 @@ def _units(schedule: Schedule, periods: tuple[int, ...]) -> Ints:
     return repeated(np.array(periods) * layout.slices, stages)
 
 
-def _runs(columns: Columns, names: Ints, units: Ints, starts: Floats | None) -> Ints:
-    """All runs of a schedule as rows of a table, in the order in which they are to be taken; of
-    each row the `units` that are a period of its pipeline.
+def _in_turn(runs: list[Run], starts: Floats | None) -> list[Run]:
+    """Runs of one length, where the ops have `starts`, or not, in the order in which they are to be
+    taken.
+    """
+    if starts is None or len(runs) < 2:
+        return runs
+    first, length, times = np.array(runs).T
+    begin = starts[first]
+    end = starts[first + length * times - 1]
+    is_there = (begin[:, np.newaxis] <= begin) & (begin <= end[:, np.newaxis])
+    most = np.argmax(is_there.sum(axis=0))
+    # The middle of that time, since some rank may come to repeat itself only a little later.
+    common = (begin[most] + end[is_there[:, most]].min()) / 2
+    away = np.maximum(np.maximum(begin - common, common - end), 0)
+    return [runs[index] for index in np.lexsort((-times, away))]
+
+
+def _runs(columns: Columns, names: Ints, units: Ints) -> Iterator[Run]:
+    """All runs of a schedule, the longest first, and of these the one that is repeated most often;
+    of each row the `units` that are a period of its pipeline.
     """
     rows = np.arange(len(columns))
     has_unit = columns.microbatch >= 0
@@ -174,12 +200,4 @@ def _runs(columns: Columns, names: Ints, units: Ints, starts: Floats | None) -> 
     length = length[is_run]
     times = size[is_run] // length + 1
     order = np.lexsort((-times, -length))
-    if starts is not None and len(order):
-        begin = starts[first]
-        end = starts[first + length * times - 1]
-        is_longest = length == length.max()
-        is_there = (begin[:, np.newaxis] <= begin) & (begin <= end[:, np.newaxis])
-        common = begin[np.argmax(is_there[is_longest].sum(axis=0))]
-        away = np.maximum(np.maximum(begin - common, common - end), 0)
-        order = np.lexsort((-times, away, -length))
-    return np.column_stack([first, length, times])[order]
+    return map(Run._make, np.column_stack([first, length, times])[order].tolist())

@@ -42,10 +42,13 @@ def best_order(schedule: Schedule, search: Search, limit: float | None = None) -
     No rank holds more than a limit then; without one, than the highest peak of the schedule.
     CompileError for a schedule that cannot run.
     """
+    before = None
     for part in _parts(schedule, limit):
-        whole = part.searched(search, limit)
+        found = part.searched(search, limit)
+        whole = None if found is None else found.continued(before)
         if whole is not None:
             return whole
+        before = found
     # What cannot run at all is refused before orders are tried: its proof says why.
     if not can_run(schedule):
         prove(lower(schedule))
@@ -67,6 +70,9 @@ def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
     if schedule.columns.is_transfer.any() or schedule.columns.is_beside.any():
         return
     ranks = len(schedule.ranks)
+    # Of parts for ranks with unequal work two are needed, which may be of almost one size, but not
+    # so small that there is no time to gain anything.
+    ratio, least = (3.0, 4) if _is_even(_work(schedule)) else (1.5, 12)
     microbatches = [pipeline.microbatches for pipeline in schedule.layout.pipelines]
     # Pipelines go on side by side: all by as many microbatches, or each by its share.
     alike = [1 for _ in microbatches]
@@ -80,9 +86,11 @@ def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
             continue
         # An order takes the longer to repeat itself, the more ranks follow each other; with as many
         # microbatches to a period as there are ranks, that is a few periods.
-        stays = max(-(-3 * ranks // 4), 4) if period < ranks else 2
+        stays = max(-(-3 * ranks // 4), least) if period < ranks else 2
         for more in (_most_held(repeats, stays, limit), 0):
-            left_out = [repeats.times - more - stays * 3**nth for nth in range(_MOST_PARTS)]
+            left_out = [
+                repeats.times - more - int(stays * ratio**nth) for nth in range(_MOST_PARTS)
+            ]
             parts = [out for out in left_out if 3 * out * sum(periods) >= 2 * sum(microbatches)]
             if parts:
                 yield from (_Part(repeats, times) for times in parts)
@@ -127,10 +135,8 @@ class _Part:
     repeats: Repeats
     times: int
 
-    def searched(self, search: Search, limit: float | None) -> Schedule | None:
-        """The whole schedule in the best order of the part, if that shows to be as good for the
-        whole.
-        """
+    def searched(self, search: Search, limit: float | None) -> "_Found | None":
+        """The best order of the part, if there is one."""
         part = self.repeats.taken_out(self.times)
         if not can_run(part):
             # The whole one says it of the right microbatches.
@@ -140,41 +146,72 @@ class _Part:
             limit = graph.highest_peak(graph.order)
         share = len(part.columns) / len(self.repeats.schedule.columns)
         orders = search(graph, limit, share)
-        return self.continued(graph.reordered(orders[0]), limit) if orders else None
-
-    def continued(self, part: Schedule, limit: float) -> Schedule | None:
-        """The whole schedule in the order of the part, if that repeats itself, and the whole runs
-        within the limit and idles no longer than the part.
-        """
-        execution = ideal_execution(part)
-        assert execution is not None
-        if _has_too_few(execution) or not self.is_typical(execution):
+        if not orders:
             return None
-        starts = np.concatenate([bars.start for bars in execution.timeline.ranks])
-        for step in (times for times in _PERIODS if self.times % times == 0):
-            periods = tuple(step * period for period in self.repeats.periods)
-            repeats = find_repeats(part, periods, starts)
+        execution = ideal_execution(graph.reordered(orders[0]))
+        assert execution is not None
+        return _Found(self, limit, execution)
+
+
+@frozen
+class _Found:
+    """What a search found for a part within a limit."""
+
+    part: _Part
+    limit: float
+    execution: Execution
+
+    def continued(self, before: "_Found | None") -> Schedule | None:
+        """The whole schedule in the order of the part, if that repeats itself, and the whole runs
+        within the limit and idles no longer than can be expected, also by what was found for a
+        smaller part.
+        """
+        growth = self.growth(before)
+        if growth is None or _has_too_few(self.execution):
+            return None
+        starts = np.concatenate([bars.start for bars in self.execution.timeline.ranks])
+        part = self.part
+        for step in (times for times in _PERIODS if part.times % times == 0):
+            periods = tuple(step * period for period in part.repeats.periods)
+            repeats = find_repeats(self.execution.schedule, periods, starts)
             # With little more of it, most of what does not hold is seen.
-            if repeats is None or not _is_as_good(repeats.put_in(2), execution, limit):
+            if repeats is None or not self.is_as_good(repeats.put_in(2), 2 * step * growth):
                 continue
-            order = repeats.put_in(self.times // step)
-            whole = _in_order(self.repeats.schedule, order)
-            if whole is not None and _is_as_good(whole, execution, limit):
+            order = repeats.put_in(part.times // step)
+            whole = _in_order(part.repeats.schedule, order)
+            if whole is not None and self.is_as_good(whole, part.times * growth):
                 return whole
         return None
 
-    def is_typical(self, execution: Execution) -> bool:
-        """Whether an order of the part, with its execution, tells what can be reached for the
-        whole.
+    def growth(self, before: "_Found | None") -> float | None:
+        """How much longer the whole may idle with every period that it has more than the part; None
+        if the part does not tell.
 
-        If ranks have unequal work, some wait with every microbatch, and an order may gain a little
-        each time: what is best depends on how often. Then it is typical only if there is next to
-        nothing to gain.
+        If ranks have unequal work, some wait in every period, and the order may only gain with many
+        of them. Then either there is next to nothing to gain; or it is as much in every period as
+        between a smaller part and this one.
         """
-        work = _work(self.repeats.schedule)
-        most = float(work.max(initial=0.0))
-        is_even = most - float(work.min(initial=inf)) <= ROUNDING * most
-        return is_even or _idle(execution) <= _NEGLIGIBLE * most
+        work = _work(self.part.repeats.schedule)
+        idle = _idle(self.execution)
+        if _is_even(work) or idle <= _NEGLIGIBLE * work.max():
+            return 0.0
+        if before is None:
+            return None
+        return (idle - _idle(before.execution)) / (before.part.times - self.part.times)
+
+    def is_as_good(self, longer: Schedule, more: float) -> bool:
+        """Whether a longer schedule runs within the limit, and idles so much more at most."""
+        whole = ideal_execution(longer)
+        if whole is None or max(whole.peak_memory) > self.limit + ROUNDING:
+            return False
+        most = _idle(self.execution) + more
+        return _idle(whole) <= most + ROUNDING * whole.timeline.makespan
+
+
+def _is_even(work: Floats) -> bool:
+    """Whether all ranks have equal work."""
+    most = float(work.max(initial=0.0))
+    return most - float(work.min(initial=inf)) <= ROUNDING * most
 
 
 def _has_too_few(execution: Execution) -> bool:
@@ -184,14 +221,6 @@ def _has_too_few(execution: Execution) -> bool:
         if most >= sum(map(schedule.layout.units, schedule.stages_of(rank))) > 0:
             return True
     return False
-
-
-def _is_as_good(longer: Schedule, execution: Execution, limit: float) -> bool:
-    """Whether a schedule runs within a limit, and idles no longer than a shorter one."""
-    whole = ideal_execution(longer)
-    if whole is None or max(whole.peak_memory) > limit + ROUNDING:
-        return False
-    return _idle(whole) <= _idle(execution) + ROUNDING * whole.timeline.makespan
 
 
 def _in_order(schedule: Schedule, order: Schedule) -> Schedule | None:
