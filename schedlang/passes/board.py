@@ -7,7 +7,7 @@ from attrs import define, field
 
 from schedlang.passes.graph import Graph, Orders
 from schedlang.passes.slots import fill_slots
-from schedlang.passes.track import Row, Track
+from schedlang.passes.track import Track
 from schedlang.schedule.columns import Ints
 from schedlang.schedule.kinds import Kind
 
@@ -37,6 +37,8 @@ class Board:
     start: list[int] = field(init=False)
     end: list[int] = field(init=False)
     fixed: set[int] = field(factory=set)
+    #: The nodes that are not virtual.
+    moving: Ints = field(init=False)
     #: By node: the virtual weight gradients that it leaves owed.
     owes: dict[int, list[int]] = field(init=False)
     #: Per rank: which slots are taken, and the nodes by their slots.
@@ -49,11 +51,12 @@ class Board:
         slots = ends - width
         self.width = width.tolist()
         self.start = slots.tolist()
+        is_virtual = np.array(self.graph.kind) == int(Kind.W)
         if self.steady:
-            for order in self.orders:
-                self.fixed |= self.steady_nodes([(self.start[node], node) for node in order])
-        is_virtual = np.array([kind == Kind.W for kind in self.graph.kind], bool)
-        is_virtual[list(self.fixed)] = False
+            is_fixed = self.graph.is_steady(slots)
+            self.fixed = set(np.flatnonzero(is_fixed).tolist())
+            is_virtual &= ~is_fixed
+        self.moving = np.flatnonzero(~is_virtual)
         self.end = np.where(is_virtual, 0, ends).tolist()
         self.owes = self.graph.weights
         if self.fixed:
@@ -69,28 +72,17 @@ class Board:
             track = Track(self.graph, self.limit, self.owes, self.width, sorted(rows))
             self.tracks.append(track)
 
-    def steady_nodes(self, rows: list[Row]) -> set[int]:
-        """The nodes of a rank's steady phase."""
-        units = self.graph.schedule.layout.units
-        ops = [(slot, *op) for slot, node in rows for op in self.graph.ops[node]]
-        of_first = [slot for slot, kind, _, unit in ops if unit == 0 and kind != Kind.W]
-        of_last = [slot for slot, _, stage, unit in ops if unit == units(stage) - 1]
-        begin = max(of_first, default=0)
-        end = min(of_last, default=0)
-        return {node for slot, node in rows if begin <= slot <= end}
-
     def moved_forward(self) -> Orders:
         """The orders after every node has moved as far forward as it can go, in order of time."""
         end = self.end
         needs = self.graph.needs
         #: When the last op of a kind and stage ends, by their number.
         ends = [0] * (max(chain.from_iterable(self.graph.names), default=0) + 1)
-        rows = [
-            (slot, rank, node)
-            for rank, track in enumerate(self.tracks)
-            for slot, node in track.rows
-        ]
-        for slot, rank, node in sorted(rows):
+        slots = np.array(self.start, np.int64)[self.moving]
+        ranks = np.array(self.graph.rank, np.int64)[self.moving]
+        order = np.lexsort((self.moving, ranks, slots))
+        columns = (slots[order].tolist(), ranks[order].tolist(), self.moving[order].tolist())
+        for slot, rank, node in zip(*columns, strict=True):
             names = self.graph.names[node]
             if node not in self.fixed:
                 # Ops of one kind and stage do not overtake each other.

@@ -11,6 +11,7 @@ from attrs import evolve
 from schedlang.proof.edges import latencies, op_ends
 from schedlang.proof.graph import Items
 from schedlang.schedule.columns import (
+    Flags,
     Floats,
     Ints,
     actions_of,
@@ -173,6 +174,24 @@ class Graph:
         """For how many nodes each node waits."""
         counts: list[int] = counts_of(self._edges[0], minlength=len(self)).tolist()
         return counts
+
+    def is_steady(self, starts: Ints) -> Flags:
+        """Which nodes, with their starts, are of the steady phase of their rank: once it has had
+        all of its first microbatch, and before it has begun the last.
+        """
+        columns = self._actions
+        units = self.schedule.layout.units
+        last = np.array([units(stage) - 1 for stage in range(len(self.schedule.placement))])
+        is_first = (columns.microbatch == 0) & (columns.kind != int(Kind.W))
+        is_last = columns.microbatch == last[columns.stage]
+        start = starts[self._nodes]
+        begin = np.zeros(len(self.order), np.int64)
+        np.maximum.at(begin, columns.rank[is_first], start[is_first])
+        end = np.full(len(self.order), starts.max(initial=0))
+        np.minimum.at(end, columns.rank[is_last], start[is_last])
+        rank = np.array(self.rank, np.int64)
+        is_steady: Flags = (begin[rank] <= starts) & (starts <= end[rank])
+        return is_steady
 
     def runs_like(self, other: "Graph") -> bool:
         """Whether the same ops take the same time in both, and their results as long to arrive."""

@@ -108,25 +108,30 @@ class Track:
         # Most of the time of a pass is spent here, so all that is asked for in it has a name.
         rise = self.graph.rise
         change = self.graph.change
+        owes = self.owes
+        width = self.width
         rows = self.rows
+        end = len(rows)
+        before = self.states
+        earlier = self.owed
         limit = inf if to_the_end else self.limit
         now, paid, count, held = self.states[first]
         base = count
         states = list[State]()
         mosts = list[float]()
         owed = list[int]()
-        for index in range(first, len(rows) + 1):
-            if index > last and (now, paid, count, held) == self.states[index]:
+        for index in range(first, end + 1):
+            if index > last and (now, paid, count, held) == before[index]:
                 start = max(paid, base)
-                if owed[start - base :] == self.owed[start:count]:
+                if owed[start - base :] == earlier[start:count]:
                     break
-            is_end = index == len(rows)
+            is_end = index == end
             # Behind the last row there is room for all that is left.
             slot, node = (now + count - paid, -1) if is_end else rows[index]
             most = 0.0
             # Weight gradients that are owed, up to the slot.
             while paid < count and now < slot:
-                weight = self.owed[paid] if paid < base else owed[paid - base]
+                weight = earlier[paid] if paid < base else owed[paid - base]
                 if held + rise[weight] > most:
                     most = held + rise[weight]
                 held += change[weight]
@@ -139,11 +144,11 @@ class Track:
             mosts.append(most)
             if is_end:
                 break
-            if node in self.owes:
-                owed += self.owes[node]
+            if node in owes:
+                owed += owes[node]
                 count = base + len(owed)
             held += change[node]
-            if slot + self.width[node] > now:
-                now = slot + self.width[node]
+            if slot + width[node] > now:
+                now = slot + width[node]
             states.append((now, paid, count, held))
         return states, mosts, owed

@@ -255,34 +255,38 @@ def walk(graph: Graph) -> Floats:
     delay = array("d", graph.delay.tobytes())
     takes = array("d", graph.takes.tobytes())
     times = array("d", [inf]) * len(waits)
-    #: Of each thread: its event that is next, the one after its last, and the time by now.
-    *following, _ = graph.first.tolist()
-    _, *ends = graph.first.tolist()
-    clock = [0.0] * len(ends)
-    #: The threads that wait for an event.
-    waiting: dict[int, list[int]] = {}
-    ready = list(range(len(ends) - 1, -1, -1))
-    while ready:
-        thread = ready.pop()
-        now = clock[thread]
-        for event in range(following[thread], ends[thread]):
-            other = waits[event]
+    #: The threads that wait for an event, and those that can go on.
+    waiting: dict[int, list[Iterator[int]]] = {}
+    ready: list[Iterator[int]] = []
+
+    def thread(first: int, end: int) -> Iterator[int]:
+        """Let the events of a thread happen; comes to each event that has not happened by then."""
+        now = 0.0
+        here = slice(first, end)
+        events = zip(range(first, end), waits[here], delay[here], takes[here], strict=True)
+        for event, other, late, take in events:
             if other >= 0:
-                there = times[other] + delay[event]
+                there = times[other] + late
                 if there == inf:
-                    waiting.setdefault(other, []).append(thread)
-                    following[thread] = event
-                    clock[thread] = now
-                    break
+                    yield other
+                    there = times[other] + late
                 if there > now:
                     now = there
             elif other == NEVER:
-                break
+                return
             # The begin of all, at 0, and the delay after it.
-            elif delay[event] > now:
-                now = delay[event]
-            now += takes[event]
+            elif late > now:
+                now = late
+            now += take
             times[event] = now
             if event in waiting:
-                ready += waiting.pop(event)
+                ready.extend(waiting.pop(event))
+
+    bounds = graph.first.tolist()
+    ready += map(thread, bounds[:-1], bounds[1:])
+    while ready:
+        goes_on = ready.pop()
+        other = next(goes_on, NOTHING)
+        if other != NOTHING:
+            waiting.setdefault(other, []).append(goes_on)
     return np.frombuffer(times) if len(times) else np.zeros(0)
