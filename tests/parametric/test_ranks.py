@@ -74,6 +74,7 @@ PROGRAMS = {
     "pipedream_vertical": ("microbatches == 1", TIMES),
     "wpipe": ("microbatches % ranks == 0", set()),
     "two_encoders": (EVERYWHERE, TIMES),
+    "vocabulary_parallel": (EVERYWHERE, set()),
     "gems": ("microbatches % 2 == 0", {"peak(r)"}),
     TWO_DIRECTIONS: ("microbatches % 2 == 0", {"peak(r)"}),
     "interleaved_1f1b": ("microbatches % ranks == 0", TIMES),
@@ -400,6 +401,24 @@ def test_a_stream_is_proved_for_any_number_of_updates_or_for_none() -> None:
     portable = prove_for_all_ranks(text).verdicts["portable"]
     assert portable.unknown
     assert "updates" not in portable.proved
+
+
+@pytest.mark.parametrize(
+    ("cost", "where"),
+    [
+        ("cost F(s) = ranks - 3 + s", "ranks >= 3"),
+        ("cost F(s) = if s > 1 then (s - 2) / 2.5 else s - 1", ""),
+        ("cost F(s) = if s > 1 then (s - 2) / 2.5 else 0.5", EVERYWHERE),
+        ("memory F(s) = s - 1", EVERYWHERE),
+        ("memory B = -1.5 / 2.0", EVERYWHERE),
+    ],
+)
+def test_a_cost_that_is_computed_is_wrong_where_it_is_negative(cost: str, where: str) -> None:
+    text = source_of("1f1b").text.replace("rank r {", f"{cost}\n    rank r {{")
+    assert disagreements(text, 5, 4) == []
+    portable = prove_for_all_ranks(text).verdicts["portable"]
+    assert portable.proved == where
+    assert not portable.unknown
 
 
 @pytest.mark.parametrize("twice", ["skip s in 0 .. 1 from s to 3", "skip s in 0 .. 2 from 0 to 3"])

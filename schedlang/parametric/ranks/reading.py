@@ -46,13 +46,13 @@ def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Rea
     code = generate(tree, frozenset(), False)
     layout = Layout(tree, given, in_base)
     order: syntax.Rank | None = None
-    later: list[syntax.Weights | syntax.Edge] = []
+    later: list[syntax.Weights | syntax.Edge | syntax.Cost] = []
     for item in tree.items:
         match item:
             case syntax.Rank():
                 order = item
             # They are of stages, which may stand below.
-            case syntax.Weights() | syntax.Edge():
+            case syntax.Weights() | syntax.Edge() | syntax.Cost():
                 later.append(item)
             case syntax.Repeated():
                 raise Unreadable("a building block is drawn for given sizes", item.interval.span)
@@ -68,10 +68,13 @@ def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Rea
         layout.where = layout.where & symbol(UPDATES).ge_set(number(1))
     layout.lay_out()
     for line in later:
-        if isinstance(line, syntax.Weights):
-            layout.weights(line)
-        else:
-            layout.edge(line)
+        match line:
+            case syntax.Weights():
+                layout.weights(line)
+            case syntax.Cost():
+                layout.price(line)
+            case _:
+                layout.edge(line)
     at = {code.spans[location]: location for location in code.sites.ops}
     orders = Orders(code.sites, at, layout.evaluator, layout.where, layout.size("ranks"))
     orders.read(order, layout.scope)
