@@ -421,6 +421,14 @@ def test_a_cost_that_is_computed_is_wrong_where_it_is_negative(cost: str, where:
     assert not portable.unknown
 
 
+@pytest.mark.parametrize("line", ["cost F = 1", "memory B = 2", "capacity = 3"])
+def test_what_the_compiler_refuses_whatever_the_sizes_is_not_proved(line: str) -> None:
+    text = source_of("1f1b").text.replace("rank r {", f"{line}\n{line}\n    rank r {{")
+    portable = prove_for_all_ranks(text).verdicts["portable"]
+    assert not portable.proved
+    assert f"the compiler says: `{line.split(' =')[0]}` is given already" in portable.reason
+
+
 @pytest.mark.parametrize("twice", ["skip s in 0 .. 1 from s to 3", "skip s in 0 .. 2 from 0 to 3"])
 def test_a_skip_that_is_there_twice_at_some_sizes_is_wrong_there(twice: str) -> None:
     text = source_of("unet_1f1b").text.replace("rank r {", f"{twice}\n    rank r {{")
