@@ -1,6 +1,7 @@
-"""docs/proved.md: the gallery, proved for any number of microbatches; see `make prove`.
+"""docs/proved.md: the gallery, proved for any number of microbatches, and of ranks; see `make prove`.
 
-`python -m tests.support.proof_page [FIRST LAST]`, by default for 2 to 16 ranks.
+`python -m tests.support.proof_page [FIRST LAST]`, by default for 2 to 16 ranks; with `any` for the
+table for any number of ranks alone.
 """
 
 import sys
@@ -8,6 +9,8 @@ from time import process_time
 
 from schedlang.compiler import processes
 from schedlang.parametric.prove import prove_for_all
+from schedlang.parametric.ranks.proofs import prove_for_all_ranks
+from schedlang.parametric.result import Proof
 from schedlang.schedule.transports import NAMES
 from tests.support.paths import GALLERY, PROGRAMS
 
@@ -21,6 +24,15 @@ pattern that its passes follow; or why it is not proved. [proof.md](proof.md) ha
 | program | ranks | verdict | for | bubble |
 |---|---|---|---|---|"""
 
+ANY_RANKS = """
+## For any number of ranks
+
+What `schedc prove --any-ranks` says, with the other parameters at their defaults
+([proof_ranks.md](proof_ranks.md)).
+
+| program | verdict | for | bubble |
+|---|---|---|---|"""
+
 
 #: What a row says of a program at some ranks.
 Row = tuple[str, str, str]
@@ -33,6 +45,11 @@ def row(case: tuple[int, str]) -> tuple[Row, float]:
     ranks, name = case
     begin = process_time()
     proof = prove_for_all(PROGRAMS / f"{name}.sched", {"ranks": ranks}, NAMES)
+    return said_of(proof), process_time() - begin
+
+
+def said_of(proof: Proof) -> Row:
+    """The verdict on all transports, the sizes, and the bubble."""
     verdicts = {verdict.word for verdict in proof.verdicts.values()}
     verdict = proof.verdicts["portable"]
     word = verdicts.pop() if len(verdicts) == 1 else "differs by transport"
@@ -46,8 +63,25 @@ def row(case: tuple[int, str]) -> tuple[Row, float]:
     elif where:
         where = f"`{where}`"
     bubble = next((law.pieces for law in proof.laws if law.figure == "bubble"), ())
-    said = word, where, f"`{bubble[-1][1]}`" if bubble else ""
-    return said, process_time() - begin
+    return word, where, f"`{bubble[-1][1]}`" if bubble else ""
+
+
+def any_ranks_row(name: str) -> str:
+    """The row of a program in the table for any number of ranks: the bubble has all its pieces."""
+    proof = prove_for_all_ranks(PROGRAMS / f"{name}.sched", {}, NAMES)
+    word, where, bubble = said_of(proof)
+    pieces = next((law.pieces for law in proof.laws if law.figure == "bubble"), ())
+    if len(pieces) > 1:
+        bubble = "; ".join(f"`{value}` for `{condition}`" for condition, value in pieces)
+    return f"| {name} | {word} | {where} | {bubble} |"
+
+
+def any_ranks() -> None:
+    """Print the table for any number of ranks."""
+    print(ANY_RANKS)
+    with processes() as pool:
+        for text in pool.map(any_ranks_row, [path.stem for path in GALLERY]):
+            print(text, flush=True)
 
 
 def main(first: int, last: int) -> None:
@@ -75,7 +109,11 @@ def main(first: int, last: int) -> None:
     told = ", ".join(f"{name} at {ranks} {took:.0f} s" for took, ranks, name in slowest)
     total = sum(took for _, took in rows.values())
     print(f"processor time: {total:.0f} s; {told}", file=sys.stderr)
+    any_ranks()
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["any"]:
+        any_ranks()
+        sys.exit()
     main(*map(int, sys.argv[1:3]) if len(sys.argv) > 1 else (2, 16))

@@ -170,4 +170,4 @@ def renamed_number(value: Number, names: Mapping[str, str]) -> Number:
 def renamed_function(function: isl.PwAff, names: Mapping[str, str]) -> isl.PwAff:
     """A function with other names for some symbols."""
     values = renamed(symbol("_value").eq_set(function), names)
-    return points(values, ["_value"]).dim_min(0)
+    return isl.PwMultiAff.from_set(points(values, ["_value"])).get_pw_aff(0)

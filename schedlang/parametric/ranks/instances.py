@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 import islpy as isl
 
-from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.language import syntax
 from schedlang.language.expand import expand
@@ -57,15 +56,12 @@ def ops_at(relations: Relations, sizes: Mapping[str, int]) -> list[list[Op]]:
 
 def compiled_ops(
     source: Source, tree: syntax.Schedule, params: Mapping[str, int], updates: int
-) -> list[list[Op]] | None:
+) -> list[list[Op]]:
     """The ops of each rank as the compiler has them, of a stream for so many updates, with the
-    transfers that the program writes; None where it refuses the program. Ops that are issued
-    together are in order of their kinds.
+    transfers that the program writes; CompileError where it refuses the program. Ops that are
+    issued together are in order of their kinds.
     """
-    try:
-        schedule = expand(source, tree, params)
-    except CompileError:
-        return None
+    schedule = expand(source, tree, params)
     if schedule.stream:
         schedule = unroll(schedule, updates)
     elif schedule.columns.is_transfer.any():
@@ -89,8 +85,10 @@ def differs(
     given: Mapping[str, int],
     sizes: Mapping[str, int],
 ) -> bool:
-    """Whether the sets have other ops at a size than the compiler, where it has any."""
+    """Whether the sets have other ops at a size than the compiler; CompileError where that refuses
+    the program.
+    """
     updates = sizes.get(UPDATES, 1)
     params = {**given, **{size: value for size, value in sizes.items() if size != UPDATES}}
     compiled = compiled_ops(source, tree, params, updates)
-    return compiled is not None and compiled != ops_at(relations, {**params, UPDATES: updates})
+    return compiled != ops_at(relations, {**params, UPDATES: updates})

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
+from itertools import combinations
 
 import islpy as isl
 from attrs import evolve, frozen
@@ -496,8 +497,6 @@ def _peak(outcome: Outcome) -> Number | None:
     reading = outcome.reading
     relations = outcome.relations
     ops = [s for s in reading.statements if s.kind in OPS]
-    if any(s.batch for s in ops):
-        return None
     kinds = {s.kind for s in ops}
     holding = [s for s in ops if OPS[s.kind].holds > 0]
     if kinds == {Kind.F}:
@@ -509,6 +508,10 @@ def _peak(outcome: Outcome) -> Number | None:
     else:
         staying = holding
     giving = [s for s in ops if OPS[s.kind].holds < 0]
+    for one, other in combinations(holding, 2):
+        is_mate = one.batch and one.batch == other.batch
+        if is_mate and not relations.together(one, other).is_empty():
+            return None
     highest: list[Number] = []
     keep = ("updates", *reading.sizes, RANK)
     for op in holding:
@@ -521,7 +524,15 @@ def _peak(outcome: Outcome) -> Number | None:
             held = held.plus(counted.times(sign))
         domain = op.domain & outcome.proved
         highest.append(_highest(held, domain, keep))
-    return _most_of(highest)
+    peak = _most_of(highest)
+    if peak is None:
+        return None
+    every = outcome.proved & without(reading.held, [STAGE])
+    pieces = list(peak.pieces())
+    # What is one function for all ranks is said of these in the words in which they are proved.
+    if len(pieces) == 1 and pieces[0][0].is_equal(every):
+        return pieces[0][1].within(every)
+    return peak
 
 
 def _many(statement: Statement) -> Many:
@@ -566,8 +577,10 @@ def _most_of(values: Sequence[Number]) -> Number | None:
             value.within(value.domain() - both),
             most([result, value], both).within(both),
         ]
-        result = union([part for part in parts if not part.domain().is_empty()])
-    return None if result is None else simplified_number(result)
+        # Piece by piece, so that they do not become many.
+        there = [part for part in parts if not part.domain().is_empty()]
+        result = simplified_number(union(there))
+    return result
 
 
 def _highest(value: Number, where: isl.Set, keep: Sequence[str]) -> Number:

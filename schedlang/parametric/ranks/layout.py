@@ -87,9 +87,9 @@ class Layout:
                 raise Unreadable("pipelines with numbers", item.span)
             case syntax.Link():
                 raise Unreadable("copies on shared links wait for each other by time", item.span)
-            case syntax.Cost() | syntax.Capacity():
+            case syntax.Capacity():
                 if not isinstance(item.value, expressions.Number | expressions.Decimal):
-                    raise Unreadable("a cost that is computed may be wrong", item.span)
+                    raise Unreadable("a capacity that is computed", item.span)
             case syntax.Assert(condition, for_all):
                 if for_all:
                     self.claims.append(Claim(condition, self.scope, everywhere()))
@@ -248,6 +248,38 @@ class Layout:
         stages = between(start, symbol(STAGE), stop)
         self.rules = [evolve(rule, stages=rule.stages - stages) for rule in self.rules]
         self.rules.append(Weights(item.rule.name, stages, delay))
+
+    def price(self, item: syntax.Cost) -> None:
+        """A cost, which changes no order: it must have a value, and a duration is not negative."""
+        inside = self.scope.inner()
+        where = self.where
+        if item.indices:
+            if len(item.indices) > 1 or item.word == "send":
+                raise Unreadable("a cost of microbatches or of links that is computed", item.span)
+            inside.values[item.indices[0].text] = of_symbol(STAGE)
+            where = where & between(number(0), symbol(STAGE), self.stages())
+        self.amount(item.value, inside, where, isinstance(item, syntax.Memory))
+
+    def amount(
+        self, value: syntax.Node, scope: Scope, where: isl.Set, may_be_negative: bool
+    ) -> None:
+        """The value of a cost, which may be no whole number."""
+        match value:
+            case expressions.Decimal():
+                return
+            case expressions.Conditional(condition, then, otherwise):
+                holds = self.evaluator.truth(condition, scope, where)
+                self.amount(then, scope, holds, may_be_negative)
+                self.amount(otherwise, scope, where - holds, may_be_negative)
+            case expressions.Binary("/", left, expressions.Decimal(text)) if float(text) > 0:
+                self.amount(left, scope, where, may_be_negative)
+            case expressions.Unary("-", operand) if may_be_negative:
+                self.amount(operand, scope, where, may_be_negative)
+            case _:
+                negative = under(self.evaluator.value(value, scope, where), of_number(0), where)
+                if not may_be_negative:
+                    what = "a duration is 0 or more"
+                    self.evaluator.mistaken("negative-cost", what, value, negative)
 
     def stages(self) -> isl.PwAff:
         """How many stages there are in all pipelines."""

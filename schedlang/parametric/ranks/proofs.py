@@ -66,15 +66,18 @@ def prove_for_all_ranks(
         if unreadable.span is not None:
             text = whole.text[unreadable.span.start : unreadable.span.end]
             reason = f"`{' '.join(text.split())[:60]}`: {reason}"
-        unknown = " and ".join(f"{name} >= 1" for name in free)
-        verdict = Verdict(unknown=unknown, reason=reason)
-        verdicts = dict.fromkeys(names, verdict)
-        return Proof(tree.name.text, dict(params), free, verdicts)
+        return _unproved(tree, params, free, names, reason)
     sizes = outcome.reading.sizes
     # The reading as sets is no part of the compiler: at small sizes the two are compared op by op.
     for each in _compared(outcome):
-        if differs(outcome.relations, whole, tree, params, each):
-            at = ", ".join(f"{size} = {value}" for size, value in each.items())
+        at = ", ".join(f"{size} = {value}" for size, value in each.items())
+        try:
+            is_other = differs(outcome.relations, whole, tree, params, each)
+        except CompileError as error:
+            # What is wrong whatever the sizes, and of no rank's order.
+            reason = f"at {at} the compiler says: {error.diagnostics[0].message}"
+            return _unproved(tree, params, free, names, reason)
+        if is_other:
             raise AssertionError(f"{tree.name.text} was read wrong: see it at {at}")
     forms: list[Form] = []
     if outcome.cases:
@@ -97,6 +100,19 @@ def prove_for_all_ranks(
         argument=_ARGUMENT if outcome.cases else "",
         certify=lambda: certificate_of(outcome) if outcome.cases else None,
     )
+
+
+def _unproved(
+    tree: syntax.Schedule,
+    params: Mapping[str, int],
+    free: tuple[str, ...],
+    names: Iterable[str],
+    reason: str,
+) -> Proof:
+    """A program of which nothing is proved, and why."""
+    unknown = " and ".join(f"{name} >= 1" for name in free)
+    verdict = Verdict(unknown=unknown, reason=reason)
+    return Proof(tree.name.text, dict(params), free, dict.fromkeys(names, verdict))
 
 
 def _check_params(source: Source, tree: syntax.Schedule, params: Mapping[str, int]) -> None:

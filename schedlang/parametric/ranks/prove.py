@@ -152,6 +152,9 @@ def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
             if stamps is not None:
                 cases.append(Case(part, stamps))
                 rest = rest - part
+    # Of a stream it is for any number of updates, or for none.
+    rest = (of_program(rest, reading) & reading.domain).coalesce()
+    cases = [evolve(case, where=case.where - rest) for case in cases]
     cases = [case for case in cases if not case.where.is_empty()]
     reason = "" if rest.is_empty() else "no affine time stamps were found, and no circle of waits"
     return Outcome(

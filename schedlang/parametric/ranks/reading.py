@@ -13,6 +13,12 @@ from schedlang.parametric.ranks.orders import Orders
 from schedlang.parametric.ranks.statements import UPDATES, Reading
 from schedlang.parametric.ranks.symbols import number, symbol
 
+#: Why a program with such a pass is not proved.
+_SEARCH = (
+    "a pass that searches: which order it finds at a size does not follow from the text; each is "
+    "proved when it is compiled, and at ranks that are given `schedc prove` follows them"
+)
+
 
 def read(tree: syntax.Schedule, given: Mapping[str, int]) -> Reading:
     """A program for all sizes but those that are given; Unreadable with what it cannot be.
@@ -33,18 +39,20 @@ def read(tree: syntax.Schedule, given: Mapping[str, int]) -> Reading:
 
 def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Reading:
     for item in tree.items:
-        if isinstance(item, syntax.Pass | syntax.Fill | syntax.Gather | syntax.Recompute):
-            raise Unreadable("a pass changes the order for each size in its own way", item.span)
+        if isinstance(item, syntax.Pass | syntax.Fill):
+            raise Unreadable(_SEARCH, item.span)
+        if isinstance(item, syntax.Gather | syntax.Recompute):
+            raise Unreadable("a pass that cannot be read for all sizes yet", item.span)
     code = generate(tree, frozenset(), False)
     layout = Layout(tree, given, in_base)
     order: syntax.Rank | None = None
-    later: list[syntax.Weights | syntax.Edge] = []
+    later: list[syntax.Weights | syntax.Edge | syntax.Cost] = []
     for item in tree.items:
         match item:
             case syntax.Rank():
                 order = item
             # They are of stages, which may stand below.
-            case syntax.Weights() | syntax.Edge():
+            case syntax.Weights() | syntax.Edge() | syntax.Cost():
                 later.append(item)
             case syntax.Repeated():
                 raise Unreadable("a building block is drawn for given sizes", item.interval.span)
@@ -60,10 +68,13 @@ def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Rea
         layout.where = layout.where & symbol(UPDATES).ge_set(number(1))
     layout.lay_out()
     for line in later:
-        if isinstance(line, syntax.Weights):
-            layout.weights(line)
-        else:
-            layout.edge(line)
+        match line:
+            case syntax.Weights():
+                layout.weights(line)
+            case syntax.Cost():
+                layout.price(line)
+            case _:
+                layout.edge(line)
     at = {code.spans[location]: location for location in code.sites.ops}
     orders = Orders(code.sites, at, layout.evaluator, layout.where, layout.size("ranks"))
     orders.read(order, layout.scope)
