@@ -109,7 +109,7 @@ def _add_memory(plan: Plan, execution: Execution, by_source: dict[int, Cost]) ->
     level = all_levels[rank]
     if not len(level.amounts):
         return rank, level.peak
-    made = {}
+    made: dict[tuple[int, int], int] = {}
     # What it keeps for others was made by them.
     for actions in (plan.ranks[each] for each in (rank, *plan.layout.kept_by(rank))):
         columns = (actions.kind, actions.stage, actions.microbatch, actions.source)
