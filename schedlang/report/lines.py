@@ -109,13 +109,15 @@ def _add_memory(plan: Plan, execution: Execution, by_source: dict[int, Cost]) ->
     level = all_levels[rank]
     if not len(level.amounts):
         return rank, level.peak
-    actions = plan.ranks[rank]
-    columns = (actions.kind, actions.stage, actions.microbatch, actions.source)
-    made = {
-        (stage, microbatch): source
-        for kind, stage, microbatch, source in zip(*columns, strict=True)
-        if kind in (Kind.F, Kind.UNSHARD)
-    }
+    made: dict[tuple[int, int], int] = {}
+    # What it keeps for others was made by them.
+    for actions in (plan.ranks[each] for each in (rank, *plan.layout.kept_by(rank))):
+        columns = (actions.kind, actions.stage, actions.microbatch, actions.source)
+        made |= {
+            (stage, microbatch): source
+            for kind, stage, microbatch, source in zip(*columns, strict=True)
+            if kind in (Kind.F, Kind.UNSHARD)
+        }
     # Changes of what is held, up to the moment at which it is most.
     until = int(np.argmax(level.amounts)) + 1
     changes = np.diff(level.amounts[:until], prepend=level.first).tolist()

@@ -17,8 +17,10 @@ torch = pytest.importorskip("torch", reason="the runtime needs torch", exc_type=
 
 import torch.distributed as dist  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
 
 from schedlang import Source, compile  # noqa: E402
+from schedlang.plan.plan import Plan  # noqa: E402
 from schedlang.runtime import Pipeline  # noqa: E402
 from schedlang.runtime.errors import PipelineError  # noqa: E402
 from schedlang.runtime.stage.keepers import (  # noqa: E402
@@ -28,6 +30,7 @@ from schedlang.runtime.stage.keepers import (  # noqa: E402
 )
 from schedlang.runtime.stage.offload import Memory, Offload  # noqa: E402
 from schedlang.runtime.torch_private import changes_of  # noqa: E402
+from tests.support.mesh import mesh, on  # noqa: E402
 from tests.support.models import (  # noqa: E402
     ROWS,
     WIDTH,
@@ -119,6 +122,53 @@ def test_memory_is_free_while_another_rank_keeps_it(run_ranks: Run) -> None:
     for (_, _, ours), theirs in zip(found, expected, strict=True):
         assert len(ours) == len(theirs) >= 2
         assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
+
+
+def trained(plan: Plan, of: DeviceMesh | None) -> list[Tensor]:
+    """The gradients of two steps, whose microbatches have different numbers of rows."""
+    model = modules(len(plan.placement))
+    ours = pipeline(plan, model) if of is None else on(of, plan, model)
+    rank = dist.get_rank() if of is None else of.get_local_rank("pp")
+    for step in range(2):
+        generator = torch.Generator().manual_seed(dist.get_rank() // len(plan.ranks) * 2 + step)
+        rows = [1 + (number + step) % 3 for number in range(plan.microbatches)]
+        inputs, targets = (
+            [torch.randn(each, WIDTH, generator=generator, dtype=torch.float64) for each in rows]
+            for _ in range(2)
+        )
+        ours.step(inputs, targets, counts=rows)
+    return [weight.grad for weight in model[rank].parameters()]
+
+
+def unequal() -> list[list[Tensor]]:
+    return [trained(program(name, ranks=4, microbatches=8), None) for name in ("1f1b", "bpipe")]
+
+
+def in_replicas() -> list[list[Tensor]]:
+    of = mesh("dp", "pp")
+    return [
+        trained(compile(Source("two.sched", text)), of) for text in (TWO.replace(KEEP, ""), TWO)
+    ]
+
+
+KEEP = "keep r on 1 - r"
+TWO = f"""schedule two {{
+    param ranks = 2  param microbatches = 4
+    {KEEP}
+    rank r {{
+        for m in 0 .. microbatches {{ F(m) if r == 0 {{ offload(m) }} }}
+        for m in 0 .. microbatches {{ if r == 0 {{ reload(m) }} B(m) }}
+    }}
+}}"""
+
+
+@pytest.mark.parametrize("train", [unequal, in_replicas])
+def test_microbatches_of_unequal_lengths_and_replicas(
+    run_ranks: Run, train: Callable[[], list[list[Tensor]]]
+) -> None:
+    for plain, kept in run_ranks(train, 4).results():
+        assert len(plain) == len(kept) == 2
+        assert all(torch.equal(*pair) for pair in zip(plain, kept, strict=True))
 
 
 def leftovers() -> tuple[int, int]:

@@ -3,10 +3,12 @@ what is wrong with it.
 """
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from attrs import evolve
+from hypothesis import given
 
 from schedlang import (
     Builder,
@@ -15,14 +17,22 @@ from schedlang import (
     Execution,
     Kind,
     Plan,
+    Schedule,
     Source,
     compile,
+    prove,
     read_plan,
     simulate,
     write_plan,
 )
+from schedlang.diagnostics.source import Span
+from schedlang.lowering import lower
 from schedlang.report.difference.difference import Setting, differ, side_of
+from schedlang.report.lines import line_costs
 from schedlang.schedule.timeline import Bars
+from tests.schedule.test_offload import offloaded
+from tests.support.sizes import examples
+from tests.support.strategies import schedules
 
 KEPT = """schedule kept {
     param ranks = 2  param microbatches = 2
@@ -56,6 +66,16 @@ def test_the_keeper_holds_it_from_the_begin_of_the_offload_to_the_end_of_the_rel
 def test_bytes_are_those_of_the_stage_that_they_are_of() -> None:
     execution = simulate(kept(), Costs(activation_bytes=(100, 7), weights_bytes=(1,)))
     assert execution.peak_bytes == (201, 108)
+
+
+def test_the_lines_of_the_other_rank_are_why_the_keeper_holds_most() -> None:
+    plan = kept("F(1) reload(0)", "F(1) offload(1) reload(1) reload(0)")
+    execution = simulate(plan, Costs(offload_times=(0.5,)))
+    assert execution.peak_activations == (2, 3)
+    costs = line_costs(plan, execution)
+    assert costs.peak_rank == 1
+    begin = KEPT.index("if r == 0")
+    assert costs.within(Span(begin, KEPT.index("if r == 1"))).held == 2
 
 
 def test_a_run_has_recorded_copies_among_the_ops() -> None:
@@ -189,6 +209,38 @@ def test_keepers_in_python() -> None:
 def test_a_difference_says_where_activations_are_kept() -> None:
     sides = [side_of("kept.sched", plan, Costs()) for plan in (kept("keep r on 1 - r", ""), kept())]
     assert Setting("keepers", "none", "1, 0") in differ(*sides).settings
+
+
+def held(execution: Execution, rank: int, time: float) -> float:
+    """What a rank holds at a time at which nothing changes."""
+    steps = execution.memory[rank]
+    return next((amount for when, amount in reversed(steps) if when < time), 0.0)
+
+
+@examples(100)
+@given(schedules())
+def test_what_keepers_hold_is_counted_from_the_bars(schedule: Schedule) -> None:
+    """Against the same on the host: at any time a rank holds as much as there, and what others have
+    begun to offload to it and have not reloaded whole.
+    """
+    ranks = len(schedule.ranks)
+    on_the_host = offloaded(schedule)
+    keepers = tuple((rank + 1) % ranks for rank in range(ranks))
+    layout = evolve(on_the_host.layout, keepers=keepers)
+    if ranks == 1:
+        return
+    plain = prove(lower(on_the_host))
+    kept = prove(lower(evolve(on_the_host, layout=layout)))
+    assert kept.timeline == plain.timeline
+    bars = [bar for rank in plain.timeline.copies for bar in rank]
+    bars += [bar for rank in plain.timeline.ranks for bar in rank]
+    times = sorted({time for bar in bars for time in (bar.start, bar.end)})
+    for time in [(before + after) / 2 for before, after in pairwise(times)]:
+        for rank, copies in enumerate(plain.timeline.copies):
+            away = sum(bar.kind == Kind.OFFLOAD and bar.start < time for bar in copies)
+            back = sum(bar.kind == Kind.RELOAD and bar.end < time for bar in copies)
+            here = held(kept, keepers[rank], time) - held(plain, keepers[rank], time)
+            assert here == away - back
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(4, 8), (5, 11), (7, 9), (8, 40), (16, 24)])
