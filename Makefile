@@ -88,7 +88,7 @@ build/titan/installed: pyproject.toml
 # The verifier against every interleaving, an oracle and real processes, on 10^5 programs where
 # `make test` has 750; then docs/verification.md. A run can be divided by BLOCKS, each of its
 # own seed; one that is tried again counts once.
-BLOCKS ?= 0..99
+BLOCKS ?= 0..100
 explore: .venv/installed
 	$(BIN)/pytest -n 2 tests/proof/test_machine.py tests/proof/test_transports.py tests/proof/test_processes.py \
 	    --blocks $(BLOCKS) --tally build/tally
