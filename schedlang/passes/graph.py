@@ -52,7 +52,9 @@ class Graph:
         if columns.is_transfer.any():
             raise ValueError("the communication is written out: only its own order fits it")
         if columns.is_copy.any():
-            raise ValueError("copies to the host are written out: only their own order fits them")
+            raise ValueError(
+                "copies of activations are written out: only their own order fits them"
+            )
         if columns.is_collective.any():
             raise ValueError("gathers and sums are written out: only their own order fits them")
         self.schedule = schedule
