@@ -227,8 +227,8 @@ transport-table: .venv/installed
 gains: .venv/installed
 	$(BIN)/python benchmarks/gains.py > docs/published-gains.md
 
-# The gallery, proved for any number of microbatches, at any number of ranks and at some: the first and the
-# last.
+# The gallery, proved for any number of microbatches: at some numbers of ranks, the first and the
+# last, and at any.
 RANKS ?= 2 16
 prove: .venv/installed
 	mkdir -p build
