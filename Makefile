@@ -237,6 +237,7 @@ prove: .venv/installed
 
 # Proofs for any number of ranks against the compiler at each size: 5,000 damaged programs at all
 # sizes up to 10 x 30, and closed forms at all sizes up to 12 x 40. BLOCKS=0..500 does a tenth.
+prove-ranks: BLOCKS = 0..5000
 prove-ranks: .venv/installed
 	$(BIN)/pytest -n 2 --dist worksteal -m sizes tests/parametric --blocks $(BLOCKS)
 
