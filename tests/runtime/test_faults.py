@@ -174,10 +174,13 @@ NAMES = [
     for schedule, rank, point in product(SCHEDULES, range(RANKS), points)
 ]
 CASES = [name if name in FEW else pytest.param(name, marks=pytest.mark.faults) for name in NAMES]
+#: At the end of a step a rank waits for all that it has sent, perhaps to several ranks.
+_OTHERS = r"(?:rank \d or )*rank {rank}(?: or rank \d)*"
 #: The cause that all ranks give: `{rank}` has the fault. Two words of torch's own for shapes, by
 #: the loss.
 CAUSES = {
-    "kill": r"rank {rank} is gone: rank \d lost (?:its connection|the store of the process group) at {place}",
+    "kill": _OTHERS
+    + r" is gone: rank \d lost (?:its connection|the store of the process group) at {place}",
     "throw": r"rank {rank} failed at {place}: ValueError: boom$",
     "stall": r"rank {rank} has made no progress for \d+\.\d s at {place}(?:: rank \d has waited 5 s at {place})?$",
     "shape": r"rank {rank} failed at {place}: (?:the output of stage \d is float64 \[2, 8\] .* but float64 \[3, 8\]"
@@ -216,7 +219,8 @@ def check_standings(living: list[str], died: set[int], place: str) -> None:
     """One rank says where each rank stood, and for whom it waited; where the store died with rank
     0, each its own.
     """
-    line = rf"^  rank (\d) (has waited \d+\.\d s for rank \d at {place}|has been |was last seen )"
+    others = _OTHERS.format(rank=r"\d")
+    line = rf"^  rank (\d) (has waited \d+\.\d s for {others} at {place}|has been |was last seen )"
     found = [re.findall(line, log, re.M) for log in living]
     assert sorted(int(rank) for each in found for rank, _ in each) == [
         each for each in range(RANKS) if each not in died & {0}
