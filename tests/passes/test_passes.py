@@ -312,7 +312,7 @@ def test_periods_are_taken_out_and_put_in(name: str, period: int) -> None:
     assert texts(repeats.put_in(times)) == texts(whole)
 
 
-@pytest.mark.parametrize("name", [*BLOCKS.values(), "zb_1p", "zb_2p", "zb_v"])
+@pytest.mark.parametrize("name", [*BLOCKS.values(), "zb_1p", "zb_2p", "zb_v", "rlhf"])
 def test_what_is_found_for_a_part_is_as_good_for_the_whole(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +335,23 @@ def test_what_is_found_for_a_part_is_as_good_for_the_whole(
         after = getattr(simulate(continued).timeline, objective)
         assert after <= getattr(simulate(whole).timeline, objective)
     assert max(simulate(continued).peak_memory) <= max(simulate(whole).peak_memory)
+
+
+def test_each_phase_of_a_schedule_goes_on_around_a_time_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a model comes behind another one, with their warm-ups in between."""
+    searched = list[int]()
+
+    def counted(schedule: Schedule) -> Graph:
+        searched.append(schedule.microbatches)
+        return Graph(schedule)
+
+    monkeypatch.setattr(search, "Graph", counted)
+    source = read_source(PROGRAMS / "rlhf.sched")
+    whole = expand(*load(source), {"ranks": 16, "microbatches": 320})
+    assert len(searched) == 2
+    assert max(searched) * 3 < whole.microbatches
 
 
 def test_a_part_says_little_of_ranks_that_wait_for_each_other_all_along(
