@@ -137,8 +137,7 @@ def test_no_result_is_better_than_its_bounds() -> None:
     tuning = tune(programs(ALL), of_measured(ranks=2, batch=4, layers_of_stage=1), prune=False)
     words = {result.candidate.program.word for result in tuning.results}
     alike = {program.word for program in programs(ALL) if not unlike(program, {})}
-    # That has a number of layers for each of four ranks.
-    assert words == alike - {"1f1b_uneven"}
+    assert words == alike
     for result in tuning.results:
         bounds = result.candidate.bounds
         assert bounds.time <= result.time * (1 + 1e-9), result.candidate
@@ -206,6 +205,8 @@ def test_programs_that_train_otherwise_are_told_apart(path: Path) -> None:
     plan = compile(path)
     others = plan.is_forward_only or plan.kernels or plan.layout.skips or plan.layout.slices > 1
     others = others or plan.layout.frozen or plan.layout.edges
+    # Its stages are parts of a model that are not alike.
+    others = others or len(set(plan.costs.forward_times or ())) > 1
     assert (unlike(program, {}) is not None) == bool(others)
 
 
