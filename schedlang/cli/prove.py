@@ -86,9 +86,13 @@ def prove(options: argparse.Namespace) -> int:
     with progress(f"proving {source.path}"), wrong_as_usage():
         proof = prove_for_all(source, options.params, names)
     if options.output:
-        if proof.certificate is None:
+        try:
+            certificate = proof.certificate
+        except ValueError as error:
+            raise UsageError(f"there is no certificate: {error}") from None
+        if certificate is None:
             raise UsageError("there is no certificate: nothing is proved for all sizes of a class")
-        write_text(json.dumps(proof.certificate, indent=1) + "\n", options.output)
+        write_text(json.dumps(certificate, indent=1) + "\n", options.output)
     if options.format == "json":
         print(json.dumps({"file": options.file, **proof.to_json()}, indent=1))
         return FINE if proof.holds else WRONG

@@ -97,7 +97,9 @@ class Proof:
 
     @cached_property
     def certificate(self) -> Mapping[str, Any] | None:
-        """The certificate: made when it is asked for, since it takes a while."""
+        """The certificate: made when it is asked for, since it takes a while. ValueError where what
+        is proved cannot be written as one.
+        """
         return self.certify()
 
     @property

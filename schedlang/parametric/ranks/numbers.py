@@ -475,8 +475,12 @@ def _by_cases(value: Number, divisor: Number, where: isl.Set) -> Number | None:
 
 
 def digits(value: Number, where: isl.Set) -> tuple[isl.PwAff, isl.PwAff]:
-    """The high and the low digit of a number, of which the low one is from 0 to below the base."""
+    """The high and the low digit of a number, of which the low one is from 0 to below the base.
+    Unreadable where the low one is too many times the base.
+    """
     value = value.within(where)
+    if value.domain().is_empty():
+        return value.low, value.low
     highs = []
     lows = []
     for case, carry in value.carries():

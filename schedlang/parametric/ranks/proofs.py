@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from attrs import evolve
 
@@ -98,8 +100,18 @@ def prove_for_all_ranks(
         laws=tuple(laws),
         claims=claims,
         argument=_ARGUMENT if outcome.cases else "",
-        certify=lambda: certificate_of(outcome) if outcome.cases else None,
+        certify=partial(_certificate, outcome),
     )
+
+
+def _certificate(outcome: Outcome) -> Mapping[str, Any] | None:
+    """The certificate of an outcome in which something is proved; ValueError where its stamps
+    cannot be written.
+    """
+    try:
+        return certificate_of(outcome) if outcome.cases else None
+    except Unreadable as error:
+        raise ValueError(f"the stamps of the proof cannot be written: {error}") from None
 
 
 def _unproved(
