@@ -285,3 +285,19 @@ def test_what_was_changed_is_found(path: Path, seed: int) -> None:
     differing = [rank for rank in ranks if words(plan, rank) != words(damaged, rank)]
     found = rank_differences(plan, damaged)
     assert [each.rank for each in found if not each.is_equal] == differing
+
+
+@pytest.mark.parametrize("cost", ["cost F(s, m)", "memory F(s, m)"])
+def test_costs_by_microbatch_are_lists_in_brackets(
+    cost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = "rank r { for m in 0 .. 2 { F(m) }  for m in 0 .. 2 { B(m) } }"
+    paths = []
+    for name, by in (("before", "1"), ("after", "1 + m")):
+        path = tmp_path / f"{name}.sched"
+        path.write_text(
+            f"schedule s {{ param ranks = 2  param microbatches = 2  {cost} = {by}  {order} }}"
+        )
+        paths.append(str(path))
+    assert main(["diff", *paths]) == 0
+    assert "[1,2],[1,2]" in capsys.readouterr().out

@@ -224,8 +224,12 @@ def _listed(texts: Iterable[str]) -> str:
 
 
 def _cost(value: Any) -> str:
-    """A cost, or those of several stages, as the command line takes them."""
-    return ",".join(f"{each:g}" for each in value) if isinstance(value, list) else str(value)
+    """A cost, or those of several stages, as the command line takes them; those of a stage's
+    microbatches in brackets, as a file has them.
+    """
+    if not isinstance(value, list):
+        return str(value)
+    return ",".join(f"[{_cost(each)}]" if isinstance(each, list) else f"{each:g}" for each in value)
 
 
 def _elsewhere(before: Plan, after: Plan) -> list[tuple[str, int, int]]:
