@@ -78,7 +78,10 @@ class Track:
         new = bisect_left(self.rows, (slot, node))
         del self.rows[old]
         self.rows.insert(new, (slot, node))
-        walked = self.walk(new, old, self.excess > 0)
+        if self.excess or self.is_owed(new, old):
+            walked = self.walk(new, old, self.excess > 0)
+        else:
+            walked = self.shifted(new, old)
         if walked is not None:
             states, most, owed = walked
             excess = self.excess
@@ -95,6 +98,29 @@ class Track:
         del self.rows[new]
         self.rows.insert(old, (now, node))
         return False
+
+    def is_owed(self, first: int, last: int) -> bool:
+        """Whether a weight gradient is owed anywhere before the row behind the `last`."""
+        _, paid, count, _ = self.states[first]
+        return paid < count or count < self.states[last + 1][2]
+
+    def shifted(self, first: int, last: int) -> tuple[list[State], list[float], list[int]] | None:
+        """What `walk` gives after the row at the `last` has moved to the `first`, where nothing is
+        owed: then all rows between hold what it changes, besides.
+        """
+        slot, node = self.rows[first]
+        change = self.graph.change[node]
+        _, paid, count, held = self.states[first]
+        most = [held + self.graph.rise[node]]
+        most += [amount + change for amount in self.most[first:last]]
+        if max(most) > self.limit:
+            return None
+        states = [(slot + self.width[node], paid, count, held + change)]
+        states += [
+            (now, paid, count, held + change)
+            for now, paid, count, held in self.states[first + 1 : last + 1]
+        ]
+        return states, most, []
 
     def walk(
         self, first: int, last: int, to_the_end: bool
