@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterator, Sequence
 from decimal import Decimal
+from itertools import groupby
 from typing import Any
 
 from attrs import frozen
@@ -9,6 +10,7 @@ from attrs import frozen
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
+from schedlang.schedule.naming import Names
 
 #: The word of each kind of action in a program.
 WORDS = {kind: op.word for kind, op in OPS.items()}
@@ -50,9 +52,8 @@ def shifted(name: str, shift: int) -> str:
 
 
 def stage_text(layout: Layout, stage: int) -> str:
-    """A stage as a program names it: `3`, or `up(1)`."""
-    pipeline = layout.pipeline_of[stage]
-    return f"{pipeline.name}({stage - pipeline.start})" if pipeline.name else str(stage)
+    """A stage as a program names it: `3`, `up(1)`, `lane(0, 1)`."""
+    return Names(layout).stage(stage).replace(",", ", ")
 
 
 def head_lines(head: Head, words: dict[int, str]) -> Iterator[str]:
@@ -65,15 +66,8 @@ def head_lines(head: Head, words: dict[int, str]) -> Iterator[str]:
         yield f"param {name} = {size}"
     condition = " and ".join(f"{name} == {size}" for name, size in sizes.items())
     yield f'require {condition}, "the ops below are those of this size"'
-    for pipeline in layout.pipelines:
-        stages = pipeline.stop - pipeline.start
-        on = by_number("s", layout.placement[pipeline.start : pipeline.stop])
-        line = f"stage s in 0 .. {stages} on {on}"
-        if pipeline.name:
-            word = "model" if layout.models else "pipeline"
-            yield f"{word} {pipeline.name} runs {pipeline.microbatches} {line}"
-        elif not head.one_stage_each:
-            yield line
+    if not head.one_stage_each:
+        yield from _pipelines(layout)
     for earlier, later in layout.edges:
         yield f"edge s in 0 .. 1 from {earlier} to {later}"
     for earlier, later in layout.skips:
@@ -86,6 +80,25 @@ def head_lines(head: Head, words: dict[int, str]) -> Iterator[str]:
         yield f"keep r on {by_number('r', layout.keepers)}"
     yield from _weights(head.weights)
     yield from _costs(head.costs, words)
+
+
+def _pipelines(layout: Layout) -> Iterator[str]:
+    """The lines of pipelines, one for all that differ by a number: `lane(0)`, `lane(1)`."""
+    word = "model" if layout.models else "pipeline"
+    for name, group in groupby(layout.pipelines, lambda pipeline: pipeline.name.partition("(")[0]):
+        pipelines = list(group)
+        ranks = [layout.placement[each.start : each.stop] for each in pipelines]
+        microbatches = [each.microbatches for each in pipelines]
+        is_numbered = pipelines[0].name.endswith(")")
+        on = by_numbers("is", ranks) if is_numbered else by_number("s", ranks[0])
+        line = f"stage s in 0 .. {len(ranks[0])} on {on}"
+        if is_numbered:
+            runs = by_number("i", microbatches)
+            yield f"{word} {name}(i) in 0 .. {len(pipelines)} runs {runs} {line}"
+        elif name:
+            yield f"{word} {name} runs {microbatches[0]} {line}"
+        else:
+            yield line
 
 
 def _weights(rules: Sequence[str]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from schedlang.search.optimize.instance import Instance, chains_of
 from schedlang.search.optimize.model import Effort, look
 from schedlang.search.optimize.optimize import judged, optimize
 from schedlang.search.optimize.problem import Answer, Problem
-from tests.support.paths import CASES
+from tests.support.paths import CASES, GALLERY
 
 RECORDED = json.loads((CASES / "zero_bubble.json").read_text())["cases"]
 
@@ -233,6 +234,23 @@ def test_microbatches_of_other_costs_may_overtake_each_other() -> None:
     assert sorted(map(len, chains_of(problem))) == [2] * 8
     answer = best_of(problem)
     assert answer.is_best
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_every_program_of_the_gallery_can_be_written(path: Path) -> None:
+    """Its order, as though it had been found, is a program that takes as long."""
+    try:
+        problem = Problem.of(compile(read_source(path)))
+    except ValueError as error:
+        assert "only their own order fits them" in str(error) or "no end to bring near" in str(
+            error
+        )
+        return
+    order = problem.graph.order
+    value = problem.value(order)
+    answer = Answer(order, value, value, "nobody")
+    plan = compile(Source("same.sched", judged(problem, answer, "portable").text))
+    assert getattr(simulate(plan, ideal=True).timeline, plan.objective) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
