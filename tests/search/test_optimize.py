@@ -239,12 +239,13 @@ def test_microbatches_of_other_costs_may_overtake_each_other() -> None:
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_every_program_of_the_gallery_can_be_written(path: Path) -> None:
     """Its order, as though it had been found, is a program that takes as long."""
+    refusal = ""
     try:
         problem = Problem.of(compile(read_source(path)))
     except ValueError as error:
-        assert "only their own order fits them" in str(error) or "no end to bring near" in str(
-            error
-        )
+        refusal = str(error)
+    if refusal:
+        assert "only their own order fits them" in refusal or "no end to bring near" in refusal
         return
     order = problem.graph.order
     value = problem.value(order)
