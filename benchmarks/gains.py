@@ -4,6 +4,9 @@ their papers: `make gains`, which writes docs/published-gains.md.
 It is simulation: the figures are the same on every machine.
 """
 
+import random
+from math import log, sqrt
+
 from attrs import frozen
 
 from schedlang import Costs, Kind, compile, simulate
@@ -211,6 +214,46 @@ token of a larger microbatch; this page does not predict it. Huang et al. 2024, 
 (abstract), find no such gain for LLaMA, and with flash attention next to none for GPT-3. The
 abstracts do not say how many activations a rank holds; the program claims half of what 1F1B's first
 rank does, and one more.
+"""
+
+MARIO = ((4, 4), (8, 8), (8, 16), (16, 16), (16, 64))
+MARIO_TEXT = """\
+## Mario
+
+[`mario.sched`](../programs/mario.sched) against 1F1B, without checkpoints and with them: the
+activations of the rank that holds most, and the time of a step as multiples of Mario's. Liu et al.
+2025, PPoPP, abstract: on average 1.16 times as fast as 1F1B, Chimera and interleaved 1F1B without
+checkpoints, and 1.57 times as with them.
+"""
+MARIO_REASONS = """\
+With checkpoints a backward begins with another forward, when the gradient is there: in Mario it is
+over by then, where ranks wait anyway. Once a rank has more to do than it waits, each microbatch
+takes it another forward, so no order gains more than 4 / 3; and against no checkpoints, none gains
+by itself: next to nothing is held, and what room there is then, larger microbatches and fewer
+ranks for a model, is used by the automatic scheduler of the paper. This page does not predict it.
+The order here takes as little time as any within this memory, in all of the rows
+(`schedc optimize`).
+"""
+DYNAPIPE_SPREADS = (0.0, 0.25, 0.5, 1.0)
+DYNAPIPE_SIZE = {"ranks": 8, "microbatches": 32}
+DYNAPIPE_DRAWS = 20
+DYNAPIPE_TEXT = """\
+## DynaPipe
+
+The order of [`eager_1f1b.sched`](../programs/eager_1f1b.sched), where microbatches take as long as
+their lengths, which differ: the time of a step of that, of 1F1B, and of GPipe, as multiples of what
+it would be if all took as long as each other; and of 1F1B where all are padded to the longest. On 8
+ranks with 32 microbatches, lengths drawn by a log-normal distribution, the mean of 20 draws. Jiang
+et al. 2024, arXiv 2311.10418, abstract: up to 4.39 times the throughput of packing for T5, and 3.25
+times for GPT, on FLANv2.
+"""
+DYNAPIPE_REASONS = """\
+The paper neither pads nor packs, makes microbatches of samples that are about as long as each
+other, and runs forwards ahead, so that ranks need not wait for each other's long ones. The last
+is what is predicted here, for up to twice the activations of 1F1B; the first column is what padding
+costs beside it. What packing costs is a matter of attention and of the lengths of FLANv2, which the
+abstract does not give. In which order microbatches come counts as well, and here they come as they
+are drawn ([lengths.md](lengths.md#what-it-costs)).
 """
 
 
@@ -466,6 +509,47 @@ def bpipe_row(ranks: int) -> str:
     return _line([str(ranks), *peaks, *gains])
 
 
+def mario_row(ranks: int, microbatches: int) -> str:
+    """The row of a size."""
+    params = {"ranks": ranks, "microbatches": microbatches}
+    # A whole backward takes 2, and another forward before it 1.
+    again = Costs(backward_times=(3.0,))
+    own = simulate(compile("mario", params))
+    plain = simulate(compile("1f1b", params))
+    with_checkpoints = simulate(compile("1f1b", params, again), again)
+    peaks = [str(max(each.peak_activations)) for each in (plain, own)]
+    makespans = [each.timeline.makespan for each in (plain, with_checkpoints)]
+    gains = [f"{each / own.timeline.makespan:.2f}" for each in makespans]
+    return _line([f"{ranks} ranks, {microbatches} microbatches", *peaks, *gains])
+
+
+def dynapipe_row(spread: float) -> str:
+    """The row of a spread: the standard deviation of lengths, over their mean."""
+    rng = random.Random(0)
+    microbatches = DYNAPIPE_SIZE["microbatches"]
+    # Of a log-normal distribution with a mean of 1.
+    sigma = sqrt(log(1 + spread**2))
+    ratios: list[list[float]] = []
+    for _ in range(DYNAPIPE_DRAWS):
+        lengths = [rng.lognormvariate(-(sigma**2) / 2, sigma) for _ in range(microbatches)]
+        times = [
+            _step("1f1b", [max(lengths)] * microbatches),
+            _step("gpipe", lengths),
+            _step("1f1b", lengths),
+            _step("eager_1f1b", lengths),
+        ]
+        alike = _step("1f1b", [sum(lengths) / microbatches] * microbatches)
+        ratios.append([time / alike for time in times])
+    means = [sum(column) / DYNAPIPE_DRAWS for column in zip(*ratios, strict=True)]
+    return _line([f"{spread:.0%}", *(f"{mean:.2f}" for mean in means)])
+
+
+def _step(program: str, lengths: list[float]) -> float:
+    """The makespan of a program whose microbatches take as long as they are."""
+    costs = Costs(forward_times=(lengths,), backward_times=([2 * length for length in lengths],))
+    return simulate(compile(program, DYNAPIPE_SIZE, costs), costs).timeline.makespan
+
+
 def post_validation_row(model: Model) -> str:
     """The row of a model."""
     forward, input, weight = model.times
@@ -523,7 +607,14 @@ def page() -> str:
     of_1f1b = ("time, 1F1B", "time, 1F1B that recomputes")
     lines += _head(["ranks", "peak, 1F1B", "peak, BPipe", *of_1f1b])
     lines += map(bpipe_row, BPIPE)
-    lines += ["", BPIPE_REASONS, POST_VALIDATION_TEXT]
+    lines += ["", BPIPE_REASONS, MARIO_TEXT]
+    of_1f1b = ("time, 1F1B", "time, 1F1B with checkpoints")
+    lines += _head(["size", "peak, 1F1B", "peak, Mario", *of_1f1b])
+    lines += [mario_row(*size) for size in MARIO]
+    lines += ["", MARIO_REASONS, DYNAPIPE_TEXT]
+    lines += _head(["spread of lengths", "padded", "GPipe", "1F1B", "DynaPipe"])
+    lines += map(dynapipe_row, DYNAPIPE_SPREADS)
+    lines += ["", DYNAPIPE_REASONS, POST_VALIDATION_TEXT]
     lines += _head(["model", *SOURCES, "time for the sum"])
     lines += map(post_validation_row, MODELS)
     return "\n".join([*lines, "", POST_VALIDATION_REASONS])

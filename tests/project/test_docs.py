@@ -46,6 +46,10 @@ def test_the_gains_of_published_schedules_are_those_of_their_command() -> None:
     assert command["stp_row"](2, 0.2) in lines
     assert command["BPIPE_TEXT"] in page("published-gains")
     assert command["bpipe_row"](8) in lines
+    for text in ("MARIO_TEXT", "MARIO_REASONS", "DYNAPIPE_TEXT", "DYNAPIPE_REASONS"):
+        assert command[text] in page("published-gains")
+    assert command["mario_row"](8, 8) in lines
+    assert command["dynapipe_row"](0.5) in lines
 
 
 def test_the_table_of_transports_is_that_of_its_command() -> None:
