@@ -99,6 +99,10 @@ def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
     """Whether every stage runs each microbatch's forward and backward, or none has a backward."""
     trains = any(kind not in FORWARD for kind, *_ in found)
     updates = any(kind == Kind.U for kind, *_ in found)
+    # There are versions of weights where updates make them.
+    stages = range(len(schedule.placement))
+    if not updates and any(schedule.weights_of(stage).name != "latest" for stage in stages):
+        return False
     for stage in range(len(schedule.placement)):
         for unit in range(_units(schedule, stage)):
             # What a trained stage must have done is one of two sets; recomputation and copies may
