@@ -31,7 +31,7 @@ def compile_program(options: argparse.Namespace) -> int:
     if source.is_plan and kind_of(source.text) is FileKind.PLAN:
         raise UsageError(f"`{options.file}` is a plan, which `schedc check` proves again")
     costs = read_cost_options(options)
-    with progress(f"compiling {source.path}"), wrong_as_usage():
+    with progress(f"compiling {source.path}"), wrong_as_usage(options):
         plan = compile_with_advice(
             source,
             options.params,
@@ -168,7 +168,7 @@ def check(options: argparse.Namespace) -> int:
         return check_sizes(options, source)
     names = NAMES if options.transport == "all" else (options.transport,)
     costs = read_cost_options(options)
-    with progress(f"proving {source.path}"), wrong_as_usage():
+    with progress(f"proving {source.path}"), wrong_as_usage(options):
         if source.is_plan:
             plan = read_plan(options.file)
             costs.check(plan.layout)

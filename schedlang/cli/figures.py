@@ -8,7 +8,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from schedlang.cli.diagnosed import has_colour, print_diagnostics
-from schedlang.cli.inputs import load_beside, load_to_execute, read_cost_options
+from schedlang.cli.inputs import (
+    load_beside,
+    load_to_execute,
+    read_cost_options,
+    wrong_as_usage,
+)
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
 from schedlang.diagnostics.diagnostic import CompileError
@@ -47,12 +52,9 @@ def compare(options: argparse.Namespace) -> int:
         raise UsageError(
             "--write-costs writes what a recorded run shows: schedc compare PLAN RUN.json"
         )
-    try:
-        costs = read_cost_options(options)
-        with progress("comparing"):
-            entries = compare(options.files, options.params, costs, options.transport)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    costs = read_cost_options(options)
+    with progress("comparing"), wrong_as_usage(options):
+        entries = compare(options.files, options.params, costs, options.transport)
     if options.sort == "makespan":
         entries.sort(key=lambda entry: entry.makespan)
     if options.format == "json":
@@ -127,10 +129,8 @@ def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:
         raise UsageError("--transport is for what is simulated, a run is compared as it was")
     run = read_run(options.files[1])
     plan = load_beside(options, options.files[0], run)
-    try:
+    with wrong_as_usage(options):
         comparison = compare(plan, run, read_cost_options(options))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     # Only now is it known that the run is one of this plan.
     if options.write_costs:
         write_document(run.costs.to_json(), options.write_costs)

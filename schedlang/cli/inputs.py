@@ -65,7 +65,7 @@ def load_with_costs(
     are any, and else for its own; and the costs in the options. `choices` are those of `load`.
     """
     costs = read_cost_options(options)
-    with wrong_as_usage():
+    with wrong_as_usage(options):
         plan = load(options, file, costs=costs, **choices)
         costs.check(plan.layout)
     return plan, costs
@@ -138,9 +138,9 @@ def read_cost_options(options: argparse.Namespace) -> Any:
 
 
 @contextmanager
-def wrong_as_usage() -> Iterator[None]:
+def wrong_as_usage(options: argparse.Namespace | None = None) -> Iterator[None]:
     """A ValueError becomes a UsageError: it is of a value in the options, such as costs of another
-    number of stages.
+    number of stages, maybe in a file that the `options` name.
     """
     from schedlang import CompileError
 
@@ -150,4 +150,19 @@ def wrong_as_usage() -> Iterator[None]:
         # Some are also ValueErrors, for Python.
         raise
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(with_costs_file(options, error)) from None
+
+
+def with_costs_file(options: argparse.Namespace | None, error: ValueError) -> str:
+    """What is wrong, and in which file of costs, if these are of another number of stages."""
+    from schedlang.schedule.costs import WrongNumber
+
+    file = getattr(options, "costs", None)
+    # Beside a file of costs, the room of ranks may be an option.
+    has_room = getattr(options, "capacity_bytes", None) is not None
+    is_of_file = file and not (has_room and "`capacity_bytes`" in str(error))
+    return (
+        f"costs in `{file}`: {error}"
+        if isinstance(error, WrongNumber) and is_of_file
+        else str(error)
+    )

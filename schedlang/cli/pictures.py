@@ -67,7 +67,7 @@ def _simulated(options: argparse.Namespace, file: str, run: Run | None) -> Pictu
             seconds = SECONDS[options.time_unit] if options.time_unit else _seconds_of(options)
             return lay_out(plan, simulate(plan, costs, options.ideal), seconds)
     plan = _plan_beside(options, file, run)
-    with progress(f"laying out {plan.name}"), wrong_as_usage():
+    with progress(f"laying out {plan.name}"), wrong_as_usage(options):
         execution = predict(plan, run, read_cost_options(options))
         # What ops take and what they hold are in units of their own: a run says nothing of memory.
         execution = evolve(execution, costs=execution.costs.over(plan.costs))

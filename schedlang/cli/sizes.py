@@ -11,7 +11,7 @@ from typing import Any
 from attrs import define, frozen
 
 from schedlang.cli.diagnosed import print_diagnostics
-from schedlang.cli.inputs import read_cost_options
+from schedlang.cli.inputs import read_cost_options, with_costs_file
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, WRONG, UsageError
 from schedlang.compiler import Instance, check_range
@@ -87,7 +87,8 @@ def check_sizes(options: argparse.Namespace, source: Any) -> int:
         try:
             verdicts = judge(instances, ranges)
         except ValueError as error:
-            message = f"{error}: give one number for all stages, since sizes differ in these"
+            what = with_costs_file(options, error)
+            message = f"{what}: give one number for all stages, since sizes differ in these"
             raise UsageError(message) from None
     wrong = [reason for reason in verdicts.reasons if not reason.is_refusal]
     if options.format == "json":

@@ -38,12 +38,12 @@ def co_issue(schedule: Schedule) -> Schedule:
 
     # All ops, sends and receives in one list, which is then put in the order of ranks and moments.
     # Of one moment they stay as they are here: a rank sends before it receives. Gathers and sums
-    # keep no message waiting, and wait for none.
+    # keep no message waiting, and wait for none; what stands behind them stays there.
     rank = np.concatenate([columns.rank, columns.rank[maker], columns.rank[user]])
     when = np.concatenate([moments.issue, moments.hand_over[maker], received[receives]])
     lengths = [len(columns), len(sends), len(receives)]
     turn = np.repeat([0, 1, 3], lengths)
-    turn[: len(columns)][columns.is_collective] = 2
+    turn[: len(columns)] = _behind(np.where(columns.is_collective, 2, 0), columns, moments.issue)
     order = np.lexsort((turn, rank * np.int64(when.max(initial=0) + 1) + when))
     alone = np.zeros(len(sends) + len(receives), np.int64)
 
@@ -60,6 +60,17 @@ def co_issue(schedule: Schedule) -> Schedule:
         first=columns.first,
     )
     return evolve(schedule, ranks=actions_of(len(schedule.ranks), placed))
+
+
+def _behind(turn: Ints, columns: Columns, when: Ints) -> Ints:
+    """The turns of a rank's own actions within their moments, none before that of the one ahead of
+    it.
+    """
+    is_new = np.ones(len(columns), bool)
+    is_new[1:] = (np.diff(columns.rank) != 0) | (np.diff(when) != 0)
+    moment = np.cumsum(is_new) * (turn.max(initial=0) + 1)
+    latest: Ints = np.maximum.accumulate(moment + turn) - moment
+    return latest
 
 
 @frozen(eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -13,7 +13,7 @@ from schedlang.files.reading import source_of
 from schedlang.language.expand import expand
 from schedlang.language.imports import load
 from schedlang.parametric.coverage import wanted_of
-from schedlang.parametric.figures import Figures
+from schedlang.parametric.figures import Figures, held_by
 from schedlang.parametric.left_out import only_computing
 from schedlang.parametric.orders import (
     ONCE,
@@ -24,6 +24,7 @@ from schedlang.parametric.orders import (
     Piece,
     Triple,
     at_round,
+    is_negative,
     minus,
 )
 from schedlang.parametric.stamps import Need, Sources, Stamped, rules_of
@@ -31,7 +32,7 @@ from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 
 FORMAT = "schedlang certificate 3"
-_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)
 
 
 def certificate(
@@ -53,13 +54,13 @@ def certified(
     period: int,
     stamped: Stamped,
     figures: Figures,
-    schedule: Schedule,
+    schedules: Sequence[Schedule],
 ) -> dict[str, Any]:
     """One class of sizes: its pieces with their times, and in which rounds what is needed is made;
-    `schedule` is one of those that they are of.
+    `schedules` are those at n = 0 and 1.
     """
     sources = stamped.sources()
-    ranks: list[list[Any]] = [[] for _ in schedule.ranks]
+    ranks: list[list[Any]] = [[] for _ in schedules[0].ranks]
     for timed in stamped.timed:
         batches = [
             {
@@ -76,7 +77,7 @@ def certified(
     return {
         "base": base,
         "period": period,
-        **_setting(schedule),
+        **_setting(schedules),
         "units": [_number(*units) for units in stamped.orders.units],
         "ranks": ranks,
         "figures": {
@@ -95,13 +96,15 @@ def is_of_program(document: Mapping[str, Any]) -> bool:
     """
     whole, tree = load(source_of(document["program"]))
     for one in document["classes"]:
-        for n in range(2):
-            size = {"microbatches": one["base"] + one["period"] * n}
-            schedule = only_computing(expand(whole, tree, {**document["params"], **size}))
+        sizes = [{"microbatches": one["base"] + one["period"] * n} for n in range(2)]
+        schedules = [
+            only_computing(expand(whole, tree, {**document["params"], **size})) for size in sizes
+        ]
+        if any(one[name] != value for name, value in _setting(schedules).items()):
+            return False
+        for n, schedule in enumerate(schedules):
             orders = [_order_of(schedule, rank) for rank in range(len(schedule.ranks))]
             if orders != [_order_at(pieces, n) for pieces in one["ranks"]]:
-                return False
-            if any(one[name] != value for name, value in _setting(schedule).items()):
                 return False
             units = [schedule.layout.units(stage) for stage in range(len(one["units"]))]
             if units != [constant + by_n * n for constant, by_n, _ in one["units"]]:
@@ -109,16 +112,17 @@ def is_of_program(document: Mapping[str, Any]) -> bool:
     return True
 
 
-def _setting(schedule: Schedule) -> dict[str, Any]:
-    """What does not depend on the number of microbatches: stages, and what their ops make, take and
-    hold.
+def _setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
+    """Stages, and what their ops make, take and hold: of two sizes, but for what depends on these,
+    the same.
     """
+    schedule = schedules[0]
     layout = schedule.layout
     stages = range(len(layout.placement))
     durations = schedule.costs.durations(layout)
     ways = {
         (Kind(made).name, stage, of, way)
-        for (_, stage, _), needs in rules_of([schedule]).items()
+        for (_, stage, _), needs in rules_of(schedules).items()
         for made, of, _, _, way in needs
         if way
     }
@@ -129,20 +133,22 @@ def _setting(schedule: Schedule) -> dict[str, Any]:
         "makes": [[Kind(made).name, stage] for made, stage in sorted(wanted_of(schedule))],
         "ways": [[made, stage, of, _number(way)] for made, stage, of, way in sorted(ways)],
         "takes": {kind.name: list(map(_number, durations[kind])) for kind in _KINDS},
-        "holds": {kind.name: _holds(schedule, kind) for kind in _KINDS},
+        "holds": {kind.name: _holds(schedules, kind) for kind in _KINDS},
     }
 
 
-def _holds(schedule: Schedule, kind: Kind) -> list[Any]:
+def _holds(schedules: Sequence[Schedule], kind: Kind) -> list[Any]:
     """What an op of a kind adds to what its rank holds, for each stage: while it runs, and
     after.
     """
-    stages = range(len(schedule.placement))
-    amounts = schedule.costs.memory(schedule.layout)[kind]
-    return [
-        [_number(max(amount, 0)), _number(amount if schedule.keeps(kind, stage, 0) else 0)]
-        for stage, amount in zip(stages, amounts, strict=True)
-    ]
+    amount_of = held_by(schedules)
+    found = []
+    for stage in range(len(schedules[0].placement)):
+        amount = amount_of(kind, stage)
+        after = amount if schedules[0].keeps(kind, stage, 0) else ZERO
+        meanwhile = ZERO if is_negative(amount) else amount
+        found.append([_number(*meanwhile), _number(*after)])
+    return found
 
 
 def _order_at(pieces: list[Any], n: int) -> list[Any]:
@@ -156,10 +162,13 @@ def _order_at(pieces: list[Any], n: int) -> list[Any]:
 
 
 def _order_of(schedule: Schedule, rank: int) -> list[Any]:
-    """The batches of ops of a rank."""
+    """The batches of ops of a rank; what is of a whole stage has no microbatch, as though 0."""
     actions = schedule.ranks[rank]
     return [
-        [(Kind(actions.kind[i]).name, actions.stage[i], actions.microbatch[i]) for i in batch]
+        [
+            (Kind(actions.kind[i]).name, actions.stage[i], max(actions.microbatch[i], 0))
+            for i in batch
+        ]
         for batch in actions.batches()
     ]
 

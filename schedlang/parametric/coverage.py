@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from schedlang.language.faults import Fault
-from schedlang.parametric.linear import GATHERS, NeedsPeriod, NotLinear
+from schedlang.parametric.linear import NeedsPeriod, NotLinear
 from schedlang.parametric.orders import (
     Op,
     Orders,
@@ -17,7 +17,7 @@ from schedlang.parametric.orders import (
     minus,
     plus,
 )
-from schedlang.schedule.actions import is_collective, is_copy
+from schedlang.schedule.actions import is_copy
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
@@ -39,8 +39,6 @@ def check_coverage(orders: Orders, layout: Layout) -> None:
                             "it offloads activations: when a copy ends, and so what its "
                             "ranks hold, follows from turns on a link, which are taken by time"
                         )
-                    if is_collective(op.kind):
-                        raise NotLinear(GATHERS)
                     for thing in OPS[op.kind].makes:
                         made.setdefault((thing, op.stage), []).append((piece, op))
     wanted = wanted_in(layout, {thing for thing, _ in made})

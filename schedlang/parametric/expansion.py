@@ -31,7 +31,6 @@ from schedlang.language.sites import Sites
 from schedlang.language.stages import NumberedStages, Stages
 from schedlang.parametric.budget import Budget
 from schedlang.parametric.linear import (
-    GATHERS,
     Linear,
     Loop,
     NeedsPeriod,
@@ -42,7 +41,6 @@ from schedlang.parametric.linear import (
     holds_from,
     listed_for_all,
 )
-from schedlang.schedule.actions import is_collective
 
 #: How often the order of one rank runs again at most.
 _MOST_RUNS = 400
@@ -156,8 +154,6 @@ class _Run:
             "price": self.price,
             "change": self.change,
         }
-        if any(is_collective(kind) for kind in python.sites.kinds.values()):
-            raise NotLinear(GATHERS)
         exec(python.items, self.names)
         if self.has_weights and not python.sites.parts:
             raise NotLinear("it says which versions of weights are read")
@@ -234,7 +230,7 @@ class _Run:
     def price(self, word: str, is_memory: bool, of: Any, indices: int, *_: int) -> None:
         if word == "capacity":
             raise NotLinear("it has a `capacity`")
-        if word in ("sum", "gather"):
+        if word in ("sum", "gather") and not is_memory:
             raise NotLinear(f"it has costs of `{word}`")
         item = f"{'memory' if is_memory else 'cost'} {word}"
         if indices == 0:
@@ -246,7 +242,8 @@ class _Run:
             values = [of(one, other) for one in ranks for other in ranks]
         else:
             raise NotLinear(f"`{item}` differs by microbatch")
-        if any(isinstance(value, Linear) for value in values):
+        # What a gather holds may: all that is held is a number of n.
+        if word != "gather" and any(isinstance(value, Linear) for value in values):
             raise NotLinear(f"`{item}` depends on microbatches")
 
     # The order of a rank

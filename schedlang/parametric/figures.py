@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
 from math import lcm
@@ -22,6 +22,7 @@ from schedlang.parametric.expansion import SymbolicClaim, divide
 from schedlang.parametric.linear import Linear, NotLinear, listed_for_all, number
 from schedlang.parametric.orders import ZERO, Pair, at_round, is_negative, minus, plus, times
 from schedlang.parametric.stamps import Timed
+from schedlang.schedule.actions import is_collective
 from schedlang.schedule.schedule import Schedule
 
 
@@ -60,11 +61,11 @@ class Figures(Held):
 NAMES = ("makespan", "work", "bubble", "span", "span_bubble")
 
 
-def figures_of(timed: Sequence[Timed], schedule: Schedule) -> Figures:
-    """The figures of pieces with their times; `schedule` is one of those that they are of."""
-    ranks = range(len(schedule.ranks))
+def figures_of(timed: Sequence[Timed], schedules: Sequence[Schedule]) -> Figures:
+    """The figures of pieces with their times; the `schedules` at n = 0, 1, … are of those."""
+    ranks = range(len(schedules[0].ranks))
     pieces = [[each for each in timed if each.rank == rank] for rank in ranks]
-    starts = [own[0].starts[0][:2] for own in pieces if own]
+    starts = [_first_start(own) for own in pieces if own]
     ends = [at_round(own[-1].end(-1), minus(own[-1].piece.rounds, (1, 0))) for own in pieces if own]
     busy = [_sum(times(each.piece.rounds, sum(each.takes)) for each in own) for own in pieces]
     spans = [minus(end, start) for end, start in zip(ends, starts, strict=True)]
@@ -73,9 +74,19 @@ def figures_of(timed: Sequence[Timed], schedule: Schedule) -> Figures:
         makespan=minus(largest(ends), first),
         work=largest(busy),
         span=largest(spans),
-        peak=tuple(_peak(own, schedule) for own in pieces),
+        peak=tuple(_peak(own, schedules) for own in pieces),
         # With one update at the end, there is one version, and nothing is behind.
         versions=(1,) * len(ranks),
+    )
+
+
+def _first_start(pieces: Sequence[Timed]) -> Pair:
+    """When a rank starts to work: what goes on beside its ops may begin before."""
+    return next(
+        start[:2]
+        for each in pieces
+        for batch, start in zip(each.piece.batches, each.starts, strict=True)
+        if not is_collective(batch[0].kind)
     )
 
 
@@ -99,30 +110,51 @@ def _sum(numbers: Any) -> Pair:
     return total
 
 
-def _peak(pieces: Sequence[Timed], schedule: Schedule) -> Pair:
+def held_by(schedules: Sequence[Schedule]) -> Callable[[int, int], Pair]:
+    """What an op of a kind on a stage adds to what its rank holds: by n, as what a gather holds may
+    depend on it.
+    """
+    amounts = [schedule.costs.memory(schedule.layout) for schedule in schedules]
+
+    def of(kind: int, stage: int) -> Pair:
+        first, second, *others = (_plain(each[kind][stage]) for each in amounts)
+        by_n = second - first
+        if any(other != first + by_n * n for n, other in enumerate(others, 2)):
+            raise NotLinear("what a gather holds goes up by no one number")
+        return first, by_n
+
+    return of
+
+
+def _peak(pieces: Sequence[Timed], schedules: Sequence[Schedule]) -> Pair:
     """The most that a rank holds: ops run one behind the other, and take and give back."""
-    amounts = schedule.costs.memory(schedule.layout)
+    amount_of = held_by(schedules)
     held: Pair = ZERO
     #: What it holds at the first and the last round of each piece, when it holds more than before.
     levels: set[Pair] = {ZERO}
     for each in pieces:
-        within = 0
-        seen: set[Any] = {0}
+        within: Pair = ZERO
+        seen: set[Pair] = {ZERO}
         for batch in each.piece.batches:
             for op in batch:
-                amount = _plain(amounts[op.kind][op.stage])
-                seen.add(within + max(amount, 0))
+                amount = amount_of(op.kind, op.stage)
+                seen.add(within if is_negative(amount) else plus(within, amount))
                 # Of all microbatches of a stage, a forward is run again, or none.
-                if schedule.keeps(op.kind, op.stage, 0):
-                    within += amount
+                if schedules[0].keeps(op.kind, op.stage, 0):
+                    within = plus(within, amount)
+        # What is held goes up or down by the same in each round: so it is most in the first or in
+        # the last.
+        before_last = _product(minus(each.piece.rounds, (1, 0)), within)
         for change in seen:
-            levels.add(plus(held, (change, 0)))
-            # What is held goes up or down by the same in each round: so it is most in the first or
-            # in the last.
-            before_last = minus(each.piece.rounds, (1, 0))
-            levels.add(plus(plus(held, times(before_last, within)), (change, 0)))
-        held = plus(held, times(each.piece.rounds, within))
+            levels |= {plus(held, change), plus(plus(held, before_last), change)}
+        held = plus(plus(held, before_last), within)
     return largest(_upper(levels))
+
+
+def _product(rounds: Pair, amount: Pair) -> Pair:
+    if rounds[1] and amount[1]:
+        raise NotLinear("what a round of a loop holds depends on `microbatches`")
+    return times(rounds, amount[0]) if rounds[1] else times(amount, rounds[0])
 
 
 def _upper(levels: set[Pair]) -> list[Pair]:

@@ -102,10 +102,6 @@ class NotLinear(Exception):
         self.location = location
 
 
-#: Why nothing is proved of what replicas of a stage do together, by the program or by a pass.
-GATHERS = "it gathers stages or sums over their replicas, beside what its ranks compute"
-
-
 class Searched(NotLinear):
     """The order does not follow from the text: a search makes it."""
 

@@ -21,7 +21,7 @@ from schedlang.parametric.expansion import Expansion, Part
 from schedlang.parametric.linear import Linear, NeedsPeriod, NotLinear, holds_from, linear
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Ints
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OF_STAGE, Kind
 
 #: A number as `constant + by_n * n`, and one as `constant + by_n * n + by_round * k`.
 Pair = tuple[Any, Any]
@@ -35,7 +35,7 @@ ONCE: Pair = (1, 0)
 @frozen
 class Op:
     """An op of every round of a piece: its kind, its stage and its microbatch, and where it is
-    written. Optimizer steps have no microbatch.
+    written. What is of a whole stage has no microbatch.
     """
 
     kind: int
@@ -205,7 +205,7 @@ class _Calls:
         batches: list[list[Op]] = []
         for location, stage, microbatch in self.calls:
             kind = sites.kinds[location]
-            op = Op(kind, stage, (0, 0, 0) if kind == Kind.U else microbatch, location)
+            op = Op(kind, stage, (0, 0, 0) if kind in OF_STAGE else microbatch, location)
             first = sites.batches.get(location)
             if first is None or location == first or not batches:
                 batches.append([op])
@@ -365,6 +365,11 @@ def _ops(pieces: Sequence[Piece]) -> Iterator[Op]:
             yield from batch
 
 
+def is_computed(kind: int) -> bool:
+    """Whether an op is of a microbatch, and no transfer."""
+    return kind not in OF_STAGE and not is_transfer(kind)
+
+
 # Pieces cut, and rounds taken together
 
 
@@ -432,7 +437,7 @@ def _strides(ranks: Sequence[Sequence[Piece]]) -> int:
         for piece in pieces
         if piece.grows
         for op in _ops([piece])
-        if op.kind != Kind.U and not is_transfer(op.kind)
+        if is_computed(op.kind)
     }
     if 0 in strides:
         raise Fault("repeated-op", "an op runs in every round of a loop, for one microbatch", 0)
@@ -443,11 +448,7 @@ def _alike(piece: Piece, stride: int, unroll: int) -> list[Piece]:
     """A piece whose ops go on by so many microbatches in a round, or by a multiple of these."""
     if not piece.grows:
         return [piece]
-    own = {
-        abs(op.microbatch[2])
-        for op in _ops([piece])
-        if op.kind != Kind.U and not is_transfer(op.kind)
-    }
+    own = {abs(op.microbatch[2]) for op in _ops([piece]) if is_computed(op.kind)}
     if len(own) != 1:
         raise NotLinear("the ops of a loop go on by different numbers of microbatches in a round")
     return unrolled(piece, stride // own.pop() * unroll)

@@ -23,6 +23,7 @@ from schedlang.language.expand import check_text, expand, parameters
 from schedlang.language.faults import Fault
 from schedlang.language.imports import load
 from schedlang.language.sites import ClaimSite, Sites
+from schedlang.parametric.beside import check_beside
 from schedlang.parametric.budget import Budget
 from schedlang.parametric.certificate import certificate, certified
 from schedlang.parametric.claims import claims_for_all
@@ -343,12 +344,13 @@ class _Prover:
             raise NotLinear("it has several versions of weights")
         with settled():
             check_coverage(with_idle, layout)
+            check_beside(orders, layout)
             if layout.frozen:
                 # Transfers are placed where backwards that do nothing stand as well. That these do
                 # not hang is shown of an execution in which they take time.
                 _stamped(with_idle, list(map(all_trained, schedules)))
             stamped = _stamped(orders, schedules)
-            figures = figures_of(stamped.timed, first)
+            figures = figures_of(stamped.timed, schedules)
             outcome = "proved"
             for site, claim in claims:
                 if not claim_holds(claim, site, figures, first):
@@ -357,7 +359,7 @@ class _Prover:
             one,
             outcome=outcome,
             figures=figures,
-            certify=_certify(one, stamped, figures, first),
+            certify=_certify(one, stamped, figures, schedules),
             transfers=_repeated(all_orders, schedules) if writes else None,
         )
 
@@ -570,7 +572,7 @@ class _Prover:
 
 
 def _certify(
-    one: Class, stamped: Stamped, figures: Figures, schedule: Schedule
+    one: Class, stamped: Stamped, figures: Figures, schedules: Sequence[Schedule]
 ) -> Callable[[], dict[str, Any]] | None:
     """What makes the part of a class in the certificate; None where it has what no certificate
     has.
@@ -581,9 +583,10 @@ def _certify(
         for batch in timed.piece.batches
         for op in batch
     )
-    if has_updates or schedule.costs.overlap_times or schedule.costs.components:
+    costs = schedules[0].costs
+    if has_updates or costs.overlap_times or costs.components:
         return None
-    return partial(certified, one.base, one.period, stamped, figures, schedule)
+    return partial(certified, one.base, one.period, stamped, figures, schedules[:2])
 
 
 def _pattern(classes: list[Class]) -> str:

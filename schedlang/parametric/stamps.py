@@ -40,8 +40,8 @@ from schedlang.parametric.orders import (
     value,
 )
 from schedlang.proof.edges import ideal_events, latencies
-from schedlang.schedule.columns import Ints
-from schedlang.schedule.kinds import OPS, Kind
+from schedlang.schedule.columns import Ints, is_any
+from schedlang.schedule.kinds import OF_STAGE, OPS, Kind
 from schedlang.schedule.schedule import Schedule
 
 #: Of a rule, what is needed: made by an op, of which stage, so many microbatches on; and whether it
@@ -91,7 +91,7 @@ def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]
         ]
     )
     found, counts = _distinct(table)
-    ops = np.flatnonzero(~columns.is_transfer & (columns.kind != Kind.U))
+    ops = np.flatnonzero(~columns.is_transfer & ~is_any(columns.kind, *OF_STAGE))
     keys, times = _distinct(
         np.stack([columns.kind[ops], columns.stage[ops], columns.microbatch[ops] % layout.slices])
     )
@@ -335,7 +335,7 @@ class Stamped:
         """That all that others wait for takes time: then time grows along every edge."""
         for timed in self.timed:
             for batch, takes in zip(timed.piece.batches, timed.takes, strict=True):
-                if not takes and any(op.kind != Kind.U for op in batch):
+                if not takes and any(op.kind not in OF_STAGE for op in batch):
                     raise NotLinear("an op takes no time")
 
     def sources(self) -> Sources:
@@ -416,8 +416,8 @@ class Stamped:
                     yield [(ZERO, ONCE, (*at_round(timed.end(place), last), 0))]
 
     def needs(self, op: Op) -> tuple[Need, ...]:
-        """What an op needs; an optimizer step needs what its order gives it."""
-        if op.kind == Kind.U:
+        """What an op needs; what is of a whole stage needs what its order gives it."""
+        if op.kind in OF_STAGE:
             return ()
         constant, by_n, by_round = op.microbatch
         if by_n % self.slices or by_round % self.slices:

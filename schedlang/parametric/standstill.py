@@ -19,7 +19,7 @@ from schedlang.language.faults import Fault
 from schedlang.parametric.orders import Orders, Pair, Piece, at_round, is_negative, minus
 from schedlang.parametric.stamps import NoStamps, Rules
 from schedlang.proof.edges import ideal_events
-from schedlang.schedule.kinds import OPS, Kind
+from schedlang.schedule.kinds import OF_STAGE, OPS
 from schedlang.schedule.schedule import Schedule
 
 #: A batch: the number of its piece on its rank, its place there, and its round.
@@ -156,7 +156,7 @@ def _wait(rules: Rules, batches: Any, made: Any, stands: dict[int, int], rank: i
     at, ops = batches[rank][stands[rank]]
     slices = _slices(rules)
     for number, (kind, stage, microbatch) in enumerate(ops):
-        if kind == Kind.U:
+        if kind in OF_STAGE:
             continue
         for rule, (thing, of, further, _, _) in enumerate(rules[kind, stage, microbatch % slices]):
             found = made.get((thing, of, microbatch + further))

@@ -84,7 +84,9 @@ class Moments:
         self.is_stuck: Flags = is_stuck[at] & is_there
         self.hand_over: Ints = np.where(is_there, hand_over[at], 0).astype(np.int32)
         issue_of_op = np.where(is_there, issue[at], 0)
-        self.issue: Ints = np.where(columns.is_beside, self.hand_over, issue_of_op).astype(np.int32)
+        # An op that takes no time and hands nothing on is issued as those that start with it.
+        beside = np.maximum(self.hand_over, issue_of_op)
+        self.issue: Ints = np.where(columns.is_beside, beside, issue_of_op).astype(np.int32)
 
 
 def sent_as(schedule: Schedule, needs: Needs, items: Ints) -> Ints:

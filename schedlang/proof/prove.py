@@ -176,6 +176,11 @@ def _findings(schedule: Schedule, events: Events, transport: Transport) -> list[
         *standstill.met(channels.mismatched()),
     ]
     if not events.graph.is_whole or len(channels.alone):
+        # Of a schedule that nobody has proved, what is missing says more.
+        check_structure(schedule)
+        # The sums of a stage go update by update: one behind that of a later update never comes.
+        late = [each for each in follow_weights(schedule).findings if each.code == "update"]
+        findings = findings or late
         findings += standstill.explain(bool(findings))
     return findings
 

@@ -18,8 +18,11 @@ def mixed_versions(schedule: Schedule, versions: Versions) -> list[Finding]:
         return []
     # Stage by stage, and by microbatch within each, whatever order the ranks ran them in.
     order = np.lexsort(versions.forwards[1::-1])
-    stage, microbatch, version = (column[order] for column in versions.forwards)
     stages = range(len(layout.placement))
+    # Where each op reads what is there, forwards of one update may read different versions.
+    is_free = np.array([schedule.weights_of(each).keeps_none for each in stages])
+    order = order[~is_free[versions.forwards[0][order]]]
+    stage, microbatch, version = (column[order] for column in versions.forwards)
     units = np.array([layout.units_of_update(each) for each in stages])
     starts = np.array([pipeline.start for pipeline in layout.pipeline_of])
     # Stages with one place within their pipelines are replicas of each other. So the key of an
@@ -30,9 +33,7 @@ def mixed_versions(schedule: Schedule, versions: Versions) -> list[Finding]:
     #    stage 4, microbatch 6    place 1, update 1    ┘ the same version
     update = (stage - starts[stage]) * layout.updates + microbatch // units[stage]
     later, first = repeats(update)
-    # Where each op reads what is there, forwards of one update may read different versions.
-    is_free = np.array([schedule.weights_of(each).keeps_none for each in stages])
-    is_mixed = (version[later] != version[first]) & ~is_free[stage[later]]
+    is_mixed = version[later] != version[first]
     mixed = later[is_mixed]
     others = first[is_mixed]
     # One finding an update: where one forward is wrong, all behind it mostly are as well.

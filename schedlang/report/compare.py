@@ -20,7 +20,7 @@ from schedlang.proof.prove import simulate
 from schedlang.report.bubbles.account import Account
 from schedlang.report.figures import figures
 from schedlang.report.text_table import aligned
-from schedlang.schedule.costs import Costs
+from schedlang.schedule.costs import Costs, WrongNumber
 from schedlang.schedule.transports import PORTABLE
 
 
@@ -97,6 +97,8 @@ def _entry(
         if any(diagnostic.code != "require" for diagnostic in error.diagnostics):
             raise
         return Entry(file, None, error.diagnostics[0].message)
+    except WrongNumber as error:
+        raise WrongNumber(f"`{file}`: {error}") from None
     except ValueError as error:
         raise ValueError(f"`{file}`: {error}") from None
 

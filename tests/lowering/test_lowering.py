@@ -189,7 +189,7 @@ def test_times_of_moved_transfers_are_those_of_an_independent_replay(name: str) 
     plans = tuple(
         program(name, ranks=ranks, microbatches=microbatches) for ranks, microbatches in sizes
     )
-    for mutant in damaged_plans(one_of(plans), 30, random.Random(name)):
+    for mutant in damaged_plans(one_of(plans), 40, random.Random(name)):
         for transport in TRANSPORTS[1:]:
             if verdict(mutant, transport):
                 expected = Replay(mutant, transport, Costs(p2p_time=0.3)).makespan()

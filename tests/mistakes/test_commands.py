@@ -172,6 +172,25 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("compare my.sched absent.sched", USAGE, "cannot read `absent.sched`"),
     ("simulate my.sched --costs absent.json", USAGE, "cannot read `absent.json`"),
     ("simulate my.sched --costs wrong.json", USAGE, "there is no cost `forward_time`"),
+    *(
+        (f"{command} --costs short.json", USAGE, "error: costs in `short.json`: ")
+        for command in (
+            "simulate my.sched",
+            "simulate plan.json",
+            "compile my.sched",
+            "check my.sched",
+            "check my.sched --for ranks=2..3",
+            "compare my.sched",
+            "diff my.sched plan.json",
+            "explain-bubble my.sched",
+            "view my.sched",
+        )
+    ),
+    (
+        "simulate my.sched --costs costs.json --capacity-bytes 1,2,3",
+        USAGE,
+        "error: 3 `capacity_bytes` are given, there are 4 ranks",
+    ),
     ("pipeline -c absent.json", USAGE, "cannot read `absent.json`"),
     ("pipeline -c wrong.json", USAGE, "forward_time"),
     ("compile my.sched -o absent/plan.json", USAGE, "there is no folder `absent`"),
@@ -219,6 +238,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     Path("cut.json").write_text('{"format": "schedlang.plan/1"')
     Path("table.csv").write_text("0F0,0B0\n")
     Path("costs.json").write_text('{"forward_times": 1}')
+    Path("short.json").write_text('{"forward_times": [1, 2, 3, 4, 5]}')
     Path("wrong.json").write_text('{"forward_time": 1}')
     Path("settings.json").write_text('{"num_stages": 2, "num_batches": 2}')
     Path("own_output.json").write_text('{"num_stages": 2, "output_file": "own_output.json"}')

@@ -21,6 +21,7 @@ from schedlang import (
     write_plan,
 )
 from schedlang.lowering import lower
+from schedlang.plan.reader import parse_actions
 from schedlang.proof.prove import prove
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.layout import Layout, Pipeline
@@ -244,6 +245,36 @@ def test_gathered_weights_are_held_until_they_are_dropped() -> None:
     assert simulate(plan).peak_memory == (14.0, 14.0)
     costs = Costs(activation_bytes=(1.0,), weights_bytes=(100.0,), gathered_bytes=(1000.0,))
     assert simulate(plan, costs).peak_bytes == (1204.0, 1204.0)
+
+
+@pytest.mark.parametrize("cost", ["", "cost W = 0", "cost I = 0  cost W = 0"])
+def test_they_stay_where_they_are_written_though_ops_take_no_time(cost: str) -> None:
+    program = f"""schedule s {{
+        param ranks = 2  param microbatches = 2
+        {cost}
+        rank r {{
+            unshard  F(0) F(1)  reshard
+            unshard  I(0) W(0)  reduce  I(1) W(1)  reduce  reshard
+        }}
+    }}"""
+    plan = compile(Source("s.sched", program))
+    assert plan.ranks[1].compute().text() == (
+        "1UNSHARD 1F0 1F1 1RESHARD 1UNSHARD 1I0 1W0 1REDUCE_GRAD 1I1 1W1 1REDUCE_GRAD 1RESHARD"
+    )
+
+
+def test_a_sum_without_its_other_side_is_told_where_nothing_is_proved() -> None:
+    """It stands still: rank 0 waits for the sum of a gradient that comes behind its own update."""
+    texts = (
+        "3RECV_F0 3F0 3B0 3U 3SEND_B0",
+        "2F0 2SEND_F0 0F0 1F0 1B0 2RECV_B0 2B0 2REDUCE_GRAD 2U 1U 0B0 0REDUCE_GRAD 0U",
+    )
+    pipelines = (Pipeline("p0", 0, 2, 1), Pipeline("p1", 2, 4, 1))
+    ranks = tuple(parse_actions(text, [0] * len(text.split())) for text in texts)
+    schedule = make_schedule((1, 1, 1, 0), 2, ranks)
+    schedule = evolve(schedule, layout=Layout((1, 1, 1, 0), pipelines))
+    with pytest.raises(CompileError, match=r"error\[collective\]"):
+        simulate(schedule)
 
 
 @st.composite

@@ -24,6 +24,7 @@ from schedlang.proof.structure import check_structure
 from schedlang.schedule.columns import Floats
 from schedlang.schedule.transports import transports
 from tests.support.damage import damaged_plans, gallery, one_of, random_plan, replicated_plan
+from tests.support.features import featured_plan
 from tests.support.own_needs import needs
 from tests.support.paths import GALLERY
 from tests.support.sizes import examples
@@ -134,8 +135,8 @@ def fused_of_gallery(rng: random.Random) -> Schedule:
 
 @pytest.mark.parametrize(
     "draw",
-    [random_plan, replicated_plan, of_gallery, fused_of_gallery],
-    ids=["random", "replicated", "gallery", "fused"],
+    [random_plan, replicated_plan, featured_plan, of_gallery, fused_of_gallery],
+    ids=["random", "replicated", "featured", "gallery", "fused"],
 )
 def test_what_follows_its_moments_runs_on_every_transport(
     draw: Callable[[random.Random], Schedule],

@@ -9,6 +9,7 @@ from itertools import chain
 import pytest
 from attrs import evolve
 from hypothesis import given
+from hypothesis import strategies as st
 
 from schedlang import Actions, CompileError, Costs, Schedule, compile, prove, read_source, simulate
 from schedlang.diagnostics.source import Span
@@ -16,6 +17,7 @@ from schedlang.lowering import lower
 from schedlang.plan.reader import parse_actions
 from schedlang.proof.structure import check_structure
 from tests.support.damage import damaged_plans, gallery, one_of, replicated_plan
+from tests.support.features import featured_plan, with_features
 from tests.support.paths import GALLERY
 from tests.support.sizes import examples
 from tests.support.strategies import make_schedule, oracle, schedules
@@ -69,8 +71,13 @@ def test_a_copy_is_in_no_group() -> None:
 
 
 @examples(300)
-@given(schedules())
-def test_every_schedule_that_can_run_is_lowered_and_proved(schedule: Schedule) -> None:
+@given(schedules(), st.randoms(use_true_random=False))
+def test_every_schedule_that_can_run_is_lowered_and_proved(
+    schedule: Schedule, rng: random.Random
+) -> None:
+    """Also with copies, gathers and sums in their places, and at any costs."""
+    if rng.random() < 0.7:
+        schedule = with_features(schedule, rng)
     lowered = lower(schedule)
     prove(lowered)
     assert oracle(lowered)
@@ -107,8 +114,9 @@ SIZES = ((2, 1), (2, 2), (2, 4), (2, 6), (3, 1), (3, 3), (3, 9), (4, 4), (4, 8),
 def test_damaged_plans_are_judged_as_by_the_oracle(block: int, tally: Counter[str]) -> None:
     disagreements = []
     rng = random.Random(block)
-    of_gallery = damaged_plans(one_of(gallery(SIZES, slices=2)), 1000, rng, only=None)
-    for plan in chain(of_gallery, damaged_plans(replicated_plan, 300, rng, only=None)):
+    drawn = {one_of(gallery(SIZES, slices=2)): 1000, replicated_plan: 300, featured_plan: 300}
+    plans = [damaged_plans(draw, count, rng, only=None) for draw, count in drawn.items()]
+    for plan in chain(*plans):
         right = oracle(plan)
         tally["right" if right else "wrong"] += 1
         if proved(evolve(plan, transport="blocking")) != right:

@@ -28,6 +28,7 @@ from tests.support.damage import (
     replicated_plan,
 )
 from tests.support.explorer import right_on
+from tests.support.features import featured_plan
 from tests.support.paths import CASES, DIAGNOSTICS, GALLERY, PROGRAMS
 from tests.support.strategies import make_schedule
 from tests.support.transports import TRANSPORTS
@@ -77,6 +78,7 @@ KINDS = {
     "random": random_plan,
     "batched": batched_plan,
     "replicated": replicated_plan,
+    "featured": featured_plan,
     "gallery": lambda rng: rng.choice(gallery(SMALL, slices=2)),
 }
 
@@ -104,7 +106,7 @@ def test_verdicts_are_those_of_every_interleaving(
 def test_a_schedule_is_proved_for_its_transport_as_for_many(kind: str) -> None:
     """Each plan for one transport, in turn."""
     seen = set()
-    for number, plan in enumerate(damaged_plans(KINDS[kind], 220, random.Random(kind))):
+    for number, plan in enumerate(damaged_plans(KINDS[kind], 300, random.Random(kind))):
         transport = ALL[number % len(ALL)]
         right = verdict(plan, transport)
         assert verdicts(plan)[transport] == right, (transport, as_case(plan))

@@ -11,7 +11,9 @@ from attrs import evolve
 from schedlang import CompileError, Plan, Source, compile, prove, read_plan
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.plan.reader import parse_actions
+from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.schedule import WeightRule
+from tests.support.strategies import make_schedule
 
 LATE = """schedule late {{
     param ranks = 2
@@ -164,6 +166,21 @@ def test_replicas_that_read_other_versions(weights: str, version: str, tmp_path:
     late = evolve(whole, weights=(WeightRule("delay", 1),) * 2 + (WeightRule(),) * 2)
     with pytest.raises(CompileError, match="they are replicas"):
         read_again(late, tmp_path)
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_a_replica_that_reads_what_is_there_binds_no_other_one(free: int) -> None:
+    """Whichever of the two it is: replica 1 runs ahead, and reads an older version."""
+    texts = ("0F0 0B0 0U0 0F1 0B1 0U1", "1F0 1B0 1F1 1U0 1B1 1U1")
+    ranks = tuple(parse_actions(text, [0] * 6) for text in texts)
+    pipelines = (Pipeline("p0", 0, 1, 2), Pipeline("p1", 1, 2, 2))
+    schedule = make_schedule((0, 1), 4, ranks)
+    schedule = evolve(schedule, layout=Layout((0, 1), pipelines, updates=2))
+    rules = [WeightRule("stash"), WeightRule("stash")]
+    with pytest.raises(CompileError, match="they are replicas"):
+        prove(evolve(schedule, weights=tuple(rules)))
+    rules[free] = WeightRule("unstashed")
+    prove(evolve(schedule, weights=tuple(rules)))
 
 
 def test_replicas_of_which_one_runs_ahead() -> None:

@@ -192,6 +192,51 @@ def idle_by_cause(text: str, given: Costs = UNIT) -> dict[tuple[str, tuple[int, 
     return found
 
 
+KEPT = """schedule kept {
+    param ranks = 3  param microbatches = 4
+    keep r on if r == 0 then 1 else 0
+    rank r {
+        if r == 0 { F(0) offload(0) F(1) offload(1) F(2) F(3) %s B(2) B(3) }
+        if r == 1 { %s }
+        if r == 2 { F(0) B(0) F(1) B(1) F(2) B(2) F(3) B(3) }
+    }
+}"""
+
+
+@pytest.mark.parametrize(
+    ("reloads", "order", "moved", "p2p_time", "cause"),
+    [
+        # While rank 1 waits, it keeps two activations of rank 0: one more is above the three of
+        # its own that it holds at most.
+        (
+            "reload(0) reload(1) B(0) B(1)",
+            "F(0) B(0) F(1) F(2) F(3) B(1) B(2) B(3)",
+            "F(0) F(1) B(0) F(2) F(3) B(1) B(2) B(3)",
+            0,
+            "memory",
+        ),
+        # With what it keeps later, its peak leaves room for one more of its own.
+        (
+            "reload(0) B(0) reload(1) B(1)",
+            "F(0) F(1) B(0) F(2) B(1) F(3) B(2) B(3)",
+            "F(0) F(1) F(2) B(0) B(1) F(3) B(2) B(3)",
+            2,
+            "order",
+        ),
+    ],
+)
+def test_what_a_rank_keeps_for_others_takes_its_room(
+    reloads: str, order: str, moved: str, p2p_time: float, cause: str
+) -> None:
+    costs = Costs(p2p_time=p2p_time)
+    plan = compile(Source("kept.sched", KEPT % (reloads, order)))
+    found = {each.cause for each in explain_bubble(plan, costs).idle if each.rank == 1}
+    assert {"memory", "order"} & found == {cause}
+    earlier = compile(Source("kept.sched", KEPT % (reloads, moved)))
+    peaks = [simulate(each, costs).peak_memory[1] for each in (plan, earlier)]
+    assert (peaks[1] > peaks[0]) == (cause == "memory")
+
+
 TWO = "param ranks = 2  param microbatches = 2"
 
 

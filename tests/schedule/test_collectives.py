@@ -21,21 +21,26 @@ from schedlang import (
     Source,
     Timeline,
     compile,
+    prove,
     read_plan,
     read_source,
     simulate,
     simulate_runs,
     write_plan,
 )
+from schedlang.plan.reader import parse_actions
 from schedlang.proof.prove import run_on
 from schedlang.proof.structure import check_structure
 from schedlang.report.bubbles.exposed import exposed
 from schedlang.report.bubbles.report import explain_bubble, explanation_text
 from schedlang.report.bubbles.waits import waits
+from schedlang.schedule.layout import Layout, Pipeline
+from schedlang.schedule.schedule import WeightRule
 from schedlang.schedule.transports import transports
 from schedlang.search.optimize.problem import Problem
 from tests.support.damage import damaged_plans, random_plan, replicated_plan
 from tests.support.paths import DIAGNOSTICS, GALLERY
+from tests.support.strategies import make_schedule
 
 #: The programs that leave gathers and sums to the runtime.
 IMPLIED = [path for path in GALLERY if "reduce(" not in path.read_text()]
@@ -248,6 +253,23 @@ def test_a_program_gives_them(tmp_path: Path) -> None:
             b.backward(rank, 0)
     assert "cost sum(s) = " in b.text()
     assert compile(Source("b.sched", b.text())).costs == b.plan.costs
+
+
+def test_a_sum_behind_that_of_a_later_update_is_told_as_a_wrong_update() -> None:
+    """Sums of one stage go in the order of updates: the first never comes before the second step."""
+    pipelines = (Pipeline("p0", 0, 1, 2), Pipeline("p1", 1, 2, 2))
+    texts = [f"{stage}F1 {stage}F0 {stage}B1 {stage}U1 {stage}B0 {stage}U0" for stage in (0, 1)]
+    ranks = tuple(parse_actions(text, [0] * 6) for text in texts)
+    schedule = evolve(
+        make_schedule((0, 1), 4, ranks),
+        layout=Layout((0, 1), pipelines, updates=2),
+        weights=(WeightRule("delay", 1),) * 2,
+        costs=Costs(sum_times=[1.0]),
+    )
+    message = r"`p0\(0\)B1` of update 1 adds to the gradient of update 0"
+    for judge in (prove, simulate):
+        with pytest.raises(CompileError, match=message):
+            judge(schedule)
 
 
 def test_a_search_that_does_not_judge_by_them_says_so() -> None:

@@ -21,7 +21,7 @@ from tests.support.paths import GALLERY
 from tests.support.strategies import make_schedule
 
 #: The kinds of action that a plan can have.
-KINDS = tuple(Kind(kind) for kind in (*OPS, *TRANSFERS) if not is_collective(kind))
+KINDS = tuple(map(Kind, (*OPS, *TRANSFERS)))
 
 Row = tuple[int, int, int, int, int]
 
@@ -58,6 +58,9 @@ def in_form(rows: list[Row]) -> Actions:
     batches = {row[4] for row in rows if is_transfer(row[0])}
     for row in rows:
         actions.add(*row[:4], row[4] if is_transfer(row[0]) == (row[4] in batches) else 0)
+    for batch in actions.batches():
+        if len(batch) == 1:
+            actions.group[batch.start] = 0
     return actions
 
 
@@ -85,7 +88,9 @@ def _swap(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
 
 def _other_kind(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
     if rows[index][0] != Kind.U:
-        rows[index] = (rng.choice([each for each in KINDS if each != Kind.U]), *rows[index][1:])
+        kind = rng.choice([each for each in KINDS if each != Kind.U])
+        microbatch = NO_MICROBATCH if is_collective(kind) else rows[index][2]
+        rows[index] = (kind, rows[index][1], microbatch, *rows[index][3:])
 
 
 def _retarget(schedule: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
@@ -97,6 +102,8 @@ def _retarget(schedule: Schedule, rows: list[Row], index: int, rng: random.Rando
 
 
 def _other_microbatch(schedule: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
+    if is_collective(rows[index][0]):
+        return
     count = (
         schedule.layout.updates
         if rows[index][0] == Kind.U
@@ -107,7 +114,8 @@ def _other_microbatch(schedule: Schedule, rows: list[Row], index: int, rng: rand
 
 def _group(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
     run = range(index, min(index + rng.choice([2, 3]), len(rows)))
-    if all(is_transfer(rows[each][0]) for each in run):
+    # Transfers go as one batch, and ops overlap.
+    if len({is_transfer(rows[each][0]) for each in run}) == 1:
         group = max(row[4] for row in rows) + 1
         for each in run:
             rows[each] = (*rows[each][:4], group)
@@ -158,9 +166,13 @@ def _plan(path: Path, params: tuple[tuple[str, int], ...]) -> Schedule | None:
 def random_plan(rng: random.Random) -> Schedule:
     """A plan of a few random ops and transfers, the transfers near their places, some of them in
     batches.
+    """
+    return scattered(lower(random_ops(rng)), rng)
 
-    Of three or four stages, some have a skip, or several, or are a graph, or two models. Some
-    stages are frozen.
+
+def random_ops(rng: random.Random) -> Schedule:
+    """A few random ops. Of three or four stages, some have a skip, or several, or are a graph, or
+    two models, also with unlike numbers of microbatches. Some stages are frozen.
     """
     stages, microbatches = rng.choice([(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1)])
     ranks = rng.randint(2, min(stages, 3))
@@ -169,30 +181,37 @@ def random_plan(rng: random.Random) -> Schedule:
         rng.sample([*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages)
     )
     cut = rng.randrange(1, stages) if rng.random() < 0.3 else 0
-    pairs = [
+    whole = Pipeline("", 0, stages, microbatches)
+    models = (whole,)
+    if cut:
+        other = rng.choice([microbatches, microbatches, 1, 2])
+        models = (Pipeline("first", 0, cut, microbatches), Pipeline("second", cut, stages, other))
+    is_one = models[0].microbatches == models[-1].microbatches
+    # Nothing leads to a model with another number of microbatches.
+    every = [
         (earlier, later)
         for later in range(stages)
         for earlier in range(later)
-        if earlier < later - 1 or later == cut
+        if is_one or later < cut or cut <= earlier
     ]
+    pairs = [pair for pair in every if pair[0] < pair[1] - 1 or pair[1] == cut]
     skips = tuple(rng.sample(pairs, rng.randint(0, len(pairs))))
     edges: tuple[tuple[int, int], ...] = ()
-    if stages > 2 and rng.random() < 0.5:
-        every = [(earlier, later) for later in range(stages) for earlier in range(later)]
+    if stages > 2 and every and rng.random() < 0.5:
         edges = tuple(rng.sample(every, rng.randint(1, len(every))))
         skips = tuple(skip for skip in skips if skip not in edges)
     frozen: tuple[int, ...] = ()
     if rng.random() < 0.4:
         frozen = tuple(sorted(rng.sample(range(stages), rng.randint(1, stages - 1))))
-    ops = _ops(placement, microbatches, ranks, rng)
-    whole = make_schedule(placement, microbatches, ops, skips, edges=edges)
-    if cut:
-        pipelines = (
-            Pipeline("first", 0, cut, microbatches),
-            Pipeline("second", cut, stages, microbatches),
-        )
-        whole = evolve(whole, layout=evolve(whole.layout, pipelines=pipelines, models=True))
-    schedule = lower(with_frozen(whole, frozen))
+    # Where something may lead from one model to the other, ops are done in the order of one.
+    ops = _ops((whole,) if is_one else models, placement, ranks, rng)
+    schedule = make_schedule(placement, microbatches, ops, skips, edges=edges)
+    layout = evolve(schedule.layout, pipelines=models, models=bool(cut))
+    return with_frozen(evolve(schedule, layout=layout), frozen)
+
+
+def scattered(schedule: Schedule, rng: random.Random) -> Schedule:
+    """A plan with some of its transfers elsewhere, or in batches."""
     return evolve(schedule, ranks=tuple(_scattered(schedule, each, rng) for each in schedule.ranks))
 
 
@@ -234,33 +253,42 @@ def replicated_plan(rng: random.Random) -> Schedule:
     """Two or three pipelines of one or two stages each, whose optimizer steps stand anywhere behind
     their gradients.
     """
-    pieces, count, ranks = rng.choice([(1, 2, 2), (1, 3, 2), (1, 3, 3), (2, 2, 2), (2, 2, 3)])
+    sizes = rng.choice([(1, 2, 2), (1, 3, 2), (1, 3, 3), (2, 2, 2), (2, 2, 3)])
+    return lower(updated_ops(sizes, 1, rng))
+
+
+def updated_ops(sizes: tuple[int, int, int], updates: int, rng: random.Random) -> Schedule:
+    """Pipelines of some stages each, so many, on some ranks, with a microbatch for each update."""
+    pieces, count, ranks = sizes
     stages = pieces * count
     placement = tuple(
         rng.sample([*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages)
     )
     pipelines = tuple(
-        Pipeline(f"p{each}", each * pieces, (each + 1) * pieces, 1) for each in range(count)
+        Pipeline(f"p{each}", each * pieces, (each + 1) * pieces, updates) for each in range(count)
     )
-    layout = Layout(placement, pipelines)
-    programs = tuple(Actions() for _ in range(ranks))
-    chains = [_chain(each, 0, rng) for each in pipelines]
-    _interleave(chains, placement, programs, rng)
-    schedule = evolve(
-        make_schedule(placement, 1, tuple(_updated(each, rng) for each in programs)), layout=layout
-    )
-    return lower(schedule)
+    programs = _ops(pipelines, placement, ranks, rng)
+    ranks_updated = tuple(_updated(each, updates, rng) for each in programs)
+    schedule = make_schedule(placement, count * updates, ranks_updated)
+    return evolve(schedule, layout=Layout(placement, pipelines, updates=updates))
 
 
-def _updated(actions: Actions, rng: random.Random) -> Actions:
-    """The ops of a rank with optimizer steps, mostly right behind the last gradient of the stage or
-    further back.
+def _updated(actions: Actions, updates: int, rng: random.Random) -> Actions:
+    """The ops of a rank with optimizer steps, each mostly right behind the last gradient of its
+    stage and update, or further back.
     """
     rows = [actions.row(index) for index in range(len(actions))]
     for stage in {row[1] for row in rows}:
-        last = max(index for index, row in enumerate(rows) if row[1] == stage)
-        at = last + 1 if rng.random() < 0.4 else rng.randint(last + 1, len(rows))
-        rows.insert(at, (Kind.U, stage, NO_MICROBATCH, 0, 0))
+        for update in range(updates):
+            gradients = [
+                (row[2], index)
+                for index, row in enumerate(rows)
+                if row[0] in (Kind.B, Kind.W) and row[1] == stage
+            ]
+            last = max(index for unit, index in gradients if unit == update)
+            bound = min((index for _, index in gradients if index > last), default=len(rows))
+            at = last + 1 if rng.random() < 0.4 else rng.randint(last + 1, bound)
+            rows.insert(at, (Kind.U, stage, update if updates > 1 else NO_MICROBATCH, 0, 0))
     return in_form(rows)
 
 
@@ -271,14 +299,16 @@ def _in_batches(ops: list[tuple[int, int, int, int]], group: int, rng: random.Ra
 
 
 def _ops(
-    placement: tuple[int, ...], microbatches: int, ranks: int, rng: random.Random
+    pipelines: tuple[Pipeline, ...], placement: tuple[int, ...], ranks: int, rng: random.Random
 ) -> tuple[Actions, ...]:
     """Ops in the order in which one random execution does them."""
     programs = tuple(Actions() for _ in range(ranks))
-    whole = Pipeline("", 0, len(placement), microbatches)
-    _interleave(
-        [_chain(whole, each, rng) for each in range(microbatches)], placement, programs, rng
-    )
+    chains = [
+        _chain(pipeline, each, rng)
+        for pipeline in pipelines
+        for each in range(pipeline.microbatches)
+    ]
+    _interleave(chains, placement, programs, rng)
     return programs
 
 

@@ -42,6 +42,7 @@ NAMES = [
     "interleaved_1f1b",
     "interleaved_zb",
     "looped_bfs",
+    "looped_bfs_sharded",
     "pipe_offload",
     "seq1f1b",
     "terapipe",
@@ -49,6 +50,7 @@ NAMES = [
     "unet_1f1b",
     "zb_h1",
     "zb_h2",
+    "zeropp",
 ]
 #: Those without a flush, and at how many sizes they are compared: the compiler looks at many updates
 #: until it says that one never goes on alike.

@@ -10,7 +10,7 @@ rank does between two such places nothing can delay, and other ranks see only th
 leaves; so it is no step of its own.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from functools import cache, reduce
 from itertools import chain
@@ -20,7 +20,7 @@ from attrs import define, evolve, field, frozen
 
 from schedlang import Kind, Schedule
 from tests.support.graph import far_edges, is_near, pieces
-from tests.support.own_collectives import are_in_place, without_collectives
+from tests.support.own_collectives import EVENTS, USES, are_in_place
 from tests.support.own_order import is_in_order
 
 SENDS = (Kind.SEND_F, Kind.SEND_B)
@@ -42,9 +42,7 @@ def is_right(schedule: Schedule, transport: str) -> bool:
 
 def right_on(schedule: Schedule, transports: Iterable[str]) -> dict[str, bool]:
     """Whether a plan is right, for each of some transports."""
-    is_gathered = are_in_place(schedule)
-    schedule = without_collectives(schedule)
-    if not (is_gathered and is_in_order(schedule)):
+    if not (are_in_place(schedule) and is_in_order(schedule)):
         return dict.fromkeys(transports, False)
     ends = cache(lambda transport: all_end(schedule, transport))
     found = {}
@@ -89,6 +87,14 @@ class _Wait:
 
 
 @define
+class _Event:
+    """A gather or a sum of several ranks: when each has begun its side."""
+
+    bit: int
+    sides: list[int] = field(factory=list)
+
+
+@define
 class _Channel:
     """The sends and the receives between two ranks, in the order of each."""
 
@@ -114,6 +120,12 @@ class _Explorer:
         #: for each update that waits for gradients of other ranks, its wait and what it waits for.
         self.made: dict[tuple[int, int], tuple[int, int]] = {}
         self.sums: list[tuple[int, set[tuple[int, int]]]] = []
+        #: Gathers and sums that are written, by kind, first replica and number: those of several
+        #: ranks. Of each stage when those are over that are under way, and of each rank its last.
+        self.events: dict[tuple[int, int, int], _Event] = {}
+        self.numbers: Counter[tuple[int, int]] = Counter()
+        self.over: dict[tuple[int, int], int] = defaultdict(int)
+        self.last = [0] * len(schedule.ranks)
         self.bits = 0
         for rank in range(len(schedule.ranks)):
             if self.name in ("blocking", "atomic", "buffered"):
@@ -128,6 +140,10 @@ class _Explorer:
             self.waits[index] = evolve(
                 wait, after=reduce(or_, (passed for _, passed in made), wait.after)
             )
+        # One that a replica never comes to waits for what never happens.
+        for (_, first, _), event in self.events.items():
+            if len(event.sides) < len(pieces(layout, first)):
+                event.sides.append(self.new_bit())
         self.end = (1 << self.bits) - 1
 
     def new_bit(self) -> int:
@@ -182,9 +198,18 @@ class _Explorer:
                 }
 
     def compute(self, rank: int, batch: range, passed: int) -> int:
-        """The place passed after ops: an update of replicas waits for the gradients of all of them."""
+        """The place passed after ops: an op waits for the gather of its weights, an update for its
+        sums, and for the gradients of all replicas.
+        """
         layout = self.schedule.layout
         for kind, stage, unit in (self.schedule.ranks[rank].row(index)[:3] for index in batch):
+            if kind in EVENTS:
+                self.begin(rank, kind, stage, passed)
+            wanted = Kind.REDUCE_GRAD if kind == Kind.U else Kind.UNSHARD
+            needs = self.over[wanted, stage] if kind == Kind.U or kind in USES else 0
+            if needs & ~passed:
+                self.waits.append(_Wait(self.new_bit(), passed | needs, rank))
+                passed |= self.waits[-1].bit
             if kind in (Kind.B, Kind.W):
                 self.made[stage, unit] = rank, passed
             if kind == Kind.U and len(layout.pipelines) > 1:
@@ -201,6 +226,22 @@ class _Explorer:
                 self.waits.append(_Wait(self.new_bit(), passed, rank))
                 passed |= self.waits[-1].bit
         return passed
+
+    def begin(self, rank: int, kind: int, stage: int, passed: int) -> None:
+        """A rank comes to a gather or a sum, and begins it once its last one is begun by all."""
+        begun = passed | self.last[rank]
+        replicas = pieces(self.schedule.layout, stage)
+        if len(replicas) > 1:
+            key = kind, replicas[0], self.numbers[kind, stage]
+            if key not in self.events:
+                self.events[key] = _Event(self.new_bit())
+            self.events[key].sides.append(begun)
+            begun = self.events[key].bit
+        # By itself a rank is done with it as soon as it has begun it.
+        self.last[rank] = begun
+        self.numbers[kind, stage] += 1
+        earlier = self.over[kind, stage] if kind == Kind.REDUCE_GRAD else 0
+        self.over[kind, stage] = earlier | begun
 
     def lane(self, rank: int, batch: range) -> Hashable:
         """Batches of one lane go one after the other."""
@@ -286,6 +327,9 @@ class _Explorer:
             for wait in self.waits:
                 if not state & wait.bit and wait.after & state == wait.after:
                     yield state | wait.bit
+        for event in self.events.values():
+            if not state & event.bit and all(side & state == side for side in event.sides):
+                yield state | event.bit
         for channel in self.channels.values():
             send = first_open(channel.sends, state)
             receive = first_open(channel.receives, state)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from random import Random
 
-_CALL = r"[FBIW](?:\((?:[^{}()]|\([^()]*\))*\))?"
+_CALL = r"(?:[FBIW]|unshard|reshard|reduce)(?:\((?:[^{}()]|\([^()]*\))*\))?"
 _NAMES = r"\b(?:ranks|microbatches|warmup|r|m)\b"
 #: What stands for another name, as a word that binds it or as its first appearance.
 _USED = r"(?<!rank )(?<!for )(?<!let )(?<!fn )"

@@ -1,130 +1,149 @@
-"""Whether ranks that write gathers and sums come to their end, found by going round the ranks; written
-apart from the verifier, and without transfers.
+"""Gathers and sums that ranks write: whether they stand where they must, and which of them are over;
+written apart from the verifier.
 """
 
 from collections import Counter
 
-from attrs import evolve
-
 from schedlang import Kind, Schedule
+from tests.support.graph import pieces
 from tests.support.own_needs import needs
 
+#: What all replicas of a stage come to together, and what else there is of it.
 EVENTS = (Kind.UNSHARD, Kind.REDUCE_GRAD)
+COLLECTIVES = (*EVENTS, Kind.RESHARD)
+#: What runs a stage's module, and what adds to its gradient.
+USES = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+ADDS = (Kind.B, Kind.W)
 Row = tuple[int, int, int]
 
 
 def comes_to_its_end(schedule: Schedule) -> bool:
-    """Whether every op finds its weights gathered, every gradient is summed, and all ranks end."""
-    ranks = _rows(schedule)
-    return (
-        all(map(_is_right_alone, ranks))
-        and _all_have_as_many(schedule, ranks)
-        and _Run(schedule, ranks).ends()
-    )
+    """Whether every op finds its weights gathered, every gradient is summed, and all ranks end: of a
+    schedule without transfers.
+    """
+    return are_in_place(schedule) and _Run(schedule).ends()
 
 
 def are_in_place(schedule: Schedule) -> bool:
-    """Whether, as far as a rank alone can tell, gathers and sums stand where they must: all that
-    there is to them where no stage has a replica in the plan.
-    """
-    return all(map(_is_right_alone, _rows(schedule)))
-
-
-def without_collectives(schedule: Schedule) -> Schedule:
-    """What is left for those who know ops and transfers alone."""
-    return evolve(schedule, ranks=tuple(each.without_collectives() for each in schedule.ranks))
-
-
-def _rows(schedule: Schedule) -> list[list[Row]]:
-    computed = [each.compute() for each in schedule.ranks]
-    return [[actions.row(i)[:3] for i in range(len(actions))] for actions in computed]
-
-
-def _is_right_alone(rows: list[Row]) -> bool:
-    for stage in {stage for kind, stage, _ in rows if kind in (*EVENTS, Kind.RESHARD)}:
-        own = [kind for kind, number, _ in rows if number == stage]
-        if Kind.UNSHARD in own or Kind.RESHARD in own:
-            is_there = False
-            for kind in own:
-                if kind in (Kind.UNSHARD, Kind.RESHARD):
-                    if is_there == (kind == Kind.UNSHARD):
-                        return False
-                    is_there = not is_there
-                elif kind != Kind.REDUCE_GRAD and not is_there:
-                    return False
-            if is_there:
-                return False
-        if Kind.REDUCE_GRAD in own:
-            adds = [kind for kind in own if kind in (Kind.B, Kind.W, Kind.REDUCE_GRAD)]
-            pairs = zip([Kind.REDUCE_GRAD, *adds], adds, strict=False)
-            if adds[-1] != Kind.REDUCE_GRAD or (Kind.REDUCE_GRAD,) * 2 in pairs:
+    """Whether, as far as a rank alone can tell, gathers and sums stand where they must."""
+    for rank, actions in enumerate(schedule.ranks):
+        rows = [actions.row(index) for index in range(len(actions))]
+        written = {row[1] for row in rows if row[0] in COLLECTIVES}
+        if any(row[0] in COLLECTIVES and row[4] for row in rows):
+            return False
+        if not all(_is_of(schedule, rank, stage) for stage in written):
+            return False
+        for stage in written:
+            own = [row[0] for row in rows if row[1] == stage]
+            if not (_has_weights(own) and _has_sums(own)):
                 return False
     return True
 
 
-def _replicas(schedule: Schedule, stage: int) -> list[int]:
-    if schedule.layout.models:
-        return [stage]
-    pieces = len(schedule.placement) // len(schedule.layout.pipelines)
-    return list(range(stage % pieces, len(schedule.placement), pieces))
+def _is_of(schedule: Schedule, rank: int, stage: int) -> bool:
+    """Whether a rank holds a stage, and no replica of it."""
+    if stage >= len(schedule.placement) or schedule.placement[stage] != rank:
+        return False
+    ranks = [schedule.placement[each] for each in pieces(schedule.layout, stage)]
+    return ranks.count(rank) == 1
 
 
-def _all_have_as_many(schedule: Schedule, ranks: list[list[Row]]) -> bool:
-    counts = Counter(row[:2] for rows in ranks for row in rows if row[0] in EVENTS)
-    return all(
-        counts[kind, other] == number and (other == stage or not _share(schedule, stage, other))
-        for (kind, stage), number in counts.items()
-        for other in _replicas(schedule, stage)
-    )
+def _has_weights(kinds: list[int]) -> bool:
+    """Whether the ops of a stage find its weights, if any gather of them is written, and updates do
+    not.
+    """
+    if not {Kind.UNSHARD, Kind.RESHARD} & {*kinds}:
+        return True
+    is_there = False
+    for kind in kinds:
+        if kind in (Kind.UNSHARD, Kind.U) and is_there:
+            return False
+        if kind in (Kind.RESHARD, *USES) and not is_there:
+            return False
+        if kind in (Kind.UNSHARD, Kind.RESHARD):
+            is_there = kind == Kind.UNSHARD
+    return not is_there
 
 
-def _share(schedule: Schedule, stage: int, other: int) -> bool:
-    return schedule.placement[stage] == schedule.placement[other]
+def _has_sums(kinds: list[int]) -> bool:
+    """Whether each sum of a stage has gradients, if any is written, and each gradient a sum before
+    its update or the end.
+    """
+    if Kind.REDUCE_GRAD not in kinds:
+        return True
+    is_open = False
+    for kind in kinds:
+        if (kind == Kind.REDUCE_GRAD and not is_open) or (kind == Kind.U and is_open):
+            return False
+        if kind == Kind.REDUCE_GRAD or kind in ADDS:
+            is_open = kind in ADDS
+    return not is_open
+
+
+class Begun:
+    """The gathers and sums that ranks have begun, and which of them are over."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        #: Of each rank what it has begun and is not over, in order: its kind, the first replica of
+        #: its stage, and its number.
+        self.open: list[list[Row]] = [[] for _ in schedule.ranks]
+        self.counts: Counter[tuple[int, int]] = Counter()
+
+    def begin(self, rank: int, kind: int, stage: int) -> None:
+        """A rank comes to a gather or a sum."""
+        first = pieces(self.schedule.layout, stage)[0]
+        self.open[rank].append((kind, first, self.counts[kind, stage]))
+        self.counts[kind, stage] += 1
+
+    def keep(self, rank: int, kind: int, stage: int) -> bool:
+        """Whether an op of a stage waits for a gather of it, or an update for a sum."""
+        wanted = Kind.REDUCE_GRAD if kind == Kind.U else Kind.UNSHARD
+        first = pieces(self.schedule.layout, stage)[0]
+        is_user = kind == Kind.U or kind in USES
+        return is_user and any(each[:2] == (wanted, first) for each in self.open[rank])
+
+    def meet(self) -> bool:
+        """End one that stands first on all of its ranks; whether there is one."""
+        for event in [own[0] for own in self.open if own]:
+            stages = pieces(self.schedule.layout, event[1])
+            ranks = [self.schedule.placement[stage] for stage in stages]
+            if all(self.open[rank][:1] == [event] for rank in ranks):
+                for rank in ranks:
+                    del self.open[rank][0]
+                return True
+        return False
 
 
 class _Run:
-    def __init__(self, schedule: Schedule, ranks: list[list[Row]]) -> None:
+    """Goes round the ranks, whose ops wait for what other ranks have made."""
+
+    def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.ranks = ranks
-        self.at = [0] * len(ranks)
+        computed = [each.compute() for each in schedule.ranks]
+        self.ranks = [[actions.row(i)[:3] for i in range(len(actions))] for actions in computed]
+        self.at = [0] * len(self.ranks)
         self.made: set[Row] = set()
-        #: Of each rank the events that it has begun, as kind, first replica and number.
-        self.begun: list[list[Row]] = [[] for _ in ranks]
-        self.over: set[Row] = set()
+        self.begun = Begun(schedule)
 
     def ends(self) -> bool:
         moves = True
         while moves:
-            moves = any([self.step(rank) for rank in range(len(self.ranks))] + [self.meet()])
-        return all(at == len(rows) for at, rows in zip(self.at, self.ranks, strict=True)) and all(
-            event in self.over for events in self.begun for event in events
-        )
+            moves = any([self.step(rank) for rank in range(len(self.ranks))] + [self.begun.meet()])
+        is_done = all(at == len(rows) for at, rows in zip(self.at, self.ranks, strict=True))
+        return is_done and not any(self.begun.open)
 
     def step(self, rank: int) -> bool:
         if self.at[rank] == len(self.ranks[rank]):
             return False
         kind, stage, unit = self.ranks[rank][self.at[rank]]
         if kind in EVENTS:
-            piece = _replicas(self.schedule, stage)[0]
-            number = sum(event[:2] == (kind, piece) for event in self.begun[rank])
-            self.begun[rank].append((kind, piece, number))
+            self.begun.begin(rank, kind, stage)
         elif kind != Kind.RESHARD:
-            piece = _replicas(self.schedule, stage)[0]
-            gathers = [each for each in self.begun[rank] if each[:2] == (Kind.UNSHARD, piece)]
-            if any(each not in self.over for each in gathers):
+            if self.begun.keep(rank, kind, stage):
                 return False
             if not all(need in self.made for need in needs(self.schedule, kind, stage, unit)):
                 return False
             self.made.add((Kind.B if kind == Kind.I else kind, stage, unit))
         self.at[rank] += 1
         return True
-
-    def meet(self) -> bool:
-        """The first event of each rank that is not over is, if it is that of all its ranks."""
-        first = [next((e for e in own if e not in self.over), None) for own in self.begun]
-        for event in filter(None, first):
-            stages = _replicas(self.schedule, event[1])
-            if all(first[self.schedule.placement[stage]] == event for stage in stages):
-                self.over.add(event)
-                return True
-        return False

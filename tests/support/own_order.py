@@ -9,6 +9,7 @@ from collections import defaultdict
 
 from schedlang import Kind, Schedule
 from tests.support.graph import far_edges, is_near, pieces
+from tests.support.own_collectives import COLLECTIVES
 
 Row = tuple[int, int, int]
 #: What is there: its kind, stage and unit; received, also the stage that it is for.
@@ -30,15 +31,21 @@ COPIES = (Kind.OFFLOAD, Kind.RELOAD)
 
 
 def is_in_order(schedule: Schedule) -> bool:
-    rows = [[actions.row(index)[:3] for index in range(len(actions))] for actions in schedule.ranks]
+    all_rows = [
+        [actions.row(index)[:3] for index in range(len(actions))] for actions in schedule.ranks
+    ]
+    # Gathers and sums have rules of their own.
+    rows = [[row for row in rank if row[0] not in COLLECTIVES] for rank in all_rows]
     everything = [row for rank in rows for row in rank]
+    #: The versions that the forwards of each update read, on all replicas of a stage.
+    versions: dict[tuple[int, int], set[int]] = defaultdict(set)
     return (
         len(everything) == len(set(everything))
         and all(_exists(schedule, rank, *row) for rank, own in enumerate(rows) for row in own)
         and _is_complete(schedule, set(everything))
         and all(_has_all_needs(schedule, rank) for rank in range(len(rows)))
         and all(
-            _keeps_weights(schedule, rows[rank], stage)
+            _keeps_weights(schedule, rows[rank], stage, versions)
             for stage, rank in enumerate(schedule.placement)
         )
     )
@@ -83,13 +90,19 @@ def _exists(schedule: Schedule, rank: int, kind: int, stage: int, unit: int) -> 
             return False
     if placement[stage] != rank:
         return False
-    return unit < (schedule.layout.updates if kind == Kind.U else _units(schedule, stage))
+    if kind == Kind.U:
+        return unit < schedule.layout.updates
+    return 0 <= unit < _units(schedule, stage)
 
 
 def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
     """Whether every stage runs each microbatch's forward and backward, or none has a backward."""
     trains = any(kind not in FORWARD for kind, *_ in found)
     updates = any(kind == Kind.U for kind, *_ in found)
+    # There are versions of weights where updates make them.
+    stages = range(len(schedule.placement))
+    if not updates and any(schedule.weights_of(stage).name != "latest" for stage in stages):
+        return False
     for stage in range(len(schedule.placement)):
         for unit in range(_units(schedule, stage)):
             # What a trained stage must have done is one of two sets; recomputation and copies may
@@ -108,6 +121,11 @@ def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
             # A copy away without one back, or the other way round; or a copy of what is made again
             # anyway.
             if len(copies) == 1 or (copies and Kind.R in done):
+                return False
+            # A copy to another rank needs another one.
+            keepers = schedule.layout.keepers
+            rank = schedule.placement[stage]
+            if copies and keepers and keepers[rank] == rank:
                 return False
         made = {max(unit, 0) for kind, at, unit in found if (kind, at) == (Kind.U, stage)}
         wanted = set(range(schedule.layout.updates)) if _is_trained(schedule, stage) else set()
@@ -140,6 +158,8 @@ def _has_all_needs(schedule: Schedule, rank: int) -> bool:
         rows = [actions.row(index)[:3] for index in batch]
         if len(rows) > 1 and any(row[0] in COPIES for row in rows):
             return False
+        if _changes_what_is_read(schedule, rows):
+            return False
         made = There()
         for kind, number, unit in rows:
             stage, other = (
@@ -154,6 +174,17 @@ def _has_all_needs(schedule: Schedule, rank: int) -> bool:
             made |= {(each, stage, unit) for each in MAKES.get(Kind(kind), "")}
         there |= made
     return True
+
+
+def _changes_what_is_read(schedule: Schedule, rows: list[Row]) -> bool:
+    """Whether an op overlaps with an update of its own stage, or of a replica of it."""
+    updated = {
+        piece
+        for kind, stage, _ in rows
+        if kind == Kind.U
+        for piece in pieces(schedule.layout, stage)
+    }
+    return any(kind != Kind.U and stage in updated for kind, stage, _ in rows)
 
 
 def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> There:
@@ -207,15 +238,20 @@ def _repeats(rule: str, kind: int) -> bool:
     return rule == "latest" or (rule == "unstashed" and kind == Kind.R)
 
 
-def _keeps_weights(schedule: Schedule, rows: list[Row], stage: int) -> bool:
-    """Whether a stage reads its weights by its rule, and each gradient goes into the update that it
-    belongs to.
+def _keeps_weights(
+    schedule: Schedule,
+    rows: list[Row],
+    stage: int,
+    versions: dict[tuple[int, int], set[int]],
+) -> bool:
+    """Whether a stage reads its weights by its rule, as its replicas before it do, and each gradient
+    goes into the update that it belongs to.
     """
     rule = schedule.weights_of(stage)
     updates = schedule.layout.updates
     done = 0
     read: dict[int, int] = {}
-    versions: dict[int, set[int]] = defaultdict(set)
+    first = pieces(schedule.layout, stage)[0]
     for kind, at, unit in rows:
         if at != stage or kind >= Kind.OFFLOAD:
             continue
@@ -225,9 +261,9 @@ def _keeps_weights(schedule: Schedule, rows: list[Row], stage: int) -> bool:
             done += 1
         elif kind == Kind.F:
             read[unit] = max(update - rule.delay, 0) if rule.name == "delay" else done
-            versions[update].add(read[unit])
-            is_mixed = len(versions[update]) > 1 and rule.name != "unstashed"
-            if read[unit] > done or is_mixed:
+            if rule.name != "unstashed":
+                versions[first, update].add(read[unit])
+            if read[unit] > done or len(versions[first, update]) > 1:
                 return False
         elif (_repeats(rule.name, kind) and read[unit] != done) or (
             kind in (Kind.B, Kind.W) and update != done

@@ -13,7 +13,7 @@ from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.schedule import Schedule
 from tests.support.graph import far_edges, has_after, has_before, is_near, pieces
-from tests.support.own_collectives import are_in_place, without_collectives
+from tests.support.own_collectives import EVENTS, Begun, are_in_place
 
 
 @st.composite
@@ -138,7 +138,7 @@ def _ready(
 
 def oracle(schedule: Schedule) -> bool:
     """Whether a plan runs to its end and computes the right gradients, by carrying out its values."""
-    return are_in_place(schedule) and _Oracle(without_collectives(schedule)).run()
+    return are_in_place(schedule) and _Oracle(schedule).run()
 
 
 class _Oracle:
@@ -163,9 +163,11 @@ class _Oracle:
         self.held: list[dict[tuple[str, int, int], int]] = [{} for _ in self.rows]
         self.moved: list[set[int]] = [set() for _ in self.rows]
         self.sent: set[tuple[int, int, int]] = set()
+        self.begun = Begun(schedule)
         self.gradients: list[tuple[int, int, int]] = []
         kinds = {row[0] for rank in self.rows for row in rank}
-        self.forward_only = kinds <= {Kind.F, Kind.SEND_F, Kind.RECV_F}
+        gathers = {Kind.UNSHARD, Kind.RESHARD}
+        self.forward_only = kinds <= {Kind.F, Kind.SEND_F, Kind.RECV_F, *gathers}
         self.schedule = schedule
         # The version of its weights that each forward has read, and that of each update; by stage,
         # how many updates it has made, and how many gradients of its weights.
@@ -202,7 +204,10 @@ class _Oracle:
                     if moves is None:
                         return False
                     progress |= moves
+            progress |= self.begun.meet()
         if any(at < len(batches) for at, batches in zip(self.at, self.batches, strict=True)):
+            return False
+        if any(self.begun.open):
             return False
         units = [
             (s, u) for s in range(len(self.layout.placement)) for u in range(self.layout.units(s))
@@ -214,9 +219,16 @@ class _Oracle:
             return False
         if sorted(self.offloads) != sorted(self.reloads) or self.recomputed & set(self.offloads):
             return False
+        keepers = self.layout.keepers
+        holders = {self.layout.placement[stage] for stage, _ in self.offloads}
+        if keepers and any(keepers[rank] == rank for rank in holders):
+            return False
+        # What has no backward shows in no gradient.
+        held = [self.held[self.layout.placement[s]].get(("out", s, u)) for s, u in units]
+        if held != [self.right_output(s, u) for s, u in units]:
+            return False
         if self.forward_only:
-            held = [self.held[self.layout.placement[s]].get(("out", s, u)) for s, u in units]
-            return held == [self.right_output(s, u) for s, u in units]
+            return True
         right = [(s, u, self.right_gradient(s, u)) for s, u in units if s in self.trained]
         has_all = all(
             ("grad", s, u) in self.held[self.layout.placement[s]]
@@ -231,7 +243,11 @@ class _Oracle:
         if self.rows[rank][batch.start][0] < Kind.SEND_F:
             # Ops that overlap see what was there before all of them.
             before = dict(self.held[rank])
+            if len(batch) > 1 and self.changes_what_is_read([self.rows[rank][i] for i in batch]):
+                return None
             if self.waits_for_replicas(rank, batch):
+                return False
+            if any(self.begun.keep(rank, *self.rows[rank][i][:2]) for i in batch):
                 return False
             if len(batch) > 1 and any(
                 self.rows[rank][i][0] in (Kind.OFFLOAD, Kind.RELOAD) for i in batch
@@ -255,6 +271,11 @@ class _Oracle:
             self.at[rank] += 1
             return True
         return progress
+
+    def changes_what_is_read(self, rows: list[tuple[int, int, int]]) -> bool:
+        """Whether one of some ops is an update of a module that another one runs."""
+        updated = {self.replicas(s)[0] for kind, s, _ in rows if kind == Kind.U}
+        return any(kind != Kind.U and self.replicas(s)[0] in updated for kind, s, _ in rows)
 
     def _peer(self, rank: int, i: int) -> int | None:
         kind, number, _ = self.rows[rank][i]
@@ -327,6 +348,10 @@ class _Oracle:
             or u >= self.layout.units(s)
         ):
             return False
+        if kind in EVENTS:
+            self.begun.begin(rank, kind, s)
+        if kind in (*EVENTS, Kind.RESHARD):
+            return True
         first = self.is_first(s)
         last = self.is_last(s)
         if s not in self.trained and kind in (Kind.B, Kind.W, Kind.U):

@@ -21,6 +21,9 @@ WHAT = {
     "random": "random ops and transfers, on 2 and 3 ranks, some with skips",
     "batched": "random batches of GPipe's transfers, which each rank cuts its own way",
     "replicated": "random pipelines, two or three, whose optimizer steps wait for the gradients of each other",
+    "featured": "random ops of stage graphs, of models with microbatches of their own, or with updates by every "
+    "rule of weights; with some of these: ops made again, copies to the host or to other ranks, gathers and sums, "
+    "ops that overlap, costs by microbatch or by component",
     "gallery": f"plans of the gallery, for numbers of ranks and microbatches {', '.join(map(str, SMALL))}",
 }
 
@@ -41,14 +44,15 @@ Written on {date} with Python {python}.
 {kinds}
 
 All have up to three actions dropped, doubled, moved, swapped, made another kind, stage or microbatch, batched or issued
-alone.
+alone; neighbouring ops also overlap. They are drawn in `tests/support/damage.py` and `tests/support/features.py`. Lanes
+(`pipeline lane(i) in …`) are pipelines in a plan, and amounts of memory change no verdict.
 
 {verdicts}
 
 ## Against an oracle
 
 An oracle in `tests/support/strategies.py` carries out what plans compute, on hashes, and looks at the gradients; here the plans
-of the whole gallery go up to four ranks and eight microbatches, and there are replicated ones. Blocks {oracle_blocks}.
+of the whole gallery go up to four ranks and eight microbatches, and there are replicated and featured ones. Blocks {oracle_blocks}.
 
 {oracle}
 

@@ -1,6 +1,6 @@
 """What a rank could run in place of waiting: ops that come later in its order."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 import numpy as np
 
@@ -42,9 +42,17 @@ class Alternatives:
         words = list(zip(kind.tolist(), stage.tolist(), strict=True))
         for index, (start, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
             self.alike.setdefault(tuple(words[start:end]), []).append(index)
+        self.kept = _Kept(waits, rank, amounts)
         self.arrivals: list[float] = waits.arrival[begin:stop].tolist()
         self.lengths: list[float] = (waits.ends[begin:stop] - waits.starts[begin:stop]).tolist()
         self._measure(amounts, rows, first, last)
+        # What is held up to the end of each step, while the rank waits for it and while it runs.
+        starts = waits.starts[begin:stop].tolist()
+        ends = waits.ends[begin:stop].tolist()
+        waiting = [self.kept.most(*times) for times in zip([0.0, *ends], starts, strict=False)]
+        running = [self.kept.most(*times) for times in zip(starts, ends, strict=True)]
+        self.highest: Floats = self.held + np.maximum(waiting, self.rise + running)
+        self.peak = float(self.highest.max(initial=0.0))
 
     def between(self, index: int, start: float, end: float) -> dict[str, float]:
         """From when an op could run in a gap before step `index`, and be over by its end.
@@ -60,7 +68,7 @@ class Alternatives:
                 later = indices[place]
                 ready = max(start, self.arrivals[later])
                 if ready + self.lengths[later] <= end + ROUNDING * self.waits.makespan:
-                    cause = "order" if self._fits(index, later) else "memory"
+                    cause = "order" if self._fits(index, later, ready) else "memory"
                     earliest[cause] = min(earliest.get(cause, end), ready)
         return earliest
 
@@ -89,18 +97,48 @@ class Alternatives:
         most = np.maximum.reduceat(highest, first) if len(first) else highest[:0]
         self.rise: Floats = most - self.held
         self.change: Floats = levels[last] - self.held
-        self.peak = float((self.held + self.rise).max(initial=0.0))
 
-    def _fits(self, index: int, later: int) -> bool:
-        """Whether a later step could run before step `index` within the rank's peak."""
+    def _fits(self, index: int, later: int, start: float) -> bool:
+        """Whether a later step could run before step `index`, from a time on, within the rank's
+        peak.
+        """
         peak = self.peak * (1 + ROUNDING)
-        if self.held[index] + self.rise[later] > peak:
+        kept = self.kept.most(start, start + self.lengths[later])
+        if self.held[index] + kept + self.rise[later] > peak:
             return False
         more = self.change[later]
         # What it leaves lies there until its own place in the order, so all steps up to that hold
         # more.
         between = slice(index, later)
-        return bool(more <= 0 or (self.held[between] + self.rise[between] + more <= peak).all())
+        return bool(more <= 0 or (self.highest[between] + more <= peak).all())
+
+
+class _Kept:
+    """What a rank keeps for others over time: from the begin of their offloads to the end of their
+    reloads.
+    """
+
+    def __init__(self, waits: Waits, rank: int, amounts: Amounts) -> None:
+        columns = waits.schedule.columns
+        copies = np.arange(waits.first[-1], len(waits.head))
+        head = waits.head[copies]
+        kind = columns.kind[head]
+        is_kept = np.isin(waits.rank[copies], waits.schedule.layout.kept_by(rank))
+        is_kept &= is_any(kind, Kind.OFFLOAD, Kind.RELOAD)
+        copies = copies[is_kept]
+        head = head[is_kept]
+        kind = kind[is_kept]
+        # What another rank gives away, this one takes.
+        amount = -amounts.of(kind, columns.stage[head], columns.microbatch[head])
+        time = np.where(kind == Kind.OFFLOAD, waits.starts[copies], waits.ends[copies])
+        order = np.lexsort((amount, time))
+        self.times: list[float] = time[order].tolist()
+        self.levels: list[float] = [0.0, *np.cumsum(amount[order]).tolist()]
+
+    def most(self, start: float, end: float) -> float:
+        """The most between two times."""
+        first = bisect_right(self.times, start)
+        return max(self.levels[first : max(first, bisect_left(self.times, end)) + 1])
 
 
 def _steps_with(first: Ints, ops: Ints) -> Ints:

@@ -4,7 +4,15 @@ Given by a program, by options of a command, in a file, or measured: all become 
 """
 
 from schedlang.schedule.costs.measured import measured_costs
-from schedlang.schedule.costs.model import NAMES, UNIT, Amounts, Costs, Durations, check_costs
+from schedlang.schedule.costs.model import (
+    NAMES,
+    UNIT,
+    Amounts,
+    Costs,
+    Durations,
+    WrongNumber,
+    check_costs,
+)
 from schedlang.schedule.costs.reading import costs_of, make_costs, read_costs
 from schedlang.schedule.costs.transfers import Transfers
 
@@ -15,6 +23,7 @@ __all__ = [
     "Costs",
     "Durations",
     "Transfers",
+    "WrongNumber",
     "check_costs",
     "costs_of",
     "make_costs",

@@ -89,6 +89,10 @@ _Matrix = tuple[tuple[float, ...], ...] | None
 _OLD_NAMES = {name.removesuffix("_times"): name for name in _TIMES} | {"p2p": "p2p_time"}
 
 
+class WrongNumber(ValueError):
+    """Costs are for another number of stages, microbatches, slices or ranks."""
+
+
 def _tuple(values: Any) -> Any:
     """A list of numbers, or of such lists, as a tuple; what is none is left for the checks of
     `Costs`.
@@ -393,7 +397,7 @@ class Costs:
     def _check_ranks(self, ranks: int) -> None:
         """ValueError where what is given per rank is not for so many ranks."""
         if self.link_times is not None and len(self.link_times) != ranks:
-            raise ValueError(
+            raise WrongNumber(
                 f"`link_times` are for {len(self.link_times)} ranks, there are {ranks}"
             )
         self.capacities(ranks)
@@ -570,7 +574,7 @@ class Costs:
         if given is None:
             return None
         if len(given) not in (1, ranks):
-            raise ValueError(f"{len(given)} `capacity_bytes` are given, there are {ranks} ranks")
+            raise WrongNumber(f"{len(given)} `capacity_bytes` are given, there are {ranks} ranks")
         return list(given) * (ranks if len(given) == 1 else 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -716,7 +720,7 @@ def _spread(what: str, values: _Values, default: list[float]) -> list[float]:
 def _of_stages(what: str, values: tuple[T, ...], stages: int) -> tuple[T, ...]:
     """The value of each stage, where there may be one for all."""
     if len(values) not in (1, stages):
-        raise ValueError(f"{len(values)} {what} are given, there are {stages} stages")
+        raise WrongNumber(f"{len(values)} {what} are given, there are {stages} stages")
     return values * (stages if len(values) == 1 else 1)
 
 
@@ -729,14 +733,14 @@ def _by_unit(what: str, values: tuple[Any, ...], layout: Layout, units: Ints) ->
         microbatches = int(units[stage]) // layout.slices
         row = value if isinstance(value, tuple) else (value,) * microbatches
         if len(row) != microbatches:
-            raise ValueError(
+            raise WrongNumber(
                 f"{len(row)} {what} are given for the microbatches of stage {stage}, there are "
                 f"{microbatches}"
             )
         for microbatch, entry in enumerate(row):
             of_slices = entry if isinstance(entry, tuple) else (entry,)
             if len(of_slices) not in (1, layout.slices):
-                raise ValueError(
+                raise WrongNumber(
                     f"{len(of_slices)} {what} are given for the slices of microbatch {microbatch} "
                     f"on stage {stage}, there are {layout.slices}"
                 )
