@@ -19,7 +19,7 @@ from schedlang.runtime.processes import PIPELINE, Processes
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.shards import is_sharded
 from schedlang.runtime.watch.watchdog import Watchdog
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OF_HOPS, Kind
 from schedlang.schedule.transports import NCCL, NCCL_EAGER, NCCL_EDGE, PORTABLE
 
 
@@ -71,6 +71,11 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
     if sorted(setup.modules) != held:
         raise PipelineError(
             f"the plan gives this rank the stages {held}, `stages` has {sorted(setup.modules)}"
+        )
+    if OF_HOPS & {*actions.kind}:
+        raise PipelineError(
+            "the weights of the plan's stages hop from replica to replica, which the runtime does "
+            "not do yet: simulate the plan, or take one whose weights stay"
         )
     _check_losses(plan, held, setup)
     updated = sorted(

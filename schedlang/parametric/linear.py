@@ -103,7 +103,9 @@ class NotLinear(Exception):
 
 
 #: Why nothing is proved of what replicas of a stage do together, by the program or by a pass.
-GATHERS = "it gathers stages or sums over their replicas, beside what its ranks compute"
+GATHERS = (
+    "it gathers stages, sums over replicas or passes on to them, beside what its ranks compute"
+)
 
 
 class Searched(NotLinear):

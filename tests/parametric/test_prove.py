@@ -256,7 +256,7 @@ def test_what_a_pass_gathers_is_said_to_be_why_nothing_is_proved(passes: list[st
     verdict = prove_for_all(text, {"ranks": 2}).verdicts["portable"]
     assert verdict.word == "not proved"
     assert verdict.reason == (
-        "it gathers stages or sums over their replicas, beside what its ranks compute"
+        "it gathers stages, sums over replicas or passes on to them, beside what its ranks compute"
     )
 
 
