@@ -7,7 +7,8 @@ from collections import Counter
 from attrs import evolve
 
 from schedlang import Kind, Schedule
-from tests.support.own_needs import needs
+from tests.support.own_hops import comes_home
+from tests.support.own_needs import HOPS, needs
 
 EVENTS = (Kind.UNSHARD, Kind.REDUCE_GRAD)
 Row = tuple[int, int, int]
@@ -25,8 +26,10 @@ def comes_to_its_end(schedule: Schedule) -> bool:
 
 def are_in_place(schedule: Schedule) -> bool:
     """Whether, as far as a rank alone can tell, gathers and sums stand where they must: all that
-    there is to them where no stage has a replica in the plan.
+    there is to them where no stage has a replica in the plan. Hops must come to their end.
     """
+    if any(kind in HOPS for actions in schedule.ranks for kind in actions.kind):
+        return comes_home(schedule)
     return all(map(_is_right_alone, _rows(schedule)))
 
 

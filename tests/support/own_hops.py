@@ -6,13 +6,11 @@ and docs/language.md, apart from the verifier; transfers of microbatches are lef
 from collections import Counter, deque
 
 from schedlang import Kind, Schedule
-from tests.support.own_needs import needs
+from tests.support.own_needs import HOPS, needs
 
 #: A gradient: of a stage and a microbatch.
 Gradients = Counter[tuple[int, int]]
 _SENDS = {Kind.SEND_WEIGHTS: Kind.RECV_WEIGHTS, Kind.SEND_GRADIENTS: Kind.RECV_GRADIENTS}
-_RECEIVES = {receive: send for send, receive in _SENDS.items()}
-_HOPS = {*_SENDS, *_RECEIVES}
 
 
 def comes_home(schedule: Schedule) -> bool:
@@ -83,6 +81,8 @@ class _Run:
         if self.at[rank] == len(self.rows[rank]):
             return False
         kind, stage, unit = self.rows[rank][self.at[rank]]
+        if stage not in self.schedule.layout.stages_of(rank):
+            raise _Wrong
         waiting = [(each, of) for each, of, _ in self.begun[rank] if of == stage]
         carried = Gradients()
         if kind in (Kind.SEND_WEIGHTS, Kind.SEND_GRADIENTS):
@@ -112,10 +112,10 @@ class _Run:
                 raise _Wrong
             if not all(need in self.made for need in needs(self.schedule, kind, stage, unit)):
                 return False
-            self.made.add((kind, stage, unit))
-            if kind == Kind.B:
+            self.made.add((Kind.B if kind == Kind.I else kind, stage, unit))
+            if kind in (Kind.B, Kind.W):
                 self.gradients[stage][stage, unit] += 1
-        if kind in _HOPS:
+        if kind in HOPS:
             self.begun[rank].append((kind, stage, carried))
         self.at[rank] += 1
         return True
