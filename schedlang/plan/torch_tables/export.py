@@ -17,7 +17,7 @@ from schedlang.diagnostics.source import Label
 from schedlang.plan.plan import Plan
 from schedlang.ranks.receipts import receipts
 from schedlang.schedule.actions import is_collective, is_transfer, word
-from schedlang.schedule.kinds import GATHERS, OF_HOPS, OPS, WAITS, Kind
+from schedlang.schedule.kinds import GATHERS, OPS, WAITS, Kind
 
 COMMS = "torch-csv"
 COMPUTE = "torch-csv-compute"
@@ -100,8 +100,7 @@ def _not_in_tables(plan: Plan, form: str) -> Iterator[tuple[str, int, str | None
         yield "frozen stages", 0, _FROZEN
     for rank, actions in enumerate(plan.ranks):
         for index, kind in enumerate(actions.kind):
-            is_written = is_transfer(kind) or (is_collective(kind) and kind not in OF_HOPS)
-            if kind not in _TORCH and not is_written:
+            if kind not in _TORCH and not is_transfer(kind) and not is_collective(kind):
                 what = f"{OPS[kind].name}: `{actions.word(index)}`"
                 help = _CHECKPOINT if kind == Kind.R else None
                 yield what, actions.source[index], help
