@@ -135,6 +135,12 @@ def test_hops_are_in_the_plan_and_read_again(tmp_path: Path) -> None:
             "before it since the last one",
         ),
         (
+            f"send weights(lane(0, 0))  send gradients(lane(0, 0))  {HOME}",
+            f"recv weights(lane(1, 0))  recv gradients(lane(1, 0))  reshard  {AWAY}",
+            "hop: `lane(0,0)SEND_GRADIENTS` on rank 0 has nothing to pass on: no gradient comes "
+            "before it",
+        ),
+        (
             f"{HOME}  reduce",
             f"{AWAY}  reduce",
             "hop: `lane(0,0)REDUCE_GRAD` on rank 0: the weights of its stage hop between replicas",
@@ -270,6 +276,29 @@ def test_a_rank_waits_at_a_send_for_what_it_passes_on() -> None:
     starts = [bars[0].start for bars in execution.timeline.ranks]
     assert starts == [0.0, 2.0, 4.0]
     assert execution.peak_memory == (1.0, 11.0, 11.0)
+
+
+def test_a_rank_waits_to_drop_weights_that_come_for_nobody() -> None:
+    program = """schedule unused {
+        param ranks = 2
+        param microbatches = 2
+        pipeline lane(d) in 0 .. ranks runs 1 stage s in 0 .. 2 on d
+        rank r {
+            if r == 0 { send weights(lane(0, 0)) } else { recv weights(lane(1, 0)) }
+            F(lane(r, 0), 0)
+            if r == 0 { send weights(lane(0, 0)) } else { reshard(lane(1, 0))  recv weights(lane(1, 0)) }
+            if r == 1 { reshard(lane(1, 0)) }
+            F(lane(r, 1), 0)
+            B(lane(r, 1), 0)
+            if r == 0 { send weights(lane(0, 0)) } else { recv weights(lane(1, 0)) }
+            B(lane(r, 0), 0)
+            if r == 0 { recv gradients(lane(0, 0)) } else { send gradients(lane(1, 0)) }
+            if r == 1 { reshard(lane(1, 0)) }
+        }
+    }"""
+    costs = Costs(gather_times=(2.0,))
+    bars = simulate(compile(Source("unused.sched", program)), costs).timeline.ranks[1]
+    assert [bar.start for bar in bars[:2]] == [2.0, 5.0]
 
 
 def test_frozen_stages_send_no_gradients() -> None:
