@@ -20,6 +20,7 @@ from schedlang.runtime.stage.buffers import Buffers
 from schedlang.runtime.stage.components import overlapped_of
 from schedlang.runtime.stage.entry import works_in_place
 from schedlang.runtime.stage.far_edges import Edges, FarEdge, Forks, Skips
+from schedlang.runtime.stage.hops import Hops
 from schedlang.runtime.stage.keepers import copies_between_ranks
 from schedlang.runtime.stage.offload import Offload
 from schedlang.runtime.stage.repeats import Repeats
@@ -32,7 +33,7 @@ from schedlang.runtime.stage.versions import LateWeights, versions_of
 from schedlang.runtime.stage.weights import Weights
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.wire import Wire
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OF_HOPS, Kind
 from schedlang.schedule.layout import Layout
 
 
@@ -106,6 +107,7 @@ def build_parts(
     exchange: Exchange,
 ) -> list[Part]:
     """The parts that are not of one stage alone. All ranks build them together, in this order."""
+    device = next(iter(stages.values())).device
     updates = replica_updates(plan, stages, wire)
     parts = copies_between_ranks(plan, stages, wire, exchange.tag_of_copies)
     if setup.max_norm is not None and plan.has_updates:
@@ -117,6 +119,8 @@ def build_parts(
         parts.append(Turns(plan, stages))
     if any(map(is_sharded, setup.modules.values())):
         parts.append(Shards(setup.modules, setup.max_gathered))
+    if OF_HOPS & {*plan.ranks[wire.processes.own].kind}:
+        parts.append(Hops(plan, setup.modules, wire.apart(device), exchange.tag_of_hops))
     # Replicas whose updates are in the plan have made their sums by the end of a step.
     parts.append(SharedSums([] if updates else shared, wire))
     hooks = {
@@ -126,7 +130,6 @@ def build_parts(
         if isinstance(part, BoundaryHooks)
     }
     if hooks:
-        device = next(iter(stages.values())).device
         parts.append(SharedHooks(plan.layout, hooks, wire, device))
     return parts
 

@@ -19,7 +19,7 @@ from schedlang.runtime.processes import PIPELINE, Processes
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.shards import is_sharded
 from schedlang.runtime.watch.watchdog import Watchdog
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OF_HOPS, Kind
 from schedlang.schedule.transports import NCCL, NCCL_EAGER, NCCL_EDGE, PORTABLE
 
 
@@ -62,6 +62,11 @@ def check_plan(plan: Plan, processes: Processes) -> None:
         )
     if wrong is not None:
         raise PipelineError(wrong)
+    if processes.replicas.are_several and OF_HOPS & {*plan.ranks[processes.own].kind}:
+        raise PipelineError(
+            "the plan passes the weights of its stages on from rank to rank: with replicas of the "
+            "pipeline along another dimension of the mesh it cannot do so yet"
+        )
 
 
 def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
@@ -72,6 +77,8 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         raise PipelineError(
             f"the plan gives this rank the stages {held}, `stages` has {sorted(setup.modules)}"
         )
+    if OF_HOPS & {*actions.kind}:
+        _check_hops(plan, setup)
     _check_losses(plan, held, setup)
     updated = sorted(
         {stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U}
@@ -94,6 +101,30 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         _check_max_norm(plan, rank, setup)
     _check_slices(plan, setup.slice_lengths)
     _check_frozen(plan, setup.modules, setup.tied)
+
+
+def _check_hops(plan: Plan, setup: Setup) -> None:
+    """Whether what a rank was given goes together with weights that travel."""
+    of_setup = {
+        "tied weights": bool(setup.tied),
+        "`max_norm`, which the pipeline clips its updates to": setup.max_norm is not None,
+        "an audit of the stages": setup.audit,
+    }
+    of_stages = {
+        "sharded weights": is_sharded,
+        "weights that are cut over a mesh (DTensor)": lambda module: any(
+            hasattr(weight, "to_local") for weight in module.parameters()
+        ),
+    }
+    wrong = [what for what, is_there in of_setup.items() if is_there]
+    wrong += [what for what, has in of_stages.items() if any(map(has, setup.modules.values()))]
+    if plan.offloaded:
+        wrong.append("activations that are offloaded")
+    if wrong:
+        raise PipelineError(
+            f"the plan passes the weights of its stages on from rank to rank: with {wrong[0]} it "
+            "cannot do so yet"
+        )
 
 
 def _check_slices(plan: Plan, lengths: SliceLengths | None) -> None:

@@ -11,7 +11,7 @@ import json
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
 from time import perf_counter
@@ -25,6 +25,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
+from schedlang.ranks.hops import homes_of
 from schedlang.ranks.warm_up import warm_ups
 from schedlang.runtime.arguments import check_pipeline
 from schedlang.runtime.batches import (
@@ -624,6 +625,21 @@ class Pipeline:
             ]
         return self._evaluations[counts]
 
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of this rank that an optimizer updates after a step: of a stage whose
+        weights travel from rank to rank, where it is at home, and of all others.
+
+        Between two steps others are nowhere: they have no elements, and no gradients.
+        """
+        homes = homes_of(self._plan, self._stages)
+        modules = (
+            stage.module
+            for number, stage in self._stages.items()
+            if homes.get(number, number) == number
+        )
+        # Two stages may have one module.
+        return iter({id(each): each for module in modules for each in module.parameters()}.values())
+
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, model: str | None = None
     ) -> Tensor:
@@ -737,8 +753,10 @@ class Pipeline:
     def _checkpoints(self, folder: str | Path, others: Sequence[Stateful]) -> Checkpoints:
         """This rank's checkpoints in a folder: modules before the versions of their weights."""
         parts = dict[str, Stateful]()
+        homes = homes_of(self._plan, self._stages)
         for number, stage in self._stages.items():
-            parts[f"stage {number}"] = stage.module
+            if homes.get(number, number) == number:
+                parts[f"stage {number}"] = stage.module
         for number, stage in self._stages.items():
             if stage.optimizer is not None:
                 parts[f"the optimizer of stage {number}"] = stage.optimizer

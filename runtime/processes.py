@@ -95,3 +95,13 @@ def processes_of(mesh: DeviceMesh | None) -> Processes:
         else Replicas((dist.get_rank(),)),
         coordinates,
     )
+
+
+def group_apart(processes: Processes) -> dist.ProcessGroup:
+    """A group of the ranks of the plan by itself, which all of them make together: what goes there
+    comes at other places among the messages of each rank, but everywhere in one order.
+    """
+    is_part = len(processes.pipeline) < dist.get_world_size()
+    group = dist.new_group([*processes.pipeline], use_local_synchronization=is_part)
+    assert isinstance(group, dist.ProcessGroup)
+    return group

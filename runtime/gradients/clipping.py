@@ -22,7 +22,7 @@ from schedlang.plan.plan import Plan
 from schedlang.ranks.norms import put_off
 from schedlang.runtime.gradients.shared_weights import SharedWeights
 from schedlang.runtime.part import ExtraCall, Part, When
-from schedlang.runtime.processes import Processes
+from schedlang.runtime.processes import group_apart
 from schedlang.runtime.stage.stage import Stage
 from schedlang.runtime.transport.wire import InFlight, Wire
 from schedlang.schedule.kinds import Kind
@@ -46,24 +46,14 @@ def own_norm(
     shared: Sequence[SharedWeights], norm_type: float, device: torch.device, rank: int
 ) -> Tensor:
     """The norm of a rank's gradients. A weight that several ranks have counts once, on the first of
-    them.
+    them, or at home.
     """
-    counted = [same[0].grad for each in shared if each.ranks[0] == rank for same in each.weights]
+    counted = [same[0].grad for each in shared if each.counts_on == rank for same in each.weights]
     norm = get_total_norm([gradient for gradient in counted if gradient is not None], norm_type)
     # The norm of gradients that FSDP has sharded is in parts.
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     # In the same type on all ranks, also on one that counts nothing.
     return norm.to(device, torch.float64)
-
-
-def group_for_sums(processes: Processes) -> dist.ProcessGroup:
-    """A group of the ranks of the plan by itself, which all of them make together: sums come at
-    other places among the messages of each rank, but everywhere in one order.
-    """
-    is_part = len(processes.pipeline) < dist.get_world_size()
-    group = dist.new_group([*processes.pipeline], use_local_synchronization=is_part)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
 
 
 class UpdateClip(Part):
@@ -78,7 +68,7 @@ class UpdateClip(Part):
         self._max_norm = max_norm
         self._stages = stages
         self._wire = wire
-        self._group = group_for_sums(wire.processes)
+        self._group = group_apart(wire.processes)
         first = next(iter(stages.values()))
         # NCCL makes its communicator in the first sum, for which a rank waits.
         wire.end_reduce(

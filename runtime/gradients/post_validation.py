@@ -26,8 +26,9 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.gradients.clipping import group_for_sums, own_norm
+from schedlang.runtime.gradients.clipping import own_norm
 from schedlang.runtime.gradients.shared_weights import SharedWeights
+from schedlang.runtime.processes import group_apart
 from schedlang.runtime.stage.stage import Stage
 from schedlang.runtime.torch_private import changes_of
 from schedlang.runtime.transport.wire import InFlight, Wire
@@ -54,7 +55,7 @@ class PostValidation:
         self._shared = [*shared]
         self._weights = [weight for each in self._shared for weight in each.parameters]
         self._wire = wire
-        self._group = group_for_sums(wire.processes)
+        self._group = group_apart(wire.processes)
         # Stages that are one module may have one optimizer.
         optimizers = {id(stage.optimizer): stage.optimizer for stage in stages.values()}
         self._optimizers = [each for each in optimizers.values() if each is not None]

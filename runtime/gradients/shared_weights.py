@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
+from schedlang.ranks.hops import homes_of
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.processes import Processes
 from schedlang.runtime.torch_private import has_hooks_after
@@ -28,7 +29,8 @@ Tied = Sequence[Mapping[int, str]]
 @frozen(eq=False)
 class SharedWeights:
     """Weights that are the same in some stages: for each weight the parameters of this rank; the
-    ranks of the plan that have some; and of several models, those that have them.
+    ranks of the plan that have some; and of several models, those that have them. If they travel
+    from rank to rank, one of these is their `home`, and has all of their gradients after a step.
     """
 
     name: str
@@ -36,6 +38,12 @@ class SharedWeights:
     ranks: list[int]
     models: frozenset[str] = frozenset()
     are_tied: bool = False
+    home: int | None = None
+
+    @property
+    def counts_on(self) -> int:
+        """The rank on which their gradients count, of those that have them."""
+        return self.ranks[0] if self.home is None else self.home
 
     @property
     def are_shared(self) -> bool:
@@ -124,7 +132,15 @@ def _replicas(
         list(zip(*copies, strict=True)),
         _ranks(plan, [number]),
         _models(plan, [number]),
+        home=_home(plan, modules, number),
     )
+
+
+def _home(plan: Plan, modules: Mapping[int, nn.Module], number: int) -> int | None:
+    """The rank where the weights of a stage are at home, if they travel."""
+    own = [stage for stage in modules if plan.layout.piece(stage) == number]
+    homes = homes_of(plan, own)
+    return next((plan.placement[home] for home in homes.values()), None)
 
 
 def _check_the_others(plan: Plan, modules: Mapping[int, nn.Module], taken: Container[int]) -> None:

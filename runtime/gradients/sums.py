@@ -133,7 +133,8 @@ class SharedSums(Part):
     def __init__(self, shared: Sequence[SharedWeights], wire: Wire) -> None:
         self._wire = wire
         self._rank = wire.processes.own
-        self._shared = [each for each in shared if each.are_shared]
+        # The gradients of weights that travel come home by themselves.
+        self._shared = [each for each in shared if each.are_shared and each.home is None]
         replicas = wire.processes.replicas
         summed = shared if replicas.are_several else self._shared
         self._parameters = [weight for each in summed for weight in each.parameters]

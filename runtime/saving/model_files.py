@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
+from schedlang.ranks.hops import homes_of
 from schedlang.runtime.arguments import check_folder, check_optimizers, check_stages
 from schedlang.runtime.cutting.model import Stages
 from schedlang.runtime.errors import PipelineError
@@ -53,14 +54,15 @@ class ModelPart:
     @property
     def modules(self) -> dict[str, list[nn.Module]]:
         """The modules to write, by the folder of their model: where the plan has several pipelines
-        that are replicas, those of the first one.
+        that are replicas, those of the first one, or those at home, if their weights travel.
         """
         layout = self.plan.layout
+        homes = homes_of(self.plan, self.stages)
         by_model: dict[str, list[nn.Module]] = {
             layout.model_of(pipeline.start): [] for pipeline in layout.pipelines
         }
         for number, module in self.stages.items():
-            if number < layout.pieces:
+            if homes.get(number, min(layout.replicas(number))) == number:
                 by_model[layout.model_of(number)].append(module)
         return by_model
 

@@ -111,10 +111,11 @@ class Exchange:
         #     n               announcements, one for each first stage
         #     n * u           headers, one for each channel and form of a step
         #     r               copies to another rank and back, one for each of r ranks
+        #     1               hops of weights and gradients
         #     2 * n * u       the first tensor of each message: activation, gradient, activation, …
         #     2 * n * u       the second tensor of each, and so on
         first = 2 * (channel.number * self._units + microbatch) + is_gradient
-        begin = self.tag_of_copies(len(self._plan.ranks)) + first
+        begin = self.tag_of_hops + 1 + first
         tags = range(begin, _LAST_TAG, 2 * self._numbers * self._units)
         if kind == Kind.SEND_F:
             return ActivationSend(channel, microbatch, tags, box)
@@ -127,6 +128,11 @@ class Exchange:
         """The tag of all copies of what a rank offloads to another one."""
         # Before them, an announcement for every channel, and a header for each of its forms.
         return _FIRST_TAG + self._numbers * (1 + self._units) + rank
+
+    @property
+    def tag_of_hops(self) -> int:
+        """The tag of all weights and gradients that hop from replica to replica."""
+        return self.tag_of_copies(len(self._plan.ranks))
 
     def begin(self, given: dict[int, Given]) -> dict[int, Announcement]:
         """Begin a step: announce the inputs that this rank has, by first stage, and receive what

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from attrs import evolve
 from torch import Tensor
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import LostRank
-from schedlang.runtime.processes import Processes, Replicas
+from schedlang.runtime.processes import Processes, Replicas, group_apart
 from schedlang.runtime.watch.watchdog import GRACE, Watchdog
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.transports import NCCL_EDGE
@@ -38,6 +39,7 @@ class Wire:
         # Later than the watchdog's: it knows which rank everyone waits for in the end, gloo does
         # not.
         self._limit = timedelta(seconds=timeout + 2 * GRACE)
+        self._timeout = timeout
         self._watchdog = watchdog
         self.processes = processes
         own = dist.get_rank()
@@ -70,6 +72,15 @@ class Wire:
     #: So begin the messages of the plan, once it is known what comes: here like all others.
     post_send = send
     post_receive = receive
+
+    def apart(self, device: torch.device) -> "Wire":
+        """A wire for messages that have no place among those of the plan. By gloo their tags tell
+        them apart; NCCL goes by the order of each two ranks, so there it is one of its own.
+        """
+        if device.type != "cuda":
+            return self
+        processes = evolve(self.processes, group=group_apart(self.processes))
+        return Wire(processes, self._timeout, self._watchdog)
 
     def operation(
         self, call: Callable[..., dist.Work | None], tensor: Tensor, peer: int

@@ -29,6 +29,7 @@ FORMS = {
     "FROM": "skip s in 0 .. 3 from s to 7 - s",
     "FROZEN": "frozen 0 .. 2",
     "GATHER": "gather within 2",
+    "GRADIENTS": "send gradients(s)",
     "IF": "if r == 0 { … } else { … }",
     "IMPORT": 'import "lib/v.sched"',
     "IN": "for m in 0 .. microbatches { … }",

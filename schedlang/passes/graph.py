@@ -56,7 +56,9 @@ class Graph:
                 "copies of activations are written out: only their own order fits them"
             )
         if columns.is_collective.any():
-            raise ValueError("gathers and sums are written out: only their own order fits them")
+            raise ValueError(
+                "gathers, sums or hops are written out: only their own order fits them"
+            )
         self.schedule = schedule
         # The actions node by node: of those that overlap, first what is one node. With an overlap
         # of F1 and I0, and another one of F2 and W0, which is a node of its own:

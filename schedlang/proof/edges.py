@@ -18,7 +18,7 @@ from schedlang.proof.graph import NEVER, NOTHING, Graph, Items
 from schedlang.ranks.shards import gathers
 from schedlang.schedule.columns import Columns, Floats, Ints, counts_of, members
 from schedlang.schedule.costs import Costs, Durations, Transfers
-from schedlang.schedule.kinds import RECEIVES, WAITS, Kind
+from schedlang.schedule.kinds import HOPS, RECEIVES, ROWS, SUMS, WAITS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Beside, Timeline
@@ -51,6 +51,17 @@ from schedlang.schedule.transports import Transport
 #     rank 0    ── 0F0 ── 0F1 ──
 #                   ╰╌╌╌╌╮ latency
 #     rank 1    ──────── 1F0 ──
+
+#: The streams of a rank on which gathers, sums and hops go beside its ops, by kind.
+_STREAMS = (
+    (Kind.UNSHARD,),
+    (Kind.REDUCE_GRAD,),
+    tuple(HOPS),
+    tuple(HOPS.values()),
+)
+_STREAM = np.zeros(ROWS, np.int64)
+for _number, _kinds in enumerate(_STREAMS):
+    _STREAM[[*_kinds]] = _number
 
 #: Among the orders of items on a thread: a batch is issued right before it stands there.
 _ISSUED = 0
@@ -406,7 +417,7 @@ class _Build:
         gradients = self.schedule.gradients
         # Those that are written have a place of their own.
         pieces = np.array(layout.piece_of)
-        written = np.unique(pieces[writes(self.schedule, Kind.REDUCE_GRAD)])
+        written = np.unique(pieces[writes(self.schedule, SUMS)])
         is_placed = (takes > 0) & ~np.isin(gradients.piece, written)
         gradients = gradients.taken(is_placed)
         takes = takes[is_placed]
@@ -476,9 +487,9 @@ class _Build:
         self.beside.append(np.stack([items, np.full(len(items), NOTHING), waiting]))
 
     def place_written(self) -> None:
-        """Put the gathers and sums that the program writes on two streams of each rank; each is
-        begun when its rank comes to it, and goes on once all ranks with replicas have begun it. A
-        rank begins one after the other, whichever it is.
+        """Put the gathers, sums and hops that the program writes on streams of each rank; each is
+        begun when its rank comes to it, and goes on once all its ranks have begun it. A rank begins
+        one after the other, whichever it is.
         """
         # A gather on two ranks with replicas, of which rank 1 comes to it later:
         #
@@ -501,7 +512,7 @@ class _Build:
         each = self.durations.of(kind, columns.stage[rows], columns.microbatch[rows])
         takes = np.zeros(int(written.event.max(initial=-1)) + 1)
         np.maximum.at(takes, written.event, each)
-        stream = self.threads + (1 + (kind == Kind.REDUCE_GRAD)) * ranks + rank
+        stream = self.threads + (1 + _STREAM[kind]) * ranks + rank
         items = self.items.add(stream, rows, takes[written.event])
         self.wait(items, together, rows)
         self.item[rows] = items
@@ -516,16 +527,44 @@ class _Build:
         other = other[differ]
         for side in (together, items):
             self.wait(side[one], side[other], rows[one], at_begin=True)
-        is_needed = np.flatnonzero(written.user != NOTHING)
-        self.wait(self.item[written.user[is_needed]], items[is_needed], rows[is_needed])
-        # Weights go at once when the rank comes there; what nothing has used, once it is there.
+        # What is needed is waited for: by the op, or where a send passes it on, before that.
+        begun_at = np.full(len(columns), NOTHING)
+        begun_at[rows] = begun
+        user = written.user
+        is_needed = np.flatnonzero(user != NOTHING)
+        is_op = columns.is_computed[user[is_needed]]
+        by_ops = is_needed[is_op]
+        self.wait(self.item[user[by_ops]], items[by_ops], rows[by_ops])
+        by_sends = is_needed[~is_op]
+        self.wait(begun_at[user[by_sends]], items[by_sends], rows[by_sends])
+        self.hold_rank(user[by_sends], begun_at)
+        # Weights go at once when the rank comes there; what nothing has used, once it is there; and
+        # what was sent, once that is over.
         releases = columns.where(Kind.RESHARD)
-        thread = self.threads + 3 * ranks + columns.rank[releases]
-        self.item[releases] = self.items.add(thread, releases)
-        self.wait(self.item[releases], self.rank_before(releases), releases)
-        self.threads += 4 * ranks
+        waiting, sent = written.ends
+        is_held = np.isin(releases, waiting)
+        thread = self.threads + np.where(is_held, 0, 1 + len(_STREAMS)) * ranks
+        ends = self.items.add(thread + columns.rank[releases], releases * 2 + _ISSUED)
+        self.item[releases] = ends
+        self.wait(ends, self.rank_before(releases), releases)
+        self.wait(self.item[waiting], self.item[sent], sent)
+        self.hold_rank(waiting, self.item)
+        self.threads += (2 + len(_STREAMS)) * ranks
         timed = np.flatnonzero(takes[written.event] > 0)
-        self.beside.append(np.stack([items[timed], written.last[timed], written.user[timed]]))
+        before = np.where(columns.is_computed[user[timed]], user[timed], NOTHING)
+        self.beside.append(np.stack([items[timed], written.last[timed], before]))
+
+    def hold_rank(self, rows: Ints, items: Ints) -> None:
+        """Let ranks wait at some actions beside their ops until the items of these are over: what
+        comes next there waits.
+        """
+        rows = np.unique(rows)
+        after = np.searchsorted(self.on_rank, rows)
+        is_there = after < len(self.on_rank)
+        heads = self.on_rank[after[is_there]]
+        rows = rows[is_there]
+        is_same = self.columns.rank[heads] == self.columns.rank[rows]
+        self.wait(self.item[heads[is_same]], items[rows[is_same]], rows[is_same])
 
     def wait_for_messages(self, channels: Channels) -> None:
         """Each transfer is on its own: ops wait for the sends of what they need, and the way."""

@@ -13,8 +13,9 @@ that lie beside them. At most `places` stages have theirs gathered at once.
 - REDUCE_GRAD sums the gradients over the shards once per update, after the last op that adds to
   them, B or W. Until then the rank holds all of them.
 
-What a program says itself is not said again: a stage that has any UNSHARD or RESHARD of its own has
-all of them, and one that has a REDUCE_GRAD is reduced by that. Ops that run as one count one after
+What a program says itself is not said again: a stage that has any UNSHARD or RESHARD of its own, or
+whose weights hop from replica to replica, has all of them, and one that has a REDUCE_GRAD, or whose
+gradients hop, is reduced by that. Ops that run as one count one after
 the other. The words are those of torch's action tables. It takes n log n steps for n actions.
 """
 
@@ -27,7 +28,7 @@ from attrs import define, field, frozen
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.actions import Actions, is_transfer
-from schedlang.schedule.kinds import GATHERS, MAKERS, USES_WEIGHTS, Kind
+from schedlang.schedule.kinds import GATHERS, MAKERS, SUMS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
 
 
@@ -77,7 +78,7 @@ def shards(actions: Actions, stages: Container[int], places: int) -> Shards:
     following, whole = _ahead(actions, stages)
     pairs = [*zip(actions.kind, actions.stage, strict=True)]
     gathered = {stage for kind, stage in pairs if kind in GATHERS}
-    reduced = {stage for kind, stage in pairs if kind == Kind.REDUCE_GRAD}
+    reduced = {stage for kind, stage in pairs if kind in SUMS}
     for index, (kind, stage) in enumerate(pairs):
         if stage not in stages:
             continue

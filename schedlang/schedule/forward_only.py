@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from attrs import evolve
 
-from schedlang.schedule.kinds import FORWARD
+from schedlang.schedule.kinds import FORWARD, GATHERS, OF_HOPS
 from schedlang.schedule.schedule import Schedule
 
 S = TypeVar("S", bound=Schedule)
@@ -30,7 +30,9 @@ def forward_only(schedule: S, counts: Sequence[int] | None = None) -> S:
 
 
 def forwards(schedule: Schedule, rank: int, counts: Sequence[int] | None = None) -> list[int]:
-    """The indices of a rank's forwards and their transfers that `forward_only` keeps, in order."""
+    """The indices of a rank's forwards and their transfers that `forward_only` keeps, in order; and
+    of stages whose weights hop from replica to replica, all that brings and drops these.
+    """
     layout = schedule.layout
     if counts is None:
         counts = [pipeline.microbatches for pipeline in layout.pipelines]
@@ -42,9 +44,11 @@ def forwards(schedule: Schedule, rank: int, counts: Sequence[int] | None = None)
     # An edge joins stages that run as many microbatches, so either end says how many pass along it.
     units += [units[earlier] for _, (earlier, _) in sorted(layout.far_edges.items())]
     actions = schedule.ranks[rank]
-    columns = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+    columns = [*zip(actions.kind, actions.stage, actions.microbatch, strict=True)]
+    hopping = {number for kind, number, _ in columns if kind in OF_HOPS}
     return [
         index
         for index, (kind, number, microbatch) in enumerate(columns)
-        if kind in FORWARD and microbatch < units[number]
+        if (kind in FORWARD and microbatch < units[number])
+        or (kind in GATHERS and number in hopping)
     ]

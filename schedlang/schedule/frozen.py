@@ -9,7 +9,7 @@ what there is to do.
     copies              offload, reload  offload, reload
     optimizer step      U
     gathers of weights  unshard, reshard  unshard, reshard               unshard, reshard
-    sum of gradients    reduce
+    sums of gradients   reduce
 
 A backward in brackets does nothing and takes no time. It is there until transfers are placed, since
 it says how many forwards a stage is to be ahead: without it, the first stages would send all that
@@ -20,11 +20,11 @@ import numpy as np
 from attrs import evolve
 
 from schedlang.schedule.columns import Columns, Flags, Ints
-from schedlang.schedule.kinds import GATHERS, OPS, RECEIVES, ROWS, SENDS, Kind
+from schedlang.schedule.kinds import GATHERS, OPS, RECEIVES, ROWS, SENDS, SUMS, Kind
 from schedlang.schedule.layout import Layout
 
 #: What a stage does not do whose weights do not change; and what of it is left of a backward.
-_OF_WEIGHTS = (Kind.W, Kind.U, Kind.REDUCE_GRAD)
+_OF_WEIGHTS = (Kind.W, Kind.U, *SUMS)
 #: What it does all the same: its forward needs its weights.
 _OF_ALL = (Kind.F, *GATHERS)
 _BACKWARDS = (Kind.B, Kind.I)

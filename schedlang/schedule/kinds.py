@@ -14,10 +14,12 @@ from attrs import frozen
 #: forward whose activations were dropped; `U` is the optimizer step; OFFLOAD copies activations to
 #: the memory of the host, or of another rank, and RELOAD brings them back. UNSHARD gathers a
 #: stage's weights from its replicas, RESHARD lets go of them, and REDUCE_GRAD sums its gradients
-#: over the replicas. No plan has a WAIT_SEND: only tables of torch do.
+#: over the replicas. SEND_WEIGHTS and SEND_GRADIENTS pass those of a stage on to its next replica,
+#: where the RECVs take them. No plan has a WAIT_SEND: only tables of torch do.
 Kind = IntEnum(
     "Kind",
     "F B I W R U OFFLOAD RELOAD UNSHARD RESHARD REDUCE_GRAD "
+    "SEND_WEIGHTS RECV_WEIGHTS SEND_GRADIENTS RECV_GRADIENTS "
     "SEND_F RECV_F SEND_B RECV_B WAIT_SEND_F WAIT_SEND_B",
 )
 #: How many rows a table has that is looked up by kind; its first is of none.
@@ -38,8 +40,9 @@ class Op:
 
     In a building block it takes so many `slots`. `holds` is 1 where it puts activations into the
     memory of its rank, and -1 where it is their last use. While a copy (`is_copy`) to the host or
-    back goes on, so does the rank; and while replicas of a stage make one gather or sum
-    (`is_collective`), which is of the whole stage, and of no microbatch.
+    back goes on, so does the rank; and while replicas of a stage make one gather, one sum, or one
+    hop from one of them to the next (`is_collective`), which is of the whole stage, and of no
+    microbatch.
     """
 
     word: str
@@ -100,9 +103,13 @@ OPS: dict[int, Op] = {
         is_copy=True,
     ),
     Kind.UNSHARD: Op("unshard", "gather", "gather", makes=(), is_collective=True),
-    # It is no collective by itself: it ends what a gather began, on every replica alike.
+    # It is no collective by itself: it ends what a gather or a receive began.
     Kind.RESHARD: Op("reshard", "release", "", makes=(), is_collective=True),
     Kind.REDUCE_GRAD: Op("reduce", "sum", "sum", makes=(), is_collective=True),
+    Kind.SEND_WEIGHTS: Op("send weights", "weights out", "gather", makes=(), is_collective=True),
+    Kind.RECV_WEIGHTS: Op("recv weights", "weights in", "gather", makes=(), is_collective=True),
+    Kind.SEND_GRADIENTS: Op("send gradients", "gradients out", "sum", makes=(), is_collective=True),
+    Kind.RECV_GRADIENTS: Op("recv gradients", "gradients in", "sum", makes=(), is_collective=True),
 }
 
 #: The kinds of op that are of a whole stage, and of no microbatch.
@@ -155,7 +162,13 @@ READS: dict[int, Kind] = {
 AWAITS = {kind: receive for kind, receive in READS.items() if OPS[kind].follows is None}
 #: The ops that run their stage's module.
 USES_WEIGHTS = frozenset(READS)
-#: What gathers a stage's weights, and lets go of them.
-GATHERS = frozenset({Kind.UNSHARD, Kind.RESHARD})
+#: The two sides of a hop: what a stage sends to its next replica, and that one receives.
+HOPS = {Kind.SEND_WEIGHTS: Kind.RECV_WEIGHTS, Kind.SEND_GRADIENTS: Kind.RECV_GRADIENTS}
+#: Both sides of all hops.
+OF_HOPS = frozenset({*HOPS, *HOPS.values()})
+#: What says where a stage's weights are: brings them, passes them on, and lets go of them.
+GATHERS = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.SEND_WEIGHTS, Kind.RECV_WEIGHTS})
+#: What brings the gradients of replicas together.
+SUMS = frozenset({Kind.REDUCE_GRAD, Kind.SEND_GRADIENTS, Kind.RECV_GRADIENTS})
 #: The kinds of an inference: forwards, and the transfers of what they make.
 FORWARD = frozenset({Kind.F, SENDS[Kind.F], RECEIVES[Kind.F]})

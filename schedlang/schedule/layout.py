@@ -245,6 +245,13 @@ class Layout:
         piece = self.piece(stage)
         return [pipeline.start + piece for pipeline in self.pipelines]
 
+    def next_replica(self, stage: int) -> int:
+        """The replica to which hops from a stage lead: they stand in a ring, in the order of their
+        pipelines.
+        """
+        replicas = self.replicas(stage)
+        return replicas[(replicas.index(stage) + 1) % len(replicas)]
+
     @cached_property
     def far_edges(self) -> dict[int, tuple[int, int]]:
         """The earlier and the later stage of every edge that is not between neighbours, by its

@@ -40,6 +40,7 @@ REFUSED = {
     "frozen_1f1b": "frozen stages",
     "helixpipe": "second pipeline",
     "recycle": "second pipeline",
+    "weipipe": "second pipeline",
     "two_encoders": "stages that are no chain",
     "distillation": "several models",
     "rlhf": "several models",

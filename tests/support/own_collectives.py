@@ -6,7 +6,8 @@ from collections import Counter
 
 from schedlang import Kind, Schedule
 from tests.support.graph import pieces
-from tests.support.own_needs import needs
+from tests.support.own_hops import comes_home
+from tests.support.own_needs import HOPS, needs
 
 #: What all replicas of a stage come to together, and what else there is of it.
 EVENTS = (Kind.UNSHARD, Kind.REDUCE_GRAD)
@@ -25,7 +26,11 @@ def comes_to_its_end(schedule: Schedule) -> bool:
 
 
 def are_in_place(schedule: Schedule) -> bool:
-    """Whether, as far as a rank alone can tell, gathers and sums stand where they must."""
+    """Whether, as far as a rank alone can tell, gathers and sums stand where they must. Hops must come
+    to their end.
+    """
+    if any(kind in HOPS for actions in schedule.ranks for kind in actions.kind):
+        return comes_home(schedule)
     for rank, actions in enumerate(schedule.ranks):
         rows = [actions.row(index) for index in range(len(actions))]
         written = {row[1] for row in rows if row[0] in COLLECTIVES}

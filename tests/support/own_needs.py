@@ -6,6 +6,9 @@ from schedlang import Kind, Schedule
 from schedlang.schedule.kinds import RECEIVES
 from schedlang.schedule.needs import Op
 
+#: What passes weights and gradients on, which needs nothing that an op makes for it.
+HOPS = (Kind.SEND_WEIGHTS, Kind.RECV_WEIGHTS, Kind.SEND_GRADIENTS, Kind.RECV_GRADIENTS)
+
 
 def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op]:
     """The ops whose results an op needs; Kind.B is the gradient of an input, whoever makes it."""
@@ -29,7 +32,7 @@ def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op
             for unit in range(layout.units(replica))
             if layout.update_of(replica, unit) == update
         ]
-    if kind in (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD):
+    if kind in (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD, *HOPS):
         return []
     of_own = {Kind.W: Kind.B, Kind.R: Kind.F, Kind.OFFLOAD: Kind.F, Kind.RELOAD: Kind.OFFLOAD}
     return [(of_own[Kind(kind)], stage, microbatch)]

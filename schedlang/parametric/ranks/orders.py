@@ -260,7 +260,7 @@ class Orders:
         if kind in (Kind.OFFLOAD, Kind.RELOAD):
             raise Unreadable("copies to the host", node.span)
         if is_collective(kind):
-            raise Unreadable("gathers and sums of stages", node.span)
+            raise Unreadable("gathers, sums and hops of stages", node.span)
         if kind == Kind.U and batch:
             raise Unreadable("an update that overlaps with other ops", node.span)
         args: list[Number | None] = [

@@ -28,6 +28,10 @@ _BANDS = {
     Kind.UNSHARD: ("#c5bb87", "#c5bb87"),
     Kind.RESHARD: ("#f2a65a", "#f2a65a"),
     Kind.REDUCE_GRAD: ("#494036", "#494036"),
+    Kind.SEND_WEIGHTS: ("#69a103", "#69a103"),
+    Kind.RECV_WEIGHTS: ("#bde912", "#bde912"),
+    Kind.SEND_GRADIENTS: ("#3a1207", "#3a1207"),
+    Kind.RECV_GRADIENTS: ("#a62419", "#a62419"),
 }
 #: The kinds whose boxes are hatched.
 HATCHED = (Kind.R,)

@@ -430,10 +430,16 @@ class Costs:
             Kind.U: spread("`U`", self.update_times, 0 * ones),
             Kind.OFFLOAD: offload,
             Kind.RELOAD: spread("`reload`", self.reload_times, offload),
-            Kind.UNSHARD: np.array(self.gathers(stages))[:, np.newaxis],
             Kind.RESHARD: 0 * ones,
-            Kind.REDUCE_GRAD: np.array(self.sums(stages))[:, np.newaxis],
         }
+        takes |= dict.fromkeys(
+            (kind for kind, op in OPS.items() if op.cost == "gather"),
+            np.array(self.gathers(stages))[:, np.newaxis],
+        )
+        takes |= dict.fromkeys(
+            (kind for kind, op in OPS.items() if op.cost == "sum"),
+            np.array(self.sums(stages))[:, np.newaxis],
+        )
         if not isinstance(layout, int) and layout.frozen:
             # A backward that does nothing takes no time.
             takes[Kind.I] = input * np.array(layout.has_backward)[:, np.newaxis]
@@ -697,7 +703,7 @@ class _Tables:
             has_backward = np.array(self.layout.has_backward)[:, np.newaxis]
             input = np.where(trains, input, np.where(has_backward, backward, 0.0))
         amounts = {kind: op.holds * forward for kind, op in OPS.items()}
-        amounts |= {Kind.UNSHARD: gathered, Kind.RESHARD: -gathered}
+        amounts |= {Kind.UNSHARD: gathered, Kind.RECV_WEIGHTS: gathered, Kind.RESHARD: -gathered}
         amounts |= {Kind.B: backward, Kind.I: input, Kind.W: weight}
         return Amounts(*self.numbers(amounts))
 

@@ -1,0 +1,73 @@
+"""Hops: the weights of a stage, or its gradients, go from each of its replicas to the next one, and
+from the last to the first. Which replica is their home?
+
+    lane(0) ──▶ lane(1) ──▶ lane(2) ──▶ lane(3)
+       ▲                                   │
+       ╰───────────────────────────────────╯
+
+The home is the replica that never receives the weights: it always has them, and at the end of a
+step all gradients. Others have weights from a receive to the `reshard`, as gathered ones.
+
+Every gradient comes home once: it is made once, a send takes all that there is away, and a receive
+brings all of that to one other replica. So it is enough that none is left elsewhere at the end,
+which each rank shows by itself (`schedlang.proof.collectives`).
+"""
+
+from schedlang.schedule.findings import Finding, ranks_text
+from schedlang.schedule.kinds import OF_HOPS, Kind
+from schedlang.schedule.schedule import Schedule
+
+
+def homes(schedule: Schedule) -> dict[int, list[int]]:
+    """For each stage with hops, by its first replica, the replicas that never receive its
+    weights.
+    """
+    columns = schedule.columns
+    layout = schedule.layout
+    receives = {*columns.stage[columns.where(Kind.RECV_WEIGHTS)].tolist()}
+    hopping = columns.stage[columns.where(*OF_HOPS)].tolist()
+    firsts = dict.fromkeys(min(layout.replicas(stage)) for stage in sorted({*hopping}))
+    return {
+        first: [stage for stage in layout.replicas(first) if stage not in receives]
+        for first in firsts
+    }
+
+
+def check_hops(schedule: Schedule) -> list[Finding]:
+    """Stages that hop, and have no home, or several; or whose weights are gathered, or gradients
+    summed, besides.
+    """
+    columns = schedule.columns
+    layout = schedule.layout
+    names = schedule.names
+    findings = []
+    for first, found in homes(schedule).items():
+        replicas = layout.replicas(first)
+        rows = columns.where(*OF_HOPS)
+        row = min(row for row in rows.tolist() if columns.stage[row] in replicas)
+        beside = columns.where(Kind.UNSHARD, Kind.REDUCE_GRAD)
+        mixed = [each for each in beside.tolist() if columns.stage[each] in replicas]
+        which = names.stages(replicas)
+        help = "the home of a stage is the one replica that never receives its weights"
+        if len(replicas) == 1:
+            message = f"{which} has no replica to pass anything on to"
+            help = "hops go round the replicas of a stage, which are those of several pipelines"
+        elif mixed:
+            row = mixed[0]
+            rank, index = columns.place(row)
+            name = schedule.name_of(rank, index)
+            message = f"`{name}` on rank {rank}: the weights of its stage hop between replicas"
+            help = "a stage is gathered and summed, or it hops"
+        elif not found:
+            message = f"{which}: all replicas receive the weights, so none is their home"
+        elif len(found) > 1:
+            ranks = ranks_text(sorted(layout.placement[stage] for stage in found))
+            message = f"{which}: {ranks} never receive the weights, so they have several homes"
+        else:
+            continue
+        place = int(columns.source[row])
+        numbers = tuple(replicas)
+        findings.append(
+            Finding("hop", message, int(columns.rank[row]), place, help=help, numbers=numbers)
+        )
+    return findings

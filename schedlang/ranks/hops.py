@@ -1,0 +1,45 @@
+"""Stages whose weights hop from replica to replica: where they are at home, and which ops of a rank
+use weights that came first.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from schedlang.schedule.actions import Actions
+from schedlang.schedule.kinds import OF_HOPS, USES_WEIGHTS, Kind
+from schedlang.schedule.schedule import Schedule
+
+
+def homes_of(schedule: Schedule, stages: Iterable[int]) -> dict[int, int]:
+    """Those of some stages whose weights hop, each with the replica of it that is their home: the
+    one that never receives them.
+    """
+    found = {}
+    for stage in stages:
+        if not OF_HOPS & _kinds(schedule, stage):
+            continue
+        found[stage] = next(
+            replica
+            for replica in schedule.layout.replicas(stage)
+            if Kind.RECV_WEIGHTS not in _kinds(schedule, replica)
+        )
+    return found
+
+
+def _kinds(schedule: Schedule, stage: int) -> set[int]:
+    """The kinds of action of a stage."""
+    actions = schedule.ranks[schedule.placement[stage]]
+    pairs = zip(actions.kind, actions.stage, strict=True)
+    return {kind for kind, number in pairs if number == stage}
+
+
+def first_users(actions: Actions) -> Iterator[tuple[int, int]]:
+    """The ops of a rank that are the first to use weights which it has received, by their indices;
+    each with the stage.
+    """
+    coming = set[int]()
+    for index, (kind, stage) in enumerate(zip(actions.kind, actions.stage, strict=True)):
+        if kind == Kind.RECV_WEIGHTS:
+            coming.add(stage)
+        elif kind in USES_WEIGHTS and stage in coming:
+            coming.remove(stage)
+            yield index, stage

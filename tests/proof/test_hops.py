@@ -1,0 +1,358 @@
+"""Weights and gradients that hop from replica to replica: what is wrong with them, how long they
+take, what they hold.
+"""
+
+from math import inf
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedlang import (
+    CompileError,
+    Costs,
+    Kind,
+    Schedule,
+    Source,
+    compile,
+    read_plan,
+    simulate,
+    write_plan,
+)
+from schedlang.lowering import lower
+from schedlang.proof.prove import prove
+from schedlang.schedule.actions import Actions
+from tests.support.own_hops import comes_home
+from tests.support.sizes import examples
+
+#: A stage with two replicas, each on a rank of its own, which is at home on rank 0.
+PAIR = """schedule pair {
+    param ranks = 2
+    param microbatches = 2
+    pipeline lane(d) in 0 .. ranks runs 1 stage s in 0 .. 1 on d
+    %s
+    rank r {
+        if r == 0 { %s } else { %s }
+    }
+}
+"""
+HOME = "send weights(lane(0, 0))  F(0)  B(0)  recv gradients(lane(0, 0))"
+AWAY = "recv weights(lane(1, 0))  F(0)  B(0)  send gradients(lane(1, 0))  reshard"
+
+
+GRADIENTS = (Kind.SEND_GRADIENTS, Kind.RECV_GRADIENTS)
+WEIGHTS = (Kind.SEND_WEIGHTS, Kind.RECV_WEIGHTS)
+
+
+def of_kinds(actions: Actions) -> list[tuple[int, int]]:
+    return [*zip(actions.kind, actions.stage, strict=True)]
+
+
+def pair(home: str = HOME, away: str = AWAY, items: str = "") -> Source:
+    return Source("pair.sched", PAIR % (items, home, away))
+
+
+def wrong(home: str = HOME, away: str = AWAY, items: str = "") -> list[str]:
+    with pytest.raises(CompileError) as caught:
+        compile(pair(home, away, items))
+    return [f"{each.code}: {each.message}" for each in caught.value.diagnostics]
+
+
+def test_hops_are_in_the_plan_and_read_again(tmp_path: Path) -> None:
+    plan = compile(pair())
+    assert [actions.text() for actions in plan.ranks] == [
+        "0SEND_WEIGHTS 0F0 0B0 0RECV_GRADIENTS",
+        "1RECV_WEIGHTS 1F0 1B0 1SEND_GRADIENTS 1RESHARD",
+    ]
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json").ranks == plan.ranks
+
+
+@pytest.mark.parametrize(
+    ("home", "away", "message"),
+    [
+        (
+            HOME,
+            f"F(0)  {AWAY.replace('F(0)', '')}",
+            "unshard: `lane(1,0)F0` on rank 1 runs without the weights of its stage",
+        ),
+        (
+            HOME,
+            f"recv weights(lane(1, 0))  {AWAY}",
+            "unshard: `lane(1,0)RECV_WEIGHTS` on rank 1: the weights of the stage are there "
+            "already",
+        ),
+        (
+            HOME,
+            f"{AWAY}  reshard",
+            "unshard: `lane(1,0)RESHARD` on rank 1: the weights of the stage are dropped already",
+        ),
+        (
+            HOME,
+            AWAY.replace("reshard", ""),
+            "unshard: the weights of stage lane(1,0) are never dropped",
+        ),
+        (
+            f"{HOME}  reshard",
+            AWAY,
+            "unshard: `lane(0,0)RESHARD` on rank 0: the weights of the stage are at home here",
+        ),
+        (
+            HOME,
+            f"{AWAY}  send weights(lane(1, 0))",
+            "unshard: `lane(1,0)SEND_WEIGHTS` on rank 1 passes on the weights of its stage, which "
+            "are not there",
+        ),
+        (
+            f"recv weights(lane(0, 0))  {HOME}  reshard",
+            f"send weights(lane(1, 0))  {AWAY}",
+            "hop: stages lane(0,0), lane(1,0): all replicas receive the weights, so none is their "
+            "home",
+        ),
+        (
+            HOME,
+            AWAY.replace("recv weights(lane(1, 0))", "").replace("reshard", ""),
+            "hop: stages lane(0,0), lane(1,0): ranks 0-1 never receive the weights, so they have "
+            "several homes",
+        ),
+        (
+            HOME,
+            AWAY.replace("send gradients(lane(1, 0))", ""),
+            "hop: the gradient of `lane(1,0)B0` on rank 1 never comes home",
+        ),
+        (
+            f"send gradients(lane(0, 0))  {HOME}",
+            f"recv gradients(lane(1, 0))  {AWAY}",
+            "hop: `lane(0,0)SEND_GRADIENTS` on rank 0 has nothing to pass on: no gradient comes "
+            "before it",
+        ),
+        (
+            HOME,
+            AWAY.replace("reshard", "send gradients(lane(1, 0))  reshard"),
+            "hop: `lane(1,0)SEND_GRADIENTS` on rank 1 has nothing to pass on: no gradient comes "
+            "before it since the last one",
+        ),
+        (
+            f"send weights(lane(0, 0))  send gradients(lane(0, 0))  {HOME}",
+            f"recv weights(lane(1, 0))  recv gradients(lane(1, 0))  reshard  {AWAY}",
+            "hop: `lane(0,0)SEND_GRADIENTS` on rank 0 has nothing to pass on: no gradient comes "
+            "before it",
+        ),
+        (
+            f"{HOME}  reduce",
+            f"{AWAY}  reduce",
+            "hop: `lane(0,0)REDUCE_GRAD` on rank 0: the weights of its stage hop between replicas",
+        ),
+        (
+            f"{HOME}  U",
+            f"{AWAY}  U",
+            "hop: `lane(0,0)U` on rank 0: the weights of the stage hop from replica to replica",
+        ),
+        (
+            HOME.replace("recv gradients(lane(0, 0))", ""),
+            AWAY,
+            "collective: `lane(1,0)SEND_GRADIENTS` on rank 1 is send 1 of its kind; the next "
+            "replica, stage lane(0,0) on rank 0, has 0 receives",
+        ),
+        (
+            HOME.replace("F(0)", "send weights(lane(0, 0))  F(0)"),
+            AWAY,
+            "collective: `lane(0,0)SEND_WEIGHTS` on rank 0 is send 2 of its kind; the next "
+            "replica, stage lane(1,0) on rank 1, has 1 receive",
+        ),
+        (
+            "recv gradients(lane(0, 0))  send weights(lane(0, 0))  F(0)  B(0)",
+            AWAY,
+            "collective: ranks 0-1 come to hops in different orders: rank 0 makes "
+            "`lane(0,0)RECV_GRADIENTS` before `lane(0,0)SEND_WEIGHTS`, rank 1 makes "
+            "`lane(1,0)RECV_WEIGHTS` before `lane(1,0)SEND_GRADIENTS`",
+        ),
+    ],
+)
+def test_what_is_wrong_with_hops(home: str, away: str, message: str) -> None:
+    assert wrong(home, away)[0] == message
+
+
+def test_a_stage_without_another_replica_has_nobody_to_hop_to() -> None:
+    program = """schedule alone {
+        param ranks = 1
+        param microbatches = 1
+        rank r { send weights(0)  F(0)  B(0) }
+    }"""
+    with pytest.raises(CompileError, match="stage 0 has no replica to pass anything on to"):
+        compile(Source("alone.sched", program))
+
+
+def test_replicas_on_one_rank_do_not_hop() -> None:
+    program = """schedule alone {
+        param ranks = 1
+        param microbatches = 2
+        pipeline lane(d) in 0 .. 2 runs 1 stage s in 0 .. 1 on 0
+        rank r {
+            send weights(lane(0, 0))  recv weights(lane(1, 0))
+            for d in 0 .. 2 { F(lane(d, 0), 0)  B(lane(d, 0), 0) }
+            send gradients(lane(1, 0))  recv gradients(lane(0, 0))  reshard(lane(1, 0))
+        }
+    }"""
+    with pytest.raises(CompileError, match=r"it holds stages lane\(0,0\), lane\(1,0\), which are"):
+        compile(Source("alone.sched", program))
+
+
+def test_hops_are_in_no_exchange_and_no_stream() -> None:
+    exchange = HOME.replace("send weights(lane(0, 0))", "exchange { send weights(lane(0, 0)) }")
+    assert wrong(exchange) == [
+        "overlap: `send weights` goes on beside what follows by itself: it stands alone"
+    ]
+    streamed = """schedule streamed {
+        param ranks = 2
+        param microbatches = 2
+        pipeline lane(d) in 0 .. ranks runs 1 stage s in 0 .. 1 on d
+        rank r { steady { send weights(lane(r, 0))  F(0)  B(0)  U } }
+    }"""
+    with pytest.raises(CompileError, match="`send weights` in `steady`: a schedule without a"):
+        compile(Source("streamed.sched", streamed))
+
+
+def test_transfers_of_microbatches_are_placed_beside_hops() -> None:
+    """Two stages on two ranks, in both directions: activations travel, and so do weights."""
+    program = """schedule both {
+        param ranks = 2
+        param microbatches = 2
+        pipeline down runs 1 stage s in 0 .. 2 on s
+        pipeline up runs 1 stage s in 0 .. 2 on 1 - s
+        rank r {
+            if r == 0 { send weights(down(0)) } else { recv weights(up(0)) }
+            if r == 0 { recv weights(up(1)) } else { send weights(down(1)) }
+            F(down(r), 0)  F(up(1 - r), 0)  B(up(1 - r), 0)  B(down(r), 0)
+            if r == 0 { send gradients(up(1)) } else { recv gradients(down(1)) }
+            if r == 0 { recv gradients(down(0)) } else { send gradients(up(0)) }
+            reshard(up(1 - r))
+        }
+    }"""
+    plan = compile(Source("both.sched", program))
+    kinds = {Kind(kind) for actions in plan.ranks for kind in actions.kind}
+    assert {Kind.SEND_F, Kind.SEND_WEIGHTS, Kind.RECV_GRADIENTS} <= kinds
+    assert comes_home(plan)
+
+
+def test_ops_wait_for_weights_and_the_end_for_gradients() -> None:
+    costs = Costs(gather_times=(2.0,), sum_times=(3.0,))
+    execution = simulate(compile(pair()), costs)
+    timeline = execution.timeline
+    assert [bars[0].start for bars in timeline.ranks] == [0.0, 2.0]
+    hops = {Kind(bar.kind): bar[3:] for bars in timeline.copies for bar in bars}
+    assert hops[Kind.SEND_WEIGHTS] == hops[Kind.RECV_WEIGHTS] == (0.0, 2.0)
+    assert hops[Kind.SEND_GRADIENTS] == hops[Kind.RECV_GRADIENTS] == (5.0, 8.0)
+    # What was sent is there until it is over.
+    assert hops[Kind.RESHARD] == (8.0, 8.0)
+    assert timeline.makespan == 8.0
+
+
+def test_a_rank_waits_at_a_send_for_what_it_passes_on() -> None:
+    """Rank 1 passes the weights on before it uses them, and rank 2 gets them two hops late."""
+    program = """schedule relay {
+        param ranks = 3
+        param microbatches = 3
+        pipeline lane(d) in 0 .. ranks runs 1 stage s in 0 .. 1 on d
+        cost gather = 2
+        memory gather = 10
+        rank r {
+            if r > 0 { recv weights(lane(r, 0)) }
+            if r < 2 { send weights(lane(r, 0)) }
+            F(0)  B(0)
+            if r > 1 { send gradients(lane(r, 0)) }
+            if r == 0 { recv gradients(lane(0, 0)) }
+            if r == 1 { send weights(lane(1, 0)) }
+            if r == 2 { reshard  recv weights(lane(2, 0)) }
+            if r == 1 { send gradients(lane(1, 0)) }
+            if r == 2 { recv gradients(lane(2, 0))  send gradients(lane(2, 0)) }
+            if r == 0 { recv gradients(lane(0, 0)) }
+            if r > 0 { reshard }
+        }
+    }"""
+    execution = simulate(compile(Source("relay.sched", program)))
+    starts = [bars[0].start for bars in execution.timeline.ranks]
+    assert starts == [0.0, 2.0, 4.0]
+    assert execution.peak_memory == (1.0, 11.0, 11.0)
+
+
+def test_a_rank_waits_to_drop_weights_that_come_for_nobody() -> None:
+    program = """schedule unused {
+        param ranks = 2
+        param microbatches = 2
+        pipeline lane(d) in 0 .. ranks runs 1 stage s in 0 .. 2 on d
+        rank r {
+            if r == 0 { send weights(lane(0, 0)) } else { recv weights(lane(1, 0)) }
+            F(lane(r, 0), 0)
+            if r == 0 { send weights(lane(0, 0)) } else { reshard(lane(1, 0))  recv weights(lane(1, 0)) }
+            if r == 1 { reshard(lane(1, 0)) }
+            F(lane(r, 1), 0)
+            B(lane(r, 1), 0)
+            if r == 0 { send weights(lane(0, 0)) } else { recv weights(lane(1, 0)) }
+            B(lane(r, 0), 0)
+            if r == 0 { recv gradients(lane(0, 0)) } else { send gradients(lane(1, 0)) }
+            if r == 1 { reshard(lane(1, 0)) }
+        }
+    }"""
+    costs = Costs(gather_times=(2.0,))
+    bars = simulate(compile(Source("unused.sched", program)), costs).timeline.ranks[1]
+    assert [bar.start for bar in bars[:2]] == [2.0, 5.0]
+
+
+def test_frozen_stages_send_no_gradients() -> None:
+    program = Path("programs/weipipe.sched").read_text()
+    plan = compile(
+        Source("w.sched", program.replace("    rank r {", "    frozen 0 .. 1\n    rank r {"))
+    )
+    sent = {
+        stage for actions in plan.ranks for kind, stage in of_kinds(actions) if kind in GRADIENTS
+    }
+    assert {plan.layout.piece(stage) for stage in sent} == {1, 2, 3}
+    moved = {
+        stage for actions in plan.ranks for kind, stage in of_kinds(actions) if kind in WEIGHTS
+    }
+    assert {plan.layout.piece(stage) for stage in moved} == {0, 1, 2, 3}
+
+
+def test_an_inference_keeps_the_weights_on_their_way() -> None:
+    plan = compile(pair(), forward_only=True)
+    assert plan.is_forward_only
+    assert plan.ranks[1].text() == "1RECV_WEIGHTS 1F0 1RESHARD"
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> Schedule:
+    """WeiPipe with some of its actions at other places of their rank, or left out."""
+    ranks = draw(st.integers(2, 4))
+    plan = compile("weipipe", {"ranks": ranks, "microbatches": ranks * draw(st.integers(1, 2))})
+    lists = [[actions.row(i) for i in range(len(actions))] for actions in plan.ranks]
+    for _ in range(draw(st.integers(0, 3))):
+        rows = lists[draw(st.integers(0, ranks - 1))]
+        beside = [i for i, row in enumerate(rows) if row[2] < 0]
+        which = draw(st.sampled_from(beside))
+        row = rows.pop(which)
+        if draw(st.booleans()):
+            rows.insert(max(0, which + draw(st.integers(-3, 3))), row)
+    changed = []
+    for rows in lists:
+        actions = Actions()
+        for row in rows:
+            actions.add(*row)
+        changed.append(actions)
+    return evolve(plan, ranks=tuple(changed))
+
+
+@given(schedule=damaged())
+@examples(200)
+def test_the_proof_says_what_going_round_the_ranks_finds(schedule: Schedule) -> None:
+    try:
+        plan = lower(schedule)
+        prove(plan)
+        is_right = True
+    except CompileError:
+        is_right = False
+    assert is_right == comes_home(schedule)
+    if is_right:
+        assert simulate(plan).timeline.makespan < inf
