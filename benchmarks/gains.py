@@ -312,10 +312,12 @@ WeiPipe sends the same for every length, and 1F1B in proportion to it: WeiPipe s
 18 h layers / ranks tokens in a microbatch on. The plan sends less than the flows of the paper, for
 what both flows have, or is at home on the next rank, is passed on once or not at all; and more
 where the flows begin and end, for what a rank passes on there, it does not use. With many rounds
-the first counts more. The bubble is about that of 1F1B: the first rank begins a round of
-turns before the last one does, and every turn takes as long as its slowest rank. Throughput also
-depends on how much of what is sent is hidden behind the ops, which a simulation says with `cost
-gather` and `cost sum`; the paper measures whole systems, which this page does not predict.
+the first counts more. The bubble comes from the turns: a rank comes to the hops of one when it has
+done the ops of the one before, and its neighbours wait for that; in the first round of a rank these
+are forwards alone, while others run both. It is a little less than that of 1F1B, since weights are
+passed on before they are used. Throughput also depends on how much of what is sent is hidden behind
+the ops, which a simulation says with `cost gather` and `cost sum`; the paper measures whole
+systems, which this page does not predict.
 """
 
 

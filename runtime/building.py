@@ -120,7 +120,7 @@ def build_parts(
     if any(map(is_sharded, setup.modules.values())):
         parts.append(Shards(setup.modules, setup.max_gathered))
     if OF_HOPS & {*plan.ranks[wire.processes.own].kind}:
-        parts.append(Hops(plan, setup.modules, wire.apart(device), exchange.tag_of_hops))
+        parts.append(Hops(plan, setup.modules, wire, exchange.tag_of_hops, device))
     # Replicas whose updates are in the plan have made their sums by the end of a step.
     parts.append(SharedSums([] if updates else shared, wire))
     hooks = {

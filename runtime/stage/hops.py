@@ -14,6 +14,7 @@ for it, and nothing is held meanwhile. That is no change of a weight: it is the 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
+from itertools import chain
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from schedlang.ranks.hops import first_users, homes_of
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import ExtraCall, Part, When
 from schedlang.runtime.transport.wire import InFlight, Wire
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OF_HOPS, Kind
 
 
 class Hops(Part):
@@ -32,18 +33,32 @@ class Hops(Part):
     in one order.
     """
 
-    def __init__(self, plan: Plan, modules: Mapping[int, nn.Module], wire: Wire, tag: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        modules: Mapping[int, nn.Module],
+        wire: Wire,
+        tag: int,
+        device: torch.device,
+    ) -> None:
         layout = plan.layout
-        self._stages = dict[int, TravellingStage]()
-        for number, home in homes_of(plan, modules).items():
+        homes = homes_of(plan, modules)
+        if device.type == "cuda" and not all(OF_HOPS & {*each.kind} for each in plan.ranks):
+            raise PipelineError(
+                "weights travel between some ranks of the plan, and others have none that do: on "
+                "GPUs they cannot yet, as all ranks make the communicators for them together"
+            )
+        #: The ranks of the replicas before and after each stage.
+        peers = dict[int, tuple[int, int]]()
+        for number in homes:
             replicas = layout.replicas(number)
             before = replicas[replicas.index(number) - 1]
-            ring = Ring(
-                wire,
-                tag,
-                layout.placement[before],
-                layout.placement[layout.next_replica(number)],
-            )
+            after = layout.next_replica(number)
+            peers[number] = layout.placement[before], layout.placement[after]
+        apart = wire.apart(device, {*chain.from_iterable(peers.values())})
+        self._stages = dict[int, TravellingStage]()
+        for number, home in homes.items():
+            ring = Ring(apart, tag, *peers[number])
             name = plan.names.stage(number)
             where = f"stage {plan.names.stage(home)} on rank {layout.placement[home]}"
             elsewhere = None if home == number else where

@@ -3,7 +3,7 @@
 import os
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -73,13 +73,16 @@ class Wire:
     post_send = send
     post_receive = receive
 
-    def apart(self, device: torch.device) -> "Wire":
-        """A wire for messages that have no place among those of the plan. By gloo their tags tell
-        them apart; NCCL goes by the order of each two ranks, so there it is one of its own.
+    def apart(self, device: torch.device, peers: Collection[int]) -> "Wire":
+        """A wire for messages between this rank and some peers that have no place among those of
+        the plan; all ranks make theirs together. By gloo their tags tell them apart; NCCL goes by
+        the order of each two ranks, so there it is one of its own.
         """
         if device.type != "cuda":
             return self
         processes = evolve(self.processes, group=group_apart(self.processes))
+        own = processes.own
+        use_pairs({(min(own, peer), max(own, peer)) for peer in peers}, processes, device)
         return Wire(processes, self._timeout, self._watchdog)
 
     def operation(
@@ -234,14 +237,21 @@ def warm_up(plan: Plan, processes: Processes, device: torch.device) -> None:
         ]
         for work in dist.batch_isend_irecv([dist.P2POp(*operation, group) for operation in ring]):
             work.wait()
-    pairs = set() if plan.transport == NCCL_EDGE.name else _pairs(plan)
-    for low, high in sorted(pairs):
-        if own == low:
-            dist.send(sent, pipeline[high], group)
-        elif own == high:
-            dist.recv(received, pipeline[low], group)
+    use_pairs(set() if plan.transport == NCCL_EDGE.name else _pairs(plan), processes, device)
     if processes.replicas.are_several:
         dist.all_reduce(sent, group=processes.replicas.group)
+
+
+def use_pairs(
+    pairs: Collection[tuple[int, int]], processes: Processes, device: torch.device
+) -> None:
+    """Let NCCL make the communicators of some pairs of ranks, of which this one may be one."""
+    number = torch.zeros(1, device=device)
+    for low, high in sorted(pairs):
+        if processes.own == low:
+            dist.send(number, processes.pipeline[high], processes.group)
+        elif processes.own == high:
+            dist.recv(number, processes.pipeline[low], processes.group)
 
 
 def _pairs(plan: Plan) -> set[tuple[int, int]]:

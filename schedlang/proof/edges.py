@@ -537,7 +537,7 @@ class _Build:
         self.wait(self.item[user[by_ops]], items[by_ops], rows[by_ops])
         by_sends = is_needed[~is_op]
         self.wait(begun_at[user[by_sends]], items[by_sends], rows[by_sends])
-        self.hold_rank(user[by_sends], begun_at)
+        self.hold_rank(user[by_sends], rows[by_sends])
         # Weights go at once when the rank comes there; what nothing has used, once it is there; and
         # what was sent, once that is over.
         releases = columns.where(Kind.RESHARD)
@@ -548,23 +548,22 @@ class _Build:
         self.item[releases] = ends
         self.wait(ends, self.rank_before(releases), releases)
         self.wait(self.item[waiting], self.item[sent], sent)
-        self.hold_rank(waiting, self.item)
+        self.hold_rank(waiting, sent)
         self.threads += (2 + len(_STREAMS)) * ranks
         timed = np.flatnonzero(takes[written.event] > 0)
         before = np.where(columns.is_computed[user[timed]], user[timed], NOTHING)
         self.beside.append(np.stack([items[timed], written.last[timed], before]))
 
-    def hold_rank(self, rows: Ints, items: Ints) -> None:
-        """Let ranks wait at some actions beside their ops until the items of these are over: what
-        comes next there waits.
+    def hold_rank(self, rows: Ints, hops: Ints) -> None:
+        """Let ranks wait at some actions beside their ops until hops are over: what comes next
+        there waits.
         """
-        rows = np.unique(rows)
         after = np.searchsorted(self.on_rank, rows)
-        is_there = after < len(self.on_rank)
+        is_there = np.flatnonzero(after < len(self.on_rank))
         heads = self.on_rank[after[is_there]]
-        rows = rows[is_there]
-        is_same = self.columns.rank[heads] == self.columns.rank[rows]
-        self.wait(self.item[heads[is_same]], items[rows[is_same]], rows[is_same])
+        hops = hops[is_there]
+        is_same = self.columns.rank[heads] == self.columns.rank[hops]
+        self.wait(self.item[heads[is_same]], self.item[hops[is_same]], hops[is_same])
 
     def wait_for_messages(self, channels: Channels) -> None:
         """Each transfer is on its own: ops wait for the sends of what they need, and the way."""

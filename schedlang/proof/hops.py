@@ -13,6 +13,7 @@ brings all of that to one other replica. So it is enough that none is left elsew
 which each rank shows by itself (`schedlang.proof.collectives`).
 """
 
+from schedlang.schedule.columns import is_any
 from schedlang.schedule.findings import Finding, ranks_text
 from schedlang.schedule.kinds import OF_HOPS, Kind
 from schedlang.schedule.schedule import Schedule
@@ -39,25 +40,22 @@ def check_hops(schedule: Schedule) -> list[Finding]:
     """
     columns = schedule.columns
     layout = schedule.layout
-    names = schedule.names
+    beside = columns.where(Kind.UNSHARD, Kind.REDUCE_GRAD)
     findings = []
     for first, found in homes(schedule).items():
         replicas = layout.replicas(first)
+        which = schedule.names.stages(replicas)
         rows = columns.where(*OF_HOPS)
-        row = min(row for row in rows.tolist() if columns.stage[row] in replicas)
-        beside = columns.where(Kind.UNSHARD, Kind.REDUCE_GRAD)
-        mixed = [each for each in beside.tolist() if columns.stage[each] in replicas]
-        which = names.stages(replicas)
         help = "the home of a stage is the one replica that never receives its weights"
         if len(replicas) == 1:
             message = f"{which} has no replica to pass anything on to"
             help = "hops go round the replicas of a stage, which are those of several pipelines"
-        elif mixed:
-            row = mixed[0]
-            rank, index = columns.place(row)
-            name = schedule.name_of(rank, index)
-            message = f"`{name}` on rank {rank}: the weights of its stage hop between replicas"
-            help = "a stage is gathered and summed, or it hops"
+        elif is_any(columns.stage[beside], *replicas).any():
+            rows = beside
+            message = (
+                f"{which}: weights and gradients hop, so they are not gathered and summed as well"
+            )
+            help = "leave out `unshard` and `reduce` of the stage"
         elif not found:
             message = f"{which}: all replicas receive the weights, so none is their home"
         elif len(found) > 1:
@@ -65,9 +63,9 @@ def check_hops(schedule: Schedule) -> list[Finding]:
             message = f"{which}: {ranks} never receive the weights, so they have several homes"
         else:
             continue
-        place = int(columns.source[row])
+        row = int(rows[is_any(columns.stage[rows], *replicas)][0])
         numbers = tuple(replicas)
-        findings.append(
-            Finding("hop", message, int(columns.rank[row]), place, help=help, numbers=numbers)
-        )
+        rank = int(columns.rank[row])
+        place = int(columns.source[row])
+        findings.append(Finding("hop", message, rank, place, help=help, numbers=numbers))
     return findings

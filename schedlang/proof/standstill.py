@@ -334,17 +334,13 @@ class Standstill:
 
     def beside(self, row: int) -> int:
         """What keeps a gather, a sum or a hop from being over: what holds its rank before it, its
-        other side, or one before it; and what keeps weights from being dropped, that was sent.
+        other side, or one before it.
         """
         if not self.has_come(row):
             held = self.held_at[self.rank(row)]
             assert held is not None
             return held
         of_plan = collectives(self.schedule)
-        waiting, sent = of_plan.ends
-        if row in waiting:
-            sends: list[int] = sent[waiting == row].tolist()
-            return next(send for send in sends if not self.is_over(send))
         event = of_plan.event[of_plan.row == row]
         sides = of_plan.row[of_plan.event == event].tolist()
         for side in sides:

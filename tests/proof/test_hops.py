@@ -143,7 +143,8 @@ def test_hops_are_in_the_plan_and_read_again(tmp_path: Path) -> None:
         (
             f"{HOME}  reduce",
             f"{AWAY}  reduce",
-            "hop: `lane(0,0)REDUCE_GRAD` on rank 0: the weights of its stage hop between replicas",
+            "hop: stages lane(0,0), lane(1,0): weights and gradients hop, so they are not gathered "
+            "and summed as well",
         ),
         (
             f"{HOME}  U",
