@@ -24,8 +24,8 @@ def check_beside(orders: Orders, layout: Layout) -> None:
         written = {(op.kind, op.stage) for op in ops if is_collective(op.kind)}
         if any(len(layout.replicas(stage)) > 1 for _, stage in written):
             raise NotLinear(
-                "it gathers or sums stages of which it has replicas, or passes on to them, and all of "
-                "that goes on meanwhile"
+                "it gathers or sums stages of which it has replicas, or passes on to them, and "
+                "each of them goes on meanwhile"
             )
         if written:
             _check_rank(pieces, written)

@@ -17,7 +17,7 @@ from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
-from schedlang.language.expand import expand
+from schedlang.language.expand import check_text, expand
 from schedlang.language.imports import load
 from schedlang.parametric.ranks.certificate import certificate_of
 from schedlang.parametric.ranks.check_certificate import faults_of
@@ -141,8 +141,11 @@ def sizes_up_to(outcome: Outcome, ranks: int, microbatches: int) -> Iterator[dic
 
 
 def disagreements(text: str, ranks: int, microbatches: int) -> list[Any]:
-    """The same of a text that has yet to be proved; nothing where it cannot be read."""
-    _, tree = loaded(text)
+    """The same of a text that has yet to be proved; nothing where it cannot be read. CompileError
+    for one that is no program at any size.
+    """
+    source, tree = loaded(text)
+    check_text(source, tree, NO_PARAMS)
     try:
         outcome = prove(tree, {})
     except Unreadable:

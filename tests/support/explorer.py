@@ -21,6 +21,7 @@ from attrs import define, evolve, field, frozen
 from schedlang import Kind, Schedule
 from tests.support.graph import far_edges, is_near, pieces
 from tests.support.own_collectives import EVENTS, USES, are_in_place
+from tests.support.own_hops import without_hops
 from tests.support.own_order import is_in_order
 
 SENDS = (Kind.SEND_F, Kind.SEND_B)
@@ -42,9 +43,10 @@ def is_right(schedule: Schedule, transport: str) -> bool:
 
 def right_on(schedule: Schedule, transports: Iterable[str]) -> dict[str, bool]:
     """Whether a plan is right, for each of some transports."""
-    if not (are_in_place(schedule) and is_in_order(schedule)):
+    left = without_hops(schedule)
+    if not (are_in_place(schedule) and is_in_order(left)):
         return dict.fromkeys(transports, False)
-    ends = cache(lambda transport: all_end(schedule, transport))
+    ends = cache(lambda transport: all_end(left, transport))
     found = {}
     for transport in transports:
         if transport == "portable":

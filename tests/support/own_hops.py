@@ -5,12 +5,23 @@ and docs/language.md, apart from the verifier; transfers of microbatches are lef
 
 from collections import Counter, deque
 
+from attrs import evolve
+
 from schedlang import Kind, Schedule
 from tests.support.own_needs import HOPS, needs
 
 #: A gradient: of a stage and a microbatch.
 Gradients = Counter[tuple[int, int]]
 _SENDS = {Kind.SEND_WEIGHTS: Kind.RECV_WEIGHTS, Kind.SEND_GRADIENTS: Kind.RECV_GRADIENTS}
+
+
+def without_hops(schedule: Schedule) -> Schedule:
+    """What is left of a plan with hops for those who know ops and transfers alone; others are as they
+    are.
+    """
+    if not any(kind in HOPS for actions in schedule.ranks for kind in actions.kind):
+        return schedule
+    return evolve(schedule, ranks=tuple(each.without_collectives() for each in schedule.ranks))
 
 
 def comes_home(schedule: Schedule) -> bool:
