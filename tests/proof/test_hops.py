@@ -216,6 +216,33 @@ def test_hops_are_in_no_exchange_and_no_stream() -> None:
         compile(Source("streamed.sched", streamed))
 
 
+def test_ranks_that_wait_for_each_other_are_told_by_their_hops() -> None:
+    """Rank 0 sends weights behind what it needs of rank 1, which waits for these."""
+    program = """schedule both {
+        param ranks = 2
+        param microbatches = 2
+        pipeline down runs 1 stage s in 0 .. 2 on s
+        pipeline up runs 1 stage s in 0 .. 2 on 1 - s
+        rank r {
+            if r == 0 { recv weights(up(1))  F(up(1), 0)  send weights(down(0))  F(down(0), 0) }
+            if r == 1 { send weights(down(1))  recv weights(up(0))  F(up(0), 0)  F(down(1), 0) }
+            B(up(1 - r), 0)  B(down(r), 0)
+            if r == 0 { send gradients(up(1)) } else { recv gradients(down(1)) }
+            if r == 0 { recv gradients(down(0)) } else { send gradients(up(0)) }
+            reshard(up(1 - r))
+        }
+    }"""
+    with pytest.raises(CompileError) as caught:
+        compile(Source("both.sched", program))
+    diagnostic = caught.value.diagnostics[0]
+    assert diagnostic.code == "deadlock"
+    waits = [(wait.at.action, wait.reason, wait.until.action) for wait in diagnostic.waits]
+    assert waits == [
+        ("up(1)RECV_F0", "partner", "up(0)SEND_F0"),
+        ("up(0)RECV_WEIGHTS", "collective", "down(0)SEND_WEIGHTS"),
+    ]
+
+
 def test_transfers_of_microbatches_are_placed_beside_hops() -> None:
     """Two stages on two ranks, in both directions: activations travel, and so do weights."""
     program = """schedule both {
