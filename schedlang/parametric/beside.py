@@ -45,34 +45,33 @@ def _check_rank(pieces: Sequence[Piece], written: set[tuple[int, int]]) -> None:
                     # There is no second round at n = 0.
                     holds_from(1)
                 if wrong:
-                    raise Fault(*wrong, op.location)
+                    raise wrong
     for kind, stage in sorted(there):
         if kind == Kind.UNSHARD:
             raise Fault("unshard", f"the weights of stage {stage} are never dropped", 0)
         raise Fault("reduce-grad", f"a gradient of stage {stage} is never summed", 0)
 
 
-def _met(
-    op: Op, there: set[tuple[int, int]], written: set[tuple[int, int]]
-) -> tuple[str, str] | None:
-    """What is wrong with an op, as a code and a message; it changes what is there."""
+def _met(op: Op, there: set[tuple[int, int]], written: set[tuple[int, int]]) -> Fault | None:
+    """What is wrong with an op; it changes what is there."""
     stage = op.stage
+    at = op.location
     weights = Kind.UNSHARD, stage
     gradient = Kind.REDUCE_GRAD, stage
     if any((kind, stage) in written for kind in GATHERS):
         if op.kind in (Kind.UNSHARD, Kind.U) and weights in there:
-            return "unshard", f"the weights of stage {stage} are gathered already"
+            return Fault("unshard", f"the weights of stage {stage} are gathered already", at)
         if (op.kind == Kind.RESHARD or op.kind in USES_WEIGHTS) and weights not in there:
-            return "unshard", f"the weights of stage {stage} are not gathered"
+            return Fault("unshard", f"the weights of stage {stage} are not gathered", at)
         if op.kind == Kind.UNSHARD:
             there.add(weights)
         elif op.kind == Kind.RESHARD:
             there.discard(weights)
     if gradient in written:
         if op.kind == Kind.REDUCE_GRAD and gradient not in there:
-            return "reduce-grad", f"a sum of stage {stage} has no gradient"
+            return Fault("reduce-grad", f"a sum of stage {stage} has no gradient", at)
         if op.kind == Kind.U and gradient in there:
-            return "reduce-grad", f"a gradient of stage {stage} is not summed"
+            return Fault("reduce-grad", f"a gradient of stage {stage} is not summed", at)
         if op.kind in MAKERS[Kind.W]:
             there.add(gradient)
         elif op.kind == Kind.REDUCE_GRAD:

@@ -32,7 +32,9 @@ from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 
 FORMAT = "schedlang certificate 3"
-_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)
+_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+#: Those that only some programs have, and so only some certificates.
+_BESIDE = (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)
 
 
 def certificate(
@@ -120,6 +122,7 @@ def _setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
     layout = schedule.layout
     stages = range(len(layout.placement))
     durations = schedule.costs.durations(layout)
+    kinds = [*_KINDS, *(kind for kind in _BESIDE if len(schedule.columns.where(kind)))]
     ways = {
         (Kind(made).name, stage, of, way)
         for (_, stage, _), needs in rules_of(schedules).items()
@@ -132,8 +135,8 @@ def _setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
         "edges": [[earlier, later] for later in stages for earlier in layout.before[later]],
         "makes": [[Kind(made).name, stage] for made, stage in sorted(wanted_of(schedule))],
         "ways": [[made, stage, of, _number(way)] for made, stage, of, way in sorted(ways)],
-        "takes": {kind.name: list(map(_number, durations[kind])) for kind in _KINDS},
-        "holds": {kind.name: _holds(schedules, kind) for kind in _KINDS},
+        "takes": {kind.name: list(map(_number, durations[kind])) for kind in kinds},
+        "holds": {kind.name: _holds(schedules, kind) for kind in kinds},
     }
 
 

@@ -59,7 +59,8 @@ of the whole gallery go up to four ranks and eight microbatches, and there are r
 ## On real processes
 
 Programs ran on 2 and 3 processes of torch's gloo: by a plain interpreter in `tests/proof/test_processes.py`, by the rules of
-`blocking`, of `gloo` and of `nccl-edge` (gloo without tags) and with matrices for stages; and where it takes them, by this project's own runtime. What is
+`blocking`, of `gloo` and of `nccl-edge` (gloo without tags) and with matrices for stages; and where it takes them, by this project's own runtime. They are
+random ones, batched ones and those of the gallery, as above, as far as the interpreter knows what is in them. What is
 proved for these rules, or for all, must end with the gradients of one process; what is a deadlock must still hang
 {hangs} s after all ranks have started. Blocks {proved_blocks} of what is proved, {deadlock_blocks} of deadlocks.
 
