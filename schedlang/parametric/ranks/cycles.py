@@ -30,14 +30,7 @@ def circle_at(edges: Sequence[Edge], sizes: Mapping[str, int]) -> Circle | None:
     """The shortest circle at a size, if there is one there, for all sizes that have it."""
     waiting: dict[Instance, list[tuple[Instance, Edge]]] = defaultdict(list)
     for edge in edges:
-        pairs = edge.pairs
-        for size, value in sizes.items():
-            at = pairs.find_dim_by_name(isl.dim_type.param, size)
-            if at >= 0:
-                pairs = pairs.fix_val(isl.dim_type.param, at, isl.Val(value))
-        for source, target in _instances(pairs, len(edge.source.indices)):
-            one = edge.source.number, source
-            other = edge.target.number, target
+        for one, other in instances(edge, sizes):
             waiting[one].append((other, edge))
     best: list[Edge] | None = None
     for start in list(waiting):
@@ -53,7 +46,13 @@ def circle_at(edges: Sequence[Edge], sizes: Mapping[str, int]) -> Circle | None:
 _SHORTEST = 4
 
 
-def _instances(pairs: isl.Map, ones: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def instances(edge: Edge, sizes: Mapping[str, int]) -> list[tuple[Instance, Instance]]:
+    """The pairs of instances of an edge at some sizes."""
+    pairs = edge.pairs
+    for size, value in sizes.items():
+        at = pairs.find_dim_by_name(isl.dim_type.param, size)
+        if at >= 0:
+            pairs = pairs.fix_val(isl.dim_type.param, at, isl.Val(value))
     points: list[tuple[int, ...]] = []
 
     def take(point: isl.Point) -> None:
@@ -67,7 +66,10 @@ def _instances(pairs: isl.Map, ones: int) -> list[tuple[tuple[int, ...], tuple[i
 
     flat = pairs.wrap().flatten()
     flat.project_out(isl.dim_type.param, 0, flat.dim(isl.dim_type.param)).foreach_point(take)
-    return [(point[:ones], point[ones:]) for point in points]
+    ones = len(edge.source.indices)
+    return [
+        ((edge.source.number, point[:ones]), (edge.target.number, point[ones:])) for point in points
+    ]
 
 
 def _back_to(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 
 import islpy as isl
 from attrs import define, evolve, field
@@ -12,6 +13,7 @@ from schedlang.parametric.ranks.counting import RANK, renamed
 from schedlang.parametric.ranks.numbers import (
     Number,
     Unreadable,
+    joined,
     of_number,
     of_symbol,
     plain,
@@ -34,10 +36,12 @@ from schedlang.parametric.ranks.symbols import (
     everywhere,
     number,
     points,
+    rational,
+    scaled,
     symbol,
     without,
 )
-from schedlang.parametric.ranks.values import Evaluator, Scope, StageFunction
+from schedlang.parametric.ranks.values import Evaluator, Scope, StageFunction, Unread
 from schedlang.schedule.schedule import WeightRule
 
 #: How many stages of a rank are told apart by their number at most.
@@ -258,32 +262,67 @@ class Layout:
                 raise Unreadable("a cost of microbatches or of links that is computed", item.span)
             inside.values[item.indices[0].text] = of_symbol(STAGE)
             where = where & between(number(0), symbol(STAGE), self.stages())
-        self.amount(item.value, inside, where, isinstance(item, syntax.Memory))
+        amount, _ = self.amount(item.value, inside, where)
+        if not isinstance(item, syntax.Memory):
+            negative = where & scaled(amount)[0].lt_set(number(0))
+            what = "a duration is 0 or more"
+            self.evaluator.mistaken("negative-cost", what, item.value, negative)
 
-    def amount(
-        self, value: syntax.Node, scope: Scope, where: isl.Set, may_be_negative: bool
-    ) -> None:
-        """The value of a cost, which may be no whole number."""
+    def amount(self, value: syntax.Node, scope: Scope, where: isl.Set) -> tuple[isl.PwAff, bool]:
+        """The value of a cost, which may be no whole number; and whether it has decimals, as its
+        arithmetic is exact then.
+        """
         match value:
-            case expressions.Decimal():
-                return
+            case expressions.Decimal(text):
+                return rational(Fraction(text)), True
+            case expressions.Reference(name):
+                known = scope.values[name]
+                if isinstance(known, Unread):
+                    return self.amount(known.value, scope, where)
             case expressions.Conditional(condition, then, otherwise):
                 holds = self.evaluator.truth(condition, scope, where)
-                self.amount(then, scope, holds, may_be_negative)
-                self.amount(otherwise, scope, where - holds, may_be_negative)
-            case expressions.Binary("/", left, expressions.Decimal(text)) if float(text) > 0:
-                self.amount(left, scope, where, may_be_negative)
-            case expressions.Unary("-", operand) if may_be_negative:
-                self.amount(operand, scope, where, may_be_negative)
-            case _:
-                negative = under(self.evaluator.value(value, scope, where), of_number(0), where)
-                if not may_be_negative:
-                    what = "a duration is 0 or more"
-                    self.evaluator.mistaken("negative-cost", what, value, negative)
+                cases = [(holds, then), (where - holds, otherwise)]
+                parts = [
+                    (case, *self.amount(part, scope, case))
+                    for case, part in cases
+                    if not case.is_empty()
+                ]
+                pieces = [amount.intersect_domain(case) for case, amount, _ in parts]
+                is_exact = any(is_exact for _, _, is_exact in parts)
+                return joined(pieces) if pieces else number(0), is_exact
+            case expressions.Unary("-", operand):
+                amount, is_exact = self.amount(operand, scope, where)
+                return amount.neg(), is_exact
+            case expressions.Binary("+" | "-" | "*" | "/" as operator, left, right):
+                one, is_one = self.amount(left, scope, where)
+                other, is_other = self.amount(right, scope, where)
+                if is_one or is_other:
+                    return _exact(operator, one, other, value), True
+        return self.evaluator.plain(value, scope, where), False
 
     def stages(self) -> isl.PwAff:
         """How many stages there are in all pipelines."""
         return self.lines[-1].first.add(self.lines[-1].stages)
+
+
+def _exact(operator: str, one: isl.PwAff, other: isl.PwAff, node: syntax.Node) -> isl.PwAff:
+    """An operation on numbers that may be no whole ones."""
+    if operator == "+":
+        return one.add(other)
+    if operator == "-":
+        return one.sub(other)
+    if operator == "*" and not one.is_cst():
+        one, other = other, one
+    factor = one if operator == "*" else other
+    if not factor.is_cst() or factor.n_piece() != 1:
+        raise Unreadable("decimals, times or over what depends on sizes", node.span)
+    ((_, constant),) = factor.get_pieces()
+    value = constant.get_constant_val()
+    if operator == "*":
+        return other.scale_val(value)
+    if value.is_zero():
+        raise Unreadable("a division by zero", node.span)
+    return one.scale_down_val(value)
 
 
 def _chunks(held: isl.Set) -> list[isl.PwAff]:

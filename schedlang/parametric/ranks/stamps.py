@@ -95,15 +95,15 @@ def pairs_of(
     edges: Iterable[Edge], frame: Frame, within: isl.Set, delays: Mapping[int, int]
 ) -> list[Pairs]:
     """The pairs of edges at some sizes, one for each convex part. The target of an edge comes as
-    much later as the delay of its source's kind, by default 1; ops that are issued together come
-    together.
+    much later as the delay of its source, by its number, by default 1; ops that are issued together
+    come together.
     """
     result = []
     for edge in edges:
         related = edge.pairs.intersect_params(within).wrap().flatten().reset_tuple_id()
         points = frame.aligned(related).coalesce()
         assert points.dim(isl.dim_type.param) == len(frame.sizes)
-        delay = 0 if edge.why == "together" else delays.get(edge.source.kind, 1)
+        delay = 0 if edge.why == "together" else delays.get(edge.source.number, 1)
         for part in points.get_basic_sets():
             if not part.is_empty():
                 result.append(Pairs(edge, isl.Set.from_basic_set(part), delay))
@@ -357,14 +357,41 @@ def _enter(row: Any, variable: tuple[Any, Any], factor: int) -> None:
 
 
 def _inequalities(points: isl.Set, sizes: int) -> list[tuple[bool, list[int]]]:
-    """The equalities and inequalities of a convex set, over the rationals, as rows."""
-    (part,) = points.remove_divs().get_basic_sets()
+    """The equalities and inequalities of a convex set, over the rationals, as rows: first the
+    constant, then the factors of sizes, then of the points.
+    """
+    whole = points.move_dims(isl.dim_type.set, 0, isl.dim_type.param, 0, sizes)
+    # Where a number is every fourth one, of these are said what holds of whole numbers: of `i < j`
+    # there are four between.
+    strides = [_stride(whole, at) for at in range(whole.dim(isl.dim_type.set))]
+    whole = whole.preimage_multi_aff(_strided(whole, strides))
+    (part,) = whole.remove_divs().get_basic_sets()
     rows = []
     for constraint in part.remove_redundancies().get_constraints():
-        values = [constraint.get_constant_val()]
-        for at in range(sizes):
-            values.append(constraint.get_coefficient_val(isl.dim_type.param, at))
-        for at in range(part.dim(isl.dim_type.set)):
-            values.append(constraint.get_coefficient_val(isl.dim_type.set, at))
-        rows.append((constraint.is_equality(), [int(value.to_python()) for value in values]))
+        constant = Fraction(int(constraint.get_constant_val().to_python()))
+        factors = []
+        for at, (stride, offset) in enumerate(strides):
+            value = int(constraint.get_coefficient_val(isl.dim_type.set, at).to_python())
+            factors.append(Fraction(value, stride))
+            constant -= Fraction(value * offset, stride)
+        common = lcm(*(value.denominator for value in [constant, *factors]))
+        row = [int(value * common) for value in [constant, *factors]]
+        rows.append((constraint.is_equality(), row))
     return rows
+
+
+def _stride(whole: isl.Set, at: int) -> tuple[int, int]:
+    """The distance of the values of a dimension, and the rest when they are divided by it."""
+    info = whole.get_stride_info(at)
+    if not info.get_offset().is_cst():
+        return 1, 0
+    return int(info.get_stride().to_python()), int(info.get_offset().get_constant_val().to_python())
+
+
+def _strided(whole: isl.Set, strides: Sequence[tuple[int, int]]) -> isl.MultiAff:
+    """From numbers that follow each other to those of some dimensions, which are at distances."""
+    result = isl.MultiAff.identity(whole.get_space().map_from_set())
+    for at, (stride, offset) in enumerate(strides):
+        value = result.get_at(at).scale_val(isl.Val(stride)).add_constant_val(isl.Val(offset))
+        result = result.set_at(at, value)
+    return result

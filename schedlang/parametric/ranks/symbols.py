@@ -6,6 +6,7 @@ loops. So an expression needs to know of none but its own.
 """
 
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from math import lcm
 
 import islpy as isl
@@ -17,6 +18,11 @@ MOST_CASES = 16
 def number(value: int) -> isl.PwAff:
     """A whole number."""
     return isl.PwAff(f"{{ [({value})] }}")
+
+
+def rational(value: Fraction) -> isl.PwAff:
+    """A number that may be no whole one."""
+    return number(value.numerator).scale_down_val(isl.Val(value.denominator))
 
 
 def symbol(name: str) -> isl.PwAff:
@@ -45,13 +51,20 @@ def indicator(holds: isl.Set) -> isl.PwAff:
     return one.union_add(number(0).intersect_domain(holds.complement()))
 
 
+def scaled(value: isl.PwAff) -> tuple[isl.PwAff, int]:
+    """A function times a factor by which it is one of whole numbers, as isl compares no others; and
+    the factor.
+    """
+    factor = lcm(*(each.get_denominator_val().to_python() for _, each in value.get_pieces()))
+    return value.scale_val(isl.Val(factor)), factor
+
+
 def constant(value: isl.PwAff, where: isl.Set) -> int | None:
     """The one number that a function is in all of a set, if it is one; 0 if the set is empty."""
     within = value.intersect_domain(where)
     if within.domain().is_empty():
         return 0
-    factor = lcm(*(value.get_denominator_val().to_python() for _, value in within.get_pieces()))
-    whole = within.scale_val(isl.Val(factor))
+    whole, factor = scaled(within)
     low = whole.min_val()
     high = whole.max_val()
     if not (low.is_int() and low.eq(high)):

@@ -52,9 +52,12 @@ class Mistake:
 
 @frozen
 class Unread:
-    """The value of a name that is not affine: whoever needs it cannot be read either."""
+    """The `value` of a name that is not affine: whoever needs it cannot be read either, but for
+    costs, which may have decimals.
+    """
 
     reason: Unreadable
+    value: syntax.Node
 
 
 #: A pipeline's stages by their numbers in it.
@@ -103,7 +106,7 @@ class Evaluator:
         except Unreadable as reason:
             if _can_fail(let.value):
                 raise
-            scope.values[let.name.text] = Unread(reason)
+            scope.values[let.name.text] = Unread(reason, let.value)
 
     def plain(self, node: syntax.Node, scope: Scope, where: isl.Set) -> isl.PwAff:
         """The value of an expression that must not grow with a product of sizes."""
