@@ -10,7 +10,9 @@ before a node stands before those behind it, too.
         a2     0   0   0   1
 
 What a rank holds when a node starts is the sum of what has changed before it, so memory is a sum of
-literals, whatever the times are.
+literals, whatever the times are. That says all; but how long something is held, a round trip
+through other ranks at least, shows only in time. So memory is a resource over time as well, of
+which each microbatch has its part from its forward to its last use.
 
 The narrower the values are between which is looked, the fewer literals are open: where a node can
 start is known from the begin, and where it must end, from the end. So a search asks again and again
@@ -111,6 +113,7 @@ class _Model:
                 raise TimeoutError
             self._order(rank)
             self._hold(rank)
+            self._hold_over_time(rank)
         self.model.minimize(self.value)
 
     def _place(self) -> None:
@@ -242,6 +245,27 @@ class _Model:
                 raise _Impossible
             self.model.add(cp_model.LinearExpr.weighted_sum(literals, amounts) <= room)
 
+    def _hold_over_time(self, rank: int) -> None:
+        """Let what a rank holds at any time fit, as follows from the sums."""
+        # Two microbatches where there is room for two. However soon B0 is, F2 is behind it:
+        #
+        #     held 0    F0 ──────────────── B0
+        #     held 1       F1 ──────────────── B1
+        #     held 2                          F2 ──── ...
+        instance = self.instance
+        holdings, beside = instance.holdings(rank)
+        amounts = [holding.amount for holding in holdings]
+        room = instance.limits[rank] + beside
+        if sum(amounts) <= room:
+            return
+        intervals = []
+        for holding in holdings:
+            start = self.start[holding.taker]
+            end = self.start[holding.user] + instance.time[holding.user]
+            long = self.model.new_int_var(holding.long, max(self.high, holding.long), "")
+            intervals.append(self.model.new_interval_var(start, long, end, ""))
+        self.model.add_cumulative(intervals, amounts, room)
+
     def hint(self, orders: Orders) -> None:
         """Say from which orders to begin."""
         place = {node: index for order in orders for index, node in enumerate(order)}
@@ -259,10 +283,11 @@ class _Model:
         parameters.random_seed = effort.seed
         # Threads that take turns find the same, however fast each of them is.
         parameters.interleave_search = effort.workers > 1
-        # To try every literal before it searches takes it longer than the search, and most of what
-        # there is not is shown by very few conflicts. A linear relaxation knows next to nothing of
-        # what comes before what.
-        parameters.cp_model_probing_level = 0
+        # To rewrite the model before it searches takes it longer than the search, and most of what
+        # there is not is shown by very few conflicts; and where all ops take as long, it makes of
+        # what comes one after the other a literal for each op and time, and loses sight of it. A
+        # linear relaxation knows next to nothing of what comes before what.
+        parameters.cp_model_presolve = False
         parameters.linearization_level = 0
         status = solve(solver, self.model)
         spent = solver.deterministic_time
