@@ -11,8 +11,9 @@ before a node stands before those behind it, too.
 
 What a rank holds when a node starts is the sum of what has changed before it, so memory is a sum of
 literals, whatever the times are. That says all; but how long something is held, a round trip
-through other ranks at least, shows only in time. So memory is a resource over time as well, of
-which each microbatch has its part from its forward to its last use.
+through other ranks at least, shows only in time. So where some ranks are looked at alone, memory is
+a resource over time as well, of which each microbatch has its part from its forward to its last
+use.
 
 The narrower the values are between which is looked, the fewer literals are open: where a node can
 start is known from the begin, and where it must end, from the end. So a search asks again and again
@@ -101,19 +102,22 @@ class _Model:
         self.instance = instance
         self.low = low
         self.high = high
+        self.is_whole = ranks is None
         self.ranks = list(range(len(instance.limits))) if ranks is None else ranks
         self.nodes = [node for rank in self.ranks for node in instance.nodes_of_rank[rank]]
         self.model = cp_model.CpModel()
         self.value = self.model.new_int_var(low, high, "value")
         self.before: dict[tuple[int, int], _Before] = {}
         self._place()
-        self._wait(whole=ranks is None)
+        self._wait()
         for rank in self.ranks:
             if monotonic() > deadline:
                 raise TimeoutError
             self._order(rank)
             self._hold(rank)
-            self._hold_over_time(rank)
+            # At all ranks together, orders are found later with it.
+            if not self.is_whole:
+                self._hold_over_time(rank)
         self.model.minimize(self.value)
 
     def _place(self) -> None:
@@ -142,10 +146,10 @@ class _Model:
                 self.model.add(start - begin >= before[node])
                 self.model.add(start + time + behind[node] - begin <= self.value)
 
-    def _wait(self, whole: bool) -> None:
+    def _wait(self) -> None:
         """Let nodes wait for what they need."""
         instance = self.instance
-        lags = instance.lags if whole else instance.direct_lags(self.nodes)
+        lags = instance.lags if self.is_whole else instance.direct_lags(self.nodes)
         for first, second, lag in lags:
             self.model.add(self.start[second] - self.start[first] >= lag)
 
@@ -283,12 +287,15 @@ class _Model:
         parameters.random_seed = effort.seed
         # Threads that take turns find the same, however fast each of them is.
         parameters.interleave_search = effort.workers > 1
-        # To rewrite the model before it searches takes it longer than the search, and most of what
-        # there is not is shown by very few conflicts; and where all ops take as long, it makes of
-        # what comes one after the other a literal for each op and time, and loses sight of it. A
-        # linear relaxation knows next to nothing of what comes before what.
-        parameters.cp_model_presolve = False
+        # To try every literal before it searches takes it longer than the search, and most of what
+        # there is not is shown by very few conflicts. A linear relaxation knows next to nothing of
+        # what comes before what.
+        parameters.cp_model_probing_level = 0
         parameters.linearization_level = 0
+        # To rewrite the model takes longer than the search at one rank; and where all ops take as
+        # long, it makes of what comes one after the other a literal for each op and time, and loses
+        # sight of it. Of all ranks together, orders are found sooner with it.
+        parameters.cp_model_presolve = self.is_whole
         status = solve(solver, self.model)
         spent = solver.deterministic_time
         if status == cp_model.INFEASIBLE:
