@@ -8,11 +8,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from functools import cache
-from itertools import product
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
 from schedlang import CompileError, Costs, Source, compile, read_source, simulate
@@ -22,6 +24,7 @@ from schedlang.search.optimize.instance import Instance, chains_of
 from schedlang.search.optimize.model import Effort, look
 from schedlang.search.optimize.optimize import judged, optimize
 from schedlang.search.optimize.problem import Answer, Problem
+from schedlang.search.optimize.starts import starts
 from tests.support.paths import CASES, GALLERY
 
 RECORDED = json.loads((CASES / "zero_bubble.json").read_text())["cases"]
@@ -183,6 +186,10 @@ def drawn(seed: int) -> Problem:
         # A forward holds two: one is let go of with the input's half of the backward, one with the
         # weight's.
         costs |= {"forward_memory": [2], "input_memory": [-1], "weight_memory": [-1]}
+    elif rng.random() < 0.2:
+        # More is let go of than a forward has taken.
+        last = "weight_memory" if is_split else "backward_memory"
+        costs |= {"forward_memory": [1], last: [-2]}
     objective = rng.choice(("makespan", "span"))
     limit = rng.randint(1, 4)
     return problem_of(ranks, microbatches, stages, is_split, Costs(**costs), limit, objective)
@@ -206,9 +213,9 @@ def test_no_order_at_all_is_better(seed: int) -> None:
     assert list(execution.peak_memory) == [problem.graph.peak(order) for order in answer.orders]
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_look_at_one_rank_is_a_bound(seed: int) -> None:
-    """What a rank comes to by itself is no more than the least of all."""
+@pytest.mark.parametrize("seed", range(24))
+def test_a_look_at_some_ranks_is_a_bound(seed: int) -> None:
+    """What a rank, or two neighbours, come to by themselves is no more than the least of all."""
     problem = drawn(seed)
     least = least_of_all(seed)
     if least == math.inf:
@@ -216,11 +223,37 @@ def test_a_look_at_one_rank_is_a_bound(seed: int) -> None:
     instance = Instance.of(problem)
     high = instance.units(least)
     assert instance.least <= high
-    for rank in range(len(problem.limits)):
-        outcome = look(instance, instance.least, high, Effort(5.0, 60.0), [rank])
+    every = range(len(problem.limits))
+    for ranks in [*([rank] for rank in every), *map(list, pairwise(every))]:
+        outcome = look(instance, instance.least, high, Effort(5.0, 60.0), ranks)
         assert outcome.orders is not None
         assert outcome.value is not None
         assert outcome.value <= high
+
+
+@given(seed=st.integers(0, 10**6), extra=st.integers(0, 3), slack=st.integers(0, 2))
+def test_what_is_held_over_time_fits(seed: int, extra: int, slack: int) -> None:
+    """In any order that fits, what nodes hold is at no time more than the limit allows for, and
+    each holds it for as long as is said, or longer.
+    """
+    rng = random.Random(seed)
+    stages = rng.choice(("", V, LOOP))
+    is_split = rng.random() < 0.5
+    names = ("input", "weight") if is_split else ("backward",)
+    costs = {f"{name}_memory": [-rng.choice((0, 1, 1, 2))] for name in names}
+    costs["forward_memory"] = [rng.choice((1, 2))]
+    costs["p2p_time"] = rng.choice((0, 0.5))
+    problem = problem_of(2 + extra % 2, 2 + extra, stages, is_split, Costs(**costs), slack + 2.0)
+    instance = Instance.of(problem)
+    for orders, _ in islice(starts(instance, seed), 5):
+        end = [instance.units(value) for value in problem.graph.ends(orders)]
+        for rank in range(len(problem.limits)):
+            holdings, beside = instance.holdings(rank)
+            spans = [(end[h.taker] - instance.time[h.taker], end[h.user], h) for h in holdings]
+            for start, stop, holding in spans:
+                assert stop - start >= holding.long
+                held = sum(h.amount for begin, until, h in spans if begin <= start < until)
+                assert held <= instance.limits[rank] + beside
 
 
 def test_microbatches_of_other_costs_may_overtake_each_other() -> None:

@@ -16,11 +16,12 @@ from schedlang.search.optimize.windows import Windows
 #: What a look takes at first, for one rank and for all of them; then ever twice as much.
 _RANK_EFFORT = 0.5
 _EFFORT = 2.0
+#: What it takes at first to see how far above the bound one rank is that has nothing at it.
+_FAR_EFFORT = 2.0
 #: What the search for better orders window by window takes at first; then ever twice as much.
 _WINDOWS_EFFORT = 1.0
-#: How far above the bound is looked, as a share of what is between it and the best that is known:
-#: at one rank, step by step; and at all of them first.
-_RANK_SHARE = 1 / 32
+#: How far above the bound is looked at all ranks first, as a share of what is between it and the
+#: best that is known.
 _SHARE = 1 / 4
 
 
@@ -80,7 +81,7 @@ class _Search:
         self._raise(self.instance.least)
         yield
         for scale in (2**times for times in count()):
-            yield from self._ranks(_RANK_EFFORT * scale)
+            yield from self._ranks(scale)
             yield from self._windows(_WINDOWS_EFFORT * scale)
             yield from self._whole(_EFFORT * scale)
 
@@ -106,22 +107,24 @@ class _Search:
         hint = self.answer.orders if ranks is None and self.answer.value < inf else None
         return look(self.instance, self.low, high, effort_left, ranks, hint)
 
-    def _ranks(self, effort: float) -> Iterator[None]:
+    def _ranks(self, scale: int) -> Iterator[None]:
         """What each rank comes to at the least, whatever the others do meanwhile."""
         for rank in range(len(self.problem.limits)):
-            # Until there are such orders for this rank, the bound rises. Once it is above them,
-            # this rank has no more to say.
-            step = 0
-            while self.low + step < self.high and self.alone.get(rank, self.high) > self.low:
-                outcome = self._look(self.low + step, effort, [rank])
+            # Most ranks have orders at the bound, and some are soon found. Where there are none,
+            # the rank may be what all others wait for: then it is asked at once how far up.
+            for is_far, effort in ((False, _RANK_EFFORT), (True, _FAR_EFFORT)):
+                # Once the bound is above what this rank comes to, it has no more to say.
+                if self.low >= self.high or self.alone.get(rank, self.high) <= self.low:
+                    break
+                low = self.low
+                target = self.high - 1 if is_far else low
+                outcome = self._look(target, effort * scale, [rank])
                 if outcome.value is not None:
                     self.alone[rank] = outcome.value
-                refuted = outcome.bound > self.low + step
                 self._raise(outcome.bound)
                 yield
-                if not refuted:
+                if outcome.bound == low:
                     break
-                step = max(2 * step, int((self.high - self.low) * _RANK_SHARE), 1)
 
     def _windows(self, effort: float) -> Iterator[None]:
         """Better orders window by window; where there are no better ones since, it goes on where it

@@ -30,6 +30,18 @@ _UNKNOWN = -(2**60)
 Lag = tuple[int, int, int]
 
 
+@frozen
+class Holding:
+    """So much of a rank's memory, taken when one node starts, and let go of when another one ends:
+    at least so `long` after.
+    """
+
+    amount: int
+    taker: int
+    user: int
+    long: int
+
+
 @frozen(eq=False)
 class Instance:
     """A problem whose times are multiples of a `unit`, and its amounts of memory whole numbers.
@@ -258,6 +270,37 @@ class Instance:
             known = {(nodes[one], nodes[other]) for one, other in pairs if one != other}
             self._known_orders[rank] = known
         return known
+
+    def holdings(self, rank: int) -> tuple[list[Holding], int]:
+        """What nodes of a rank take and later ones of the same stage and microbatch let go of; and
+        what is let go of beside that: so much more than its limit may be held at a time.
+        """
+        nodes = sorted(self.nodes_of_rank[rank], key=self.position.__getitem__)
+        among = self.lags_among(nodes)
+        ops = self.problem.graph.ops
+        taken: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        holdings = []
+        beside = 0
+        for place, node in enumerate(nodes):
+            ((_, *name), *others) = ops[node]
+            stage, microbatch = name
+            mine = taken.setdefault((stage, microbatch), [])
+            change = self.change[node]
+            # What is taken and never let go of, or by ops that overlap, is left out: more may be
+            # held than is counted.
+            if change > 0 and not others:
+                mine.append((change, place))
+            left = max(-change, 0)
+            while left and mine and not others and among[mine[-1][1], place] >= 0:
+                amount, taker = mine.pop()
+                part = min(amount, left)
+                left -= part
+                long = int(among[taker, place]) + self.time[node]
+                holdings.append(Holding(part, nodes[taker], node, long))
+                if part < amount:
+                    mine.append((amount - part, taker))
+            beside += left
+        return holdings, beside
 
     @cached_property
     def windows(self) -> tuple[list[int], list[int]]:

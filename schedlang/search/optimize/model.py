@@ -10,7 +10,10 @@ before a node stands before those behind it, too.
         a2     0   0   0   1
 
 What a rank holds when a node starts is the sum of what has changed before it, so memory is a sum of
-literals, whatever the times are.
+literals, whatever the times are. That says all; but how long something is held, a round trip
+through other ranks at least, shows only in time. So where some ranks are looked at alone, memory is
+a resource over time as well, of which each microbatch has its part from its forward to its last
+use.
 
 The narrower the values are between which is looked, the fewer literals are open: where a node can
 start is known from the begin, and where it must end, from the end. So a search asks again and again
@@ -99,18 +102,22 @@ class _Model:
         self.instance = instance
         self.low = low
         self.high = high
+        self.is_whole = ranks is None
         self.ranks = list(range(len(instance.limits))) if ranks is None else ranks
         self.nodes = [node for rank in self.ranks for node in instance.nodes_of_rank[rank]]
         self.model = cp_model.CpModel()
         self.value = self.model.new_int_var(low, high, "value")
         self.before: dict[tuple[int, int], _Before] = {}
         self._place()
-        self._wait(whole=ranks is None)
+        self._wait()
         for rank in self.ranks:
             if monotonic() > deadline:
                 raise TimeoutError
             self._order(rank)
             self._hold(rank)
+            # At all ranks together, orders are found later with it.
+            if not self.is_whole:
+                self._hold_over_time(rank)
         self.model.minimize(self.value)
 
     def _place(self) -> None:
@@ -139,10 +146,10 @@ class _Model:
                 self.model.add(start - begin >= before[node])
                 self.model.add(start + time + behind[node] - begin <= self.value)
 
-    def _wait(self, whole: bool) -> None:
+    def _wait(self) -> None:
         """Let nodes wait for what they need."""
         instance = self.instance
-        lags = instance.lags if whole else instance.direct_lags(self.nodes)
+        lags = instance.lags if self.is_whole else instance.direct_lags(self.nodes)
         for first, second, lag in lags:
             self.model.add(self.start[second] - self.start[first] >= lag)
 
@@ -242,6 +249,27 @@ class _Model:
                 raise _Impossible
             self.model.add(cp_model.LinearExpr.weighted_sum(literals, amounts) <= room)
 
+    def _hold_over_time(self, rank: int) -> None:
+        """Let what a rank holds at any time fit, as follows from the sums."""
+        # Two microbatches where there is room for two. However soon B0 is, F2 is behind it:
+        #
+        #     held 0    F0 ──────────────── B0
+        #     held 1       F1 ──────────────── B1
+        #     held 2                          F2 ──── ...
+        instance = self.instance
+        holdings, beside = instance.holdings(rank)
+        amounts = [holding.amount for holding in holdings]
+        room = instance.limits[rank] + beside
+        if sum(amounts) <= room:
+            return
+        intervals = []
+        for holding in holdings:
+            start = self.start[holding.taker]
+            end = self.start[holding.user] + instance.time[holding.user]
+            long = self.model.new_int_var(holding.long, max(self.high, holding.long), "")
+            intervals.append(self.model.new_interval_var(start, long, end, ""))
+        self.model.add_cumulative(intervals, amounts, room)
+
     def hint(self, orders: Orders) -> None:
         """Say from which orders to begin."""
         place = {node: index for order in orders for index, node in enumerate(order)}
@@ -264,6 +292,10 @@ class _Model:
         # what comes before what.
         parameters.cp_model_probing_level = 0
         parameters.linearization_level = 0
+        # To rewrite the model takes longer than the search at one rank; and where all ops take as
+        # long, it makes of what comes one after the other a literal for each op and time, and loses
+        # sight of it. Of all ranks together, orders are found sooner with it.
+        parameters.cp_model_presolve = self.is_whole
         status = solve(solver, self.model)
         spent = solver.deterministic_time
         if status == cp_model.INFEASIBLE:
