@@ -189,6 +189,12 @@ def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
                 # that is there twice.
                 if child and "." not in child:
                     blocks[f"{name}.{child}".lstrip(".")] = part
+        elif module is model:
+            raise PipelineError(
+                f"the model itself, a `{type(model).__name__}`, is no list of blocks: name its "
+                "submodules that it calls one after the other as `blocks`; a module that is a "
+                "whole stage needs no `split`"
+            )
         else:
             blocks[name] = module
     first: dict[int, str] = {}

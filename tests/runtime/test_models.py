@@ -216,7 +216,7 @@ def test_a_list_of_blocks_is_called_in_its_order() -> None:
         (
             [""],
             None,
-            "`blocks` and `costs` do not cut the model: 1 block for 2 stages, of which each has one or more",
+            "the model itself, a `Model`, is no list of blocks: name its submodules",
         ),
         (["layer"], None, "the model has no block `layer`"),
         (["layers.0", "layers.1"], None, "the weight `layers.2.weight` is in none of the blocks"),
