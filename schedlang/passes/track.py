@@ -100,7 +100,7 @@ class Track:
         return False
 
     def is_owed(self, first: int, last: int) -> bool:
-        """Whether a weight gradient is owed anywhere before the row behind the `last`."""
+        """Whether a weight gradient is owed anywhere from the `first` row to the `last`."""
         _, paid, count, _ = self.states[first]
         return paid < count or count < self.states[last + 1][2]
 

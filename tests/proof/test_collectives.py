@@ -20,15 +20,14 @@ from schedlang import (
     simulate,
     write_plan,
 )
-from schedlang.lowering import lower
 from schedlang.plan.reader import parse_actions
-from schedlang.proof.prove import prove
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.layout import Layout, Pipeline
 from tests.support.own_collectives import comes_to_its_end
 from tests.support.own_needs import needs
 from tests.support.sizes import examples
 from tests.support.strategies import make_schedule
+from tests.support.verdict import proved
 
 ZERO = """schedule zero {
     param ranks = 2
@@ -341,12 +340,7 @@ def written(draw: st.DrawFn) -> Schedule:
 @given(schedule=written())
 @examples(300)
 def test_the_proof_says_what_going_round_the_ranks_finds(schedule: Schedule) -> None:
-    try:
-        plan = lower(schedule)
-        prove(plan)
-        is_right = True
-    except CompileError:
-        is_right = False
-    assert is_right == comes_to_its_end(schedule)
-    if is_right:
+    plan = proved(schedule)
+    assert (plan is not None) == comes_to_its_end(schedule)
+    if plan is not None:
         assert simulate(plan).timeline.makespan < inf

@@ -21,11 +21,11 @@ from schedlang import (
     simulate,
     write_plan,
 )
-from schedlang.lowering import lower
-from schedlang.proof.prove import prove
 from schedlang.schedule.actions import Actions
+from tests.support.damage import in_form
 from tests.support.own_hops import comes_home
 from tests.support.sizes import examples
+from tests.support.verdict import proved
 
 #: A stage with two replicas, each on a rank of its own, which is at home on rank 0.
 PAIR = """schedule pair {
@@ -363,24 +363,13 @@ def damaged(draw: st.DrawFn) -> Schedule:
         row = rows.pop(which)
         if draw(st.booleans()):
             rows.insert(max(0, which + draw(st.integers(-3, 3))), row)
-    changed = []
-    for rows in lists:
-        actions = Actions()
-        for row in rows:
-            actions.add(*row)
-        changed.append(actions)
-    return evolve(plan, ranks=tuple(changed))
+    return evolve(plan, ranks=tuple(map(in_form, lists)))
 
 
 @given(schedule=damaged())
 @examples(200)
 def test_the_proof_says_what_going_round_the_ranks_finds(schedule: Schedule) -> None:
-    try:
-        plan = lower(schedule)
-        prove(plan)
-        is_right = True
-    except CompileError:
-        is_right = False
-    assert is_right == comes_home(schedule)
-    if is_right:
+    plan = proved(schedule)
+    assert (plan is not None) == comes_home(schedule)
+    if plan is not None:
         assert simulate(plan).timeline.makespan < inf
