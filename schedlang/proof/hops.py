@@ -13,6 +13,7 @@ brings all of that to one other replica. So it is enough that none is left elsew
 which each rank shows by itself (`schedlang.proof.collectives`).
 """
 
+from schedlang.ranks.hops import homes_among
 from schedlang.schedule.columns import is_any
 from schedlang.schedule.findings import Finding, ranks_text
 from schedlang.schedule.kinds import OF_HOPS, Kind
@@ -28,10 +29,7 @@ def homes(schedule: Schedule) -> dict[int, list[int]]:
     receives = {*columns.stage[columns.where(Kind.RECV_WEIGHTS)].tolist()}
     hopping = columns.stage[columns.where(*OF_HOPS)].tolist()
     firsts = dict.fromkeys(min(layout.replicas(stage)) for stage in sorted({*hopping}))
-    return {
-        first: [stage for stage in layout.replicas(first) if stage not in receives]
-        for first in firsts
-    }
+    return {first: homes_among(layout.replicas(first), receives) for first in firsts}
 
 
 def check_hops(schedule: Schedule) -> list[Finding]:

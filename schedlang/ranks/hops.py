@@ -2,26 +2,29 @@
 use weights that came first.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.kinds import OF_HOPS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
 
 
-def homes_of(schedule: Schedule, stages: Iterable[int]) -> dict[int, int]:
-    """Those of some stages whose weights hop, each with the replica of it that is their home: the
-    one that never receives them.
+def homes_among(replicas: Iterable[int], receivers: Container[int]) -> list[int]:
+    """The replicas of a stage that never receive its weights: in a plan that is proved there is one,
+    their home.
     """
+    return [replica for replica in replicas if replica not in receivers]
+
+
+def homes_of(schedule: Schedule, stages: Iterable[int]) -> dict[int, int]:
+    """Those of some stages whose weights hop, each with the replica of it that is their home."""
     found = {}
     for stage in stages:
         if not OF_HOPS & _kinds(schedule, stage):
             continue
-        found[stage] = next(
-            replica
-            for replica in schedule.layout.replicas(stage)
-            if Kind.RECV_WEIGHTS not in _kinds(schedule, replica)
-        )
+        replicas = schedule.layout.replicas(stage)
+        receivers = [each for each in replicas if Kind.RECV_WEIGHTS in _kinds(schedule, each)]
+        (found[stage],) = homes_among(replicas, receivers)
     return found
 
 
