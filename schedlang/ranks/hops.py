@@ -10,8 +10,8 @@ from schedlang.schedule.schedule import Schedule
 
 
 def homes_among(replicas: Iterable[int], receivers: Container[int]) -> list[int]:
-    """The replicas of a stage that never receive its weights: in a plan that is proved there is one,
-    their home.
+    """The replicas of a stage that never receive its weights: one where a plan is proved, their
+    home.
     """
     return [replica for replica in replicas if replica not in receivers]
 
