@@ -85,7 +85,8 @@ def test_every_edge_of_a_plan_is_made_once_and_by_both_of_its_ranks(path: Path) 
         assert sorted(edge for each in rounds(edges) for edge in each) == edges
         assert all_are_made(orders(edges, len(plan.ranks)))
         seen += len(edges) > 2
-    assert seen
+    # Where weights travel instead of activations, nothing is sent from stage to stage.
+    assert seen or path.stem == "weipipe"
 
 
 RANKS = st.integers(0, 8)
