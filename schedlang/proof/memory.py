@@ -69,18 +69,17 @@ def _level(
     # An op sees all that has changed up to its start, but nothing of what ops issued behind it
     # change. Of one time, what is given back comes first.
     seen_by = np.maximum(np.searchsorted(start, time, "left"), np.arange(len(time)) + 1)
-    order = np.lexsort((amount[stays], time[stays], seen_by[stays]))
-    turn = seen_by[stays][order]
     # What does not stay is taken and given back at once, when all before has changed.
+    kept = np.flatnonzero(stays)
     passing = np.flatnonzero(~stays)
-    turns = np.concatenate([turn, passing, passing])
-    is_later = np.repeat([0, 1, 2], [len(turn), len(passing), len(passing)])
-    together = np.lexsort((is_later, turns))
-    changes = np.concatenate([amount[stays][order], amount[passing], -amount[passing]])
-    times = np.concatenate([time[stays][order], start[passing], start[passing]])
-    held = np.cumsum(np.append(first, changes[together]))[1:]
-    op = np.concatenate([np.flatnonzero(stays)[order], passing, passing])[together]
-    return Level(first, times[together], held, stage[op], microbatch[op])
+    op = np.concatenate([kept, passing, passing])
+    changes = np.concatenate([amount[kept], amount[passing], -amount[passing]])
+    times = np.concatenate([time[kept], start[passing], start[passing]])
+    turns = np.concatenate([seen_by[kept], passing, passing])
+    is_later = np.repeat([0, 1, 2], [len(kept), len(passing), len(passing)])
+    order = np.lexsort((changes, times, is_later, turns))
+    held = np.cumsum(np.append(first, changes[order]))[1:]
+    return Level(first, times[order], held, stage[op[order]], microbatch[op[order]])
 
 
 def _changes(
