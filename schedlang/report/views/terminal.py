@@ -237,8 +237,9 @@ def _drawn(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> list[str]:
 def _windows(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> list[str]:
     """A line with the times at which the windows begin, and a line of shares for each row."""
     left = max(len(row[0]) for row in rows)
-    # A part is a letter and two digits, and there is a blank between two.
-    parts = 1 + max(len({bar.kind for bar in bars}) for _, bars, _ in rows)
+    # A part is a letter and two digits, and there is a blank between two. What takes no time has no
+    # share.
+    parts = 1 + max(len({bar.kind for bar in bars if bar.end > bar.start}) for _, bars, _ in rows)
     width = 4 * parts - 1
     count = max((frame.columns + 1) // (width + 1), 1)
     span = frame.columns / frame.scale
