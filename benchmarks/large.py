@@ -3,7 +3,7 @@
 At 16 x 64 and 32 x 128, one stage on each rank and two in a V, within 1F1B's memory and twice as
 much, at unit costs and at measured-like ones, drawn as those of benchmarks/search.py.
 
-`python benchmarks/large.py --limit 20` looks for 20 seconds of processor time at each; more is in
+`python benchmarks/large.py --limit 20` looks for 20 seconds at each; more is in
 benchmarks/rows.py.
 """
 

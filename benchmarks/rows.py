@@ -38,7 +38,7 @@ class Row:
     counts: Sequence[str]
 
 
-#: Makes a row by its number and how many seconds of processor time it may take.
+#: Makes a row by its number and how many seconds it may take.
 Maker = Callable[[int, float], Row]
 
 
@@ -89,7 +89,7 @@ def _options(count: int, limit: float) -> argparse.Namespace:
         "--limit",
         type=float,
         default=limit,
-        help="seconds of processor time for a row (default: %(default)g)",
+        help="seconds for a row (default: %(default)g)",
     )
     parser.add_argument(
         "--for",
