@@ -7,6 +7,7 @@ import pytest
 
 from schedlang import Builder, CompileError, Costs, compile, read_plan, simulate, write_plan
 from schedlang.cli.main import main
+from schedlang.proof.capacity import fullness
 from tests.support.paths import PROGRAMS
 
 #: The peaks of 1F1B on 4 ranks: 4, 3, 2 and 1 activations, beside the weights.
@@ -29,6 +30,15 @@ def program(items: str) -> str:
 def test_a_rank_may_be_full_to_the_last_byte() -> None:
     plan = compile(program(""), costs=Costs(capacity_bytes=PEAKS).over(BYTES))
     assert simulate(plan).peak_bytes == PEAKS
+
+
+def test_where_there_is_no_room_only_nothing_fits() -> None:
+    """Not a whole part of it is used, but none."""
+    costs = Costs(activation_bytes=(0,), weights_bytes=(0,), capacity_bytes=(0,))
+    plan = compile(program(""), costs=costs)
+    assert fullness(simulate(plan)) == [0, 0, 0, 0]
+    with pytest.raises(CompileError, match="rank 3 holds 1 bytes at its peak, of which 1 are"):
+        compile(program(""), costs=Costs(weights_bytes=(0, 0, 0, 1)).over(costs))
 
 
 @pytest.mark.parametrize("rank", range(4))
