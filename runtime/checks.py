@@ -125,6 +125,13 @@ def _check_hops(plan: Plan, setup: Setup) -> None:
             f"the plan passes the weights of its stages on from rank to rank: with {wrong[0]} it "
             "cannot do so yet"
         )
+    for stage, module in setup.modules.items():
+        if any(not weight.numel() for weight in module.parameters()):
+            raise PipelineError(
+                f"stage {plan.names.stage(stage)} has weights without any elements: where another "
+                "pipeline passes them on from rank to rank, they are elsewhere now. Keep that "
+                "pipeline, or give this one modules of its own"
+            )
 
 
 def _check_slices(plan: Plan, lengths: SliceLengths | None) -> None:

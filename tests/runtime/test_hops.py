@@ -292,6 +292,8 @@ def refused(what: str) -> None:
     rank = dist.get_rank() % 2
     stages = {stage: model[stage] for stage in plan.stages_of(rank)}
     ours = Pipeline(plan, stages, nn.functional.mse_loss, **options.get(what, {}))
+    if what == "second":
+        Pipeline(plan, stages, nn.functional.mse_loss)
     for module in model:
         module.float()
     ours.step(*batch(plan, 0))
@@ -304,6 +306,7 @@ def refused(what: str) -> None:
         ("max_norm", "with `max_norm`, which the pipeline clips its updates to it cannot"),
         ("tied", "with tied weights it cannot do so yet"),
         ("converted", "lie in other memory than that in which they do"),
+        ("second", "stage lane(1,0) has weights without any elements: where another pipeline"),
     ],
 )
 def test_what_does_not_go_together_with_it_is_refused(
