@@ -20,13 +20,14 @@ microbatches one update later:
 then. Let all of that be the same at the cut one kernel later, but for one more update that is
 complete:
 
-- of each update that is not complete, which actions have been done;
 - on each rank the transfers that are issued and not over, in order;
 - versions of weights that matter to what is to come are one later.
 
-Nothing else counts. What an action needs is of its own update, and so are sums over replicas.
-Messages that wait in a channel are told by what was sent and not received, and stand in the order
-of their receives, since S(k) and S(k + 1) are right. How long anything takes counts for no verdict.
+Nothing else counts. Which actions of an update have been done follows from the lists: those that
+are not to be done, since each update has the same actions, as S(k) and S(k + 1) are right. What an
+action needs is of its own update, and so are sums over replicas. Messages that wait in a channel
+are told by what was sent and not received, and stand in the order of their receives, again since
+S(k) and S(k + 1) are right. How long anything takes counts for no verdict.
 
 **The step.** Beyond its first cut, S(k + 1) does what S(k + 2) does beyond the cut one kernel
 later, where all has been left as it is here. So if S(k + 1) comes to its end and is right, S(k + 2)
@@ -36,10 +37,8 @@ The first use of a communicator is no matter of repeating: a kernel that is repe
 has used before.
 """
 
-from functools import cached_property
-
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.proof.channels import NO_PARTNER, channels_of
@@ -111,78 +110,43 @@ def goes_on(before: Schedule, longer: Schedule, kernels: tuple[Kernel, ...], tim
     """
     start = np.array([kernel.start for kernel in kernels])
     length = np.array([kernel.stop for kernel in kernels]) - start
-    update, number = _updates(longer)
     for rules in transports(longer.transport, has_batches(longer.columns)):
         partner = channels_of(longer, rules).partner
-        places, pending = _come_to(longer, partner, start + times * length, rules)
-        first = _Cut(longer, update, number, places, pending)
+        first, pending = _come_to(longer, partner, start + times * length, rules)
         # A rank that has not come to its kernel yet shows nothing of what repeats.
-        if (first.places < start).any():
+        if (first < start).any():
             return False
-        places, pending = _come_to(longer, partner, first.places + length, rules)
-        second = _Cut(longer, update, number, places, pending)
-        if (second.places != first.places + length).any() or not _is_later(second, first):
+        second, pending_later = _come_to(longer, partner, first + length, rules)
+        if (second != first + length).any():
+            return False
+        if not np.array_equal(_waiting(longer, pending_later, 1), _waiting(longer, pending, 0)):
             return False
         if longer.has_updates and not _reads_later(before, longer, first):
             return False
     return True
 
 
-def _updates(schedule: Schedule) -> tuple[Ints, Ints]:
-    """For each action of a schedule its update, and a number that it shares with the same action of
-    other updates.
+def _waiting(schedule: Schedule, pending: Ints, earlier: int) -> Ints:
+    """Pending transfers, by their rows, rank by rank in order, if their updates were so many
+    earlier; and with which of them batches begin.
+    """
+    columns = schedule.columns
+    update, number = _updates(schedule, pending)
+    is_head = columns.batch[pending] == pending
+    return np.stack([columns.rank[pending], update - earlier, number, is_head])
+
+
+def _updates(schedule: Schedule, rows: Ints) -> tuple[Ints, Ints]:
+    """For some actions of a schedule the update of each, and a number that it shares with the same
+    action of other updates.
     """
     columns = schedule.columns
     step = steps_of(schedule.layout)
-    microbatches = step[columns.kind, columns.stage]
-    update, rest = np.divmod(np.maximum(columns.microbatch, 0), microbatches)
+    kind = columns.kind[rows]
+    stage = columns.stage[rows]
+    update, rest = np.divmod(np.maximum(columns.microbatch[rows], 0), step[kind, stage])
     kinds, numbers = step.shape
-    return update, (rest * kinds + columns.kind) * numbers + columns.stage
-
-
-@frozen(eq=False)
-class _Cut:
-    """Where all ranks of a schedule have come to: the first action that each has not done.
-
-    `update` and `number` are those of the schedule's actions, see `_updates`. `pending` are the
-    transfers that are issued and not over, by their rows in the whole schedule.
-    """
-
-    schedule: Schedule
-    update: Ints
-    number: Ints
-    places: Ints
-    pending: Ints
-
-    @cached_property
-    def is_before(self) -> Flags:
-        """Which actions of the schedule have been done."""
-        return _is_before(self.schedule, self.places)
-
-    @cached_property
-    def is_complete(self) -> Flags:
-        """Of each update, whether everything is done."""
-        is_complete = np.ones(int(self.update.max()) + 1, bool)
-        is_complete[self.update[~self.is_before]] = False
-        return is_complete
-
-    def begun(self, earlier: int) -> Ints:
-        """What is done of the other updates, if these were so many earlier: a number for each
-        action and update.
-        """
-        rows = np.flatnonzero(self.is_before & ~self.is_complete[self.update])
-        updates = len(self.is_complete)
-        return np.unique(self.number[rows] * updates + self.update[rows] - earlier)
-
-    def waiting(self, earlier: int) -> Ints:
-        """The pending transfers, rank by rank in order, if their updates were so many earlier; and
-        with which of them batches begin.
-        """
-        rows = self.pending
-        columns = self.schedule.columns
-        is_head = columns.batch[rows] == rows
-        update = self.update[rows] - earlier
-        return np.stack([columns.rank[rows], update, self.number[rows], is_head])
+    return update, (rest * kinds + kind) * numbers + stage
 
 
 def _is_before(schedule: Schedule, places: Ints) -> Flags:
@@ -193,21 +157,9 @@ def _is_before(schedule: Schedule, places: Ints) -> Flags:
     return is_before
 
 
-def _is_later(second: _Cut, first: _Cut) -> bool:
-    """Whether what is left at a cut is what is left at the first one, one update later."""
-    # One later: update 0 is complete at the second cut, and update u + 1 is where u was at the
-    # first. The arrays are of the same updates, so one is filled up behind and the other before.
-    complete = np.append(second.is_complete, False)
-    return (
-        np.array_equal(complete, np.append(True, first.is_complete))
-        and np.array_equal(second.begun(1), first.begun(0))
-        and np.array_equal(second.waiting(1), first.waiting(0))
-    )
-
-
-def _reads_later(before: Schedule, longer: Schedule, first: _Cut) -> bool:
-    """Whether the versions on which it depends if what lies beyond a cut is right are one later in
-    the longer schedule, one update later.
+def _reads_later(before: Schedule, longer: Schedule, places: Ints) -> bool:
+    """Whether the versions on which it depends if what lies beyond a cut at some places is right
+    are one later in the longer schedule, one update later.
 
     They are those that forwards of one update read, some of which are to come; and of the latest
     weights also those that backwards to come read again. Of weights that are late by a number of
@@ -221,7 +173,7 @@ def _reads_later(before: Schedule, longer: Schedule, first: _Cut) -> bool:
         [[kind in counting.get(stage, ()) for stage in range(stages)] for kind in range(ROWS)]
     )
     columns = before.columns
-    rows = np.flatnonzero(~_is_before(before, first.places) & ~columns.is_transfer)
+    rows = np.flatnonzero(~_is_before(before, places) & ~columns.is_transfer)
     rows = rows[counts[columns.kind[rows], columns.stage[rows]]]
     stage = columns.stage[rows]
     # By stage and update: whether anything that reads a version of it is still to come.
