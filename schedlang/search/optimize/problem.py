@@ -66,7 +66,11 @@ class Problem:
 
     def value(self, orders: Orders) -> float:
         """The objective of some orders; infinite for those that hold too much, or cannot run."""
-        ends = self.graph.ends(orders) if self.fits(orders) else []
+        return self.value_at_any_memory(orders) if self.fits(orders) else inf
+
+    def value_at_any_memory(self, orders: Orders) -> float:
+        """The objective of some orders, whatever they hold; infinite for those that cannot run."""
+        ends = self.graph.ends(orders)
         return self.graph.objective(orders, ends) if ends else inf
 
     @cached_property

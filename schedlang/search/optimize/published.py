@@ -34,12 +34,17 @@ def from_gallery(problem: Problem, known: Answer, seconds: float) -> Iterator[An
     """
     deadline = monotonic() + seconds
     answer = known
-    # Many programs are alike where there is one stage on each rank.
-    tried: list[Orders] = []
+    candidates: list[tuple[str, Orders]] = []
     for name, orders in published(problem):
-        if orders in tried:
-            continue
-        tried.append(orders)
+        # Many programs are alike where there is one stage on each rank.
+        if all(orders != other for _, other in candidates):
+            candidates.append((name, orders))
+        if monotonic() >= deadline:
+            break
+    # Passes take most of the time, so what is quick by itself comes first: it stays so where they
+    # only have to move what it holds too much of.
+    candidates.sort(key=lambda candidate: problem.value_at_any_memory(candidate[1]))
+    for name, orders in candidates:
         for changed in passed(problem, orders):
             value = problem.value(changed)
             if value < answer.value:
