@@ -509,13 +509,16 @@ class _Build:
         each = self.durations.of(kind, columns.stage[rows], columns.microbatch[rows])
         takes = np.zeros(int(written.event.max(initial=-1)) + 1)
         np.maximum.at(takes, written.event, each)
-        stream = self.threads + (1 + _STREAM[kind]) * ranks + rank
-        items = self.items.add(stream, rows, takes[written.event])
-        self.wait(items, together, rows)
-        self.item[rows] = items
+        items = together
         one, other = pairs_within(written.event)
-        for side in (together, items):
-            self.wait(side[one], side[other], rows[one], at_begin=True)
+        self.wait(together[one], together[other], rows[one], at_begin=True)
+        # Where none takes any time, each is over at once, and streams keep nothing waiting.
+        if takes.any():
+            stream = self.threads + (1 + _STREAM[kind]) * ranks + rank
+            items = self.items.add(stream, rows, takes[written.event])
+            self.wait(items, together, rows)
+            self.wait(items[one], items[other], rows[one], at_begin=True)
+        self.item[rows] = items
         # What is needed is waited for: by the op, or where a send passes it on, before that.
         begun_at = np.full(len(columns), NOTHING)
         begun_at[rows] = begun
