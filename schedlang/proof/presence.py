@@ -165,49 +165,49 @@ class Presence:
         help = f"put `{bring}` of stage {self._name(item)} before it"
         dropped = int(self._before(self._is(Kind.RESHARD))[item])
         related = () if dropped == NOTHING else ((self._source(dropped), "they are dropped here"),)
-        return self._finding("unshard", message, item, related, help)
+        return self._amiss("unshard", message, item, related, help)
 
     def _there_already(self, item: int) -> Finding:
         how = "there" if self.hops[item] else "gathered"
         message = f"{self._here(item)}: the weights of the stage are {how} already"
         related = ((self._source(self.brought[item]), "here"),)
-        return self._finding("unshard", message, item, related)
+        return self._amiss("unshard", message, item, related)
 
     def _not_there(self, item: int) -> Finding:
         how = "are at home here" if self.at_home[item] else "are dropped already"
         message = f"{self._here(item)}: the weights of the stage {how}"
-        return self._finding("unshard", message, item)
+        return self._amiss("unshard", message, item)
 
     def _update_of_gathered(self, item: int) -> Finding:
         message = f"{self._here(item)} changes weights that are gathered"
         related = ((self._source(self.brought[item]), "here"),)
         help = f"put `reshard` of stage {self._name(item)} before it"
-        return self._finding("unshard", message, item, related, help)
+        return self._amiss("unshard", message, item, related, help)
 
     def _update_of_hopping(self, item: int) -> Finding:
         message = f"{self._here(item)}: the weights of the stage hop from replica to replica"
         help = "leave it out: an optimizer steps after the schedule, where the stage is at home"
-        return self._finding("hop", message, item, help=help)
+        return self._amiss("hop", message, item, help=help)
 
     def _nothing_to_sum(self, item: int) -> Finding:
         message = f"{self._here(item)} has nothing to sum: no gradient comes before it"
         before = self._before(self._is(Kind.REDUCE_GRAD, Kind.U))[item]
         if before != NOTHING and self.kind[before] == Kind.REDUCE_GRAD:
             message += " since the last one"
-        return self._finding("reduce-grad", message, item)
+        return self._amiss("reduce-grad", message, item)
 
     def _nothing_to_pass_on(self, item: int) -> Finding:
         message = f"{self._here(item)} has nothing to pass on: no gradient comes before it"
         if self._before(self._is(Kind.SEND_GRADIENTS))[item] != NOTHING:
             message += " since the last one"
-        return self._finding("hop", message, item)
+        return self._amiss("hop", message, item)
 
     def _never_summed(self, item: int) -> Finding:
         """A gradient behind the last sum of its update."""
         added = self.added[item]
         message = f"the gradient of {self._here(added)} is never summed, those of others are"
         help = f"`reduce` of stage {self._name(item)} belongs behind it"
-        return self._finding("reduce-grad", message, added, help=help)
+        return self._amiss("reduce-grad", message, added, help=help)
 
     def _never_home(self, item: int) -> Finding:
         """The last gradient that the rank has made, or else the first that it has received."""
@@ -218,14 +218,14 @@ class Presence:
             left = received[received > max(passed, self._first[item] - 1)][0]
         message = f"the gradient of {self._here(left)} never comes home"
         help = f"`send gradients` of stage {self._name(item)} belongs behind it"
-        return self._finding("hop", message, left, help=help)
+        return self._amiss("hop", message, left, help=help)
 
     def _never_dropped(self, item: int) -> Finding:
         message = f"the weights of stage {self._name(item)} are never dropped"
         help = "`reshard` belongs behind the last op that uses them"
-        return self._finding("unshard", message, self.brought[item], help=help)
+        return self._amiss("unshard", message, self.brought[item], help=help)
 
-    def _finding(
+    def _amiss(
         self,
         code: str,
         message: str,
