@@ -13,7 +13,8 @@ what it passes on is there, and at the end of weights until all that was sent of
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
@@ -21,12 +22,12 @@ import numpy as np
 from attrs import frozen
 
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.proof.graph import NOTHING
+from schedlang.proof.graph import Items
 from schedlang.proof.hops import check_hops
-from schedlang.proof.presence import walks
-from schedlang.schedule.columns import Flags, Ints
+from schedlang.proof.presence import presence
+from schedlang.schedule.columns import Ints, counts_of, how_many_before, is_any, pairs_within
 from schedlang.schedule.findings import Finding, ranks_text
-from schedlang.schedule.kinds import HOPS, OF_HOPS, OPS, Kind
+from schedlang.schedule.kinds import HOPS, OF_HOPS, OPS, ROWS, Kind
 from schedlang.schedule.schedule import Schedule
 
 #: What is an event of all replicas.
@@ -52,40 +53,18 @@ class Collectives:
     last: Ints
     ends: Ints
 
-    @property
-    def has_replicas(self) -> bool:
-        """Whether some of them are events of several ranks."""
-        return len(np.unique(self.event)) < len(self.event)
-
 
 def collectives(schedule: Schedule) -> Collectives:
     """The gathers, sums and hops of a schedule that `check_collectives` accepts."""
-    columns = schedule.columns
-    rows = columns.where(*_EVENTS)
-    users: dict[int, int] = {}
-    lasts: dict[int, int] = {}
-    ends: list[tuple[int, int]] = []
-    for walk in walks(schedule):
-        users |= walk.users
-        lasts |= walk.lasts
-        ends += walk.ends
-    names = _names(schedule, rows)
-    events: dict[tuple[int, int, int], int] = {}
-    event = [events.setdefault(name, len(events)) for name in names]
-    return Collectives(
-        rows,
-        np.array(event, np.int64),
-        np.array([users.get(row, NOTHING) for row in rows.tolist()], np.int64),
-        np.array([lasts.get(row, NOTHING) for row in rows.tolist()], np.int64),
-        np.array(ends, np.int64).reshape(-1, 2).T,
-    )
+    sides = _sides(schedule)
+    there = presence(schedule)
+    row = sides.row
+    return Collectives(row, sides.event, there.user[row], there.last[row], there.ends)
 
 
-def writes(schedule: Schedule, kinds: Collection[int]) -> Flags:
-    """For each stage whether actions of some kinds are written for it."""
-    written = np.zeros(len(schedule.placement), bool)
-    written[schedule.columns.stage[schedule.columns.where(*kinds)]] = True
-    return written
+def have_replicas(schedule: Schedule) -> bool:
+    """Whether some gathers, sums or hops are events of several ranks."""
+    return bool((_sides(schedule).counts > 1).any())
 
 
 def check_collectives(schedule: Schedule) -> list[Finding]:
@@ -95,39 +74,68 @@ def check_collectives(schedule: Schedule) -> list[Finding]:
     if not schedule.columns.is_collective.any():
         return []
     found = check_hops(schedule)
-    found = found or [finding for walk in walks(schedule) for finding in walk.findings]
+    found = found or presence(schedule).findings()
     found = found or list(_side_by_side(schedule)) or list(_alone(schedule))
-    return found or list(_unmet(schedule)) or _orders(schedule)
+    if found:
+        return found
+    sides = _sides(schedule)
+    return list(_unmet(schedule, sides)) or _orders(schedule, sides)
 
 
 def _name(schedule: Schedule, row: int) -> str:
     return schedule.name_of(*schedule.columns.place(row))
 
 
-def _names(schedule: Schedule, rows: Ints) -> list[tuple[int, int, int]]:
-    """What each of some events is a side of: its kind, that of the send for a hop; the first
-    replica of its stage, or the one that sends; and how many the stage has had before.
+@frozen(eq=False)
+class _Sides:
+    """The gathers, sums and hops that are written, an item for each on each rank, in the order of
+    the schedule's columns: item i is the action `row[i]`, and a side of an event.
+
+    What it is a side of is told by its `kind`, that of the send for a hop; by its `stage`, that of
+    the first replica, or the one that sends; and by the `number` of those that the stage has had
+    before. Events are numbered as they first come.
     """
+
+    row: Ints
+    kind: Ints
+    stage: Ints
+    number: Ints
+    event: Ints
+
+    @cached_property
+    def counts(self) -> Ints:
+        """For each item how many sides its event has."""
+        return counts_of(self.event)[self.event]
+
+
+def _sides(schedule: Schedule) -> _Sides:
+    """The sides of the events of a schedule."""
     columns = schedule.columns
     layout = schedule.layout
-    stages = columns.stage[rows].tolist()
-    kinds = columns.kind[rows].tolist()
-    first = {stage: min(layout.replicas(stage)) for stage in set(stages)}
-    replicas = {stage for each in set(first.values()) for stage in layout.replicas(each)}
-    sender = {layout.next_replica(stage): stage for stage in replicas}
-    send = {receive: send for send, receive in HOPS.items()}
-    before = Counter[tuple[int, int]]()
-    names = []
-    for kind, stage in zip(kinds, stages, strict=True):
-        if kind in HOPS:
-            of = (kind, stage)
-        elif kind in send:
-            of = (send[kind], sender[stage])
-        else:
-            of = (kind, first[stage])
-        names.append((*of, before[kind, stage]))
-        before[kind, stage] += 1
-    return names
+    stages = len(layout.placement)
+    rows = columns.where(*_EVENTS)
+    # Whose they are, by kind and stage.
+    event_kind = np.arange(ROWS)
+    event_stage = np.tile(np.arange(stages), (ROWS, 1))
+    written = np.unique(columns.stage[rows]).tolist()
+    for replicas in {tuple(layout.replicas(stage)) for stage in written}:
+        event_stage[np.ix_(_OF_ALL, replicas)] = min(replicas)
+        event_stage[np.ix_([*HOPS.values()], [*map(layout.next_replica, replicas)])] = replicas
+    event_kind[[*HOPS.values()]] = [*HOPS]
+    kind = event_kind[columns.kind[rows]]
+    stage = event_stage[columns.kind[rows], columns.stage[rows]]
+    number = how_many_before(columns.kind[rows] * np.int64(stages) + columns.stage[rows])
+    # The events of one kind and stage lie side by side.
+    group = kind * stages + stage
+    most = np.zeros(ROWS * stages, np.int64)
+    np.maximum.at(most, group, number + 1)
+    place = (np.cumsum(most) - most)[group] + number
+    first = np.zeros(int(most.sum()), np.int64)
+    items = np.arange(len(rows))
+    first[place[::-1]] = items[::-1]
+    is_first = first[place] == items
+    event = (np.cumsum(is_first) - 1)[first[place]]
+    return _Sides(rows, kind, stage, number, event)
 
 
 def _side_by_side(schedule: Schedule) -> Iterator[Finding]:
@@ -179,25 +187,26 @@ def _alone(schedule: Schedule) -> Iterator[Finding]:
             break
 
 
-def _unmet(schedule: Schedule) -> Iterator[Finding]:
+def _unmet(schedule: Schedule, sides: _Sides) -> Iterator[Finding]:
     """The first side of each stage's hops that has no other one."""
     columns = schedule.columns
-    rows = columns.where(*OF_HOPS)
-    names = _names(schedule, rows)
-    sides = Counter(names)
+    names = schedule.names
+    is_unmet = is_any(sides.kind, *HOPS) & (sides.counts != 2)
     told = set[tuple[int, int]]()
-    for row, name in zip(rows.tolist(), names, strict=True):
-        kind, stage, number = name
-        if sides[name] == 2 or (kind, stage) in told:
+    for item in np.flatnonzero(is_unmet).tolist():
+        row = int(sides.row[item])
+        stage = int(sides.stage[item])
+        number = int(sides.number[item])
+        if (int(sides.kind[item]), stage) in told:
             continue
-        told.add((kind, stage))
+        told.add((int(sides.kind[item]), stage))
         is_send = columns.kind[row] in HOPS
         other = schedule.layout.next_replica(stage) if is_send else stage
         there = counted(number, "receive" if is_send else "send")
         message = (
             f"`{_name(schedule, row)}` on rank {columns.rank[row]} is "
             f"{'send' if is_send else 'receive'} {number + 1} of its kind; the "
-            f"{'next' if is_send else 'last'} replica, stage {schedule.names.stage(other)} on rank "
+            f"{'next' if is_send else 'last'} replica, stage {names.stage(other)} on rank "
             f"{schedule.placement[other]}, has {there}"
         )
         help = "a send goes to the next replica of its stage, the one of the next pipeline"
@@ -207,7 +216,7 @@ def _unmet(schedule: Schedule) -> Iterator[Finding]:
         yield Finding("collective", message, rank, place, help=help, numbers=numbers)
 
 
-def _orders(schedule: Schedule) -> list[Finding]:
+def _orders(schedule: Schedule, sides: _Sides) -> list[Finding]:
     """Ranks that come to the events of several replicas in different orders: a round of events, of
     which each comes before the next one on some rank.
     """
@@ -216,18 +225,22 @@ def _orders(schedule: Schedule) -> list[Finding]:
     #     rank 0    sum of a ──▶ sum of b
     #     rank 1    sum of b ──▶ sum of a
     columns = schedule.columns
-    rows = columns.where(*_EVENTS)
-    names = _names(schedule, rows)
-    sides = Counter(names)
-    sorter = TopologicalSorter[tuple[int, int, int]]()
-    behind: dict[tuple[tuple[int, int, int], tuple[int, int, int]], tuple[int, int]] = {}
-    of_several = [
-        (row, name) for row, name in zip(rows.tolist(), names, strict=True) if sides[name] > 1
-    ]
-    for (row, name), (following, other) in pairwise(of_several):
+    is_met = sides.counts > 1
+    rows = sides.row[is_met]
+    event = sides.event[is_met]
+    items = Items()
+    items.add(columns.rank[rows], rows)
+    one, other = pairs_within(event)
+    items.wait(one, other, at_begin=True)
+    if items.graph().is_whole:
+        return []
+    sorter = TopologicalSorter[int]()
+    behind: dict[tuple[int, int], tuple[int, int]] = {}
+    of_several = zip(rows.tolist(), event.tolist(), strict=True)
+    for (row, of_row), (following, of_following) in pairwise(of_several):
         if columns.rank[row] == columns.rank[following]:
-            sorter.add(other, name)
-            behind.setdefault((name, other), (row, following))
+            sorter.add(of_following, of_row)
+            behind.setdefault((of_row, of_following), (row, following))
     try:
         sorter.prepare()
     except CycleError as error:

@@ -13,10 +13,11 @@ import numpy as np
 from attrs import define, field, frozen
 
 from schedlang.proof.channels import Channels, channels_of
-from schedlang.proof.collectives import collectives, writes
+from schedlang.proof.collectives import collectives
 from schedlang.proof.graph import NEVER, NOTHING, Graph, Items
+from schedlang.proof.presence import writes
 from schedlang.ranks.shards import gathers
-from schedlang.schedule.columns import Columns, Floats, Ints, counts_of, members
+from schedlang.schedule.columns import Columns, Floats, Ints, counts_of, pairs_within
 from schedlang.schedule.costs import Costs, Durations, Transfers
 from schedlang.schedule.kinds import HOPS, RECEIVES, ROWS, SUMS, WAITS, Kind
 from schedlang.schedule.layout import Layout
@@ -435,12 +436,8 @@ class _Build:
         self.wait(begun, self.item[last], last)
         sums = self.items.add(thread, turn + _STANDS, takes)
         # All sums of a group wait for each other's begin.
-        in_groups = np.argsort(group, kind="stable")
-        one, other = members(sizes, group[in_groups])
-        one = in_groups[one]
-        other = in_groups[other]
-        is_other = one != other
-        self.wait(sums[one[is_other]], sums[other[is_other]], last[one[is_other]], at_begin=True)
+        one, other = pairs_within(group)
+        self.wait(sums[one], sums[other], last[one], at_begin=True)
         # Steps wait for them; one that stands before its gradients is found to be wrong elsewhere.
         steps = columns.where(Kind.U)
         stage = columns.stage[steps]
@@ -512,21 +509,16 @@ class _Build:
         each = self.durations.of(kind, columns.stage[rows], columns.microbatch[rows])
         takes = np.zeros(int(written.event.max(initial=-1)) + 1)
         np.maximum.at(takes, written.event, each)
-        stream = self.threads + (1 + _STREAM[kind]) * ranks + rank
-        items = self.items.add(stream, rows, takes[written.event])
-        self.wait(items, together, rows)
+        items = together
+        one, other = pairs_within(written.event)
+        self.wait(together[one], together[other], rows[one], at_begin=True)
+        # Where none takes any time, each is over at once, and streams keep nothing waiting.
+        if takes.any():
+            stream = self.threads + (1 + _STREAM[kind]) * ranks + rank
+            items = self.items.add(stream, rows, takes[written.event])
+            self.wait(items, together, rows)
+            self.wait(items[one], items[other], rows[one], at_begin=True)
         self.item[rows] = items
-        in_events = np.argsort(written.event, kind="stable")
-        sizes = counts_of(written.event)
-        one, other = members(sizes, written.event[in_events])
-        # Of the pairs of rows with one event, all but a row with itself.
-        one = in_events[one]
-        other = in_events[other]
-        differ = one != other
-        one = one[differ]
-        other = other[differ]
-        for side in (together, items):
-            self.wait(side[one], side[other], rows[one], at_begin=True)
         # What is needed is waited for: by the op, or where a send passes it on, before that.
         begun_at = np.full(len(columns), NOTHING)
         begun_at[rows] = begun

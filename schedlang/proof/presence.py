@@ -2,279 +2,289 @@
 are needed, and is nothing left behind?
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import cached_property
 
 import numpy as np
-from attrs import define, field
+from attrs import define
 
+from schedlang.proof.graph import NOTHING
 from schedlang.proof.hops import homes
-from schedlang.schedule.columns import Columns, Ints, is_any
+from schedlang.schedule.columns import Flags, Ints, is_any
 from schedlang.schedule.findings import Finding
-from schedlang.schedule.kinds import GATHERS, MAKERS, OF_HOPS, OPS, SUMS, USES_WEIGHTS, Kind
+from schedlang.schedule.kinds import GATHERS, HOPS, MAKERS, OF_HOPS, OPS, SUMS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
 
-#: What brings weights to a rank.
+#: What brings weights to a rank, and what needs them there.
 _BRINGS = (Kind.UNSHARD, Kind.RECV_WEIGHTS)
+_NEEDS = (*sorted(USES_WEIGHTS), Kind.SEND_WEIGHTS)
+#: What stands behind the last action of a stage: no kind of action.
+_END = 0
 
 
-def walks(schedule: Schedule) -> list["Walk"]:
-    """A walk over each rank that has any, gone to its end."""
-    columns = schedule.columns
-    if not columns.is_collective.any():
-        return []
-    # What is walked, of a stage:
-    #
-    #     actions           unshard  F0  F1  B0  B1  reshard  reduce
-    #     for its gathers   unshard  F0              reshard
-    #     for its sums                           B1           reduce
-    uses = _ends_of_runs(columns, USES_WEIGHTS, (*GATHERS, Kind.U), last=False)
-    gradients = _ends_of_runs(columns, MAKERS[Kind.W], (*SUMS, Kind.U), last=True)
-    rows = np.unique(np.concatenate([uses, gradients]))
-    at_home = {home for found in homes(schedule).values() for home in found}
-    hopping = {*columns.stage[columns.where(*OF_HOPS)].tolist()}
-    found = []
-    for rank in np.unique(columns.rank[columns.is_collective]).tolist():
-        walk = Walk(schedule, rank, at_home, hopping)
-        walk.go(rows[columns.rank[rows] == rank])
-        found.append(walk)
-    return found
-
-
-def _ends_of_runs(
-    columns: Columns, run: Collection[int], others: Collection[int], last: bool
-) -> Ints:
-    """The actions of some kinds, of each stage; of those of a `run` that follow each other only the
-    first one, or the last: between them nothing changes.
-    """
-    rows = columns.where(*run, *others)
-    rows = rows[np.argsort(columns.stage[rows], kind="stable")]
-    is_run = is_any(columns.kind[rows], *run)
-    is_same = is_run[1:] & is_run[:-1] & (columns.stage[rows][1:] == columns.stage[rows][:-1])
-    left_out = np.zeros(len(rows), bool)
-    if last:
-        left_out[:-1] = is_same
-    else:
-        left_out[1:] = is_same
-    kept: Ints = rows[~left_out]
-    return kept
-
-
-@define
-class _Stage:
-    """What is under way of a stage, as the rows of actions: the gather or the receive that it has
-    its weights by, the last gradient that no sum has, or that was not passed on, and the sums since
-    the last update; gradients received, but not passed on, and whether any were passed on; and what
-    was sent since the last `reshard`.
-
-    If its weights hop from replica to replica, it `hops`; at home (`is_home`), they always are.
-    """
-
-    hops: bool
-    is_home: bool
-    gather: int | None = None
-    added: int | None = None
-    sums: list[int] = field(factory=list)
-    received: list[int] = field(factory=list)
-    has_passed_on: bool = False
-    sent: list[int] = field(factory=list)
-    last_reshard: int | None = None
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether its weights are there."""
-        return self.is_home or self.gather is not None
+def writes(schedule: Schedule, kinds: Collection[int]) -> Flags:
+    """For each stage whether actions of some kinds are written for it."""
+    written = np.zeros(len(schedule.placement), bool)
+    written[schedule.columns.stage[schedule.columns.where(*kinds)]] = True
+    return written
 
 
 @define(eq=False)
-class Walk:
-    """Goes over the actions of a rank; of each gather, sum and hop it finds what first needs it.
+class Presence:
+    """The stages that write where their weights or gradients are: an item for each action of theirs
+    that uses or moves these, stage by stage, and one for the end of each stage.
 
-    Some stages are `at_home` here, of those with hops.
+    What is there at an item follows from what came last before it:
+
+        item       0        1   2   3        4       5
+        action     unshard  F0  B0  reshard  reduce  the end
+        brought    -        0   0   0        -       -
+        added      -        -   -   2        2       -
     """
 
     schedule: Schedule
-    rank: int
-    at_home: set[int]
-    hopping: set[int]
-    users: dict[int, int] = field(factory=dict)
-    lasts: dict[int, int] = field(factory=dict)
-    ends: list[tuple[int, int]] = field(factory=list)
-    findings: list[Finding] = field(factory=list)
-    #: Those with a mistake: of what follows from it, nothing is said.
-    wrong: set[int] = field(factory=set)
+    row: Ints
+    kind: Ints
+    stage: Ints
 
-    def go(self, rows: Ints) -> None:
-        """Over the rank's actions of some rows, in their order."""
-        columns = self.schedule.columns
-        gathers = set(columns.stage[columns.where(*GATHERS)].tolist())
-        sums = set(columns.stage[columns.where(*SUMS)].tolist()) | self.hopping
-        held = self.schedule.stages_of(self.rank)
-        stages = {
-            stage: _Stage(stage in self.hopping, stage in self.at_home)
-            for stage in held
-            if stage in gathers | sums
-        }
-        actions = zip(*(each[rows].tolist() for each in (columns.kind, columns.stage)), strict=True)
-        for row, (kind, stage) in zip(rows.tolist(), actions, strict=True):
-            if stage in gathers:
-                self.weights(stages[stage], kind, stage, row)
-            if stage in sums:
-                self.gradients(stages[stage], kind, stage, row)
-        for number, stage_at_end in stages.items():
-            self.end(number, stage_at_end)
+    @cached_property
+    def _first(self) -> Ints:
+        """For each item the first one of its stage."""
+        is_first = np.diff(self.stage, prepend=NOTHING) != 0
+        return np.maximum.accumulate(np.where(is_first, np.arange(len(self.row)), 0))
 
-    def weights(self, stage: _Stage, kind: int, number: int, row: int) -> None:
-        """An action of a stage of which it is written when its weights are there."""
-        if kind in USES_WEIGHTS or kind == Kind.SEND_WEIGHTS:
-            if not stage.has_weights:
-                self.without_weights(stage, kind, number, row)
-                return
-            if stage.gather is not None:
-                self.users.setdefault(stage.gather, row)
-            if kind == Kind.SEND_WEIGHTS:
-                stage.sent.append(row)
-        elif kind in _BRINGS:
-            if stage.gather is not None:
-                related = ((self.source(stage.gather), "here"),)
-                how = "there" if stage.hops else "gathered"
-                message = f"{self.here(row)}: the weights of the stage are {how} already"
-                self.report("unshard", message, number, row, related=related)
-            stage.gather = row
-        elif kind == Kind.RESHARD:
-            if stage.gather is None:
-                how = "are at home here" if stage.is_home else "are dropped already"
-                message = f"{self.here(row)}: the weights of the stage {how}"
-                self.report("unshard", message, number, row)
-            elif stage.hops:
-                # What has come for nobody is over first, as well.
-                unused = [stage.gather] if stage.gather not in self.users else []
-                self.ends += [(row, hop) for hop in (*stage.sent, *unused)]
-                stage.sent = []
-            stage.gather = None
-            stage.last_reshard = row
-        elif kind == Kind.U and stage.gather is not None:
-            message = f"{self.here(row)} changes weights that are gathered"
-            related = ((self.source(stage.gather), "here"),)
-            help = f"put `reshard` of stage {self.name(number)} before it"
-            self.report("unshard", message, number, row, related=related, help=help)
+    @cached_property
+    def hops(self) -> Flags:
+        """Which items are of stages that hop from replica to replica."""
+        return writes(self.schedule, OF_HOPS)[self.stage]
 
-    def without_weights(self, stage: _Stage, kind: int, number: int, row: int) -> None:
-        """An action that needs weights which are not there."""
-        does = "runs without" if kind in USES_WEIGHTS else "passes on"
-        message = f"{self.here(row)} {does} the weights of its stage"
-        if kind not in USES_WEIGHTS:
-            message += ", which are not there"
-        bring = OPS[Kind.RECV_WEIGHTS if stage.hops else Kind.UNSHARD].word
-        help = f"put `{bring}` of stage {self.name(number)} before it"
-        related: tuple[tuple[int, str], ...] = ()
-        if stage.last_reshard is not None:
-            related = ((self.source(stage.last_reshard), "they are dropped here"),)
-        self.report("unshard", message, number, row, related=related, help=help)
+    @cached_property
+    def at_home(self) -> Flags:
+        """Which items are of stages that hop, and are at home there: their weights always are."""
+        is_home = np.zeros(len(self.schedule.placement), bool)
+        is_home[[home for found in homes(self.schedule).values() for home in found]] = True
+        return is_home[self.stage]
 
-    def gradients(self, stage: _Stage, kind: int, number: int, row: int) -> None:
-        """An action of a stage whose sums, or hops, are written."""
-        if kind in MAKERS[Kind.W]:
-            stage.added = row
-        elif kind == Kind.REDUCE_GRAD:
-            if stage.added is None:
-                message = f"{self.here(row)} has nothing to sum: no gradient comes before it"
-                if stage.sums:
-                    message += " since the last one"
-                self.report("reduce-grad", message, number, row)
-                return
-            self.lasts[row] = stage.added
-            stage.added = None
-            stage.sums.append(row)
-        elif kind == Kind.RECV_GRADIENTS:
-            stage.received.append(row)
-        elif kind == Kind.SEND_GRADIENTS:
-            self.pass_on(stage, number, row)
-        elif kind == Kind.U:
-            self.update(stage, number, row)
+    @cached_property
+    def brought(self) -> Ints:
+        """For each item the one that brought the weights which are there, or NOTHING."""
+        brings = self._is(*_BRINGS)
+        # As an index, NOTHING is that of the last item: an end, which is none of these.
+        last = self._before(brings | self._is(Kind.RESHARD))
+        return np.where(brings[last], last, NOTHING)
 
-    def pass_on(self, stage: _Stage, number: int, row: int) -> None:
-        """Send all that has been added up on."""
-        if stage.added is None and not stage.received:
-            message = f"{self.here(row)} has nothing to pass on: no gradient comes before it"
-            if stage.has_passed_on:
-                message += " since the last one"
-            self.report("hop", message, number, row)
-            return
-        if stage.added is not None:
-            self.lasts[row] = stage.added
-        self.users |= dict.fromkeys(stage.received, row)
-        stage.added = None
-        stage.received = []
-        stage.has_passed_on = True
-        stage.sent.append(row)
+    @cached_property
+    def added(self) -> Ints:
+        """For each item the last gradient that was added up, and neither summed nor passed on; or
+        NOTHING.
+        """
+        moves = writes(self.schedule, SUMS)[self.stage] | self.hops
+        makes = self._is(*MAKERS[Kind.W]) & moves
+        last = self._before(makes | self._is(Kind.REDUCE_GRAD, Kind.SEND_GRADIENTS))
+        return np.where(makes[last], last, NOTHING)
 
-    def update(self, stage: _Stage, number: int, row: int) -> None:
-        """An optimizer step, of a stage whose gradients are brought together."""
-        if stage.hops:
-            message = f"{self.here(row)}: the weights of the stage hop from replica to replica"
-            help = "leave it out: an optimizer steps after the schedule, where the stage is at home"
-            self.report("hop", message, number, row, help=help)
-            return
-        if stage.added is not None:
-            self.unsummed(number, stage.added)
-        for summed in stage.sums:
-            self.users[summed] = row
-        stage.sums = []
+    @cached_property
+    def received(self) -> Ints:
+        """For each item the last gradients that were received, and not passed on; or NOTHING."""
+        receives = self._is(Kind.RECV_GRADIENTS)
+        last = self._before(receives | self._is(Kind.SEND_GRADIENTS))
+        return np.where(receives[last], last, NOTHING)
 
-    def end(self, number: int, stage: _Stage) -> None:
-        """The end of a step."""
-        if stage.hops:
-            left = stage.added if stage.added is not None else next(iter(stage.received), None)
-            if left is not None and not stage.is_home:
-                message = f"the gradient of {self.here(left)} never comes home"
-                help = f"`send gradients` of stage {self.name(number)} belongs behind it"
-                self.report("hop", message, number, left, help=help)
-        elif stage.added is not None:
-            self.unsummed(number, stage.added)
-        if stage.gather is not None:
-            message = f"the weights of stage {self.name(number)} are never dropped"
-            help = "`reshard` belongs behind the last op that uses them"
-            self.report("unshard", message, number, stage.gather, help=help)
+    @cached_property
+    def user(self) -> Ints:
+        """For each action what first needs what it brings, sums or receives; or NOTHING."""
+        user = np.full(len(self.schedule.columns), NOTHING)
+        needs = np.flatnonzero(self._is(*_NEEDS) & (self.brought != NOTHING))[::-1]
+        user[self.row[self.brought[needs]]] = self.row[needs]
+        for kind, by in ((Kind.REDUCE_GRAD, Kind.U), (Kind.RECV_GRADIENTS, Kind.SEND_GRADIENTS)):
+            items, following = self._followed(self._is(kind), self._is(by))
+            user[self.row[items]] = self.row[following]
+        return user
 
-    def unsummed(self, number: int, added: int) -> None:
+    @cached_property
+    def last(self) -> Ints:
+        """For each action that sums gradients, or sends them, the last one of these; or NOTHING."""
+        last = np.full(len(self.schedule.columns), NOTHING)
+        moves = self._is(Kind.REDUCE_GRAD, Kind.SEND_GRADIENTS)
+        items = np.flatnonzero(moves & (self.added != NOTHING))
+        last[self.row[items]] = self.row[self.added[items]]
+        return last
+
+    @cached_property
+    def ends(self) -> Ints:
+        """The actions at which weights go that hop, and the hops that are over by then: what was
+        sent of the stage, and what has come for nobody.
+        """
+        goes = self._is(Kind.RESHARD) & self.hops & (self.brought != NOTHING)
+        sent, gone = self._followed(self._is(*HOPS), goes)
+        drops = np.flatnonzero(goes)
+        unused = drops[self.user[self.row[self.brought[drops]]] == NOTHING]
+        waiting = self.row[np.concatenate([gone, unused])]
+        hop = self.row[np.concatenate([sent, self.brought[unused]])]
+        is_unused = np.repeat([False, True], [len(sent), len(unused)])
+        return np.stack([waiting, hop])[:, np.lexsort((hop, is_unused, waiting))]
+
+    def findings(self) -> list[Finding]:
+        """The first mistake of each stage: of what follows from it, nothing is said. Those of a
+        rank stand in its order, and what is left at its end comes last.
+        """
+        is_end = self._is(_END)
+        is_update = self._is(Kind.U)
+        has_weights = self.at_home | (self.brought != NOTHING)
+        writes_weights = writes(self.schedule, GATHERS)[self.stage]
+        has_gradient = self.added != NOTHING
+        has_any = has_gradient | (self.received != NOTHING)
+        # An item has one finding, the first of these.
+        checks: tuple[tuple[Flags, Callable[[int], Finding]], ...] = (
+            (self._is(*_NEEDS) & writes_weights & ~has_weights, self._without_weights),
+            (self._is(*_BRINGS) & (self.brought != NOTHING), self._there_already),
+            (self._is(Kind.RESHARD) & (self.brought == NOTHING), self._not_there),
+            (is_update & (self.brought != NOTHING), self._update_of_gathered),
+            (is_update & self.hops, self._update_of_hopping),
+            (self._is(Kind.REDUCE_GRAD) & ~has_gradient, self._nothing_to_sum),
+            (self._is(Kind.SEND_GRADIENTS) & ~has_any, self._nothing_to_pass_on),
+            ((is_update | is_end) & ~self.hops & has_gradient, self._never_summed),
+            (is_end & self.hops & ~self.at_home & has_any, self._never_home),
+            (is_end & (self.brought != NOTHING), self._never_dropped),
+        )
+        wrong = np.flatnonzero(np.any([is_wrong for is_wrong, _ in checks], axis=0))
+        wrong = wrong[np.diff(self.stage[wrong], prepend=NOTHING) != 0]
+        rank = np.array(self.schedule.placement)[self.stage[wrong]]
+        wrong = wrong[np.lexsort((self.stage[wrong], self.row[wrong], rank))]
+        return [
+            next(tell for is_wrong, tell in checks if is_wrong[item])(item)
+            for item in wrong.tolist()
+        ]
+
+    def _without_weights(self, item: int) -> Finding:
+        uses = self.kind[item] in USES_WEIGHTS
+        message = f"{self._here(item)} runs without the weights of its stage"
+        if not uses:
+            message = f"{self._here(item)} passes on the weights of its stage, which are not there"
+        bring = OPS[Kind.RECV_WEIGHTS if self.hops[item] else Kind.UNSHARD].word
+        help = f"put `{bring}` of stage {self._name(item)} before it"
+        dropped = int(self._before(self._is(Kind.RESHARD))[item])
+        related = () if dropped == NOTHING else ((self._source(dropped), "they are dropped here"),)
+        return self._amiss("unshard", message, item, related, help)
+
+    def _there_already(self, item: int) -> Finding:
+        how = "there" if self.hops[item] else "gathered"
+        message = f"{self._here(item)}: the weights of the stage are {how} already"
+        related = ((self._source(self.brought[item]), "here"),)
+        return self._amiss("unshard", message, item, related)
+
+    def _not_there(self, item: int) -> Finding:
+        how = "are at home here" if self.at_home[item] else "are dropped already"
+        message = f"{self._here(item)}: the weights of the stage {how}"
+        return self._amiss("unshard", message, item)
+
+    def _update_of_gathered(self, item: int) -> Finding:
+        message = f"{self._here(item)} changes weights that are gathered"
+        related = ((self._source(self.brought[item]), "here"),)
+        help = f"put `reshard` of stage {self._name(item)} before it"
+        return self._amiss("unshard", message, item, related, help)
+
+    def _update_of_hopping(self, item: int) -> Finding:
+        message = f"{self._here(item)}: the weights of the stage hop from replica to replica"
+        help = "leave it out: an optimizer steps after the schedule, where the stage is at home"
+        return self._amiss("hop", message, item, help=help)
+
+    def _nothing_to_sum(self, item: int) -> Finding:
+        message = f"{self._here(item)} has nothing to sum: no gradient comes before it"
+        before = self._before(self._is(Kind.REDUCE_GRAD, Kind.U))[item]
+        if before != NOTHING and self.kind[before] == Kind.REDUCE_GRAD:
+            message += " since the last one"
+        return self._amiss("reduce-grad", message, item)
+
+    def _nothing_to_pass_on(self, item: int) -> Finding:
+        message = f"{self._here(item)} has nothing to pass on: no gradient comes before it"
+        if self._before(self._is(Kind.SEND_GRADIENTS))[item] != NOTHING:
+            message += " since the last one"
+        return self._amiss("hop", message, item)
+
+    def _never_summed(self, item: int) -> Finding:
         """A gradient behind the last sum of its update."""
-        message = f"the gradient of {self.here(added)} is never summed, those of others are"
-        help = f"`reduce` of stage {self.name(number)} belongs behind it"
-        self.report("reduce-grad", message, number, added, help=help)
+        added = self.added[item]
+        message = f"the gradient of {self._here(added)} is never summed, those of others are"
+        help = f"`reduce` of stage {self._name(item)} belongs behind it"
+        return self._amiss("reduce-grad", message, added, help=help)
 
-    def report(
+    def _never_home(self, item: int) -> Finding:
+        """The last gradient that the rank has made, or else the first that it has received."""
+        left = self.added[item]
+        if left == NOTHING:
+            passed = self._before(self._is(Kind.SEND_GRADIENTS))[item]
+            received = np.flatnonzero(self._is(Kind.RECV_GRADIENTS))
+            left = received[received > max(passed, self._first[item] - 1)][0]
+        message = f"the gradient of {self._here(left)} never comes home"
+        help = f"`send gradients` of stage {self._name(item)} belongs behind it"
+        return self._amiss("hop", message, left, help=help)
+
+    def _never_dropped(self, item: int) -> Finding:
+        message = f"the weights of stage {self._name(item)} are never dropped"
+        help = "`reshard` belongs behind the last op that uses them"
+        return self._amiss("unshard", message, self.brought[item], help=help)
+
+    def _amiss(
         self,
         code: str,
         message: str,
-        number: int,
-        row: int,
+        item: int,
         related: tuple[tuple[int, str], ...] = (),
         help: str | None = None,
-    ) -> None:
-        """The first mistake of a stage."""
-        if number not in self.wrong:
-            self.wrong.add(number)
-            place = self.source(row)
-            self.findings.append(
-                Finding(
-                    code,
-                    message,
-                    self.rank,
-                    place,
-                    related=related,
-                    help=help,
-                    numbers=(number,),
-                )
-            )
+    ) -> Finding:
+        """What is wrong at an item."""
+        stage = int(self.stage[item])
+        rank = self.schedule.placement[stage]
+        place = self._source(item)
+        return Finding(code, message, rank, place, related=related, help=help, numbers=(stage,))
 
-    def here(self, row: int) -> str:
+    def _here(self, item: int) -> str:
         """An action and its rank."""
-        return f"`{self.schedule.name_of(*self.schedule.columns.place(row))}` on rank {self.rank}"
+        rank, index = self.schedule.columns.place(int(self.row[item]))
+        return f"`{self.schedule.name_of(rank, index)}` on rank {rank}"
 
-    def name(self, number: int) -> str:
-        """The name of a stage."""
-        return self.schedule.names.stage(number)
+    def _name(self, item: int) -> str:
+        """The name of an item's stage."""
+        return self.schedule.names.stage(int(self.stage[item]))
 
-    def source(self, row: int) -> int:
+    def _source(self, item: int) -> int:
         """The place of an action in the program."""
-        return int(self.schedule.columns.source[row])
+        return int(self.schedule.columns.source[self.row[item]])
+
+    def _is(self, *kinds: int) -> Flags:
+        return is_any(self.kind, *kinds)
+
+    def _before(self, is_one: Flags) -> Ints:
+        """For each item the last one before it, of its stage, of those that are; or NOTHING."""
+        latest = np.maximum.accumulate(np.where(is_one, np.arange(len(is_one)), NOTHING))
+        before = np.append(NOTHING, latest[:-1])
+        return np.where(before >= self._first, before, NOTHING)
+
+    def _followed(self, is_one: Flags, is_other: Flags) -> tuple[Ints, Ints]:
+        """The items of some that are followed, in their stage, by one of others; and the first that
+        follows each.
+        """
+        items = np.flatnonzero(is_one)
+        others = np.flatnonzero(is_other)
+        behind = np.searchsorted(others, items)
+        is_there = behind < len(others)
+        is_there[is_there] = self.stage[others[behind[is_there]]] == self.stage[items[is_there]]
+        return items[is_there], others[behind[is_there]]
+
+
+def presence(schedule: Schedule) -> Presence:
+    """What a schedule writes of where weights and gradients are."""
+    columns = schedule.columns
+    is_written = writes(schedule, (*GATHERS, *SUMS))
+    rows = columns.where(*USES_WEIGHTS, *GATHERS, *SUMS, Kind.U)
+    rows = rows[is_written[columns.stage[rows]]]
+    # A stage ends with its rank.
+    stages = np.flatnonzero(is_written)
+    ends = columns.first[np.array(schedule.placement)[stages] + 1]
+    row = np.concatenate([rows, ends])
+    kind = np.concatenate([columns.kind[rows], np.full(len(ends), _END, np.int8)])
+    stage = np.concatenate([columns.stage[rows], stages])
+    # Small numbers are sorted faster.
+    order = np.argsort(stage.astype(np.min_scalar_type(len(is_written))), kind="stable")
+    return Presence(schedule, row[order], kind[order], stage[order])

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import CompileError
-from schedlang.proof.collectives import collectives
+from schedlang.proof.collectives import have_replicas
 from schedlang.proof.edges import Events, ideal_events, transport_events
 from schedlang.proof.execution import Execution
 from schedlang.proof.first_use import check_first_use
@@ -61,9 +61,7 @@ class _Proof:
         self.schedule = schedule
         self.ideal = ideal_events(schedule, schedule.costs)
         # Moments say nothing of collectives that ranks of the plan have together.
-        self.follows_moments = not collectives(schedule).has_replicas and follows_moments(
-            schedule, self.ideal
-        )
+        self.follows_moments = not have_replicas(schedule) and follows_moments(schedule, self.ideal)
 
     def on(self, name: str) -> Execution:
         """The ideal execution, if the schedule is right on a transport."""

@@ -278,3 +278,24 @@ def members(lengths: Ints, lists: Ints) -> tuple[Ints, Ints]:
     nth = np.arange(len(item)) - repeated(np.cumsum(counts) - counts, counts)
     begins = np.cumsum(lengths) - lengths
     return item, begins[lists[item]] + nth
+
+
+def how_many_before(keys: Ints) -> Ints:
+    """For each key, of 0 or more, how many before it are the same."""
+    # Small numbers are sorted faster.
+    order = np.argsort(keys.astype(np.min_scalar_type(int(keys.max(initial=0)))), kind="stable")
+    places = np.arange(len(keys))
+    is_first = np.diff(keys[order], prepend=-1) != 0
+    before = np.empty(len(keys), np.int64)
+    before[order] = places - np.maximum.accumulate(np.where(is_first, places, 0))
+    return before
+
+
+def pairs_within(groups: Ints) -> tuple[Ints, Ints]:
+    """All pairs of two items of one group, in both orders, group after group: of each item its
+    group is given, a number of 0 or more.
+    """
+    in_groups = np.argsort(groups, kind="stable")
+    one, other = members(counts_of(groups), groups[in_groups])
+    differ = one != other
+    return in_groups[one[differ]], in_groups[other[differ]]

@@ -240,10 +240,13 @@ class Layout:
         """The stages of all pipelines that are the same piece of the model as a stage, and this
         one.
         """
-        if self.models:
-            return [stage]
-        piece = self.piece(stage)
-        return [pipeline.start + piece for pipeline in self.pipelines]
+        return [stage] if self.models else self._replicas[self.piece(stage)][:]
+
+    @cached_property
+    def _replicas(self) -> list[list[int]]:
+        """The replicas of each piece of a model."""
+        starts = [pipeline.start for pipeline in self.pipelines]
+        return [[start + piece for start in starts] for piece in range(max(self.piece_of) + 1)]
 
     def next_replica(self, stage: int) -> int:
         """The replica to which hops from a stage lead: they stand in a ring, in the order of their

@@ -2,11 +2,18 @@
 
 import pickle
 
+import numpy as np
 import pytest
 from attrs import evolve
 
 from schedlang import compile
-from schedlang.schedule.columns import Ranks, actions_of, columns_of
+from schedlang.schedule.columns import (
+    Ranks,
+    actions_of,
+    columns_of,
+    how_many_before,
+    pairs_within,
+)
 from schedlang.schedule.schedule import Schedule
 from tests.support.paths import PROGRAMS
 
@@ -41,3 +48,20 @@ def test_ranks_equal_the_same_actions_however_they_are_kept(plan: Schedule) -> N
     rank = columns.rank.copy()
     rank[len(each[0])] = 0
     assert actions_of(4, evolve(columns, rank=rank)) != plan.ranks
+
+
+def test_how_many_before_counts_the_same_keys() -> None:
+    assert how_many_before(np.array([5, 0, 5, 5, 0, 7])).tolist() == [0, 0, 1, 2, 1, 0]
+    assert how_many_before(np.zeros(0, np.int64)).tolist() == []
+
+
+def test_pairs_within_groups_are_in_both_orders() -> None:
+    one, other = pairs_within(np.array([1, 0, 1, 2, 1]))
+    assert list(zip(one.tolist(), other.tolist(), strict=True)) == [
+        (0, 2),
+        (0, 4),
+        (2, 0),
+        (2, 4),
+        (4, 0),
+        (4, 2),
+    ]
