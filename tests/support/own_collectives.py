@@ -29,13 +29,19 @@ def are_in_place(schedule: Schedule) -> bool:
     """Whether, as far as a rank alone can tell, gathers and sums stand where they must. Hops must come
     to their end.
     """
+    beside = (*COLLECTIVES, *HOPS)
+    # They go on by themselves, and are in no batch.
+    if any(
+        kind in beside and group
+        for actions in schedule.ranks
+        for kind, group in zip(actions.kind, actions.group, strict=True)
+    ):
+        return False
     if any(kind in HOPS for actions in schedule.ranks for kind in actions.kind):
         return comes_home(schedule)
     for rank, actions in enumerate(schedule.ranks):
         rows = [actions.row(index) for index in range(len(actions))]
         written = {row[1] for row in rows if row[0] in COLLECTIVES}
-        if any(row[0] in COLLECTIVES and row[4] for row in rows):
-            return False
         if not all(_is_of(schedule, rank, stage) for stage in written):
             return False
         for stage in written:
