@@ -12,7 +12,7 @@ from math import inf
 from attrs import define, field, frozen
 
 from schedlang.passes.graph import ROUNDING
-from schedlang.passes.online import Online
+from schedlang.passes.online import Choices, Online
 from schedlang.schedule.kinds import Kind
 
 #: Nodes that are still to come, last first.
@@ -47,12 +47,8 @@ class Greedy(Online):
     queues: list[tuple[Queue, Queue]] = field(factory=list)
     #: By node: its place in the given order of its rank.
     place: list[int] = field(init=False)
-    owed: list[list[int]] = field(init=False)
-    paid: list[int] = field(init=False)
     waited: list[float] = field(init=False)
     longest: float = 0.0
-    #: What a rank may hold at most.
-    _most: float = field(init=False)
     #: What other rules would decide the same all along: any share above `share_below` and up to
     #: `share_above`; others in `even` and `spare`, or in `skips`, unless these counted.
     share_below: float = 0.0
@@ -62,9 +58,6 @@ class Greedy(Online):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self._most = self.limit + ROUNDING
-        self.owed = [[] for _ in self.given]
-        self.paid = [0 for _ in self.given]
         self.waited = [0.0 for _ in self.given]
         self.place = [0] * len(self.graph)
         kind = self.graph.kind
@@ -91,7 +84,7 @@ class Greedy(Online):
         is_even_alike = (rules.even, rules.spare) == (mine.even, mine.spare) or not can_even_count
         return is_share_alike and are_skips_alike and is_even_alike
 
-    def decide(self, rank: int, now: float) -> int | None:
+    def choices(self, rank: int) -> Choices:
         """What is next, or a weight gradient; or None, and the rank waits."""
         # What an idle rank does, by what is next in its order:
         #
@@ -102,53 +95,62 @@ class Greedy(Online):
         #
         # Whether another rule would have decided otherwise is noted by the way, so that runs that
         # would come out the same are left out.
+        skips = self.rules.skips
+        most = self.limit + ROUNDING
+        weights = self.graph.weights
+        rise = self.graph.rise
+        place = self.place
+        arrival = self.arrival
+        free = self.free
+        held = self.held
         forwards, others = self.queues[rank]
-        until = inf
-        is_full = False
-        if forwards or others:
-            place = self.place
-            is_forward = bool(forwards) and not (others and place[others[-1]] < place[forwards[-1]])
-            queue = forwards if is_forward else others
-            node = queue[-1]
-            until = self.arrival[node]
-            if self.held[rank] + self.graph.rise[node] > self._most:
-                # Only the memory may be in the way of what is next.
-                is_full = until <= now
-                until = inf
-            if until > now and is_forward and others:
-                # A backward may go before a forward that cannot run.
-                backward = others[-1]
-                earlier = self.arrival[backward]
-                is_other_full = False
-                if self.held[rank] + self.graph.rise[backward] > self._most:
-                    is_other_full = earlier <= now
-                    earlier = inf
-                if earlier < until or is_other_full > is_full:
-                    self.do_skips_count = True
-                    if self.rules.skips:
-                        queue = others
-                        node = backward
-                        until = min(until, earlier)
-                        is_full = is_full or is_other_full
+        owed = list[int]()
+        paid = 0
+        node = None
+        while True:
+            now = yield node
+            until = inf
+            is_full = False
+            queue = others
+            if forwards and not (others and place[others[-1]] < place[forwards[-1]]):
+                queue = forwards
+            if queue:
+                until = arrival[queue[-1]]
+                if held[rank] + rise[queue[-1]] > most:
+                    # Only the memory may be in the way of what is next.
+                    is_full = until <= now
+                    until = inf
+                if until > now and queue is forwards and others:
+                    # A backward may go before a forward that cannot run.
+                    earlier = arrival[others[-1]]
+                    is_other_full = False
+                    if held[rank] + rise[others[-1]] > most:
+                        is_other_full = earlier <= now
+                        earlier = inf
+                    if earlier < until or is_other_full > is_full:
+                        self.do_skips_count = True
+                        if skips:
+                            queue = others
+                            until = min(until, earlier)
+                            is_full = is_full or is_other_full
             if until <= now:
-                queue.pop()
-                if node in self.graph.weights:
-                    self.owed[rank] += self.graph.weights[node]
+                node = queue.pop()
+                if node in weights:
+                    owed += weights[node]
+            elif paid < len(owed) and (is_full or self.is_worth(rank, owed[paid], until - now)):
+                node = owed[paid]
+                paid += 1
+            else:
+                node = None
+                if until < inf:
+                    heappush(self.events, (until, rank))
+                continue
+            if now > free[rank]:
                 self.count_wait(rank, now)
-                return node
-        owed = self.owed[rank]
-        paid = self.paid[rank]
-        if paid < len(owed) and (is_full or self.is_worth(rank, until - now)):
-            self.paid[rank] = paid + 1
-            self.count_wait(rank, now)
-            return owed[paid]
-        if until < inf:
-            heappush(self.events, (until, rank))
-        return None
 
-    def is_worth(self, rank: int, wait: float) -> bool:
-        """Whether the oldest weight gradient owed is to fill a wait."""
-        time = self.graph.time[self.owed[rank][self.paid[rank]]]
+    def is_worth(self, rank: int, weight: int, wait: float) -> bool:
+        """Whether a weight gradient is to fill a wait."""
+        time = self.graph.time[weight]
         share = (wait + ROUNDING) / time if time else inf
         if share >= self.rules.share:
             if share < self.share_above:
@@ -163,7 +165,7 @@ class Greedy(Online):
 
     def count_wait(self, rank: int, now: float) -> None:
         """Count how long a rank has waited by now for what it begins, unless that is its first."""
-        if now > self.free[rank] and self.orders[rank]:
+        if self.orders[rank]:
             waited = self.waited[rank] + (now - self.free[rank])
             self.waited[rank] = waited
             if waited > self.longest:

@@ -1,11 +1,16 @@
 """An execution in which ranks decide as they go what they do next."""
 
-from heapq import heappop, heappush
+from collections.abc import Generator
+from heapq import heappop, heapreplace
 from math import inf
 
 from attrs import define, field
 
 from schedlang.passes.graph import Graph, Orders
+
+#: What a rank does whenever it is idle: it is told the time, and gives the node that it begins, or
+#: None where it waits.
+Choices = Generator[int | None, float, None]
 
 
 @define
@@ -13,8 +18,9 @@ class Online:
     """Ranks run nodes of a graph; `orders` is what each has run, in order, and `ends` says when a
     node ends, infinite before it has begun.
 
-    An idle rank is asked to `decide` whenever there may be something new for it. `arrival` says for
-    each node when everything that it waits for is there: infinite while some of it has not begun.
+    An idle rank is asked for its choice whenever there may be something new for it. `arrival` says
+    for each node when everything that it waits for is there: infinite while some of it has not
+    begun.
     """
 
     graph: Graph
@@ -44,8 +50,8 @@ class Online:
         self.held = [0.0 for _ in ranks]
         self.events = [(0.0, rank) for rank in ranks]
 
-    def decide(self, rank: int, now: float) -> int | None:
-        """The node that an idle rank begins, or None where it waits."""
+    def choices(self, rank: int) -> Choices:
+        """The choices of a rank. Whatever is only its own, it keeps to itself."""
         raise NotImplementedError
 
     def notice(self, node: int, rank: int, now: float) -> None:
@@ -59,8 +65,8 @@ class Online:
         #
         #     events    (3, rank 1)  (3, rank 2)  (5, rank 0)  …      the earliest first
         #                    │
-        #                    └─► decide: starts an op ──► (7, rank 1), and whom its result concerns
-        #                        or waits             ──► (when it need not any more, rank 1)
+        #                    └─► it starts an op ──► (7, rank 1), and whom its result concerns
+        #                        or waits        ──► (when it need not any more, rank 1)
         # Every op of every trial comes by here, so all that is asked for has a name.
         time = self.graph.time
         change = self.graph.change
@@ -74,21 +80,22 @@ class Online:
         free = self.free
         held = self.held
         events = self.events
-        decide = self.decide
         notice = self.notice
+        choices = list(map(self.choices, range(len(self.given))))
+        for choice in choices:
+            next(choice)
         while events:
-            now, rank = heappop(events)
-            if free[rank] > now:
-                continue
-            node = decide(rank, now)
+            now, rank = events[0]
+            node = None if free[rank] > now else choices[rank].send(now)
             if node is None:
+                heappop(events)
                 continue
             end = now + time[node]
             orders[rank].append(node)
             ends[node] = end
             free[rank] = end
             held[rank] += change[node]
-            heappush(events, (end, rank))
+            heapreplace(events, (end, rank))
             # What it makes concerns others.
             for user, latency in users[node]:
                 at = end + latency

@@ -137,11 +137,8 @@ def find_repeats(
     runs = list[Run]()
 
     def can_take(run: Run) -> bool:
-        """Whether all ops of a run are in no other one yet, and there for a whole period."""
-        rows = slice(run.first, run.first + run.length)
-        body = names[rows]
-        there = counts_of(body, minlength=len(is_open))
-        return bool(is_open[body].all() and (there[body] == units[rows]).all())
+        """Whether all ops of a run are in no other one yet."""
+        return bool(is_open[names[run.first : run.first + run.length]].all())
 
     for _, alike in groupby(_runs(columns, names, units), key=lambda run: run.length):
         for run in _in_turn(list(filter(can_take, alike)), starts):
@@ -176,8 +173,9 @@ def _in_turn(runs: list[Run], starts: Floats | None) -> list[Run]:
 
 
 def _runs(columns: Columns, names: Ints, units: Ints) -> Iterator[Run]:
-    """All runs of a schedule, the longest first, and of these the one that is repeated most often;
-    of each row the `units` that are a period of its pipeline.
+    """All runs of a schedule in which each op is there for a whole period, the longest first, and
+    of these the one that is repeated most often; of each row the `units` that are a period of its
+    pipeline.
     """
     rows = np.arange(len(columns))
     has_unit = columns.microbatch >= 0
@@ -189,6 +187,11 @@ def _runs(columns: Columns, names: Ints, units: Ints) -> Iterator[Run]:
     again = np.where(has_unit, row_of[np.where(has_unit, keys + units, 0)], -1)
     in_batch = columns.batch != rows
     is_again = (again >= 0) & (in_batch == in_batch[again])
+    # How many ops of its kind and stage there are before it comes again: those of a whole period.
+    nth = np.empty(len(rows), np.int64)
+    by_name = np.argsort(names, kind="stable")
+    nth[by_name] = rows
+    is_again &= nth[again] - nth == units
     distance = np.where(is_again, again - rows, 0)
     is_new = np.diff(distance, prepend=-1) != 0
     is_new |= np.diff(columns.rank, prepend=-1) != 0
