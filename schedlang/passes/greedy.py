@@ -43,6 +43,8 @@ class Greedy(Online):
     """
 
     rules: Rules
+    #: Per rank: how long it may wait, before the execution is given up.
+    patience: list[float]
     #: Per rank: the forwards and the others.
     queues: list[tuple[Queue, Queue]] = field(factory=list)
     #: By node: its place in the given order of its rank.
@@ -70,7 +72,9 @@ class Greedy(Online):
             self.queues.append((forwards, others))
 
     def run(self) -> bool:
-        """Whether all ops can run in these orders and within the limit."""
+        """Whether all ops can run in these orders, within the limit, and before any rank loses its
+        patience.
+        """
         self.execute()
         return inf not in self.ends
 
@@ -147,6 +151,8 @@ class Greedy(Online):
                 continue
             if now > free[rank]:
                 self.count_wait(rank, now)
+                if self.waited[rank] > self.patience[rank]:
+                    return
 
     def is_worth(self, rank: int, weight: int, wait: float) -> bool:
         """Whether a weight gradient is to fill a wait."""

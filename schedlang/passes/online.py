@@ -1,6 +1,7 @@
 """An execution in which ranks decide as they go what they do next."""
 
 from collections.abc import Generator
+from contextlib import suppress
 from heapq import heappop, heapreplace
 from math import inf
 
@@ -9,7 +10,7 @@ from attrs import define, field
 from schedlang.passes.graph import Graph, Orders
 
 #: What a rank does whenever it is idle: it is told the time, and gives the node that it begins, or
-#: None where it waits.
+#: None where it waits. Where the choices of one come to an end, the execution is given up.
 Choices = Generator[int | None, float, None]
 
 
@@ -59,7 +60,12 @@ class Online:
         raise NotImplementedError
 
     def execute(self) -> None:
-        """Let ranks decide until nothing is left that they can do."""
+        """Let ranks decide until nothing is left that they can do, or one gives up."""
+        with suppress(StopIteration):
+            self.execute_all()
+
+    def execute_all(self) -> None:
+        """The same, where none gives up."""
         # Time goes from event to event, each of one rank: it has become free, or what it waits for
         # is there. A rank that has begun something by then is asked again when it is free:
         #

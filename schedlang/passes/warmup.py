@@ -37,9 +37,10 @@ class _Warmup(Online):
 
     more: float
     beyond: bool
-    #: Per rank: how many forwards its warm-up may have, and what is left.
+    #: Per rank: how many forwards its warm-up may have, what is left, and the forwards of that.
     most: list[float] = field(init=False)
     left: Orders = field(init=False)
+    left_forwards: Orders = field(init=False)
     #: The ranks that have done nothing but forwards.
     warming: set[int] = field(init=False)
 
@@ -47,6 +48,10 @@ class _Warmup(Online):
         super().__attrs_post_init__()
         self.most = [len(self.forwards(order)) + self.more for order in self.given]
         self.left = [list(order) for order in self.given]
+        kind = self.graph.kind
+        self.left_forwards = [
+            [node for node in order if kind[node] == Kind.F] for order in self.given
+        ]
         self.warming = {rank for rank, order in enumerate(self.given) if order}
 
     def forwards(self, order: list[int]) -> list[int]:
@@ -70,7 +75,9 @@ class _Warmup(Online):
             arrival = self.arrival[left[0]]
             node = left[0] if arrival <= now else self.early(rank, now, arrival)
             if node is not None:
-                if self.graph.kind[node] != Kind.F:
+                if self.graph.kind[node] == Kind.F:
+                    self.left_forwards[rank].remove(node)
+                else:
                     self.warming.discard(rank)
                 left.remove(node)
             elif arrival < inf:
@@ -84,11 +91,11 @@ class _Warmup(Online):
         """A later forward for a rank that would wait in its warm-up."""
         if rank not in self.warming:
             return None
-        left = self.left[rank]
-        if len(self.orders[rank]) + len(self.forwards(left)) >= self.most[rank]:
+        if len(self.orders[rank]) + len(self.forwards(self.left[rank])) >= self.most[rank]:
             return None
-        for node in left:
-            if self.graph.kind[node] == Kind.F and self.arrival[node] <= now:
+        arrival = self.arrival
+        for node in self.left_forwards[rank]:
+            if arrival[node] <= now:
                 fits = self.held[rank] + self.graph.rise[node] <= self.limit + ROUNDING
                 ends_in_time = self.beyond or now + self.graph.time[node] <= until
                 return node if fits and ends_in_time else None
