@@ -6,8 +6,10 @@ one is to work off the oldest weight gradient that it owes, if the wait is long 
 memory is full.
 """
 
+from collections.abc import Sequence
 from heapq import heappush
 from math import inf
+from operator import lt
 
 from attrs import define, field, frozen
 
@@ -50,17 +52,21 @@ class Greedy(Online):
     #: By node: its place in the given order of its rank.
     place: list[int] = field(init=False)
     waited: list[float] = field(init=False)
+    spare: Sequence[float] = field(init=False)
     longest: float = 0.0
     #: What other rules would decide the same all along: any share above `share_below` and up to
-    #: `share_above`; others in `even` and `spare`, or in `skips`, unless these counted.
+    #: `share_above`; others in `skips`, unless these counted; others in `even`, unless a rank came
+    #: to wait longest; others in `spare`, if each rank has less than what it had waited by then.
     share_below: float = 0.0
     share_above: float = inf
-    does_even_count: bool = False
     do_skips_count: bool = False
+    came_to_wait: list[float] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self.waited = [0.0 for _ in self.given]
+        self.spare = self.rules.spare or [0.0 for _ in self.given]
+        self.came_to_wait = [inf for _ in self.given]
         self.place = [0] * len(self.graph)
         kind = self.graph.kind
         forward = int(Kind.F)
@@ -83,9 +89,13 @@ class Greedy(Online):
         mine = self.rules
         is_share_alike = self.share_below < rules.share <= self.share_above
         are_skips_alike = rules.skips == mine.skips or not self.do_skips_count
-        # With nothing to spare, more waits count than with anything.
-        can_even_count = self.does_even_count or bool(mine.spare)
-        is_even_alike = (rules.even, rules.spare) == (mine.even, mine.spare) or not can_even_count
+        if mine.spare:
+            # With less to spare, more waits could count.
+            is_even_alike = (rules.even, rules.spare) == (mine.even, mine.spare)
+        elif rules.even == mine.even:
+            is_even_alike = all(map(lt, rules.spare, self.came_to_wait))
+        else:
+            is_even_alike = min(self.came_to_wait) == inf
         return is_share_alike and are_skips_alike and is_even_alike
 
     def choices(self, rank: int) -> Choices:
@@ -164,9 +174,10 @@ class Greedy(Online):
             return True
         if share > self.share_below:
             self.share_below = share
-        longest = max([self.longest, *self.rules.spare[rank : rank + 1]])
-        is_longest = self.waited[rank] + wait > longest
-        self.does_even_count = self.does_even_count or is_longest
+        waited = self.waited[rank] + wait
+        is_longest = waited > self.longest and waited > self.spare[rank]
+        if is_longest and waited < self.came_to_wait[rank]:
+            self.came_to_wait[rank] = waited
         return self.rules.even and is_longest
 
     def count_wait(self, rank: int, now: float) -> None:
