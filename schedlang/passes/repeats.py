@@ -138,13 +138,18 @@ def find_repeats(
 
     def can_take(run: Run) -> bool:
         """Whether all ops of a run are in no other one yet."""
-        return bool(is_open[names[run.first : run.first + run.length]].all())
+        # Mostly the first op tells, where another run has them.
+        body = names[run.first : run.first + run.length]
+        return bool(is_open[body[0]] and is_open[body].all())
 
-    for _, alike in groupby(_runs(columns, names, units), key=lambda run: run.length):
-        for run in _in_turn(list(filter(can_take, alike)), starts):
-            if can_take(run):
-                is_open[names[run.first : run.first + run.length]] = False
-                runs.append(run)
+    for _, group in groupby(_runs(columns, names, units), key=lambda run: run.length):
+        alike = filter(can_take, group)
+        if starts is not None:
+            alike = filter(can_take, _in_turn(list(alike), starts))
+        # Each is asked for once those before it are taken.
+        for run in alike:
+            is_open[names[run.first : run.first + run.length]] = False
+            runs.append(run)
     return None if is_open.any() or not runs else Repeats(schedule, periods, tuple(runs))
 
 
@@ -155,11 +160,11 @@ def _units(schedule: Schedule, periods: tuple[int, ...]) -> Ints:
     return repeated(np.array(periods) * layout.slices, stages)
 
 
-def _in_turn(runs: list[Run], starts: Floats | None) -> list[Run]:
-    """Runs of one length, where the ops have `starts`, or not, in the order in which they are to be
+def _in_turn(runs: list[Run], starts: Floats) -> list[Run]:
+    """Runs of one length, where the ops have `starts`, in the order in which they are to be
     taken.
     """
-    if starts is None or len(runs) < 2:
+    if len(runs) < 2:
         return runs
     first, length, times = np.array(runs).T
     begin = starts[first]
