@@ -23,7 +23,7 @@ _FIRST = (Rules(), Rules(skips=True))
 _SHARES = (0.5, 0.75, 1.0)
 #: By how much an execution may take longer than the best one before it. Of an order of forwards and
 #: backwards that takes longer still, no rules make the best: they differ by a few percent.
-_HOPELESS = 1.25
+_HOPELESS = 1.1
 
 
 def fill_weights(schedule: Schedule) -> Schedule:

@@ -293,8 +293,9 @@ class Graph:
         if not order:
             return 0.0
         rise, change = self._held
-        before = np.append(0.0, np.cumsum(change[order])[:-1])
-        return float((before + rise[order]).max())
+        nodes = np.array(order, np.int64)
+        before = np.append(0.0, np.cumsum(change[nodes])[:-1])
+        return float((before + rise[nodes]).max())
 
     def highest_peak(self, orders: Orders) -> float:
         """The most that any rank holds."""
