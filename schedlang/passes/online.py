@@ -61,11 +61,6 @@ class Online:
 
     def execute(self) -> None:
         """Let ranks decide until nothing is left that they can do, or one gives up."""
-        with suppress(StopIteration):
-            self.execute_all()
-
-    def execute_all(self) -> None:
-        """The same, where none gives up."""
         # Time goes from event to event, each of one rank: it has become free, or what it waits for
         # is there. A rank that has begun something by then is asked again when it is free:
         #
@@ -90,26 +85,27 @@ class Online:
         choices = list(map(self.choices, range(len(self.given))))
         for choice in choices:
             next(choice)
-        while events:
-            now, rank = events[0]
-            node = None if free[rank] > now else choices[rank].send(now)
-            if node is None:
-                heappop(events)
-                continue
-            end = now + time[node]
-            orders[rank].append(node)
-            ends[node] = end
-            free[rank] = end
-            held[rank] += change[node]
-            heapreplace(events, (end, rank))
-            # What it makes concerns others.
-            for user, latency in users[node]:
-                at = end + latency
-                if at > there[user]:
-                    there[user] = at
-                missing[user] -= 1
-                if not missing[user]:
-                    arrival[user] = there[user]
-                    other = rank_of[user]
-                    if other != rank:
-                        notice(user, other, now)
+        with suppress(StopIteration):
+            while events:
+                now, rank = events[0]
+                node = None if free[rank] > now else choices[rank].send(now)
+                if node is None:
+                    heappop(events)
+                    continue
+                end = now + time[node]
+                orders[rank].append(node)
+                ends[node] = end
+                free[rank] = end
+                held[rank] += change[node]
+                heapreplace(events, (end, rank))
+                # What it makes concerns others.
+                for user, latency in users[node]:
+                    at = end + latency
+                    if at > there[user]:
+                        there[user] = at
+                    missing[user] -= 1
+                    if not missing[user]:
+                        arrival[user] = there[user]
+                        other = rank_of[user]
+                        if other != rank:
+                            notice(user, other, now)
