@@ -21,6 +21,9 @@ from schedlang.schedule.schedule import Schedule
 
 _FIRST = (Rules(), Rules(skips=True))
 _SHARES = (0.5, 0.75, 1.0)
+#: By how much an execution may take longer than the best one before it. Of an order of forwards and
+#: backwards that takes longer still, no rules make the best: they differ by a few percent.
+_HOPELESS = 1.1
 
 
 def fill_weights(schedule: Schedule) -> Schedule:
@@ -142,12 +145,14 @@ def _best_of_two_orders(tried: list[_Filling]) -> list[_Filling]:
 @define
 class _Trials:
     """Runs by rules. What is known to give the same execution as an earlier one is not run again:
-    most waits are worth any share of a weight gradient.
+    most waits are worth any share of a weight gradient. What is sure to be hopeless is not run to
+    its end.
     """
 
     graph: Graph
     limit: float
     runs: list[tuple[Greedy, _Filling | None]] = field(factory=list)
+    least: float = inf
     is_over: bool = False
 
     def run_all(self, choices: Iterable[tuple[Orders, Rules]]) -> list[_Filling]:
@@ -167,14 +172,19 @@ class _Trials:
         return fillings
 
     def run(self, bare: Orders, rules: Rules) -> _Filling | None:
-        """The execution with some orders, filled by some rules, if it comes to its end."""
+        """The execution with some orders, filled by some rules, if it comes to its end and is not
+        hopeless.
+        """
         for earlier, filling in self.runs:
             if earlier.given is bare and earlier.is_like(rules):
                 return filling and evolve(filling, rules=rules)
-        run = Greedy(self.graph, bare, self.limit, rules)
+        # A rank takes as long as it works and waits: what it has waited too long shows early.
+        patience = (_HOPELESS * self.least - self.graph.work).tolist()
+        run = Greedy(self.graph, bare, self.limit, rules, patience)
         filling = None
         if run.run():
             value = _value(self.graph, run.orders, run.ends)
+            self.least = min(self.least, value[0])
             filling = _Filling(value, run.orders, bare, rules, tuple(run.waited))
         self.runs.append((run, filling))
         return filling

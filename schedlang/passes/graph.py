@@ -238,7 +238,7 @@ class Graph:
     def least_objective(self) -> float:
         """What the objective of no order can be below: a rank works all that it has to."""
         if self.schedule.objective == "span":
-            return float(self._work.max(initial=0.0))
+            return float(self.work.max(initial=0.0))
         return self.least_makespan
 
     @cached_property
@@ -246,20 +246,36 @@ class Graph:
         """What the makespan of no order can be below: a rank works all that it has to, and not
         before the first of it can run, whatever ranks do.
         """
-        users, makers, latency = self._edges
-        items = Items()
-        # As though every node had a rank of its own.
-        nodes = np.arange(len(self))
-        items.add(nodes, nodes, np.array(self.time))
-        items.wait(users, makers, latency)
-        starts = items.graph().ends - self.time
-        work = self._work
+        work = self.work
         begin = np.full(len(work), np.inf)
-        np.minimum.at(begin, self.rank, starts)
+        np.minimum.at(begin, self.rank, self._least_starts)
         return float((begin + work)[work > 0].max(initial=0.0))
 
+    @property
+    def _least_starts(self) -> Floats:
+        """When each node can start, if every one had a rank of its own."""
+        users, makers, latency = self._edges
+        order = np.argsort(makers, kind="stable")
+        users = users[order]
+        latency = latency[order]
+        counts = counts_of(makers, minlength=len(self))
+        time = np.array(self.time)
+        starts = np.zeros(len(self))
+        missing = np.array(self.missing)
+        # All nodes at once for which nothing is missing, then all those that waited for the last
+        # of these.
+        ready = np.flatnonzero(missing == 0)
+        while len(ready):
+            nth, edges = members(counts, ready)
+            waiting = users[edges]
+            ends = starts[ready] + time[ready]
+            np.maximum.at(starts, waiting, ends[nth] + latency[edges])
+            np.subtract.at(missing, waiting, 1)
+            ready = np.unique(waiting[missing[waiting] == 0])
+        return starts
+
     @cached_property
-    def _work(self) -> Floats:
+    def work(self) -> Floats:
         """How long the nodes of each rank take."""
         return counts_of(self.rank, self.time, len(self.order))
 
@@ -277,8 +293,9 @@ class Graph:
         if not order:
             return 0.0
         rise, change = self._held
-        before = np.append(0.0, np.cumsum(change[order])[:-1])
-        return float((before + rise[order]).max())
+        nodes = np.array(order, np.int64)
+        before = np.append(0.0, np.cumsum(change[nodes])[:-1])
+        return float((before + rise[nodes]).max())
 
     def highest_peak(self, orders: Orders) -> float:
         """The most that any rank holds."""

@@ -6,13 +6,15 @@ one is to work off the oldest weight gradient that it owes, if the wait is long 
 memory is full.
 """
 
+from collections.abc import Sequence
 from heapq import heappush
 from math import inf
+from operator import lt
 
 from attrs import define, field, frozen
 
 from schedlang.passes.graph import ROUNDING
-from schedlang.passes.online import Online
+from schedlang.passes.online import Choices, Online
 from schedlang.schedule.kinds import Kind
 
 #: Nodes that are still to come, last first.
@@ -43,29 +45,28 @@ class Greedy(Online):
     """
 
     rules: Rules
+    #: Per rank: how long it may wait, before the execution is given up.
+    patience: list[float]
     #: Per rank: the forwards and the others.
     queues: list[tuple[Queue, Queue]] = field(factory=list)
     #: By node: its place in the given order of its rank.
     place: list[int] = field(init=False)
-    owed: list[list[int]] = field(init=False)
-    paid: list[int] = field(init=False)
     waited: list[float] = field(init=False)
+    spare: Sequence[float] = field(init=False)
     longest: float = 0.0
-    #: What a rank may hold at most.
-    _most: float = field(init=False)
     #: What other rules would decide the same all along: any share above `share_below` and up to
-    #: `share_above`; others in `even` and `spare`, or in `skips`, unless these counted.
+    #: `share_above`; others in `skips`, unless these counted; others in `even`, unless a rank came
+    #: to wait longest; others in `spare`, if each rank has less than what it had waited by then.
     share_below: float = 0.0
     share_above: float = inf
-    does_even_count: bool = False
     do_skips_count: bool = False
+    came_to_wait: list[float] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self._most = self.limit + ROUNDING
-        self.owed = [[] for _ in self.given]
-        self.paid = [0 for _ in self.given]
         self.waited = [0.0 for _ in self.given]
+        self.spare = self.rules.spare or [0.0 for _ in self.given]
+        self.came_to_wait = [inf for _ in self.given]
         self.place = [0] * len(self.graph)
         kind = self.graph.kind
         forward = int(Kind.F)
@@ -77,7 +78,9 @@ class Greedy(Online):
             self.queues.append((forwards, others))
 
     def run(self) -> bool:
-        """Whether all ops can run in these orders and within the limit."""
+        """Whether all ops can run in these orders, within the limit, and before any rank loses its
+        patience.
+        """
         self.execute()
         return inf not in self.ends
 
@@ -86,12 +89,16 @@ class Greedy(Online):
         mine = self.rules
         is_share_alike = self.share_below < rules.share <= self.share_above
         are_skips_alike = rules.skips == mine.skips or not self.do_skips_count
-        # With nothing to spare, more waits count than with anything.
-        can_even_count = self.does_even_count or bool(mine.spare)
-        is_even_alike = (rules.even, rules.spare) == (mine.even, mine.spare) or not can_even_count
+        if mine.spare:
+            # With less to spare, more waits could count.
+            is_even_alike = (rules.even, rules.spare) == (mine.even, mine.spare)
+        elif rules.even == mine.even:
+            is_even_alike = all(map(lt, rules.spare, self.came_to_wait))
+        else:
+            is_even_alike = min(self.came_to_wait) == inf
         return is_share_alike and are_skips_alike and is_even_alike
 
-    def decide(self, rank: int, now: float) -> int | None:
+    def choices(self, rank: int) -> Choices:
         """What is next, or a weight gradient; or None, and the rank waits."""
         # What an idle rank does, by what is next in its order:
         #
@@ -102,53 +109,64 @@ class Greedy(Online):
         #
         # Whether another rule would have decided otherwise is noted by the way, so that runs that
         # would come out the same are left out.
+        skips = self.rules.skips
+        most = self.limit + ROUNDING
+        weights = self.graph.weights
+        rise = self.graph.rise
+        place = self.place
+        arrival = self.arrival
+        free = self.free
+        held = self.held
         forwards, others = self.queues[rank]
-        until = inf
-        is_full = False
-        if forwards or others:
-            place = self.place
-            is_forward = bool(forwards) and not (others and place[others[-1]] < place[forwards[-1]])
-            queue = forwards if is_forward else others
-            node = queue[-1]
-            until = self.arrival[node]
-            if self.held[rank] + self.graph.rise[node] > self._most:
-                # Only the memory may be in the way of what is next.
-                is_full = until <= now
-                until = inf
-            if until > now and is_forward and others:
-                # A backward may go before a forward that cannot run.
-                backward = others[-1]
-                earlier = self.arrival[backward]
-                is_other_full = False
-                if self.held[rank] + self.graph.rise[backward] > self._most:
-                    is_other_full = earlier <= now
-                    earlier = inf
-                if earlier < until or is_other_full > is_full:
-                    self.do_skips_count = True
-                    if self.rules.skips:
-                        queue = others
-                        node = backward
-                        until = min(until, earlier)
-                        is_full = is_full or is_other_full
+        owed = list[int]()
+        paid = 0
+        node = None
+        while True:
+            now = yield node
+            until = inf
+            is_full = False
+            queue = others
+            if forwards and not (others and place[others[-1]] < place[forwards[-1]]):
+                queue = forwards
+            if queue:
+                until = arrival[queue[-1]]
+                if held[rank] + rise[queue[-1]] > most:
+                    # Only the memory may be in the way of what is next.
+                    is_full = until <= now
+                    until = inf
+                if until > now and queue is forwards and others:
+                    # A backward may go before a forward that cannot run.
+                    earlier = arrival[others[-1]]
+                    is_other_full = False
+                    if held[rank] + rise[others[-1]] > most:
+                        is_other_full = earlier <= now
+                        earlier = inf
+                    if earlier < until or is_other_full > is_full:
+                        self.do_skips_count = True
+                        if skips:
+                            queue = others
+                            until = min(until, earlier)
+                            is_full = is_full or is_other_full
             if until <= now:
-                queue.pop()
-                if node in self.graph.weights:
-                    self.owed[rank] += self.graph.weights[node]
+                node = queue.pop()
+                if node in weights:
+                    owed += weights[node]
+            elif paid < len(owed) and (is_full or self.is_worth(rank, owed[paid], until - now)):
+                node = owed[paid]
+                paid += 1
+            else:
+                node = None
+                if until < inf:
+                    heappush(self.events, (until, rank))
+                continue
+            if now > free[rank]:
                 self.count_wait(rank, now)
-                return node
-        owed = self.owed[rank]
-        paid = self.paid[rank]
-        if paid < len(owed) and (is_full or self.is_worth(rank, until - now)):
-            self.paid[rank] = paid + 1
-            self.count_wait(rank, now)
-            return owed[paid]
-        if until < inf:
-            heappush(self.events, (until, rank))
-        return None
+                if self.waited[rank] > self.patience[rank]:
+                    return
 
-    def is_worth(self, rank: int, wait: float) -> bool:
-        """Whether the oldest weight gradient owed is to fill a wait."""
-        time = self.graph.time[self.owed[rank][self.paid[rank]]]
+    def is_worth(self, rank: int, weight: int, wait: float) -> bool:
+        """Whether a weight gradient is to fill a wait."""
+        time = self.graph.time[weight]
         share = (wait + ROUNDING) / time if time else inf
         if share >= self.rules.share:
             if share < self.share_above:
@@ -156,14 +174,15 @@ class Greedy(Online):
             return True
         if share > self.share_below:
             self.share_below = share
-        longest = max([self.longest, *self.rules.spare[rank : rank + 1]])
-        is_longest = self.waited[rank] + wait > longest
-        self.does_even_count = self.does_even_count or is_longest
+        waited = self.waited[rank] + wait
+        is_longest = waited > self.longest and waited > self.spare[rank]
+        if is_longest and waited < self.came_to_wait[rank]:
+            self.came_to_wait[rank] = waited
         return self.rules.even and is_longest
 
     def count_wait(self, rank: int, now: float) -> None:
         """Count how long a rank has waited by now for what it begins, unless that is its first."""
-        if now > self.free[rank] and self.orders[rank]:
+        if self.orders[rank]:
             waited = self.waited[rank] + (now - self.free[rank])
             self.waited[rank] = waited
             if waited > self.longest:

@@ -1,11 +1,17 @@
 """An execution in which ranks decide as they go what they do next."""
 
-from heapq import heappop, heappush
+from collections.abc import Generator
+from contextlib import suppress
+from heapq import heappop, heapreplace
 from math import inf
 
 from attrs import define, field
 
 from schedlang.passes.graph import Graph, Orders
+
+#: What a rank does whenever it is idle: it is told the time, and gives the node that it begins, or
+#: None where it waits. Where the choices of one come to an end, the execution is given up.
+Choices = Generator[int | None, float, None]
 
 
 @define
@@ -13,8 +19,9 @@ class Online:
     """Ranks run nodes of a graph; `orders` is what each has run, in order, and `ends` says when a
     node ends, infinite before it has begun.
 
-    An idle rank is asked to `decide` whenever there may be something new for it. `arrival` says for
-    each node when everything that it waits for is there: infinite while some of it has not begun.
+    An idle rank is asked for its choice whenever there may be something new for it. `arrival` says
+    for each node when everything that it waits for is there: infinite while some of it has not
+    begun.
     """
 
     graph: Graph
@@ -44,8 +51,8 @@ class Online:
         self.held = [0.0 for _ in ranks]
         self.events = [(0.0, rank) for rank in ranks]
 
-    def decide(self, rank: int, now: float) -> int | None:
-        """The node that an idle rank begins, or None where it waits."""
+    def choices(self, rank: int) -> Choices:
+        """The choices of a rank. Whatever is only its own, it keeps to itself."""
         raise NotImplementedError
 
     def notice(self, node: int, rank: int, now: float) -> None:
@@ -53,14 +60,14 @@ class Online:
         raise NotImplementedError
 
     def execute(self) -> None:
-        """Let ranks decide until nothing is left that they can do."""
+        """Let ranks decide until nothing is left that they can do, or one gives up."""
         # Time goes from event to event, each of one rank: it has become free, or what it waits for
         # is there. A rank that has begun something by then is asked again when it is free:
         #
         #     events    (3, rank 1)  (3, rank 2)  (5, rank 0)  …      the earliest first
         #                    │
-        #                    └─► decide: starts an op ──► (7, rank 1), and whom its result concerns
-        #                        or waits             ──► (when it need not any more, rank 1)
+        #                    └─► it starts an op ──► (7, rank 1), and whom its result concerns
+        #                        or waits        ──► (when it need not any more, rank 1)
         # Every op of every trial comes by here, so all that is asked for has a name.
         time = self.graph.time
         change = self.graph.change
@@ -74,29 +81,31 @@ class Online:
         free = self.free
         held = self.held
         events = self.events
-        decide = self.decide
         notice = self.notice
-        while events:
-            now, rank = heappop(events)
-            if free[rank] > now:
-                continue
-            node = decide(rank, now)
-            if node is None:
-                continue
-            end = now + time[node]
-            orders[rank].append(node)
-            ends[node] = end
-            free[rank] = end
-            held[rank] += change[node]
-            heappush(events, (end, rank))
-            # What it makes concerns others.
-            for user, latency in users[node]:
-                at = end + latency
-                if at > there[user]:
-                    there[user] = at
-                missing[user] -= 1
-                if not missing[user]:
-                    arrival[user] = there[user]
-                    other = rank_of[user]
-                    if other != rank:
-                        notice(user, other, now)
+        choices = list(map(self.choices, range(len(self.given))))
+        for choice in choices:
+            next(choice)
+        with suppress(StopIteration):
+            while events:
+                now, rank = events[0]
+                node = None if free[rank] > now else choices[rank].send(now)
+                if node is None:
+                    heappop(events)
+                    continue
+                end = now + time[node]
+                orders[rank].append(node)
+                ends[node] = end
+                free[rank] = end
+                held[rank] += change[node]
+                heapreplace(events, (end, rank))
+                # What it makes concerns others.
+                for user, latency in users[node]:
+                    at = end + latency
+                    if at > there[user]:
+                        there[user] = at
+                    missing[user] -= 1
+                    if not missing[user]:
+                        arrival[user] = there[user]
+                        other = rank_of[user]
+                        if other != rank:
+                            notice(user, other, now)

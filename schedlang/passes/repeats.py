@@ -137,17 +137,19 @@ def find_repeats(
     runs = list[Run]()
 
     def can_take(run: Run) -> bool:
-        """Whether all ops of a run are in no other one yet, and there for a whole period."""
-        rows = slice(run.first, run.first + run.length)
-        body = names[rows]
-        there = counts_of(body, minlength=len(is_open))
-        return bool(is_open[body].all() and (there[body] == units[rows]).all())
+        """Whether all ops of a run are in no other one yet."""
+        # Mostly the first op tells, where another run has them.
+        body = names[run.first : run.first + run.length]
+        return bool(is_open[body[0]] and is_open[body].all())
 
-    for _, alike in groupby(_runs(columns, names, units), key=lambda run: run.length):
-        for run in _in_turn(list(filter(can_take, alike)), starts):
-            if can_take(run):
-                is_open[names[run.first : run.first + run.length]] = False
-                runs.append(run)
+    for _, group in groupby(_runs(columns, names, units), key=lambda run: run.length):
+        alike = filter(can_take, group)
+        if starts is not None:
+            alike = filter(can_take, _in_turn(list(alike), starts))
+        # Each is asked for once those before it are taken.
+        for run in alike:
+            is_open[names[run.first : run.first + run.length]] = False
+            runs.append(run)
     return None if is_open.any() or not runs else Repeats(schedule, periods, tuple(runs))
 
 
@@ -158,11 +160,11 @@ def _units(schedule: Schedule, periods: tuple[int, ...]) -> Ints:
     return repeated(np.array(periods) * layout.slices, stages)
 
 
-def _in_turn(runs: list[Run], starts: Floats | None) -> list[Run]:
-    """Runs of one length, where the ops have `starts`, or not, in the order in which they are to be
+def _in_turn(runs: list[Run], starts: Floats) -> list[Run]:
+    """Runs of one length, where the ops have `starts`, in the order in which they are to be
     taken.
     """
-    if starts is None or len(runs) < 2:
+    if len(runs) < 2:
         return runs
     first, length, times = np.array(runs).T
     begin = starts[first]
@@ -176,8 +178,9 @@ def _in_turn(runs: list[Run], starts: Floats | None) -> list[Run]:
 
 
 def _runs(columns: Columns, names: Ints, units: Ints) -> Iterator[Run]:
-    """All runs of a schedule, the longest first, and of these the one that is repeated most often;
-    of each row the `units` that are a period of its pipeline.
+    """All runs of a schedule in which each op is there for a whole period, the longest first, and
+    of these the one that is repeated most often; of each row the `units` that are a period of its
+    pipeline.
     """
     rows = np.arange(len(columns))
     has_unit = columns.microbatch >= 0
@@ -189,6 +192,11 @@ def _runs(columns: Columns, names: Ints, units: Ints) -> Iterator[Run]:
     again = np.where(has_unit, row_of[np.where(has_unit, keys + units, 0)], -1)
     in_batch = columns.batch != rows
     is_again = (again >= 0) & (in_batch == in_batch[again])
+    # How many ops of its kind and stage there are before it comes again: those of a whole period.
+    nth = np.empty(len(rows), np.int64)
+    by_name = np.argsort(names, kind="stable")
+    nth[by_name] = rows
+    is_again &= nth[again] - nth == units
     distance = np.where(is_again, again - rows, 0)
     is_new = np.diff(distance, prepend=-1) != 0
     is_new |= np.diff(columns.rank, prepend=-1) != 0

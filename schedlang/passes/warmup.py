@@ -10,7 +10,7 @@ from math import inf
 from attrs import define, field
 
 from schedlang.passes.graph import ROUNDING, Graph, Orders
-from schedlang.passes.online import Online
+from schedlang.passes.online import Choices, Online
 from schedlang.schedule.kinds import Kind
 
 
@@ -37,9 +37,10 @@ class _Warmup(Online):
 
     more: float
     beyond: bool
-    #: Per rank: how many forwards its warm-up may have, and what is left.
+    #: Per rank: how many forwards its warm-up may have, what is left, and the forwards of that.
     most: list[float] = field(init=False)
     left: Orders = field(init=False)
+    left_forwards: Orders = field(init=False)
     #: The ranks that have done nothing but forwards.
     warming: set[int] = field(init=False)
 
@@ -47,6 +48,10 @@ class _Warmup(Online):
         super().__attrs_post_init__()
         self.most = [len(self.forwards(order)) + self.more for order in self.given]
         self.left = [list(order) for order in self.given]
+        kind = self.graph.kind
+        self.left_forwards = [
+            [node for node in order if kind[node] == Kind.F] for order in self.given
+        ]
         self.warming = {rank for rank, order in enumerate(self.given) if order}
 
     def forwards(self, order: list[int]) -> list[int]:
@@ -58,21 +63,25 @@ class _Warmup(Online):
         self.execute()
         return [self.completed(rank) for rank in range(len(self.given))]
 
-    def decide(self, rank: int, now: float) -> int | None:
+    def choices(self, rank: int) -> Choices:
         """What is next, or a later forward; or None, and the rank waits."""
-        if not self.left[rank] or not self.warming:
-            return None
-        node: int | None = self.left[rank][0]
-        arrival = self.arrival[self.left[rank][0]]
-        if arrival > now:
-            node = self.early(rank, now, arrival)
-        if node is not None:
-            if self.graph.kind[node] != Kind.F:
-                self.warming.discard(rank)
-            self.left[rank].remove(node)
-        elif arrival < inf:
-            heappush(self.events, (arrival, rank))
-        return node
+        left = self.left[rank]
+        node: int | None = None
+        while True:
+            now = yield node
+            node = None
+            if not left or not self.warming:
+                continue
+            arrival = self.arrival[left[0]]
+            node = left[0] if arrival <= now else self.early(rank, now, arrival)
+            if node is not None:
+                if self.graph.kind[node] == Kind.F:
+                    self.left_forwards[rank].remove(node)
+                else:
+                    self.warming.discard(rank)
+                left.remove(node)
+            elif arrival < inf:
+                heappush(self.events, (arrival, rank))
 
     def notice(self, node: int, rank: int, now: float) -> None:
         """The rank may do a node, whichever it is, once all that it waits for is there."""
@@ -82,11 +91,11 @@ class _Warmup(Online):
         """A later forward for a rank that would wait in its warm-up."""
         if rank not in self.warming:
             return None
-        left = self.left[rank]
-        if len(self.orders[rank]) + len(self.forwards(left)) >= self.most[rank]:
+        if len(self.orders[rank]) + len(self.forwards(self.left[rank])) >= self.most[rank]:
             return None
-        for node in left:
-            if self.graph.kind[node] == Kind.F and self.arrival[node] <= now:
+        arrival = self.arrival
+        for node in self.left_forwards[rank]:
+            if arrival[node] <= now:
                 fits = self.held[rank] + self.graph.rise[node] <= self.limit + ROUNDING
                 ends_in_time = self.beyond or now + self.graph.time[node] <= until
                 return node if fits and ends_in_time else None
@@ -96,16 +105,18 @@ class _Warmup(Online):
         """The warm-up, and then the given order, where each forward takes the place of one of its
         stage done early.
         """
+        kind = self.graph.kind
+        names = self.graph.names
         order = self.forwards(self.orders[rank])
         done = set(order)
         rest = self.given[rank][len(self.forwards(self.given[rank])) :]
         later: dict[int, list[int]] = {}
         for node in reversed(rest):
-            if self.graph.kind[node] == Kind.F and node not in done:
-                later.setdefault(self.graph.ops[node][0][1], []).append(node)
+            if kind[node] == Kind.F and node not in done:
+                later.setdefault(names[node][0], []).append(node)
         for node in rest:
-            if self.graph.kind[node] != Kind.F:
+            if kind[node] != Kind.F:
                 order.append(node)
-            elif following := later.get(self.graph.ops[node][0][1]):
+            elif following := later.get(names[node][0]):
                 order.append(following.pop())
         return order

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from math import inf
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ from schedlang.language.expand import expand
 from schedlang.language.imports import load
 from schedlang.lowering import lower
 from schedlang.passes import fill_weights, fill_within, recompute, reorder, search, squeeze
+from schedlang.passes.fill import Rules
 from schedlang.passes.graph import Graph
+from schedlang.passes.greedy import Greedy
 from schedlang.passes.repeats import find_repeats
 from schedlang.passes.slots import fill_slots
 from schedlang.passes.track import Track
@@ -397,3 +400,48 @@ def test_a_part_says_all_of_unequal_ranks_where_there_is_nothing_to_gain(
     _, _, peak = figures(whole)
     assert figures(continued)[2] <= peak
     assert prove(lower(continued)).timeline.span <= prove(lower(whole)).timeline.span
+
+
+def uneven_graph() -> Graph:
+    """The ops of 1F1B with halves at costs at which ranks wait."""
+    costs = Costs(
+        forward_times=(1.0, 1.2, 0.9, 1.1),
+        input_times=(1.3, 0.9, 1.1, 1.2),
+        weight_times=(0.7, 1.0, 0.8, 0.9),
+        p2p_time=0.1,
+    )
+    plan = compile("zb_h1", {"ranks": 4, "microbatches": 12}, costs)
+    return Graph(evolve(plan, ranks=tuple(each.compute() for each in plan.ranks), costs=costs))
+
+
+def test_rules_that_are_alike() -> None:
+    """Where an execution says that it is the one of other rules, it is; of some it is, and of some
+    not.
+    """
+    graph = uneven_graph()
+    bare = graph.without_weights()
+    patience = [inf] * len(bare)
+    rules = [Rules(share, even) for share in (0.1, 0.5, 1.0) for even in (False, True)]
+    rules += [Rules(share, True, spare=(x, 0.0, x, x)) for share in (0.5, 1.0) for x in (0.1, 30.0)]
+    runs = [Greedy(graph, bare, inf, each, patience) for each in rules]
+    assert all(run.run() for run in runs)
+    alike = Counter(
+        (one.is_like(other.rules), one.orders == other.orders) for one in runs for other in runs
+    )
+    assert alike[True, False] == 0
+    assert alike[True, True] > len(runs)
+    assert alike[False, False] > 0
+
+
+def test_patience() -> None:
+    """An execution is given up once a rank has waited longer than it may, and not before."""
+    graph = uneven_graph()
+    bare = graph.without_weights()
+    whole = Greedy(graph, bare, inf, Rules(), [inf] * len(bare))
+    assert whole.run()
+    assert max(whole.waited) > 0
+    assert Greedy(graph, bare, inf, Rules(), whole.waited).run()
+    less = [0.9 * waited for waited in whole.waited]
+    given_up = Greedy(graph, bare, inf, Rules(), less)
+    assert not given_up.run()
+    assert sum(map(len, given_up.orders)) < len(graph)
