@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from random import Random
@@ -170,8 +170,22 @@ def disagreements_of(outcome: Outcome, text: str, ranks: int, microbatches: int)
     return amiss
 
 
+#: Those whose proofs take ten seconds and more.
+SLOW = {"chimera", "dualpipe", "dualpipe_v", "interleaved_1f1b", "stp"}
+
+
+def cases(programs: Iterable[str]) -> list[Any]:
+    """A case for each program; `make large` has the slow ones."""
+    return [
+        pytest.param(
+            program, id=name_of(program), marks=[pytest.mark.large] * (name_of(program) in SLOW)
+        )
+        for program in programs
+    ]
+
+
 @pytest.mark.sampled
-@pytest.mark.parametrize("program", PROGRAMS, ids=name_of)
+@pytest.mark.parametrize("program", cases(PROGRAMS))
 def test_a_program_is_proved_for_any_number_of_ranks(program: str) -> None:
     outcome, forms = proved(program)
     where, figures = PROGRAMS[program]
@@ -262,11 +276,7 @@ def compared_at(forms: dict[str, Number], sizes: dict[str, int], schedule: Sched
     return compared
 
 
-@pytest.mark.parametrize(
-    "program",
-    [name for name in PROGRAMS if PROGRAMS[name][1]],
-    ids=name_of,
-)
+@pytest.mark.parametrize("program", cases(name for name in PROGRAMS if PROGRAMS[name][1]))
 def test_closed_forms_are_those_of_the_simulation(program: str) -> None:
     assert check_forms(program, 5, 8)
 
@@ -506,6 +516,7 @@ def check_damaged(seed: int, ranks: int, microbatches: int) -> None:
     assert not amiss, f"{amiss[:3]}\n{text}"
 
 
+@pytest.mark.large
 def test_what_cannot_be_written_is_told_in_place_of_a_certificate() -> None:
     """Interleaved 1F1B with another warm-up, whose stamps are too many times the ranks."""
     text = (GALLERY_FOLDER / "interleaved_1f1b.sched").read_text(encoding="utf-8")
