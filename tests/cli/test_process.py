@@ -186,10 +186,10 @@ def test_colours_are_for_terminals(tmp_path: Path) -> None:
 
 def test_long_work_shows_where_it_is(tmp_path: Path) -> None:
     """On a terminal only; in the end the line is cleared, and nothing of it is on stdout."""
-    slow = ["compile", "zb_2p", "-p", "ranks=48", "-p", "microbatches=400"]
+    slow = ["compile", "zb_2p", "-p", "ranks=96", "-p", "microbatches=800"]
     code, stdout, shown = on_a_terminal(*slow, XDG_CACHE_HOME=str(tmp_path))
     assert code == 0
-    assert stdout.startswith("zb_2p: 48 ranks")
+    assert stdout.startswith("zb_2p: 96 ranks")
     assert "zb_2p: pass 1 of " in shown
     assert shown.endswith("\x1b[K")
     assert "\n" not in shown
