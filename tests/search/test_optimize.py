@@ -389,6 +389,17 @@ def test_too_little_memory_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no order was found that holds at most 0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("memory", "named"), [("nan", "nan"), ("4,-1", "-1"), ("-2", "-2")])
+@pytest.mark.parametrize("option", [[], ["--block"]])
+def test_memory_that_is_none_is_refused(
+    memory: str, named: str, option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["optimize", "v_half", "-p", "ranks=2", f"--memory={memory}", *option])
+    message = f"what a rank may hold at most is a number from 0, not {named}\n"
+    assert message in capsys.readouterr().err
+
+
 def test_what_has_no_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["optimize", "pipedream"])

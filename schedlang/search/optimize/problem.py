@@ -40,7 +40,7 @@ class Problem:
         limit for all ranks, or one for each; by default it is the highest peak of the schedule.
 
         ValueError for a schedule that leaves no order to look for: it has no flush, or its copies
-        to the host are written out; and for costs of sums and gathers.
+        to the host are written out; for costs of sums and gathers; and for limits below 0 or NaN.
         """
         if schedule.costs.sum_times or schedule.costs.gather_times:
             raise ValueError(
@@ -57,6 +57,10 @@ class Problem:
         if limits is None:
             limits = graph.highest_peak(graph.order)
         each = (limits,) if isinstance(limits, float | int) else tuple(limits)
+        for limit in each:
+            # NaN is not at least 0 either.
+            if not limit >= 0:
+                raise ValueError(f"what a rank may hold at most is a number from 0, not {limit:g}")
         return cls(graph, each * len(ranks) if len(each) == 1 else each)
 
     def fits(self, orders: Orders) -> bool:
