@@ -126,9 +126,10 @@ def _check_hops(plan: Plan, setup: Setup) -> None:
             "cannot do so yet"
         )
     for stage, module in setup.modules.items():
-        if any(not weight.numel() for weight in module.parameters()):
+        weights = list(module.parameters())
+        if weights and not any(weight.numel() for weight in weights):
             raise PipelineError(
-                f"stage {plan.names.stage(stage)} has weights without any elements: where another "
+                f"the weights of stage {plan.names.stage(stage)} have no elements: where another "
                 "pipeline passes them on from rank to rank, they are elsewhere now. Keep that "
                 "pipeline, or give this one modules of its own"
             )

@@ -306,7 +306,7 @@ def refused(what: str) -> None:
         ("max_norm", "with `max_norm`, which the pipeline clips its updates to it cannot"),
         ("tied", "with tied weights it cannot do so yet"),
         ("converted", "lie in other memory than that in which they do"),
-        ("second", "has weights without any elements: where another pipeline passes them on"),
+        ("second", "have no elements: where another pipeline passes them on from rank to rank"),
     ],
 )
 def test_what_does_not_go_together_with_it_is_refused(
