@@ -512,7 +512,8 @@ class _Build:
         items = together
         one, other = pairs_within(written.event)
         self.wait(together[one], together[other], rows[one], at_begin=True)
-        # Where none takes any time, each is over at once, and streams keep nothing waiting.
+        # Where none takes any time, each is over as soon as all its ranks have begun it: then no
+        # stream is needed.
         if takes.any():
             stream = self.threads + (1 + _STREAM[kind]) * ranks + rank
             items = self.items.add(stream, rows, takes[written.event])
