@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from schedlang import read_source
+from schedlang import compile, read_source
 from schedlang.compiler import compile_tree
 from schedlang.language.imports import load
 from schedlang.language.syntax import Schedule
@@ -16,6 +16,13 @@ from tests.support.paths import PROGRAMS
 
 #: How many more lines an action may take at the larger size.
 MORE = 1.02
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_is_loaded() -> None:
+    """What is imported at its first use is no work on actions."""
+    for name in ("interleaved_1f1b", "zb_1p", "1f1b_v"):
+        compile(name).to_json()
 
 
 def lines_per_action(source: Any, tree: Schedule, ranks: int, microbatches: int) -> float:
