@@ -13,6 +13,7 @@ import pytest
 
 from tests.support import commands
 from tests.support.paths import PROGRAMS as GALLERY
+from tests.support.sections import section
 
 #: What is no statement of a rank, or none that can be run there.
 STATEMENTS = (
@@ -417,7 +418,7 @@ def test_programs(folder: Path, golden: Callable[[str, Path], None]) -> None:
         assert process_time() - before < 3
         assert code == 1, shown
         assert message.startswith("error["), shown
-        sections.append(f"{'=' * 80}\n{shown.rstrip()}\n{'-' * 80}\n{message}")
+        sections.append(section(shown, message))
     golden("".join(sections), Path(__file__).parent / "programs.txt")
 
 
