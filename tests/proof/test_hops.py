@@ -73,6 +73,36 @@ def test_hops_are_in_the_plan_and_read_again(tmp_path: Path) -> None:
     assert read_plan(tmp_path / "plan.json").ranks == plan.ranks
 
 
+ALONE = """schedule alone {
+    param ranks = 1
+    param microbatches = 1
+    rank r { send weights(0)  F(0)  B(0) }
+}
+"""
+SIDE_BY_SIDE = """schedule side_by_side {
+    param ranks = 1
+    param microbatches = 2
+    pipeline lane(d) in 0 .. 2 runs 1 stage s in 0 .. 1 on 0
+    rank r {
+        send weights(lane(0, 0))  recv weights(lane(1, 0))
+        for d in 0 .. 2 { F(lane(d, 0), 0)  B(lane(d, 0), 0) }
+        send gradients(lane(1, 0))  recv gradients(lane(0, 0))  reshard(lane(1, 0))
+    }
+}
+"""
+#: Of three stages the first and the last are received by all replicas.
+HOMELESS = """schedule homeless {
+    param ranks = 2
+    param microbatches = 2
+    pipeline lane(d) in 0 .. ranks runs 1 stage s in 0 .. 3 on d
+    rank r {
+        for s in 0 .. 3 { if s % 2 == 0 or r == 1 { recv weights(lane(r, s)) } }
+        for s in 0 .. 3 { send weights(lane(r, s)) }
+        for s in 0 .. 3 { F(lane(r, s), 0) }
+        for s in 0 .. 3 by -1 { B(lane(r, s), 0) }
+    }
+}
+"""
 #: What rank 0 and rank 1 do, with a mistake.
 WRONG = (
     (HOME, f"F(0)  {AWAY.replace('F(0)', '')}"),
@@ -103,37 +133,22 @@ WRONG = (
     (HOME.replace("recv gradients(lane(0, 0))", ""), AWAY),
     (HOME.replace("F(0)", "send weights(lane(0, 0))  F(0)"), AWAY),
     ("recv gradients(lane(0, 0))  send weights(lane(0, 0))  F(0)  B(0)", AWAY),
+    # The first of each kind that meet nobody.
+    (
+        f"{HOME}  recv gradients(lane(0, 0))  recv gradients(lane(0, 0))",
+        f"{AWAY}  recv weights(lane(1, 0))  reshard",
+    ),
+    (f"unshard  {HOME}", f"unshard  {AWAY}"),
 )
 
 
 def test_what_is_wrong_with_hops(golden: Callable[[str, Path], None]) -> None:
     sections = [section(f"{home}\n{away}", wrong(home, away)) for home, away in WRONG]
+    for program in (ALONE, SIDE_BY_SIDE, HOMELESS):
+        with pytest.raises(CompileError) as caught:
+            compile(Source("wrong.sched", program))
+        sections.append(section(program, str(caught.value)))
     golden("".join(sections), Path(__file__).parent / "hops.txt")
-
-
-def test_a_stage_without_another_replica_has_nobody_to_hop_to() -> None:
-    program = """schedule alone {
-        param ranks = 1
-        param microbatches = 1
-        rank r { send weights(0)  F(0)  B(0) }
-    }"""
-    with pytest.raises(CompileError, match="stage 0 has no replica to pass anything on to"):
-        compile(Source("alone.sched", program))
-
-
-def test_replicas_on_one_rank_do_not_hop() -> None:
-    program = """schedule alone {
-        param ranks = 1
-        param microbatches = 2
-        pipeline lane(d) in 0 .. 2 runs 1 stage s in 0 .. 1 on 0
-        rank r {
-            send weights(lane(0, 0))  recv weights(lane(1, 0))
-            for d in 0 .. 2 { F(lane(d, 0), 0)  B(lane(d, 0), 0) }
-            send gradients(lane(1, 0))  recv gradients(lane(0, 0))  reshard(lane(1, 0))
-        }
-    }"""
-    with pytest.raises(CompileError, match=r"it holds stages lane\(0,0\), lane\(1,0\), which are"):
-        compile(Source("alone.sched", program))
 
 
 def test_hops_are_in_no_exchange_and_no_stream() -> None:

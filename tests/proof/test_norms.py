@@ -131,6 +131,7 @@ def test_nobody_waits_in_pipedream_2bw(ranks: int, microbatches: int) -> None:
             "only after `0U0` (wpipe.sched:28)",
         ),
         ("1f1b", {}, "the plan does not update stage 0 itself (`U`)"),
+        ("distillation", {}, "it trains several models, of which each has a norm of its own"),
         (
             "pipedream_replicated",
             {},

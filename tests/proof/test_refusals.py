@@ -1,0 +1,87 @@
+"""What plans are told that cannot run, as the proof finds it, without a repair: the whole messages are
+in `refusals.txt`, one of each form. `pytest --update-golden` writes them.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from random import Random
+
+from attrs import evolve
+
+from schedlang import CompileError, Schedule, compile, read_source
+from schedlang.diagnostics.diagnostic import Diagnostic
+from schedlang.proof.prove import prove
+from schedlang.schedule.findings import edge_text
+from schedlang.schedule.transports import NAMES
+from tests.proof.test_transports import KINDS
+from tests.support.damage import changed
+from tests.support.paths import DIAGNOSTICS, PROGRAMS
+from tests.support.sections import section
+
+HERE = Path(__file__).parent
+#: So many plans of a kind.
+PLANS = 250
+
+
+def refused(schedule: Schedule) -> CompileError | None:
+    try:
+        prove(schedule)
+    except CompileError as error:
+        return error
+    return None
+
+
+def form(diagnostic: Diagnostic) -> str:
+    """What a message says, whatever stages, ranks and microbatches it is about."""
+    texts = (diagnostic.code, diagnostic.message, diagnostic.help)
+    reasons = [wait.reason for wait in diagnostic.waits]
+    return re.sub(r"`.*?`|[a-z]*\d*\(?\d+\)?", "…", "\n".join(map(str, (*texts, *reasons))))
+
+
+def unexplained(diagnostic: Diagnostic, schedule: Schedule) -> list[int]:
+    """The far edges that a diagnostic names, as in `7SEND_F0`, without saying what 7 is."""
+    said = " ".join([diagnostic.message, *(label.text for label in diagnostic.labels)])
+    return [
+        number
+        for number in schedule.layout.far_edges
+        if re.search(rf"`{number}(SEND|RECV)_", said)
+        and edge_text(schedule, number) not in diagnostic.notes
+    ]
+
+
+def damaged() -> Iterator[tuple[str, Schedule]]:
+    """Plans with a change or two, each for some transport."""
+    for kind, draw in KINDS.items():
+        rng = Random(f"refusals {kind}")
+        for number in range(PLANS):
+            plan = draw(rng)
+            for _ in range(rng.choice([1, 1, 2])):
+                plan = changed(plan, rng, rng.choice([None, "transfers", "transfers"]))
+            plan = evolve(plan, transport=rng.choice(NAMES))
+            yield f"{kind} plan {number} on {plan.transport}", plan
+
+
+def test_damaged_plans(golden: Callable[[str, Path], None]) -> None:
+    sections = {}
+    for name, plan in damaged():
+        error = refused(plan)
+        if error is not None:
+            assert [*chain(*(unexplained(each, plan) for each in error.diagnostics))] == []
+            told = str(error).replace(f"{PROGRAMS}/", "")
+            sections.setdefault(form(error.diagnostics[0]), section(name, told))
+    golden("".join(sections.values()), HERE / "refusals.txt")
+
+
+def test_programs(golden: Callable[[str, Path], None]) -> None:
+    """Those of tests/diagnostics, which are shown there with a repair in place of the help."""
+    sections = []
+    for path in sorted(DIAGNOSTICS.glob("*.sched")):
+        try:
+            compile(read_source(path))
+        except CompileError as error:
+            # What the parser and the language refuse has no repair.
+            if any(each.waits for each in error.diagnostics):
+                sections.append(section(path.name, str(error).replace(f"{DIAGNOSTICS}/", "")))
+    golden("".join(sections), HERE / "programs.txt")
