@@ -206,7 +206,7 @@ def _unmet(schedule: Schedule, sides: _Sides) -> Iterator[Finding]:
         message = (
             f"`{_name(schedule, row)}` on rank {columns.rank[row]} is "
             f"{'send' if is_send else 'receive'} {number + 1} of its kind; the "
-            f"{'next' if is_send else 'last'} replica, stage {names.stage(other)} on rank "
+            f"{'next' if is_send else 'previous'} replica, stage {names.stage(other)} on rank "
             f"{schedule.placement[other]}, has {there}"
         )
         help = "a send goes to the next replica of its stage, the one of the next pipeline"
