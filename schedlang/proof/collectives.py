@@ -156,9 +156,7 @@ def _side_by_side(schedule: Schedule) -> Iterator[Finding]:
             if columns.kind[row] in OF_HOPS:
                 help = "hops are between ranks: place replicas on different ones"
             place = int(columns.source[row])
-            yield Finding(
-                "collective", message, rank, place, help=help, numbers=tuple(sorted(held))
-            )
+            yield Finding("collective", message, rank, place, help=help)
 
 
 def _alone(schedule: Schedule) -> Iterator[Finding]:
@@ -183,7 +181,7 @@ def _alone(schedule: Schedule) -> Iterator[Finding]:
             )
             help = "replicas make all of them together: write as many for each"
             place = int(columns.source[row])
-            yield Finding("collective", message, rank, place, help=help, numbers=(stage, replica))
+            yield Finding("collective", message, rank, place, help=help)
             break
 
 
@@ -212,8 +210,7 @@ def _unmet(schedule: Schedule, sides: _Sides) -> Iterator[Finding]:
         help = "a send goes to the next replica of its stage, the one of the next pipeline"
         rank = int(columns.rank[row])
         place = int(columns.source[row])
-        numbers = (int(columns.stage[row]), other)
-        yield Finding("collective", message, rank, place, help=help, numbers=numbers)
+        yield Finding("collective", message, rank, place, help=help)
 
 
 def _orders(schedule: Schedule, sides: _Sides) -> list[Finding]:
@@ -274,6 +271,5 @@ def _orders(schedule: Schedule, sides: _Sides) -> list[Finding]:
             help="let some ranks of the ring receive first, as every second one"
             if is_hop
             else "write them in one order on all ranks that hold replicas",
-            numbers=tuple(int(columns.stage[side]) for step in steps for side in step),
         )
     ]

@@ -62,8 +62,7 @@ def check_hops(schedule: Schedule) -> list[Finding]:
         else:
             continue
         row = int(rows[is_any(columns.stage[rows], *replicas)][0])
-        numbers = tuple(replicas)
         rank = int(columns.rank[row])
         place = int(columns.source[row])
-        findings.append(Finding("hop", message, rank, place, help=help, numbers=numbers))
+        findings.append(Finding("hop", message, rank, place, help=help))
     return findings

@@ -210,12 +210,14 @@ class Presence:
         return self._amiss("reduce-grad", message, added, help=help)
 
     def _never_home(self, item: int) -> Finding:
-        """The last gradient that the rank has made, or else the first that it has received."""
+        """The last gradient that the rank has made, or else the first that it has received since it
+        passed on what it had made.
+        """
         left = self.added[item]
         if left == NOTHING:
             passed = self._before(self._is(Kind.SEND_GRADIENTS))[item]
             received = np.flatnonzero(self._is(Kind.RECV_GRADIENTS))
-            left = received[received > max(passed, self._first[item] - 1)][0]
+            left = received[received > passed][0]
         message = f"the gradient of {self._here(left)} never comes home"
         help = f"`send gradients` of stage {self._name(item)} belongs behind it"
         return self._amiss("hop", message, left, help=help)
@@ -234,10 +236,9 @@ class Presence:
         help: str | None = None,
     ) -> Finding:
         """What is wrong at an item."""
-        stage = int(self.stage[item])
-        rank = self.schedule.placement[stage]
+        rank = self.schedule.placement[int(self.stage[item])]
         place = self._source(item)
-        return Finding(code, message, rank, place, related=related, help=help, numbers=(stage,))
+        return Finding(code, message, rank, place, related=related, help=help)
 
     def _here(self, item: int) -> str:
         """An action and its rank."""

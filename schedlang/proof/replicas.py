@@ -56,4 +56,4 @@ def _mixed(
     )
     help = "let all replicas read the same version: one rule of `weights` for all of them"
     place = int(columns.source[row])
-    return Finding("weight-version", message, rank, place, help=help, numbers=(stage, other))
+    return Finding("weight-version", message, rank, place, help=help)

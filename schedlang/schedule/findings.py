@@ -15,8 +15,8 @@ class Finding:
     """Something wrong with one action of one rank; places are indices into the schedule's spans.
 
     What is wrong with ranks that wait is said by their `waits`, in place of the label and the
-    related ones. `numbers` are those of the stages or skips whose actions the texts name. The
-    finding is the first of `times` that are alike.
+    related ones. `numbers` are those of the stages or far edges of transfers that the texts name.
+    The finding is the first of `times` that are alike.
     """
 
     code: str

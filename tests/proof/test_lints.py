@@ -2,7 +2,7 @@
 
 from attrs import evolve
 
-from schedlang import Plan, compile
+from schedlang import Plan, Source, compile
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.plan.reader import parse_actions
 from schedlang.proof.lints import lint
@@ -37,6 +37,26 @@ def test_receives_in_another_order_are_told_of_all_ranks() -> None:
     (both,) = lint(turned(1, 2))
     assert both.message == "rank 1 receives `1RECV_F1` before `1RECV_F0`, which rank 0 sends first"
     assert both.notes == ("and 1 more, on ranks 1-2",)
+
+
+SKIPPED = """schedule skipped {
+    param ranks = 2
+    param microbatches = 1
+    stage s in 0 .. 4 on if s == 0 or s == 3 then 0 else 1
+    skip s in 1 .. 2 from s to 3
+    rank r { F(stage(0), 0)  F(stage(1), 0)  B(stage(1), 0)  B(stage(0), 0) }
+}
+"""
+
+
+def test_a_receive_by_a_skip_says_what_its_number_is() -> None:
+    plan = compile(Source("skipped.sched", SKIPPED), transport="gloo")
+    first, second = plan.ranks
+    text = first.text().replace("4RECV_F0 3RECV_F0", "3RECV_F0 4RECV_F0")
+    ranks = (parse_actions(text, list(first.source)), second)
+    (found,) = lint(evolve(plan, ranks=ranks))
+    assert found.message == "rank 0 receives `3RECV_F0` before `4RECV_F0`, which rank 1 sends first"
+    assert found.notes == ("4 is the skip from stage 1 to stage 3",)
 
 
 def on_nccl(*texts: str) -> list[Diagnostic]:

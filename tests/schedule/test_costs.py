@@ -19,6 +19,7 @@ from schedlang import (
 )
 from schedlang.cli.main import main
 from schedlang.passes.graph import Graph
+from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.costs import costs_of, read_costs
 from tests.support.paths import PROGRAMS
@@ -310,4 +311,8 @@ def test_an_ideal_execution_is_of_its_schedule_and_costs() -> None:
     costs = Costs(forward_times=(2, 3))
     ideal = simulate(plan, costs, ideal=True)
     assert ideal.schedule is plan
+    assert ideal.transport == "ideal"
+    of_ops = ideal_execution(plan)
+    assert of_ops is not None
+    assert of_ops.transport == "ideal"
     assert ideal.costs == simulate(plan, costs).costs == costs.over(plan.costs)

@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from attrs import evolve
 
 from schedlang import CompileError, Costs, Kind, Source, compile, prove, simulate
 from schedlang.plan.plan import Plan
+from schedlang.plan.reader import parse_actions
 from schedlang.plan.torch_tables.export import export_table
 from schedlang.python.builder import Builder
 from schedlang.ranks.connections import edges_of
@@ -189,3 +191,28 @@ def test_a_builder_has_them() -> None:
         Builder("built", ranks=2, microbatches=2, frozen=[0, 1])
     with pytest.raises(ValueError, match=r"`frozen\[0\]` is 2"):
         Builder("built", ranks=2, microbatches=2, frozen=[2])
+
+
+@pytest.mark.parametrize(
+    ("more", "rank", "message"),
+    [
+        ("0I0", 0, "0 needs no gradients: it is frozen, and nothing before it is trained"),
+        ("3W0", 3, "3 is frozen: its backwards are `I` alone, its weights have no gradients"),
+        ("4SEND_B0", 2, "0 needs no gradients: it is frozen, and nothing before it is trained"),
+    ],
+)
+def test_a_plan_has_nothing_that_a_frozen_stage_has_no_use_for(
+    more: str, rank: int, message: str
+) -> None:
+    """Stage 1 is trained; where it goes back over the skip, the message says what 4 is."""
+    lines = "frozen 0 .. 1  frozen 2 .. 4  skip s in 0 .. 1 from s to 2"
+    plan = loop(lines, "I(next)  W(next)")
+    ranks = list(plan.ranks)
+    text = f"{ranks[rank].text()} {more}"
+    ranks[rank] = parse_actions(text, [0] * len(text.split()))
+    with pytest.raises(CompileError) as caught:
+        prove(evolve(plan, ranks=tuple(ranks)))
+    (found,) = caught.value.diagnostics
+    assert found.code == "frozen"
+    assert found.message == f"`{more}` on rank {rank}: stage {message}"
+    assert found.notes == (("4 is the skip from stage 0 to stage 2",) if "4" in more else ())
