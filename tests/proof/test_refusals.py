@@ -36,8 +36,17 @@ def refused(schedule: Schedule) -> CompileError | None:
 def form(diagnostic: Diagnostic) -> str:
     """What a message says, whatever stages, ranks and microbatches it is about."""
     texts = (diagnostic.code, diagnostic.message, diagnostic.help)
-    reasons = [wait.reason for wait in diagnostic.waits]
-    return re.sub(r"`.*?`|[a-z]*\d*\(?\d+\)?", "…", "\n".join(map(str, (*texts, *reasons))))
+    waits = [(wait.reason, *(label.text for label in wait.labels())) for wait in diagnostic.waits]
+    return re.sub(r"`.*?`|[a-z]*\d*\(?\d+\)?", "…", "\n".join(map(str, (*texts, *waits))))
+
+
+def is_circle(diagnostic: Diagnostic) -> bool:
+    """Whether each rank of a deadlock waits for the one of the next wait, and the last for the
+    first.
+    """
+    waits = diagnostic.waits
+    until = [wait.until.rank for wait in waits if wait.until is not None]
+    return until == [wait.at.rank for wait in (*waits[1:], waits[0])]
 
 
 def unexplained(diagnostic: Diagnostic, schedule: Schedule) -> list[int]:
@@ -68,6 +77,7 @@ def test_damaged_plans(golden: Callable[[str, Path], None]) -> None:
     for name, plan in damaged():
         error = refused(plan)
         if error is not None:
+            assert all(is_circle(each) for each in error.diagnostics if each.code == "deadlock")
             assert [*chain(*(unexplained(each, plan) for each in error.diagnostics))] == []
             told = str(error).replace(f"{PROGRAMS}/", "")
             sections.setdefault(form(error.diagnostics[0]), section(name, told))
