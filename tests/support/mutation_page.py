@@ -1,10 +1,11 @@
 """docs/mutation.md from what mutmut found: `python -m tests.support.mutation_page`, see `make mutation`.
 
-`cases/survivors.json` says why a survivor is not a hole in the tests, by its line as it is and as
-it became.
+`cases/survivors.json` says why survivors are no holes in the tests: each reason has the patterns of
+the changes that it is about, as `the line as it is -> as it became`.
 """
 
 import json
+import re
 import subprocess
 import tomllib
 from collections import Counter, defaultdict
@@ -14,14 +15,16 @@ from tests.support.paths import CASES, ROOT
 
 WHY = json.loads((CASES / "survivors.json").read_text())
 MUTATED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutmut"]["only_mutate"]
-KILLED = "killed"
-TIMEOUT = "timeout"
-NOT_TRIED = "not checked"
+#: What mutmut says of mutants, and the column of the table that it is counted in.
+REFUSED = {"caught by type check"}
+KILLED = {"killed", "timeout"}
+NOT_TRIED = {"not checked"}
 
 PAGE = """# Mutation score of the verifier
 
 Do the tests notice if the verifier is wrong? `make mutation` has mutmut change it in one place at a time, and runs the
-tests of the compiler against each: a mutant that some test fails on, or never ends on, is killed. Written on {date}.
+tests of the compiler against each: a mutant that some test fails on, or never ends on, is killed. Those that mypy
+refuses, as `make test` would, need no test. Written on {date}.
 
 {score}
 
@@ -58,33 +61,51 @@ def change(name: str) -> tuple[str, str]:
     return was, became
 
 
+def reason(was: str, became: str) -> str:
+    """Why a survivor is no hole in the tests."""
+    change = f"{was} -> {became}"
+    for each in WHY:
+        if any(re.fullmatch(pattern, change) for pattern in each["changes"]):
+            return each["why"]
+    return "Not explained yet"
+
+
 def page() -> str:
     found = outcomes()
     score: dict[str, Counter[str]] = defaultdict(Counter)
     survivors = []
     for name, outcome in found.items():
         module = name.split(".x", 1)[0]
-        score[module][outcome] += 1
-        if outcome not in (KILLED, TIMEOUT, NOT_TRIED):
+        if outcome in REFUSED:
+            score[module]["refused"] += 1
+        elif outcome in KILLED:
+            score[module]["killed"] += 1
+        elif outcome in NOT_TRIED:
+            score[module]["not tried"] += 1
+        else:
+            score[module]["survive"] += 1
             survivors.append((module, *change(name)))
     rows = [
-        "| module | mutants | killed | survive | not tried |",
-        "| --- | ---: | ---: | ---: | ---: |",
+        "| module | mutants | refused by mypy | killed by a test | survive | not tried |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for module in sorted(path.removesuffix(".py").replace("/", ".") for path in MUTATED):
-        counts = score[module]
-        if not counts:
-            rows.append(f"| `{module}` | | | | all |")
-            continue
-        killed = counts[KILLED] + counts[TIMEOUT]
-        tried = counts.total() - counts[NOT_TRIED]
-        rows.append(f"| `{module}` | {tried} | {killed} | {tried - killed} | {counts[NOT_TRIED]} |")
+    modules = sorted(path.removesuffix(".py").replace("/", ".") for path in MUTATED)
+    total = Counter[str]()
+    for module in modules:
+        total += score[module]
+        rows.append(row(f"`{module}`", score[module]))
+    rows.append(row("all", total))
     reasons: dict[str, list[str]] = defaultdict(list)
     for module, was, became in sorted(survivors):
-        why = WHY.get(f"{was} -> {became}", "not explained yet")
-        reasons[why].append(f"- `{module}`: `{was}`\n  became `{became}`")
+        reasons[reason(was, became)].append(f"- `{module}`: `{was}`\n  became `{became}`")
     listed = "\n\n".join(f"{why}:\n\n" + "\n".join(lines) for why, lines in reasons.items())
     return PAGE.format(date=date.today(), score="\n".join(rows), survivors=listed or "None.")
+
+
+def row(name: str, counts: Counter[str]) -> str:
+    """A row of the table."""
+    columns = ("refused", "killed", "survive", "not tried")
+    return f"| {name} | {counts.total()} | {' | '.join(str(counts[each]) for each in columns)} |"
 
 
 if __name__ == "__main__":
