@@ -152,9 +152,7 @@ class Standstill:
             return head
         # and of an op the first of its events that never happens: an edge to what it lacks.
         item = int(self.events.item[head])
-        begin = int(graph.begin[item])
-        first = self._thread(item) if begin == NOTHING else begin + 1
-        events = range(first, int(graph.over[item]) + 1)
+        events = range(self._thread(item), int(graph.over[item]) + 1)
         event = next(event for event in events if not graph.happened(event))
         return int(self.events.about[graph.edge[event]])
 
@@ -228,7 +226,7 @@ class Standstill:
             self.source(row),
             help=help,
             waits=(wait,) if wait else (),
-            numbers=(int(self.schedule.columns.stage[row]), int(wanted[1])),
+            numbers=(int(self.schedule.columns.stage[row]),),
         )
 
     def stands_there(self, row: int) -> bool:

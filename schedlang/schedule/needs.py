@@ -250,10 +250,11 @@ class _Rules:
         return number * np.int64(self.stride) + microbatch
 
     def rows_of(self, *kinds: Kind) -> Ints:
-        """For each slot, the last action there of some kinds; -1 where there is none."""
+        """For each slot, the first action there of some kinds; -1 where there is none."""
         if kinds not in self.tables:
             rows = self.columns.where(*kinds)
-            rows = rows[self.columns.microbatch[rows] < self.stride]
+            # Of several the first is written last, and stays.
+            rows = rows[self.columns.microbatch[rows] < self.stride][::-1]
             table = np.full(self.slots, -1, np.int32)
             table[self.slot(self.columns.stage[rows], self.columns.microbatch[rows])] = rows
             self.tables[kinds] = table

@@ -10,7 +10,7 @@ from random import Random
 
 from attrs import evolve
 
-from schedlang import CompileError, Schedule, compile, read_source
+from schedlang import Actions, CompileError, Kind, Schedule, compile, read_source
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.proof.prove import prove
 from schedlang.schedule.findings import edge_text
@@ -19,6 +19,7 @@ from tests.proof.test_transports import KINDS
 from tests.support.damage import changed
 from tests.support.paths import DIAGNOSTICS, PROGRAMS
 from tests.support.sections import section
+from tests.support.strategies import make_schedule
 
 HERE = Path(__file__).parent
 #: So many plans of a kind.
@@ -68,7 +69,9 @@ def damaged() -> Iterator[tuple[str, Schedule]]:
             plan = draw(rng)
             for _ in range(rng.choice([1, 1, 2])):
                 plan = changed(plan, rng, rng.choice([None, "transfers", "transfers"]))
-            plan = evolve(plan, transport=rng.choice(NAMES))
+            # A plan that was read again has no program to show.
+            spans = () if rng.random() < 0.2 else plan.spans
+            plan = evolve(plan, transport=rng.choice(NAMES), spans=spans)
             yield f"{kind} plan {number} on {plan.transport}", plan
 
 
@@ -82,6 +85,28 @@ def test_damaged_plans(golden: Callable[[str, Path], None]) -> None:
             told = str(error).replace(f"{PROGRAMS}/", "")
             sections.setdefault(form(error.diagnostics[0]), section(name, told))
     golden("".join(sections.values()), HERE / "refusals.txt")
+
+
+def test_a_send_that_is_only_waited_for(golden: Callable[[str, Path], None]) -> None:
+    """As tables of torch have it: rank 0 waits until a message is received, and rank 1 receives the
+    one behind it first.
+    """
+    first, second = Actions(), Actions()
+    for microbatch in (0, 1):
+        for kind in (Kind.F, Kind.SEND_F, Kind.WAIT_SEND_F):
+            first.add(kind, 0, microbatch, source=0)
+    for microbatch in (1, 0):
+        for kind in (Kind.RECV_F, Kind.F):
+            second.add(kind, 1, microbatch, source=0)
+    for microbatch in (0, 1):
+        for kind in (Kind.RECV_B, Kind.B):
+            first.add(kind, 0, microbatch, source=0)
+        for kind in (Kind.B, Kind.SEND_B, Kind.WAIT_SEND_B):
+            second.add(kind, 1, microbatch, source=0)
+    ranks = (first, second)
+    error = refused(evolve(make_schedule((0, 1), 2, ranks), transport="gloo"))
+    shown = "\n".join(actions.text() for actions in ranks)
+    golden(section(shown, str(error)), HERE / "waits.txt")
 
 
 def test_programs(golden: Callable[[str, Path], None]) -> None:
