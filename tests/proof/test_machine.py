@@ -15,6 +15,7 @@ from schedlang import Actions, CompileError, Costs, Schedule, compile, prove, re
 from schedlang.diagnostics.source import Span
 from schedlang.lowering import lower
 from schedlang.plan.reader import parse_actions
+from schedlang.proof.prove import can_run
 from schedlang.proof.structure import check_structure
 from tests.support.damage import damaged_plans, gallery, one_of, replicated_plan
 from tests.support.features import featured_plan, with_features
@@ -68,6 +69,15 @@ def test_a_copy_is_in_no_group() -> None:
     ) as caught:
         check_structure(make_schedule((0, 1), 2, (actions, Actions())))
     assert [each.code for each in caught.value.diagnostics] == ["overlap"]
+
+
+@pytest.mark.parametrize(
+    ("first", "runs"),
+    [("0F0 0B0", True), ("0F0 0F0 0B0", False), ("0B0 0F0", False), ("0F0", False)],
+)
+def test_ops_can_run_if_they_are_all_there_and_in_order(first: str, runs: bool) -> None:
+    ranks = tuple(parse_actions(text, [0] * len(text.split())) for text in (first, "1F0 1B0"))
+    assert can_run(make_schedule((0, 1), 1, ranks)) == runs
 
 
 @examples(300)

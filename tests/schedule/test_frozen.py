@@ -209,10 +209,13 @@ def test_a_plan_has_nothing_that_a_frozen_stage_has_no_use_for(
     plan = loop(lines, "I(next)  W(next)")
     ranks = list(plan.ranks)
     text = f"{ranks[rank].text()} {more}"
-    ranks[rank] = parse_actions(text, [0] * len(text.split()))
+    # It comes from where the first action does.
+    place = ranks[rank].source[0]
+    ranks[rank] = parse_actions(text, [*ranks[rank].source, place])
     with pytest.raises(CompileError) as caught:
         prove(evolve(plan, ranks=tuple(ranks)))
     (found,) = caught.value.diagnostics
     assert found.code == "frozen"
+    assert [label.span for label in found.labels] == [plan.spans[place]]
     assert found.message == f"`{more}` on rank {rank}: stage {message}"
     assert found.notes == (("4 is the skip from stage 0 to stage 2",) if "4" in more else ())
