@@ -1,7 +1,7 @@
 """docs/mutation.md from what mutmut found: `python -m tests.support.mutation_page`, see `make mutation`.
 
 `cases/survivors.json` says why survivors are no holes in the tests: each reason has the patterns of
-the changes that it is about, as `the line as it is -> as it became`.
+the changes that it is about, as `module.function: the line as it is -> as it became`.
 """
 
 import json
@@ -61,9 +61,16 @@ def change(name: str) -> tuple[str, str]:
     return was, became
 
 
-def reason(was: str, became: str) -> str:
+def function(name: str) -> str:
+    """The function of a mutant, as `graph.walk` or `standstill.Standstill.release`."""
+    module, _, mutant = name.rpartition(".")
+    inside = mutant.rpartition("__mutmut_")[0].removeprefix("xǁ").removeprefix("x_")
+    return f"{module.rpartition('.')[2]}.{inside.replace('ǁ', '.')}"
+
+
+def reason(name: str, was: str, became: str) -> str:
     """Why a survivor is no hole in the tests."""
-    change = f"{was} -> {became}"
+    change = f"{function(name)}: {was} -> {became}"
     for each in WHY:
         if any(re.fullmatch(pattern, change) for pattern in each["changes"]):
             return each["why"]
@@ -84,7 +91,7 @@ def page() -> str:
             score[module]["not tried"] += 1
         else:
             score[module]["survive"] += 1
-            survivors.append((module, *change(name)))
+            survivors.append((name, *change(name)))
     rows = [
         "| module | mutants | refused by mypy | killed by a test | survive | not tried |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
@@ -96,8 +103,9 @@ def page() -> str:
         rows.append(row(f"`{module}`", score[module]))
     rows.append(row("all", total))
     reasons: dict[str, list[str]] = defaultdict(list)
-    for module, was, became in sorted(survivors):
-        reasons[reason(was, became)].append(f"- `{module}`: `{was}`\n  became `{became}`")
+    for name, was, became in sorted(survivors):
+        line = f"- `{function(name)}`: `{was}`\n  became `{became}`"
+        reasons[reason(name, was, became)].append(line)
     listed = "\n\n".join(f"{why}:\n\n" + "\n".join(lines) for why, lines in reasons.items())
     return PAGE.format(date=date.today(), score="\n".join(rows), survivors=listed or "None.")
 
