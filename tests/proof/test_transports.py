@@ -114,6 +114,36 @@ def test_a_schedule_is_proved_for_its_transport_as_for_many(kind: str) -> None:
     assert len(seen) == 2 * len(ALL)
 
 
+def turned_round(schedule: Schedule) -> Schedule:
+    """The same schedule, with its ranks numbered from the last one on."""
+    last = len(schedule.ranks) - 1
+    layout = schedule.layout
+    turned = evolve(
+        layout,
+        placement=tuple(last - rank for rank in layout.placement),
+        links=layout.links[::-1],
+        keepers=tuple(last - rank for rank in layout.keepers[::-1]),
+    )
+    return evolve(schedule, layout=turned, ranks=schedule.ranks[::-1])
+
+
+def makespan(schedule: Schedule, transport: str) -> float | None:
+    try:
+        prove(evolve(schedule, transport=transport))
+    except CompileError:
+        return None
+    costs = Costs(p2p_time=0.5)
+    return simulate(evolve(schedule, transport=transport), costs).timeline.makespan
+
+
+@pytest.mark.parametrize("kind", ["random", "batched", "featured"])
+def test_the_numbers_of_ranks_do_not_matter(kind: str) -> None:
+    """So the first rank may have a transfer in front as well as an op."""
+    for number, plan in enumerate(damaged_plans(KINDS[kind], 60, random.Random(f"{kind} turned"))):
+        transport = ALL[number % len(ALL)]
+        assert makespan(plan, transport) == makespan(turned_round(plan), transport)
+
+
 def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(block: int) -> None:
     """`nccl` itself asks for more than `portable`, the order of first uses."""
     # What is right on the left is right on all on the right.
