@@ -27,11 +27,20 @@ class Bare:
     """
 
     def __init__(
-        self, plan: Plan, model: list[nn.Module], batch: Tensor, loss_fn: Callable[..., Tensor]
+        self,
+        plan: Plan,
+        model: list[nn.Module],
+        batch: Tensor,
+        loss_fn: Callable[..., Tensor],
     ) -> None:
         actions = plan.ranks[dist.get_rank()]
         self.rows = [
-            (Kind(kind), stage, microbatch, plan.peer(kind, stage) if is_transfer(kind) else None)
+            (
+                Kind(kind),
+                stage,
+                microbatch,
+                plan.peer(kind, stage) if is_transfer(kind) else None,
+            )
             for kind, stage, microbatch in zip(
                 actions.kind, actions.stage, actions.microbatch, strict=True
             )
@@ -59,14 +68,18 @@ class Bare:
             elif kind in (Kind.B, Kind.I):
                 self.backward(*key)
             elif kind in (Kind.SEND_F, Kind.SEND_B):
-                sent = (self.outputs if kind == Kind.SEND_F else self.gradients).pop(key)
+                sent = (self.outputs if kind == Kind.SEND_F else self.gradients).pop(
+                    key
+                )
                 tag = self.tag(kind == Kind.SEND_F, *key)
                 sends.append((group.send([sent], peer, tag), sent))
             elif kind in (Kind.RECV_F, Kind.RECV_B):
                 is_forward = kind == Kind.RECV_F
                 room = torch.empty_like(self.parts[0])
                 made = stage - 1 if is_forward else stage + 1
-                receive = group.recv([room], peer, self.tag(is_forward, made, microbatch))
+                receive = group.recv(
+                    [room], peer, self.tag(is_forward, made, microbatch)
+                )
                 self.receives[is_forward, made, microbatch] = receive, room
         for work, _ in sends:
             work.wait()
@@ -101,7 +114,11 @@ class Bare:
     def backward(self, stage: int, microbatch: int) -> None:
         """B, or both halves of it."""
         input, output = self.graphs.pop((stage, microbatch))
-        gradient = None if stage == self.last else self.take(self.gradients, stage + 1, microbatch)
+        gradient = (
+            None
+            if stage == self.last
+            else self.take(self.gradients, stage + 1, microbatch)
+        )
         torch.autograd.backward(output, gradient)
         if stage:
             assert input.grad is not None

@@ -31,8 +31,25 @@ LIMIT = 300
 LONG = 2.0
 #: The parts of `schedlang.compiler.compile_tree`, as it calls them, in order; the rest is reading
 #: and parsing.
-PARTS = ("expand", "check_structure", "choose_lowering", "prove_for_all_updates", "check_claims")
-HEADS = ("expand", "check", "lower", "prove", "claims", "write", "simulate", "read", "part", "MiB")
+PARTS = (
+    "expand",
+    "check_structure",
+    "choose_lowering",
+    "prove_for_all_updates",
+    "check_claims",
+)
+HEADS = (
+    "expand",
+    "check",
+    "lower",
+    "prove",
+    "claims",
+    "write",
+    "simulate",
+    "read",
+    "part",
+    "MiB",
+)
 
 #: Torch's schedule, our program for it, and the sizes: ranks and microbatches.
 CASES = {
@@ -76,7 +93,14 @@ def least(work: Callable[[], object]) -> float:
 
 def ours(program: str, ranks: int, microbatches: int) -> dict[str, Any]:
     """The figures of one of our programs at a size."""
-    from schedlang import compile, compiler, read_plan, read_source, simulate, write_plan
+    from schedlang import (
+        compile,
+        compiler,
+        read_plan,
+        read_source,
+        simulate,
+        write_plan,
+    )
 
     source = read_source(PROGRAMS / f"{program}.sched")
     params = {"ranks": ranks, "microbatches": microbatches}
@@ -119,10 +143,15 @@ def part(path: str, rank: int) -> dict[str, float]:
     open_plan(path).ranks[rank]
     # The maximum of a process only ever grows, which is why each figure has a process of its own.
     more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return {"part": least(lambda: open_plan(path).ranks[rank]), "part memory": more * 1024}
+    return {
+        "part": least(lambda: open_plan(path).ranks[rank]),
+        "part memory": more * 1024,
+    }
 
 
-def text_to_plan(program: str, ranks: int, microbatches: int, *slices: int) -> dict[str, float]:
+def text_to_plan(
+    program: str, ranks: int, microbatches: int, *slices: int
+) -> dict[str, float]:
     """What it takes to compile a program of the gallery at a size, of time and of memory."""
     from schedlang import compile, read_source
 
@@ -179,9 +208,13 @@ def torchs(name: str, ranks: int, microbatches: int) -> dict[str, Any]:
     rank_of = runtime.stage_index_to_group_rank.__getitem__
     simulate = 0.0
     if not any(
-        action.computation_type == schedules.OVERLAP_F_B for row in order.values() for action in row
+        action.computation_type == schedules.OVERLAP_F_B
+        for row in order.values()
+        for action in row
     ):
-        simulate = least(lambda: schedules._simulate_comms_compute(order, rank_of, 2 * ranks))
+        simulate = least(
+            lambda: schedules._simulate_comms_compute(order, rank_of, 2 * ranks)
+        )
     return {"lower": lower, "simulate": simulate, "actions": actions}
 
 
@@ -208,14 +241,20 @@ def process_seconds(*arguments: str) -> float:
     for _ in range(10):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
-            [sys.executable, "-m", "schedlang", *arguments], stdout=subprocess.DEVNULL, check=True
+            [sys.executable, "-m", "schedlang", *arguments],
+            stdout=subprocess.DEVNULL,
+            check=True,
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        found.append(
+            after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        )
     return min(found)
 
 
-def row(name: str, program: str, ranks: int, microbatches: int) -> dict[str, Any] | None:
+def row(
+    name: str, program: str, ranks: int, microbatches: int
+) -> dict[str, Any] | None:
     """Print a case's line; our figures."""
     theirs = measured("torchs", name, ranks, microbatches)
     mine = measured("ours", program, ranks, microbatches)
@@ -242,7 +281,10 @@ def row(name: str, program: str, ranks: int, microbatches: int) -> dict[str, Any
             f"{mine['part memory'] / 2**20:.1f}",
         ]
         cells += [f"{mine['memory'] / 2**20:.0f}", f"{mine['actions']:,}"]
-        mine |= {"whole": whole, "torch's": theirs and theirs["lower"] + theirs["simulate"]}
+        mine |= {
+            "whole": whole,
+            "torch's": theirs and theirs["lower"] + theirs["simulate"],
+        }
     else:
         cells.append(late)
     print(line(cells), flush=True)
@@ -283,7 +325,9 @@ def plot(found: dict[str, list[dict[str, Any]]], path: str) -> None:
         for which, style in (("torch's", "o:"), ("whole", "o-")):
             points = [(row["actions"], row[which]) for row in rows if row[which]]
             label = f"{program}, {'torch' if which != 'whole' else 'schedlang'}"
-            axes.loglog(*zip(*points, strict=True), style, color=f"C{number}", label=label)
+            axes.loglog(
+                *zip(*points, strict=True), style, color=f"C{number}", label=label
+            )
     axes.set(xlabel="actions with communication, all ranks", ylabel="processor time, s")
     axes.legend()
     pyplot.savefig(path)
@@ -292,14 +336,25 @@ def plot(found: dict[str, list[dict[str, Any]]], path: str) -> None:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--large", action="store_true", help="also the sizes of the largest runs")
-    parser.add_argument("--gallery", action="store_true", help="every program of the gallery")
-    parser.add_argument("--plot", metavar="FILE", help="draw the times, with matplotlib")
+    parser.add_argument(
+        "--large", action="store_true", help="also the sizes of the largest runs"
+    )
+    parser.add_argument(
+        "--gallery", action="store_true", help="every program of the gallery"
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw the times, with matplotlib"
+    )
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         what, name, *numbers = options.one
-        parts = {"ours": ours, "torchs": torchs, "part": part, "text_to_plan": text_to_plan}
+        parts = {
+            "ours": ours,
+            "torchs": torchs,
+            "part": part,
+            "text_to_plan": text_to_plan,
+        }
         print(json.dumps(parts[what](name, *map(int, numbers))))
         return
     if options.gallery:
@@ -307,7 +362,9 @@ def main() -> None:
         return
     example = str(PROGRAMS / "1f1b.sched")
     print(f"schedc --help      {process_seconds('--help'):.3f} s, whole process")
-    print(f"schedc compile 4x8 {process_seconds('compile', example):.3f} s, whole process\n")
+    print(
+        f"schedc compile 4x8 {process_seconds('compile', example):.3f} s, whole process\n"
+    )
     print(
         line(
             [
@@ -347,7 +404,8 @@ def main() -> None:
     found = {}
     for name, (program, sizes) in CASES.items():
         rows = [
-            row(name, program, *size) for size in sizes + (LARGE[name] if options.large else [])
+            row(name, program, *size)
+            for size in sizes + (LARGE[name] if options.large else [])
         ]
         found[program] = [each for each in rows if each]
         exponents(program, found[program])

@@ -324,7 +324,8 @@ systems, which this page does not predict.
 def makespan(plan: Plan, forwards: list[float]) -> float:
     """How long a plan takes where backwards take twice as long as forwards."""
     costs = Costs(
-        forward_times=tuple(forwards), backward_times=tuple(2 * time for time in forwards)
+        forward_times=tuple(forwards),
+        backward_times=tuple(2 * time for time in forwards),
     )
     return simulate(plan, costs).timeline.makespan
 
@@ -362,7 +363,9 @@ def vocabulary(setting: Setting, thousands: int) -> tuple[float, float]:
     # Its stages: those of the layers, one part of the output layer for each rank, and the
     # sum over the vocabulary, which takes no time.
     shards = [stage / 3] * ranks + [output / ranks / 3] * ranks + [0.0]
-    return baseline / anew, baseline / makespan(compile("vocabulary_parallel", params), shards)
+    return baseline / anew, baseline / makespan(
+        compile("vocabulary_parallel", params), shards
+    )
 
 
 #: Gains by layers spread anew, and by shards, for each size of the vocabulary.
@@ -406,7 +409,9 @@ def recycle_row(replicas: int, stages: int, microbatches: int) -> str:
         "microbatches": replicas * microbatches,
     }
     timeline = simulate(compile("recycle", params)).timeline
-    whole = simulate(compile("1f1b", {"ranks": stages, "microbatches": microbatches})).timeline
+    whole = simulate(
+        compile("1f1b", {"ranks": stages, "microbatches": microbatches})
+    ).timeline
     work = max(timeline.busy)
     figures = (work, timeline.span, timeline.makespan)
     size = f"{replicas} x {stages}, {microbatches}"
@@ -421,7 +426,10 @@ def slimpipe_row(ranks: int, slices: int) -> str:
     # The peak of 1F1B needs as many microbatches as ranks, or it is not reached.
     many = simulate(compile("1f1b", {"ranks": ranks, "microbatches": 2 * ranks}))
     peaks = (max(many.peak_activations), max(sliced.peak_activations) / slices)
-    bubbles = (whole.timeline.bubble_over_makespan, sliced.timeline.bubble_over_makespan)
+    bubbles = (
+        whole.timeline.bubble_over_makespan,
+        sliced.timeline.bubble_over_makespan,
+    )
     return _line(
         [
             f"{ranks} ranks, {slices} slices",
@@ -456,7 +464,12 @@ def pipemare_row(ranks: int) -> str:
     gain = simulate(compile("gpipe", params)).timeline.makespan / (more - few)
     stashed = follow_weights(compile("pipedream", {"ranks": ranks, "microbatches": 1}))
     return _line(
-        [str(ranks), f"{gain:.2f}", str(follow_weights(plan).staleness), str(max(stashed.held))]
+        [
+            str(ranks),
+            f"{gain:.2f}",
+            str(follow_weights(plan).staleness),
+            str(max(stashed.held)),
+        ]
     )
 
 
@@ -489,7 +502,11 @@ def stp_row(ranks: int, share: float) -> str:
     # Two chunks compute for 1 in a forward, 2 in a backward.
     computing = 6 * microbatches
     spans = []
-    for program, chunks in (("interleaved_1f1b", {"chunks": 2}), ("zb_v", {}), ("stp", {})):
+    for program, chunks in (
+        ("interleaved_1f1b", {"chunks": 2}),
+        ("zb_v", {}),
+        ("stp", {}),
+    ):
         params = {"ranks": ranks, "microbatches": microbatches, **chunks}
         spans.append(simulate(compile(program, params, with_sums(share))).timeline.span)
     cells = [
@@ -529,7 +546,8 @@ def bpipe_row(ranks: int) -> str:
     """The row of a number of ranks: peaks, and how much longer a step takes with recomputation."""
     params = {"ranks": ranks, "microbatches": BPIPE_MICROBATCHES * ranks}
     plain, balanced, recomputed = (
-        simulate(compile(program, params)) for program in ("1f1b", "bpipe", "1f1b_recompute")
+        simulate(compile(program, params))
+        for program in ("1f1b", "bpipe", "1f1b_recompute")
     )
     peaks = [str(max(each.peak_activations)) for each in (plain, balanced)]
     makespans = [each.timeline.makespan for each in (plain, recomputed)]
@@ -559,7 +577,9 @@ def dynapipe_row(spread: float) -> str:
     sigma = sqrt(log(1 + spread**2))
     ratios: list[list[float]] = []
     for _ in range(DYNAPIPE_DRAWS):
-        lengths = [rng.lognormvariate(-(sigma**2) / 2, sigma) for _ in range(microbatches)]
+        lengths = [
+            rng.lognormvariate(-(sigma**2) / 2, sigma) for _ in range(microbatches)
+        ]
         times = [
             _step("1f1b", [max(lengths)] * microbatches),
             _step("gpipe", lengths),
@@ -574,7 +594,9 @@ def dynapipe_row(spread: float) -> str:
 
 def _step(program: str, lengths: list[float]) -> float:
     """The makespan of a program whose microbatches take as long as they are."""
-    costs = Costs(forward_times=(lengths,), backward_times=([2 * length for length in lengths],))
+    costs = Costs(
+        forward_times=(lengths,), backward_times=([2 * length for length in lengths],)
+    )
     return simulate(compile(program, DYNAPIPE_SIZE, costs), costs).timeline.makespan
 
 
@@ -587,15 +609,21 @@ def post_validation_row(model: Model) -> str:
         weight_times=(weight,),
         backward_times=(input + weight,),
     )
-    plan = compile("zb_2p", {"ranks": model.ranks, "microbatches": 3 * model.ranks}, costs)
+    plan = compile(
+        "zb_2p", {"ranks": model.ranks, "microbatches": 3 * model.ranks}, costs
+    )
     timeline = simulate(plan, costs).timeline
     behind = [
         [*bars][plan.ranks[rank].kind[:end].count(Kind.F)].start
-        for rank, (bars, end) in enumerate(zip(timeline.ranks, warm_ups(plan), strict=True))
+        for rank, (bars, end) in enumerate(
+            zip(timeline.ranks, warm_ups(plan), strict=True)
+        )
     ]
     slack = timeline.span + min(behind) - timeline.makespan
     ahead, waits = model.samples
-    gains = (f"{gain:.2f}" for gain in (ahead / waits, timeline.makespan / timeline.span))
+    gains = (
+        f"{gain:.2f}" for gain in (ahead / waits, timeline.makespan / timeline.span)
+    )
     return _line([f"{model.name}, {model.ranks} ranks", *gains, f"{slack:.0f} ms"])
 
 
@@ -625,13 +653,23 @@ def page() -> str:
     """The page, in Markdown."""
     vocabularies = ", ".join(f"{thousands}K" for thousands in VOCABULARIES)
     lines = [HEAD, VOCABULARY_TEXT]
-    columns = [f"{what}, {source}" for what in ("spread anew", "shards") for source in SOURCES]
+    columns = [
+        f"{what}, {source}" for what in ("spread anew", "shards") for source in SOURCES
+    ]
     lines += _head([f"vocabulary of {vocabularies}", *columns])
     lines += [*vocabulary_lines(), RECYCLE_TEXT]
-    lines += _head(["replicas x stages, microbatches", "work of a helper", "span", "flush"])
-    lines += [recycle_row(*size) for size in ((3, 4, 6), (3, 4, 12), (4, 8, 12), (4, 8, 24))]
+    lines += _head(
+        ["replicas x stages, microbatches", "work of a helper", "span", "flush"]
+    )
+    lines += [
+        recycle_row(*size) for size in ((3, 4, 6), (3, 4, 12), (4, 8, 12), (4, 8, 24))
+    ]
     lines += ["", RECYCLE_REASONS, SLIMPIPE_TEXT]
-    columns = [f"{what}, {order}" for what in ("peak", "bubble") for order in ("1F1B", "slices")]
+    columns = [
+        f"{what}, {order}"
+        for what in ("peak", "bubble")
+        for order in ("1F1B", "slices")
+    ]
     lines += _head(["size", *columns])
     lines += [slimpipe_row(*size) for size in SLIMPIPE]
     lines += ["", SLIMPIPE_REASONS, ZEROPP_TEXT]
@@ -642,7 +680,11 @@ def page() -> str:
     lines += map(pipemare_row, PIPEMARE)
     lines += ["", PIPEMARE_REASONS, STP_TEXT]
     others = ("1F1B-I", "ZB-V")
-    idle = [f"idle, {program}, {source}" for program in (*others, "STP") for source in SOURCES]
+    idle = [
+        f"idle, {program}, {source}"
+        for program in (*others, "STP")
+        for source in SOURCES
+    ]
     lines += _head(["size, sums", *idle, *(f"time, {program}" for program in others)])
     lines += [stp_row(*size) for size in STP]
     lines += ["", STP_REASONS, HELIXPIPE_TEXT]

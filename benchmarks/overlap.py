@@ -122,13 +122,18 @@ def print_bubbles() -> None:
 
 def print_steps() -> None:
     """Steps with and without overlap."""
-    print(f"\nwithout overlap over with it{'':8}" + "".join(f"{share:7.0%}" for share in SHARES))
+    print(
+        f"\nwithout overlap over with it{'':8}"
+        + "".join(f"{share:7.0%}" for share in SHARES)
+    )
     for name, program, params in STEPS:
         gains = []
         for share in SHARES:
             costs = layer(share)
             apart = evolve(costs, components=None)
-            gains.append(makespan(program, params, apart) / makespan(program, params, costs))
+            gains.append(
+                makespan(program, params, apart) / makespan(program, params, costs)
+            )
         print(f"{name:36}" + "".join(f"{gain:7.2f}" for gain in gains))
     without, with_overlap = PUBLISHED
     print(f"published, share not known: {without / with_overlap:.2f}")

@@ -93,7 +93,9 @@ def large_vocabulary() -> list[Layer]:
     width = 2048
     vocabulary = 128256
     each = gated(width, 8192, 512)
-    layers = [layer(f"layers.{n}", each, tokens, width, attention=2048) for n in range(16)]
+    layers = [
+        layer(f"layers.{n}", each, tokens, width, attention=2048) for n in range(16)
+    ]
     embedding = layer("embedding", vocabulary * width, tokens, width, multiplies=False)
     return [embedding, *layers, layer("head", vocabulary * width, tokens, width)]
 
@@ -126,8 +128,12 @@ def encoder_decoder() -> list[Layer]:
     ffn = 4096
     encoder = 4 * width * width + 2 * width * ffn
     decoder = 8 * width * width + 2 * width * ffn
-    first = [layer(f"encoder.{n}", encoder, 4096, width, attention=4096) for n in range(12)]
-    second = [layer(f"decoder.{n}", decoder, 1024, width, attention=4608) for n in range(12)]
+    first = [
+        layer(f"encoder.{n}", encoder, 4096, width, attention=4096) for n in range(12)
+    ]
+    second = [
+        layer(f"decoder.{n}", decoder, 1024, width, attention=4608) for n in range(12)
+    ]
     embedding = layer("embedding", vocabulary * width, 4096, width, multiplies=False)
     return [embedding, *first, *second, layer("head", vocabulary * width, 1024, width)]
 
@@ -140,12 +146,23 @@ def tower_in_front() -> list[Layer]:
     tokens = 2048
     vocabulary = 128256
     tower_weights = 12 * narrow * narrow
-    tower = [layer(f"tower.{n}", tower_weights, patches, narrow, attention=576) for n in range(24)]
+    tower = [
+        layer(f"tower.{n}", tower_weights, patches, narrow, attention=576)
+        for n in range(24)
+    ]
     weights = gated(width, 8192, 1024)
-    layers = [layer(f"layers.{n}", weights, tokens, width, attention=1024) for n in range(16)]
+    layers = [
+        layer(f"layers.{n}", weights, tokens, width, attention=1024) for n in range(16)
+    ]
     patch = layer("patches", 588 * narrow, patches, narrow)
     projector = layer("projector", narrow * width, patches, width)
-    return [patch, *tower, projector, *layers, layer("head", vocabulary * width, tokens, width)]
+    return [
+        patch,
+        *tower,
+        projector,
+        *layers,
+        layer("head", vocabulary * width, tokens, width),
+    ]
 
 
 MODELS: dict[str, Callable[[], list[Layer]]] = {
@@ -169,7 +186,10 @@ class Way:
 @cache
 def programs() -> dict[str, Layout]:
     """The programs, and where each has its stages."""
-    return {name: compile(name, params).layout for name, params in gallery(RANKS, MICROBATCHES)}
+    return {
+        name: compile(name, params).layout
+        for name, params in gallery(RANKS, MICROBATCHES)
+    }
 
 
 @frozen
@@ -185,13 +205,19 @@ class Table:
         costs = costs_of_stages(self.layers, sizes, layout, LINKS)
         execution = simulate(compile(program, PARAMS, costs), costs)
         peaks = execution.peak_bytes
-        if self.capacity is not None and peaks is not None and max(peaks) > self.capacity:
+        if (
+            self.capacity is not None
+            and peaks is not None
+            and max(peaks) > self.capacity
+        ):
             return None
         return Way(program, layout, sizes, execution.timeline.makespan)
 
     def best(self, split: Callable[[Layout], Sizes]) -> Way | None:
         """The program that is fastest with a way to split."""
-        ways = (self.way(program, split(layout)) for program, layout in programs().items())
+        ways = (
+            self.way(program, split(layout)) for program, layout in programs().items()
+        )
         return min(filter(None, ways), key=lambda way: way.makespan, default=None)
 
     def equal(self, layout: Layout) -> Sizes:
@@ -224,7 +250,9 @@ class Table:
         while True:
             # The three kinds of move: layers, then the order on the same placement, then another
             # placement, for which layers are split anew.
-            trials = [self.way(best.program, sizes) for sizes in _moved(self.layers, best)]
+            trials = [
+                self.way(best.program, sizes) for sizes in _moved(self.layers, best)
+            ]
             trials += [
                 self.way(program, best.sizes)
                 for program, layout in programs().items()
@@ -274,8 +302,14 @@ def row(model: str, table: Table) -> str:
     ]
     steps = [way and way.makespan for way in ways]
     steps += [fits[0].makespan if fits else None, solution and solution.makespan]
-    cells = "".join(f"{'-':>12}" if step is None else f"{step:>12.1f}" for step in steps)
-    what = f"{fits[0].program}, {' '.join(map(str, fits[0].sizes))}" if fits else "nothing fits"
+    cells = "".join(
+        f"{'-':>12}" if step is None else f"{step:>12.1f}" for step in steps
+    )
+    what = (
+        f"{fits[0].program}, {' '.join(map(str, fits[0].sizes))}"
+        if fits
+        else "nothing fits"
+    )
     return f"{model:<21}{cells} {took:>5.0f} s  {what}"
 
 
@@ -291,9 +325,13 @@ def main() -> None:
     ways = ("1F1B", "equal", "ends less", "even", "alternating", "search", "solve")
     heads = "".join(f"{way:>12}" for way in ways)
     for is_limited in (False, True):
-        limit = "within the memory of 1F1B" if is_limited else "without a limit of memory"
+        limit = (
+            "within the memory of 1F1B" if is_limited else "without a limit of memory"
+        )
         print(f"\n{RANKS} ranks, {MICROBATCHES} microbatches, {limit}")
-        print(f"{'step, ms':<21}{heads}     cpu  program and layers by stage of `search`")
+        print(
+            f"{'step, ms':<21}{heads}     cpu  program and layers by stage of `search`"
+        )
         for model, make in MODELS.items():
             layers = make()
             capacity = memory_of_1f1b(layers) if is_limited else None

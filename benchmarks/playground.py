@@ -39,7 +39,12 @@ def measure(name: str, now: Callable[[], float] = process_time) -> Times:
 
 def in_the_browser() -> dict[str, Times]:
     """The same in Pyodide."""
-    command = ["node", str(HERE / "playground.mjs"), str(BUILD), Path(__file__).read_text()]
+    command = [
+        "node",
+        str(HERE / "playground.mjs"),
+        str(BUILD),
+        Path(__file__).read_text(),
+    ]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, Times] = json.loads(run.stdout)
     return found
@@ -50,10 +55,14 @@ def main() -> None:
     begin()
     native = {name: measure(name) for name in PROGRAMS}
     browser = in_the_browser()
-    print("8 x 32, milliseconds of processor time: here, in the browser's Python, ratio")
+    print(
+        "8 x 32, milliseconds of processor time: here, in the browser's Python, ratio"
+    )
     for name in PROGRAMS:
         print(name)
-        rows = [(what, native[name][what], browser[name][what]) for what in native[name]]
+        rows = [
+            (what, native[name][what], browser[name][what]) for what in native[name]
+        ]
         rows.append(("all", sum(native[name].values()), sum(browser[name].values())))
         for what, here, there in rows:
             print(f"  {what:<12} {here:7.1f} {there:7.1f} {there / here:6.2f}")

@@ -61,7 +61,9 @@ def built(plan: Plan, limit: float | None) -> tuple[Pipeline, Optimizer]:
     torch.manual_seed(rank)
     stage = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
     optimizer = torch.optim.SGD(stage.parameters(), 1e-3)
-    options = {} if limit is None else {"optimizers": {rank: optimizer}, "max_norm": limit}
+    options = (
+        {} if limit is None else {"optimizers": {rank: optimizer}, "max_norm": limit}
+    )
     pipeline = Pipeline(plan, {rank: stage}, nn.functional.mse_loss, **options)
     pipeline._training = [
         (index, call if op is None or is_transfer(op[0]) else partial(slowly, call), op)
@@ -70,7 +72,9 @@ def built(plan: Plan, limit: float | None) -> tuple[Pipeline, Optimizer]:
     return pipeline, optimizer
 
 
-def turn(pipeline: Pipeline, optimizer: Optimizer, waits: bool, batches: list[Tensor]) -> float:
+def turn(
+    pipeline: Pipeline, optimizer: Optimizer, waits: bool, batches: list[Tensor]
+) -> float:
     """The time of a step, of some."""
     dist.barrier()
     begin = perf_counter()
@@ -89,7 +93,9 @@ def turn(pipeline: Pipeline, optimizer: Optimizer, waits: bool, batches: list[Te
 def rank_main(rank: int, folder: str) -> None:
     """One rank, of which the first prints the table."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo", f"file://{folder}/store", rank=rank, world_size=RANKS
+    )
     plan = plan_of()
     batch = torch.rand(MICROBATCHES, WIDTH)
     ways = {way: built(plan, limit) for way, limit in LIMITS.items()}
@@ -101,12 +107,17 @@ def rank_main(rank: int, folder: str) -> None:
             times[way].append(turn(pipeline, optimizer, LIMITS[way] is None, batches))
     if rank == 0:
         timeline = simulate(plan).timeline
-        predicted = {"waits": "1.00", "ahead": f"{timeline.span / timeline.makespan:.2f}"}
+        predicted = {
+            "waits": "1.00",
+            "ahead": f"{timeline.span / timeline.makespan:.2f}",
+        }
         steps = {way: median(each[1:]) for way, each in times.items()}
         print(f"{'':9} {'a step, in ops':>14} {'of waits':>9} {'predicted':>10}")
         for way, step in steps.items():
             share = step / steps["waits"]
-            print(f"{way:9} {step / UNIT:14.1f} {share:9.2f} {predicted.get(way, ''):>10}")
+            print(
+                f"{way:9} {step / UNIT:14.1f} {share:9.2f} {predicted.get(way, ''):>10}"
+            )
     dist.barrier()
 
 

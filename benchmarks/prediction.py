@@ -26,7 +26,9 @@ def measure(program: str, ranks: int, folder: Path) -> dict[str, Any]:
     trace = folder / "run.json"
     sizes = ["-p", f"ranks={ranks}"]
     schedc("run", file, *sizes, "--steps", str(STEPS), "--trace", str(trace))
-    found: dict[str, Any] = json.loads(schedc("compare", file, str(trace), *sizes, "--json"))
+    found: dict[str, Any] = json.loads(
+        schedc("compare", file, str(trace), *sizes, "--json")
+    )
     return found
 
 
@@ -41,7 +43,11 @@ def schedc(*arguments: str) -> str:
 
 def main() -> None:
     """Print the table."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count()
+    )
     print(
         f"medians of {STEPS - 1} steps, on {cores} cores; load: of the last minute, when the run "
         "has ended"
@@ -54,7 +60,9 @@ def main() -> None:
             predicted, measured = (
                 found[which]["makespan"] / 1000 for which in ("predicted", "measured")
             )
-            shares = f"  {ranks} ranks share {cores} cores" if ranks > (cores or 1) else ""
+            shares = (
+                f"  {ranks} ranks share {cores} cores" if ranks > (cores or 1) else ""
+            )
             print(
                 f"{program:<17} {ranks:>5} | {predicted:>13.1f} {measured:>13.1f} "
                 f"{found['error']:>+7.1%} | "

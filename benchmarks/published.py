@@ -94,7 +94,9 @@ def problem_of(case: dict[str, Any], objective: str) -> Problem:
             }}
         }}
     }}"""
-    return Problem.of(compile(Source("recorded.sched", text), {}, costs), limit_of(case))
+    return Problem.of(
+        compile(Source("recorded.sched", text), {}, costs), limit_of(case)
+    )
 
 
 def searched(problem: Problem, seconds: float) -> Answer:
@@ -123,11 +125,15 @@ def row(number: int, seconds: float) -> Row:
         figures = f"{recorded:11.10g} {answer.value:11.10g} {answer.bound:11.10g}"
         lines.append(f"{line} {figures} {1 - answer.value / recorded:7.2%} {word}")
         # Where no order comes to less, there is nothing better to find.
-        verdicts.append("same, the least" if word == "same" and answer.is_best else word)
+        verdicts.append(
+            "same, the least" if word == "same" and answer.is_best else word
+        )
     kinds = "whole backwards" if family(case) in WHOLE else "split backwards"
     order = ("worse", "better", "same", "same, the least")
     whole = next(word for word in order if word in verdicts)
-    counts = [f"{objective} {word}" for objective, word in zip(FIGURES, verdicts, strict=True)]
+    counts = [
+        f"{objective} {word}" for objective, word in zip(FIGURES, verdicts, strict=True)
+    ]
     return Row("\n".join(lines), [*counts, f"{kinds}, of both: {whole}"])
 
 

@@ -25,7 +25,12 @@ from schedlang.cli.values import seconds
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "build" / "bench-search"
 #: What rows depend on.
-SOURCES = ("schedlang/**/*.py", "programs/**/*.sched", "benchmarks/*.py", "tests/cases/*.json")
+SOURCES = (
+    "schedlang/**/*.py",
+    "programs/**/*.sched",
+    "benchmarks/*.py",
+    "tests/cases/*.json",
+)
 
 
 @frozen
@@ -73,7 +78,9 @@ def print_rows(name: str, head: str, count: int, make: Maker, limit: float) -> N
     for word, times in sorted(counts.items()):
         print(f"{word}: {times} of {len(mine)}")
     if len(mine) < len(numbers):
-        print(f"{len(numbers) - len(mine)} rows are missing: the same command goes on with them")
+        print(
+            f"{len(numbers) - len(mine)} rows are missing: the same command goes on with them"
+        )
 
 
 def _options(count: int, limit: float) -> argparse.Namespace:

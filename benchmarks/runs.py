@@ -34,7 +34,9 @@ def spent(work: Callable[[], object]) -> float:
 
 def main() -> None:
     """Print both times, and their ratio."""
-    print(f"{'':18} {'actions':>8}  {'transport':10} {'one':>8} {f'{RUNS} runs':>10}  ratio")
+    print(
+        f"{'':18} {'actions':>8}  {'transport':10} {'one':>8} {f'{RUNS} runs':>10}  ratio"
+    )
     for name, params in SIZES:
         plan = compile(name, params)
         for transport in ("gloo", "nccl"):

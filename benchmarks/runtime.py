@@ -51,22 +51,26 @@ CASES = [
 def tiny(stages: int) -> tuple[list[nn.Module], Tensor]:
     """Two layers of width 8 a stage, and one row a microbatch: overhead is all there is."""
     return [
-        nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)) for _ in range(stages)
+        nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        for _ in range(stages)
     ], torch.randn(1, 8)
 
 
 def medium(stages: int) -> tuple[list[nn.Module], Tensor]:
     """A transformer of eight layers of width 256, and 64 tokens a microbatch."""
     layers = [
-        nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True) for _ in range(8)
+        nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+        for _ in range(8)
     ]
     each = 8 // stages
-    return [nn.Sequential(*layers[at : at + each]) for at in range(0, 8, each)], torch.randn(
-        1, 64, 256
-    )
+    return [
+        nn.Sequential(*layers[at : at + each]) for at in range(0, 8, each)
+    ], torch.randn(1, 64, 256)
 
 
-def ours(plan: Plan, model: list[nn.Module], batch: Tensor, _: str | None) -> Callable[[], object]:
+def ours(
+    plan: Plan, model: list[nn.Module], batch: Tensor, _: str | None
+) -> Callable[[], object]:
     """A step of this project's runtime."""
     stages = {stage: model[stage] for stage in plan.stages_of(dist.get_rank())}
     return partial(Pipeline(plan, stages, nn.functional.mse_loss).step, batch, batch)
@@ -78,7 +82,9 @@ def torchs(
     """A step of torch's pipelining."""
     mine = plan.stages_of(dist.get_rank())
     count = len(plan.placement)
-    stages = [PipelineStage(model[stage], stage, count, torch.device("cpu")) for stage in mine]
+    stages = [
+        PipelineStage(model[stage], stage, count, torch.device("cpu")) for stage in mine
+    ]
     if name is None:
         schedule = schedules._PipelineScheduleRuntime(
             stages, plan.microbatches, loss_fn=nn.functional.mse_loss
@@ -89,12 +95,16 @@ def torchs(
             schedule._load_csv(file.name, format="compute_comms")
     else:
         of = stages[0] if len(stages) == 1 else stages
-        schedule = getattr(schedules, name)(of, plan.microbatches, loss_fn=nn.functional.mse_loss)
+        schedule = getattr(schedules, name)(
+            of, plan.microbatches, loss_fn=nn.functional.mse_loss
+        )
     inputs = [batch] if 0 in mine else []
     return partial(schedule.step, *inputs, target=batch if count - 1 in mine else None)
 
 
-def bare(plan: Plan, model: list[nn.Module], batch: Tensor, _: str | None) -> Callable[[], object]:
+def bare(
+    plan: Plan, model: list[nn.Module], batch: Tensor, _: str | None
+) -> Callable[[], object]:
     """A step of the bare loop."""
     return Bare(plan, model, batch, nn.functional.mse_loss).step
 
@@ -108,13 +118,18 @@ def rank_main(which: str, place: int, rank: int, folder: str) -> None:
     """
     ranks, kind, program, microbatches, name = CASES[place]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/{which}", rank=rank, world_size=ranks)
+    dist.init_process_group(
+        "gloo", f"file://{folder}/{which}", rank=rank, world_size=ranks
+    )
     plan = compile(
-        read_source(PROGRAMS / f"{program}.sched"), {"ranks": ranks, "microbatches": microbatches}
+        read_source(PROGRAMS / f"{program}.sched"),
+        {"ranks": ranks, "microbatches": microbatches},
     )
     torch.manual_seed(0)
     model, row = (tiny if kind == "tiny" else medium)(len(plan.placement))
-    step = CONTENDERS[which](plan, model, row.repeat(microbatches, *[1] * (row.ndim - 1)), name)
+    step = CONTENDERS[which](
+        plan, model, row.repeat(microbatches, *[1] * (row.ndim - 1)), name
+    )
     steps = 5 if kind == "tiny" else 1
     actions = len(plan.ranks[rank])
     for _ in sys.stdin:
@@ -131,7 +146,9 @@ def rank_main(which: str, place: int, rank: int, folder: str) -> None:
 
 
 @contextmanager
-def launched(which: str, place: int, folder: str) -> Iterator[list[subprocess.Popen[str]]]:
+def launched(
+    which: str, place: int, folder: str
+) -> Iterator[list[subprocess.Popen[str]]]:
     """The ranks of a contender, which wait for their turns."""
     pipe = subprocess.PIPE
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -163,7 +180,9 @@ def turn(ranks: list[subprocess.Popen[str]]) -> list[float]:
         select.select([rank.stdout], [], [], LIMIT)
         if rank.poll() is not None or not select.select([rank.stdout], [], [], 0)[0]:
             sys.exit(
-                "a rank has ended" if rank.poll() is not None else f"no answer within {LIMIT} s"
+                "a rank has ended"
+                if rank.poll() is not None
+                else f"no answer within {LIMIT} s"
             )
     return [
         max(times)
@@ -178,7 +197,8 @@ def measure(place: int) -> dict[str, list[float]]:
     found: dict[str, list[list[float]]] = {which: [] for which in CONTENDERS}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         groups = {
-            which: stack.enter_context(launched(which, place, folder)) for which in CONTENDERS
+            which: stack.enter_context(launched(which, place, folder))
+            for which in CONTENDERS
         }
         for _ in range(1 + TURNS):
             for which, ranks in groups.items():
@@ -193,7 +213,10 @@ def measure(place: int) -> dict[str, list[float]]:
 def main() -> None:
     """Print the table."""
     print(f"{'':42} | cpu, us/action           | step, ms")
-    print("ranks model  program          microbatches |  bare  ours torch  ratio |", end="")
+    print(
+        "ranks model  program          microbatches |  bare  ours torch  ratio |",
+        end="",
+    )
     print("    bare    ours   torch  ratio | torch runs")
     for place, (ranks, kind, program, microbatches, name) in enumerate(CASES):
         cpu, step = zip(*measure(place).values(), strict=True)

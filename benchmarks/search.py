@@ -106,7 +106,9 @@ def costs_of(drawn: Drawn, rng: random.Random) -> Costs:
     forward[-1] = round(forward[-1] * 1.2, 1)
     p2p = 1.1 if drawn.has_transfers else None
     if drawn.is_split:
-        return Costs(forward_times=forward, input_times=input, weight_times=weight, p2p_time=p2p)
+        return Costs(
+            forward_times=forward, input_times=input, weight_times=weight, p2p_time=p2p
+        )
     backward = [round(one + other, 1) for one, other in zip(input, weight, strict=True)]
     return Costs(forward_times=forward, backward_times=backward, p2p_time=p2p)
 

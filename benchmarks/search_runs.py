@@ -95,7 +95,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, length, width) to the same."""
-        heads = self.query_key_value(self.norms[0](x)).unflatten(-1, (-1, 32)).transpose(1, 2)
+        heads = (
+            self.query_key_value(self.norms[0](x))
+            .unflatten(-1, (-1, 32))
+            .transpose(1, 2)
+        )
         query, key, value = heads.chunk(3, dim=1)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.merge(mixed.transpose(1, 2).flatten(2))
@@ -110,7 +114,9 @@ class Experts(nn.Module):
         self.block = Block(times=1)
         self.router = nn.Linear(WIDTH, experts)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, 8 * WIDTH), nn.GELU(), nn.Linear(8 * WIDTH, WIDTH))
+            nn.Sequential(
+                nn.Linear(WIDTH, 8 * WIDTH), nn.GELU(), nn.Linear(8 * WIDTH, WIDTH)
+            )
             for _ in range(experts)
         )
 
@@ -157,13 +163,20 @@ Modules = OrderedDict[str, nn.Module]
 def large_vocabulary() -> Modules:
     """A decoder whose output takes as long as several layers."""
     layers = {f"layer{number}": Block() for number in range(14)}
-    return OrderedDict(embedding=nn.Embedding(256, WIDTH), **layers, head=nn.Linear(WIDTH, 8192))
+    return OrderedDict(
+        embedding=nn.Embedding(256, WIDTH), **layers, head=nn.Linear(WIDTH, 8192)
+    )
 
 
 def experts_beside_dense() -> Modules:
     """A decoder in which every third layer has experts."""
-    layers = {f"layer{number}": Experts() if number % 3 == 2 else Block() for number in range(14)}
-    return OrderedDict(embedding=nn.Embedding(256, WIDTH), **layers, head=nn.Linear(WIDTH, 2048))
+    layers = {
+        f"layer{number}": Experts() if number % 3 == 2 else Block()
+        for number in range(14)
+    }
+    return OrderedDict(
+        embedding=nn.Embedding(256, WIDTH), **layers, head=nn.Linear(WIDTH, 2048)
+    )
 
 
 def tower_in_front() -> Modules:
@@ -258,7 +271,9 @@ def rank_main(rank: int, folder: Path) -> None:
     """One rank of a launch: it makes a step of each run in turn, and rank 0 writes the traces."""
     torch.set_num_threads(1)
     job = Job(**json.loads((folder / "job.json").read_text()))
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo", f"file://{folder}/store", rank=rank, world_size=RANKS
+    )
     plans = [read_plan(plan) for plan, _, _ in job.runs]
     pipelines = [
         Pipeline(
@@ -285,7 +300,9 @@ def rank_main(rank: int, folder: Path) -> None:
     gathered: list[Any] | None = [None] * RANKS if rank == 0 else None
     dist.gather_object((bars, offset), gathered)
     if gathered is not None:
-        for number, (plan, (_, _, trace)) in enumerate(zip(plans, job.runs, strict=True)):
+        for number, (plan, (_, _, trace)) in enumerate(
+            zip(plans, job.runs, strict=True)
+        ):
             of_ranks = [of_rank[number] for of_rank, _ in gathered]
             actions = aligned(of_ranks, [own for _, own in gathered])
             write_trace(Path(trace), plan, actions)
@@ -301,7 +318,10 @@ def launch(job: Job, folder: Path) -> None:
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "--folder", str(folder), "--rank"]
-    ranks = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(RANKS)]
+    ranks = [
+        subprocess.Popen([*command, str(rank)], env=environment)
+        for rank in range(RANKS)
+    ]
     deadline = time.monotonic() + LIMIT
     try:
         for rank in ranks:
@@ -375,7 +395,9 @@ def optimized(solution: Solution) -> Plan:
     """A solution with the best order that is found for it in some seconds."""
     problem = Problem.of(evolve(solution.schedule, costs=solution.costs))
     *_, answer = optimize(problem, SECONDS)
-    return compile(Source("chosen.sched", program_of(problem, answer)), costs=solution.costs)
+    return compile(
+        Source("chosen.sched", program_of(problem, answer)), costs=solution.costs
+    )
 
 
 def compare(model: str, waits: bool) -> None:
@@ -386,7 +408,8 @@ def compare(model: str, waits: bool) -> None:
     names = list(MODELS[model]())
     # Nothing has run yet: the layers' own times say how to split them for the first runs.
     guesses = [
-        Layer(share, share, share, name=name) for share, name in zip(alone, names, strict=True)
+        Layer(share, share, share, name=name)
+        for share, name in zip(alone, names, strict=True)
     ]
     first = []
     for name in FIRST:
@@ -394,10 +417,14 @@ def compare(model: str, waits: bool) -> None:
         first.append(Contender(name, plan, sizes_of_even_split(guesses, plan), 0.0))
     measured = run_in_turns(model, seconds, guesses, first)
     pieces = [len(contender.sizes) for contender in first]
-    fixed = fixed_of_runs([(run.costs, own) for run, own in zip(measured, pieces, strict=True)])
+    fixed = fixed_of_runs(
+        [(run.costs, own) for run, own in zip(measured, pieces, strict=True)]
+    )
     # The smaller stages are, the more is known of each layer.
     finest = max(range(len(first)), key=pieces.__getitem__)
-    layers = layers_of_run(measured[finest].costs, first[finest].sizes, alone, names, fixed)
+    layers = layers_of_run(
+        measured[finest].costs, first[finest].sizes, alone, names, fixed
+    )
     links = Costs(p2p_time=measured[finest].costs.p2p_time)
 
     begin = time.monotonic()
@@ -408,7 +435,9 @@ def compare(model: str, waits: bool) -> None:
     plan = optimized(solution)
     predicted = simulate(plan, solution.costs).timeline.makespan
     took = time.monotonic() - begin
-    near = [other for other in programs if other.predicted <= NEAR * programs[0].predicted]
+    near = [
+        other for other in programs if other.predicted <= NEAR * programs[0].predicted
+    ]
     chosen = [
         Contender("by search, solve and optimize", plan, solution.sizes, predicted),
         Contender(f"by search: {best.program}", best.plan, best.sizes, best.makespan),
@@ -417,10 +446,16 @@ def compare(model: str, waits: bool) -> None:
     runs = run_in_turns(model, seconds, layers, contenders)
 
     runs_of = " and ".join(FIRST)
-    print(f"\n{model}: {len(layers)} layers, costs from runs of {runs_of}; chosen in {took:.0f} s")
+    print(
+        f"\n{model}: {len(layers)} layers, costs from runs of {runs_of}; chosen in {took:.0f} s"
+    )
     per_op = (fixed.forward, fixed.input, fixed.weight)
-    print(f"without any layer, F, I, W take {', '.join(f'{each / 1e3:.2f}' for each in per_op)} ms")
-    print(f"{'program':<32} {'layers by stage':<34} predicted, ms  measured, ms   error")
+    print(
+        f"without any layer, F, I, W take {', '.join(f'{each / 1e3:.2f}' for each in per_op)} ms"
+    )
+    print(
+        f"{'program':<32} {'layers by stage':<34} predicted, ms  measured, ms   error"
+    )
     steps = [median(step.makespan for step in own.steps) for own in runs]
     for contender, step in zip(contenders, steps, strict=True):
         print(
@@ -431,7 +466,9 @@ def compare(model: str, waits: bool) -> None:
     fastest = min(range(len(chosen), len(steps)), key=steps.__getitem__)
     # Turn by turn: what else the machine did then has hit both.
     turns = zip(runs[0].steps, runs[fastest].steps, strict=True)
-    low, middle, high = quantiles((ours.makespan / other.makespan for ours, other in turns), n=4)
+    low, middle, high = quantiles(
+        (ours.makespan / other.makespan for ours, other in turns), n=4
+    )
     print(
         f"chosen against the fastest of the gallery, {contenders[fastest].name}: {middle:.3f} of "
         f"its step, and {low:.3f} to {high:.3f} in half of the turns",
@@ -441,7 +478,9 @@ def compare(model: str, waits: bool) -> None:
 
 def main() -> None:
     """Print a table for each model; or be one rank of a launch."""
-    parser = argparse.ArgumentParser(description="The search against the gallery, on processes.")
+    parser = argparse.ArgumentParser(
+        description="The search against the gallery, on processes."
+    )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     help = "the model's own layers, or ones that wait (default: by the number of cores)"
@@ -452,8 +491,14 @@ def main() -> None:
     if options.rank is not None:
         rank_main(options.rank, options.folder)
     torch.set_num_threads(1)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    waits = (cores or 1) < RANKS if options.layers is None else options.layers == "waiting"
+    cores = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count()
+    )
+    waits = (
+        (cores or 1) < RANKS if options.layers is None else options.layers == "waiting"
+    )
     what = "layers that wait as for a device" if waits else "the models' own layers"
     print(
         f"{what}: {RANKS} processes on {cores} cores, load {os.getloadavg()[0]:.1f}; "

@@ -19,7 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.distributed.pipelining._backward import (
+    stage_backward_input,
+    stage_backward_weight,
+)
 from torch.utils.checkpoint import checkpoint
 
 from schedlang.runtime.stage.compiled import backend
@@ -69,13 +72,19 @@ def compiled(module: nn.Sequential, backend: Any) -> nn.Sequential:
 class Turn:
     """One turn of a stage: seconds by name."""
 
-    def __init__(self, plain: nn.Module, split: nn.Module, input: Tensor, compiled: bool) -> None:
+    def __init__(
+        self, plain: nn.Module, split: nn.Module, input: Tensor, compiled: bool
+    ) -> None:
         self.plain = plain
         self.split = split
         self.input = input
         self.gradient = torch.randn_like(input)
         self.seconds: dict[str, float] = {}
-        for run in (self.whole, self.halves, *([] if compiled else [self.halves_of_torch])):
+        for run in (
+            self.whole,
+            self.halves,
+            *([] if compiled else [self.halves_of_torch]),
+        ):
             run(input.clone().requires_grad_())
 
     def timed(self, name: str, call: Callable[..., Any], *args: Any) -> Any:
@@ -103,7 +112,12 @@ class Turn:
         output = self.plain(input)
         weights = list(self.plain.parameters())
         _, groups = self.timed(
-            "torch I", stage_backward_input, [output], [self.gradient], [input], iter(weights)
+            "torch I",
+            stage_backward_input,
+            [output],
+            [self.gradient],
+            [input],
+            iter(weights),
         )
         self.timed("torch W", stage_backward_weight, iter(weights), groups)
 
@@ -121,12 +135,16 @@ def main() -> None:
         "--rows", type=int, default=4, help=f"sequences of {LENGTH} in a microbatch"
     )
     parser.add_argument("--turns", type=int, default=21)
-    parser.add_argument("--compiled", action="store_true", help="blocks in torch.compile")
+    parser.add_argument(
+        "--compiled", action="store_true", help="blocks in torch.compile"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(f"rows {options.rows}, length {LENGTH}, {options.turns} turns\n")
-    print("width  blocks  checkpoint  (B + W) / whole  torch: (I + W) / whole  B / whole  forward")
+    print(
+        "width  blocks  checkpoint  (B + W) / whole  torch: (I + W) / whole  B / whole  forward"
+    )
     for width, layers, checkpointed in STAGES:
         module = blocks(width, layers, checkpointed)
         input = torch.randn(options.rows, LENGTH, width)

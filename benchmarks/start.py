@@ -35,7 +35,9 @@ def spent(arguments: tuple[str, ...]) -> float:
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
     before = getrusage(RUSAGE_CHILDREN)
     command = [sys.executable, *arguments]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment, timeout=60)
+    subprocess.run(
+        command, check=True, stdout=subprocess.DEVNULL, env=environment, timeout=60
+    )
     after = getrusage(RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

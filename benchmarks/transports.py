@@ -36,28 +36,45 @@ has them one after the other; a batch is counted as if they took no longer than 
 def makespans(name: str, latency: float) -> tuple[float, ...]:
     """What a program takes ideally and on each of the transports, by the time of a transfer."""
     costs = Costs(p2p_time=latency)
-    plans = [compile(name, costs=costs, transport=transport) for transport in TRANSPORTS]
+    plans = [
+        compile(name, costs=costs, transport=transport) for transport in TRANSPORTS
+    ]
     ideal = simulate(plans[0], costs, ideal=True).timeline.makespan
     return ideal, *(simulate(plan, costs).timeline.makespan for plan in plans)
 
 
 def row(name: str, of_latencies: list[tuple[float, ...]]) -> str:
     """The row of a program, with its makespans for each latency."""
-    return _line([name, *(f"{makespan:g}" for found in of_latencies for makespan in found)])
+    return _line(
+        [name, *(f"{makespan:g}" for found in of_latencies for makespan in found)]
+    )
 
 
 def page() -> str:
     """The page, in Markdown."""
-    columns = [f"{what}, {latency:g}" for latency in LATENCIES for what in ("ideal", *TRANSPORTS)]
-    lines = [HEAD, _line(["program", *columns]), _line(["---", *["---:"] * len(columns)])]
-    found = {name: [makespans(name, latency) for latency in LATENCIES] for name in names()}
+    columns = [
+        f"{what}, {latency:g}"
+        for latency in LATENCIES
+        for what in ("ideal", *TRANSPORTS)
+    ]
+    lines = [
+        HEAD,
+        _line(["program", *columns]),
+        _line(["---", *["---:"] * len(columns)]),
+    ]
+    found = {
+        name: [makespans(name, latency) for latency in LATENCIES] for name in names()
+    }
     lines += [row(name, of_latencies) for name, of_latencies in found.items()]
     means = []
     # For each latency, then for each column: how far the programs are from their ideal in the mean.
     for of_programs in zip(*found.values(), strict=True):
         for column in zip(*of_programs, strict=True):
             ideals = [ideal for ideal, *_ in of_programs]
-            beyond = [makespan / ideal - 1 for makespan, ideal in zip(column, ideals, strict=True)]
+            beyond = [
+                makespan / ideal - 1
+                for makespan, ideal in zip(column, ideals, strict=True)
+            ]
             means.append(f"{fmean(beyond):.1%}")
     lines.append(_line(["mean beyond the ideal", *means]))
     return "\n".join([*lines, ""])

@@ -64,8 +64,12 @@ class Nowhere:
 
 def main() -> None:
     """Print the time per action."""
-    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
-    plan = compile(read_source(PROGRAMS / "1f1b.sched"), {"ranks": 4, "microbatches": 16})
+    dist.init_process_group(
+        "gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1
+    )
+    plan = compile(
+        read_source(PROGRAMS / "1f1b.sched"), {"ranks": 4, "microbatches": 16}
+    )
     stage = Idle(StagePlan(0, ends_backward=True), nn.Identity(), torch.device("cpu"))
     exchange = Exchange(plan, 0, 0, torch.device("cpu"), Nowhere(), None)  # type: ignore[arg-type]
     inputs = Given(False, Rows(16, 1), [ValueSpec.of([torch.zeros(1)], None)])

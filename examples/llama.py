@@ -67,7 +67,9 @@ def loss_fn(scores: Tensor, following: Tensor) -> Tensor:
 def batches(plan: Plan, steps: range) -> Iterator[tuple[Tensor, Tensor]]:
     """What each step trains on: Python's own library, as bytes."""
     corpus = read_corpus()
-    return (draw_batch(corpus, plan.microbatches * ROWS, LENGTH, step) for step in steps)
+    return (
+        draw_batch(corpus, plan.microbatches * ROWS, LENGTH, step) for step in steps
+    )
 
 
 def train(plan: Plan, begin: Path, folder: Path, steps: int) -> tuple[int, list[float]]:
@@ -107,7 +109,9 @@ def imbalance(model: Llama, plan: Plan, costs: Sequence[float]) -> float:
     are by `costs`.
     """
     placed = enumerate(plan.placement[: plan.layout.pieces])
-    pieces = [split(model, plan, BLOCKS, costs, rank=rank)[stage] for stage, rank in placed]
+    pieces = [
+        split(model, plan, BLOCKS, costs, rank=rank)[stage] for stage, rank in placed
+    ]
     seconds = measure(nn.Sequential(*pieces), EXAMPLE)
     return max(seconds) * len(seconds) / sum(seconds) - 1
 
@@ -121,7 +125,9 @@ def train_alone(plan: Plan, begin: Path, steps: int) -> list[float]:
     for inputs, targets in batches(plan, range(steps)):
         losses = []
         for x, y in zip(
-            inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True
+            inputs.chunk(plan.microbatches),
+            targets.chunk(plan.microbatches),
+            strict=True,
         ):
             loss = loss_fn(model(x), y)
             (loss / plan.microbatches).backward()
@@ -135,7 +141,9 @@ def train_alone(plan: Plan, begin: Path, steps: int) -> list[float]:
 def check(plan: Plan, begin: Path, first: int, losses: list[float]) -> None:
     """Compare with the training in one process, from its first step on."""
     alone = train_alone(plan, begin, first + len(losses))[first:]
-    worst = max(abs(ours - other) / other for ours, other in zip(losses, alone, strict=True))
+    worst = max(
+        abs(ours - other) / other for ours, other in zip(losses, alone, strict=True)
+    )
     print(
         f"largest difference of a loss from one process, over {len(losses)} steps: {worst:.1e}",
         flush=True,
@@ -152,10 +160,15 @@ def main() -> None:
         "folder", type=Path, help="has a folder `step-N` for each model that is saved"
     )
     parser.add_argument(
-        "--steps", type=int, default=20, help="how many updates, with those of before (default: 20)"
+        "--steps",
+        type=int,
+        default=20,
+        help="how many updates, with those of before (default: 20)",
     )
     parser.add_argument(
-        "--check", action="store_true", help="compare with the same training in one process"
+        "--check",
+        action="store_true",
+        help="compare with the same training in one process",
     )
     options = parser.parse_args()
     disable_progress_bar()
@@ -166,7 +179,8 @@ def main() -> None:
         Llama(CONFIG).save_pretrained(start)
     dist.barrier()
     newest = max(
-        options.folder.glob("step-*[0-9]"), key=lambda each: int(each.name.removeprefix("step-"))
+        options.folder.glob("step-*[0-9]"),
+        key=lambda each: int(each.name.removeprefix("step-")),
     )
     plan = read_plan(options.plan)
     first, losses = train(plan, newest, options.folder, options.steps)

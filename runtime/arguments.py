@@ -39,9 +39,13 @@ def check_pipeline(plan: Any, setup: Setup, mesh: Any, timeout: Any) -> None:
     else:
         _check_callable("loss_fn", setup.loss_fn)
     _check_optional("mesh", mesh, DeviceMesh, 'a DeviceMesh, such as mesh["pp"]')
-    what = 'a list of the names by stage of each tied weight, such as [{0: "a", 3: "b"}]'
+    what = (
+        'a list of the names by stage of each tied weight, such as [{0: "a", 3: "b"}]'
+    )
     check_list("tied", setup.tied, Mapping, what)
-    _check_optional("transfer_dtype", setup.transfer_dtype, torch.dtype, "a dtype of torch")
+    _check_optional(
+        "transfer_dtype", setup.transfer_dtype, torch.dtype, "a dtype of torch"
+    )
     if setup.loss_scale is not None:
         check_number("loss_scale", setup.loss_scale)
     if setup.max_gathered is not None:
@@ -54,7 +58,9 @@ def check_pipeline(plan: Any, setup: Setup, mesh: Any, timeout: Any) -> None:
     _check_batch_dim(setup.batch_dim)
     _check_slice_lengths(setup.slice_lengths)
     what = "a mapping of stages to optimizers, such as {0: optimizer}"
-    _check_by_stage("optimizers", setup.optimizers, Optimizer, what, "an optimizer of torch")
+    _check_by_stage(
+        "optimizers", setup.optimizers, Optimizer, what, "an optimizer of torch"
+    )
     check_number("timeout", timeout, above=0)
 
 
@@ -71,7 +77,9 @@ def check_model(model: Any) -> None:
 
 def check_stages(stages: Any) -> None:
     """Modules by the numbers of their stages."""
-    what = "a mapping of stages to modules, such as {0: module}, or what `split` returns"
+    what = (
+        "a mapping of stages to modules, such as {0: module}, or what `split` returns"
+    )
     _check_by_stage("stages", stages, nn.Module, what, "a module of torch")
 
 
@@ -99,7 +107,9 @@ def check_folder(folder: Any) -> None:
 
 def check_optimizers(optimizers: Any) -> None:
     """Several optimizers."""
-    check_list("optimizers", optimizers, Optimizer, "optimizers of torch, such as [optimizer]")
+    check_list(
+        "optimizers", optimizers, Optimizer, "optimizers of torch, such as [optimizer]"
+    )
 
 
 def check_rank(rank: Any, plan: Plan) -> None:
@@ -115,7 +125,9 @@ def check_block_costs(costs: Any) -> None:
         check_number(f"costs[{index}]", cost)
 
 
-def check_list(name: str, values: Any, wanted: type | tuple[type, ...], what: str) -> None:
+def check_list(
+    name: str, values: Any, wanted: type | tuple[type, ...], what: str
+) -> None:
     """Several things of a type; not a text, which would be taken for its letters."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise TypeError(f"`{name}` is {shown(values)}: it must be {what}")
@@ -126,7 +138,9 @@ def check_list(name: str, values: Any, wanted: type | tuple[type, ...], what: st
 
 def _check_callable(name: str, value: Any) -> None:
     if value is not None and not callable(value):
-        raise TypeError(f"`{name}` is {shown(value)}: it must be a function of output and targets")
+        raise TypeError(
+            f"`{name}` is {shown(value)}: it must be a function of output and targets"
+        )
     if isinstance(value, type):
         # `nn.CrossEntropyLoss`, where its instance is meant: called, it would make a module.
         example = f"an instance, such as {value.__name__}()"
@@ -148,7 +162,9 @@ def _check_by_stage(name: str, values: Any, wanted: type, what: str, one: str) -
 def _check_slice_lengths(lengths: Any) -> None:
     if lengths is None or callable(lengths):
         return
-    what = "the lengths of slices, such as [512, 256, 256], or a function that gives them"
+    what = (
+        "the lengths of slices, such as [512, 256, 256], or a function that gives them"
+    )
     check_list("slice_lengths", lengths, int, what)
     for index, length in enumerate(lengths):
         check_whole(f"slice_lengths[{index}]", length, 1)

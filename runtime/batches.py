@@ -209,7 +209,9 @@ class Batches:
         much as that of one with many.
         """
         specs = specs_of(inputs.values)
-        others = ((number, spec) for number, spec in enumerate(specs) if spec != specs[0])
+        others = (
+            (number, spec) for number, spec in enumerate(specs) if spec != specs[0]
+        )
         number, other = next(others, (0, None))
         if must_be_alike and other is not None:
             raise PipelineError(
@@ -230,7 +232,9 @@ class Batches:
                 "`loss_scale` says what every loss is multiplied by, and `counts` say it, too: it "
                 "must be one of the two"
             )
-        return [float(counts[number]) for number in mine for _ in range(self._layout.slices)]
+        return [
+            float(counts[number]) for number in mine for _ in range(self._layout.slices)
+        ]
 
     def _of_model(self, name: str, values: Any, pipeline: Pipeline) -> Any:
         """Inputs, targets or options for the model of a pipeline: all, or where there are several
@@ -241,7 +245,11 @@ class Batches:
         models = [each.name for each in self._layout.pipelines]
         if isinstance(values, Mapping) and values.keys() <= set(models):
             return values.get(pipeline.name)
-        has = f"has {[*values]}" if isinstance(values, Mapping) else f"is a {type(values).__name__}"
+        has = (
+            f"has {[*values]}"
+            if isinstance(values, Mapping)
+            else f"is a {type(values).__name__}"
+        )
         raise PipelineError(
             f"the plan has the models {', '.join(models)}, so `{name}` must be a dictionary with "
             f"those of each, by name; it {has}"
@@ -267,9 +275,17 @@ class Batches:
         if len(firsts) == 1:
             return inputs
         stage = first - pipeline.start
-        if isinstance(inputs, Mapping) and stage in inputs and inputs.keys() <= set(firsts):
+        if (
+            isinstance(inputs, Mapping)
+            and stage in inputs
+            and inputs.keys() <= set(firsts)
+        ):
             return inputs[stage]
-        has = f"has {[*inputs]}" if isinstance(inputs, Mapping) else f"is a {type(inputs).__name__}"
+        has = (
+            f"has {[*inputs]}"
+            if isinstance(inputs, Mapping)
+            else f"is a {type(inputs).__name__}"
+        )
         raise PipelineError(
             f"the stages {firsts} take inputs, so `inputs` must be a dictionary with those of each "
             f"that is on this rank; it {has}, and stage {stage} is here"
@@ -308,7 +324,12 @@ class Batches:
         return rounds
 
     def _targets_of(
-        self, batch: Batch, rows: Rows, this: Round, pipeline: Pipeline, mine: Sequence[int]
+        self,
+        batch: Batch,
+        rows: Rows,
+        this: Round,
+        pipeline: Pipeline,
+        mine: Sequence[int],
     ) -> dict[int, Value]:
         """The targets of a pipeline's last stage, which is here, by what passes through it."""
         last = pipeline.stop - 1
@@ -357,7 +378,8 @@ class Batches:
             units = [
                 (pipeline.stop - 1, unit)
                 for pipeline, count in zip(self._layout.pipelines, counts, strict=True)
-                if pipeline.stop - 1 in self._stages and self._layout.is_last(pipeline.stop - 1)
+                if pipeline.stop - 1 in self._stages
+                and self._layout.is_last(pipeline.stop - 1)
                 for unit in range(count * self._layout.slices)
             ]
             # Of each update the microbatches of the first pipeline come first, as in the batch.
@@ -372,7 +394,8 @@ class Batches:
             return list(parts)
         along = BatchDims.of_slices(self._dims.inputs)
         return [
-            join(parts[begin : begin + slices], along) for begin in range(0, len(parts), slices)
+            join(parts[begin : begin + slices], along)
+            for begin in range(0, len(parts), slices)
         ]
 
     def _rows_of(self, batch: Batch, inputs: Value, microbatches: int) -> Rows:
@@ -381,7 +404,9 @@ class Batches:
         """
         if isinstance(inputs, Microbatches):
             if batch.rows is not None:
-                raise PipelineError("`inputs` are a list of microbatches, so `rows` cuts nothing")
+                raise PipelineError(
+                    "`inputs` are a list of microbatches, so `rows` cuts nothing"
+                )
             if not inputs.values or not batch.evaluates:
                 check_count("inputs", inputs, microbatches)
             # An item of a list counts as one row, so the arithmetic of rounds is the same for both.
@@ -403,7 +428,9 @@ class Batches:
         """
         is_list = isinstance(targets, Microbatches)
         if is_list != rows.is_list:
-            one, other = ("`inputs`", "`targets`") if rows.is_list else ("`targets`", "`inputs`")
+            one, other = (
+                ("`inputs`", "`targets`") if rows.is_list else ("`targets`", "`inputs`")
+            )
             raise PipelineError(
                 f"{one} are a list, which is one of microbatches, and {other} are a whole batch: "
                 "cut both or none (several tensors of one batch stand in a tuple)"
@@ -478,9 +505,13 @@ def mean_of_slices(
     """The losses by microbatch, of those of some units of stages: of each the mean of its slices',
     as they count.
     """
-    shares = [stage.shares.of_slice(unit) for stage, unit in units if stage.shares.of_slices]
+    shares = [
+        stage.shares.of_slice(unit) for stage, unit in units if stage.shares.of_slices
+    ]
     stacked = torch.stack(list(losses))
-    return (weighted(stacked, shares) if shares else stacked).view(-1, slices).mean(dim=1)
+    return (
+        (weighted(stacked, shares) if shares else stacked).view(-1, slices).mean(dim=1)
+    )
 
 
 def shares(layout: Layout) -> list[list[int]]:

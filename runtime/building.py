@@ -156,7 +156,11 @@ def _parts_of_stage(
     for is_skip in (True, False):
         # Skips lie further in: they are taken from what the module returns before the rest goes
         # along edges.
-        ends = [item for item in layout.far_edges.items() if layout.is_skip(item[0]) == is_skip]
+        ends = [
+            item
+            for item in layout.far_edges.items()
+            if layout.is_skip(item[0]) == is_skip
+        ]
         before = [edges[edge] for edge, (_, later) in ends if later == number]
         after = [edges[edge] for edge, (earlier, _) in ends if earlier == number]
         if not before and not after:
@@ -167,11 +171,15 @@ def _parts_of_stage(
         else:
             in_place = works_in_place(module)
             has_input = layout.is_first(number) or layout.follows(number)
-            parts.append(Edges(number, before, after, has_backward, has_input, in_place))
+            parts.append(
+                Edges(number, before, after, has_backward, has_input, in_place)
+            )
     return parts
 
 
-def _parts_of_module(plan: Plan, number: int, setup: Setup, device: torch.device) -> list[Part]:
+def _parts_of_module(
+    plan: Plan, number: int, setup: Setup, device: torch.device
+) -> list[Part]:
     """The parts right around the module: they see all that it is given, and all that it returns."""
     parts: list[Part] = []
     module = setup.modules[number]
@@ -222,11 +230,20 @@ def _forks(layout: Layout, number: int) -> list[list[int]]:
     if not layout.edges:
         return []
     model = layout.model_of(number)
-    givers = [each for each in layout.before[number] if not _is_skip(layout, each, number)]
+    givers = [
+        each for each in layout.before[number] if not _is_skip(layout, each, number)
+    ]
     # In the order in which `Edges` gives them.
     givers.sort(key=lambda giver: (layout.model_of(giver) != model, giver))
     forks = [
-        [giver, *(each for each in layout.after[giver] if not _is_skip(layout, giver, each))]
+        [
+            giver,
+            *(
+                each
+                for each in layout.after[giver]
+                if not _is_skip(layout, giver, each)
+            ),
+        ]
         for giver in givers
     ]
     if layout.is_first(number):

@@ -88,7 +88,9 @@ class _Walk:
         self.receives: dict[int, Receive] = {}
         self._make_messages(stages)
         self._place_messages()
-        self._place_parts(list(chain(parts, *(stage.parts for stage in stages.values()))))
+        self._place_parts(
+            list(chain(parts, *(stage.parts for stage in stages.values())))
+        )
 
     def op(self, index: int) -> Op:
         """An action's kind, stage and microbatch."""
@@ -100,19 +102,27 @@ class _Walk:
 
     def _take_turns(self, *pair: int) -> bool:
         """Whether the stages of a forward and a backward may take turns, component by component."""
-        return all(self.stages[self.actions.stage[index]].plan.takes_turns for index in pair)
+        return all(
+            self.stages[self.actions.stage[index]].plan.takes_turns for index in pair
+        )
 
     def _make_messages(self, stages: Mapping[int, Stage]) -> None:
-        boxes = {key: box for stage in stages.values() for key, box in stage.boxes.items()}
+        boxes = {
+            key: box for stage in stages.values() for key, box in stage.boxes.items()
+        }
         for index in range(len(self.actions)):
             if is_transfer(self.actions.kind[index]):
                 kind, number, microbatch = self.op(index)
-                message = self.exchange.message(kind, number, microbatch, boxes[kind, number])
+                message = self.exchange.message(
+                    kind, number, microbatch, boxes[kind, number]
+                )
                 if isinstance(message, Send):
                     self.sends[index] = message
                 else:
                     self.receives[index] = message
-        self.received = {self.op(index): receive for index, receive in self.receives.items()}
+        self.received = {
+            self.op(index): receive for index, receive in self.receives.items()
+        }
 
     def _place_messages(self) -> None:
         # By gloo, receives begin some ops early: the order does not matter to it, and a message
@@ -132,14 +142,18 @@ class _Walk:
             # have to wait there. In a first step, the other rank begins its receive only where it
             # needs the message, so a wait here could stand still: then the later place does.
             if place < received[send]:
-                self.once_arrived.setdefault(place, []).append(message.complete_if_posted)
+                self.once_arrived.setdefault(place, []).append(
+                    message.complete_if_posted
+                )
 
     def _place_parts(self, parts: Sequence[Part]) -> None:
         for part in parts:
             self.ops |= part.ops
             for extra in part.calls(self.plan, self.rank):
                 if extra.when is When.BEFORE:
-                    self.before.setdefault(extra.index, []).append((extra.call, extra.op))
+                    self.before.setdefault(extra.index, []).append(
+                        (extra.call, extra.op)
+                    )
                 else:
                     self.after.setdefault(extra.index, []).append(extra.call)
                 if extra.op is not None:
@@ -186,7 +200,9 @@ class _Walk:
             self.sends[index] for index in batch if index in self.sends
         ]
         messages += [self.receives[index] for index in batch if index in self.receives]
-        return messages[0].post if len(messages) == 1 else partial(post_as_one, messages)
+        return (
+            messages[0].post if len(messages) == 1 else partial(post_as_one, messages)
+        )
 
     def _transfer(self, index: int) -> Iterator[Call]:
         """A message by itself: a receive has begun by now, the op that needs it waits for it."""
@@ -240,7 +256,9 @@ class _Walk:
         """
         kind, stage, microbatch = self.op(index)
         yield from self._before(index)
-        numbers = self.plan.layout.numbers(AWAITS[kind], stage) if kind in AWAITS else []
+        numbers = (
+            self.plan.layout.numbers(AWAITS[kind], stage) if kind in AWAITS else []
+        )
         messages = [(AWAITS[kind], number, microbatch) for number in numbers]
         # What comes from a stage of the same rank is no message.
         messages = [message for message in messages if message in self.received]

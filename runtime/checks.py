@@ -28,7 +28,9 @@ def wrong_number(plan: Plan, started: int, replicas: int = 1) -> str | None:
     needed = len(plan.ranks) * replicas
     if needed == started:
         return None
-    what = "the plan needs" if replicas == 1 else f"{replicas} replicas of the plan need"
+    what = (
+        "the plan needs" if replicas == 1 else f"{replicas} replicas of the plan need"
+    )
     plural = "" if needed == 1 else "es"
     return f"{what} {needed} process{plural}, {started} {'was' if started == 1 else 'were'} started"
 
@@ -81,10 +83,18 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         _check_hops(plan, setup)
     _check_losses(plan, held, setup)
     updated = sorted(
-        {stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U}
+        {
+            stage
+            for kind, stage in zip(actions.kind, actions.stage, strict=True)
+            if kind == Kind.U
+        }
     )
     # Torch has no optimizer for a stage that has no weights, as one without blocks.
-    trained = {stage for stage in updated if any(True for _ in setup.modules[stage].parameters())}
+    trained = {
+        stage
+        for stage in updated
+        if any(True for _ in setup.modules[stage].parameters())
+    }
     if setup.ends_with_update(plan):
         _check_updates_after_steps(plan, setup)
     elif not trained <= setup.optimizers.keys() <= set(updated):
@@ -96,7 +106,9 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
             "the plan updates its stages itself (`U`), so none of their weights can be tied"
         )
     if setup.max_gathered is not None and setup.max_gathered < 1:
-        raise PipelineError(f"`max_gathered` is {setup.max_gathered}, it must be 1 or more")
+        raise PipelineError(
+            f"`max_gathered` is {setup.max_gathered}, it must be 1 or more"
+        )
     if setup.max_norm is not None and plan.has_updates:
         _check_max_norm(plan, rank, setup)
     _check_slices(plan, setup.slice_lengths)
@@ -107,7 +119,8 @@ def _check_hops(plan: Plan, setup: Setup) -> None:
     """Whether what a rank was given goes together with weights that travel."""
     of_setup = {
         "tied weights": bool(setup.tied),
-        "`max_norm`, which the pipeline clips its updates to": setup.max_norm is not None,
+        "`max_norm`, which the pipeline clips its updates to": setup.max_norm
+        is not None,
         "an audit of the stages": setup.audit,
     }
     of_stages = {
@@ -117,7 +130,9 @@ def _check_hops(plan: Plan, setup: Setup) -> None:
         ),
     }
     wrong = [what for what, is_there in of_setup.items() if is_there]
-    wrong += [what for what, has in of_stages.items() if any(map(has, setup.modules.values()))]
+    wrong += [
+        what for what, has in of_stages.items() if any(map(has, setup.modules.values()))
+    ]
     if plan.offloaded:
         wrong.append("activations that are offloaded")
     if wrong:
@@ -141,7 +156,9 @@ def _check_slices(plan: Plan, lengths: SliceLengths | None) -> None:
     if lengths is None:
         return
     if slices == 1:
-        raise PipelineError("the plan has no slices, so it has no use for `slice_lengths`")
+        raise PipelineError(
+            "the plan has no slices, so it has no use for `slice_lengths`"
+        )
     if not callable(lengths) and len(lengths) != slices:
         raise PipelineError(
             f"`slice_lengths` has {counted(len(lengths), 'length')}, and a microbatch of the plan "
@@ -157,13 +174,17 @@ def _check_losses(plan: Plan, held: Sequence[int], setup: Setup) -> None:
         layout.models and setup.loss_fn.keys() <= set(names)
     ):
         models = f"the models {', '.join(names)}" if layout.models else "one model"
-        raise PipelineError(f"`loss_fn` is for {[*setup.loss_fn]}, and the plan has {models}")
+        raise PipelineError(
+            f"`loss_fn` is for {[*setup.loss_fn]}, and the plan has {models}"
+        )
     for stage in filter(layout.is_last, held):
         has_loss = setup.loss_of(layout.model_of(stage)) is not None
         # What a model makes that is frozen is a result, such as the scores of a reference.
         needs_one = not layout.models or layout.has_backward[stage]
         if not has_loss and needs_one and not plan.is_forward_only:
-            of_model = f" of the model `{layout.model_of(stage)}`" if layout.models else ""
+            of_model = (
+                f" of the model `{layout.model_of(stage)}`" if layout.models else ""
+            )
             raise PipelineError(
                 f"the last stage{of_model} is on this rank, so it needs a `loss_fn`"
             )
@@ -177,7 +198,12 @@ def _check_frozen(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> N
     for number, module in modules.items():
         weights = dict(module.named_parameters())
         wanting = [name for name, weight in weights.items() if weight.requires_grad]
-        if weights and not wanting and layout.trains(number) and not plan.is_forward_only:
+        if (
+            weights
+            and not wanting
+            and layout.trains(number)
+            and not plan.is_forward_only
+        ):
             piece = layout.piece(number)
             warnings.warn(
                 f"no weight of stage {number} wants a gradient, and the plan trains it: `frozen "
@@ -195,13 +221,17 @@ def _check_frozen(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> N
         _check_tied(plan, number, weights, tied)
 
 
-def _check_tied(plan: Plan, number: int, weights: Mapping[str, nn.Parameter], tied: Tied) -> None:
+def _check_tied(
+    plan: Plan, number: int, weights: Mapping[str, nn.Parameter], tied: Tied
+) -> None:
     """Whether no weight of a stage is trained that a frozen stage has as well."""
     piece = plan.layout.piece(number)
     for names in tied:
         stages = range(len(plan.placement))
         by_piece = {
-            plan.layout.piece(stage): name for stage, name in names.items() if stage in stages
+            plan.layout.piece(stage): name
+            for stage, name in names.items()
+            if stage in stages
         }
         own = weights.get(by_piece.get(piece, ""))
         frozen = [other for other in by_piece if other in plan.layout.frozen]
@@ -273,10 +303,14 @@ def _check_limit(setup: Setup) -> None:
     if setup.max_norm is None or not setup.max_norm > 0:
         raise PipelineError(f"`max_norm` is {setup.max_norm}, it must be above 0")
     if any(map(is_sharded, setup.modules.values())):
-        raise PipelineError("the stages are sharded, so `max_norm` cannot clip their updates yet")
+        raise PipelineError(
+            "the stages are sharded, so `max_norm` cannot clip their updates yet"
+        )
 
 
-def check_same(plan: Plan, setup: Setup, processes: Processes, watchdog: Watchdog) -> None:
+def check_same(
+    plan: Plan, setup: Setup, processes: Processes, watchdog: Watchdog
+) -> None:
     """Compare what all ranks must be given alike, which also waits for all of them."""
     own = {
         "plan": plan.digest,
@@ -302,9 +336,9 @@ def _in_words(lengths: SliceLengths | None) -> str:
 def device_of(stages: Mapping[int, nn.Module]) -> torch.device:
     """The device of the modules, which must be one."""
     # A rank whose stages have no weights at all computes on the CPU.
-    devices = {weight.device for stage in stages.values() for weight in stage.parameters()} or {
-        torch.device("cpu")
-    }
+    devices = {
+        weight.device for stage in stages.values() for weight in stage.parameters()
+    } or {torch.device("cpu")}
     if len(devices) > 1:
         raise PipelineError(
             f"the stages of a rank must be on one device, not on {', '.join(map(str, devices))}"
@@ -328,7 +362,11 @@ def check_transport(plan: Plan, group: dist.ProcessGroup, device: torch.device) 
     used = NCCL if group.bound_device_id is None else NCCL_EAGER
     # gloo runs every plan: a rank waits for nothing but what it needs, and messages are matched by
     # their tags.
-    if device.type == "cuda" and plan.transport not in (PORTABLE, NCCL_EDGE.name, used.name):
+    if device.type == "cuda" and plan.transport not in (
+        PORTABLE,
+        NCCL_EDGE.name,
+        used.name,
+    ):
         raise PipelineError(
             f"the plan is proved for `{plan.transport}` alone, and its tensors go by `{used.name}`"
         )

@@ -48,7 +48,9 @@ class AddedLosses(dict[str, Tensor]):
         super().__init__()
         self._added = added
         for each in added:
-            self[each.name] = self[each.name] + each.value if each.name in self else each.value
+            self[each.name] = (
+                self[each.name] + each.value if each.name in self else each.value
+            )
 
     @property
     def total(self) -> Tensor | float:
@@ -72,8 +74,14 @@ def add_loss(name: str, value: Tensor, weight: float = 1.0) -> None:
     if not isinstance(value, Tensor) or value.ndim or name == LOSS:
         what = f"has the name `{LOSS}`, which is that of `loss_fn`"
         if name != LOSS:
-            shape = f"has the shape {list(value.shape)}" if isinstance(value, Tensor) else ""
-            what = f"{shape or f'is a {type(value).__name__}'}, it must be a scalar tensor"
+            shape = (
+                f"has the shape {list(value.shape)}"
+                if isinstance(value, Tensor)
+                else ""
+            )
+            what = (
+                f"{shape or f'is a {type(value).__name__}'}, it must be a scalar tensor"
+            )
         raise PipelineError(f"the loss `{name}` that a stage adds {what}")
     _takers[-1].append(Added(name, value, weight, torch.is_grad_enabled()))
 
@@ -125,4 +133,7 @@ def root_of(added: Sequence[Added]) -> Tensor | None:
 
 def total_of(added: Sequence[Added]) -> dict[str, Tensor]:
     """Losses by name, without their graph, as sums of many are made."""
-    return {name: value.detach().to(torch.float64) for name, value in AddedLosses(added).items()}
+    return {
+        name: value.detach().to(torch.float64)
+        for name, value in AddedLosses(added).items()
+    }

@@ -46,7 +46,9 @@ def specs_of(values: Sequence[Value]) -> list[ValueSpec]:
         tensors, tree = flatten(value, f"`inputs[{number}]`")
         spec = ValueSpec.of(tensors, tree)
         if tensors and not any(tensor.numel() for tensor in tensors):
-            raise PipelineError(f"`inputs[{number}]` is {spec}: a microbatch must have a row")
+            raise PipelineError(
+                f"`inputs[{number}]` is {spec}: a microbatch must have a row"
+            )
         first = specs[0] if specs else spec
         if spec.tree != first.tree:
             raise PipelineError(
@@ -93,17 +95,24 @@ def check_counts(counts: Sequence[float], microbatches: int) -> None:
 def totals_of(counts: Sequence[float], updates: int) -> list[float]:
     """How much the microbatches of each update count together."""
     size = len(counts) // updates
-    return [float(sum(counts[begin : begin + size])) for begin in range(0, len(counts), size)]
+    return [
+        float(sum(counts[begin : begin + size]))
+        for begin in range(0, len(counts), size)
+    ]
 
 
-def lengths_of(size: int, name: str, dim: int, slices: int, given: SliceLengths) -> list[int]:
+def lengths_of(
+    size: int, name: str, dim: int, slices: int, given: SliceLengths
+) -> list[int]:
     """How long the slices of a microbatch are, whose tensors have a size along the dimension of
     sequences; PipelineError where these lengths are not those of so many slices.
     """
     values = given(size) if callable(given) else given
     # A function of the script's own may return anything.
     lengths = [*values] if isinstance(values, Iterable) else []
-    are_lengths = all(isinstance(length, Integral) and length >= 1 for length in lengths)
+    are_lengths = all(
+        isinstance(length, Integral) and length >= 1 for length in lengths
+    )
     if len(lengths) != slices or not are_lengths:
         raise PipelineError(
             f"`slice_lengths` gives {values!r} for a length of {size}: it must be {slices} lengths "

@@ -31,7 +31,13 @@ from torch import Tensor
 from schedlang.plan.plan import Plan
 from schedlang.runtime.losses import Added
 from schedlang.runtime.torch_private import TreeSpec
-from schedlang.runtime.values import Value, detached, has_gradient, unflatten, wants_gradient
+from schedlang.runtime.values import (
+    Value,
+    detached,
+    has_gradient,
+    unflatten,
+    wants_gradient,
+)
 from schedlang.schedule.kinds import Kind
 
 #: Kind, stage and microbatch.
@@ -115,7 +121,8 @@ class Forward:
             return detached(tensors, tree)
         wants = self.trains or any(map(wants_gradient, [self.input, *self.held]))
         leaves = [
-            tensor.detach().requires_grad_(wants and has_gradient(tensor)) for tensor in tensors
+            tensor.detach().requires_grad_(wants and has_gradient(tensor))
+            for tensor in tensors
         ]
         return unflatten(leaves, tree)
 

@@ -232,7 +232,9 @@ class Pipeline:
         check_transport(plan, processes.group, self._device)
         self._shared = find_shared_weights(plan, setup.modules, setup.tied)
         check_shared_weights(self._shared, processes, self._watchdog)
-        warn_of_equal_weights(plan, setup.modules, self._shared, processes, self._watchdog)
+        warn_of_equal_weights(
+            plan, setup.modules, self._shared, processes, self._watchdog
+        )
         self._stages = build_stages(plan, processes, setup, self._device)
         # From here on it is built from the inside out: stages, what they are given, the wire
         # between ranks, the messages that go by it, the parts around both, and at last the calls of
@@ -247,7 +249,9 @@ class Pipeline:
             has_scale=setup.loss_scale is not None,
         )
         if plan.transport == NCCL_EDGE.name:
-            self._wire: Wire = EdgeWire(plan, processes, self._device, timeout, self._watchdog)
+            self._wire: Wire = EdgeWire(
+                plan, processes, self._device, timeout, self._watchdog
+            )
         else:
             self._wire = Wire(processes, timeout, self._watchdog)
         rounding = rounding_to(setup.transfer_dtype)
@@ -260,7 +264,9 @@ class Pipeline:
         )
         self._updates = self._build_updates(setup)
         end = 0 if self._updates is None else warm_ups(plan)[self._rank]
-        self._training = prepare(plan, self._rank, self._stages, self._exchange, self._parts, end)
+        self._training = prepare(
+            plan, self._rank, self._stages, self._exchange, self._parts, end
+        )
         #: How many of these calls are in the warm-up, if it may be run once more.
         self._warm_up = sum(index < end for index, _, _ in self._training)
         # Last, since ranks wait for each other in it: by now each knows that it can run the plan.
@@ -330,7 +336,9 @@ class Pipeline:
         `losses` and `outputs`.
         """
         if self._plan.is_forward_only:
-            raise PipelineError("the plan has forwards alone and cannot train: call `evaluate`")
+            raise PipelineError(
+                "the plan has forwards alone and cannot train: call `evaluate`"
+            )
         for stage in self._stages.values():
             stage.keeps_results = return_outputs
         batch = Batch(inputs, targets, options, evaluates=False, counts=counts)
@@ -346,25 +354,33 @@ class Pipeline:
                 continue
             self._take_extras(units)
             self.losses[model] = self._losses_of(model, units, made)
-            results = [stage.results.pop(unit) for stage, unit in units if return_outputs]
+            results = [
+                stage.results.pop(unit) for stage, unit in units if return_outputs
+            ]
             if results:
                 self.outputs[model] = self._batches.joined(results)
         self._check_added()
         if self._stops_on_nan:
             # Those without losses wait here for those that have some.
             with self._watchdog.guard("at the losses"):
-                self._wire.reduce(torch.zeros(1, device=self._device), dist.ReduceOp.MAX)
+                self._wire.reduce(
+                    torch.zeros(1, device=self._device), dist.ReduceOp.MAX
+                )
         if self._updates is not None:
             with self._watchdog.guard("at the update"):
                 self._updates.update()
         losses = self.losses.get(_ONLY)
         return (losses, self.outputs.get(_ONLY)) if return_outputs else losses
 
-    def _units_of_models(self, this: Sequence[Round]) -> dict[str, list[tuple[Stage, int]]]:
+    def _units_of_models(
+        self, this: Sequence[Round]
+    ) -> dict[str, list[tuple[Stage, int]]]:
         """By model, the last stages here and what has passed through them in a round."""
         by_model: dict[str, list[tuple[Stage, int]]] = {}
         for stage, unit in self._batches.last_units(this):
-            by_model.setdefault(self._plan.layout.model_of(stage.number), []).append((stage, unit))
+            by_model.setdefault(self._plan.layout.model_of(stage.number), []).append(
+                (stage, unit)
+            )
         return by_model
 
     def _count(self, this: Sequence[Round]) -> None:
@@ -417,7 +433,9 @@ class Pipeline:
                 of_model += losses
             number += 1
             is_over = all(each.is_last for each in this)
-        self.outputs = {model: of_model for model, of_model in by_model.items() if of_model}
+        self.outputs = {
+            model: of_model for model, of_model in by_model.items() if of_model
+        }
         self.losses = {model: torch.cat(each) for model, each in self._losses.items()}
         return self.outputs.get(_ONLY)
 
@@ -434,16 +452,22 @@ class Pipeline:
         return by_microbatch
 
     def _take_extras(self, units: Sequence[tuple[Stage, int]]) -> None:
-        self.extras += [stage.extras.pop(unit) for stage, unit in units if unit in stage.extras]
+        self.extras += [
+            stage.extras.pop(unit) for stage, unit in units if unit in stage.extras
+        ]
 
     def _tell_of_not_finite(self, model: str, losses: Tensor) -> None:
         """Say once where a loss is not a finite number for the first time, or end there."""
         wrong = [
-            f"{number} ({float(loss)})" for number, loss in enumerate(losses) if not loss.isfinite()
+            f"{number} ({float(loss)})"
+            for number, loss in enumerate(losses)
+            if not loss.isfinite()
         ]
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         of_model = f" of the model `{model}`" if model else ""
-        self._tell(f"the loss{of_model} is not finite for microbatch {', '.join(wrong[:3])}{more}")
+        self._tell(
+            f"the loss{of_model} is not finite for microbatch {', '.join(wrong[:3])}{more}"
+        )
 
     def _check_added(self) -> None:
         """The same of losses that stages have added."""
@@ -497,8 +521,12 @@ class Pipeline:
                 # No rank had a new name, so the sums are complete.
                 if not sums[0]:
                     break
-                names = self._watchdog.gather(json.dumps(sorted(own)), "asked for its losses")
-                known = {name for theirs in names.values() for name in json.loads(theirs)}
+                names = self._watchdog.gather(
+                    json.dumps(sorted(own)), "asked for its losses"
+                )
+                known = {
+                    name for theirs in names.values() for name in json.loads(theirs)
+                }
                 self._loss_names = tuple(sorted(known | set(self._loss_names)))
         count = len(replicas.processes)
         _, *rest = sums.tolist()
@@ -621,7 +649,8 @@ class Pipeline:
             calls = prepare(plan, self._rank, self._stages, self._exchange, self._parts)
             # What is left for the end of a round has the index of its last action, if it has any.
             self._evaluations[counts] = [
-                (indices[index] if indices else 0, call, op) for index, call, op in calls
+                (indices[index] if indices else 0, call, op)
+                for index, call, op in calls
             ]
         return self._evaluations[counts]
 
@@ -638,7 +667,11 @@ class Pipeline:
             if homes.get(number, number) == number
         )
         # Two stages may have one module.
-        return iter({id(each): each for module in modules for each in module.parameters()}.values())
+        return iter(
+            {
+                id(each): each for module in modules for each in module.parameters()
+            }.values()
+        )
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, model: str | None = None
@@ -652,7 +685,9 @@ class Pipeline:
         """
         with self._watchdog.guard("in clip_grad_norm_"):
             check_clipping(self._plan, model, clips_itself=self._updates is not None)
-            shared = [each for each in self._shared if model is None or model in each.models]
+            shared = [
+                each for each in self._shared if model is None or model in each.models
+            ]
             norm = total_norm(shared, norm_type, self._device, self._wire)
             weights = [weight for each in shared for weight in each.parameters]
             clip_grads_with_norm_(weights, max_norm, norm)
@@ -706,7 +741,9 @@ class Pipeline:
         """What a checkpoint needs beside modules and optimizers: older versions of the weights, by
         stage.
         """
-        return {number: versions.state_dict() for number, versions in self._versions.items()}
+        return {
+            number: versions.state_dict() for number, versions in self._versions.items()
+        }
 
     def load_state_dict(self, state: Mapping[int, Any]) -> None:
         """Go on where a checkpoint was made, whose weights the modules have by now."""
@@ -728,7 +765,9 @@ class Pipeline:
             if isinstance(part, WeightVersions)
         }
 
-    def save(self, folder: str | Path, step: int, others: Sequence[Stateful] = ()) -> None:
+    def save(
+        self, folder: str | Path, step: int, others: Sequence[Stateful] = ()
+    ) -> None:
         """Write this rank's file of a checkpoint, between two updates; all ranks do so, after the
         same steps.
 
@@ -748,9 +787,13 @@ class Pipeline:
         """
         self.validate()
         with self._watchdog.guard():
-            return self._checkpoints(folder, others).resume(self._device, self._watchdog)
+            return self._checkpoints(folder, others).resume(
+                self._device, self._watchdog
+            )
 
-    def _checkpoints(self, folder: str | Path, others: Sequence[Stateful]) -> Checkpoints:
+    def _checkpoints(
+        self, folder: str | Path, others: Sequence[Stateful]
+    ) -> Checkpoints:
         """This rank's checkpoints in a folder: modules before the versions of their weights."""
         parts = dict[str, Stateful]()
         homes = homes_of(self._plan, self._stages)
@@ -777,7 +820,11 @@ class Pipeline:
         """
         self.validate()
         modules = {number: stage.module for number, stage in self._stages.items()}
-        own = [stage.optimizer for stage in self._stages.values() if stage.optimizer is not None]
+        own = [
+            stage.optimizer
+            for stage in self._stages.values()
+            if stage.optimizer is not None
+        ]
         is_writer = self._processes.replicas.processes[0] == dist.get_rank()
         part = ModelPart(self._plan, self._rank, modules, [*optimizers, *own])
         with self._watchdog.guard():

@@ -32,7 +32,9 @@ class Replicas:
     @property
     def others(self) -> tuple[int, ...]:
         """The other processes."""
-        return tuple(process for process in self.processes if process != dist.get_rank())
+        return tuple(
+            process for process in self.processes if process != dist.get_rank()
+        )
 
 
 @frozen(eq=False)

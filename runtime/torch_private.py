@@ -104,7 +104,11 @@ def _body_of(function: Callable[..., Any]) -> Callable[..., Any]:
     _must("has_torch_function" in function.__code__.co_names)
     names = function.__globals__ | {"has_torch_function": lambda _: False}
     body = FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+        function.__code__,
+        names,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
     body.__kwdefaults__ = function.__kwdefaults__
     return body
@@ -112,13 +116,17 @@ def _body_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _entered(function: Callable[..., Any], but: str) -> dict[Callable[..., Any], Any]:
     """A function with its body, if that can be had."""
-    body = _instead(f"{function.__name__}.__code__", partial(_body_of, function), None, but)
+    body = _instead(
+        f"{function.__name__}.__code__", partial(_body_of, function), None, but
+    )
     return {} if body is None else {function: body}
 
 
 #: Functions that are no layers, but call some. Backwards do so where there is a checkpoint in them.
 BODIES = {
-    **_entered(F.multi_head_attention_forward, "B computes the weight gradients of attention"),
+    **_entered(
+        F.multi_head_attention_forward, "B computes the weight gradients of attention"
+    ),
     **_entered(torch.autograd.backward, "B computes all weight gradients, and W none"),
     **_entered(torch.autograd.grad, "B computes all weight gradients, and W none"),
 }
@@ -165,7 +173,10 @@ def _public_engine(
 # Its arguments: outputs, their gradients, whether to keep the graph, whether to make a graph of the
 # backward, inputs, whether some of these may be unused, whether to add up in `.grad`.
 _run_engine = _instead(
-    "Variable._execution_engine", _torchs_engine, _public_engine, "every backward takes longer"
+    "Variable._execution_engine",
+    _torchs_engine,
+    _public_engine,
+    "every backward takes longer",
 )
 
 
@@ -177,7 +188,9 @@ def run_backward(
     """Add up gradients in `.grad` of some leaves, by default of all, as `torch.autograd.backward`
     does.
     """
-    _run_engine(tuple(outputs), tuple(gradients), False, False, tuple(leaves), True, True)
+    _run_engine(
+        tuple(outputs), tuple(gradients), False, False, tuple(leaves), True, True
+    )
 
 
 def gradients_of(
@@ -189,7 +202,13 @@ def gradients_of(
 ) -> Sequence[Tensor | None]:
     """The gradients of some inputs, as `torch.autograd.grad` gives them."""
     found: Sequence[Tensor | None] = _run_engine(
-        tuple(outputs), tuple(gradients), keep_graph, False, tuple(inputs), allow_unused, False
+        tuple(outputs),
+        tuple(gradients),
+        keep_graph,
+        False,
+        tuple(inputs),
+        allow_unused,
+        False,
     )
     return found
 
@@ -205,7 +224,9 @@ def _torchs_nodes() -> _Nodes:
     output = CheckpointFunction.apply(Tensor.clone, False, leaf)  # type: ignore[no-untyped-call]
     checkpoint = type(output.grad_fn)
     _must(checkpoint is not type(leaf.clone().grad_fn))
-    return lambda node: getattr(node, "variable", None), lambda kind: issubclass(kind, checkpoint)
+    return lambda node: getattr(node, "variable", None), lambda kind: issubclass(
+        kind, checkpoint
+    )
 
 
 _NO_NODES: _Nodes = (lambda _: None), (lambda _: True)
@@ -224,7 +245,8 @@ leaf_of, is_reentrant_checkpoint = _instead(
 #: layers in the backward, in place of the split ones that it made in the forward. And not where
 #: leaves are not known.
 MAY_SPLIT = (
-    BODIES.keys() >= {torch.autograd.backward, torch.autograd.grad} and leaf_of is not _NO_NODES[0]
+    BODIES.keys() >= {torch.autograd.backward, torch.autograd.grad}
+    and leaf_of is not _NO_NODES[0]
 )
 
 
@@ -275,7 +297,9 @@ def _hooks_after(leaf: Tensor) -> _Hooks:
 
 
 def _hooks_of(
-    leaf: Tensor, known: WeakValueDictionary[int, Any], register: Callable[..., RemovableHandle]
+    leaf: Tensor,
+    known: WeakValueDictionary[int, Any],
+    register: Callable[..., RemovableHandle],
 ) -> _Hooks:
     hooks: _Hooks | None = known.get(id(leaf))
     if hooks is None:
@@ -435,7 +459,9 @@ def _content(tensor: Tensor, /) -> int:
     if tensor.is_meta:
         return 0
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    dense = local.detach() if local.layout == torch.strided else local.detach().to_dense()
+    dense = (
+        local.detach() if local.layout == torch.strided else local.detach().to_dense()
+    )
     plain = dense.cpu().resolve_conj().resolve_neg().contiguous()
     return hash(plain.view(-1).view(torch.uint8).numpy().tobytes())
 
@@ -470,7 +496,9 @@ class Substitution:
                 owner.named_buffers(recurse=False, remove_duplicate=False),
             )
             for key, tensor in own:
-                name = first.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
+                name = first.setdefault(
+                    id(tensor), f"{prefix}.{key}" if prefix else key
+                )
                 self._places.setdefault(name, []).append((owner, key))
 
     @contextmanager
@@ -549,13 +577,19 @@ def compile_with(
     import torch._functorch.config
     import torch._inductor.compile_fx as inductor
 
-    if "inner_compile" not in inspect.signature(_private(inductor, "compile_fx")).parameters:
+    if (
+        "inner_compile"
+        not in inspect.signature(_private(inductor, "compile_fx")).parameters
+    ):
         raise PipelineError(
             f"torch {torch.__version__} does not let its compiler be told how the backward of a "
             'block is compiled; compile it by `torch.compile(block)`, without backend="schedlang": '
             "I then computes the gradients of its weights"
         )
-    chosen = {**(torch._inductor.list_mode_options(mode) if mode else {}), **(options or {})}
+    chosen = {
+        **(torch._inductor.list_mode_options(mode) if mode else {}),
+        **(options or {}),
+    }
     if chosen.get("triton.cudagraphs"):
         raise PipelineError(
             'a block that is compiled with backend="schedlang" has no CUDA graphs, which would '
@@ -565,7 +599,9 @@ def compile_with(
     chosen["triton.cudagraphs"] = False
     # A cache of all graphs together would not ask for them one by one; and what a forward has saved
     # must not be written over by the first half of the backward, for the second reads it too.
-    with torch._functorch.config.patch(enable_autograd_cache=False, donated_buffer=False):
+    with torch._functorch.config.patch(
+        enable_autograd_cache=False, donated_buffer=False
+    ):
         compiled: Callable[..., Any] = _private(inductor, "compile_fx")(
             graph, examples, inner_compile=inner, config_patches=chosen
         )
@@ -578,9 +614,9 @@ def compile_graph(
     """Compile one graph, as inductor does."""
     import torch._inductor.compile_fx as inductor
 
-    compiled: Callable[[list[Any]], Sequence[Any]] = _private(inductor, "compile_fx_inner")(
-        graph, examples, **options
-    )
+    compiled: Callable[[list[Any]], Sequence[Any]] = _private(
+        inductor, "compile_fx_inner"
+    )(graph, examples, **options)
     return compiled
 
 

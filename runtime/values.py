@@ -55,7 +55,8 @@ def detached(tensors: list[Tensor], tree: TreeSpec | None) -> Value:
     a gradient where that graph did.
     """
     return unflatten(
-        [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors], tree
+        [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors],
+        tree,
     )
 
 
@@ -136,7 +137,8 @@ class ValueSpec:
     def __str__(self) -> str:
         parts = zip(self.shapes, self.types, strict=True)
         return " and ".join(
-            f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype in parts
+            f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+            for shape, dtype in parts
         )
 
 
@@ -200,4 +202,6 @@ def _parts(tensor: Tensor, sizes: Sequence[int], dim: int) -> Sequence[Tensor]:
 def join(parts: Sequence[Value], dim: int) -> Value:
     """The inverse of `cut`."""
     tensors, trees = zip(*(flatten(part, "the output") for part in parts), strict=True)
-    return unflatten([torch.cat(pieces, dim) for pieces in zip(*tensors, strict=True)], trees[0])
+    return unflatten(
+        [torch.cat(pieces, dim) for pieces in zip(*tensors, strict=True)], trees[0]
+    )

@@ -130,7 +130,11 @@ def _schedule_of_ops(
     if forward_only:
         schedule = evolve(without_backwards(schedule), claims=())
     # Without need for another schedule, this one keeps what is known of it.
-    return schedule if schedule.transport == transport else evolve(schedule, transport=transport)
+    return (
+        schedule
+        if schedule.transport == transport
+        else evolve(schedule, transport=transport)
+    )
 
 
 def _check_ops(schedule: Schedule) -> None:
@@ -191,7 +195,10 @@ def wrong_ops(ops: Schedule, names: Iterable[str]) -> dict[str, list[Diagnostic]
 
 @remembered_walks()
 def wrong_on(
-    schedule: Schedule, names: Iterable[str], kernels: tuple[Kernel, ...] = (), given: Costs = UNIT
+    schedule: Schedule,
+    names: Iterable[str],
+    kernels: tuple[Kernel, ...] = (),
+    given: Costs = UNIT,
 ) -> dict[str, list[Diagnostic]]:
     """For each of some transports what is wrong there with a schedule and its communication, as
     `check_schedule` says it, without warnings.
@@ -243,7 +250,9 @@ def check_range(
 
     sizes.sort(key=order)
     with processes() as pool:
-        yield from pool.map(partial(_instance, source, transport, costs), sizes, chunksize=4)
+        yield from pool.map(
+            partial(_instance, source, transport, costs), sizes, chunksize=4
+        )
 
 
 @contextmanager
@@ -268,7 +277,9 @@ def processes() -> Iterator["ProcessPoolExecutor"]:
             pool.shutdown(cancel_futures=True)
 
 
-def _instance(source: Source, transport: str, costs: Costs, params: dict[str, int]) -> Instance:
+def _instance(
+    source: Source, transport: str, costs: Costs, params: dict[str, int]
+) -> Instance:
     try:
         compile(source, params, costs, transport=transport)
     except CompileError as error:

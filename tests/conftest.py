@@ -33,10 +33,15 @@ MODELS_AT_ONCE = 500
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--update-golden", action="store_true", help="write golden files instead of comparing"
+        "--update-golden",
+        action="store_true",
+        help="write golden files instead of comparing",
     )
     parser.addoption(
-        "--blocks", type=blocks, metavar="A..B", help="try these blocks of random and damaged plans"
+        "--blocks",
+        type=blocks,
+        metavar="A..B",
+        help="try these blocks of random and damaged plans",
     )
     parser.addoption(
         "--tally",
@@ -70,7 +75,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             (number, min(MODELS_AT_ONCE, count - begin))
             for number, begin in enumerate(range(0, count, MODELS_AT_ONCE))
         ]
-        metafunc.parametrize("random_models", blocks, ids=[str(number) for number, _ in blocks])
+        metafunc.parametrize(
+            "random_models", blocks, ids=[str(number) for number, _ in blocks]
+        )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -29,7 +29,9 @@ def build_site() -> None:
     assets.mkdir()
     shutil.copy(_HERE / "site.css", assets)
     shutil.copy(packages / "mermaid" / "dist" / "mermaid.min.js", assets)
-    shutil.copy(packages / "iframe-worker" / "shim" / "index.js", assets / "iframe-worker.js")
+    shutil.copy(
+        packages / "iframe-worker" / "shim" / "index.js", assets / "iframe-worker.js"
+    )
     generate()
     write_playground(packages, BUILD / "wheels", SITE / "playground")
 
@@ -45,7 +47,9 @@ def install_packages() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(_HERE / "package.json", folder)
         shutil.copy(lock, folder)
-        subprocess.run(["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=folder, check=True)
+        subprocess.run(
+            ["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=folder, check=True
+        )
         shutil.copy(lock, installed)
     return folder / "node_modules"
 
@@ -53,7 +57,9 @@ def install_packages() -> Path:
 def generate() -> None:
     """Run the generator over the pages; what it warns of ends it."""
     config = Template((_HERE / "zensical.toml").read_text("utf-8"))
-    (BUILD / "zensical.toml").write_text(config.substitute(gallery=gallery_entries()), "utf-8")
+    (BUILD / "zensical.toml").write_text(
+        config.substitute(gallery=gallery_entries()), "utf-8"
+    )
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
     subprocess.run(command, cwd=BUILD, check=True)
 

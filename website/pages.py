@@ -27,11 +27,15 @@ def write_pages(folder: Path) -> None:
     """Write all pages to a folder, in place of what is there."""
     shutil.rmtree(folder, ignore_errors=True)
     for name in _FOLDERS:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("README.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / name, folder / name)
     for name in names():
-        (folder / "programs" / f"{name}.md").write_text(_program_page(name, folder), "utf-8")
+        (folder / "programs" / f"{name}.md").write_text(
+            _program_page(name, folder), "utf-8"
+        )
     (folder / "docs" / "errors" / "README.md").write_text(_errors_page(), "utf-8")
     # A host of files shows the README of a folder; a server of sites shows its index.
     for path in folder.rglob("*.md"):
@@ -49,7 +53,9 @@ def for_site(text: str) -> str:
 
 def gallery_entries() -> str:
     """The programs of the gallery as entries of the navigation."""
-    return "\n".join(f'        {{ "{name}" = "programs/{name}.md" }},' for name in names())
+    return "\n".join(
+        f'        {{ "{name}" = "programs/{name}.md" }},' for name in names()
+    )
 
 
 def _program_page(name: str, folder: Path) -> str:
@@ -110,5 +116,7 @@ def _errors_page() -> str:
 def _errors() -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "docs" / "errors").glob("*.md")):
         _, paragraph, *_ = path.read_text("utf-8").split("\n\n")
-        sentence = re.split(r"(?<=[.:;])\s", paragraph.replace("\n", " "))[0].rstrip(":;")
+        sentence = re.split(r"(?<=[.:;])\s", paragraph.replace("\n", " "))[0].rstrip(
+            ":;"
+        )
         yield path.stem, sentence.replace("|", "\\|")

@@ -44,16 +44,30 @@ def write_playground(packages: Path, cache: Path, folder: Path) -> None:
         (folder / "answers" / f"{name}.json").write_text(json.dumps(known), "utf-8")
     pyodide = packages / "pyodide"
     (folder / "pyodide").mkdir()
-    for name in ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip"):
+    for name in (
+        "pyodide.mjs",
+        "pyodide.asm.mjs",
+        "pyodide.asm.wasm",
+        "python_stdlib.zip",
+    ):
         shutil.copy(pyodide / name, folder / "pyodide")
     lock = json.loads((pyodide / "pyodide-lock.json").read_text("utf-8"))
     # All that it has to know is what it is itself: packages are given as wheels.
-    (folder / "pyodide" / "pyodide-lock.json").write_text(json.dumps(lock | {"packages": {}}))
+    (folder / "pyodide" / "pyodide-lock.json").write_text(
+        json.dumps(lock | {"packages": {}})
+    )
     wheels = folder / "wheels"
     wheels.mkdir()
     shutil.copy(_numpy(lock["packages"]["numpy"], cache), wheels)
     _pip("wheel", "--no-deps", "--wheel-dir", str(wheels), str(ROOT))
-    _pip("download", "--no-deps", "--only-binary=:all:", "--dest", str(wheels), *_LIBRARIES)
+    _pip(
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(wheels),
+        *_LIBRARIES,
+    )
     files = sorted(path.name for path in wheels.iterdir())
     (folder / "wheels.json").write_text(json.dumps(files))
 
@@ -95,10 +109,19 @@ def _numpy(locked: dict[str, str], cache: Path) -> Path:
         shipping.unlink()
     if hashlib.sha256(path.read_bytes()).hexdigest() != locked["sha256"]:
         path.unlink()
-        raise RuntimeError(f"{name} is not the one that Pyodide's lock names: removed; build again")
+        raise RuntimeError(
+            f"{name} is not the one that Pyodide's lock names: removed; build again"
+        )
     return path
 
 
 def _pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--quiet",
+        "--disable-pip-version-check",
+        *arguments,
+    ]
     subprocess.run(command, check=True)

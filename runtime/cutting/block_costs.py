@@ -21,7 +21,9 @@ _RUNS = 3
 _TURNS = 5
 
 
-def measure(model: nn.Module, input: Value, blocks: Sequence[str] = ("",)) -> list[float]:
+def measure(
+    model: nn.Module, input: Value, blocks: Sequence[str] = ("",)
+) -> list[float]:
     """The seconds that each block takes, for the `costs` of `split`, which says what blocks are.
 
     `input` is a microbatch of the model's, on the device to measure on. Each block runs in the
@@ -75,7 +77,9 @@ def _run(stage: nn.Module, value: Value) -> tuple[float, Value]:
             leaf.requires_grad_()
         _synchronize(device)
         start = perf_counter()
-        output = functional_call(stage, state, given if isinstance(given, tuple) else (given,))
+        output = functional_call(
+            stage, state, given if isinstance(given, tuple) else (given,)
+        )
         made, tree_made = flatten(output, "the output of a block")
         if roots := [tensor for tensor in made if tensor.requires_grad]:
             run_backward(roots, [torch.ones_like(root) for root in roots])

@@ -71,7 +71,9 @@ def _pieces(layout: Layout, part: Part | None) -> Sequence[int]:
     if isinstance(part, str):
         if not layout.models or part not in names:
             has = f"the models {', '.join(names)}" if layout.models else "one model"
-            raise PipelineError(f"`stages` is the model `{part}`, and the plan has {has}")
+            raise PipelineError(
+                f"`stages` is the model `{part}`, and the plan has {has}"
+            )
         pipeline = layout.pipelines[names.index(part)]
         return range(pipeline.start, pipeline.stop)
     if part is not None:

@@ -29,7 +29,12 @@ from schedlang.runtime.arguments import (
     check_rank,
 )
 from schedlang.runtime.cutting.chains import Part, chain_of
-from schedlang.runtime.cutting.layouts import EvenLayers, StageLayout, check_layout, cuts_of
+from schedlang.runtime.cutting.layouts import (
+    EvenLayers,
+    StageLayout,
+    check_layout,
+    cuts_of,
+)
 from schedlang.runtime.cutting.partition import Partition, partition
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.gradients.shared_weights import Tied
@@ -70,7 +75,9 @@ class Stages(dict[int, nn.Module]):
             return super().__or__(other)
         twice = self.keys() & other.keys()
         if twice:
-            raise PipelineError(f"stage {min(twice)} is in both of the parts that are put together")
+            raise PipelineError(
+                f"stage {min(twice)} is in both of the parts that are put together"
+            )
         stages = {**self, **other}
         tied = [*self.tied, *other.tied]
         return Stages(stages, self.partition, self.names, tied, [*self._others, other])
@@ -145,11 +152,18 @@ def split(
         )
     named = blocks_of(model, _named_by(layout, model, blocks))
     chain = chain_of(plan.layout, stages)
-    parts = evolve(_partition(named, chain.layout, costs, layout), first=chain.pieces[0])
+    parts = evolve(
+        _partition(named, chain.layout, costs, layout), first=chain.pieces[0]
+    )
     of_pieces = _find_tied(model, named, parts)
-    tied = [{chain.pieces[piece]: name for piece, name in each.items()} for each in of_pieces]
+    tied = [
+        {chain.pieces[piece]: name for piece, name in each.items()}
+        for each in of_pieces
+    ]
     numbers = chain.stages(plan.layout)
-    pieces = {stage: numbers[stage] for stage in plan.stages_of(rank) if stage in numbers}
+    pieces = {
+        stage: numbers[stage] for stage in plan.stages_of(rank) if stage in numbers
+    }
     # The first piece that has a tied weight keeps the model's own block.
     copied = {name for names in tied for name in [*names.values()][1:]}
     # Two replicas of a piece on one rank are one module.
@@ -158,7 +172,10 @@ def split(
         for piece in pieces.values()
     }
     return Stages(
-        {stage: modules[piece] for stage, piece in pieces.items()}, parts, list(named), tied
+        {stage: modules[piece] for stage, piece in pieces.items()},
+        parts,
+        list(named),
+        tied,
     )
 
 
@@ -166,10 +183,14 @@ def _own_rank(plan: Plan) -> int:
     """The rank of this process, if there are as many as the plan has ranks."""
     way_out = "give `rank`, that of the plan"
     if not dist.is_initialized():
-        raise PipelineError(f"there is no process group, so this process has no rank: {way_out}")
+        raise PipelineError(
+            f"there is no process group, so this process has no rank: {way_out}"
+        )
     if dist.get_rank() >= len(plan.ranks):
         ranks = counted(len(plan.ranks), "rank")
-        raise PipelineError(f"this is rank {dist.get_rank()}, the plan has {ranks}: {way_out}")
+        raise PipelineError(
+            f"this is rank {dist.get_rank()}, the plan has {ranks}: {way_out}"
+        )
     return dist.get_rank()
 
 
@@ -220,12 +241,15 @@ def _own(blocks: Blocks, places: range, copied: Container[str]) -> Blocks:
 def with_only(model: nn.Module, blocks: Blocks, kept: Blocks) -> nn.Module:
     """A copy of the model in which all blocks but the kept ones pass on what they are given."""
     theirs = {
-        name: kept[name] if name in kept else PassThrough(block) for name, block in blocks.items()
+        name: kept[name] if name in kept else PassThrough(block)
+        for name, block in blocks.items()
     }
     if isinstance(model, nn.ModuleList):
         model = nn.Sequential(*model)
     # A deep copy does not copy what its memo says is copied: so blocks are put in, not copied.
-    stage = copy.deepcopy(model, {id(block): theirs[name] for name, block in blocks.items()})
+    stage = copy.deepcopy(
+        model, {id(block): theirs[name] for name, block in blocks.items()}
+    )
     _ChainCheck(stage, theirs)
     return stage
 
@@ -268,8 +292,12 @@ class _ChainCheck:
 
     def _begin(self, _: nn.Module, given: tuple[Any, ...]) -> None:
         for index, block in enumerate(self._blocks):
-            self._hooks.append(block.register_forward_pre_hook(partial(self._before_block, index)))
-            self._hooks.append(block.register_forward_hook(partial(self._after_block, index)))
+            self._hooks.append(
+                block.register_forward_pre_hook(partial(self._before_block, index))
+            )
+            self._hooks.append(
+                block.register_forward_hook(partial(self._after_block, index))
+            )
         self._note(0, *given[:1])
 
     def _note(self, called: int, value: Value = None) -> None:
@@ -280,9 +308,13 @@ class _ChainCheck:
     def _before_block(self, index: int, _: nn.Module, given: tuple[Any, ...]) -> None:
         if index != self._called:
             raise self._error(f"calls block `{self._names[index]}`")
-        self._compare(f"the model gives block `{self._names[index]}` something else than", given)
+        self._compare(
+            f"the model gives block `{self._names[index]}` something else than", given
+        )
 
-    def _after_block(self, index: int, _: nn.Module, __: tuple[Any, ...], output: Value) -> None:
+    def _after_block(
+        self, index: int, _: nn.Module, __: tuple[Any, ...], output: Value
+    ) -> None:
         self._note(index + 1, output)
 
     def _end(self, _: nn.Module, __: tuple[Any, ...], output: Value) -> None:
@@ -296,7 +328,9 @@ class _ChainCheck:
     def _error(self, what: str) -> PipelineError:
         names = [*(f"`{name}`" for name in self._names), "the end"]
         when = f"after {names[self._called - 1]}" if self._called else "first"
-        return PipelineError(f"the model {what} {when}, where `blocks` has {names[self._called]}")
+        return PipelineError(
+            f"the model {what} {when}, where `blocks` has {names[self._called]}"
+        )
 
     def _compare(self, what: str, found: tuple[Value, ...]) -> None:
         """Compare with what the block before returned: it must be in the same memory, and nothing
@@ -327,10 +361,17 @@ def _is_same(given: Tensor, ours: Tensor, version: int) -> bool:
     return is_all_of_it and changes_of(given) == version
 
 
-def _named_by(layout: StageLayout | None, model: nn.Module, blocks: Sequence[str]) -> Sequence[str]:
+def _named_by(
+    layout: StageLayout | None, model: nn.Module, blocks: Sequence[str]
+) -> Sequence[str]:
     """The names of the blocks: those in the layout, where nothing else names any."""
     is_list = isinstance(model, nn.ModuleList | nn.Sequential)
-    if tuple(blocks) != ("",) or is_list or layout is None or isinstance(layout, str | EvenLayers):
+    if (
+        tuple(blocks) != ("",)
+        or is_list
+        or layout is None
+        or isinstance(layout, str | EvenLayers)
+    ):
         return blocks
     return list(chain.from_iterable(layout))
 
@@ -342,8 +383,12 @@ def _partition(
     stage_layout: StageLayout | None,
 ) -> Partition:
     if costs is not None and len(costs) != len(blocks):
-        raise PipelineError(f"the model has {len(blocks)} blocks, `costs` has {len(costs)}")
-    trained = frozenset(index for index, block in enumerate(blocks.values()) if _is_trained(block))
+        raise PipelineError(
+            f"the model has {len(blocks)} blocks, `costs` has {len(costs)}"
+        )
+    trained = frozenset(
+        index for index, block in enumerate(blocks.values()) if _is_trained(block)
+    )
     if costs is None:
         costs = _work(blocks, min(trained, default=0))
     try:
@@ -353,12 +398,19 @@ def _partition(
             check_costs(costs)
             cuts = cuts_of(stage_layout, list(blocks), plan_layout.pieces)
     except ValueError as error:
-        raise PipelineError(f"`blocks` and `costs` do not cut the model: {error}") from None
-    weights = [sum(weight.numel() for weight in block.parameters()) for block in blocks.values()]
+        raise PipelineError(
+            f"`blocks` and `costs` do not cut the model: {error}"
+        ) from None
+    weights = [
+        sum(weight.numel() for weight in block.parameters())
+        for block in blocks.values()
+    ]
     return Partition(plan_layout, tuple(costs), cuts, tuple(weights), trained)
 
 
-def _find_tied(model: nn.Module, blocks: Blocks, parts: Partition) -> list[dict[int, str]]:
+def _find_tied(
+    model: nn.Module, blocks: Blocks, parts: Partition
+) -> list[dict[int, str]]:
     """The weights that several pieces of the model have, with their names by piece; PipelineError
     for a weight that no piece has.
     """
@@ -397,7 +449,11 @@ def _multiplications(block: nn.Module) -> float:
     """The number of weights that an input is multiplied with, and one more: no block costs
     nothing.
     """
-    tables = {id(module.weight) for module in block.modules() if isinstance(module, nn.Embedding)}
+    tables = {
+        id(module.weight)
+        for module in block.modules()
+        if isinstance(module, nn.Embedding)
+    }
     return 1 + sum(
         weight.numel()
         for weight in block.parameters()

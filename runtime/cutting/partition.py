@@ -57,7 +57,9 @@ class Partition:
         found = [0.0] * (max(self.layout.placement) + 1)
         pieces = self.pieces
         for stage, rank in enumerate(self.layout.placement):
-            share = self.layout.pipeline_of[stage].microbatches / self.layout.microbatches
+            share = (
+                self.layout.pipeline_of[stage].microbatches / self.layout.microbatches
+            )
             found[rank] += share * pieces[self.piece_of(stage)]
         return found
 
@@ -79,9 +81,8 @@ class Partition:
                 f"stage {self.first + stage} on rank {self.layout.placement[stage]}"
                 for stage in stages
             ]
-            line = (
-                f"{', '.join(where)}: {self._blocks(piece, names)}, {cost / total:.1%} of the work"
-            )
+            share = f"{cost / total:.1%} of the work"
+            line = f"{', '.join(where)}: {self._blocks(piece, names)}, {share}"
             lines.append(f"{line}, {weights[piece]:,.0f} weights" if weights else line)
         if any(weights):
             most = _largest(weights)

@@ -45,7 +45,9 @@ class CheckpointFolder:
     #: Whether the user was told that old checkpoints go.
     has_told: bool = False
 
-    def load(self, stages: Mapping[int, nn.Module], optimizers: Sequence[Optimizer]) -> None:
+    def load(
+        self, stages: Mapping[int, nn.Module], optimizers: Sequence[Optimizer]
+    ) -> None:
         """Load stages and what their optimizers keep from the newest model, if there is one; or all
         processes end.
         """
@@ -74,16 +76,22 @@ class CheckpointFolder:
             return
         pipeline.save_model(_path(self.folder, step), step, others)
         if dist.get_rank() == 0:
-            for old in sorted(other for other in _models(self.folder) if other <= step)[:-KEPT]:
+            for old in sorted(other for other in _models(self.folder) if other <= step)[
+                :-KEPT
+            ]:
                 shutil.rmtree(_path(self.folder, old), ignore_errors=True)
 
     def _tell_once(self, step: int) -> None:
         """Say that the checkpoints before the newest are deleted, when the first ones are to go."""
         if self.has_told or dist.get_rank() != 0:
             return
-        steps = _models(self.folder) if self.are_models else steps_of_rank(self.folder, 0)
+        steps = (
+            _models(self.folder) if self.are_models else steps_of_rank(self.folder, 0)
+        )
         if sum(other < step for other in steps) >= KEPT:
-            say(f"`{self.folder}` keeps the newest {KEPT} checkpoints, older ones are deleted")
+            say(
+                f"`{self.folder}` keeps the newest {KEPT} checkpoints, older ones are deleted"
+            )
             self.has_told = True
 
 
@@ -95,7 +103,9 @@ def find_checkpoints(
     # Rank 0 says what is there, for the folder may be filling up, and each compares its own view.
     why = _why_no_models(plan)
     layers = together(lambda: _check(folder, plan, why, models), group)
-    return CheckpointFolder(folder, every, why is None, max(models, default=0), layers, group)
+    return CheckpointFolder(
+        folder, every, why is None, max(models, default=0), layers, group
+    )
 
 
 def _why_no_models(plan: Plan) -> str | None:
@@ -134,7 +144,9 @@ def _check(folder: Path, plan: Plan, why: str | None, models: list[int]) -> int:
     layers = len({name.partition(".")[0] for name in names_in(path)})
     stages = plan.layout.pieces
     if layers < stages:
-        raise PipelineError(f"the model `{path}` has {layers} layers, too few for {stages} stages")
+        raise PipelineError(
+            f"the model `{path}` has {layers} layers, too few for {stages} stages"
+        )
     return layers
 
 

@@ -26,9 +26,13 @@ def join(seconds: float) -> dist.ProcessGroup:
     """
     if "WORLD_SIZE" in os.environ:
         store, rank, ranks = next(rendezvous("env://"))
-        dist.init_process_group("gloo", store=of_this_attempt(store), rank=rank, world_size=ranks)
+        dist.init_process_group(
+            "gloo", store=of_this_attempt(store), rank=rank, world_size=ranks
+        )
     else:
-        dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+        dist.init_process_group(
+            "gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1
+        )
     group: dist.ProcessGroup = dist.new_group(timeout=timedelta(seconds=seconds))
     return group
 

@@ -23,14 +23,23 @@ from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.plan.plan import Plan
 from schedlang.report.measured import run_of
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.example.checkpoint_folder import CheckpointFolder, find_checkpoints
+from schedlang.runtime.example.checkpoint_folder import (
+    CheckpointFolder,
+    find_checkpoints,
+)
 from schedlang.runtime.example.collective import join, leave, linked, together
 from schedlang.runtime.example.corpus import read_corpus
 from schedlang.runtime.example.gpt import BLOCKS
 from schedlang.runtime.example.plan_source import share_plan
 from schedlang.runtime.example.recipe import Recipe
 from schedlang.runtime.example.reference import train_reference
-from schedlang.runtime.example.report import TOLERANCE, compare, print_header, report, total_losses
+from schedlang.runtime.example.report import (
+    TOLERANCE,
+    compare,
+    print_header,
+    report,
+    total_losses,
+)
 from schedlang.runtime.example.trace import aligned, write_trace
 from schedlang.runtime.example.train import Training, train
 from schedlang.runtime.example.workload import Workload
@@ -67,9 +76,13 @@ def main() -> NoReturn:
         leave(1)
     if training.first >= options.steps:
         if dist.get_rank() == writer:
-            print(f"nothing is left to do: `{options.checkpoint}` has step {training.first}")
+            print(
+                f"nothing is left to do: `{options.checkpoint}` has step {training.first}"
+            )
         leave(0)
-    found: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == writer else None
+    found: list[Any] | None = (
+        [None] * dist.get_world_size() if dist.get_rank() == writer else None
+    )
     # A list, since what is broadcast is put into one.
     right = [True]
     with linked("after the training"):
@@ -93,11 +106,18 @@ def _options() -> argparse.Namespace:
     add_training(parser)
     parser.set_defaults(optimizer="sgd", steps=20, every=10)
     parser.add_argument(
-        "--json", action="store_true", help="only the result on stdout, as one line of JSON"
+        "--json",
+        action="store_true",
+        help="only the result on stdout, as one line of JSON",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: 0)")
     parser.add_argument(
-        "--timeout", type=float, default=60, help="seconds that a rank waits at most (default: 60)"
+        "--seed", type=int, default=0, help="of weights and batches (default: 0)"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=60,
+        help="seconds that a rank waits at most (default: 60)",
     )
     try:
         options: argparse.Namespace = parser.parse_args(sys.argv[1:])
@@ -115,7 +135,9 @@ def _start(options: argparse.Namespace) -> tuple[Workload, CheckpointFolder | No
     end.
     """
     group = join(options.timeout)
-    plan = share_plan(options.file, options.params, options.given_costs, options.replicas, group)
+    plan = share_plan(
+        options.file, options.params, options.given_costs, options.replicas, group
+    )
     corpus = together(read_corpus, group)
     checkpoints = (
         find_checkpoints(Path(options.checkpoint), options.every, plan, group)
@@ -137,17 +159,26 @@ def _start(options: argparse.Namespace) -> tuple[Workload, CheckpointFolder | No
 def _for_updates(plan: Plan, updates: int) -> Plan:
     """The plan of a schedule without a flush for so many updates, or those that it shows."""
     try:
-        return plan.for_updates(max(updates, plan.layout.updates)) if plan.kernels else plan
+        return (
+            plan.for_updates(max(updates, plan.layout.updates))
+            if plan.kernels
+            else plan
+        )
     except ValueError as error:
         raise PipelineError(str(error)) from None
 
 
-def _conclude(workload: Workload, options: argparse.Namespace, found: list[Training]) -> bool:
+def _conclude(
+    workload: Workload, options: argparse.Namespace, found: list[Training]
+) -> bool:
     """Print what came out, and the same as one line of JSON; gives whether it is right, as far as
     was compared.
     """
     ranks = found[: len(workload.plan.ranks)]
-    bars = [[bar for step in (*rank.recorded, *rank.messages) for bar in step] for rank in ranks]
+    bars = [
+        [bar for step in (*rank.recorded, *rank.messages) for bar in step]
+        for rank in ranks
+    ]
     actions = aligned(bars, [training.offset for training in ranks])
     figures = report(workload, run_of(workload.plan, actions), found)
     if options.trace:
@@ -167,7 +198,9 @@ def _conclude(workload: Workload, options: argparse.Namespace, found: list[Train
         errors = compare(found, losses, train_reference(workload, first + len(losses)))
         figures = errors | figures
         right = max(errors.values()) <= TOLERANCE
-    print(json.dumps(figures), file=sys.__stdout__ if options.json else None, flush=True)
+    print(
+        json.dumps(figures), file=sys.__stdout__ if options.json else None, flush=True
+    )
     return right
 
 

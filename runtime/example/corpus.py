@@ -21,7 +21,9 @@ def read_corpus() -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-def draw_batch(corpus: Tensor, rows: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
+def draw_batch(
+    corpus: Tensor, rows: int, length: int, seed: int
+) -> tuple[Tensor, Tensor]:
     """Rows of `length` bytes from random places, and for each byte the one that follows; the same
     for the same seed.
     """

@@ -34,7 +34,9 @@ class Embedding(nn.Module):
 
     def forward(self, bytes: Tensor, begin: int = 0) -> Tensor:
         """(rows, length) bytes, of which so many went before, to (rows, length, width)."""
-        embedded: Tensor = self.byte(bytes) + self.position[begin : begin + bytes.shape[1]]
+        embedded: Tensor = (
+            self.byte(bytes) + self.position[begin : begin + bytes.shape[1]]
+        )
         return embedded
 
 
@@ -63,7 +65,11 @@ class Block(nn.Module):
             rows, length, 3 * _HEADS, width // _HEADS
         )
         query, *new = heads.transpose(1, 2).chunk(3, dim=1)
-        seen = torch.stack(new) if past is None else torch.cat([past, torch.stack(new)], dim=3)
+        seen = (
+            torch.stack(new)
+            if past is None
+            else torch.cat([past, torch.stack(new)], dim=3)
+        )
         # With 2 bytes that went before and 3 new ones, a new byte sees all before it and itself:
         #
         #     1 1 1 0 0
@@ -71,7 +77,9 @@ class Block(nn.Module):
         #     1 1 1 1 1
         before = seen.shape[3] - length
         mask = (
-            torch.ones(length, before + length, dtype=torch.bool, device=x.device).tril(before)
+            torch.ones(length, before + length, dtype=torch.bool, device=x.device).tril(
+                before
+            )
             if before
             else None
         )
@@ -99,7 +107,9 @@ class Head(nn.Module):
         return scores
 
 
-def joined(inputs: Sequence[Tensor], skips: Mapping[int, Tensor] | None = None) -> Tensor:
+def joined(
+    inputs: Sequence[Tensor], skips: Mapping[int, Tensor] | None = None
+) -> Tensor:
     """What a stage is given by edges and skips as one."""
     first, *others = [*inputs, *(skips or {}).values()]
     return sum(others, start=first)
@@ -135,11 +145,15 @@ class Joining(nn.Sequential):
     the output goes to `later` ones by skips.
     """
 
-    def __init__(self, layers: OrderedDict[str, nn.Module], later: Sequence[int]) -> None:
+    def __init__(
+        self, layers: OrderedDict[str, nn.Module], later: Sequence[int]
+    ) -> None:
         super().__init__(layers)
         self.later = later
 
-    def forward(self, *inputs: Tensor, skips: Mapping[int, Tensor] | None = None) -> Any:
+    def forward(
+        self, *inputs: Tensor, skips: Mapping[int, Tensor] | None = None
+    ) -> Any:
         """Run the layers."""
         output = joined(inputs, skips)
         for layer in self:
@@ -173,7 +187,9 @@ def build_gpt(blocks: int, seed: int, context: int = CONTEXT) -> list[nn.Module]
     return [Embedding(context), *(Block() for _ in range(blocks)), Head()]
 
 
-def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[nn.Sequential]:
+def cut_gpt(
+    layers: Sequence[nn.Module], layout: Layout, sliced: bool
+) -> list[nn.Sequential]:
     """The stages of one pipeline, as even as can be, those frozen that are so in the plan; a
     layer's name is its place in the whole model. In a graph, each stage that takes inputs has the
     embedding, and one that makes a loss the head.
@@ -194,7 +210,9 @@ def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[n
     ]
 
 
-def _of_chain(layers: Sequence[nn.Module], layout: Layout) -> list[OrderedDict[str, nn.Module]]:
+def _of_chain(
+    layers: Sequence[nn.Module], layout: Layout
+) -> list[OrderedDict[str, nn.Module]]:
     """The layers of each stage of a chain."""
     # Multiplications of a byte: in a block 3 + 1 for attention and 4 + 4 for the rest, each of
     # width x width; an embedding is only looked up.
@@ -206,13 +224,17 @@ def _of_chain(layers: Sequence[nn.Module], layout: Layout) -> list[OrderedDict[s
     ]
 
 
-def _of_graph(layers: Sequence[nn.Module], layout: Layout) -> list[OrderedDict[str, nn.Module]]:
+def _of_graph(
+    layers: Sequence[nn.Module], layout: Layout
+) -> list[OrderedDict[str, nn.Module]]:
     """Those of a graph, or of several models: the blocks in order, as evenly as can be."""
     blocks = len(layers) - 2
     context = len(layers[0].get_parameter("position"))
     parts: list[OrderedDict[str, nn.Module]] = []
     for stage in range(layout.pieces):
-        own = range(blocks * stage // layout.pieces, blocks * (stage + 1) // layout.pieces)
+        own = range(
+            blocks * stage // layout.pieces, blocks * (stage + 1) // layout.pieces
+        )
         named = OrderedDict((str(block + 1), layers[block + 1]) for block in own)
         if layout.is_first(stage):
             # The random numbers go on from those of the model, alike in all processes.
@@ -224,7 +246,9 @@ def _of_graph(layers: Sequence[nn.Module], layout: Layout) -> list[OrderedDict[s
         if layout.models:
             # Names of layers are those of checkpoints, and differ between models.
             model = layout.model_of(stage)
-            named = OrderedDict((f"{model}_{name}", layer) for name, layer in named.items())
+            named = OrderedDict(
+                (f"{model}_{name}", layer) for name, layer in named.items()
+            )
         parts.append(named)
     return parts
 

@@ -35,23 +35,32 @@ def share_plan(
     read = read_plan if is_first else open_plan
     # Compiled once: it may take a second, and all must run the same plan.
     of_program = share(
-        together(lambda: _of_program(path, params, costs, replicas) if is_first else None, group),
+        together(
+            lambda: _of_program(path, params, costs, replicas) if is_first else None,
+            group,
+        ),
         group,
     )
     return together(lambda: _fitting(of_program or read(path), path, replicas), group)
 
 
-def _of_program(path: Path, params: Mapping[str, int], costs: Costs, replicas: int) -> Plan | None:
+def _of_program(
+    path: Path, params: Mapping[str, int], costs: Costs, replicas: int
+) -> Plan | None:
     """The plan of a program for the processes that were started; None if the file is a plan."""
     source = read_source(path)
     if source.is_plan and params:
         raise PipelineError(f"-p sets parameters of a program, `{path}` is a plan")
     if source.is_plan and costs != UNIT:
-        raise PipelineError(f"costs decide about the order of a program, `{path}` is a plan")
+        raise PipelineError(
+            f"costs decide about the order of a program, `{path}` is a plan"
+        )
     if source.is_plan:
         return None
     if "ranks" in params:
-        raise PipelineError("`ranks` is how many processes are started: leave out `-p ranks`")
+        raise PipelineError(
+            "`ranks` is how many processes are started: leave out `-p ranks`"
+        )
     ranks, left = divmod(dist.get_world_size(), replicas)
     if left or not ranks:
         raise PipelineError(
@@ -74,9 +83,8 @@ def _fitting(plan: Plan, path: Path, replicas: int) -> Plan:
     wrong = wrong_number(plan, started, replicas)
     if wrong is not None:
         option = f" --replicas {replicas}" if replicas > 1 else ""
-        wrong += (
-            f": torchrun --nproc-per-node {ranks * replicas} -m schedlang.runtime {path}{option}"
-        )
+        launch = f"torchrun --nproc-per-node {ranks * replicas}"
+        wrong += f": {launch} -m schedlang.runtime {path}{option}"
         wrong += f", or --replicas {started // ranks}" if started % ranks == 0 else ""
     if wrong is not None:
         raise PipelineError(wrong)

@@ -35,10 +35,14 @@ class Progress:
             # Whoever has started this shows until now that it takes a while.
             Path(os.environ.pop(STARTED)).touch()
         if self._is_log:
-            print(f"step {step:>3}  loss {loss:.4f}  {speed:>9,.0f} tokens/s", flush=True)
+            print(
+                f"step {step:>3}  loss {loss:.4f}  {speed:>9,.0f} tokens/s", flush=True
+            )
         elif self.is_bar:
             bar = ("█" * (_WIDTH * step // self._steps)).ljust(_WIDTH, "░")[:_WIDTH]
             line = f"step {step}/{self._steps} {bar} loss {loss:.4f}  {speed:,.0f} tokens/s"
             line += f"  rank {self._rank} idle {idle:.0%}"
             # What is printed next, such as the cause of a failure, takes its place.
-            print(f"\x1b[K{line}", end="\n" if step >= self._steps else "\r", flush=True)
+            print(
+                f"\x1b[K{line}", end="\n" if step >= self._steps else "\r", flush=True
+            )

@@ -55,10 +55,14 @@ class _Weights:
         self.update = 0
         self.read = [copy.deepcopy(part) for part in parts]
         ranks = range(len(plan.ranks))
-        behind = {stage: late for rank in ranks for stage, late in delays(plan, rank).items()}
+        behind = {
+            stage: late for rank in ranks for stage, late in delays(plan, rank).items()
+        }
         rules = [plan.weights_of(stage) for stage in range(len(parts))]
         self._unstashed = [stage for stage, rule in enumerate(rules) if rule.keeps_none]
-        if self._unstashed and (len(plan.layout.pipelines) > 1 or plan.layout.slices > 1):
+        if self._unstashed and (
+            len(plan.layout.pipelines) > 1 or plan.layout.slices > 1
+        ):
             raise PipelineError(
                 f"`{plan.name}` reads other weights for each slice or replica, as they come: there "
                 "is no one process to compare it with"
@@ -68,7 +72,8 @@ class _Weights:
         # With a delay of d the oldest of d + 1 versions is read; a deque of that length lets go of
         # older ones by itself, and while it fills up, its first is version 0, as for the plan.
         self._kept = [
-            deque([copy.deepcopy(part)], behind[stage] + 1) for stage, part in enumerate(parts)
+            deque([copy.deepcopy(part)], behind[stage] + 1)
+            for stage, part in enumerate(parts)
         ]
 
     def before_forward(self, microbatch: int) -> None:
@@ -124,7 +129,9 @@ def _run(weights: _Weights, workload: Workload, update: int, trains: bool) -> fl
     return sum(means) / len(means)
 
 
-def _share_of_loss(output: Tensor, batch: Sequence[tuple[Tensor, Tensor]], number: int) -> Tensor:
+def _share_of_loss(
+    output: Tensor, batch: Sequence[tuple[Tensor, Tensor]], number: int
+) -> Tensor:
     """The loss of a microbatch, as its bytes count in the batch."""
     _, targets = batch[number]
     bytes = sum(y.numel() for _, y in batch)

@@ -14,7 +14,9 @@ TOLERANCE = 1e-5
 def print_header(workload: Workload) -> None:
     """Print what is about to run."""
     plan = workload.plan
-    weights = sum(weight.numel() for layer in workload.layers() for weight in layer.parameters())
+    weights = sum(
+        weight.numel() for layer in workload.layers() for weight in layer.parameters()
+    )
     replicas = f", replicas {workload.replicas}" if workload.replicas > 1 else ""
     sizes = (
         f"ranks {len(plan.ranks)}, stages {len(plan.placement)}, microbatches "
@@ -29,17 +31,22 @@ def print_header(workload: Workload) -> None:
     if workload.unequal:
         bytes = f"up to {bytes}, in microbatches of unequal lengths"
     print(
-        f"{plan.name} ({sizes}) {does} a GPT of {weights:,} parameters on {bytes}{how}", flush=True
+        f"{plan.name} ({sizes}) {does} a GPT of {weights:,} parameters on {bytes}{how}",
+        flush=True,
     )
 
 
-def report(workload: Workload, run: Run, trainings: list[Training]) -> dict[str, object]:
+def report(
+    workload: Workload, run: Run, trainings: list[Training]
+) -> dict[str, object]:
     """Print where the time went; the figures for machines. `trainings` are those of all ranks."""
     plan = run.plan
     found = compare_run(run.plan, run)
     print(f"\n{comparison_text(found)}")
     cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
     )
     if cores < len(trainings):
         print(
@@ -82,7 +89,9 @@ def compare(
         abs(ours - other) / abs(other) for ours, other in zip(losses, last, strict=True)
     )
     ours = {
-        name: gradient for training in trainings for name, gradient in training.gradients.items()
+        name: gradient
+        for training in trainings
+        for name, gradient in training.gradients.items()
     }
     assert ours.keys() == reference.gradients.keys()
     errors = {
@@ -94,7 +103,9 @@ def compare(
     # An evaluation has none.
     if errors:
         worst = max(errors, key=lambda name: errors[name])
-        print(f"largest difference of a gradient, of {len(errors)}: {errors[worst]:.1e} ({worst})")
+        print(
+            f"largest difference of a gradient, of {len(errors)}: {errors[worst]:.1e} ({worst})"
+        )
         figures["gradient_error"] = errors[worst]
     if max(figures.values()) > TOLERANCE:
         print(f"these are not the same training: {TOLERANCE:.0e} would be rounding")

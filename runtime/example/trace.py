@@ -53,14 +53,21 @@ def aligned(ranks: Sequence[Sequence[Bar]], offsets: Sequence[float]) -> list[Tr
     nanoseconds.
     """
     starts = [
-        (rank, bar, bar.start + offsets[rank]) for rank, bars in enumerate(ranks) for bar in bars
+        (rank, bar, bar.start + offsets[rank])
+        for rank, bars in enumerate(ranks)
+        for bar in bars
     ]
     first = min((start for _, _, start in starts), default=0.0)
     traced = []
     for rank, bar, start in sorted(starts, key=lambda entry: entry[2]):
         begin = round((start - first) * 1e6, 3)
         traced.append(
-            (rank, bar._replace(start=begin, end=round(begin + (bar.end - bar.start) * 1e6, 3)))
+            (
+                rank,
+                bar._replace(
+                    start=begin, end=round(begin + (bar.end - bar.start) * 1e6, 3)
+                ),
+            )
         )
     return traced
 
@@ -85,10 +92,23 @@ def write_trace(path: Path, plan: Plan, actions: Sequence[Traced]) -> None:
     ]
     for rank in range(len(plan.ranks)):
         events.append(
-            {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
+            {
+                "name": "process_name",
+                "ph": "M",
+                "pid": rank,
+                "args": {"name": f"rank {rank}"},
+            }
         )
         for row, name in enumerate(("ops", "messages")):
             events.append(
-                {"name": "thread_name", "ph": "M", "pid": rank, "tid": row, "args": {"name": name}}
+                {
+                    "name": "thread_name",
+                    "ph": "M",
+                    "pid": rank,
+                    "tid": row,
+                    "args": {"name": name},
+                }
             )
-    write_text(json.dumps({"traceEvents": events, "otherData": {"plan": plan.to_json()}}), path)
+    write_text(
+        json.dumps({"traceEvents": events, "otherData": {"plan": plan.to_json()}}), path
+    )

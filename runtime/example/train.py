@@ -66,7 +66,8 @@ def train(
     replica, rank = divmod(dist.get_rank(), len(plan.ranks))
     stages = workload.stages(plan.stages_of(rank))
     of_modules = {
-        module: _optimizer_that_keeps(training, workload, module) for module in stages.values()
+        module: _optimizer_that_keeps(training, workload, module)
+        for module in stages.values()
     }
     if checkpoints:
         checkpoints.load(stages, list(of_modules.values()))
@@ -122,7 +123,9 @@ def _run(pipeline: Pipeline, workload: Workload, step: int, replica: int) -> Non
     counts = _counts(inputs) if workload.unequal else None
     for part in layout.pipelines:
         firsts = [
-            stage - part.start for stage in layout.firsts if layout.pipeline_of[stage] == part
+            stage - part.start
+            for stage in layout.firsts
+            if layout.pipeline_of[stage] == part
         ]
         if layout.models:
             given = inputs[part.name]
@@ -159,9 +162,12 @@ def _losses(pipeline: Pipeline, workload: Workload, step: int) -> dict[str, Tens
     for model, losses in pipeline.losses.items():
         bytes = [next(extras)["bytes"] for _ in range(len(losses) * layout.slices)]
         # By update, microbatch and slice; (updates, microbatches of each) in the end.
-        of_microbatches = torch.tensor(bytes).view(layout.updates, -1, layout.slices).sum(dim=2)
+        of_microbatches = (
+            torch.tensor(bytes).view(layout.updates, -1, layout.slices).sum(dim=2)
+        )
         on_average = [
-            workload.mean_bytes(update, model) for update in range(step, step + layout.updates)
+            workload.mean_bytes(update, model)
+            for update in range(step, step + layout.updates)
         ]
         by_model[model] = (
             losses * (of_microbatches / torch.tensor(on_average).view(-1, 1)).flatten()
@@ -198,15 +204,21 @@ def _keep_losses(
     of_updates = {model: each.view(updates, -1) for model, each in losses.items()}
     for update in range(updates):
         of_update = {model: each[update] for model, each in of_updates.items()}
-        parts = [float(each.sum()) / microbatches[model] for model, each in of_update.items()]
+        parts = [
+            float(each.sum()) / microbatches[model] for model, each in of_update.items()
+        ]
         training.losses.append(sum(parts) / models)
         training.seconds.append(seconds / updates)
         step = training.first + len(training.losses)
         means = [float(each.mean()) for each in of_update.values()]
-        progress.show(step, sum(means) / len(means), tokens / seconds, idle=1 - busy / seconds)
+        progress.show(
+            step, sum(means) / len(means), tokens / seconds, idle=1 - busy / seconds
+        )
 
 
-def _optimizer_that_keeps(training: Training, workload: Workload, module: nn.Module) -> Optimizer:
+def _optimizer_that_keeps(
+    training: Training, workload: Workload, module: nn.Module
+) -> Optimizer:
     """An optimizer that keeps the gradients right before its step, when they are whole, whether the
     plan makes the step or the script.
     """

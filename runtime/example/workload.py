@@ -92,7 +92,9 @@ class Workload:
         slices = self.plan.layout.slices
         most = self.context // slices
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + update)
-        drawn = torch.randint(max(most // 4, 1), most + 1, (count,), generator=generator)
+        drawn = torch.randint(
+            max(most // 4, 1), most + 1, (count,), generator=generator
+        )
         return [slices * length for length in drawn.tolist()]
 
     def mean_bytes(self, update: int, model: str) -> float:
@@ -109,11 +111,15 @@ class Workload:
         have the same.
         """
         rows = self.of_models[model] * ROWS
-        return draw_batch(self.corpus, rows, self.context, self.seed * 1_000_003 + update)
+        return draw_batch(
+            self.corpus, rows, self.context, self.seed * 1_000_003 + update
+        )
 
     def cut(self, update: int, model: str = "") -> list[tuple[Tensor, Tensor]]:
         """The batch of an update for a model by microbatch."""
-        inputs, targets = (data.chunk(self.of_models[model]) for data in self.batch(update, model))
+        inputs, targets = (
+            data.chunk(self.of_models[model]) for data in self.batch(update, model)
+        )
         triples = zip(inputs, targets, self.lengths(update, model), strict=True)
         return [(x[:, :length], y[:, :length]) for x, y, length in triples]
 
@@ -121,20 +127,28 @@ class Workload:
         """A replica's share of the batches of a step, which makes as many updates as the plan has;
         of several models by their names. Microbatches that are unequal are lists.
         """
-        shares = {model: self._share(update, replica, model) for model in self.of_models}
+        shares = {
+            model: self._share(update, replica, model) for model in self.of_models
+        }
         if not self.plan.layout.models:
             return shares[""]
         inputs, targets = zip(*shares.values(), strict=True)
-        return dict(zip(shares, inputs, strict=True)), dict(zip(shares, targets, strict=True))
+        return dict(zip(shares, inputs, strict=True)), dict(
+            zip(shares, targets, strict=True)
+        )
 
     def _share(self, update: int, replica: int, model: str) -> tuple[Value, Value]:
         updates = range(update, update + self.plan.layout.updates)
         if self.unequal:
             size = self.of_models[model] // self.replicas
             own = slice(replica * size, (replica + 1) * size)
-            pairs = [pair for number in updates for pair in self.cut(number, model)[own]]
+            pairs = [
+                pair for number in updates for pair in self.cut(number, model)[own]
+            ]
             return [x for x, _ in pairs], [y for _, y in pairs]
         batches = [self.batch(number, model) for number in updates]
-        parts = [[data.chunk(self.replicas)[replica] for data in batch] for batch in batches]
+        parts = [
+            [data.chunk(self.replicas)[replica] for data in batch] for batch in batches
+        ]
         inputs, targets = zip(*parts, strict=True)
         return torch.cat(inputs), torch.cat(targets)

@@ -48,8 +48,15 @@ def own_norm(
     """The norm of a rank's gradients. A weight that several ranks have counts once, on the first of
     them, or at home.
     """
-    counted = [same[0].grad for each in shared if each.counts_on == rank for same in each.weights]
-    norm = get_total_norm([gradient for gradient in counted if gradient is not None], norm_type)
+    counted = [
+        same[0].grad
+        for each in shared
+        if each.counts_on == rank
+        for same in each.weights
+    ]
+    norm = get_total_norm(
+        [gradient for gradient in counted if gradient is not None], norm_type
+    )
     # The norm of gradients that FSDP has sharded is in parts.
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     # In the same type on all ranks, also on one that counts nothing.
@@ -72,18 +79,23 @@ class UpdateClip(Part):
         first = next(iter(stages.values()))
         # NCCL makes its communicator in the first sum, for which a rank waits.
         wire.end_reduce(
-            wire.begin_reduce(torch.zeros(1, device=first.device), dist.ReduceOp.SUM, self._group)
+            wire.begin_reduce(
+                torch.zeros(1, device=first.device), dist.ReduceOp.SUM, self._group
+            )
         )
         actions = plan.ranks[wire.processes.own]
         ops = zip(actions.kind, actions.microbatch, strict=True)
         #: How many stages of this rank are in each update.
-        self._stages_of = Counter(max(update, 0) for kind, update in ops if kind == Kind.U)
+        self._stages_of = Counter(
+            max(update, 0) for kind, update in ops if kind == Kind.U
+        )
         #: By update, the squares of the norms of its stages, and their sum over all ranks.
         self._squares: dict[int, list[Tensor]] = {}
         self._in_flight: dict[int, InFlight] = {}
         self.norms: dict[int, Tensor] = {}
         self.ops = {
-            (Kind.U, number): partial(self._begin, stage) for number, stage in stages.items()
+            (Kind.U, number): partial(self._begin, stage)
+            for number, stage in stages.items()
         }
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
@@ -100,13 +112,19 @@ class UpdateClip(Part):
         ranks begins.
         """
         stage.begin_update()
-        gradients = [weight.grad for weight in stage.module.parameters() if weight.grad is not None]
+        gradients = [
+            weight.grad
+            for weight in stage.module.parameters()
+            if weight.grad is not None
+        ]
         squares = self._squares.setdefault(update, [])
         squares.append(get_total_norm(gradients).to(stage.device, torch.float64) ** 2)
         # This rank has its part of the norm; it does not wait for the others here.
         if len(squares) == self._stages_of[update]:
             total = torch.stack(self._squares.pop(update)).sum()
-            self._in_flight[update] = self._wire.begin_reduce(total, dist.ReduceOp.SUM, self._group)
+            self._in_flight[update] = self._wire.begin_reduce(
+                total, dist.ReduceOp.SUM, self._group
+            )
 
     def _end(self, stage: Stage, update: int) -> None:
         """Something needs the update of a stage: wait for the norm, clip, and step."""
@@ -115,5 +133,7 @@ class UpdateClip(Part):
             self._wire.end_reduce(in_flight)
             ((_, total),) = in_flight
             self.norms[update] = total.sqrt()
-        clip_grads_with_norm_(stage.module.parameters(), self._max_norm, self.norms[update])
+        clip_grads_with_norm_(
+            stage.module.parameters(), self._max_norm, self.norms[update]
+        )
         stage.end_update()

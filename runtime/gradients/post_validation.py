@@ -73,7 +73,9 @@ class PostValidation:
     def update(self) -> None:
         """Update all stages, whose gradients are there, and let go of these."""
         square = own_norm(self._shared, 2.0, _HOST, self._wire.processes.own) ** 2
-        self._in_flight = self._wire.begin_reduce(square, dist.ReduceOp.SUM, self._group)
+        self._in_flight = self._wire.begin_reduce(
+            square, dist.ReduceOp.SUM, self._group
+        )
         self.was_ahead = not self.was_clipped
         if self.was_ahead:
             self._ahead = [Undo(optimizer) for optimizer in self._optimizers]
@@ -154,7 +156,9 @@ class Undo:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        weights = [
+            weight for group in optimizer.param_groups for weight in group["params"]
+        ]
         #: Each with its gradient, and what it was.
         self._weights = [
             (weight, weight.grad, weight.detach().clone())
@@ -175,7 +179,9 @@ class Undo:
     def undo(self) -> None:
         """Put back all that the step has changed, and the gradients."""
         self._since = _groups(self._optimizer)
-        for group, before in zip(self._optimizer.param_groups, self._before, strict=True):
+        for group, before in zip(
+            self._optimizer.param_groups, self._before, strict=True
+        ):
             group.update(before)
         self._optimizer.state.clear()
         self._optimizer.state.update(self._state)
@@ -189,9 +195,17 @@ class Undo:
         first one, as learning rates, is as it was.
         """
         self._optimizer.step()
-        groups = zip(self._optimizer.param_groups, self._after, self._since, strict=True)
+        groups = zip(
+            self._optimizer.param_groups, self._after, self._since, strict=True
+        )
         for group, after, since in groups:
-            group.update({name: since[name] for name in since if _differ(since[name], after[name])})
+            group.update(
+                {
+                    name: since[name]
+                    for name in since
+                    if _differ(since[name], after[name])
+                }
+            )
 
 
 def _groups(optimizer: Optimizer) -> list[dict[str, Any]]:

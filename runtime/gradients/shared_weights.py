@@ -61,7 +61,10 @@ class SharedWeights:
         """
         copies = zip(*self.weights, strict=True)
         return [
-            [[list(weight.shape), _bits(weight), weight.requires_grad] for weight in copy]
+            [
+                [list(weight.shape), _bits(weight), weight.requires_grad]
+                for weight in copy
+            ]
             for copy in copies
         ]
 
@@ -79,11 +82,15 @@ def find_shared_weights(
     #     what is left          by stage of the first pipeline, with its replicas in the others
     taken = {id(weight) for each in found for weight in each.parameters}
     _check_the_others(plan, modules, taken)
-    found += [_replicas(plan, modules, number, taken) for number in range(plan.layout.pieces)]
+    found += [
+        _replicas(plan, modules, number, taken) for number in range(plan.layout.pieces)
+    ]
     return [each for each in found if each.weights]
 
 
-def _tied(plan: Plan, modules: Mapping[int, nn.Module], names: Mapping[int, str]) -> SharedWeights:
+def _tied(
+    plan: Plan, modules: Mapping[int, nn.Module], names: Mapping[int, str]
+) -> SharedWeights:
     """A tied weight; its stages are those of one pipeline, and their replicas have it as well."""
     shown = " and ".join(f"`{name}` of stage {stage}" for stage, name in names.items())
     for stage in names:
@@ -126,7 +133,9 @@ def _replicas(
         for module in mine.values()
     ]
     if len({len(copy) for copy in copies}) > 1:
-        raise PipelineError(f"the replicas of stage {number} on this rank have different weights")
+        raise PipelineError(
+            f"the replicas of stage {number} on this rank have different weights"
+        )
     return SharedWeights(
         f"the replicas of stage {number}",
         list(zip(*copies, strict=True)),
@@ -143,7 +152,9 @@ def _home(plan: Plan, modules: Mapping[int, nn.Module], number: int) -> int | No
     return next((plan.placement[home] for home in homes.values()), None)
 
 
-def _check_the_others(plan: Plan, modules: Mapping[int, nn.Module], taken: Container[int]) -> None:
+def _check_the_others(
+    plan: Plan, modules: Mapping[int, nn.Module], taken: Container[int]
+) -> None:
     """Whether no weight is in several stages that is not given as tied."""
     first: dict[int, tuple[int, str]] = {}
     for stage, module in modules.items():
@@ -159,7 +170,11 @@ def _check_the_others(plan: Plan, modules: Mapping[int, nn.Module], taken: Conta
 
 def _ranks(plan: Plan, pieces: Iterable[int]) -> list[int]:
     return sorted(
-        {plan.placement[stage] for piece in pieces for stage in plan.layout.replicas(piece)}
+        {
+            plan.placement[stage]
+            for piece in pieces
+            for stage in plan.layout.replicas(piece)
+        }
     )
 
 
@@ -178,14 +193,18 @@ def check_shared_weights(
                 "the others (`register_post_accumulate_grad_hook`): use a hook of the gradient "
                 "(`register_hook`) or of the optimizer"
             )
-    several = [each for each in shared if each.are_shared or processes.replicas.are_several]
+    several = [
+        each for each in shared if each.are_shared or processes.replicas.are_several
+    ]
     own = {weights.name: weights.fingerprints() for weights in several}
     found = watchdog.gather(json.dumps(own), "compared no weights")
     first: dict[str, tuple[int, object]] = {}
     # All ranks see all of them, and so all raise the same error.
     for rank, theirs in found.items():
         for name, fingerprint in (
-            (name, copy) for name, copies in json.loads(theirs).items() for copy in copies
+            (name, copy)
+            for name, copies in json.loads(theirs).items()
+            for copy in copies
         ):
             other, expected = first.setdefault(name, (rank, fingerprint))
             if fingerprint != expected:
@@ -206,7 +225,9 @@ def warn_of_equal_weights(
     """Ask, on rank 0 and once, about weights of different stages that begin with the same numbers
     and are not tied: where they are one weight of the model, each would get a part of its gradient.
     """
-    tied = {id(weight) for each in shared if each.are_tied for weight in each.parameters}
+    tied = {
+        id(weight) for each in shared if each.are_tied for weight in each.parameters
+    }
     own = [
         (plan.layout.model_of(stage) + _sample(weight), plan.layout.piece(stage), name)
         for stage, module in modules.items()

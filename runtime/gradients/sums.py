@@ -36,7 +36,10 @@ class ReplicaSum:
     """
 
     def __init__(
-        self, copies: Callable[[], Sequence[Sequence[Tensor]]], wire: Wire, replicas: Replicas
+        self,
+        copies: Callable[[], Sequence[Sequence[Tensor]]],
+        wire: Wire,
+        replicas: Replicas,
     ) -> None:
         self._copies = copies
         self._wire = wire
@@ -86,9 +89,13 @@ class StageSum(Part):
     All replicas of a rank come to their sums in the same order.
     """
 
-    def __init__(self, stage: Stage, shared: Sequence[SharedWeights], wire: Wire) -> None:
+    def __init__(
+        self, stage: Stage, shared: Sequence[SharedWeights], wire: Wire
+    ) -> None:
         self._stage = stage
-        self._tied = {id(weight) for each in shared if each.are_tied for weight in each.parameters}
+        self._tied = {
+            id(weight) for each in shared if each.are_tied for weight in each.parameters
+        }
         self._sum = ReplicaSum(self._own, wire, wire.processes.replicas)
 
     def _own(self) -> list[list[nn.Parameter]]:
@@ -100,7 +107,11 @@ class StageSum(Part):
         end of the step; where the plan updates the stage, it is made right before that.
         """
         actions = plan.ranks[rank]
-        own = [index for index, stage in enumerate(actions.stage) if stage == self._stage.number]
+        own = [
+            index
+            for index, stage in enumerate(actions.stage)
+            if stage == self._stage.number
+        ]
         updates = [index for index in own if actions.kind[index] == Kind.U]
         # Of several that are written for an update, the last one is of all its gradients.
         written = [index for index in own if actions.kind[index] == Kind.REDUCE_GRAD]
@@ -134,7 +145,9 @@ class SharedSums(Part):
         self._wire = wire
         self._rank = wire.processes.own
         # The gradients of weights that travel come home by themselves.
-        self._shared = [each for each in shared if each.are_shared and each.home is None]
+        self._shared = [
+            each for each in shared if each.are_shared and each.home is None
+        ]
         replicas = wire.processes.replicas
         summed = shared if replicas.are_several else self._shared
         self._parameters = [weight for each in summed for weight in each.parameters]
@@ -177,10 +190,14 @@ class SharedSums(Part):
         #     from 1     own                      own, and sent to 0 and 3
         #     from 3                              received
         trained = [
-            [same for same in each.weights if same[0].requires_grad] for each in self._shared
+            [same for same in each.weights if same[0].requires_grad]
+            for each in self._shared
         ]
         own = [
-            [*(_total(map(_gradient, same)).contiguous() for same in weights), _counts(weights)]
+            [
+                *(_total(map(_gradient, same)).contiguous() for same in weights),
+                _counts(weights),
+            ]
             for weights in trained
         ]
         by_rank = [
@@ -198,13 +215,20 @@ class SharedSums(Part):
                 for parts, gradients in zip(by_rank, own, strict=True)
                 for rank in parts
                 if rank != self._rank
-                for call, tensors in ((dist.isend, gradients), (dist.irecv, parts[rank]))
+                for call, tensors in (
+                    (dist.isend, gradients),
+                    (dist.irecv, parts[rank]),
+                )
                 for tensor in tensors
             ]
         )
         for weights, parts in zip(trained, by_rank, strict=True):
-            *totals, counts = (_total(same) for same in zip(*parts.values(), strict=True))
-            for copies, total, count in zip(weights, totals, counts.tolist(), strict=True):
+            *totals, counts = (
+                _total(same) for same in zip(*parts.values(), strict=True)
+            )
+            for copies, total, count in zip(
+                weights, totals, counts.tolist(), strict=True
+            ):
                 for weight in copies if count else ():
                     _put(weight, total)
 

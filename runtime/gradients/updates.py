@@ -35,7 +35,9 @@ class ReplicaUpdates(Part):
         self._modules = list({id(stage.module): stage for stage in stages}.values())
         self._sum = ReplicaSum(self._weights, wire, replicas)
         self._updated: list[Stage] = []
-        self.ops = {(Kind.U, stage.number): partial(self._update, stage) for stage in stages}
+        self.ops = {
+            (Kind.U, stage.number): partial(self._update, stage) for stage in stages
+        }
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
         """The sum for an update begins after the last backward of all replicas on this rank, or
@@ -45,7 +47,9 @@ class ReplicaUpdates(Part):
         numbers = {stage.number for stage in self._stages}
         actions = plan.ranks[rank]
         ops = [*zip(actions.kind, actions.stage, actions.microbatch, strict=True)]
-        is_written = any(kind == Kind.REDUCE_GRAD and number in numbers for kind, number, _ in ops)
+        is_written = any(
+            kind == Kind.REDUCE_GRAD and number in numbers for kind, number, _ in ops
+        )
         begins = (Kind.REDUCE_GRAD,) if is_written else MAKERS[Kind.W]
         for index, (kind, number, microbatch) in enumerate(ops):
             if number in numbers and kind in begins:
@@ -75,7 +79,9 @@ class ReplicaUpdates(Part):
             self._updated = []
 
 
-def replica_updates(plan: Plan, stages: Mapping[int, Stage], wire: Wire) -> list[ReplicaUpdates]:
+def replica_updates(
+    plan: Plan, stages: Mapping[int, Stage], wire: Wire
+) -> list[ReplicaUpdates]:
     """Those of this rank, if the plan has several pipelines and updates its stages; all ranks make
     all process groups.
     """
@@ -90,7 +96,9 @@ def replica_updates(plan: Plan, stages: Mapping[int, Stage], wire: Wire) -> list
     updates = []
     for piece in range(plan.layout.pieces):
         replicas = plan.layout.replicas(piece)
-        members = tuple(sorted({processes[plan.placement[number]] for number in replicas}))
+        members = tuple(
+            sorted({processes[plan.placement[number]] for number in replicas})
+        )
         group = dist.new_group(list(members)) if len(members) > 1 else None
         own = [stages[number] for number in replicas if number in stages]
         if own:

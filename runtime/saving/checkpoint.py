@@ -106,12 +106,16 @@ class Checkpoints:
 def _read(path: Path, plan: Plan, device: torch.device) -> dict[str, Any]:
     """The states in a checkpoint; PipelineError if it cannot be read, or is of another plan."""
     try:
-        document: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        document: dict[str, Any] = torch.load(
+            path, map_location=device, weights_only=True
+        )
         theirs = document["plan"]
         states = dict(document["states"])
     # A damaged file may raise anything.
     except Exception as error:
-        raise PipelineError(f"the checkpoint `{path}` cannot be read: {reason(error)}") from error
+        raise PipelineError(
+            f"the checkpoint `{path}` cannot be read: {reason(error)}"
+        ) from error
     ours = _identity(plan)
     if theirs == ours:
         return states

@@ -72,7 +72,9 @@ class ModelPart:
         by_file: dict[str, Tensors] = {}
         for model, modules in self.modules.items():
             weights = {
-                name: tensor for module in modules for name, tensor in _state(module).items()
+                name: tensor
+                for module in modules
+                for name, tensor in _state(module).items()
             }
             kept = dict(_optimizer_state(modules, self.optimizers))
             by_file[str(Path(model, f"{_MODEL}-{part}"))] = weights
@@ -89,7 +91,9 @@ class ModelPart:
         ]
 
 
-def write_model(folder: Path, step: int, part: ModelPart | None, watchdog: Watchdog) -> None:
+def write_model(
+    folder: Path, step: int, part: ModelPart | None, watchdog: Watchdog
+) -> None:
     """Write this rank's part, together with all ranks: the folder appears whole or not at all.
 
     Of several replicas of the pipeline one writes, and the ranks of the others have no part here.
@@ -111,19 +115,28 @@ def write_model(folder: Path, step: int, part: ModelPart | None, watchdog: Watch
         # index, and the last gather lets nobody go on before the folder has its name.
         written = [
             json.loads(answer)
-            for answer in watchdog.gather(json.dumps([weights, sizes]), _MISSES).values()
+            for answer in watchdog.gather(
+                json.dumps([weights, sizes]), _MISSES
+            ).values()
         ]
         if part is not None and part.rank == 0:
             _check_names(weight for weights, _ in written for weight in weights)
             _finish(
-                new, folder, step, {file: of for _, sizes in written for file, of in sizes.items()}
+                new,
+                folder,
+                step,
+                {file: of for _, sizes in written for file, of in sizes.items()},
             )
         watchdog.gather("", _MISSES)
     except (OSError, SafetensorError) as error:
-        raise PipelineError(f"the model `{folder}` cannot be written: {reason(error)}") from error
+        raise PipelineError(
+            f"the model `{folder}` cannot be written: {reason(error)}"
+        ) from error
 
 
-def load_model(folder: str | Path, stages: Mapping[int, nn.Module], device: _Device = "cpu") -> int:
+def load_model(
+    folder: str | Path, stages: Mapping[int, nn.Module], device: _Device = "cpu"
+) -> int:
     """Load the weights of some stages, of `split` or the whole model; the step of `save_model`, or
     else 0.
 
@@ -178,16 +191,25 @@ def load_optimizers(
     check_optimizers(optimizers)
     source = _Source.of(Path(folder), _OPTIMIZER)
     names = {
-        id(weight): name for module in stages.values() for name, weight in module.named_parameters()
+        id(weight): name
+        for module in stages.values()
+        for name, weight in module.named_parameters()
     }
     kept: dict[str, list[str]] = {}
     for key in source.files:
         kept.setdefault(key.rpartition(".")[0], []).append(key)
     for optimizer in optimizers:
-        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        weights = [
+            weight for group in optimizer.param_groups for weight in group["params"]
+        ]
         if any(id(weight) not in names for weight in weights):
-            raise PipelineError("an optimizer has a weight that is in none of the stages")
-        keys = [kept.get(_name_in(kept, names[id(weight)], stages), []) for weight in weights]
+            raise PipelineError(
+                "an optimizer has a weight that is in none of the stages"
+            )
+        keys = [
+            kept.get(_name_in(kept, names[id(weight)], stages), [])
+            for weight in weights
+        ]
         # The optimizer moves its state to the devices where it belongs.
         tensors = source.read(chain.from_iterable(keys), "cpu")
         state = optimizer.state_dict()
@@ -219,7 +241,9 @@ class _Source:
                     return cls(folder, dict.fromkeys(file.keys(), single.name), 0)
             document = json.loads(index.read_text())
             return cls(
-                folder, dict(document["weight_map"]), int(document["metadata"].get("step", 0))
+                folder,
+                dict(document["weight_map"]),
+                int(document["metadata"].get("step", 0)),
             )
         # A damaged file may raise anything.
         except Exception as error:
@@ -233,12 +257,16 @@ class _Source:
                 raise PipelineError(f"`{self.folder}` has no `{name}`")
             by_file.setdefault(self.files[name], []).append(name)
         tensors: dict[str, Tensor] = {}
-        for path, there in ((self.folder / file, names) for file, names in by_file.items()):
+        for path, there in (
+            (self.folder / file, names) for file, names in by_file.items()
+        ):
             try:
                 with safe_open(path, "pt", device=str(device)) as file:
                     tensors |= {name: file.get_tensor(name) for name in there}
             except (OSError, SafetensorError) as error:
-                raise PipelineError(f"`{path}` cannot be read: {reason(error)}") from error
+                raise PipelineError(
+                    f"`{path}` cannot be read: {reason(error)}"
+                ) from error
         return tensors
 
 
@@ -247,21 +275,28 @@ def _name_in(names: Container[str], name: str, stages: Mapping[int, nn.Module]) 
     none.
     """
     tied = stages.tied if isinstance(stages, Stages) else ()
-    others = (other for same in tied if name in same.values() for other in same.values())
+    others = (
+        other for same in tied if name in same.values() for other in same.values()
+    )
     return next((other for other in (name, *others) if other in names), name)
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
     """Weights and buffers of a module by name; a weight with two names has one."""
     others = _other_names(module)
-    return {name: tensor for name, tensor in module.state_dict().items() if name not in others}
+    return {
+        name: tensor
+        for name, tensor in module.state_dict().items()
+        if name not in others
+    }
 
 
 def _other_names(module: nn.Module) -> dict[str, str]:
     """The further names of weights that have several, each with the first."""
     first = {id(weight): name for name, weight in module.named_parameters()}
     names = {
-        name: first[id(weight)] for name, weight in module.named_parameters(remove_duplicate=False)
+        name: first[id(weight)]
+        for name, weight in module.named_parameters(remove_duplicate=False)
     }
     return {name: first for name, first in names.items() if name != first}
 
@@ -271,9 +306,13 @@ def _optimizer_state(
 ) -> Iterator[tuple[str, Tensor]]:
     """What optimizers keep for the weights of some modules: `layer.weight.exp_avg`."""
     kept = {
-        id(weight): state for optimizer in optimizers for weight, state in optimizer.state.items()
+        id(weight): state
+        for optimizer in optimizers
+        for weight, state in optimizer.state.items()
     }
-    for name, weight in (pair for module in modules for pair in module.named_parameters()):
+    for name, weight in (
+        pair for module in modules for pair in module.named_parameters()
+    ):
         for key, value in kept.get(id(weight), {}).items():
             if not isinstance(value, Tensor):
                 raise PipelineError(
@@ -292,7 +331,9 @@ def _write(path: Path, tensors: Tensors) -> None:
     }
     # transformers reads only files that name this format.
     save_file(
-        {name: tensor.detach().contiguous() for name, tensor in own.items()}, path, {"format": "pt"}
+        {name: tensor.detach().contiguous() for name, tensor in own.items()},
+        path,
+        {"format": "pt"},
     )
     path.chmod(0o644)
     with path.open("rb+") as file:
@@ -309,11 +350,15 @@ def _check_names(weights: Iterable[str]) -> None:
         )
 
 
-def _finish(new: Path, folder: Path, step: int, sizes: Mapping[str, Mapping[str, int]]) -> None:
+def _finish(
+    new: Path, folder: Path, step: int, sizes: Mapping[str, Mapping[str, int]]
+) -> None:
     """Write the indices, the step in them, when all files are there; then the folder gets its
     name.
     """
-    files = {str(path.relative_to(new)): path for path in new.rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(new)): path for path in new.rglob("*") if path.is_file()
+    }
     if missing := sizes.keys() - files.keys():
         raise PipelineError(
             f"`{new / min(missing)}` is not there for rank 0: all ranks must share the folder"

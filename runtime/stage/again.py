@@ -33,7 +33,9 @@ class BeforeForwards:
         values, _ = tree_flatten(
             [(each.inputs, each.targets, each.options) for each in self._stages]
         )
-        self._given = [(value, changes_of(value)) for value in values if isinstance(value, Tensor)]
+        self._given = [
+            (value, changes_of(value)) for value in values if isinstance(value, Tensor)
+        ]
 
     def check(self) -> None:
         """PipelineError where a forward has changed what it was given."""

@@ -54,7 +54,9 @@ class _Alone:
         # The second run's tensors are other objects with the same numbers, in the same order.
         tensors = _tensors_of(run)
         copies = [self.copies[id(tensor)] for tensor in self.originals]
-        self.copies |= {id(tensor): copy for tensor, copy in zip(tensors, copies, strict=True)}
+        self.copies |= {
+            id(tensor): copy for tensor, copy in zip(tensors, copies, strict=True)
+        }
         self.originals += tensors
         self.know_leaves(run)
 
@@ -137,12 +139,18 @@ class Audit(Part):
         given, tree = tree_flatten((run.input, dict(run.options)))
         originals = _tensors_of(run)
         copies = {id(tensor): _copy(tensor) for tensor in originals}
-        input, options = tree_unflatten([copies.get(id(value), value) for value in given], tree)
+        input, options = tree_unflatten(
+            [copies.get(id(value), value) for value in given], tree
+        )
         if self._works_in_place:
             input = changeable(input)
-        alone = Forward(run.microbatch, input, options, has_graph=True, is_repeated=True)
+        alone = Forward(
+            run.microbatch, input, options, has_graph=True, is_repeated=True
+        )
         tensors = dict(self._module.named_buffers())
-        substitutes = {name: buffer.clone() for name, buffer in tensors.items()} | run.substitutes
+        substitutes = {
+            name: buffer.clone() for name, buffer in tensors.items()
+        } | run.substitutes
         state = random_state(self._device)
         # Where R follows, the run in the pipeline makes no graph; alone there is one run, and it
         # does.
@@ -162,7 +170,9 @@ class Audit(Part):
         set_random_state(self._device, state)
         roots = [*leaves_of(output), *alone.roots, *([] if added is None else [added])]
         weights: dict[str, Tensor] = dict(self._module.named_parameters())
-        weights |= {name: tensor for name, tensor in run.substitutes.items() if name in weights}
+        weights |= {
+            name: tensor for name, tensor in run.substitutes.items() if name in weights
+        }
         known = _Alone(copies, originals, returned, roots, weights)
         known.know_leaves(run)
         self._alone[run.microbatch] = known
@@ -176,7 +186,9 @@ class Audit(Part):
         ours, _ = tree_flatten(run.returned)
         expected, _ = tree_flatten(alone.returned)
         for number, (one, other) in enumerate(zip(ours, expected, strict=False)):
-            self._compare(kind, run.microbatch, f"tensor {number} of its output", one, other)
+            self._compare(
+                kind, run.microbatch, f"tensor {number} of its output", one, other
+            )
         if not self._plan.layout.has_backward[self._stage]:
             del self._alone[run.microbatch]
 
@@ -188,19 +200,29 @@ class Audit(Part):
         pairs = zip(alone.roots, run.gradients, strict=True)
         # The gradients that came in the pipeline are given to the stage alone: so a stage behind
         # this one that computes something else does not show here.
-        starts = [pair for pair in pairs if pair[1] is not None and pair[0].requires_grad]
+        starts = [
+            pair for pair in pairs if pair[1] is not None and pair[0].requires_grad
+        ]
         leaves = [alone.copies.get(id(leaf)) for leaf in run.leaves]
         self._weights = alone.weights
-        wanted = {name: weight for name, weight in alone.weights.items() if weight.requires_grad}
+        wanted = {
+            name: weight
+            for name, weight in alone.weights.items()
+            if weight.requires_grad
+        }
         inputs = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
         gradients: Iterator[Tensor | None] = iter([None] * (len(inputs) + len(wanted)))
         if starts:
             roots, given = zip(*starts, strict=True)
             gradients = iter(
-                torch.autograd.grad(roots, [*inputs, *wanted.values()], given, allow_unused=True)
+                torch.autograd.grad(
+                    roots, [*inputs, *wanted.values()], given, allow_unused=True
+                )
             )
         for number, (leaf, ours) in enumerate(zip(leaves, run.computed, strict=True)):
-            expected = next(gradients) if leaf is not None and leaf.requires_grad else None
+            expected = (
+                next(gradients) if leaf is not None and leaf.requires_grad else None
+            )
             what = f"the gradient of tensor {number} of its input"
             self._compare(Kind.B, run.microbatch, what, ours, expected)
         for name, gradient in zip(wanted, gradients, strict=True):
@@ -220,7 +242,9 @@ class Audit(Part):
             earlier = self._earlier.get(name)
             if ours is not None and earlier is not None:
                 ours = ours - earlier
-            self._compare(Kind.W, None, f"the gradient of `{name}`", ours, self._sums.get(name))
+            self._compare(
+                Kind.W, None, f"the gradient of `{name}`", ours, self._sums.get(name)
+            )
         self._sums = {}
 
     def _compare(
@@ -240,7 +264,9 @@ class Audit(Part):
         differs = "is missing" if ours is None else "is there and alone is none"
         if ours is not None and alone is not None:
             differs = f"differs from it alone by {off:.1e} of the largest number"
-        reasons = "; ".join(self._reasons()) or "the stage keeps something from call to call"
+        reasons = (
+            "; ".join(self._reasons()) or "the stage keeps something from call to call"
+        )
         raise PipelineError(
             f"audit of stage {names.stage(self._stage)}, {op}: {what} {differs}. What may be the "
             f"reason: {reasons}"
@@ -283,9 +309,15 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _difference(ours: Any, alone: Any) -> float:
     """The largest difference, as a part of the largest number; endless where they are not alike."""
-    if not isinstance(ours, Tensor) or not isinstance(alone, Tensor) or ours.shape != alone.shape:
+    if (
+        not isinstance(ours, Tensor)
+        or not isinstance(alone, Tensor)
+        or ours.shape != alone.shape
+    ):
         return inf
-    ours, alone = (tensor.to_dense() if tensor.is_sparse else tensor for tensor in (ours, alone))
+    ours, alone = (
+        tensor.to_dense() if tensor.is_sparse else tensor for tensor in (ours, alone)
+    )
     differs = (ours != alone) & ~(ours.isnan() & alone.isnan())
     if not differs.any():
         return 0.0

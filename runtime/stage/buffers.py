@@ -55,7 +55,9 @@ class Buffers(Part):
         #: Those on which no output depends while the module trains: running averages, of which each
         #: replica has those of its own microbatches, as in data parallel training.
         self._averages = {
-            name for name, (owner, _) in self._places.items() if isinstance(owner, _AVERAGING)
+            name
+            for name, (owner, _) in self._places.items()
+            if isinstance(owner, _AVERAGING)
         }
         #: Those that the first forward has changed.
         self._changing: set[str] | None = None
@@ -75,7 +77,9 @@ class Buffers(Part):
             # The first forward shows which buffers change; from then on only those are copied.
             kept = buffers.keys() if self._changing is None else self._changing
             self._copies = {name: buffers[name].clone() for name in kept}
-            self._before = {name: (buffer, changes_of(buffer)) for name, buffer in buffers.items()}
+            self._before = {
+                name: (buffer, changes_of(buffer)) for name, buffer in buffers.items()
+            }
 
     def after_forward(self, run: Forward) -> None:
         """Let nothing that is returned be the memory of a buffer; and see which ones changed."""
@@ -91,7 +95,9 @@ class Buffers(Part):
                 or not are_same(getattr(*self._places[name]), self._copies[name])
             }
         if run.microbatch in self._recomputed:
-            self._found[run.microbatch] = {name: self._copies[name] for name in self._changing}
+            self._found[run.microbatch] = {
+                name: self._copies[name] for name in self._changing
+            }
         self._check()
 
     def _check(self) -> None:
@@ -134,7 +140,9 @@ class Buffers(Part):
         A tensor with a graph has memory of its own.
         """
         values, tree = tree_flatten(returned)
-        if all(not isinstance(value, Tensor) or value.requires_grad for value in values):
+        if all(
+            not isinstance(value, Tensor) or value.requires_grad for value in values
+        ):
             return returned
         buffers = [getattr(*place) for place in self._places.values()]
         addresses = {_address(buffer) for buffer in buffers if buffer is not None}

@@ -61,10 +61,16 @@ def backend(
 
 def _shape_of_weight(example: Any) -> torch.Size | None:
     """The shape of a weight that is trained, None of all else."""
-    return example.shape if type(example) is nn.Parameter and example.requires_grad else None
+    return (
+        example.shape
+        if type(example) is nn.Parameter and example.requires_grad
+        else None
+    )
 
 
-def _nodes_of(outputs: Iterable[Any], weights: Iterable[Tensor | None]) -> set[AutogradNode]:
+def _nodes_of(
+    outputs: Iterable[Any], weights: Iterable[Tensor | None]
+) -> set[AutogradNode]:
     """The node of a compiled block with these weights, behind its outputs or what these are views
     of.
     """
@@ -100,7 +106,9 @@ class _Block:
         """The next backward is that of a microbatch."""
         self._begun = store, weights
 
-    def compile(self, graph: GraphModule, examples: Sequence[Any], **options: Any) -> Compiled:
+    def compile(
+        self, graph: GraphModule, examples: Sequence[Any], **options: Any
+    ) -> Compiled:
         """A graph of inductor's; that of a backward in its two halves."""
         halves = _halves(graph, self.shapes) if options.get("is_backward") else None
         if halves is None:
@@ -108,7 +116,9 @@ class _Block:
         given = dict(zip(_inputs_of(graph), examples, strict=True))
         between = [given.get(node, node.meta.get("val")) for node in halves.between]
         first = compile_graph(halves.first, examples, **options)
-        second = compile_graph(halves.second, between, **options | {"static_input_idxs": ()})
+        second = compile_graph(
+            halves.second, between, **options | {"static_input_idxs": ()}
+        )
         return boxed(partial(self._run, halves, first, second))
 
     def _run(
@@ -138,7 +148,9 @@ class _Block:
                 for weight, is_late in zip(weights, halves.are_late, strict=True)
                 if is_late and weight is not None
             ]
-            store.deferred.append(Deferred(late, late, compute=partial(second, between)))
+            store.deferred.append(
+                Deferred(late, late, compute=partial(second, between))
+            )
             return gradients
         of_weights = iter(second(between))
         return [
@@ -181,8 +193,12 @@ def _halves(graph: GraphModule, shapes: Sequence[torch.Size | None]) -> _Halves 
         output is not None and output not in in_first and output.op == "call_function"
         for output in outputs
     ]
-    late = [output for output, is_late in zip(outputs, are_late, strict=True) if is_late]
-    in_second = {node for node in _before(late) - in_first if node.op == "call_function"}
+    late = [
+        output for output, is_late in zip(outputs, are_late, strict=True) if is_late
+    ]
+    in_second = {
+        node for node in _before(late) - in_first if node.op == "call_function"
+    }
     if not late:
         return None
     inputs = _inputs_of(graph)
@@ -191,22 +207,29 @@ def _halves(graph: GraphModule, shapes: Sequence[torch.Size | None]) -> _Halves 
     between = [
         node
         for node in graph.graph.nodes
-        if node.op != "get_attr" and node not in in_second and not in_second.isdisjoint(node.users)
+        if node.op != "get_attr"
+        and node not in in_second
+        and not in_second.isdisjoint(node.users)
     ]
     computed = [node for node in between if node.op == "call_function"]
     of_first = [
-        None if is_late else output for output, is_late in zip(outputs, are_late, strict=True)
+        None if is_late else output
+        for output, is_late in zip(outputs, are_late, strict=True)
     ]
     return _Halves(
         first=_part(graph, inputs, [*of_first, *computed]),
         second=_part(graph, between, late),
         are_late=are_late,
         between=between,
-        places=[inputs.index(node) if node.op == "placeholder" else None for node in between],
+        places=[
+            inputs.index(node) if node.op == "placeholder" else None for node in between
+        ],
     )
 
 
-def _are_gradients(outputs: Sequence[Node | None], shapes: Sequence[torch.Size | None]) -> bool:
+def _are_gradients(
+    outputs: Sequence[Node | None], shapes: Sequence[torch.Size | None]
+) -> bool:
     """Whether the outputs of a graph are the gradients of a block's inputs, one by one: not where
     the compiler has changed these, as for tensor subclasses and inputs that share memory.
     """
@@ -253,7 +276,9 @@ def _part(
     for node in graph.graph.nodes:
         if node in needed and node not in copies:
             copies[node] = part.node_copy(node, copies.__getitem__)
-    output = part.output(tuple(None if node is None else copies[node] for node in outputs))
+    output = part.output(
+        tuple(None if node is None else copies[node] for node in outputs)
+    )
     # Inductor keeps the strides of what others see.
     output.meta["user_visible_output_idxs"] = [
         index for index, node in enumerate(outputs) if node is not None
@@ -272,8 +297,12 @@ def _split_convolutions(graph: GraphModule) -> None:
         if not of_input:
             continue
         with graph.graph.inserting_before(node):
-            first = graph.graph.call_function(node.target, (*args, [True, False, False]))
-            second = graph.graph.call_function(node.target, (*args, [False, of_weight, of_bias]))
+            first = graph.graph.call_function(
+                node.target, (*args, [True, False, False])
+            )
+            second = graph.graph.call_function(
+                node.target, (*args, [False, of_weight, of_bias])
+            )
         value = node.meta["val"]
         first.meta["val"] = value[0], None, None
         second.meta["val"] = None, *value[1:]

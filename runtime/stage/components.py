@@ -40,7 +40,9 @@ from schedlang.schedule.actions import Actions
 from schedlang.schedule.kinds import Kind
 
 #: The gradients of some leaves, from roots and their gradients; None where there is none.
-Walk = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor | None]]
+Walk = Callable[
+    [Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor | None]
+]
 
 #: The forwards that run now and have components of interest, the innermost one last.
 _running: list["Components"] = []
@@ -188,14 +190,18 @@ class Components:
         # `lasts[i]` is the last node of all components before i. A root that is younger was made by
         # component i or a later one, and those behind were walked before.
         lasts = [-1, *accumulate(ends, max)]
-        for end, last in zip([*reversed(self.ends), None], reversed(lasts), strict=True):
+        for end, last in zip(
+            [*reversed(self.ends), None], reversed(lasts), strict=True
+        ):
             here = [start for start in ahead if not 0 <= order_of(start[0]) <= last]
             ahead = [start for start in ahead if 0 <= order_of(start[0]) <= last]
             gradients = _walked(walk, here, targets)
             for leaf, gradient in zip(targets, gradients, strict=True):
                 if gradient is not None:
                     earlier = found.get(id(leaf))
-                    found[id(leaf)] = gradient if earlier is None else earlier + gradient
+                    found[id(leaf)] = (
+                        gradient if earlier is None else earlier + gradient
+                    )
             yield [found.get(id(leaf)) for leaf in leaves]
             if end is not None:
                 for made, leaf in zip(end.made, end.leaves, strict=True):
@@ -242,7 +248,11 @@ def _outside(run: Forward, device: torch.device) -> Iterator[None]:
     for mode in reversed(modes):
         mode.__exit__(None, None, None)
     try:
-        with no_takers(), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        with (
+            no_takers(),
+            torch.enable_grad(),
+            torch.autocast(device.type, enabled=False),
+        ):
             yield
     finally:
         for mode in modes:
@@ -259,7 +269,9 @@ def overlapped_pairs(actions: Actions) -> dict[int, int]:
         if len(batch) < 2:
             continue
         forwards = [index for index in batch if actions.kind[index] == Kind.F]
-        backwards = [index for index in batch if actions.kind[index] in (Kind.B, Kind.I)]
+        backwards = [
+            index for index in batch if actions.kind[index] in (Kind.B, Kind.I)
+        ]
         if len(forwards) == len(backwards) == 1:
             pairs[forwards[0]] = backwards[0]
     return pairs
@@ -279,7 +291,12 @@ def overlapped_of(module: nn.Module, stage: int) -> Callable[..., Any] | None:
             f"`overlapped` of stage {stage} ({type(module).__name__}) cannot be called with "
             f"`forward` and `backward`: {error}"
         ) from None
-    hooks = ["_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"]
+    hooks = [
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+    ]
     if any(getattr(module, name) for name in hooks):
         raise PipelineError(
             f"stage {stage} ({type(module).__name__}) has a method `overlapped`, and hooks of the "

@@ -159,7 +159,9 @@ class Edges(FarEdges):
         """
         if self._works_in_place and run.has_graph:
             given = {earlier: changeable(value) for earlier, value in given.items()}
-        values = [given[earlier] for earlier in sorted(given) if earlier not in self._others]
+        values = [
+            given[earlier] for earlier in sorted(given) if earlier not in self._others
+        ]
         if self._has_input:
             values.append(run.input)
         values += [given[earlier] for earlier in sorted(self._others)]

@@ -43,7 +43,9 @@ class Hops(Part):
     ) -> None:
         layout = plan.layout
         homes = homes_of(plan, modules)
-        if device.type == "cuda" and not all(OF_HOPS & {*each.kind} for each in plan.ranks):
+        if device.type == "cuda" and not all(
+            OF_HOPS & {*each.kind} for each in plan.ranks
+        ):
             raise PipelineError(
                 "weights travel between some ranks of the plan, and others have none that do: on "
                 "GPUs they cannot yet, as all ranks make the communicators for them together"
@@ -62,7 +64,9 @@ class Hops(Part):
             name = plan.names.stage(number)
             where = f"stage {plan.names.stage(home)} on rank {layout.placement[home]}"
             elsewhere = None if home == number else where
-            self._stages[number] = TravellingStage(name, modules[number], ring, elsewhere)
+            self._stages[number] = TravellingStage(
+                name, modules[number], ring, elsewhere
+            )
         self.ops = {
             (kind, number): _of_no_microbatch(call)
             for number, stage in self._stages.items()
@@ -104,11 +108,17 @@ class Ring:
 
     def send(self, tensors: Sequence[Tensor]) -> InFlight:
         """Begin to send tensors on."""
-        return [(self._wire.send(tensor, self._after, self._tag), tensor) for tensor in tensors]
+        return [
+            (self._wire.send(tensor, self._after, self._tag), tensor)
+            for tensor in tensors
+        ]
 
     def receive(self, tensors: Sequence[Tensor]) -> InFlight:
         """Begin to receive into tensors."""
-        return [(self._wire.receive(tensor, self._before, self._tag), tensor) for tensor in tensors]
+        return [
+            (self._wire.receive(tensor, self._before, self._tag), tensor)
+            for tensor in tensors
+        ]
 
     def end_sends(self, in_flight: InFlight) -> None:
         """Wait until something has been sent."""
@@ -122,13 +132,17 @@ class Ring:
 class TravellingStage:
     """A stage in a ring; without being at home here, it is `elsewhere`."""
 
-    def __init__(self, name: str, module: nn.Module, ring: Ring, elsewhere: str | None) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, ring: Ring, elsewhere: str | None
+    ) -> None:
         self._name = name
         self._ring = ring
         self._elsewhere = elsewhere
         by_type = _by_type(module.parameters())
         self._weights = list(map(FlatWeights, by_type))
-        trained = _by_type(weight for weight in module.parameters() if weight.requires_grad)
+        trained = _by_type(
+            weight for weight in module.parameters() if weight.requires_grad
+        )
         self._gradients = list(map(FlatGradients, trained))
         self._arriving: InFlight = []
         self._sent: InFlight = []
@@ -151,7 +165,9 @@ class TravellingStage:
 
     def check(self) -> None:
         """PipelineError where somebody has put other memory in place of the weights."""
-        if not all(weights.are_in_place(self._elsewhere is None) for weights in self._weights):
+        if not all(
+            weights.are_in_place(self._elsewhere is None) for weights in self._weights
+        ):
             raise PipelineError(
                 f"the weights of stage {self._name} travel, and lie in other memory than that in "
                 "which they do: change them in place, and move or convert modules before the "
@@ -204,7 +220,9 @@ class TravellingStage:
     def _total(self) -> list[Tensor]:
         """The sum of the gradients here and those received, in the order in which these came."""
         sums = []
-        if not self._received or any(gradients.are_there for gradients in self._gradients):
+        if not self._received or any(
+            gradients.are_there for gradients in self._gradients
+        ):
             sums.append([gradients.in_one_piece() for gradients in self._gradients])
         for in_flight in self._received:
             self._ring.end_receives(in_flight)
@@ -226,7 +244,9 @@ class FlatWeights:
         sizes = [weight.numel() for weight in parameters]
         self._places = [
             part.view(weight.shape)
-            for part, weight in zip(self.flat.split_with_sizes(sizes), parameters, strict=True)
+            for part, weight in zip(
+                self.flat.split_with_sizes(sizes), parameters, strict=True
+            )
         ]
         self._bytes = self.flat.untyped_storage().nbytes()
         #: What a weight is while it is elsewhere: who reads it gets an error.
@@ -284,9 +304,13 @@ class FlatGradients:
         """All of them."""
         piece = self._parameters[0].new_zeros(sum(self._sizes))
         *parts, counts = piece.split_with_sizes(self._sizes)
-        for number, (weight, part) in enumerate(zip(self._parameters, parts, strict=True)):
+        for number, (weight, part) in enumerate(
+            zip(self._parameters, parts, strict=True)
+        ):
             if weight.grad is not None:
-                gradient = weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
+                gradient = (
+                    weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
+                )
                 part.copy_(gradient.flatten())
                 counts[number] = 1
         return piece
@@ -294,7 +318,9 @@ class FlatGradients:
     def put(self, total: Tensor) -> None:
         """Give the weights their gradients."""
         *parts, counts = total.split_with_sizes(self._sizes)
-        gradients = zip(self._parameters, parts, self._shapes, counts.tolist(), strict=True)
+        gradients = zip(
+            self._parameters, parts, self._shapes, counts.tolist(), strict=True
+        )
         for weight, part, shape, count in gradients:
             weight.grad = part.view(shape) if count else None
 

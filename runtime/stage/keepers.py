@@ -62,7 +62,10 @@ class _Copies(Part):
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Send tensors, and wait until they have been received."""
-        sent = [(self._wire.send(tensor, self._peer, self._tag), tensor) for tensor in tensors]
+        sent = [
+            (self._wire.send(tensor, self._peer, self._tag), tensor)
+            for tensor in tensors
+        ]
         self._wire.end_copy(sent, self._peer)
 
     def receive(self, sizes: Sequence[int]) -> list[Tensor]:
@@ -85,7 +88,10 @@ class _Copies(Part):
         return sizes.tolist()[:-1]
 
     def _receive_into(self, tensors: Sequence[Tensor]) -> None:
-        begun = [(self._wire.receive(tensor, self._peer, self._tag), tensor) for tensor in tensors]
+        begun = [
+            (self._wire.receive(tensor, self._peer, self._tag), tensor)
+            for tensor in tensors
+        ]
         self._wire.end_copy(begun, self._peer)
 
 
@@ -111,7 +117,9 @@ class KeptElsewhere(_Copies):
 
         def copy() -> None:
             for memory, bytes in zip(
-                memories, self.receive([memory.size for memory in memories]), strict=True
+                memories,
+                self.receive([memory.size for memory in memories]),
+                strict=True,
             ):
                 memory.bytes = bytes
 
@@ -153,7 +161,10 @@ def copies_between_ranks(
     own = wire.processes.own
     parts: list[Part] = []
     offloads = [
-        part for stage in stages.values() for part in stage.parts if isinstance(part, Offload)
+        part
+        for stage in stages.values()
+        for part in stage.parts
+        if isinstance(part, Offload)
     ]
     if offloads and plan.layout.keepers:
         keeper = plan.layout.keepers[own]

@@ -183,7 +183,10 @@ class LayerCall:
             and input.is_floating_point()
             and input.ndim > 1
             and len(weights) == len(self.weights)
-            and all(type(weight) is nn.Parameter and weight.requires_grad for weight in weights)
+            and all(
+                type(weight) is nn.Parameter and weight.requires_grad
+                for weight in weights
+            )
             and not torch.is_autocast_enabled(input.device.type)
         )
 
@@ -210,7 +213,8 @@ class LayerCall:
         values = self._values(inputs)
         positional = len(values) - len(self.names)
         return self.function(
-            *values[:positional], **dict(zip(self.names, values[positional:], strict=True))
+            *values[:positional],
+            **dict(zip(self.names, values[positional:], strict=True)),
         )
 
 
@@ -238,7 +242,12 @@ class _Linear(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         of_inputs = [gradient.matmul(weight)] if inputs else []
         if ctx.store.is_whole:
-            return None, None, *of_inputs, *_of_linear(gradient, input, len(ctx.weights))
+            return (
+                None,
+                None,
+                *of_inputs,
+                *_of_linear(gradient, input, len(ctx.weights)),
+            )
         compute = partial(_of_linear, gradient, input.detach(), len(ctx.weights))
         ctx.store.deferred.append(Deferred(ctx.weights, ctx.weights, compute))
         return None, None, *of_inputs, *[None for _ in ctx.weights]
@@ -291,7 +300,9 @@ class _Layer(torch.autograd.Function):
         if ctx.store.is_whole:
             return None, None, *_whole(ctx, gradient)
         ctx.saved[:] = ctx.saved_tensors[: ctx.own]
-        ctx.store.deferred.append(Deferred(ctx.weights, [ctx.end], lambda: [gradient], ctx.saved))
+        ctx.store.deferred.append(
+            Deferred(ctx.weights, [ctx.end], lambda: [gradient], ctx.saved)
+        )
         of_inputs: Iterable[Tensor | None] = []
         if ctx.starts:
             of_inputs = gradients_of(ctx.starts, [ctx.end], [gradient], keep_graph=True)

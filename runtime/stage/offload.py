@@ -23,7 +23,11 @@ class Offload(Part):
     """The ops OFFLOAD and RELOAD of a stage, for some of its microbatches."""
 
     def __init__(
-        self, stage: int, module: nn.Module, device: torch.device, microbatches: Container[int]
+        self,
+        stage: int,
+        module: nn.Module,
+        device: torch.device,
+        microbatches: Container[int],
     ) -> None:
         self._stage = stage
         self._module = module
@@ -37,14 +41,21 @@ class Offload(Part):
         self.keeper: Keeper | None = None
         #: From F to RELOAD.
         self._activations: dict[int, Activations] = {}
-        self.ops = {(Kind.OFFLOAD, stage): self.offload, (Kind.RELOAD, stage): self.reload}
+        self.ops = {
+            (Kind.OFFLOAD, stage): self.offload,
+            (Kind.RELOAD, stage): self.reload,
+        }
 
     def before_forward(self, run: Forward) -> None:
         """Keep hold of what autograd will save."""
         if run.microbatch not in self._microbatches or not run.has_graph:
             return
         weights = [*self._module.parameters(), *run.substitutes.values()]
-        held = [tensor for value in (run.input, *run.held) for tensor in flatten(value, "")[0]]
+        held = [
+            tensor
+            for value in (run.input, *run.held)
+            for tensor in flatten(value, "")[0]
+        ]
         stays = [*weights, *self._module.buffers(), *held]
         activations = Activations(self._device, stays, self._stream)
         self._activations[run.microbatch] = activations
@@ -73,7 +84,9 @@ class Offload(Part):
 class Keeper(Protocol):
     """Another rank, which keeps memory for this one."""
 
-    def offload(self, memories: "Sequence[Memory]", stage: int, microbatch: int) -> None:
+    def offload(
+        self, memories: "Sequence[Memory]", stage: int, microbatch: int
+    ) -> None:
         """Begin to send it the memories of a stage's microbatch."""
 
     def reload(self, memories: "Sequence[Memory]") -> None:
@@ -142,7 +155,10 @@ class Activations(saved_tensors_hooks):
     """
 
     def __init__(
-        self, device: torch.device, stays: Iterable[Tensor], stream: torch.cuda.Stream | None
+        self,
+        device: torch.device,
+        stays: Iterable[Tensor],
+        stream: torch.cuda.Stream | None,
     ) -> None:
         super().__init__(self._pack, self._unpack)
         self._device = device
@@ -180,7 +196,9 @@ class Activations(saved_tensors_hooks):
         with torch.cuda.stream(self._stream):
             for memory in self._memories.values():
                 old = memory.bytes
-                memory.bytes = torch.empty_like(old, device=to, pin_memory=to.type == "cpu")
+                memory.bytes = torch.empty_like(
+                    old, device=to, pin_memory=to.type == "cpu"
+                )
                 memory.bytes.copy_(old, non_blocking=True)
                 if old.is_cuda:
                     # So that its memory goes to nobody else before the copy is through.
@@ -205,11 +223,17 @@ class Activations(saved_tensors_hooks):
         # Without its graph, which holds this.
         memory.saved.append((tensor.detach(), changes_of(tensor)))
         return _View(
-            memory, tensor.dtype, int(tensor.storage_offset()), tensor.size(), tensor.stride()
+            memory,
+            tensor.dtype,
+            int(tensor.storage_offset()),
+            tensor.size(),
+            tensor.stride(),
         )
 
     def _unpack(self, packed: Tensor | _View) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
         tensor = torch.empty(0, dtype=packed.type, device=self._device)
-        return tensor.set_(packed.memory.there(), packed.offset, packed.size, packed.stride)
+        return tensor.set_(
+            packed.memory.there(), packed.offset, packed.size, packed.stride
+        )

@@ -8,7 +8,11 @@ from torch import Tensor
 
 def random_state(device: torch.device) -> Tensor:
     """The state now."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return (
+        torch.cuda.get_rng_state(device)
+        if device.type == "cuda"
+        else torch.get_rng_state()
+    )
 
 
 def set_random_state(device: torch.device, state: Tensor) -> None:
@@ -29,7 +33,9 @@ class RandomState:
         """The state to save."""
         state = {"cpu": torch.get_rng_state()}
         return state | (
-            {"cuda": torch.cuda.get_rng_state(self._device)} if self._device.type == "cuda" else {}
+            {"cuda": torch.cuda.get_rng_state(self._device)}
+            if self._device.type == "cuda"
+            else {}
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:

@@ -67,8 +67,14 @@ class Repeats(Part):
         """
         if self._is_first_of_two(run):
             # Where a plan keeps several versions of the weights, the forward read one of those.
-            weights = self._module.parameters() if not run.substitutes else run.substitutes.values()
-            self._weights[run.microbatch] = [(weight, changes_of(weight)) for weight in weights]
+            weights = (
+                self._module.parameters()
+                if not run.substitutes
+                else run.substitutes.values()
+            )
+            self._weights[run.microbatch] = [
+                (weight, changes_of(weight)) for weight in weights
+            ]
             inputs = self._inputs
             self._inputs = []
             if _have_changed(inputs):
@@ -77,13 +83,19 @@ class Repeats(Part):
                     f"(R{run.microbatch}), which would see the changed one: let it change a copy "
                     "(`x = x.clone()`, `inplace=False`), or do not recompute it"
                 )
-            if self._verify == "always" or (self._verify == "first" and self._steps <= 1):
+            if self._verify == "always" or (
+                self._verify == "first" and self._steps <= 1
+            ):
                 self._samples[run.microbatch] = _samples(run)
         elif run.is_repeated and run.microbatch in self._samples:
             self._compare(run, self._samples.pop(run.microbatch))
 
     def _is_first_of_two(self, run: Forward) -> bool:
-        return not run.is_repeated and not run.is_evaluation and run.microbatch in self._recomputed
+        return (
+            not run.is_repeated
+            and not run.is_evaluation
+            and run.microbatch in self._recomputed
+        )
 
     def _compare(self, run: Forward, first: list[Tensor]) -> None:
         """PipelineError where what two runs have returned is not the same, up to rounding: on a
@@ -115,7 +127,10 @@ def _inputs(run: Forward) -> list[Tensor]:
 def _samples(run: Forward) -> list[Tensor]:
     values, _ = tree_flatten(run.returned)
     tensors = [value.detach() for value in values if isinstance(value, Tensor)]
-    return [sample(t if t.layout == torch.strided else t.to_dense()).clone() for t in tensors]
+    return [
+        sample(t if t.layout == torch.strided else t.to_dense()).clone()
+        for t in tensors
+    ]
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:
@@ -125,4 +140,6 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
     if not one.is_floating_point() and not one.is_complex():
         return False
     largest = float(one.abs().nan_to_num(0, posinf=0).max())
-    return torch.allclose(one, other, rtol=0, atol=tolerance(one) * largest, equal_nan=True)
+    return torch.allclose(
+        one, other, rtol=0, atol=tolerance(one) * largest, equal_nan=True
+    )

@@ -41,7 +41,9 @@ class Shards(Part):
     default all.
     """
 
-    def __init__(self, modules: Mapping[int, nn.Module], max_gathered: int | None) -> None:
+    def __init__(
+        self, modules: Mapping[int, nn.Module], max_gathered: int | None
+    ) -> None:
         self._stages = {
             number: ShardedModule(module)
             for number, module in modules.items()
@@ -62,7 +64,9 @@ class Shards(Part):
             for does, number in steps:
                 call = partial(self._stages[number].do, does)
                 yield ExtraCall(index, When.BEFORE, call)
-        for index, (kind, number) in enumerate(zip(actions.kind, actions.stage, strict=True)):
+        for index, (kind, number) in enumerate(
+            zip(actions.kind, actions.stage, strict=True)
+        ):
             # FSDP waits for gathered weights in its hooks of a forward and a backward, and W is
             # none of these.
             if kind == Kind.W and number in self._stages:
@@ -84,7 +88,9 @@ class ShardedModule:
         #: The gathers that have begun, one for each part.
         self._gathers: list[Any] = []
         for part in self._parts:
-            with suppress(AssertionError):  # of `replicate`, which has no shards to go back to
+            with suppress(
+                AssertionError
+            ):  # of `replicate`, which has no shards to go back to
                 part.set_reshard_after_forward(False, recurse=False)
             part.set_reshard_after_backward(False, recurse=False)
         self._reduce_in_backward(False)
@@ -141,13 +147,20 @@ def is_sharded(module: nn.Module) -> bool:
     return bool(_sharded_parts(module))
 
 
-def counting_together(replicas: Replicas, modules: Iterable[nn.Module]) -> list[Replicas]:
+def counting_together(
+    replicas: Replicas, modules: Iterable[nn.Module]
+) -> list[Replicas]:
     """The replicas whose losses count together, along each dimension in which there are some: those
     of the pipeline, and those among which FSDP takes the mean of gradients.
     """
     found = [replicas] if replicas.are_several else []
-    weights = chain.from_iterable(module.parameters() for module in modules if is_sharded(module))
-    mesh = next((weight.device_mesh for weight in weights if hasattr(weight, "device_mesh")), None)
+    weights = chain.from_iterable(
+        module.parameters() for module in modules if is_sharded(module)
+    )
+    mesh = next(
+        (weight.device_mesh for weight in weights if hasattr(weight, "device_mesh")),
+        None,
+    )
     if mesh is not None:
         for group in mesh.get_all_groups():
             found.append(Replicas(tuple(dist.get_process_group_ranks(group)), group))

@@ -47,7 +47,11 @@ class SharedHooks(Part):
     """What all ranks say after the first step, about the hooks of each stage."""
 
     def __init__(
-        self, layout: Layout, own: Mapping[int, BoundaryHooks], wire: Wire, device: torch.device
+        self,
+        layout: Layout,
+        own: Mapping[int, BoundaryHooks],
+        wire: Wire,
+        device: torch.device,
     ) -> None:
         self._layout = layout
         self._own = own

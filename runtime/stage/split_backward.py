@@ -91,7 +91,9 @@ class Split(TorchFunctionMode):
         #     attention, backward   are entered, so that the layers that they call come by, too
         #     anything else         is left as it is
         if function in _LAYERS and torch.is_grad_enabled() and _is_plain():
-            if (self.splits_all or function not in LIGHT_LAYERS) and not self._store.is_again:
+            if (
+                self.splits_all or function not in LIGHT_LAYERS
+            ) and not self._store.is_again:
                 call = LayerCall(function, [*args, *kwargs.values()], tuple(kwargs))
                 is_worth = self.splits_all or call.is_worth()
                 if call.weights and is_worth and not is_transformed():
@@ -100,7 +102,11 @@ class Split(TorchFunctionMode):
             kwargs["grad_tensors"] = kwargs.pop("gradient", None)
             return self.__torch_function__(torch.autograd.backward, types, args, kwargs)
         elif function in BODIES:
-            with self._store.whole() if self._is_of_the_forward(function) else nullcontext():
+            with (
+                self._store.whole()
+                if self._is_of_the_forward(function)
+                else nullcontext()
+            ):
                 if _is_plain() and not is_transformed():
                     with self:
                         return BODIES[function](*args, **kwargs)
@@ -116,7 +122,10 @@ class Split(TorchFunctionMode):
         )
 
     def backward_input(
-        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
+        self,
+        outputs: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        inputs: Sequence[Tensor],
     ) -> Sequence[Tensor | None]:
         """B: the gradients of the inputs, from those of the outputs; None for an input that these
         do not depend on.
@@ -147,7 +156,9 @@ class Split(TorchFunctionMode):
                     input.grad = None
                 return own
             with without_hooks(others):
-                computed = gradients_of([*others, *wanted], outputs, gradients, allow_unused=True)
+                computed = gradients_of(
+                    [*others, *wanted], outputs, gradients, allow_unused=True
+                )
         ready = [
             (leaf, gradient)
             for leaf, gradient in zip(others, computed, strict=False)
@@ -171,9 +182,11 @@ class Split(TorchFunctionMode):
         tied: list[Deferred] = []
         untied: deque[Deferred] = deque()
         for layer in deferred:
-            (tied if any(uses[id(weight)] > 1 for weight in layer.weights) else untied).append(
-                layer
-            )
+            (
+                tied
+                if any(uses[id(weight)] > 1 for weight in layer.weights)
+                else untied
+            ).append(layer)
         deferred.clear()
         # One by one: what a layer has held is freed before the next one needs memory.
         while untied:
@@ -199,7 +212,9 @@ def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:
         for name, part in module.named_modules()
         if any(id(weight) in ids for weight in part.parameters(recurse=False))
     ]
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    shown = ", ".join(names[:3]) + (
+        f" and {len(names) - 3} more" if len(names) > 3 else ""
+    )
     where = shown or "tensors that are no weights of its module"
     warnings.warn(
         f"stage {stage} computes weight gradients in B and not in W, those of {where}: only linear "
@@ -220,7 +235,9 @@ def _leaves(outputs: Iterable[Tensor]) -> tuple[list[Tensor], bool]:
     in it.
     """
     leaves = []
-    ahead: list[Node] = list(dict.fromkeys(get_gradient_edge(output).node for output in outputs))
+    ahead: list[Node] = list(
+        dict.fromkeys(get_gradient_edge(output).node for output in outputs)
+    )
     seen = set(ahead)
     while ahead:
         node = ahead.pop()

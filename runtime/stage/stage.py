@@ -35,8 +35,17 @@ from schedlang.runtime.stage.components import (
 )
 from schedlang.runtime.stage.entry import changeable, works_in_place
 from schedlang.runtime.stage.random_state import random_state, set_random_state
-from schedlang.runtime.stage.split_backward import Split, has_reentrant_checkpoint, warn_of
-from schedlang.runtime.torch_private import Substitution, TreeSpec, changes_of, run_backward
+from schedlang.runtime.stage.split_backward import (
+    Split,
+    has_reentrant_checkpoint,
+    warn_of,
+)
+from schedlang.runtime.torch_private import (
+    Substitution,
+    TreeSpec,
+    changes_of,
+    run_backward,
+)
 from schedlang.runtime.transport.announcement import Shares
 from schedlang.runtime.values import (
     Value,
@@ -115,7 +124,9 @@ class Loss:
     function: LossFn
     scale: float = 1.0
 
-    def __call__(self, output: Value, target: Value) -> tuple[Tensor, Mapping[str, Any]]:
+    def __call__(
+        self, output: Value, target: Value
+    ) -> tuple[Tensor, Mapping[str, Any]]:
         """The loss of a microbatch, and what else its dictionary has; PipelineError where the loss
         is no scalar.
         """
@@ -222,7 +233,9 @@ class Stage:
         #: The backward beside the forward that runs now; the module's own way to run both; and
         #: whether they have ever taken turns.
         self._beside: OverlappedBackward | None = None
-        self._own_overlapped = overlapped_of(module, plan.number) if plan.overlaps else None
+        self._own_overlapped = (
+            overlapped_of(module, plan.number) if plan.overlaps else None
+        )
         self.takes_turns = self._own_overlapped is not None
         #: Of recomputed microbatches the input and the random state, from F to R.
         self._again: dict[int, tuple[Value, Tensor]] = {}
@@ -389,7 +402,9 @@ class Stage:
         # A generator must not be inside a context while it pauses: what runs between two components
         # is another microbatch's forward.
         def walk_inside(
-            roots: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor]
+            roots: Sequence[Tensor],
+            gradients: Sequence[Tensor],
+            leaves: Sequence[Tensor],
         ) -> Sequence[Tensor | None]:
             with self._surroundings(run):
                 return walk(roots, gradients, leaves)
@@ -402,11 +417,18 @@ class Stage:
         else:
             starts = zip(*run.starts(), strict=True)
             scale = self._scale_of_added(microbatch)
-            for gradients in components.walk_back(starts, run.leaves, walk_inside, scale):
+            for gradients in components.walk_back(
+                starts, run.leaves, walk_inside, scale
+            ):
                 computed = gradients
                 yield
         self._end_backward(run, computed)
-        if split is not None and split.splits_all and split.others and not self._has_warned:
+        if (
+            split is not None
+            and split.splits_all
+            and split.others
+            and not self._has_warned
+        ):
             self._has_warned = True
             warn_of(split.others, self.module, self.number)
 
@@ -534,7 +556,9 @@ class Stage:
             run.contexts = [self._substitution.of(run.substitutes), *run.contexts]
         return self._call_in(run.contexts, run)
 
-    def _call_in(self, contexts: Sequence[AbstractContextManager[Any]], run: Forward) -> Value:
+    def _call_in(
+        self, contexts: Sequence[AbstractContextManager[Any]], run: Forward
+    ) -> Value:
         if not contexts:
             return self._call(run)
         # One inside the other, the first one outermost.
@@ -557,7 +581,9 @@ class Stage:
         if run.is_evaluation and run.target is None:
             return run.returned
         # Of two forwards, the second one has the loss.
-        is_first_of_two = not (run.has_graph or run.is_evaluation) and self.plan.has_backward
+        is_first_of_two = (
+            not (run.has_graph or run.is_evaluation) and self.plan.has_backward
+        )
         if self.loss is not None and not is_first_of_two:
             return self._loss_of(run, self.loss)
         if run.is_evaluation:
@@ -585,7 +611,9 @@ class Stage:
             share = self.shares.of(run.microbatch)
             for name, total in total_of(run.added).items():
                 value = total * share
-                self.added[name] = self.added[name] + value if name in self.added else value
+                self.added[name] = (
+                    self.added[name] + value if name in self.added else value
+                )
 
     def _loss_of(self, run: Forward, loss: Loss) -> Tensor:
         value, extras = loss(run.returned, run.target)

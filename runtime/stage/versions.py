@@ -68,7 +68,9 @@ class LateWeights(Part):
         """
         if run.is_evaluation:
             return
-        for (name, leaf), changes in zip(self._read(run).items(), self._changes, strict=True):
+        for (name, leaf), changes in zip(
+            self._read(run).items(), self._changes, strict=True
+        ):
             if changes_of(leaf) != changes:
                 raise PipelineError(
                     f"the forward of stage {self._stage} changes its weight `{name}` in place, and "
@@ -91,7 +93,9 @@ class LateWeights(Part):
         for name, leaf in self._with_gradients().items():
             if leaf.grad is not None:
                 earlier = self._parameters[name].grad
-                self._parameters[name].grad = leaf.grad if earlier is None else earlier + leaf.grad
+                self._parameters[name].grad = (
+                    leaf.grad if earlier is None else earlier + leaf.grad
+                )
                 leaf.grad = None
         self._make_room()
 
@@ -121,7 +125,9 @@ class WeightVersions(LateWeights):
 
     _what_happens = "the plan keeps several versions of the weights"
 
-    def __init__(self, stage: int, module: nn.Module, delay: int, per_update: int) -> None:
+    def __init__(
+        self, stage: int, module: nn.Module, delay: int, per_update: int
+    ) -> None:
         super().__init__(stage, module)
         self._delay = delay
         self._per_update = per_update
@@ -156,7 +162,8 @@ class WeightVersions(LateWeights):
         """
         older = [self._versions[version] for version in sorted(self._versions)[:-1]]
         copies = [
-            {name: leaf.detach().clone() for name, leaf in version.items()} for version in older
+            {name: leaf.detach().clone() for name, leaf in version.items()}
+            for version in older
         ]
         return {"updates": self._updates, "older": copies}
 
@@ -195,7 +202,9 @@ class WeightVersions(LateWeights):
         # version 1 alone.
         free = self._versions.pop(self._updates - self._delay, None)
         for name, parameter in self._parameters.items():
-            memory = torch.empty_like(parameter.data) if free is None else free[name].data
+            memory = (
+                torch.empty_like(parameter.data) if free is None else free[name].data
+            )
             parameter.data = memory.copy_(parameter.data)
 
     def _version_read(self, update: int) -> int:
@@ -283,7 +292,11 @@ _KEEP = "take a schedule that keeps versions of them, such as `weights stash`"
 
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of a module that want a gradient, by name."""
-    return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    return {
+        name: weight
+        for name, weight in module.named_parameters()
+        if weight.requires_grad
+    }
 
 
 def _add_to(parameter: nn.Parameter, leaf: Tensor) -> None:
@@ -307,7 +320,9 @@ def _leaves(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: nn.Parameter(tensor.data) for name, tensor in tensors.items()}
 
 
-def versions_of(plan: Plan, rank: int, modules: Mapping[int, nn.Module]) -> dict[int, LateWeights]:
+def versions_of(
+    plan: Plan, rank: int, modules: Mapping[int, nn.Module]
+) -> dict[int, LateWeights]:
     """The weights of the stages that read late ones; stages that are one module, which are
     replicas, have them together.
     """

@@ -101,7 +101,9 @@ class Announcement:
     @classmethod
     def unpack(cls, numbers: Tensor, rest: Tensor | None) -> "Announcement":
         """What was sent."""
-        total, of_microbatch, is_list, forms, microbatches, _, form = numbers[NAME:].tolist()
+        total, of_microbatch, is_list, forms, microbatches, _, form = numbers[
+            NAME:
+        ].tolist()
         numbers_of_forms: tuple[int, ...] = (form,)
         # The rest is sent as doubles, which hold these numbers exactly.
         values: Sequence[float] = () if rest is None else rest.tolist()

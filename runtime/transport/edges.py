@@ -84,7 +84,11 @@ class EdgeWire(Wire):
 
 
 def _connect(
-    plan: Plan, processes: Processes, device: torch.device, limit: timedelta, watchdog: Watchdog
+    plan: Plan,
+    processes: Processes,
+    device: torch.device,
+    limit: timedelta,
+    watchdog: Watchdog,
 ) -> dict[Edge, dist.ProcessGroup]:
     """The group of each edge of this rank, by which a message has gone already."""
     made = _made.setdefault(processes.group, {})
@@ -152,7 +156,9 @@ def _new(
 
 def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
     """What tensors of a device go by in a group: of `cpu:gloo,cuda:nccl` one of the two."""
-    backends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
+    backends = dict(
+        each.split(":") for each in dist.get_backend_config(group).split(",")
+    )
     return backends[device.type]
 
 

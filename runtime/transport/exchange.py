@@ -150,7 +150,10 @@ class Exchange:
                 totals_of[model] = self._totals(inputs)
             totals = totals_of[model]
             seen = self._seen.setdefault(first, {})
-            forms = [seen.setdefault((inputs.evaluates, spec), len(seen)) for spec in inputs.specs]
+            forms = [
+                seen.setdefault((inputs.evaluates, spec), len(seen))
+                for spec in inputs.specs
+            ]
             shares = Shares(self._shares(first, inputs, totals), inputs.of_slices)
             announced[first] = Announcement(inputs.rows, tuple(forms), shares)
             self._announce(first, announced[first])
@@ -187,7 +190,9 @@ class Exchange:
             return self._inputs[firsts[0]]
         forms = [self._inputs[first] for first in firsts]
         count = max(map(len, forms))
-        each = [numbers if len(numbers) == count else numbers * count for numbers in forms]
+        each = [
+            numbers if len(numbers) == count else numbers * count for numbers in forms
+        ]
         return tuple(zip(*each, strict=True))
 
     def _totals(self, given: Given) -> Sequence[float]:
@@ -220,7 +225,9 @@ class Exchange:
         """How many replicas count together."""
         return prod(len(replicas.processes) for replicas in self._counting)
 
-    def _shares(self, first: int, given: Given, totals: Sequence[float]) -> tuple[float, ...]:
+    def _shares(
+        self, first: int, given: Given, totals: Sequence[float]
+    ) -> tuple[float, ...]:
         """How much what passes through a first stage counts, beside the rest of its update."""
         if not totals:
             return ()
@@ -311,7 +318,9 @@ class Exchange:
                     f"{another.rows}: all of them take the same batch"
                 )
             pipeline_of = self._plan.layout.pipeline_of
-            is_alike = bool(one.shares.of_microbatches) == bool(another.shares.of_microbatches)
+            is_alike = bool(one.shares.of_microbatches) == bool(
+                another.shares.of_microbatches
+            )
             if pipeline_of[first] == pipeline_of[other]:
                 is_alike = one.shares == another.shares
             if not is_alike:

@@ -98,7 +98,9 @@ class Channel:
         for message in self.messages:
             self._give_form(message)
         are_all_new = self.are_batched and any(form.new for form in forms.values())
-        self._new = {number: form for number, form in forms.items() if form.new or are_all_new}
+        self._new = {
+            number: form for number, form in forms.items() if form.new or are_all_new
+        }
         # Both ranks are told of them in this order, so they give the same tags.
         for tag, form in zip(self.tags, self._new.values(), strict=False):
             form.tag = tag
@@ -166,7 +168,9 @@ class Gradients:
     _are_all_sent: bool
 
     @classmethod
-    def first(cls, spec: ValueSpec, rounding: Rounding | None, device: torch.device) -> "Gradients":
+    def first(
+        cls, spec: ValueSpec, rounding: Rounding | None, device: torch.device
+    ) -> "Gradients":
         """Those of a first step: of all tensors that want one."""
         # For an activation of three tensors, of which c is behind a `detach` on the sender's side:
         #
@@ -189,27 +193,44 @@ class Gradients:
         device: torch.device,
         is_first: bool,
     ) -> "Gradients":
-        sent = [model for model, is_sent in zip(models, are_sent, strict=True) if is_sent]
+        sent = [
+            model for model, is_sent in zip(models, are_sent, strict=True) if is_sent
+        ]
         were_there = [False] * len(sent)
         format = WireFormat.of(sent, rounding)
         are_all_sent = all(are_sent) and not is_first
-        return cls(models, are_sent, rounding, device, is_first, were_there, format, are_all_sent)
+        return cls(
+            models,
+            are_sent,
+            rounding,
+            device,
+            is_first,
+            were_there,
+            format,
+            are_all_sent,
+        )
 
     def of_later_steps(self) -> "Gradients":
         """Those of later steps: of the tensors that had one in some message of the first."""
         # Two lists of different lengths: only those that were sent have an entry in `were_there`.
         there = iter(self.were_there)
         are_sent = [is_sent and next(there) for is_sent in self.are_sent]
-        return self._of(self.models, are_sent, self.rounding, self.device, is_first=False)
+        return self._of(
+            self.models, are_sent, self.rounding, self.device, is_first=False
+        )
 
     def pack(self, gradients: list[Tensor | None], what: str) -> list[Tensor]:
         """The tensors to send; in a first step, before them, which are there."""
         if self._are_all_sent:
             pairs = zip(gradients, self.models, strict=True)
-            return self.format.pack([self._or_zeros(gradient, model) for gradient, model in pairs])
+            return self.format.pack(
+                [self._or_zeros(gradient, model) for gradient, model in pairs]
+            )
         tensors = []
         are_there = []
-        for gradient, model, is_sent in zip(gradients, self.models, self.are_sent, strict=True):
+        for gradient, model, is_sent in zip(
+            gradients, self.models, self.are_sent, strict=True
+        ):
             if is_sent:
                 are_there.append(gradient is not None)
                 tensors.append(self._or_zeros(gradient, model))
@@ -250,10 +271,16 @@ class Gradients:
         return gradients
 
     def _or_zeros(self, gradient: Tensor | None, model: Tensor) -> Tensor:
-        return torch.zeros_like(model, device=self.device) if gradient is None else gradient
+        return (
+            torch.zeros_like(model, device=self.device)
+            if gradient is None
+            else gradient
+        )
 
     def _note(self, are_there: list[bool]) -> None:
-        self.were_there = [a or b for a, b in zip(self.were_there, are_there, strict=True)]
+        self.were_there = [
+            a or b for a, b in zip(self.were_there, are_there, strict=True)
+        ]
 
 
 class Message:
@@ -261,7 +288,16 @@ class Message:
     one.
     """
 
-    __slots__ = ("box", "channel", "form", "in_flight", "microbatch", "peer", "tags", "wire")
+    __slots__ = (
+        "box",
+        "channel",
+        "form",
+        "in_flight",
+        "microbatch",
+        "peer",
+        "tags",
+        "wire",
+    )
 
     #: What passes in this step.
     form: Form
@@ -313,7 +349,9 @@ class Send(Message):
     def note(self, tensors: list[Tensor]) -> None:
         """Note what is sent, to see whether it was changed on its way."""
         self.changes = [*map(changes_of, tensors)]
-        self.samples = [sample(tensor).clone() for tensor in tensors] if self.form.new else []
+        self.samples = (
+            [sample(tensor).clone() for tensor in tensors] if self.form.new else []
+        )
 
     def _is_as_noted(self) -> bool:
         for (_, tensor), changes in zip(self.in_flight, self.changes, strict=True):
@@ -377,7 +415,9 @@ class GradientSend(Send):
 
     def tensors(self) -> list[Tensor]:
         """The gradients, which have the shapes and types of the tensors that they are of."""
-        return self.form.gradients.pack(self.box.pop(self.microbatch), self.channel.what)
+        return self.form.gradients.pack(
+            self.box.pop(self.microbatch), self.channel.what
+        )
 
 
 class Receive(Message):
@@ -482,7 +522,9 @@ def post_as_one(messages: Sequence[Send | Receive]) -> None:
     tensors = [message.tensors() for message in messages]
     operations = [
         message.wire.operation(
-            dist.isend if isinstance(message, Send) else dist.irecv, tensor, message.peer
+            dist.isend if isinstance(message, Send) else dist.irecv,
+            tensor,
+            message.peer,
         )
         for message, parts in zip(messages, tensors, strict=True)
         for tensor in parts

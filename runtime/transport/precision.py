@@ -36,8 +36,12 @@ class Rounding:
         largest = tensor.abs().amax() if tensor.numel() else tensor.new_zeros(())
         # Where the largest number is tiny, the power of two might be none of the tensor's own type.
         limit = int(-log2(torch.finfo(tensor.dtype).tiny))
-        exponent = (_LARGEST - largest.frexp().exponent).clamp(-limit, limit).to(tensor.dtype)
-        return torch.cat([(tensor * exponent.exp2()).flatten(), exponent.view(1)]).to(self.type)
+        exponent = (
+            (_LARGEST - largest.frexp().exponent).clamp(-limit, limit).to(tensor.dtype)
+        )
+        return torch.cat([(tensor * exponent.exp2()).flatten(), exponent.view(1)]).to(
+            self.type
+        )
 
     def room(self, model: Tensor) -> Tensor:
         """A tensor of the shape and type of what is sent instead of the model."""
@@ -86,7 +90,9 @@ class WireFormat:
     def of(cls, models: list[Tensor], rounding: Rounding | None) -> "WireFormat":
         """The format of tensors that have these shapes and types at the stages."""
         return cls(
-            models, rounding, [rounding.room(model) for model in models] if rounding else models
+            models,
+            rounding,
+            [rounding.room(model) for model in models] if rounding else models,
         )
 
     def pack(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -98,5 +104,7 @@ class WireFormat:
     def unpack(self, tensors: list[Tensor]) -> list[Tensor]:
         """The tensors that were sent."""
         return (
-            tensors if self.rounding is None else [*map(self.rounding.unpack, tensors, self.models)]
+            tensors
+            if self.rounding is None
+            else [*map(self.rounding.unpack, tensors, self.models)]
         )

@@ -35,7 +35,9 @@ class Wire:
     #: Whether messages of the plan go by a communicator for each edge, and not by that of all.
     is_by_edge = False
 
-    def __init__(self, processes: Processes, timeout: float, watchdog: Watchdog) -> None:
+    def __init__(
+        self, processes: Processes, timeout: float, watchdog: Watchdog
+    ) -> None:
         # Later than the watchdog's: it knows which rank everyone waits for in the end, gloo does
         # not.
         self._limit = timedelta(seconds=timeout + 2 * GRACE)
@@ -43,11 +45,14 @@ class Wire:
         self._watchdog = watchdog
         self.processes = processes
         own = dist.get_rank()
-        self._others = tuple(process for process in processes.pipeline if process != own)
+        self._others = tuple(
+            process for process in processes.pipeline if process != own
+        )
         #: For each peer its process, as the watchdog is told, and its rank in the process group.
         self._peers = [(process,) for process in processes.pipeline]
         self._group_ranks = [
-            dist.get_group_rank(processes.group, process) for process in processes.pipeline
+            dist.get_group_rank(processes.group, process)
+            for process in processes.pipeline
         ]
         # `dist.isend` and `dist.irecv` check their arguments and then call these; to call these at
         # once takes a third of the time.
@@ -82,21 +87,27 @@ class Wire:
             return self
         processes = evolve(self.processes, group=group_apart(self.processes))
         own = processes.own
-        use_pairs({(min(own, peer), max(own, peer)) for peer in peers}, processes, device)
+        use_pairs(
+            {(min(own, peer), max(own, peer)) for peer in peers}, processes, device
+        )
         return Wire(processes, self._timeout, self._watchdog)
 
     def operation(
         self, call: Callable[..., dist.Work | None], tensor: Tensor, peer: int
     ) -> dist.P2POp:
         """A send or a receive of a batch, `dist.isend` or `dist.irecv`."""
-        return dist.P2POp(call, tensor, self.processes.pipeline[peer], self.processes.group)
+        return dist.P2POp(
+            call, tensor, self.processes.pipeline[peer], self.processes.group
+        )
 
     def as_one(self, operations: list[dist.P2POp]) -> InFlight:
         """Begin sends and receives as one batch of NCCL, which has one handle for all of them."""
         try:
             works = dist.batch_isend_irecv(operations)
         except RuntimeError as error:
-            raise LostRank({operation.peer for operation in operations}, str(error)) from error
+            raise LostRank(
+                {operation.peer for operation in operations}, str(error)
+            ) from error
         return list(
             zip(
                 # NCCL gives one handle for all of them, gloo one for each.
@@ -109,7 +120,10 @@ class Wire:
     def exchange(self, operations: list[dist.P2POp]) -> None:
         """Make a batch of sends and receives, and wait for it."""
         if operations:
-            self._wait(self.as_one(operations), tuple({operation.peer for operation in operations}))
+            self._wait(
+                self.as_one(operations),
+                tuple({operation.peer for operation in operations}),
+            )
 
     def wait(self, in_flight: InFlight, peer: int) -> None:
         """Wait for what goes to a peer or comes from it; on a GPU, only its stream waits."""
@@ -156,7 +170,10 @@ class Wire:
         self.end_reduce(self.begin_reduce(tensor, operation, self.processes.group))
 
     def begin_reduce(
-        self, tensor: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None
+        self,
+        tensor: Tensor,
+        operation: dist.ReduceOp.RedOpType,
+        group: dist.ProcessGroup | None,
     ) -> InFlight:
         """Begin to reduce a tensor in place over all ranks of the plan, in a group of theirs."""
         try:
@@ -173,7 +190,9 @@ class Wire:
         if not replicas.are_several:
             return []
         try:
-            return [(dist.all_reduce(tensor, group=replicas.group, async_op=True), tensor)]
+            return [
+                (dist.all_reduce(tensor, group=replicas.group, async_op=True), tensor)
+            ]
         except RuntimeError as error:
             raise LostRank({*replicas.others}, str(error)) from error
 
@@ -211,7 +230,9 @@ def let_main_thread_go_on() -> None:
     with suppress(OSError):
         for name in Path("/proc/self/task").glob("*/comm"):
             if name.read_text() == "gloo_tcp_loop\n":
-                os.sched_setscheduler(int(name.parent.name), os.SCHED_BATCH, os.sched_param(0))
+                os.sched_setscheduler(
+                    int(name.parent.name), os.SCHED_BATCH, os.sched_param(0)
+                )
 
 
 def warm_up(plan: Plan, processes: Processes, device: torch.device) -> None:
@@ -235,9 +256,13 @@ def warm_up(plan: Plan, processes: Processes, device: torch.device) -> None:
             (dist.isend, sent, pipeline[(own + 1) % count]),
             (dist.irecv, received, pipeline[(own - 1) % count]),
         ]
-        for work in dist.batch_isend_irecv([dist.P2POp(*operation, group) for operation in ring]):
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(*operation, group) for operation in ring]
+        ):
             work.wait()
-    use_pairs(set() if plan.transport == NCCL_EDGE.name else _pairs(plan), processes, device)
+    use_pairs(
+        set() if plan.transport == NCCL_EDGE.name else _pairs(plan), processes, device
+    )
     if processes.replicas.are_several:
         dist.all_reduce(sent, group=processes.replicas.group)
 
@@ -261,7 +286,11 @@ def _pairs(plan: Plan) -> set[tuple[int, int]]:
         for batch in actions.batches():
             kind = actions.kind[batch.start]
             stage = actions.stage[batch.start]
-            peer = plan.peer(kind, stage) if is_transfer(kind) and len(batch) == 1 else None
+            peer = (
+                plan.peer(kind, stage)
+                if is_transfer(kind) and len(batch) == 1
+                else None
+            )
             if peer is not None:
                 found.add((min(rank, peer), max(rank, peer)))
     return found

@@ -50,7 +50,11 @@ class Heartbeats:
     def of(self, rank: int) -> Heartbeat | None:
         """The last heartbeat of a rank."""
         key = f"{_KEY}/{rank}"
-        return Heartbeat(*json.loads(self._store.get(key))) if self._store.check([key]) else None
+        return (
+            Heartbeat(*json.loads(self._store.get(key)))
+            if self._store.check([key])
+            else None
+        )
 
     def lines(self) -> list[str]:
         """What each rank was doing when it ended, and for which ranks it waited."""
@@ -66,4 +70,6 @@ class Heartbeats:
         if not heartbeat.waits_for:
             return f"{name} has been{heartbeat.place} for {heartbeat.seconds:.1f} s"
         others = " or ".join(map(self._name, heartbeat.waits_for))
-        return f"{name} has waited {heartbeat.seconds:.1f} s for {others}{heartbeat.place}"
+        return (
+            f"{name} has waited {heartbeat.seconds:.1f} s for {others}{heartbeat.place}"
+        )

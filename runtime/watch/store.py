@@ -50,7 +50,9 @@ class LimitedStore:
     `meanwhile` is called now and then as long as there is no answer.
     """
 
-    def __init__(self, store: Any, seconds: float, meanwhile: Callable[[], object]) -> None:
+    def __init__(
+        self, store: Any, seconds: float, meanwhile: Callable[[], object]
+    ) -> None:
         self._store = store
         self._seconds = seconds
         self._meanwhile = meanwhile

@@ -79,7 +79,9 @@ class Watchdog:
     all messages, the rank of a process is that in the default process group.
     """
 
-    def __init__(self, plan: Plan, processes: Processes, number: int, timeout: float) -> None:
+    def __init__(
+        self, plan: Plan, processes: Processes, number: int, timeout: float
+    ) -> None:
         if _ending.locked():
             raise _after_another()
         self.step = 0
@@ -112,7 +114,9 @@ class Watchdog:
         self._signals = SignalListener()
         self._post()
         atexit.register(self._at_exit)
-        self._thread = threading.Thread(target=self._watch, name="schedlang watchdog", daemon=True)
+        self._thread = threading.Thread(
+            target=self._watch, name="schedlang watchdog", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -149,7 +153,9 @@ class Watchdog:
         self._gathered += 1
         self.store.set(keys[self._rank], value)
         if not wait_until(partial(self.store.check, [*keys.values()]), self._timeout):
-            missing = [rank for rank, key in keys.items() if not self.store.check([key])]
+            missing = [
+                rank for rank, key in keys.items() if not self.store.check([key])
+            ]
             names = " and ".join(map(self._processes.name, missing))
             raise PipelineError(f"{names} has {otherwise} within {self._timeout:g} s")
         found = self.store.multi_get([*keys.values()])
@@ -167,7 +173,9 @@ class Watchdog:
         if isinstance(error, LostRank):
             # A message to several ranks broke: those that still write heartbeats are not the cause.
             if len(error.ranks) > 1:
-                error.ranks = {*self._ask(partial(self._silent, error.ranks), ())} or error.ranks
+                error.ranks = {
+                    *self._ask(partial(self._silent, error.ranks), ())
+                } or error.ranks
             self.waits_for = tuple(sorted(error.ranks))
         cause = self._publish(self._explain(self._deeper(error)))
         # Another rank was first with its cause, of which this error is a consequence.
@@ -187,10 +195,16 @@ class Watchdog:
     def _at_exit(self) -> None:
         """Tell all ranks if this process ends by an error of its script, between two steps."""
         error = getattr(sys, "last_value", None)
-        if isinstance(error, Exception) and not self._is_closed and _ending.acquire(blocking=False):
+        if (
+            isinstance(error, Exception)
+            and not self._is_closed
+            and _ending.acquire(blocking=False)
+        ):
             self._signals.ignore()
             cause = self._publish(self._explain(error))
-            say(f"{self._name}: stopped: {self._report(cause) if self._is_first_cause else cause}")
+            say(
+                f"{self._name}: stopped: {self._report(cause) if self._is_first_cause else cause}"
+            )
             self._count_out()
         self.close()
 
@@ -210,7 +224,9 @@ class Watchdog:
         """The cause in words: which rank failed, where, and why."""
         place = "" if self.action is None else self._place()
         # gloo's messages begin with a line of its own source, and end with advice.
-        reason = re.sub(r"^\[[^]]*\] |\. This is typically.*", "", str(error).split("\n", 1)[0])
+        reason = re.sub(
+            r"^\[[^]]*\] |\. This is typically.*", "", str(error).split("\n", 1)[0]
+        )
         if isinstance(error, LostRank):
             gone = " or ".join(map(self._processes.name, sorted(error.ranks)))
             return f"{gone} is gone: {self._name} lost its connection{place}: {reason}"
@@ -227,7 +243,9 @@ class Watchdog:
             )
         kind = "" if isinstance(error, PipelineError) else f"{type(error).__name__}: "
         way = way_out(error)
-        return f"{self._name} failed{place}: {kind}{reason}" + (f" ({way})" if way else "")
+        return f"{self._name} failed{place}: {kind}{reason}" + (
+            f" ({way})" if way else ""
+        )
 
     def _post(self, ended: bool = False) -> Heartbeat:
         """Write the heartbeat of this rank, for the others."""
@@ -249,7 +267,9 @@ class Watchdog:
         own = self._processes.own
         if action is None:
             return f" {self.between}"
-        return f" at {self._plan.name_of(own, action)} ({self._plan.where(own, action)})"
+        return (
+            f" at {self._plan.name_of(own, action)} ({self._plan.where(own, action)})"
+        )
 
     def _publish(self, message: str) -> str:
         """Make this the cause, if there is none yet; the cause."""
@@ -290,7 +310,9 @@ class Watchdog:
         heartbeat = self._heartbeat(ended=True)
         self._ask(partial(self._heartbeats.post, self._rank, heartbeat))
         self._until_out(self._count - 1)
-        lines = self._ask(self._heartbeats.lines, [self._heartbeats.line(self._rank, heartbeat)])
+        lines = self._ask(
+            self._heartbeats.lines, [self._heartbeats.line(self._rank, heartbeat)]
+        )
         return "\n  ".join([cause, *(lines if self.step else ())])
 
     def _count_out(self) -> None:
@@ -351,7 +373,8 @@ class Watchdog:
         """
         before = self._heartbeat()
         goes_on = wait_until(
-            lambda: self.action is None or self._heartbeat().seconds < before.seconds, GRACE / 2
+            lambda: self.action is None or self._heartbeat().seconds < before.seconds,
+            GRACE / 2,
         )
         return before.action is not None and not goes_on
 
@@ -383,6 +406,8 @@ class Watchdog:
 
         def is_new(rank: int) -> bool:
             self._post()
-            return self._heartbeats.of(rank) != before[rank] or bool(self.store.check([_CAUSE]))
+            return self._heartbeats.of(rank) != before[rank] or bool(
+                self.store.check([_CAUSE])
+            )
 
         return [each for each in before if not wait_until(partial(is_new, each), GRACE)]

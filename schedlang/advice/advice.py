@@ -61,7 +61,9 @@ class _Adviser:
         """The diagnostic with the smallest size and a repair, where they are found."""
 
         def fails(params: Mapping[str, int]) -> bool:
-            return diagnostic.code in self.codes(self.whole, self.tree, params, self.transport)
+            return diagnostic.code in self.codes(
+                self.whole, self.tree, params, self.transport
+            )
 
         sizes = [self.params]
         small = smallest(self.params, fails)
@@ -76,11 +78,21 @@ class _Adviser:
         return diagnostic
 
     def codes(
-        self, source: Source, tree: syntax.Schedule, params: Mapping[str, int], transport: str
+        self,
+        source: Source,
+        tree: syntax.Schedule,
+        params: Mapping[str, int],
+        transport: str,
     ) -> set[str]:
         """The codes of what is wrong with a program at a size."""
         try:
-            compile_tree(source, tree, params, forward_only=self.forward_only, transport=transport)
+            compile_tree(
+                source,
+                tree,
+                params,
+                forward_only=self.forward_only,
+                transport=transport,
+            )
         except CompileError as error:
             return {diagnostic.code for diagnostic in error.diagnostics}
         return set()

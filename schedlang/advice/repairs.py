@@ -31,7 +31,9 @@ _FIRST_USES = {
 }
 
 
-def candidates(source: Source, tree: syntax.Schedule, diagnostic: Diagnostic) -> Iterator[Repair]:
+def candidates(
+    source: Source, tree: syntax.Schedule, diagnostic: Diagnostic
+) -> Iterator[Repair]:
     """Repairs to try, in an order in which those that change least come first."""
     program = _Program(source, tree)
     if diagnostic.code == "deadlock":
@@ -55,7 +57,9 @@ def _waits_of_ranks(waits: tuple[Wait, ...]) -> list[SpanPair]:
     pairs: list[SpanPair] = []
     for wait in waits:
         rank = wait.at.rank
-        awaited = [other.until for other in waits if other.until and other.until.rank == rank]
+        awaited = [
+            other.until for other in waits if other.until and other.until.rank == rank
+        ]
         if awaited and awaited[0].span and wait.at.span:
             pairs.append((wait.at.span, awaited[0].span))
     # Ranks that run the same lines wait at the same ones.
@@ -127,7 +131,9 @@ class _Program:
                 for node in syntax.walk(let.value):
                     if isinstance(node, expressions.Reference) and node.name == name:
                         is_whole = node.span == let.value.span
-                        edits.append(Edit(node.span, other if is_whole else f"({other})"))
+                        edits.append(
+                            Edit(node.span, other if is_whole else f"({other})")
+                        )
                 if edits:
                     text = (
                         f"count `{let.name.text}` (line {self.line(let.span)}) from the other "
@@ -205,5 +211,7 @@ class _Program:
 def _all_at_once(pairs: list[SpanPair]) -> list[list[SpanPair]]:
     """All pairs as one choice, if there are several and they do not overlap."""
     ordered = sorted(pairs, key=lambda pair: pair[0].start)
-    are_apart = all(before[1].end <= after[0].start for before, after in pairwise(ordered))
+    are_apart = all(
+        before[1].end <= after[0].start for before, after in pairwise(ordered)
+    )
     return [pairs] if len(pairs) > 1 and are_apart else []

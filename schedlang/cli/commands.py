@@ -11,7 +11,12 @@ from typing import Any
 from attrs import evolve
 
 from schedlang.cli.diagnosed import print_diagnostics
-from schedlang.cli.inputs import load_compiled, load_to_execute, read_cost_options, wrong_as_usage
+from schedlang.cli.inputs import (
+    load_compiled,
+    load_to_execute,
+    read_cost_options,
+    wrong_as_usage,
+)
 from schedlang.cli.outputs import check_outputs
 from schedlang.cli.progress import progress
 from schedlang.cli.prove import proved_for_all
@@ -29,7 +34,9 @@ def compile_program(options: argparse.Namespace) -> int:
 
     source = read_source(options.file)
     if source.is_plan and kind_of(source.text) is FileKind.PLAN:
-        raise UsageError(f"`{options.file}` is a plan, which `schedc check` proves again")
+        raise UsageError(
+            f"`{options.file}` is a plan, which `schedc check` proves again"
+        )
     costs = read_cost_options(options)
     with progress(f"compiling {source.path}"), wrong_as_usage(options):
         plan = compile_with_advice(
@@ -61,12 +68,16 @@ def import_table(options: argparse.Namespace) -> int:
             f"`{options.file}` has no REDUCE_GRAD: torch runs it without scaling gradients; plans "
             "always scale them"
         )
-        warnings.append(Diagnostic("unscaled", message, file=options.file, severity="warning"))
+        warnings.append(
+            Diagnostic("unscaled", message, file=options.file, severity="warning")
+        )
     _report(plan, options, warnings)
     return FINE
 
 
-def _report(plan: Any, options: argparse.Namespace, warnings: Sequence[Diagnostic] = ()) -> None:
+def _report(
+    plan: Any, options: argparse.Namespace, warnings: Sequence[Diagnostic] = ()
+) -> None:
     """Write a plan, if to a file; print what it is, and warnings."""
     from schedlang import write_plan
     from schedlang.lowering import OWN
@@ -102,10 +113,14 @@ def _plan_text(plan: Any, verdict: str) -> str:
         counted(plan.microbatches, "microbatch"),
         counted(sum(map(len, plan.ranks)), "action"),
     ]
-    return f"{plan.name}: {', '.join(sizes)}; {verdict}; {plan.idle:.1%} idle at {costs}"
+    return (
+        f"{plan.name}: {', '.join(sizes)}; {verdict}; {plan.idle:.1%} idle at {costs}"
+    )
 
 
-def _plan_json(plan: Any, output: str | None, verdict: str, is_verbose: bool) -> dict[str, Any]:
+def _plan_json(
+    plan: Any, output: str | None, verdict: str, is_verbose: bool
+) -> dict[str, Any]:
     """The same for programs, with the names that `simulate --json` has."""
     document = {
         "schedule": plan.name,
@@ -139,7 +154,11 @@ def export(options: argparse.Namespace) -> int:
     is_json = options.format == "json"
     if options.output:
         write_text(table, options.output)
-        print(json.dumps({"output": options.output}) if is_json else f"wrote {options.output}")
+        print(
+            json.dumps({"output": options.output})
+            if is_json
+            else f"wrote {options.output}"
+        )
     elif is_json:
         # A row for each rank, with a cell for each action.
         rows = [line.split(",") for line in table.splitlines()]
@@ -194,7 +213,8 @@ def check(options: argparse.Namespace) -> int:
         if options.format == "github" and exit_code == WRONG:
             # People have them in the table.
             print_diagnostics(
-                [wrong for verdict in verdicts.values() for wrong in errors(verdict)], options
+                [wrong for verdict in verdicts.values() for wrong in errors(verdict)],
+                options,
             )
     else:
         print(f"proved for {options.transport}")

@@ -18,7 +18,9 @@ def exit_code_of(diagnostics: list[Diagnostic]) -> int:
     return USAGE if is_usage else WRONG
 
 
-def print_diagnostics(diagnostics: list[Diagnostic], options: argparse.Namespace) -> None:
+def print_diagnostics(
+    diagnostics: list[Diagnostic], options: argparse.Namespace
+) -> None:
     """Print errors or warnings to stderr, in the form that the options ask for."""
     text = render(diagnostics, options.format, has_colour(options, sys.stderr))
     print(text, file=sys.stderr)

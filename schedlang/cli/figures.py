@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 def explain_bubble(options: argparse.Namespace) -> int:
     """Print the causes of idle time, the critical path, and what a faster op would give."""
-    from schedlang.report.bubbles.report import explain_bubble, explanation_json, explanation_text
+    from schedlang.report.bubbles.report import (
+        explain_bubble,
+        explanation_json,
+        explanation_text,
+    )
 
     plan, costs = load_to_execute(options)
     with progress(f"explaining the idle time of {plan.name}"):
@@ -99,9 +103,13 @@ def _chosen(options: argparse.Namespace) -> list[tuple[str, dict[str, int]]]:
         raise UsageError(str(error)) from None
     own = {"-a": options.params_a, "-b": options.params_b}
     chosen = []
-    for file, params, (option, own_params) in zip(files, shared, own.items(), strict=True):
+    for file, params, (option, own_params) in zip(
+        files, shared, own.items(), strict=True
+    ):
         if in_both := own_params.keys() & options.params.keys():
-            raise UsageError(f"`{min(in_both)}` has a -p and a {option}: give one of them")
+            raise UsageError(
+                f"`{min(in_both)}` has a -p and a {option}: give one of them"
+            )
         chosen.append((file, params | own_params))
     return chosen
 
@@ -118,7 +126,12 @@ def _side(options: argparse.Namespace, file: str, params: dict[str, int]) -> Sid
 def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:
     """Print what was predicted beside what was measured; write the costs that the run shows."""
     from schedlang.files.documents import write_document
-    from schedlang.report.measured import compare, comparison_json, comparison_text, read_run
+    from schedlang.report.measured import (
+        compare,
+        comparison_json,
+        comparison_text,
+        read_run,
+    )
 
     # One program or plan, and behind it one trace.
     if len(options.files) != 2 or options.files[1:] != traces:
@@ -126,7 +139,9 @@ def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:
             "a recorded run is compared with its program or plan: schedc compare PLAN RUN.json"
         )
     if options.transport:
-        raise UsageError("--transport is for what is simulated, a run is compared as it was")
+        raise UsageError(
+            "--transport is for what is simulated, a run is compared as it was"
+        )
     run = read_run(options.files[1])
     plan = load_beside(options, options.files[0], run)
     with wrong_as_usage(options):

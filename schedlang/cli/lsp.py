@@ -15,7 +15,8 @@ def lsp(_: argparse.Namespace) -> int:
         if (error.name or "").partition(".")[0] not in ("pygls", "lsprotocol"):
             raise
         print(
-            "error: the language server needs pygls: pip install 'schedlang[lsp]'", file=sys.stderr
+            "error: the language server needs pygls: pip install 'schedlang[lsp]'",
+            file=sys.stderr,
         )
         return USAGE
     serve()

@@ -169,4 +169,6 @@ def _prepare_process() -> None:
             stream.reconfigure(errors="replace")
     gc.set_threshold(_FEW_OBJECTS)
     atexit.register(gc.freeze)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1")
+    )

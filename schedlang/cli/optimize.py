@@ -30,7 +30,9 @@ def optimize(options: argparse.Namespace) -> int:
     plan, _ = load_with_costs(options, transport=options.transport)
     limits = options.memory
     if limits is not None and len(limits) not in (1, len(plan.ranks)):
-        raise UsageError(f"--memory has {len(limits)} numbers, there are {len(plan.ranks)} ranks")
+        raise UsageError(
+            f"--memory has {len(limits)} numbers, there are {len(plan.ranks)} ranks"
+        )
     try:
         problem = Problem.of(plan, limits)
     except ValueError as error:
@@ -45,7 +47,9 @@ def optimize(options: argparse.Namespace) -> int:
     answer: Answer | None = None
     try:
         with progress(f"optimizing {plan.name}"):
-            for better in optimize(problem, options.seconds, options.workers, options.seed):
+            for better in optimize(
+                problem, options.seconds, options.workers, options.seed
+            ):
                 answer = better
     except KeyboardInterrupt:
         # Who has seen enough wants what there is.
@@ -79,7 +83,9 @@ def _block(options: argparse.Namespace, plan: Any, problem: Any) -> int:
     from schedlang.search.optimize.blocks import best_block
 
     if options.place:
-        raise UsageError("--block keeps stages where they are: leave --place out, or place first")
+        raise UsageError(
+            "--block keeps stages where they are: leave --place out, or place first"
+        )
     try:
         with progress(f"looking for blocks of {plan.name}"):
             block = best_block(problem, options.seconds, options.workers)
@@ -137,8 +143,16 @@ def _text_of_block(document: dict[str, Any], title: str) -> str:
             f"{document['interval']:.10g}",
             f"after which {of} may start again; {verdict}",
         ),
-        ("length", f"{document['length']:.10g}", f"from the first op of {of} to the last one"),
-        ("peak memory", " ".join(f"{peak:g}" for peak in document["peak_memory"]), "per rank"),
+        (
+            "length",
+            f"{document['length']:.10g}",
+            f"from the first op of {of} to the last one",
+        ),
+        (
+            "peak memory",
+            " ".join(f"{peak:g}" for peak in document["peak_memory"]),
+            "per rank",
+        ),
         ("makespan", f"{document['makespan']:.10g}", "without communication"),
     ]
     return _table(rows, title)
@@ -195,11 +209,21 @@ def _text(document: dict[str, Any], title: str) -> str:
     rows = [
         (objective, f"{document['value']:.10g}", f"{verdict}"),
         ("found by", "", document["source"]),
-        ("stages on ranks", " ".join(map(str, document["placement"])), "in the order of the model"),
-        ("peak memory", " ".join(f"{peak:g}" for peak in document["peak_memory"]), "per rank"),
+        (
+            "stages on ranks",
+            " ".join(map(str, document["placement"])),
+            "in the order of the model",
+        ),
+        (
+            "peak memory",
+            " ".join(f"{peak:g}" for peak in document["peak_memory"]),
+            "per rank",
+        ),
     ]
     if document["given"] is None:
-        rows.insert(1, (f"{objective} before", "-", "the order as given holds more than it may"))
+        rows.insert(
+            1, (f"{objective} before", "-", "the order as given holds more than it may")
+        )
     else:
         rows.insert(1, (f"{objective} before", f"{document['given']:.10g}", "as given"))
     on = f"makespan on {document['transport']}"
@@ -210,5 +234,8 @@ def _text(document: dict[str, Any], title: str) -> str:
 def _table(rows: Sequence[tuple[str, str, str]], title: str) -> str:
     """Names, values and what they mean, in columns."""
     width = max(len(value) for _, value, _ in rows)
-    lines = [f"{name:<22}{value:<{width}}  {meaning}".rstrip() for name, value, meaning in rows]
+    lines = [
+        f"{name:<22}{value:<{width}}  {meaning}".rstrip()
+        for name, value, meaning in rows
+    ]
     return "\n".join([title, *lines])

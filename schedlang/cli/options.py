@@ -86,7 +86,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if word.startswith("-"):
         parser.error(f"`{word}` stands in front of a command: options stand behind it")
     if os.path.exists(word):
-        parser.error(f"`{word}` is no command: a file stands behind one, as schedc compile {word}")
+        parser.error(
+            f"`{word}` is no command: a file stands behind one, as schedc compile {word}"
+        )
     parser.error(f"there is no command `{word}`{near(word, COMMANDS)}")
 
 
@@ -104,10 +106,14 @@ def parser_of_all(with_options: bool = True) -> Parser:
         description="Compile pipeline-parallel training schedules.",
         epilog=_EXIT_CODES,
     )
-    parser.add_argument("-V", "--version", action="store_true", help="print the version and exit")
+    parser.add_argument(
+        "-V", "--version", action="store_true", help="print the version and exit"
+    )
     parsers = parser.add_subparsers(metavar="COMMAND")
     for name in COMMANDS:
-        parser.commands[name] = parsers.add_parser(name, help=COMMANDS[name].help, **_texts(name))
+        parser.commands[name] = parsers.add_parser(
+            name, help=COMMANDS[name].help, **_texts(name)
+        )
         if with_options:
             _complete(parser.commands[name], name)
     return parser
@@ -137,7 +143,11 @@ def _complete(parser: Parser, name: str) -> None:
         "github: diagnostics as annotations of a GitHub workflow",
     )
     form.add_argument(
-        "--json", dest="format", action="store_const", const="json", help="short for --format json"
+        "--json",
+        dest="format",
+        action="store_const",
+        const="json",
+        help="short for --format json",
     )
     parser.add_argument(
         "--color",
@@ -155,9 +165,13 @@ def _compile(parser: Parser) -> None:
     _params(parser)
     _output(parser, "PLAN", "the plan file to write")
     parser.add_argument(
-        "--forward-only", action="store_true", help="keep only the forwards: the inference plan"
+        "--forward-only",
+        action="store_true",
+        help="keep only the forwards: the inference plan",
     )
-    _transport(parser, "what the plan is proved for, and its communication chosen", "portable")
+    _transport(
+        parser, "what the plan is proved for, and its communication chosen", "portable"
+    )
     _costs(parser)
     parser.add_argument(
         "--prove",
@@ -221,10 +235,14 @@ def _prove(parser: Parser) -> None:
 def _show(parser: Parser) -> None:
     _file(parser)
     _params(parser)
-    parser.add_argument("--ranks", action="store_true", help="only the actions, one line per rank")
+    parser.add_argument(
+        "--ranks", action="store_true", help="only the actions, one line per rank"
+    )
     # Each is another way to print the actions, so only one can be asked for.
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--compute", action="store_true", help="without sends and receives")
+    what.add_argument(
+        "--compute", action="store_true", help="without sends and receives"
+    )
     what.add_argument(
         "--frees",
         action="store_true",
@@ -262,7 +280,10 @@ def _simulate(parser: Parser) -> None:
         "rank=3:1.3, link=0-1:2; also several times",
     )
     parser.add_argument(
-        "--runs", type=count, metavar="N", help="how many runs, with --jitter (default: 200)"
+        "--runs",
+        type=count,
+        metavar="N",
+        help="how many runs, with --jitter (default: 200)",
     )
     parser.add_argument(
         "--seed",
@@ -308,10 +329,14 @@ def _view(parser: Parser) -> None:
         "--width", type=count, metavar="N", help="an SVG or PNG so many pixels wide"
     )
     parser.add_argument(
-        "--memory", action="store_true", help="in an SVG or PNG, what ranks hold, below their rows"
+        "--memory",
+        action="store_true",
+        help="in an SVG or PNG, what ranks hold, below their rows",
     )
     parser.add_argument(
-        "--causes", action="store_true", help="in an SVG or PNG, idle time coloured by its cause"
+        "--causes",
+        action="store_true",
+        help="in an SVG or PNG, idle time coloured by its cause",
     )
     parser.add_argument(
         "--serve",
@@ -370,7 +395,9 @@ def _diff(parser: Parser) -> None:
             metavar="NAME=VALUE",
             help=f"set a parameter of {side.upper()} alone",
         )
-    parser.add_argument("--compute", action="store_true", help="without sends and receives")
+    parser.add_argument(
+        "--compute", action="store_true", help="without sends and receives"
+    )
     _execution(parser)
 
 
@@ -416,7 +443,11 @@ def _optimize(parser: Parser) -> None:
         help="how many threads the solver has (default: 2)",
     )
     parser.add_argument(
-        "--seed", type=natural, default=0, metavar="N", help="what the search draws from"
+        "--seed",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="what the search draws from",
     )
     _costs(parser)
     _transport(parser, "what the order is judged on, once it is found", "portable")
@@ -458,10 +489,15 @@ def _costs(parser: Parser) -> None:
             help=f"durations of {ops}, one for all stages or one per stage: 1,1.5,1",
         )
     parser.add_argument(
-        "--p2p-time", type=number, metavar="T", help="duration of a transfer between ranks"
+        "--p2p-time",
+        type=number,
+        metavar="T",
+        help="duration of a transfer between ranks",
     )
     parser.add_argument(
-        "--costs", metavar="FILE", help="a JSON or YAML file with these and more, see docs/costs.md"
+        "--costs",
+        metavar="FILE",
+        help="a JSON or YAML file with these and more, see docs/costs.md",
     )
     parser.add_list(
         "--capacity-bytes",
@@ -481,10 +517,18 @@ def _tune(parser: Parser) -> None:
         help="programs to try; without, all of the gallery",
     )
     parser.add_argument(
-        "--ranks", type=count, required=True, metavar="N", help="how many ranks there are"
+        "--ranks",
+        type=count,
+        required=True,
+        metavar="N",
+        help="how many ranks there are",
     )
     parser.add_argument(
-        "--batch", type=count, required=True, metavar="N", help="how many samples a step has"
+        "--batch",
+        type=count,
+        required=True,
+        metavar="N",
+        help="how many samples a step has",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
@@ -493,13 +537,21 @@ def _tune(parser: Parser) -> None:
         help="a transformer, by its config.json of Hugging Face: its costs are estimated",
     )
     what.add_argument(
-        "--costs", metavar="FILE", help="measured costs of stages or layers, see docs/costs.md"
+        "--costs",
+        metavar="FILE",
+        help="measured costs of stages or layers, see docs/costs.md",
     )
     parser.add_argument(
-        "--device", type=device, metavar="NAME", help="with --model: what it runs on, such as H100"
+        "--device",
+        type=device,
+        metavar="NAME",
+        help="with --model: what it runs on, such as H100",
     )
     parser.add_argument(
-        "--sequence", type=count, metavar="N", help="with --model: how many tokens a sample has"
+        "--sequence",
+        type=count,
+        metavar="N",
+        help="with --model: how many tokens a sample has",
     )
     parser.add_argument(
         "--efficiency",
@@ -547,7 +599,9 @@ def _tune(parser: Parser) -> None:
         metavar="FILE",
         help="write what the stages of the best one cost, for --costs of the other commands",
     )
-    _output(parser, "VIEW", "a picture of time against memory to write: NAME.svg or .html")
+    _output(
+        parser, "VIEW", "a picture of time against memory to write: NAME.svg or .html"
+    )
 
 
 def _export(parser: Parser) -> None:
@@ -591,12 +645,22 @@ def _pipeline(parser: Parser) -> None:
         type=setting,
         help="a setting, by its key in files",
     )
-    parser.add_argument("-c", "--config", metavar="FILE", help="a JSON or YAML file with settings")
     parser.add_argument(
-        "-s", "--num-stages", type=count, metavar="N", help="stages of the pipeline, by default 4"
+        "-c", "--config", metavar="FILE", help="a JSON or YAML file with settings"
     )
     parser.add_argument(
-        "-b", "--num-batches", type=count, metavar="N", help="microbatches, by default 10"
+        "-s",
+        "--num-stages",
+        type=count,
+        metavar="N",
+        help="stages of the pipeline, by default 4",
+    )
+    parser.add_argument(
+        "-b",
+        "--num-batches",
+        type=count,
+        metavar="N",
+        help="microbatches, by default 10",
     )
     for short, name in (("-f", "forward"), ("-bw", "backward")):
         parser.add_list(
@@ -611,7 +675,9 @@ def _pipeline(parser: Parser) -> None:
     )
     _output(parser, "FILE", "the picture to write")
     parser.add_argument(
-        "--no-visualization", action="store_true", help="no picture, only the bubble rate"
+        "--no-visualization",
+        action="store_true",
+        help="no picture, only the bubble rate",
     )
     parser.add_argument(
         "--table", action="store_true", help="the timeline as a table, time by stage"
@@ -642,7 +708,9 @@ def add_training(parser: Parser) -> None:
     """Add the options of a training: for `schedc run`, and for the processes that it starts."""
     _params(parser)
     _costs(parser)
-    parser.add_argument("--steps", type=count, metavar="N", help="how many updates (default: 20)")
+    parser.add_argument(
+        "--steps", type=count, metavar="N", help="how many updates (default: 20)"
+    )
     parser.add_argument(
         "--optimizer",
         type=one_of(*OPTIMIZERS),
@@ -662,10 +730,14 @@ def add_training(parser: Parser) -> None:
         help="end where a loss is not a finite number, before the update",
     )
     parser.add_argument(
-        "--check", action="store_true", help="compare with the same training in one process"
+        "--check",
+        action="store_true",
+        help="compare with the same training in one process",
     )
     parser.add_argument(
-        "--audit", action="store_true", help="compare every stage with itself alone, in one step"
+        "--audit",
+        action="store_true",
+        help="compare every stage with itself alone, in one step",
     )
     parser.add_argument(
         "--replicas",
@@ -717,10 +789,14 @@ def _fmt(parser: Parser) -> None:
         "input, and goes to standard output",
     )
     parser.add_argument(
-        "--check", action="store_true", help="write nothing: name the files that are not in style"
+        "--check",
+        action="store_true",
+        help="write nothing: name the files that are not in style",
     )
     parser.add_argument(
-        "--diff", action="store_true", help="write nothing: print what would change in each file"
+        "--diff",
+        action="store_true",
+        help="write nothing: print what would change in each file",
     )
 
 
@@ -730,13 +806,20 @@ def _lsp(parser: Parser) -> None:
 
 def _gallery(parser: Parser) -> None:
     parser.add_argument(
-        "programs", metavar="NAME", nargs="*", help="print these programs; without, all are listed"
+        "programs",
+        metavar="NAME",
+        nargs="*",
+        help="print these programs; without, all are listed",
     )
 
 
 def _completion(parser: Parser) -> None:
     parser.add_argument(
-        "shell", type=one_of(*SHELLS), choices=SHELLS, metavar="SHELL", help="bash, zsh or fish"
+        "shell",
+        type=one_of(*SHELLS),
+        choices=SHELLS,
+        metavar="SHELL",
+        help="bash, zsh or fish",
     )
 
 
@@ -774,7 +857,9 @@ def _params(parser: Parser) -> None:
 
 
 def _transport(parser: Parser, help: str, default: str | None = None) -> None:
-    parser.add_argument("--transport", type=transport, default=default, metavar="NAME", help=help)
+    parser.add_argument(
+        "--transport", type=transport, default=default, metavar="NAME", help=help
+    )
 
 
 def _output(parser: Parser, metavar: str, help: str) -> None:
@@ -876,7 +961,9 @@ COMMANDS: dict[str, Command] = {
         _run,
         "programs/1f1b.sched --steps 5 --check",
     ),
-    "fmt": Command("write programs in the one style", "fmt.fmt", _fmt, "programs --check"),
+    "fmt": Command(
+        "write programs in the one style", "fmt.fmt", _fmt, "programs --check"
+    ),
     "lsp": Command(
         "serve an editor: diagnostics, figures and names as one types, see docs/editor.md",
         "lsp.lsp",
@@ -902,6 +989,9 @@ COMMANDS: dict[str, Command] = {
         "bash",
     ),
     "help": Command(
-        "say what a command does, and list its options", "reference.help", _help, "compile"
+        "say what a command does, and list its options",
+        "reference.help",
+        _help,
+        "compile",
     ),
 }

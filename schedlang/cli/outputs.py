@@ -18,7 +18,9 @@ def check_outputs(options: argparse.Namespace, imported: Iterable[str] = ()) -> 
     """
     read = [*_named(options, INPUTS), *imported]
     if read.count("-") > 1:
-        raise UsageError("`-` stands twice, and standard input can be read once: name a file")
+        raise UsageError(
+            "`-` stands twice, and standard input can be read once: name a file"
+        )
     for output in _named(options, OUTPUTS):
         check_output(output, read, options.force)
 

@@ -37,7 +37,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The options in some arguments, in any order."""
-        options, others = self.parse_known_intermixed_args(self._joined(args), namespace)
+        options, others = self.parse_known_intermixed_args(
+            self._joined(args), namespace
+        )
         if others:
             self.error(self._about(others))
         return options
@@ -67,7 +69,9 @@ class Parser(argparse.ArgumentParser):
         """What is wrong with arguments that nobody takes, of which an option is the cause of the
         others.
         """
-        options = [other for other in others if other.startswith("-") and len(other) > 1]
+        options = [
+            other for other in others if other.startswith("-") and len(other) > 1
+        ]
         if not options:
             return f"`{others[0]}` is one argument too many"
         name = options[0].partition("=")[0]

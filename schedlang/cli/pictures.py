@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from schedlang.cli.inputs import load_beside, load_to_execute, read_cost_options, wrong_as_usage
+from schedlang.cli.inputs import (
+    load_beside,
+    load_to_execute,
+    read_cost_options,
+    wrong_as_usage,
+)
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import UsageError
 
@@ -64,7 +69,11 @@ def _simulated(options: argparse.Namespace, file: str, run: Run | None) -> Pictu
     if run is None:
         plan, costs = load_to_execute(options, file)
         with progress(f"laying out {plan.name}"):
-            seconds = SECONDS[options.time_unit] if options.time_unit else _seconds_of(options)
+            seconds = (
+                SECONDS[options.time_unit]
+                if options.time_unit
+                else _seconds_of(options)
+            )
             return lay_out(plan, simulate(plan, costs, options.ideal), seconds)
     plan = _plan_beside(options, file, run)
     with progress(f"laying out {plan.name}"), wrong_as_usage(options):

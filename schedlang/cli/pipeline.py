@@ -30,7 +30,9 @@ def pipeline(options: argparse.Namespace) -> int:
 
     settings = _settings(options)
     # The tool draws unless it is told not to.
-    picture = None if options.no_visualization else settings.output or "pipeline_1f1b.png"
+    picture = (
+        None if options.no_visualization else settings.output or "pipeline_1f1b.png"
+    )
     if picture:
         # It may be named in the file of settings.
         check_output(picture, [options.config] if options.config else [], options.force)

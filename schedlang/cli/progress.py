@@ -82,4 +82,6 @@ def progress_line(mark: str, seconds: float, is_unicode: bool) -> str:
 def _write(text: str) -> None:
     # Past Python's buffers: a process that is forked meanwhile must not find them locked.
     with suppress(OSError):
-        os.write(sys.stderr.fileno(), text.encode(sys.stderr.encoding or "utf-8", "replace"))
+        os.write(
+            sys.stderr.fileno(), text.encode(sys.stderr.encoding or "utf-8", "replace")
+        )

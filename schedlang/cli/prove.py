@@ -29,7 +29,9 @@ def proved_for_all(options: argparse.Namespace, source: Any) -> bool:
 def _check_extra() -> None:
     """UsageError where what proves for any number of ranks is not installed."""
     if find_spec("islpy") is None or find_spec("ortools") is None:
-        raise UsageError("any number of ranks needs an extra: pip install 'schedlang[prove]'")
+        raise UsageError(
+            "any number of ranks needs an extra: pip install 'schedlang[prove]'"
+        )
 
 
 def _faults(document: Any) -> str:
@@ -54,7 +56,9 @@ def _faults(document: Any) -> str:
 def _check(options: argparse.Namespace, text: str) -> int:
     """Check a certificate, and print whether it proves what it says."""
     if options.params or options.output:
-        raise UsageError("--check reads a certificate, which has its program and its parameters")
+        raise UsageError(
+            "--check reads a certificate, which has its program and its parameters"
+        )
     try:
         wrong = _faults(json.loads(text))
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
@@ -76,12 +80,16 @@ def prove(options: argparse.Namespace) -> int:
 
     if options.any_ranks:
         _check_extra()
-        from schedlang.parametric.ranks.proofs import prove_for_all_ranks as prove_for_all
+        from schedlang.parametric.ranks.proofs import (
+            prove_for_all_ranks as prove_for_all,
+        )
     source = read_source(options.file)
     if options.check:
         return _check(options, source.text)
     if source.is_plan:
-        raise UsageError(f"`{options.file}` is a plan, of one size: `schedc check` proves it")
+        raise UsageError(
+            f"`{options.file}` is a plan, of one size: `schedc check` proves it"
+        )
     names = NAMES if options.transport == "all" else (options.transport,)
     with progress(f"proving {source.path}"), wrong_as_usage():
         proof = prove_for_all(source, options.params, names)
@@ -91,7 +99,9 @@ def prove(options: argparse.Namespace) -> int:
         except ValueError as error:
             raise UsageError(f"there is no certificate: {error}") from None
         if certificate is None:
-            raise UsageError("there is no certificate: nothing is proved for all sizes of a class")
+            raise UsageError(
+                "there is no certificate: nothing is proved for all sizes of a class"
+            )
         write_text(json.dumps(certificate, indent=1) + "\n", options.output)
     if options.format == "json":
         print(json.dumps({"file": options.file, **proof.to_json()}, indent=1))

@@ -11,7 +11,9 @@ from schedlang.cli.usage import FINE, UsageError, near
 
 def help(options: argparse.Namespace) -> int:
     """Print the help of a command, or the list of commands."""
-    parser = parser_of(options.about) if options.about else parser_of_all(with_options=False)
+    parser = (
+        parser_of(options.about) if options.about else parser_of_all(with_options=False)
+    )
     parser.print_help()
     return FINE
 
@@ -29,7 +31,12 @@ def gallery(options: argparse.Namespace) -> int:
 
     programs = [name.removesuffix(".sched") for name in options.programs]
     return _print_pages(
-        options, "program", programs, names(), lambda name: title(text_of(name)), text_of
+        options,
+        "program",
+        programs,
+        names(),
+        lambda name: title(text_of(name)),
+        text_of,
     )
 
 

@@ -29,7 +29,10 @@ def run(options: argparse.Namespace) -> int:
 
     plan = load_compiled(options)
     if find_spec("torch") is None:
-        print("error: schedc run needs torch: pip install 'schedlang[runtime]'", file=sys.stderr)
+        print(
+            "error: schedc run needs torch: pip install 'schedlang[runtime]'",
+            file=sys.stderr,
+        )
         return USAGE
     _check_run(options, plan)
     with TemporaryDirectory() as directory:
@@ -40,7 +43,15 @@ def run(options: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "schedlang.runtime.example.launch"]
         command += ["--standalone", "--nproc-per-node", str(processes)]
         command += ["-m", "schedlang.runtime", str(path)]
-        for name in ("steps", "optimizer", "lr", "replicas", "trace", "checkpoint", "every"):
+        for name in (
+            "steps",
+            "optimizer",
+            "lr",
+            "replicas",
+            "trace",
+            "checkpoint",
+            "every",
+        ):
             value = getattr(options, name)
             if value is not None:
                 command += [f"--{name}", str(value)]
@@ -51,7 +62,9 @@ def run(options: argparse.Namespace) -> int:
             command.append("--json")
         started = Path(directory) / "started"
         # The ranks are the parallel part: threads of each would only be in each other's way.
-        environment = {"OMP_NUM_THREADS": "1"} | dict(os.environ) | {STARTED: str(started)}
+        environment = (
+            {"OMP_NUM_THREADS": "1"} | dict(os.environ) | {STARTED: str(started)}
+        )
         what = f"starting {counted(processes, 'rank')}, each of which loads torch"
         return run_until_end(command, environment, started, what)
 
@@ -65,7 +78,9 @@ def _check_run(options: argparse.Namespace, plan: Any) -> None:
         raise UsageError("--every says how often --checkpoint writes")
     for name in ("audit", "checkpoint", "lr", "optimizer"):
         if plan.is_forward_only and getattr(options, name):
-            raise UsageError(f"--{name} is for a training, and `{plan.name}` has no backward")
+            raise UsageError(
+                f"--{name} is for a training, and `{plan.name}` has no backward"
+            )
     if plan.kernels:
         try:
             plan.for_updates(max(options.steps or 0, plan.layout.updates))
@@ -73,7 +88,9 @@ def _check_run(options: argparse.Namespace, plan: Any) -> None:
             raise UsageError(str(error)) from None
 
 
-def run_until_end(command: list[str], environment: dict[str, str], started: Path, what: str) -> int:
+def run_until_end(
+    command: list[str], environment: dict[str, str], started: Path, what: str
+) -> int:
     """Run a command; its exit code. Until it makes the file `started`, say `what` it does.
 
     A signal that would end this process goes to the command alone, once: it ends its own processes,

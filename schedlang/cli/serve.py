@@ -59,7 +59,11 @@ class _Drawn:
     @property
     def params(self) -> dict[str, int]:
         """The program's parameters."""
-        return {name: value for picture in self.pictures for name, value in picture.params.items()}
+        return {
+            name: value
+            for picture in self.pictures
+            for name, value in picture.params.items()
+        }
 
     @property
     def files(self) -> set[str]:
@@ -127,7 +131,11 @@ class PageServer(ThreadingHTTPServer):
 
     def stamps(self) -> dict[str, int]:
         """When each file was saved last."""
-        return {path: os.stat(path).st_mtime_ns for path in self.files if os.path.exists(path)}
+        return {
+            path: os.stat(path).st_mtime_ns
+            for path in self.files
+            if os.path.exists(path)
+        }
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -29,7 +29,9 @@ def show(options: argparse.Namespace) -> int:
     # The head of each rank says what its gathers cost.
     figures = _gather_figures(plan, options)
     params = ", ".join(f"{name} = {value}" for name, value in plan.params.items())
-    print(f"{plan.name} ({params}), from {plan.source.path}, proved for transport {plan.transport}")
+    print(
+        f"{plan.name} ({params}), from {plan.source.path}, proved for transport {plan.transport}"
+    )
     for number in plan.layout.far_edges:
         print(edge_text(plan, number))
     if plan.layout.frozen:
@@ -51,7 +53,9 @@ def _load(options: argparse.Namespace) -> Plan:
     return evolve(plan, costs=costs.over(plan.costs))
 
 
-def _document(plan: Plan, texts: list[str], options: argparse.Namespace) -> dict[str, Any]:
+def _document(
+    plan: Plan, texts: list[str], options: argparse.Namespace
+) -> dict[str, Any]:
     """The same for programs."""
     far = plan.layout.far_edges
     figures = _gather_figures(plan, options)
@@ -68,8 +72,12 @@ def _document(plan: Plan, texts: list[str], options: argparse.Namespace) -> dict
         "params": plan.params,
         "file": plan.source.path,
         "transport": plan.transport,
-        "edges": [edge_text(plan, number) for number in far if not plan.layout.is_skip(number)],
-        "skips": [edge_text(plan, number) for number in far if plan.layout.is_skip(number)],
+        "edges": [
+            edge_text(plan, number) for number in far if not plan.layout.is_skip(number)
+        ],
+        "skips": [
+            edge_text(plan, number) for number in far if plan.layout.is_skip(number)
+        ],
         "frozen": list(plan.layout.frozen),
         "ranks": ranks,
     }

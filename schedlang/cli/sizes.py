@@ -66,7 +66,9 @@ class Verdicts:
 
     def count(self, is_refusal: bool) -> int:
         """How many sizes are refused, or wrong."""
-        return sum(reason.sizes for reason in self.reasons if reason.is_refusal == is_refusal)
+        return sum(
+            reason.sizes for reason in self.reasons if reason.is_refusal == is_refusal
+        )
 
 
 def check_sizes(options: argparse.Namespace, source: Any) -> int:
@@ -80,23 +82,35 @@ def check_sizes(options: argparse.Namespace, source: Any) -> int:
         raise UsageError(f"`{min(in_both)}` has a -p and a --for: give one of them")
     number = prod(map(len, ranges.values()))
     if number > MOST_SIZES:
-        raise UsageError(f"--for asks for {number:,} sizes, at most {MOST_SIZES:,} are looked at")
+        raise UsageError(
+            f"--for asks for {number:,} sizes, at most {MOST_SIZES:,} are looked at"
+        )
     with progress(f"proving {counted(number, 'size')}"):
         # The smallest size comes first, where a mistake is easiest to see.
-        instances = check_range(source, options.params, ranges, options.transport, costs)
+        instances = check_range(
+            source, options.params, ranges, options.transport, costs
+        )
         try:
             verdicts = judge(instances, ranges)
         except ValueError as error:
             what = with_costs_file(options, error)
-            message = f"{what}: give one number for all stages, since sizes differ in these"
+            message = (
+                f"{what}: give one number for all stages, since sizes differ in these"
+            )
             raise UsageError(message) from None
     wrong = [reason for reason in verdicts.reasons if not reason.is_refusal]
     if options.format == "json":
-        print(json.dumps(verdicts_json(verdicts, options.file, options.transport), indent=1))
+        print(
+            json.dumps(
+                verdicts_json(verdicts, options.file, options.transport), indent=1
+            )
+        )
         return WRONG if wrong else FINE
     print(verdicts_text(verdicts))
     if wrong:
-        diagnostics = [diagnostic for reason in wrong for diagnostic in reason.diagnostics]
+        diagnostics = [
+            diagnostic for reason in wrong for diagnostic in reason.diagnostics
+        ]
         print_diagnostics(diagnostics, options)
     return WRONG if wrong else FINE
 
@@ -119,7 +133,9 @@ def judge(instances: Iterable[Instance], ranges: Mapping[str, range]) -> Verdict
             # The place and not the message, which has the numbers of one size.
             key = (first.code, first.labels[:1] and first.labels[0].span)
             if key not in known:
-                first = first.with_note(f"the smallest size where this is so: {_size(size)}")
+                first = first.with_note(
+                    f"the smallest size where this is so: {_size(size)}"
+                )
                 # More kinds of mistakes than letters would be a mistake of their own.
                 new = _REFUSED if instance.refused else next(letters, "?")
                 known[key] = len(reasons)
@@ -173,7 +189,9 @@ def verdicts_text(verdicts: Verdicts) -> str:
     for reason in verdicts.reasons:
         first = reason.diagnostics[0]
         what = "refused" if reason.is_refusal else f"error[{first.code}]"
-        sizes = f"{counted(reason.sizes, 'size')}, the smallest {_size(reason.smallest)}"
+        sizes = (
+            f"{counted(reason.sizes, 'size')}, the smallest {_size(reason.smallest)}"
+        )
         reasons.append(f"{reason.mark}  {what}: {sizes}: {first.message}")
     return "\n".join([line, "", *_grid(verdicts), "", *reasons])
 
@@ -204,11 +222,15 @@ def _compact_grid(
 ) -> Iterator[str]:
     """The same for grids that are too large: equal rows are one, and marks stand side by side."""
     # Rows are put together along the innermost of their names.
-    groups = [list(group) for _, group in groupby(rows, key=lambda row: (row[:-1], rows[row]))]
+    groups = [
+        list(group) for _, group in groupby(rows, key=lambda row: (row[:-1], rows[row]))
+    ]
     for group in groups:
         outer = _size(dict(zip(names[:-1], group[0], strict=False)))
         inner = f"{names[-1]} = {_span(group[0][-1], group[-1][-1])}" if names else ""
-        yield ", ".join(filter(None, [outer, inner, f"{last} = {_span(columns[0], columns[-1])}"]))
+        yield ", ".join(
+            filter(None, [outer, inner, f"{last} = {_span(columns[0], columns[-1])}"])
+        )
         marks = rows[group[0]]
         runs = [(mark, len(list(run))) for mark, run in groupby(marks)]
         if len(runs) <= _FEW_RUNS:

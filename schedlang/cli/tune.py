@@ -43,7 +43,9 @@ def tune(options: argparse.Namespace) -> int:
         return WRONG
     best = tuning.fitting[0].candidate
     if options.write_costs:
-        write_document(costs_within(best, training.memory).to_json(), options.write_costs)
+        write_document(
+            costs_within(best, training.memory).to_json(), options.write_costs
+        )
     if options.output:
         write_frontier(tuning, units, options.output)
     if options.format != "json":
@@ -81,7 +83,9 @@ def _of_model(options: argparse.Namespace) -> Any:
         "device": f"--device, one of {', '.join(DEVICES)}",
         "sequence": "--sequence, how many tokens a sample has",
     }
-    missing = [words for name, words in wanted.items() if getattr(options, name) is None]
+    missing = [
+        words for name, words in wanted.items() if getattr(options, name) is None
+    ]
     if missing:
         raise ValueError(f"--model needs {'; and '.join(missing)}")
     if options.layers:
@@ -185,7 +189,9 @@ def _print_best(options: argparse.Namespace, tuning: Any) -> None:
     print(f"\nthe fastest: {_command(options, tuning)}")
     print(f"  layers by stage: {' '.join(map(str, best.shares))}")
     if not options.write_costs:
-        print("  --write-costs FILE writes what its stages cost, for --costs of that command")
+        print(
+            "  --write-costs FILE writes what its stages cost, for --costs of that command"
+        )
     for path in (options.write_costs, options.output):
         if path:
             print(f"wrote {path}")

@@ -48,7 +48,9 @@ def slow(text: str) -> tuple[str, tuple[tuple[int, ...], float]]:
         times = float(factor)
     except ValueError:
         times = 0.0
-    is_known = len(ranks) == wanted.get(name) and all(rank.isdecimal() for rank in ranks)
+    is_known = len(ranks) == wanted.get(name) and all(
+        rank.isdecimal() for rank in ranks
+    )
     if not is_known or not 0 < times < float("inf"):
         raise ArgumentTypeError(
             f"`{text}` is not rank=R:FACTOR or link=R-Q:FACTOR, such as rank=3:1.3, with a factor "
@@ -194,9 +196,13 @@ def sizes(text: str) -> tuple[str, range]:
         # One value is a range too.
         chosen = range(int(start), int(stop if dots else start) + 1)
     except ValueError:
-        raise ArgumentTypeError(f"`{text}` is not NAME=A..B with whole numbers") from None
+        raise ArgumentTypeError(
+            f"`{text}` is not NAME=A..B with whole numbers"
+        ) from None
     if not name or not chosen:
-        raise ArgumentTypeError(f"`{text}` is not NAME=A..B with whole numbers, A up to B")
+        raise ArgumentTypeError(
+            f"`{text}` is not NAME=A..B with whole numbers, A up to B"
+        )
     from schedlang.cli.sizes import MOST_SIZES
 
     # `len` would fail for the longest ranges.
@@ -215,7 +221,9 @@ def program(text: str) -> str:
         return text
     known = names()
     if text not in known:
-        message = f"there is no file `{text}`, and no program of the gallery has this name"
+        message = (
+            f"there is no file `{text}`, and no program of the gallery has this name"
+        )
         raise ArgumentTypeError(f"{message}{near(text, known)}")
     return str(path_of(text))
 

@@ -50,7 +50,9 @@ def view(options: argparse.Namespace) -> int:
     except ImportError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
-    print(json.dumps({"output": options.output}) if is_json else f"wrote {options.output}")
+    print(
+        json.dumps({"output": options.output}) if is_json else f"wrote {options.output}"
+    )
     return FINE
 
 
@@ -59,4 +61,6 @@ def _part(options: argparse.Namespace) -> Part:
     from schedlang.report.views import Part
 
     start, end = options.window or (None, None)
-    return Part(options.ranks, start, end, options.width, options.memory, options.causes)
+    return Part(
+        options.ranks, start, end, options.width, options.memory, options.causes
+    )

@@ -37,7 +37,9 @@ def check_flag(name: str, value: Any) -> None:
     check_type(name, value, bool, "True or False")
 
 
-def check_whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
+def check_whole(
+    name: str, value: Any, least: int | None = None, most: int | None = None
+) -> None:
     """TypeError unless an argument is a whole number, ValueError unless it is in a range, both of
     whose ends are in it.
     """

@@ -65,7 +65,10 @@ class CompileError(Exception):
         return "\n\n".join(map(to_text, self.diagnostics))
 
     def __repr__(self) -> str:
-        told = [f"{diagnostic.code}: {diagnostic.message}" for diagnostic in self.diagnostics[:1]]
+        told = [
+            f"{diagnostic.code}: {diagnostic.message}"
+            for diagnostic in self.diagnostics[:1]
+        ]
         more = len(self.diagnostics) - 1
         return f"<{type(self).__name__} {'; '.join(told)}{f'; {more} more' if more > 0 else ''}>"
 
@@ -103,7 +106,9 @@ def to_text(diagnostic: Diagnostic, style: Style = PLAIN) -> str:
     """The diagnostic for people: the message, the source lines with the places underlined, notes,
     and the help.
     """
-    title = style.paint(diagnostic.severity, f"{diagnostic.severity}[{diagnostic.code}]")
+    title = style.paint(
+        diagnostic.severity, f"{diagnostic.severity}[{diagnostic.code}]"
+    )
     lines = [title + style.paint("message", f": {diagnostic.message}")]
     margin = 1
     if diagnostic.source and diagnostic.labels:
@@ -118,7 +123,9 @@ def to_text(diagnostic: Diagnostic, style: Style = PLAIN) -> str:
     elif diagnostic.help:
         endings.append(("help", diagnostic.help))
     frame = style.paint("frame", f"{' ' * margin} =")
-    lines += [f"{frame} {style.paint('note', f'{word}:')} {text}" for word, text in endings]
+    lines += [
+        f"{frame} {style.paint('note', f'{word}:')} {text}" for word, text in endings
+    ]
     return "\n".join(lines)
 
 
@@ -131,7 +138,9 @@ def _line_numbers(source: Source, labels: tuple[Label, ...] | list[Label]) -> li
     return [source.position(label.span.start)[0] for label in labels]
 
 
-def _places(diagnostic: Diagnostic, source: Source, margin: int, style: Style) -> list[str]:
+def _places(
+    diagnostic: Diagnostic, source: Source, margin: int, style: Style
+) -> list[str]:
     """The lines of the program that the labels are about, file by file."""
     by_file: dict[tuple[str, int], list[Label]] = {}
     for label in diagnostic.labels:
@@ -142,7 +151,9 @@ def _places(diagnostic: Diagnostic, source: Source, margin: int, style: Style) -
     for (path, _), labels in by_file.items():
         line, column = source.position(labels[0].span.start)
         bar = style.paint("frame", f"{' ' * margin} |")
-        lines.append(f"{' ' * margin}{style.paint('frame', arrow)} {path}:{line}:{column}")
+        lines.append(
+            f"{' ' * margin}{style.paint('frame', arrow)} {path}:{line}:{column}"
+        )
         lines.append(bar)
         lines += _excerpts(diagnostic, source, labels, margin, style)
         lines.append(bar)
@@ -152,7 +163,11 @@ def _places(diagnostic: Diagnostic, source: Source, margin: int, style: Style) -
 
 
 def _excerpts(
-    diagnostic: Diagnostic, source: Source, labels: list[Label], margin: int, style: Style
+    diagnostic: Diagnostic,
+    source: Source,
+    labels: list[Label],
+    margin: int,
+    style: Style,
 ) -> list[str]:
     """The lines of one file that have labels, in the order of the file."""
     by_line: dict[int, list[Label]] = {}
@@ -201,7 +216,8 @@ def _excerpt(
         is_first = label is diagnostic.labels[0]
         mark = "^" if is_first else "-"
         note = style.paint(
-            diagnostic.severity if is_first else "other", f"{mark * width} {label.text}".rstrip()
+            diagnostic.severity if is_first else "other",
+            f"{mark * width} {label.text}".rstrip(),
         )
         lines.append(f"{bar} {' ' * start}{note}")
     if far:
@@ -264,7 +280,9 @@ def to_github(diagnostic: Diagnostic) -> str:
         properties["endLine"] = end["line"]
         properties["endColumn"] = end["column"]
     properties["title"] = diagnostic.code
-    pairs = [f"{name}={_escaped(str(value), ':,')}" for name, value in properties.items()]
+    pairs = [
+        f"{name}={_escaped(str(value), ':,')}" for name, value in properties.items()
+    ]
     lines = [diagnostic.message]
     if diagnostic.waits:
         # GitHub shows the annotation beside one line of the program; a deadlock is about several.
@@ -285,7 +303,8 @@ def _escaped(text: str, separators: str = "") -> str:
     """
     special = "%\r\n" + separators
     return "".join(
-        f"%{ord(character):02X}" if character in special else character for character in text
+        f"%{ord(character):02X}" if character in special else character
+        for character in text
     )
 
 

@@ -54,7 +54,9 @@ class Repair:
         """The program with the edits made."""
         text = source.text
         # From the last edit to the first, so that those to come are still where they were.
-        edits = sorted(self.edits, key=lambda edit: (edit.span.start, edit.span.end), reverse=True)
+        edits = sorted(
+            self.edits, key=lambda edit: (edit.span.start, edit.span.end), reverse=True
+        )
         for edit in edits:
             text = text[: edit.span.start] + edit.text + text[edit.span.end :]
         return Source(source.path, text)

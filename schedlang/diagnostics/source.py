@@ -39,7 +39,10 @@ class Source:
     def __attrs_post_init__(self) -> None:
         check_type("path", self.path, str, "text: the path that messages give")
         check_type(
-            "text", self.text, str, "the text of a program; `read_source` reads it from a file"
+            "text",
+            self.text,
+            str,
+            "the text of a program; `read_source` reads it from a file",
         )
 
     @property

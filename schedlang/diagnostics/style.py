@@ -29,7 +29,9 @@ class Style(NamedTuple):
 
     def paint(self, part: str, text: str) -> str:
         """A text as a part of a message, by the name of the part in `_CODES`."""
-        return f"\x1b[{_CODES[part]}m{text}\x1b[0m" if self.is_coloured and text else text
+        return (
+            f"\x1b[{_CODES[part]}m{text}\x1b[0m" if self.is_coloured and text else text
+        )
 
 
 PLAIN = Style(is_coloured=False)

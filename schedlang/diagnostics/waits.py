@@ -13,7 +13,10 @@ Recorded = tuple[int, int, int]
 
 #: Why a rank waits, and how a message says what it waits for. `{at}` and `{until}` are actions.
 REASONS = {
-    "partner": ("{who} waits here, at {at}", "until rank {rank} comes here, to {until}"),
+    "partner": (
+        "{who} waits here, at {at}",
+        "until rank {rank} comes here, to {until}",
+    ),
     "stream": (
         "{who} waits here, at {at}",
         "until the stream of rank {rank} comes here, to {until}",

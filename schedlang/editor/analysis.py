@@ -130,7 +130,9 @@ def read(source: Source) -> tuple[Source, syntax.Schedule]:
     # nowhere in the text.
     nowhere = Span(0, 0)
     items = parse_items(source, 0)
-    return source, syntax.Schedule(syntax.Name("items", span=nowhere), items, span=nowhere)
+    return source, syntax.Schedule(
+        syntax.Name("items", span=nowhere), items, span=nowhere
+    )
 
 
 def read_with_names(source: Source) -> tuple[Source, syntax.Schedule, Symbols]:

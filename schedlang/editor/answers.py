@@ -42,7 +42,11 @@ def _symbol_text(analysis: Analysis, symbol: Symbol) -> str:
     """What a declared name is: its declaration, and its values."""
     text = analysis.source.text[symbol.statement.start : symbol.statement.end]
     # Of what has a block, such as a pipeline, the line before it is enough.
-    head = text if symbol.kind in ("let", "list", "fn", "param") else text.partition("{")[0]
+    head = (
+        text
+        if symbol.kind in ("let", "list", "fn", "param")
+        else text.partition("{")[0]
+    )
     head = " ".join(head[:_MOST_TEXT].split())
     lines = [f"```sched\n{head}\n```"]
     path = analysis.source.file(symbol.place.start)[0]
@@ -105,7 +109,8 @@ def _cost_at(analysis: Analysis, offset: int) -> str | None:
     # Statements stand in each other, so the shortest around a place is the one that it belongs to.
     innermost = min(around, key=lambda span: span.end - span.start)
     has_ops = any(
-        innermost.start <= place.start and place.end <= innermost.end for place in costs.places
+        innermost.start <= place.start and place.end <= innermost.end
+        for place in costs.places
     )
     return _cost_text(analysis, innermost, costs) if has_ops else None
 
@@ -114,14 +119,20 @@ def _cost_text(analysis: Analysis, span: Span, costs: LineCosts) -> str:
     """What a piece of a program costs, as shares of the whole."""
     cost: Cost = costs.within(span)
     assert analysis.figures is not None
-    params = ", ".join(f"{name} = {value}" for name, value in analysis.figures.params.items())
+    params = ", ".join(
+        f"{name} = {value}" for name, value in analysis.figures.params.items()
+    )
     lines = [f"At {params}:"]
     runs = _share(cost.runs, costs.makespan)
     lines.append(f"- {runs} of the critical path")
     if cost.waits:
-        lines.append(f"- {_share(cost.waits, costs.makespan)} of it waiting for this to begin")
+        lines.append(
+            f"- {_share(cost.waits, costs.makespan)} of it waiting for this to begin"
+        )
     if costs.idle:
-        lines.append(f"- {_share(cost.idle, costs.idle)} of the idle time comes before it")
+        lines.append(
+            f"- {_share(cost.idle, costs.idle)} of the idle time comes before it"
+        )
     if costs.peak:
         held = _share(cost.held, costs.peak)
         lines.append(f"- {held} of the peak memory, on rank {costs.peak_rank}")

@@ -71,7 +71,9 @@ def candidates(text: str, offset: int, path: str) -> Candidates:
 
 def _words(terminals: frozenset[str]) -> tuple[str, ...]:
     """The words of the language among some terminals."""
-    return tuple(sorted(text for terminal, text in words().items() if terminal in terminals))
+    return tuple(
+        sorted(text for terminal, text in words().items() if terminal in terminals)
+    )
 
 
 def _statement(tokens: Sequence[Token]) -> str:

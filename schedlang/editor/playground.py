@@ -55,7 +55,10 @@ def begin() -> str:
     # What is loaded is no garbage, and to look through it again and again takes time.
     gc.freeze()
     texts = {name: text_of(name) for name in names()}
-    programs = [{"name": name, "title": title(text), "text": text} for name, text in texts.items()]
+    programs = [
+        {"name": name, "title": title(text), "text": text}
+        for name, text in texts.items()
+    ]
     return json.dumps(programs)
 
 
@@ -77,16 +80,24 @@ class _Units:
     def __init__(self, text: str) -> None:
         self._before = [0]
         for character in text:
-            self._before.append(self._before[-1] + (2 if ord(character) > 0xFFFF else 1))
+            self._before.append(
+                self._before[-1] + (2 if ord(character) > 0xFFFF else 1)
+            )
 
     def __call__(self, offset: int) -> int:
         """Of the text of an imported file, which stands behind, the end of the text."""
         return self._before[min(offset, len(self._before) - 1)]
 
 
-def _answers(source: Source, params: Mapping[str, int], units: _Units) -> Iterator[dict[str, Any]]:
+def _answers(
+    source: Source, params: Mapping[str, int], units: _Units
+) -> Iterator[dict[str, Any]]:
     pieces = coloured(source.text)
-    yield {"colours": [[units(start), units(end), colour.value] for start, end, colour in pieces]}
+    yield {
+        "colours": [
+            [units(start), units(end), colour.value] for start, end, colour in pieces
+        ]
+    }
     analysis = Analysis(source, imports=imports_of(source))
     try:
         whole, tree = read(source)
@@ -124,7 +135,9 @@ def _of_plan(plan: Plan) -> Iterator[dict[str, Any]]:
     yield {"bubbles": explanation_text(explained(plan, picture.account))}
     # For the first of the names it is proved by now.
     others = wrong_on(plan, [name for name in NAMES if name != PORTABLE], plan.kernels)
-    verdicts = {PORTABLE: None} | {name: _verdict(found) for name, found in others.items()}
+    verdicts = {PORTABLE: None} | {
+        name: _verdict(found) for name, found in others.items()
+    }
     yield {"verdicts": list(verdicts.items())}
 
 
@@ -144,11 +157,17 @@ def _diagnosed(
     }
 
 
-def _diagnostic(analysis: Analysis, diagnostic: Diagnostic, units: _Units) -> dict[str, Any]:
+def _diagnostic(
+    analysis: Analysis, diagnostic: Diagnostic, units: _Units
+) -> dict[str, Any]:
     place = own_place(analysis, diagnostic)
     repair = fix(analysis, diagnostic)
     edits = [
-        {"from": units(edit.span.start), "to": units(edit.span.end), "insert": edit.text}
+        {
+            "from": units(edit.span.start),
+            "to": units(edit.span.end),
+            "insert": edit.text,
+        }
         for edit in (repair.edits if repair else ())
     ]
     return {

@@ -16,7 +16,9 @@ class Lines:
     def __init__(self, text: str) -> None:
         self._text = text
         self._starts = [0]
-        self._starts += [index + 1 for index, character in enumerate(text) if character == "\n"]
+        self._starts += [
+            index + 1 for index, character in enumerate(text) if character == "\n"
+        ]
 
     def position(self, offset: int) -> types.Position:
         """The position of a character."""

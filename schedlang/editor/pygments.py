@@ -43,7 +43,9 @@ class SchedLexer(Lexer):
     aliases: ClassVar[list[str]] = ["sched", "schedlang"]
     filenames: ClassVar[list[str]] = ["*.sched"]
 
-    def get_tokens_unprocessed(self, text: str) -> Iterator[tuple[int, _TokenType, str]]:
+    def get_tokens_unprocessed(
+        self, text: str
+    ) -> Iterator[tuple[int, _TokenType, str]]:
         """The pieces of a text: where each begins, what it is, and its text."""
         end = 0
         for start, stop, colour in coloured(text):

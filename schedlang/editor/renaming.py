@@ -24,12 +24,21 @@ def renamed(source: Source, offset: int, name: str) -> list[Span] | str:
         return "there is no name of the program here"
     if symbol.place.end > len(source.text):
         path = whole.file(symbol.place.start)[0]
-        return f"`{symbol.name}` is declared in `{path}`, which other programs may import"
+        return (
+            f"`{symbol.name}` is declared in `{path}`, which other programs may import"
+        )
     tokens = tokens_of(name)
-    is_word = len(tokens) == 1 and tokens[0] == name and name.isidentifier() and name.isascii()
+    is_word = (
+        len(tokens) == 1
+        and tokens[0] == name
+        and name.isidentifier()
+        and name.isascii()
+    )
     if not is_word or tokens[0].type in reserved():
         return f"`{name}` cannot be a name"
-    places = [span for span in symbols.places_of(symbol) if span.end <= len(source.text)]
+    places = [
+        span for span in symbols.places_of(symbol) if span.end <= len(source.text)
+    ]
     if symbol.name in ("ranks", "microbatches", "slices") and symbol.kind == "param":
         return f"`{symbol.name}` is what the parameter is called in every program"
     repair = Repair("", tuple(Edit(place, name) for place in places))
@@ -50,4 +59,6 @@ def _links(symbols: Symbols) -> list[int | None]:
     names.
     """
     numbers = {symbol.place: number for number, symbol in enumerate(symbols.declared)}
-    return [None if use.declared is None else numbers[use.declared] for use in symbols.uses]
+    return [
+        None if use.declared is None else numbers[use.declared] for use in symbols.uses
+    ]

@@ -130,7 +130,9 @@ class Server(LanguageServer):
             return
         params = options.get("params")
         if isinstance(params, Mapping):
-            self.params = {str(name): value for name, value in params.items() if type(value) is int}
+            self.params = {
+                str(name): value for name, value in params.items() if type(value) is int
+            }
         limit = options.get("limit")
         if isinstance(limit, int | float) and limit > 0:
             self.limit = float(limit)
@@ -140,9 +142,13 @@ class Server(LanguageServer):
         """Look at a text that has changed; what was being done with the old one ends."""
         document.stop()
         document.progress = Progress()
-        document.task = asyncio.create_task(self.look_at(document, document.progress, pause))
+        document.task = asyncio.create_task(
+            self.look_at(document, document.progress, pause)
+        )
 
-    async def look_at(self, document: Document, progress: Progress, pause: float) -> None:
+    async def look_at(
+        self, document: Document, progress: Progress, pause: float
+    ) -> None:
         """Find out all about a text, and tell it piece by piece."""
         # What a key starts, and the next key ends, wherever it is by then:
         #
@@ -152,7 +158,9 @@ class Server(LanguageServer):
         await asyncio.sleep(pause)
         analysis = Analysis(document.source)
         told: Analysis | None = None
-        steps = self.work.results(analyse, document.source, self.params, limit=self.limit)
+        steps = self.work.results(
+            analyse, document.source, self.params, limit=self.limit
+        )
         try:
             async with aclosing(steps):
                 async for analysis in steps:
@@ -173,7 +181,9 @@ class Server(LanguageServer):
     def tell(self, document: Document, analysis: Analysis) -> None:
         """Publish the diagnostics of a text, and have the editor ask for the rest again."""
         found = [_diagnostic(analysis, each) for each in analysis.diagnostics]
-        self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(document.uri, found))
+        self.text_document_publish_diagnostics(
+            types.PublishDiagnosticsParams(document.uri, found)
+        )
         workspace = self.client_capabilities.workspace
         if workspace and workspace.inlay_hint and workspace.inlay_hint.refresh_support:
             self.workspace_inlay_hint_refresh(None)
@@ -195,7 +205,11 @@ class Server(LanguageServer):
         analysis = document.analysis
         # A key may have come while this waited: places in the older text would be wrong in the
         # newer one.
-        if analysis is None or analysis.symbols is None or analysis.text != document.text:
+        if (
+            analysis is None
+            or analysis.symbols is None
+            or analysis.text != document.text
+        ):
             return None
         return analysis
 
@@ -223,7 +237,9 @@ def server() -> Server:
     @server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)
     def configure(params: types.DidChangeConfigurationParams) -> None:
         settings = params.settings
-        server.set_options(settings.get("schedlang") if isinstance(settings, Mapping) else None)
+        server.set_options(
+            settings.get("schedlang") if isinstance(settings, Mapping) else None
+        )
         for document in server.documents.values():
             server.change(document, 0)
 
@@ -297,7 +313,9 @@ def _add_names(server: Server) -> None:
         place = next(each for each in places if each.start <= offset <= each.end)
         return lines_of(server.documents[params.text_document.uri].text).range(place)
 
-    @server.feature(types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True))
+    @server.feature(
+        types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True)
+    )
     async def rename(params: types.RenameParams) -> types.WorkspaceEdit:
         document = server.documents.get(params.text_document.uri)
         if document is None:
@@ -305,14 +323,17 @@ def _add_names(server: Server) -> None:
         lines = lines_of(document.text)
         offset = lines.offset(params.position)
         new = params.new_name
-        places = await server.work.result(renamed, document.source, offset, new, limit=server.limit)
+        places = await server.work.result(
+            renamed, document.source, offset, new, limit=server.limit
+        )
         if not isinstance(places, list):
             raise JsonRpcInvalidParams(places or "it takes too long")
         edits = [types.TextEdit(lines.range(place), new) for place in places]
         return types.WorkspaceEdit(changes={document.uri: edits})
 
     @server.feature(
-        types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=["(", '"'])
+        types.TEXT_DOCUMENT_COMPLETION,
+        types.CompletionOptions(trigger_characters=["(", '"']),
     )
     async def completion(params: types.CompletionParams) -> list[types.CompletionItem]:
         document = server.documents.get(params.text_document.uri)
@@ -358,7 +379,8 @@ def _add_texts(server: Server) -> None:
         return [
             types.InlayHint(lines.position(place), text)
             for place, text in answers.hints(analysis)
-            if place <= len(document.text) and shown[0] <= lines.line_of(place) <= shown[1]
+            if place <= len(document.text)
+            and shown[0] <= lines.line_of(place) <= shown[1]
         ]
 
     @server.feature(types.TEXT_DOCUMENT_CODE_LENS)
@@ -372,11 +394,15 @@ def _add_texts(server: Server) -> None:
         place = first.end() if first else 0
         line = lines_of(document.text).range(Span(place, place))
         arguments = [document.uri] if server.view_command else None
-        command = types.Command(str(analysis.figures), server.view_command, None, arguments)
+        command = types.Command(
+            str(analysis.figures), server.view_command, None, arguments
+        )
         return [types.CodeLens(line, command)]
 
     @server.feature(types.TEXT_DOCUMENT_FORMATTING)
-    async def format(params: types.DocumentFormattingParams) -> list[types.TextEdit] | None:
+    async def format(
+        params: types.DocumentFormattingParams,
+    ) -> list[types.TextEdit] | None:
         document = server.documents.get(params.text_document.uri)
         if document is None:
             return None
@@ -441,7 +467,9 @@ def _diagnostic(analysis: Analysis, diagnostic: Diagnostic) -> types.Diagnostic:
     analysis = evolve(analysis, source=source)
     page = DOCS / "errors" / f"{diagnostic.code}.md"
     related = [
-        types.DiagnosticRelatedInformation(_location(analysis, label.span), label.text or "here")
+        types.DiagnosticRelatedInformation(
+            _location(analysis, label.span), label.text or "here"
+        )
         for label in _others(analysis, diagnostic)
     ]
     return types.Diagnostic(
@@ -449,7 +477,9 @@ def _diagnostic(analysis: Analysis, diagnostic: Diagnostic) -> types.Diagnostic:
         message=answers.message(diagnostic),
         severity=_SEVERITIES[diagnostic.severity],
         code=diagnostic.code,
-        code_description=types.CodeDescription(page.as_uri()) if page.exists() else None,
+        code_description=types.CodeDescription(page.as_uri())
+        if page.exists()
+        else None,
         source="schedlang",
         related_information=related or None,
     )
@@ -499,10 +529,14 @@ def _completions(
     kinds = types.CompletionItemKind
     if possible.takes_names:
         for symbol in _names_at(document, offset):
-            detail = answers.value_of(document.known, symbol) if document.known else None
+            detail = (
+                answers.value_of(document.known, symbol) if document.known else None
+            )
             items.append(
                 types.CompletionItem(
-                    symbol.name, kind=_KINDS.get(symbol.kind, kinds.Variable), detail=detail
+                    symbol.name,
+                    kind=_KINDS.get(symbol.kind, kinds.Variable),
+                    detail=detail,
                 )
             )
         items += [types.CompletionItem(name, kind=kinds.Function) for name in BUILTINS]
@@ -525,7 +559,11 @@ def _names_at(document: Document, offset: int) -> list[Symbol]:
     # What stands before the place where the texts begin to differ has not moved.
     old = known.source.text
     same = next(
-        (number for number in range(offset) if old[number : number + 1] != document.text[number]),
+        (
+            number
+            for number in range(offset)
+            if old[number : number + 1] != document.text[number]
+        ),
         offset,
     )
     return known.symbols.known_at(same)

@@ -44,7 +44,9 @@ def textmate() -> dict[str, Any]:
     name = f"{_any(can_be_names)}\\b"
     behind = _behind()
     operators = [
-        text for text in spellings().values() if not text.isalpha() and text not in "{}(),"
+        text
+        for text in spellings().values()
+        if not text.isalpha() and text not in "{}(),"
     ]
     return {
         "$schema": "https://raw.githubusercontent.com/martinring/tmlanguage/master/tmlanguage.json",
@@ -101,7 +103,9 @@ def _behind() -> dict[Colour, str]:
     }
     return {
         Colour.KEYWORD: f"\\b{_any(text for text in texts if text.isalpha())}\\b",
-        Colour.OPERATOR: _any(text for text in texts if not text.isalpha() and text not in "(,"),
+        Colour.OPERATOR: _any(
+            text for text in texts if not text.isalpha() and text not in "(,"
+        ),
         Colour.PUNCTUATION: "[(,]",
     }
 

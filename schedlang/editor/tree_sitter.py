@@ -56,8 +56,14 @@ class _Generator:
         loaded: Any = load_grammar(text, "sched", [], False)  # type: ignore[no-untyped-call]
         definitions = loaded[0].rule_defs
         self.rules = {str(name): tree for name, _, tree, _ in definitions}
-        self.hidden = frozenset(str(name) for name, *_, options in definitions if options.expand1)
-        document = {"source_file": _choice([_symbol("schedule"), self.rule(self.rules["items"])])}
+        self.hidden = frozenset(
+            str(name) for name, *_, options in definitions if options.expand1
+        )
+        document = {
+            "source_file": _choice(
+                [_symbol("schedule"), self.rule(self.rules["items"])]
+            )
+        }
         for name, tree in self.rules.items():
             if name in _LEFT_OUT or _can_be_empty(self.rules, tree):
                 continue
@@ -95,7 +101,11 @@ class _Generator:
                 return _choice([self.rule(each) for each in alternatives])
             case Tree("expansion", parts):
                 members = [self.rule(part) for part in parts]
-                return members[0] if len(members) == 1 else {"type": "SEQ", "members": members}
+                return (
+                    members[0]
+                    if len(members) == 1
+                    else {"type": "SEQ", "members": members}
+                )
             case Tree("alias", [expansion, NonTerminal() as name]):
                 made = str(name.name)
                 self.made[made] = self.rule(expansion)
@@ -172,7 +182,10 @@ def javascript(document: dict[str, Any]) -> str:
         f"  word: ($) => $.{document['word']},",
         f"  extras: ($) => [{', '.join(map(_script, document['extras']))}],",
         "  rules: {",
-        *(f"    {name}: ($) => {_script(rule)}," for name, rule in document["rules"].items()),
+        *(
+            f"    {name}: ($) => {_script(rule)},"
+            for name, rule in document["rules"].items()
+        ),
         "  },",
         "});",
     ]

@@ -63,7 +63,9 @@ class Work:
                     await asyncio.shield(waiting)
             receiver.close()
 
-    async def result(self, function: Callable[..., T], *arguments: Any, limit: float) -> T | None:
+    async def result(
+        self, function: Callable[..., T], *arguments: Any, limit: float
+    ) -> T | None:
         """What a function gives; None where it takes longer than so many seconds."""
         results = self.results(_once, function, arguments, limit=limit)
         async with aclosing(results):
@@ -77,7 +79,9 @@ def _once(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Iterator[
     yield function(*arguments)
 
 
-def _send(sender: Connection, function: Callable[..., Iterator[Any]], arguments: Any) -> None:
+def _send(
+    sender: Connection, function: Callable[..., Iterator[Any]], arguments: Any
+) -> None:
     """The work of a process: what a function gives, sent piece by piece."""
     # Ctrl-C is for the server, which ends this.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -74,7 +74,9 @@ def cached(kind: Kind, key: object, make: Callable[[], T]) -> T:
 
 def _remove_old_files(directory: Path, kind: Kind) -> None:
     """Keep the newest results of a kind."""
-    paths = sorted(directory.glob(f"{kind.name}-*"), key=lambda path: path.stat().st_mtime)
+    paths = sorted(
+        directory.glob(f"{kind.name}-*"), key=lambda path: path.stat().st_mtime
+    )
     for path in paths[: -kind.most]:
         path.unlink()
 
@@ -91,5 +93,7 @@ def _version() -> str:
     """
     paths = [str(GRAMMAR)]
     for directory, _, names in os.walk(PACKAGE):
-        paths += [os.path.join(directory, name) for name in names if name.endswith(".py")]
+        paths += [
+            os.path.join(directory, name) for name in names if name.endswith(".py")
+        ]
     return _hash([(path, os.stat(path).st_mtime_ns) for path in sorted(paths)])

@@ -19,7 +19,10 @@ class FileKind(Enum):
         "a list of items without a schedule around them",
         'write `schedule name { … }` around them; or a program takes them in by `import "{}"`',
     )
-    PLAN = ("a plan", "`schedc show {}`, `check`, `simulate`, `view`, `export` and `run` take it")
+    PLAN = (
+        "a plan",
+        "`schedc show {}`, `check`, `simulate`, `view`, `export` and `run` take it",
+    )
     TRACE = (
         "a trace",
         "`schedc view {}` and `schedc compare {}` show the run of a plan, and `--costs {}` takes "
@@ -111,6 +114,8 @@ def kind_of_document(document: Any) -> FileKind:
         return FileKind.TRACE
     if "nbformat" in document:
         return FileKind.NOTEBOOK
-    if document and all(isinstance(value, int | float | list) for value in document.values()):
+    if document and all(
+        isinstance(value, int | float | list) for value in document.values()
+    ):
         return FileKind.COSTS
     return FileKind.OBJECT

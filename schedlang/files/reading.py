@@ -69,9 +69,13 @@ def source_of(program: Source | str | Path, name: str = "source") -> Source:
         return program
     if isinstance(program, str) and "{" in program:
         return Source(NO_FILE, program)
-    check_type(name, program, (str, PathLike), "a path, the text of a program, or a Source")
+    check_type(
+        name, program, (str, PathLike), "a path, the text of a program, or a Source"
+    )
     if program == "":
-        raise ValueError(f"`{name}` is '': it must be a path, the text of a program, or a Source")
+        raise ValueError(
+            f"`{name}` is '': it must be a path, the text of a program, or a Source"
+        )
     if isinstance(program, str) and may_name(program):
         return read_source(_in_gallery(program))
     return read_source(Path(program))

@@ -36,7 +36,9 @@ def _replace(path: Path, content: bytes) -> None:
     temporary = None
     try:
         # In the same folder, since only within a file system a file is replaced in one step.
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=path.name, delete=False
+        ) as file:
             temporary = file.name
             file.write(content)
         # A temporary file is for its owner alone.

@@ -41,7 +41,9 @@ def quotient(left: int, right: int, location: int) -> int:
     return left // right
 
 
-def divide(left: int | Fraction, right: int | Fraction, location: int) -> int | Fraction:
+def divide(
+    left: int | Fraction, right: int | Fraction, location: int
+) -> int | Fraction:
     """`left / right` where there are decimals: rounded down if both sides are whole numbers, and
     else exact.
     """
@@ -59,7 +61,9 @@ def rest(left: int, right: int, location: int) -> int:
     return left % right
 
 
-def multiply(left: int | Fraction, right: int | Fraction, location: int) -> int | Fraction:
+def multiply(
+    left: int | Fraction, right: int | Fraction, location: int
+) -> int | Fraction:
     """`left * right`; repeated squaring is the one way to grow numbers without bound."""
     if not (-LARGEST <= left <= LARGEST and -LARGEST <= right <= LARGEST):
         raise Fault("too-large", "a number grows beyond 10^18", location)
@@ -93,8 +97,14 @@ def listed(name: str, values: tuple[Any, ...]) -> Callable[[int, int], Any]:
     def value_of(number: int, location: int) -> Any:
         if not 0 <= number < len(values):
             last = len(values) - 1
-            help = f"its values are `{name}[0]` to `{name}[{last}]`" if last else "it has one value"
-            message = f"`{name}[{number}]`: the list has {counted(len(values), 'value')}"
+            help = (
+                f"its values are `{name}[0]` to `{name}[{last}]`"
+                if last
+                else "it has one value"
+            )
+            message = (
+                f"`{name}[{number}]`: the list has {counted(len(values), 'value')}"
+            )
             raise Fault("no-such-value", message, location, help)
         return values[number]
 
@@ -152,6 +162,8 @@ def require(holds: int, reason: str | None, location: int) -> None:
     if not holds:
         raise Fault(
             "require",
-            f"the schedule requires: {reason}" if reason else "a requirement does not hold",
+            f"the schedule requires: {reason}"
+            if reason
+            else "a requirement does not hold",
             location,
         )

@@ -16,7 +16,14 @@ from schedlang.language.record import wrong_microbatch, wrong_slice, wrong_stage
 from schedlang.language.scopes import LARGEST
 from schedlang.language.sites import Sites
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.columns import SLOTS, Columns, Ints, actions_of, members, repeated
+from schedlang.schedule.columns import (
+    SLOTS,
+    Columns,
+    Ints,
+    actions_of,
+    members,
+    repeated,
+)
 from schedlang.schedule.frozen import NOTHING, runs_as
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
@@ -43,7 +50,9 @@ class Drawing:
     repeat: Ints
     call: Ints
 
-    def actions(self, ranks: int, offsets: list[int]) -> tuple[Sequence[Actions], Slots]:
+    def actions(
+        self, ranks: int, offsets: list[int]
+    ) -> tuple[Sequence[Actions], Slots]:
         """The actions of each rank if the slots of each repeat count from some offset, and the
         slots of these; a Fault if two of a rank want the same slot.
         """
@@ -65,7 +74,9 @@ class Drawing:
             row = int(collides.argmax()) + 1
             raise self.collision(drawn, row, int(slot[row]), int(end[row - 1]))
         bounds = np.searchsorted(drawn.rank, np.arange(ranks + 1))
-        slots = tuple(tuple(slot[begin:stop].tolist()) for begin, stop in pairwise(bounds))
+        slots = tuple(
+            tuple(slot[begin:stop].tolist()) for begin, stop in pairwise(bounds)
+        )
         return actions_of(ranks, drawn), slots
 
     def collision(self, drawn: Columns, row: int, slot: int, end: int) -> Fault:
@@ -74,7 +85,9 @@ class Drawing:
         """
         here = slice(row - 1, row + 1)
         ops = (drawn.kind[here], drawn.stage[here], drawn.microbatch[here])
-        earlier, later = map(Names(self.layout).action, *(column.tolist() for column in ops))
+        earlier, later = map(
+            Names(self.layout).action, *(column.tolist() for column in ops)
+        )
         before = f"`{earlier}`, until slot {end - 1}"
         after = f"`{later}`, from slot {slot}"
         other, location = drawn.source[here].tolist()
@@ -127,11 +140,15 @@ def draw(layout: Layout, sites: Sites, calls: list[int], repeats: list[int]) -> 
         table = np.array(calls, np.int64)
     except OverflowError:
         # What does not fit into a column is wrong anyway.
-        table = np.array([min(max(number, -LARGEST), LARGEST) for number in calls], np.int64)
+        table = np.array(
+            [min(max(number, -LARGEST), LARGEST) for number in calls], np.int64
+        )
     source, stage, microbatch, *slices, slot = table.reshape(-1, width).T
     stages = len(layout.placement)
     is_stage = (stage >= 0) & (stage < stages)
-    units = np.array([pipeline.microbatches for pipeline in layout.pipeline_of], np.int64)
+    units = np.array(
+        [pipeline.microbatches for pipeline in layout.pipeline_of], np.int64
+    )
     is_there = microbatch < units[np.where(is_stage, stage, 0)]
     is_unit = microbatch >= 0
     for number in slices:
@@ -162,7 +179,9 @@ def draw(layout: Layout, sites: Sites, calls: list[int], repeats: list[int]) -> 
     # `members` numbers them through all repeats; here each repeat counts from 0.
     call -= repeated(np.cumsum(repeats) - repeats, repeats)
     there = np.flatnonzero(is_there)
-    return Drawing(layout, columns.taken(there), slot[there], repeat[there], call[there])
+    return Drawing(
+        layout, columns.taken(there), slot[there], repeat[there], call[there]
+    )
 
 
 def _wrong_call(layout: Layout, sites: Sites, call: list[int]) -> Fault:
@@ -170,7 +189,9 @@ def _wrong_call(layout: Layout, sites: Sites, call: list[int]) -> Fault:
     location, stage, microbatch, *slices, slot = call
     op = sites.ops[location].word
     if slot < 0:
-        return Fault("block", f"`{op}` at slot {slot}, a block's slots count from 0", location)
+        return Fault(
+            "block", f"`{op}` at slot {slot}, a block's slots count from 0", location
+        )
     if not 0 <= stage < len(layout.placement):
         return wrong_stage(layout, 0, op, stage, location)
     for number in slices:

@@ -74,7 +74,9 @@ def check_claims(schedule: Schedule, execution: Execution, given: Costs = UNIT) 
         others |= TIMES
     if given.gives_memory:
         others |= AMOUNTS
-    claims = [claim for claim in schedule.claims if not claim.statement.figures & others]
+    claims = [
+        claim for claim in schedule.claims if not claim.statement.figures & others
+    ]
     checked = [_check(schedule, claim, figures) for claim in claims]
     findings = [finding for finding in checked if finding is not None]
     if findings:
@@ -105,7 +107,9 @@ def _own_stage(held: Sequence[int], number: int, location: int) -> int:
     """The stage that a rank holds as its chunk of a number."""
     if 0 <= number < len(held):
         return held[number]
-    raise Fault("no-such-stage", f"`stage({number})`, the rank holds {len(held)}", location)
+    raise Fault(
+        "no-such-stage", f"`stage({number})`, the rank holds {len(held)}", location
+    )
 
 
 def condition_of(site: ClaimSite, names: Mapping[str, Any]) -> Any:
@@ -181,7 +185,9 @@ class _Judge:
 def _compiled(site: Itself[ClaimSite], node: Itself[syntax.Node]) -> CodeType:
     """Python that binds an expression of a claim as a function `value`, after those it calls."""
     codegen = Codegen(has_decimals=site.it.has_decimals, notes_variables=True)
-    functions = [line for function in site.it.functions for line in codegen.statement(function)]
+    functions = [
+        line for function in site.it.functions for line in codegen.statement(function)
+    ]
     text = [*functions, f"def value(): return {codegen.expression(node.it)}"]
     return compile("\n".join(text), "<claim>", "exec")
 
@@ -194,7 +200,11 @@ def _check(schedule: Schedule, claim: Claim, figures: _Figures) -> Finding | Non
     try:
         if judge.holds():
             return None
-        said = f"the schedule claims: {site.reason}" if site.reason else "a claim does not hold"
+        said = (
+            f"the schedule claims: {site.reason}"
+            if site.reason
+            else "a claim does not hold"
+        )
         failing = list(judge.comparisons())
         sides = "; ".join(map(judge.sides, failing))
         message = f"{said}: {sides}" if sides else said
@@ -202,11 +212,15 @@ def _check(schedule: Schedule, claim: Claim, figures: _Figures) -> Finding | Non
         # A dictionary, since it keeps the order and has each term once.
         terms = dict.fromkeys(term for node in failing for term in judge.terms(node))
         label = f"where {', '.join(terms)}" if terms else ""
-        return Finding("assert", message, rank, claim.location, label, help=figures.text)
+        return Finding(
+            "assert", message, rank, claim.location, label, help=figures.text
+        )
     except Fault as fault:
         return Finding(fault.code, fault.message, rank, claim.location, help=fault.help)
     except (RecursionError, MemoryError, SyntaxError):
-        return Finding("nesting", "the claim is nested too deeply", rank, claim.location)
+        return Finding(
+            "nesting", "the claim is nested too deeply", rank, claim.location
+        )
 
 
 class _Figures:
@@ -276,7 +290,9 @@ class _Figures:
         return int(time) if time.is_integer() else exact(time, self._unit_of_time)
 
     def _amount(self, amount: float) -> int | Fraction:
-        return int(amount) if amount.is_integer() else exact(amount, self._unit_of_memory)
+        return (
+            int(amount) if amount.is_integer() else exact(amount, self._unit_of_memory)
+        )
 
     @cached_property
     def _unit_of_time(self) -> int | None:
@@ -304,6 +320,8 @@ def _of_rank(
     if rank is None:
         return max(values)
     if rank not in range(len(values)):
-        message = f"`{name}({number_text(rank)})`, there are ranks 0 to {len(values) - 1}"
+        message = (
+            f"`{name}({number_text(rank)})`, there are ranks 0 to {len(values) - 1}"
+        )
         raise Fault("no-such-rank", message, 0)
     return values[int(rank)]

@@ -56,7 +56,9 @@ class Code:
     sites: Sites
 
 
-def generate(tree: syntax.Schedule, positive: frozenset[str], notes_variables: bool) -> Code:
+def generate(
+    tree: syntax.Schedule, positive: frozenset[str], notes_variables: bool
+) -> Code:
     """The Python of a program, where some of its parameters are known to be 1 or more.
 
     Where it `notes_variables`, it tells the values of all names before each statement of the order,
@@ -72,12 +74,16 @@ def _generate(
     key: Itself[syntax.Schedule], positive: frozenset[str], notes_variables: bool
 ) -> Code:
     tree = key.it
-    codegen = Codegen(positive, any(isinstance(node, expressions.Decimal) for node in walk(tree)))
+    codegen = Codegen(
+        positive, any(isinstance(node, expressions.Decimal) for node in walk(tree))
+    )
     # The first location stands for the schedule as a whole.
     codegen.location(tree.name)
     # The items come first: they bring the names into scope that the order may use.
     items = "\n".join(line for item in tree.items for line in codegen.item(item))
-    order = next(item for item in tree.items if isinstance(item, syntax.Rank | syntax.Repeated))
+    order = next(
+        item for item in tree.items if isinstance(item, syntax.Rank | syntax.Repeated)
+    )
     codegen.notes_variables = notes_variables
     program = "\n".join(codegen.program(order))
     words = {site.word for site in codegen.sites.values()}
@@ -232,9 +238,8 @@ class Codegen:
             case syntax.Param(name, default):
                 self.has_slices |= name.text == "slices"
                 value = f"lambda: {self.expression(default)}" if default else "None"
-                line = (
-                    f"{variable(name.text)} = param({name.text!r}, {value}, {self.location(item)})"
-                )
+                place = self.location(item)
+                line = f"{variable(name.text)} = param({name.text!r}, {value}, {place})"
                 self._scope.values.append(name.text)
                 return [line]
             case syntax.Fn():
@@ -265,7 +270,9 @@ class Codegen:
         name = item.name.text
         self.pipelines.add(name)
         share = self.location(item.microbatches)
-        arguments = f"{self.stage_line(item.stage)}, {self.expression(item.microbatches)}"
+        arguments = (
+            f"{self.stage_line(item.stage)}, {self.expression(item.microbatches)}"
+        )
         if item.number is None:
             return f"{variable(name)} = pipeline({name!r}, {share}, {arguments})"
         assert item.range
@@ -280,7 +287,11 @@ class Codegen:
         match item:
             case syntax.Weights(rule, stages):
                 updates = self.expression(rule.updates) if rule.updates else "0"
-                on = f"{self.bounds(stages)}, {self.location(stages)}" if stages else "0, None, 0"
+                on = (
+                    f"{self.bounds(stages)}, {self.location(stages)}"
+                    if stages
+                    else "0, None, 0"
+                )
                 return f"weights({rule.name!r}, {updates}, {on}, {self.location(item)})"
             case syntax.Edge(name, range, earlier, later):
                 ends = self.function(name, earlier, later)
@@ -379,7 +390,9 @@ class Codegen:
                 holds = self.expression(condition)
                 return [f"require({holds}, {reason!r}, {self.location(condition)})"]
             case syntax.For(name, range, step, body):
-                arguments = f"{self.bounds(range)}, {self.weight(body)}, {self.location(range)}"
+                arguments = (
+                    f"{self.bounds(range)}, {self.weight(body)}, {self.location(range)}"
+                )
                 numbers = f"count({arguments})"
                 if step is not None:
                     size = f"{self.expression(step)}, {self.location(step)}"
@@ -437,10 +450,16 @@ class Codegen:
 
     def branches(self, node: syntax.If) -> list[str]:
         """An `if` with its `else if`s; these do not nest in Python either."""
-        lines = [f"if {self.expression(node.condition)}:", *self.block(node.then.statements)]
+        lines = [
+            f"if {self.expression(node.condition)}:",
+            *self.block(node.then.statements),
+        ]
         while isinstance(node.otherwise, syntax.If):
             node = node.otherwise
-            lines += [f"elif {self.expression(node.condition)}:", *self.block(node.then.statements)]
+            lines += [
+                f"elif {self.expression(node.condition)}:",
+                *self.block(node.then.statements),
+            ]
         if node.otherwise is not None:
             lines += ["else:", *self.block(node.otherwise.statements)]
         return lines
@@ -478,7 +497,9 @@ class Codegen:
             case syntax.Exchange(parts) | syntax.Overlap(parts) | syntax.Block(parts):
                 return 1 + sum(map(self.weight, parts))
             case syntax.If(_, then, otherwise):
-                return max(self.weight(then), self.weight(otherwise) if otherwise else 0)
+                return max(
+                    self.weight(then), self.weight(otherwise) if otherwise else 0
+                )
             case syntax.Run(name):
                 return self.weight(self.sequences[name.text].body)
         return 0
@@ -501,7 +522,9 @@ class Codegen:
                     if isinstance(function, syntax.List):
                         waiting += [(value, set()) for value in function.values]
                     else:
-                        waiting.append((function.body, {param.text for param in function.params}))
+                        waiting.append(
+                            (function.body, {param.text for param in function.params})
+                        )
                 elif name in self._scope.values:
                     values.append(name)
                 elif name not in self.pipelines and name not in BUILTINS:
@@ -516,7 +539,9 @@ class Codegen:
             self.has_decimals,
             node.for_all is not None,
         )
-        shown = ", ".join(f"{name!r}: {variable(name)}" for name in dict.fromkeys(values))
+        shown = ", ".join(
+            f"{name!r}: {variable(name)}" for name in dict.fromkeys(values)
+        )
         return f"claim({location}, {{{shown}}})"
 
     def building_block(self, block: syntax.Repeated) -> list[str]:
@@ -530,7 +555,9 @@ class Codegen:
         self._scope.values += microbatches
         self._scope.loops += microbatches
         for row in block.rows:
-            arguments = f"{self.bounds(row.range)}, {len(row.ops)}, {self.location(row.range)}"
+            arguments = (
+                f"{self.bounds(row.range)}, {len(row.ops)}, {self.location(row.range)}"
+            )
             lines.append(f" for {variable(row.name.text)} in count({arguments}):")
             lines += self.row(row)
         return [*lines, " pass"]

@@ -218,9 +218,13 @@ class Declarations:
             assert default is not None
             value = default()
         if name in SIZES and value < 1:
-            raise Fault("parameter", f"`{name}` is {value}, it must be 1 or more", location)
+            raise Fault(
+                "parameter", f"`{name}` is {value}, it must be 1 or more", location
+            )
         if abs(value) > LARGEST_PARAMETER:
-            raise Fault("parameter", f"`{name}` is {value}, it must be within ±10^9", location)
+            raise Fault(
+                "parameter", f"`{name}` is {value}, it must be within ±10^9", location
+            )
         self.params[name] = int(value)
         if value < 1 and name in self.positive:
             raise _NotPositive
@@ -230,14 +234,18 @@ class Declarations:
         """How many ranks or microbatches there are, for a line that needs to know it."""
         if name not in self.params:
             help = f"move `param {name}` above this line"
-            raise Fault("missing-part", f"`param {name}` stands below this line", location, help)
+            raise Fault(
+                "missing-part", f"`param {name}` stands below this line", location, help
+            )
         return self.params[name]
 
     def only_pipeline(self, line: StageLine) -> None:
         """Lay out the stages of a schedule that has one pipeline, which runs all microbatches."""
         self._lay_out("", line, self.size("microbatches", line.location))
 
-    def pipeline(self, name: str, share: int, line: StageLine, microbatches: int) -> Stages:
+    def pipeline(
+        self, name: str, share: int, line: StageLine, microbatches: int
+    ) -> Stages:
         """Lay out one of several pipelines, with a name of its own."""
         self._share = share
         return self._lay_out(name, line, microbatches)
@@ -272,7 +280,9 @@ class Declarations:
         for stage in self.count(line.start, line.stop, 1, line.location):
             rank = int(line.rank_of(stage))
             if not 0 <= rank < ranks:
-                message = f"stage {stage} is on rank {rank}, there are ranks 0 to {ranks - 1}"
+                message = (
+                    f"stage {stage} is on rank {rank}, there are ranks 0 to {ranks - 1}"
+                )
                 raise Fault("no-such-rank", message, line.rank_location)
             self.placement.append(rank)
         self.pipelines.append(Pipeline(name, first, first + line.stop, microbatches))
@@ -295,18 +305,26 @@ class Declarations:
         """A fault for stages that do not count from 0, or are not those of the other pipelines."""
         location = line.location
         if line.start != 0 or line.stop < 1:
-            message = f"the stages are {line.start} .. {line.stop}, they must start from 0"
+            message = (
+                f"the stages are {line.start} .. {line.stop}, they must start from 0"
+            )
             raise Fault("placement", message, location)
         if self.pipelines and not (name and self.pipelines[0].name):
             message = "a schedule has one `stage` line, or pipelines with one each"
             raise Fault("repeated-part", message, location)
         if microbatches < 1:
-            message = f"the pipeline runs {microbatches} microbatches, it must run 1 or more"
+            message = (
+                f"the pipeline runs {microbatches} microbatches, it must run 1 or more"
+            )
             raise Fault("pipelines", message, location)
         if self.pipelines and not self.models and line.stop != self.pipelines[0].stop:
             has = counted(line.stop, "stage")
-            message = f"the pipeline has {has}, the first one has {self.pipelines[0].stop}"
-            help = "pipelines are replicas of one model: cut all alike, or write `model`"
+            message = (
+                f"the pipeline has {has}, the first one has {self.pipelines[0].stop}"
+            )
+            help = (
+                "pipelines are replicas of one model: cut all alike, or write `model`"
+            )
             raise Fault("pipelines", message, location, help)
 
     def weight_rules(self, layout: Layout) -> tuple[WeightRule, ...]:
@@ -314,7 +332,9 @@ class Declarations:
         rules = [WeightRule()] * len(layout.placement) if self._weights else []
         for line in self._weights:
             if line.delay < 0:
-                message = f"weights delayed by {line.delay} updates, it must be 0 or more"
+                message = (
+                    f"weights delayed by {line.delay} updates, it must be 0 or more"
+                )
                 raise Fault("weight-version", message, line.location)
             stop = len(rules) if line.stop is None else line.stop
             for stage in stage_range(line.start, stop, len(rules), line.range_location):
@@ -327,7 +347,8 @@ class Declarations:
     def models(self) -> bool:
         """Whether the pipelines are several models, and no replicas of one."""
         return any(
-            isinstance(item, syntax.Pipeline) and item.word == "model" for item in self.tree.items
+            isinstance(item, syntax.Pipeline) and item.word == "model"
+            for item in self.tree.items
         )
 
     def edges(self) -> tuple[tuple[int, int], ...]:
@@ -357,7 +378,9 @@ class Declarations:
                 if is_there:
                     wrong = "is there already"
                 if wrong:
-                    message = f"the {code} from stage {earlier} to stage {later} {wrong}"
+                    message = (
+                        f"the {code} from stage {earlier} to stage {later} {wrong}"
+                    )
                     raise Fault(code, message, line.location)
                 pairs[earlier, later] = None
         return tuple(pairs)
@@ -377,7 +400,9 @@ class Declarations:
     def frozen_model(self, model: Stages | NumberedStages, location: int) -> None:
         """Say that the weights of a model, or of several that differ by a number, do not change."""
         for stages in [model] if isinstance(model, Stages) else model.pipelines:
-            self._frozen.append(_Frozen(stages.first, stages.first + stages.count, location))
+            self._frozen.append(
+                _Frozen(stages.first, stages.first + stages.count, location)
+            )
 
     def link(self, number_of: Callable[[int], int], location: int) -> None:
         """Say which link to the host each rank's copies take."""
@@ -387,7 +412,9 @@ class Declarations:
     def keep(self, keeper_of: Callable[[int], int], location: int) -> None:
         """Say which rank keeps what each rank offloads."""
         ranks = self.size("ranks", location)
-        keepers = tuple(int(keeper_of(rank)) for rank in self.count(0, ranks, 1, location))
+        keepers = tuple(
+            int(keeper_of(rank)) for rank in self.count(0, ranks, 1, location)
+        )
         for rank, keeper in enumerate(keepers):
             if not 0 <= keeper < ranks:
                 message = f"rank {rank} is kept on rank {keeper}, there are ranks 0 to {ranks - 1}"
@@ -462,7 +489,9 @@ class Declarations:
 
     def claim(self, location: int, values: dict[str, int]) -> None:
         """Keep a claim for when the figures that it speaks of are known."""
-        self.claims.append(Claim(self.sites.claims[location], location, self.rank, values))
+        self.claims.append(
+            Claim(self.sites.claims[location], location, self.rank, values)
+        )
 
     def own_stage(self, number: int, location: int) -> int:
         """The stage that a rank holds as its chunk of a number."""
@@ -490,7 +519,13 @@ class Declarations:
         return range(start, stop)
 
     def by_steps(
-        self, start: int, stop: int, weight: int, location: int, step: int, step_location: int
+        self,
+        start: int,
+        stop: int,
+        weight: int,
+        location: int,
+        step: int,
+        step_location: int,
     ) -> range:
         """The numbers of a range that a loop goes through by a step."""
         # Steps are checked also where the range is empty.
@@ -532,7 +567,9 @@ def declare(tree: syntax.Schedule, given: Mapping[str, int]) -> Declarations:
     # At first all are taken to be 1 or more, which most are: so divisions by them need no check.
     # Where one is not, the Python is made again without that; each time some parameter is struck
     # off, so it comes to an end.
-    positive = frozenset(item.name.text for item in tree.items if isinstance(item, syntax.Param))
+    positive = frozenset(
+        item.name.text for item in tree.items if isinstance(item, syntax.Param)
+    )
     while True:
         declared = Declarations(tree, given, positive, generate(tree, positive, False))
         try:

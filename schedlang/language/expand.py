@@ -39,7 +39,10 @@ from schedlang.schedule.schedule import Schedule
 
 
 def expand(
-    source: Source, tree: syntax.Schedule, params: Mapping[str, int], costs: Costs = UNIT
+    source: Source,
+    tree: syntax.Schedule,
+    params: Mapping[str, int],
+    costs: Costs = UNIT,
 ) -> Schedule:
     """The schedule that a program describes for some parameters; CompileError with everything wrong
     with it.
@@ -53,11 +56,17 @@ def expand(
     except (RecursionError, MemoryError, SyntaxError):
         label = Label(tree.name.span)
         raise CompileError(
-            [Diagnostic("nesting", "the program is nested too deeply", (label,), source)]
+            [
+                Diagnostic(
+                    "nesting", "the program is nested too deeply", (label,), source
+                )
+            ]
         ) from None
 
 
-def check_text(source: Source, tree: syntax.Schedule, params: Mapping[str, int]) -> None:
+def check_text(
+    source: Source, tree: syntax.Schedule, params: Mapping[str, int]
+) -> None:
     """CompileError with what is wrong with a program before it runs, or with the names of its
     parameters.
     """
@@ -103,7 +112,9 @@ def _check_params(
     source: Source, tree: syntax.Schedule, params: Mapping[str, int]
 ) -> list[Diagnostic]:
     """What is wrong with the parameters that a user gives."""
-    declared = {item.name.text: item for item in tree.items if isinstance(item, syntax.Param)}
+    declared = {
+        item.name.text: item for item in tree.items if isinstance(item, syntax.Param)
+    }
     wrong = []
     for name in params.keys() - declared.keys():
         message = f"the schedule `{tree.name.text}` has no parameter `{name}`"
@@ -111,13 +122,17 @@ def _check_params(
         close = nearest(name, declared)
         help = close.text if close else f"it has {known}"
         label = Label(tree.name.span)
-        wrong.append(Diagnostic("unknown-parameter", message, (label,), source, help=help))
+        wrong.append(
+            Diagnostic("unknown-parameter", message, (label,), source, help=help)
+        )
     for name, param in declared.items():
         if param.default is None and name not in params:
             message = f"the parameter `{name}` has no value"
             help = f"give one: -p {name}=4"
             label = Label(param.name.span)
-            wrong.append(Diagnostic("missing-parameter", message, (label,), source, help=help))
+            wrong.append(
+                Diagnostic("missing-parameter", message, (label,), source, help=help)
+            )
     return wrong
 
 
@@ -172,20 +187,30 @@ class _Expansion:
         def warning(code: str, message: str, location: int, help: str) -> Diagnostic:
             label = Label(declared.spans[location])
             notes = (f"here with {values_text(declared.params)}",)
-            return Diagnostic(code, message, (label,), self.source, notes, help, severity="warning")
+            return Diagnostic(
+                code, message, (label,), self.source, notes, help, severity="warning"
+            )
 
         for location, (start, stop) in declared.empty_ranges().items():
-            message = f"the range `{start} .. {stop}` is empty, here and wherever it is met"
+            message = (
+                f"the range `{start} .. {stop}` is empty, here and wherever it is met"
+            )
             help = "ranges count up: for the other way round, write `for m in 0 .. n by -1`"
             yield warning("empty-range", message, location, help)
         kinds = declared.sites.kinds
         backward = next((at for at in kinds if kinds[at] in (Kind.B, Kind.I)), None)
-        if backward is not None and not any({Kind.B, Kind.I} & set(own.kind) for own in ranks):
+        if backward is not None and not any(
+            {Kind.B, Kind.I} & set(own.kind) for own in ranks
+        ):
             message = "no backward ever runs: what is left is an inference"
-            help = "see which loop or `if` leaves them all out; or leave them out yourself"
+            help = (
+                "see which loop or `if` leaves them all out; or leave them out yourself"
+            )
             yield warning("forward-only", message, backward, help)
         if costs.capacity_bytes is not None and not costs.gives_bytes:
-            of_program = (price for price in declared.prices if price.word == "capacity")
+            of_program = (
+                price for price in declared.prices if price.word == "capacity"
+            )
             location = next((price.location for price in of_program), 0)
             message = "a capacity is given, and nothing says how many bytes ranks hold"
             help = "give `activation_bytes` and `weights_bytes` with --costs"
@@ -206,7 +231,9 @@ class _Expansion:
             is_cut = False
             declared.begin(rank, layout)
             try:
-                declared.names["program"](rank, calls.extend, *declared.stages_of_rank())
+                declared.names["program"](
+                    rank, calls.extend, *declared.stages_of_rank()
+                )
             except (Fault, KeyError):
                 is_cut = True
             order = record(rank, layout, declared.sites, calls)
@@ -268,7 +295,9 @@ class _Expansion:
         groups: dict[tuple[str, int], list[Met]] = {}
         for met in self.faults:
             groups.setdefault((met.fault.code, met.fault.location), []).append(met)
-        return [_diagnostic(self.source, self.declared, group) for group in groups.values()]
+        return [
+            _diagnostic(self.source, self.declared, group) for group in groups.values()
+        ]
 
 
 def _diagnostic(source: Source, declared: Declarations, group: list[Met]) -> Diagnostic:
@@ -279,8 +308,12 @@ def _diagnostic(source: Source, declared: Declarations, group: list[Met]) -> Dia
         others = [met.rank for met in group[1:] if met.rank is not None]
         notes.append(f"and on {ranks_text(others)}")
     labels = {fault.location: "", **fault.labels}
-    places = tuple(Label(declared.spans[location], text) for location, text in labels.items())
-    return Diagnostic(fault.code, fault.message, places, source, tuple(notes), fault.help)
+    places = tuple(
+        Label(declared.spans[location], text) for location, text in labels.items()
+    )
+    return Diagnostic(
+        fault.code, fault.message, places, source, tuple(notes), fault.help
+    )
 
 
 def _apart(interval: int | None) -> str:
@@ -293,7 +326,14 @@ def _apart(interval: int | None) -> str:
 def _changed(schedule: Schedule, change: Change) -> Schedule:
     """The schedule after a pass."""
     # Most programs have none, and they are a lot to load.
-    from schedlang.passes import fill_weights, fill_within, gather, recompute, reorder, squeeze
+    from schedlang.passes import (
+        fill_weights,
+        fill_within,
+        gather,
+        recompute,
+        reorder,
+        squeeze,
+    )
 
     if schedule.stream:
         message = "a pass changes the order of one update: `steady` has none"
@@ -310,10 +350,14 @@ def _changed(schedule: Schedule, change: Change) -> Schedule:
             case "gather", limits:
                 return gather(schedule, *limits)
             case "fill", (limit,):
-                return _filled(fill_within(schedule, float(limit)), limit, change.location)
+                return _filled(
+                    fill_within(schedule, float(limit)), limit, change.location
+                )
         return fill_weights(schedule)
     except ValueError as error:
-        raise Fault("pass", f"the ops cannot be moved: {error}", change.location) from None
+        raise Fault(
+            "pass", f"the ops cannot be moved: {error}", change.location
+        ) from None
 
 
 def _filled(filled: Schedule | None, limit: float, location: int) -> Schedule:

@@ -47,7 +47,9 @@ class Met:
 def values_text(values: Mapping[str, int]) -> str:
     """Names and values as a note shows them; very large numbers say nothing."""
     return ", ".join(
-        f"{name} = {number_text(value)}" for name, value in values.items() if abs(value) <= LARGEST
+        f"{name} = {number_text(value)}"
+        for name, value in values.items()
+        if abs(value) <= LARGEST
     )
 
 

@@ -21,12 +21,22 @@ NAMES = {
     "num_ranks": Foreign("the number of ranks is `ranks`", "ranks"),
     "nranks": Foreign("the number of ranks is `ranks`", "ranks"),
     "pp_size": Foreign("the number of ranks is `ranks`", "ranks"),
-    "num_stages": Foreign("the number of stages is not a name of its own: give it one with `let`"),
-    "stages": Foreign("the number of stages is not a name of its own: give it one with `let`"),
-    "num_microbatches": Foreign("the number of microbatches is `microbatches`", "microbatches"),
-    "n_microbatches": Foreign("the number of microbatches is `microbatches`", "microbatches"),
+    "num_stages": Foreign(
+        "the number of stages is not a name of its own: give it one with `let`"
+    ),
+    "stages": Foreign(
+        "the number of stages is not a name of its own: give it one with `let`"
+    ),
+    "num_microbatches": Foreign(
+        "the number of microbatches is `microbatches`", "microbatches"
+    ),
+    "n_microbatches": Foreign(
+        "the number of microbatches is `microbatches`", "microbatches"
+    ),
     "num_chunks": Foreign("declare it: `param chunks = 2`"),
-    "rank": Foreign("a rank's number has the name behind `rank`, as r in `rank r { … }`"),
+    "rank": Foreign(
+        "a rank's number has the name behind `rank`, as r in `rank r { … }`"
+    ),
 }
 
 #: The same of functions.

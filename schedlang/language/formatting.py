@@ -81,7 +81,10 @@ class _Lines:
                 continue
             self.free(comment.newlines, may_be_free)
             self.lines.append(_Line("    " * depth + comment.text))
-        is_end = number == len(self.layout.tokens) or self.layout.tokens[number].type == "RBRACE"
+        is_end = (
+            number == len(self.layout.tokens)
+            or self.layout.tokens[number].type == "RBRACE"
+        )
         self.free(gap.newlines, may_be_free and not is_end)
 
     def free(self, newlines: int, may_be_free: bool) -> None:

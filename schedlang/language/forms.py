@@ -46,7 +46,9 @@ def old_forms(source: Source, tree: syntax.Schedule) -> list[Diagnostic]:
         notes = (f"and in {more}",) if len(labels) > 1 else ()
         first = (labels[0],)
         warnings.append(
-            Diagnostic("old-form", message, first, source, notes, help, severity="warning")
+            Diagnostic(
+                "old-form", message, first, source, notes, help, severity="warning"
+            )
         )
 
     nodes = list(syntax.walk(tree))
@@ -54,17 +56,27 @@ def old_forms(source: Source, tree: syntax.Schedule) -> list[Diagnostic]:
     if splits_backward(tree, words) and not writes_halves(tree, words):
         halves = [node for node in nodes if _is_word(node, "B")]
         message = "`B` is the input half of a backward here, since weight gradients stand apart"
-        warn(message, halves, "write `I` for the half: `B` is then a whole backward, as `BW` is")
+        warn(
+            message,
+            halves,
+            "write `I` for the half: `B` is then a whole backward, as `BW` is",
+        )
     for node in nodes:
         match node:
             case syntax.Objective(name) if name.text in OLD_OBJECTIVES:
                 new = OLD_OBJECTIVES[name.text]
-                warn(f"`objective {name.text}` is an old name", [node], f"write `objective {new}`")
+                warn(
+                    f"`objective {name.text}` is an old name",
+                    [node],
+                    f"write `objective {new}`",
+                )
             case syntax.Recompute(syntax.Name(text)):
                 help = "write `recompute` and the range"
                 warn(f"nothing uses the name `{text}`", [node], help)
     warn(
-        "`squeeze` changes nothing: every op starts as soon as it can", _idle(tree), "leave it out"
+        "`squeeze` changes nothing: every op starts as soon as it can",
+        _idle(tree),
+        "leave it out",
     )
     return warnings
 

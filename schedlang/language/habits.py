@@ -29,10 +29,13 @@ class Habit:
 _NO_LOOP = "how often a loop runs is known before it: `repeat n { … }`, `for m in 0 .. n { … }`"
 _NO_CHANGE = "a name keeps its value: give another one a new name, `let more = n + 1`"
 _RANGE = "write `{}`: a range ends before its second number"
-_BRACES = "what belongs together stands in braces: `rank r { … }`, `for m in 0 .. n { … }`"
+_BRACES = (
+    "what belongs together stands in braces: `rank r { … }`, `for m in 0 .. n { … }`"
+)
 _FUNCTION = "write `{}`: a function is one expression"
 _ONE_ORDER = (
-    "write `{}`: one `rank` says what every rank does, `if r == 0 { … }` what only one does"
+    "write `{}`: one `rank` says what every rank does, "
+    "`if r == 0 { … }` what only one does"
 )
 _DIGITS = "write `{}`: there are digits on both sides of a point"
 _A_LIST = (
@@ -40,7 +43,8 @@ _A_LIST = (
     "expression of the stage, `cost F(s) = time[s]`"
 )
 _NOTHING_TO_DO = (
-    "a program says which ops there are, in order, and nothing else happens in it: leave it out"
+    "a program says which ops there are, in order, "
+    "and nothing else happens in it: leave it out"
 )
 
 HABITS = (
@@ -54,7 +58,9 @@ HABITS = (
     Habit(r"(?P<at>:=|<-|=>)", "="),
     Habit(r"(?P<at>=<|≤)", "<="),
     Habit(r"(?P<at>=>|≥)", ">="),
-    Habit(r"(?P<at>=)(?!=)", "==", "write `{}`: it compares, `=` gives a name its value"),
+    Habit(
+        r"(?P<at>=)(?!=)", "==", "write `{}`: it compares, `=` gives a name its value"
+    ),
     Habit(r"(?P<at>\*\*|\^)", "*", "there is no power: write a product, `2 * 2 * 2`"),
     Habit(r"(?P<at>%%)", "%"),
     Habit(r"(?P<at>//)(?=\s*[\w(])", "/", "write `{}`: it rounds down"),
@@ -92,7 +98,9 @@ HABITS = (
     ),
     Habit(r"(?P<at>elif|elsif|elseif|elsf)\b", "else if"),
     Habit(
-        r"(?P<at>then)\s*(?=\{)", "", "leave `then` out: it stands in values, `if a then b else c`"
+        r"(?P<at>then)\s*(?=\{)",
+        "",
+        "leave `then` out: it stands in values, `if a then b else c`",
     ),
     Habit(
         r"(?P<at>switch|match|case|when)\b",
@@ -152,9 +160,15 @@ HABITS = (
     Habit(r"(?P<at>while|until|loop|do)\b", None, _NO_LOOP),
     Habit(rf"repeat\s+(?P<n>{_TERM})\s*(?P<at>times|x|\*)", r"repeat \g<n>"),
     Habit(
-        r"(?P<at>break|continue|return|yield|goto|pass|end|begin|done|fi)\b;?", None, _NOTHING_TO_DO
+        r"(?P<at>break|continue|return|yield|goto|pass|end|begin|done|fi)\b;?",
+        None,
+        _NOTHING_TO_DO,
     ),
-    Habit(r"(?P<at>print|printf|println|log|echo|assert_eq|debug)\b[^\n}]*", "", _NOTHING_TO_DO),
+    Habit(
+        r"(?P<at>print|printf|println|log|echo|assert_eq|debug)\b[^\n}]*",
+        "",
+        _NOTHING_TO_DO,
+    ),
     Habit(
         r"(?P<at>wait|barrier|sync|synchronize|await|async)\b[^\n}]*",
         "",
@@ -162,14 +176,22 @@ HABITS = (
     ),
     # What ends and joins statements.
     Habit(r"(?P<at>;)", "", "a statement needs no end: leave the `;` out"),
-    Habit(r"(?<=[\w)}])\s*(?P<at>,)(?=\s*(?:$|}|\w))", "", "no comma stands between statements"),
+    Habit(
+        r"(?<=[\w)}])\s*(?P<at>,)(?=\s*(?:$|}|\w))",
+        "",
+        "no comma stands between statements",
+    ),
     Habit(r"(?P<at>:)(?=\s*(?:$|#|\w))", "{", _BRACES),
     # Values.
-    Habit(r"frozen\s+\w+\s+(?P<at>in)\s+(?P<a>\S+)\s*\.\.\s*(?P<b>\S+)", r"frozen \g<a> .. \g<b>"),
+    Habit(
+        r"frozen\s+\w+\s+(?P<at>in)\s+(?P<a>\S+)\s*\.\.\s*(?P<b>\S+)",
+        r"frozen \g<a> .. \g<b>",
+    ),
     Habit(r"weights\s*(?P<at>=|:)\s*(?P<v>\w+)", r"weights \g<v>"),
     Habit(r"(?P<at>(?:let\s+)?mut\b)\s*", "let ", "write `let`: no value changes"),
     Habit(
-        r"(?P<at>var|const|val|int|auto|set|local|final|static)\s+(?P<n>\w+)(?=\s*=)", r"let \g<n>"
+        r"(?P<at>var|const|val|int|auto|set|local|final|static)\s+(?P<n>\w+)(?=\s*=)",
+        r"let \g<n>",
     ),
     Habit(r"(?P<n>\w+)\s*(?P<at>[-+*/%]=|\+\+|--)[^\n}]*", "", _NO_CHANGE),
     Habit(
@@ -183,7 +205,8 @@ HABITS = (
         "write `{}`: a value is a number, without a type",
     ),
     Habit(
-        r"(?P<head>(?:let|param|cost|memory)\s+\w+)\s*(?P<at>:)\s*(?P<v>\w+)", r"\g<head> = \g<v>"
+        r"(?P<head>(?:let|param|cost|memory)\s+\w+)\s*(?P<at>:)\s*(?P<v>\w+)",
+        r"\g<head> = \g<v>",
     ),
     Habit(r"let\s+(?P<n>\w+)\s*(?P<at>\()(?P<a>[^()\n]*)\)\s*=", r"fn \g<n>(\g<a>) ="),
     Habit(
@@ -202,7 +225,9 @@ HABITS = (
     Habit(r"(?P<n>\d+)(?P<at>\.)(?![.\d])", r"\g<n>.0", _DIGITS),
     Habit(r"(?P<n>\d+)(?P<at>(?:_\d+)+)", r"\g<n>", "write the digits without `_`"),
     Habit(
-        r"(?P<n>\d+(?:\.\d+)?)(?P<at>e-?\d+)", r"\g<n>", "write the number out: `1000` for `1e3`"
+        r"(?P<n>\d+(?:\.\d+)?)(?P<at>e-?\d+)",
+        r"\g<n>",
+        "write the number out: `1000` for `1e3`",
     ),
     Habit(r"(?P<n>0)(?P<at>[xXbo][0-9a-fA-F]+)", r"\g<n>", "numbers are decimal"),
     Habit(r"'(?P<text>[^'\n\"]*)'", r'"\g<text>"'),
@@ -222,7 +247,10 @@ HABITS = (
         r"\g<word> \g<c>, \g<at>",
     ),
     # Ops.
-    Habit(rf"(?P<op>\b{_OP})\s*(?P<at>[\[<{{])\s*(?P<a>[^\]>}}\n]*)\s*[\]>}}]", r"\g<op>(\g<a>)"),
+    Habit(
+        rf"(?P<op>\b{_OP})\s*(?P<at>[\[<{{])\s*(?P<a>[^\]>}}\n]*)\s*[\]>}}]",
+        r"\g<op>(\g<a>)",
+    ),
     Habit(
         rf"(?P<s>\b\d+)(?P<at>{_OP})(?P<m>\d+)\b",
         r"\g<at>(\g<s>, \g<m>)",
@@ -232,7 +260,10 @@ HABITS = (
     Habit(rf"(?P<op>\b{_OP})\s+(?P<at>(?:next|\w+)(?:\s*,\s*\w+)*)", r"\g<op>(\g<at>)"),
     Habit(r"(?P<at>(?i:forward|fwd|fprop)(?:_pass|_step)?)\b", "F"),
     Habit(r"(?P<at>(?i:backward|bwd|bprop)(?:_pass|_step)?)\b", "B"),
-    Habit(r"(?P<at>(?:optimizer|opt|optim)(?:\.step|_step)?|step|update)\b\s*(?:\(\s*\))?", "U"),
+    Habit(
+        r"(?P<at>(?:optimizer|opt|optim)(?:\.step|_step)?|step|update)\b\s*(?:\(\s*\))?",
+        "U",
+    ),
     Habit(
         r"(?P<at>(?i:(?P<d>send|recv|receive))_?(?i:(?P<f>forward|fwd|F)|backward|bwd|B)(?:_\w+)?)\b",
         None,
@@ -267,7 +298,11 @@ HABITS = (
         "rank r ",
         _ONE_ORDER,
     ),
-    Habit(r"rank\s+(?P<r>\w+)\s+(?P<at>in)\s+[^\n{]+?(?=\s*[{:])", r"rank \g<r>", _ONE_ORDER),
+    Habit(
+        r"rank\s+(?P<r>\w+)\s+(?P<at>in)\s+[^\n{]+?(?=\s*[{:])",
+        r"rank \g<r>",
+        _ONE_ORDER,
+    ),
     Habit(
         r"schedule\s+(?P<at>\"(?P<n>[A-Za-z_]\w*)[^\n\"]*\")",
         r"schedule \g<n>",
@@ -296,20 +331,25 @@ HABITS = (
     Habit(r"(?P<word>param)\s+(?P<n>\w+)\s+(?P<at>\d+)", r"\g<word> \g<n> = \g<at>"),
     Habit(r"(?P<at>from)\s+(?P<f>[\w.]+)\s+import\b[^\n]*", r'import "\g<f>.sched"'),
     Habit(r"(?P<at>include|use|require|using)\s+(?P<f>\"[^\"\n]+\")", r"import \g<f>"),
-    Habit(r"import\s+(?P<at>(?P<f>[\w./]+?)(?:\.sched)?)(?=\s|$)", r'import "\g<f>.sched"'),
+    Habit(
+        r"import\s+(?P<at>(?P<f>[\w./]+?)(?:\.sched)?)(?=\s|$)", r'import "\g<f>.sched"'
+    ),
     Habit(
         r"(?P<head>stage\s+\w+\s+in\s+[^\n]+?)\s+(?P<at>at)\s+(?P<rest>\S[^\n]*)",
         r"\g<head> on \g<rest>",
     ),
     Habit(
-        r"stage\s+(?P<s>\w+)\s+(?P<at>on)\s+(?P<r>[^\n]+)", r"stage \g<s> in 0 .. ranks on \g<r>"
+        r"stage\s+(?P<s>\w+)\s+(?P<at>on)\s+(?P<r>[^\n]+)",
+        r"stage \g<s> in 0 .. ranks on \g<r>",
     ),
     Habit(
         r"(?P<word>cost|memory)\s+(?P<n>[A-Z]+)\s+(?P<at>\d+)",
         r"\g<word> \g<n> = \g<at>",
     ),
     Habit(r"(?P<word>squeeze|reorder)\s*(?P<at>\(\s*\))", r"\g<word>"),
-    Habit(r"(?P<word>overlap|exchange)\s*(?P<at>\((?P<a>[^\n]*)\))", r"\g<word> { \g<a> }"),
+    Habit(
+        r"(?P<word>overlap|exchange)\s*(?P<at>\((?P<a>[^\n]*)\))", r"\g<word> { \g<a> }"
+    ),
     Habit(
         r"(?P<at>[\u00a0\u200b\u2060\ufeff]+)",
         "",

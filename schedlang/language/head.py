@@ -85,7 +85,9 @@ def head_lines(head: Head, words: dict[int, str]) -> Iterator[str]:
 def _pipelines(layout: Layout) -> Iterator[str]:
     """The lines of pipelines, one for all that differ by a number: `lane(0)`, `lane(1)`."""
     word = "model" if layout.models else "pipeline"
-    for name, group in groupby(layout.pipelines, lambda pipeline: pipeline.name.partition("(")[0]):
+    for name, group in groupby(
+        layout.pipelines, lambda pipeline: pipeline.name.partition("(")[0]
+    ):
         pipelines = list(group)
         ranks = [layout.placement[each.start : each.stop] for each in pipelines]
         microbatches = [each.microbatches for each in pipelines]
@@ -146,7 +148,9 @@ def _values(item: str, names: str, values: Nested) -> Iterator[str]:
 
 def _depth(values: Nested) -> int:
     """By how many numbers values are."""
-    return 1 + max((_depth(value) for value in values if isinstance(value, Sequence)), default=0)
+    return 1 + max(
+        (_depth(value) for value in values if isinstance(value, Sequence)), default=0
+    )
 
 
 def number_text(value: float) -> str:
@@ -168,7 +172,9 @@ def by_number(name: str, values: Sequence[float]) -> str:
         if step == 0 or (step in (-1, 1) and float(values[start]).is_integer()):
             while stop < len(values) and values[stop] - values[stop - 1] == step:
                 stop += 1
-        runs.append((start, _run(name, start, values[start], step if stop > start + 1 else 0)))
+        runs.append(
+            (start, _run(name, start, values[start], step if stop > start + 1 else 0))
+        )
         start = stop
     return _chosen(name, runs)
 
@@ -181,7 +187,11 @@ def by_numbers(names: str, values: Nested) -> str:
         return by_number(names[0], values)
     rows = [value if isinstance(value, Sequence) else [value] for value in values]
     texts = [by_numbers(names[1:], row) for row in rows]
-    firsts = [index for index, text in enumerate(texts) if index == 0 or text != texts[index - 1]]
+    firsts = [
+        index
+        for index, text in enumerate(texts)
+        if index == 0 or text != texts[index - 1]
+    ]
     return _chosen(names[0], [(first, texts[first]) for first in firsts])
 
 
@@ -204,7 +214,9 @@ def _chosen(name: str, runs: Sequence[tuple[int, str]]) -> str:
             return f"({text})" if text.startswith("if") and len(runs) > 1 else text
         middle = (low + high) // 2
         condition = f"{name} < {runs[middle][0]}"
-        return f"(if {condition} then {between(low, middle)} else {between(middle, high)})"
+        return (
+            f"(if {condition} then {between(low, middle)} else {between(middle, high)})"
+        )
 
     text = between(0, len(runs))
     return text[1:-1] if text.startswith("(") else text

@@ -45,7 +45,11 @@ class _Loading:
         """Items of a file in a folder, with those of imported files in place of imports."""
         spliced = []
         for item in items:
-            spliced += self.imported(item, folder) if isinstance(item, syntax.Import) else [item]
+            spliced += (
+                self.imported(item, folder)
+                if isinstance(item, syntax.Import)
+                else [item]
+            )
         return spliced
 
     def imported(self, item: syntax.Import, folder: Path) -> list[syntax.Node]:
@@ -55,7 +59,9 @@ class _Loading:
             help = f"it is looked for in `{folder}`, then in the gallery"
             message = f"there is no file `{item.file}` to import"
             label = Label(item.span)
-            raise CompileError([Diagnostic("import", message, (label,), self.source, help=help)])
+            raise CompileError(
+                [Diagnostic("import", message, (label,), self.source, help=help)]
+            )
         if path.resolve() in self.files:
             return []
         self.files.add(path.resolve())

@@ -170,13 +170,18 @@ class _Reader:
             else:
                 # In `a + b - c` all operands are as deep as each other, although the tree nests
                 # them.
-                goes_on = number in (0, len(branch.parts) - 1) and _is_chain(branch, part)
+                goes_on = number in (0, len(branch.parts) - 1) and _is_chain(
+                    branch, part
+                )
                 self.part(part, statement, level if goes_on else inner)
 
     def break_at(self, branch: Branch, token: Token, level: int) -> None:
         """Note where a line may end at a token that was read."""
         number = len(self.tokens) - 1
-        if branch.rule in _BINDING or (branch.rule, token.type) == ("conditional", "ELSE"):
+        if branch.rule in _BINDING or (branch.rule, token.type) == (
+            "conditional",
+            "ELSE",
+        ):
             self.levels[number] = level
         elif (branch.rule, token.type) == ("conditional", "THEN"):
             self.levels[number] = level + 1
@@ -189,7 +194,10 @@ class _Reader:
         begin = token.start_pos or 0
         self.gaps.append(gap(self.text, self.end, begin))
         before = self.tokens[-1].type if self.tokens else ""
-        is_call = (token.type == "LPAR" and rule != "atom") or (token.type, rule) == _ELEMENT
+        is_call = (token.type == "LPAR" and rule != "atom") or (
+            token.type,
+            rule,
+        ) == _ELEMENT
         is_behind = before in ("LPAR", "LSQB") or self.sign is not None
         is_tight = is_behind or is_call or token.type in ("COMMA", "RPAR", "RSQB")
         self.spaces.append(0 if is_tight else 1)
@@ -238,9 +246,12 @@ class _Planner:
             # A list, since all are to be looked at.
             inner = any([self.open_blocks(each) for each in block.statements])
             begins = [each.first for each in block.statements]
-            is_written_open = any(self.reader.gaps[at].has_break for at in (*begins, block.close))
+            is_written_open = any(
+                self.reader.gaps[at].has_break for at in (*begins, block.close)
+            )
             has_comment = any(
-                self.reader.gaps[at].comments for at in range(block.open + 1, block.close + 1)
+                self.reader.gaps[at].comments
+                for at in range(block.open + 1, block.close + 1)
             )
             is_empty = not block.statements and not has_comment
             block.is_open = not is_empty and (
@@ -271,7 +282,11 @@ class _Planner:
         self.comment_depths[block.close] = depth
         line: list[Statement] = []
         for statement in block.statements:
-            is_alone = block.is_of_items or statement.rule in _ALONE or self.is_spread(statement)
+            is_alone = (
+                block.is_of_items
+                or statement.rule in _ALONE
+                or self.is_spread(statement)
+            )
             if line and (is_alone or self.reader.gaps[statement.first].has_break):
                 self.line(line, depth)
                 line = []
@@ -309,7 +324,9 @@ class _Planner:
         for number in range(statement.first + 1, statement.stop):
             self.comment_depths.setdefault(number, depth + 1)
         is_open = any(block.is_open for block in statement.blocks)
-        for number in self.reader.elses.intersection(range(statement.first, statement.stop)):
+        for number in self.reader.elses.intersection(
+            range(statement.first, statement.stop)
+        ):
             if any(block.open < number < block.close for block in statement.blocks):
                 continue
             self.comment_depths[number] = depth
@@ -329,7 +346,9 @@ class _Planner:
         are open, and at each `else` that begins a line.
         """
         begin = statement.first
-        cuts = {block.open + 1: block.close for block in statement.blocks if block.is_open}
+        cuts = {
+            block.open + 1: block.close for block in statement.blocks if block.is_open
+        }
         number = begin
         while number < statement.stop:
             if number in cuts:

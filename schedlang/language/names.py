@@ -71,7 +71,9 @@ class Checker(Scopes):
         one `stage`.
         """
         here = Label(tree.name.span)
-        params = {item.name.text for item in tree.items if isinstance(item, syntax.Param)}
+        params = {
+            item.name.text for item in tree.items if isinstance(item, syntax.Param)
+        }
         self.has_slices = "slices" in params
         for name in ("ranks", "microbatches"):
             if name not in params:
@@ -81,11 +83,18 @@ class Checker(Scopes):
                     here,
                     help=f"add `param {name} = 4`",
                 )
-        orders = [item for item in tree.items if isinstance(item, syntax.Rank | syntax.Repeated)]
+        orders = [
+            item
+            for item in tree.items
+            if isinstance(item, syntax.Rank | syntax.Repeated)
+        ]
         if not orders:
             help = "add `rank r { … }`, what every rank does"
             self.report(
-                "missing-part", "the schedule has no `rank` and no `block`", here, help=help
+                "missing-part",
+                "the schedule has no `rank` and no `block`",
+                here,
+                help=help,
             )
         stages = [item for item in tree.items if isinstance(item, syntax.Stage)]
         objectives = [item for item in tree.items if isinstance(item, syntax.Objective)]
@@ -103,7 +112,9 @@ class Checker(Scopes):
             if way.word != ways[0].word:
                 message = "a schedule has pipelines, which are replicas of one model, or models"
                 labels = Label(way.name.span), Label(ways[0].name.span)
-                self.report("pipelines", message, *labels, help=f"write `{ways[0].word}`")
+                self.report(
+                    "pipelines", message, *labels, help=f"write `{ways[0].word}`"
+                )
         for parts, words in once:
             for again in parts[1:]:
                 self.report(
@@ -113,15 +124,22 @@ class Checker(Scopes):
                     Label(parts[0].span),
                 )
 
-    def block(self, statements: tuple[syntax.Node, ...], scope: dict[str, Declared]) -> None:
+    def block(
+        self, statements: tuple[syntax.Node, ...], scope: dict[str, Declared]
+    ) -> None:
         """Check statements that share a scope; a name is known from its declaration on."""
-        functions = {node.name.text: node for node in statements if isinstance(node, syntax.Fn)}
+        functions = {
+            node.name.text: node for node in statements if isinstance(node, syntax.Fn)
+        }
         self.functions |= functions.keys()
         for statement in statements:
             self.statement(statement, scope, functions)
 
     def statement(
-        self, node: syntax.Node, scope: dict[str, Declared], functions: dict[str, syntax.Fn]
+        self,
+        node: syntax.Node,
+        scope: dict[str, Declared],
+        functions: dict[str, syntax.Fn],
     ) -> None:
         """Check a statement of a rank, or else an item of the schedule."""
         match node:
@@ -179,7 +197,10 @@ class Checker(Scopes):
         return len(nodes) + sum(self.written.get(run.name.text, 0) for run in runs)
 
     def item(
-        self, node: syntax.Node, scope: dict[str, Declared], functions: dict[str, syntax.Fn]
+        self,
+        node: syntax.Node,
+        scope: dict[str, Declared],
+        functions: dict[str, syntax.Fn],
     ) -> None:
         """Check an item of the schedule."""
         match node:
@@ -191,7 +212,9 @@ class Checker(Scopes):
                 self.expression(condition, scope)
             case syntax.Assert(condition):
                 # A name of the program hides a figure of that name.
-                figures = {name: Declared(node.span, arity) for name, arity in FIGURES.items()}
+                figures = {
+                    name: Declared(node.span, arity) for name, arity in FIGURES.items()
+                }
                 self.expression(condition, figures | scope)
             case syntax.Stage(name, range, rank):
                 self.bounds(range, scope)
@@ -261,11 +284,17 @@ class Checker(Scopes):
                 inner = self.inner(scope, name)
                 self.whole(earlier, "the number of a stage", inner)
                 self.whole(later, "the number of a stage", inner)
-            case syntax.Objective(name) if name.text not in (*OBJECTIVES, *OLD_OBJECTIVES):
+            case syntax.Objective(name) if name.text not in (
+                *OBJECTIVES,
+                *OLD_OBJECTIVES,
+            ):
                 known = " or ".join(f"`{objective}`" for objective in OBJECTIVES)
                 help = nearest(name.text, OBJECTIVES, name.span) or f"it is {known}"
                 self.report(
-                    "unknown-name", f"no objective `{name.text}`", Label(name.span), help=help
+                    "unknown-name",
+                    f"no objective `{name.text}`",
+                    Label(name.span),
+                    help=help,
                 )
 
     def frozen_model(self, model: expressions.Reference) -> None:
@@ -274,7 +303,9 @@ class Checker(Scopes):
             help = nearest(model.name, self.models, model.span)
             way_out = "write `frozen 0 .. 2` for stages, or the name of a `model` above this line"
             message = f"no model `{model.name}`"
-            self.report("unknown-name", message, Label(model.span), help=help or way_out)
+            self.report(
+                "unknown-name", message, Label(model.span), help=help or way_out
+            )
 
     def cost(self, cost: syntax.Cost) -> None:
         """Check what the value of a cost may differ by."""
@@ -292,7 +323,10 @@ class Checker(Scopes):
         self.report("wrong-arguments", message, labels, help=f"write {known}")
 
     def row(
-        self, row: syntax.Row, scope: dict[str, Declared], functions: dict[str, syntax.Fn]
+        self,
+        row: syntax.Row,
+        scope: dict[str, Declared],
+        functions: dict[str, syntax.Fn],
     ) -> None:
         """Check the ops of some stages in a building block."""
         self.bounds(row.range, scope)
@@ -309,7 +343,9 @@ class Checker(Scopes):
                     help=help,
                 )
             elif any(isinstance(arg, expressions.Next) for arg in placed.op.args):
-                message = "an op of a block names its microbatch: `next` is for what ranks do"
+                message = (
+                    "an op of a block names its microbatch: `next` is for what ranks do"
+                )
                 self.report("next", message, Label(placed.op.span))
             elif len(placed.op.args) < (3 if self.has_slices else 2):
                 form = "(s, m, k)" if self.has_slices else "(s, m)"

@@ -53,7 +53,9 @@ def parse_items(source: Source, start: int) -> tuple[syntax.Node, ...]:
 
 def _parse(source: Source, rule: str, start: int) -> Any:
     with wrong_as_diagnostics(source, rule, start):
-        return _Builder(start).transform(grammar().parse(source.text[start:], start=rule))
+        return _Builder(start).transform(
+            grammar().parse(source.text[start:], start=rule)
+        )
 
 
 @contextmanager
@@ -68,7 +70,11 @@ def wrong_as_diagnostics(source: Source, rule: str, start: int = 0) -> Iterator[
     except RecursionError:
         label = Label(Span(start, start))
         raise CompileError(
-            [Diagnostic("nesting", "the program is nested too deeply", (label,), source)]
+            [
+                Diagnostic(
+                    "nesting", "the program is nested too deeply", (label,), source
+                )
+            ]
         ) from None
 
 
@@ -79,7 +85,11 @@ def _wrong(source: Source, rule: str, start: int) -> list[Diagnostic]:
     text = source.text[start:]
     path = source.file(start)[0]
     kind = kind_of(text)
-    if rule == "schedule" and kind not in (FileKind.PROGRAM, FileKind.EMPTY, FileKind.TEXT):
+    if rule == "schedule" and kind not in (
+        FileKind.PROGRAM,
+        FileKind.EMPTY,
+        FileKind.TEXT,
+    ):
         message = f"`{path}` is {kind.called}, not a program"
         help = kind.help(path) or "a program is written as `schedule name { … }`"
         return [Diagnostic("syntax", message, help=help, file=path)]

@@ -32,7 +32,9 @@ def program_costs(prices: Iterable[Price], layout: Layout, sites: Sites) -> Cost
         name = _name(price, is_half)
         if name in costs or (price.word == "send" and _SENDS & costs.keys()):
             same = not is_half and price.word in ("B", "BW")
-            help = "where `B` is a whole backward, `B` and `BW` are one" if same else None
+            help = (
+                "where `B` is a whole backward, `B` and `BW` are one" if same else None
+            )
             message = f"`{_item(price)}` is given already"
             raise Fault("repeated-part", message, price.location, help)
         costs[name] = _values(price, layout)
@@ -81,7 +83,9 @@ def _values(price: Price, layout: Layout) -> Any:
     stages = range(len(layout.placement))
     if price.indices == 1:
         return [of(stage) for stage in stages]
-    microbatches = [range(layout.units_of_update(stage) // layout.slices) for stage in stages]
+    microbatches = [
+        range(layout.units_of_update(stage) // layout.slices) for stage in stages
+    ]
     if price.indices == _OF_MICROBATCH:
         return [[of(s, m) for m in microbatches[s]] for s in stages]
     slices = range(layout.slices)

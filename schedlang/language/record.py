@@ -90,20 +90,30 @@ class Order:
         """Fill in the stage of ops that mean the only one of their rank, and check the others."""
         if self.sites.on_only_stage:
             if len(self.held) == 1:
-                self.stages = [self.held[0] if stage is None else stage for stage in self.stages]
+                self.stages = [
+                    self.held[0] if stage is None else stage for stage in self.stages
+                ]
             elif (index := self.first(self.sites.on_only_stage)) is not None:
                 held = ", ".join(map(str, self.held)) or "none"
                 op = self.word(index)
-                message = f"`{op}` does not say which stage: rank {self.rank} holds {held}"
+                message = (
+                    f"`{op}` does not say which stage: rank {self.rank} holds {held}"
+                )
                 help = f"write `{op}(s, m)`"
-                self.end_before(index, Fault("which-stage", message, self.locations[index], help))
+                self.end_before(
+                    index, Fault("which-stage", message, self.locations[index], help)
+                )
         # A set first: it is quick, and most programs have nothing wrong in it.
         wrong = set(self.stages).difference(self.held, [None])
         if wrong:
-            index = next(index for index, stage in enumerate(self.stages) if stage in wrong)
+            index = next(
+                index for index, stage in enumerate(self.stages) if stage in wrong
+            )
             op = self.word(index)
             location = self.locations[index]
-            fault = wrong_stage(self.layout, self.rank, op, self.stages[index], location)
+            fault = wrong_stage(
+                self.layout, self.rank, op, self.stages[index], location
+            )
             self.end_before(index, fault)
 
     def count_slices(self, slices: Sequence[int | None]) -> None:
@@ -136,8 +146,12 @@ class Order:
             counted_as = set(sites.counted_as.values())
             # A counter for each kind of op and stage, as a function that gives the next number: one
             # call of it for each of a million ops.
-            before = {of: {stage: count().__next__ for stage in stages} for of in counted_as}
-            counters = {location: before[of] for location, of in sites.counted_as.items()}
+            before = {
+                of: {stage: count().__next__ for stage in stages} for of in counted_as
+            }
+            counters = {
+                location: before[of] for location, of in sites.counted_as.items()
+            }
             numbers = [
                 counters[location][stage]()
                 for location, stage in zip(self.locations, self.stages, strict=True)
@@ -199,8 +213,12 @@ class Order:
         halves = self.sites.halves
         # For each stage the microbatches that are owed, each with the call of its `I`: in a
         # dictionary, so that one which a `W` names is found as well as the oldest.
-        owed: dict[int, OrderedDict[int, int]] = {stage: OrderedDict() for stage in self.held}
-        waiting = [index for index, location in enumerate(self.locations) if location in halves]
+        owed: dict[int, OrderedDict[int, int]] = {
+            stage: OrderedDict() for stage in self.held
+        }
+        waiting = [
+            index for index, location in enumerate(self.locations) if location in halves
+        ]
         for index in waiting:
             location = self.locations[index]
             stage = self.stages[index]
@@ -211,7 +229,11 @@ class Order:
                 owed[stage].pop(self.microbatches[index], None)
                 continue
             named = self.held if self.sites.ops[location].is_bare else (stage,)
-            oldest = [(next(iter(owed[stage].values())), stage) for stage in named if owed[stage]]
+            oldest = [
+                (next(iter(owed[stage].values())), stage)
+                for stage in named
+                if owed[stage]
+            ]
             if not oldest:
                 is_bare = self.sites.ops[location].is_bare
                 of = "" if is_bare else f" of stage {Names(self.layout).stage(stage)}"
@@ -234,10 +256,14 @@ class Order:
         units = {stage: self.layout.units(stage) for stage in self.held}
         for index, location in enumerate(self.locations):
             microbatch = microbatches[index]
-            too_many = microbatch >= units[self.stages[index]] and location not in streamed
+            too_many = (
+                microbatch >= units[self.stages[index]] and location not in streamed
+            )
             if microbatch < 0 or too_many:
                 op = self.word(index)
-                fault = wrong_microbatch(self.layout, op, self.stages[index], microbatch, location)
+                fault = wrong_microbatch(
+                    self.layout, op, self.stages[index], microbatch, location
+                )
                 self.end_before(index, fault)
                 return
 
@@ -249,7 +275,9 @@ class Order:
             part = self.sites.ops[self.locations[index]].part
             message = f"`{op}` in `{part}`: a schedule without a flush cannot say when that is"
             help = "leave it out: stages are gathered and summed as `schedc show --shards` shows"
-            self.end_before(index, Fault("collective", message, self.locations[index], help))
+            self.end_before(
+                index, Fault("collective", message, self.locations[index], help)
+            )
         index = self.first(self.sites.beside_in_batch)
         if index is not None:
             op = self.word(index)
@@ -262,7 +290,9 @@ class Order:
             of_stage = self.sites.of_stage
             self.microbatches = [
                 NO_MICROBATCH if location in of_stage else microbatch
-                for location, microbatch in zip(self.locations, self.microbatches, strict=True)
+                for location, microbatch in zip(
+                    self.locations, self.microbatches, strict=True
+                )
             ]
         return Actions(
             array("b", bytes(map(self.sites.kinds.__getitem__, self.locations))),
@@ -334,14 +364,18 @@ def wrong_slice(layout: Layout, op: str, number: int, location: int) -> Fault:
     return Fault("no-such-slice", message, location)
 
 
-def wrong_microbatch(layout: Layout, op: str, stage: int, number: int, location: int) -> Fault:
+def wrong_microbatch(
+    layout: Layout, op: str, stage: int, number: int, location: int
+) -> Fault:
     """What is wrong with an op of a microbatch that its stage does not have."""
     last = layout.units(stage) // layout.slices - 1
     message = f"`{op}` of microbatch {number // layout.slices}, there are microbatches 0 to {last}"
     return Fault("no-such-microbatch", message, location)
 
 
-def make_stream(layout: Layout, sites: Sites, orders: Sequence[Actions]) -> Stream | None:
+def make_stream(
+    layout: Layout, sites: Sites, orders: Sequence[Actions]
+) -> Stream | None:
     """The stream that a program with a `steady` part describes."""
     if not sites.parts:
         return None
@@ -353,9 +387,8 @@ def make_stream(layout: Layout, sites: Sites, orders: Sequence[Actions]) -> Stre
     wrong = np.flatnonzero(np.isin(columns.source, outside))
     if len(wrong):
         rank, index = columns.place(int(wrong[0]))
-        message = (
-            f"`{Names(layout).of(orders[rank], index)}` stands outside of `warmup` and `steady`"
-        )
+        name = Names(layout).of(orders[rank], index)
+        message = f"`{name}` stands outside of `warmup` and `steady`"
         raise Fault("steady", message, int(columns.source[wrong[0]]))
 
     def of_part(name: str) -> Sequence[Actions]:

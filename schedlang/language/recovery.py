@@ -19,7 +19,15 @@ from lark.parsers.lalr_parser_state import ParserState
 from schedlang.diagnostics.diagnostic import Diagnostic, counted
 from schedlang.diagnostics.repair import Edit, Hint, another_word
 from schedlang.diagnostics.source import Label, Source, Span
-from schedlang.language.grammar import END, FORMS, grammar, reserved, spellings, tokens_of, words
+from schedlang.language.grammar import (
+    END,
+    FORMS,
+    grammar,
+    reserved,
+    spellings,
+    tokens_of,
+    words,
+)
 from schedlang.language.habits import HABITS, Habit
 from schedlang.schedule.kinds import OPS
 
@@ -92,7 +100,9 @@ def _takes(state: Parser, token: Token) -> bool:
 def accepted_by(state: Parser) -> frozenset[str]:
     """The terminals that the parser would take next."""
     candidates = state.parse_conf.parse_table.states[state.position]
-    return frozenset(name for name in candidates if name.isupper() and accepts(state, name))
+    return frozenset(
+        name for name in candidates if name.isupper() and accepts(state, name)
+    )
 
 
 def accepts(state: Parser, name: str) -> bool:
@@ -370,7 +380,8 @@ class _Recovery:
         if change.end == change.begin and missing in (",", "(", ")"):
             behind = _end(self.tokens[self.at - 1])
             return Hint(
-                f"`{missing}` may be missing before it", (Edit(Span(behind, behind), missing),)
+                f"`{missing}` may be missing before it",
+                (Edit(Span(behind, behind), missing),),
             )
         return None
 
@@ -378,13 +389,17 @@ class _Recovery:
         """How far the change of some advice leads, and then whether braces match better."""
         assert advice.change
         excess = _excess(self.tokens)
-        return advice.change.reach, abs(excess) - abs(excess + self.opens(advice.change))
+        return advice.change.reach, abs(excess) - abs(
+            excess + self.opens(advice.change)
+        )
 
     def opens(self, change: _Change) -> int:
         """How many more braces open after a change."""
         return _excess(change.tokens) - _excess(self.tokens[change.begin : change.end])
 
-    def single_changes(self, accepted: frozenset[str], any_word: bool) -> Iterator[_Advice]:
+    def single_changes(
+        self, accepted: frozenset[str], any_word: bool
+    ) -> Iterator[_Advice]:
         """Changes of one token, those first that are likelier where they lead as far."""
         at = self.at
         token = self.tokens[at]
@@ -417,7 +432,9 @@ class _Recovery:
             yield _Advice(None, self.change(number, number, _sample(name, place)))
         if not is_end:
             for name in names:
-                yield _Advice(None, self.change(number, number + 1, _sample(name, place)))
+                yield _Advice(
+                    None, self.change(number, number + 1, _sample(name, place))
+                )
 
     def elsewhere(self, token: Token) -> tuple[str | None, Hashable]:
         """Where a token can stand that cannot stand here, if it begins a part of a program."""
@@ -433,9 +450,15 @@ class _Recovery:
         is_statement = _takes(in_rank, token)
         accepted = accepted_by(self.state)
         if is_statement and not is_item and "PARAM" in accepted:
-            return "ops and loops stand in `rank r { … }`, which says what every rank does", "rank"
+            return (
+                "ops and loops stand in `rank r { … }`, which says what every rank does",
+                "rank",
+            )
         if is_item and not is_statement and "FOR" in accepted:
-            return f"`{token}` stands in the schedule itself, outside of its `rank`", "schedule"
+            return (
+                f"`{token}` stands in the schedule itself, outside of its `rank`",
+                "schedule",
+            )
         return None, None
 
     def form(self) -> str | None:
@@ -473,7 +496,9 @@ class _Recovery:
         #                           └── a statement of the rank
         #                  └── an item of the schedule
         depths = range(len(state.state_stack), 0, -1)
-        blocks = [block for depth in depths if _is_in_block(block := _outer(state, depth))]
+        blocks = [
+            block for depth in depths if _is_in_block(block := _outer(state, depth))
+        ]
         # Where braces match, what follows is in the innermost block until a brace closes it.
         if not _excess(self.tokens):
             del blocks[1:]
@@ -521,18 +546,24 @@ class _Recovery:
             for number, mistake in enumerate(self.mistakes):
                 if mistake.kind == advice.kind:
                     self.mistakes[number] = evolve(
-                        mistake, more=(*mistake.more, label), edits=mistake.edits + edits
+                        mistake,
+                        more=(*mistake.more, label),
+                        edits=mistake.edits + edits,
                     )
                     return
         is_brace |= is_end or advice.kind in ("rank", "schedule")
-        self.mistakes.append(_Mistake(message, label, advice.help, advice.kind, is_brace, edits))
+        self.mistakes.append(
+            _Mistake(message, label, advice.help, advice.kind, is_brace, edits)
+        )
 
     def message(self, token: Token, place: Span) -> str:
         """What is wrong at a place, where the parser does not take a token."""
         text = self.text[place.start : place.end]
         if token.type == END:
             is_empty = len(self.tokens) == 1
-            message = "the program is empty" if is_empty else "unexpected end of the file"
+            message = (
+                "the program is empty" if is_empty else "unexpected end of the file"
+            )
         elif token.type == "FOREIGN" and len(text) == 1:
             message = f"unexpected character `{text}`"
         else:
@@ -548,7 +579,9 @@ class _Recovery:
             accepted -= words().keys() - reserved()
         # It may stand behind any claim, and is never what is missing there.
         accepted -= {"FOR_ALL"}
-        shown = sorted(_SHOWN.get(name) or f"`{spellings()[name]}`" for name in accepted)
+        shown = sorted(
+            _SHOWN.get(name) or f"`{spellings()[name]}`" for name in accepted
+        )
         if len(shown) > _MOST_EXPECTED:
             # At the end of the file, the one thing that is surely missing.
             is_end = self.tokens[self.at].type == END

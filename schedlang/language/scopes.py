@@ -85,16 +85,24 @@ class Scopes:
     ) -> None:
         """Bring a name into scope; a name never has two meanings in one place."""
         if name.text in BUILTINS:
-            self.report("duplicate-name", f"`{name.text}` is a built-in function", Label(name.span))
+            self.report(
+                "duplicate-name",
+                f"`{name.text}` is a built-in function",
+                Label(name.span),
+            )
         elif name.text in scope:
             first = Label(scope[name.text].span, "first declared here")
             help = "choose another name: one has the same meaning wherever it is known"
             message = f"`{name.text}` is already declared"
             self.report("duplicate-name", message, Label(name.span), first, help=help)
         else:
-            scope[name.text] = Declared(name.span, arity, is_decimal, is_list, is_sequence)
+            scope[name.text] = Declared(
+                name.span, arity, is_decimal, is_list, is_sequence
+            )
 
-    def inner(self, scope: dict[str, Declared], *names: syntax.Name) -> dict[str, Declared]:
+    def inner(
+        self, scope: dict[str, Declared], *names: syntax.Name
+    ) -> dict[str, Declared]:
         """A scope inside another, with names of its own."""
         inner = dict(scope)
         for name in names:
@@ -110,7 +118,9 @@ class Scopes:
             # A function that was declared above was looked at there.
             if callee in scope or callee not in functions:
                 continue
-            if callee == fn.name.text or _reaches(functions[callee], fn.name.text, functions):
+            if callee == fn.name.text or _reaches(
+                functions[callee], fn.name.text, functions
+            ):
                 message = f"function `{fn.name.text}` calls itself"
                 help = "a function is a formula: it may call others, not itself"
                 self.report("recursion", message, Label(call.span), help=help)
@@ -144,11 +154,15 @@ class Scopes:
             case expressions.Number(value) if value > LARGEST:
                 self.report("too-large", "a number beyond 10^18", Label(node.span))
             case expressions.Decimal(text) if is_too_long(text):
-                self.report("too-large", "a number of more than 18 digits", Label(node.span))
+                self.report(
+                    "too-large", "a number of more than 18 digits", Label(node.span)
+                )
             case expressions.OwnStage(number) if is_decimal(number, scope):
                 self.whole(number, "the number of a chunk", scope)
             case expressions.Next():
-                message = "`next` stands only for the microbatch of an op, as in `F(s, next)`"
+                message = (
+                    "`next` stands only for the microbatch of an op, as in `F(s, next)`"
+                )
                 self.report("next", message, Label(node.span))
             case expressions.OwnStage() if not self.in_rank:
                 message = "`stage(…)` is a stage of a rank's own: it stands only within `rank`"
@@ -156,13 +170,17 @@ class Scopes:
         for child in children(node):
             self.expression(child, scope)
 
-    def reference(self, node: syntax.Node, name: str, scope: dict[str, Declared]) -> None:
+    def reference(
+        self, node: syntax.Node, name: str, scope: dict[str, Declared]
+    ) -> None:
         """Check that a name is known, as a value."""
         if name in BUILTINS:
             message = f"`{name}` is a function: write `{name}(…)`"
             self.report("unknown-name", message, Label(node.span))
         elif name not in scope:
-            values = [name for name, declared in scope.items() if declared.arity is None]
+            values = [
+                name for name, declared in scope.items() if declared.arity is None
+            ]
             self.report(
                 "unknown-name",
                 f"no name `{name}` in scope",
@@ -173,13 +191,17 @@ class Scopes:
             self.report("unknown-name", _sequence(name), Label(node.span))
         elif scope[name].arity is not None:
             self.report(
-                "unknown-name", f"`{name}` is a function: write `{name}(…)`", Label(node.span)
+                "unknown-name",
+                f"`{name}` is a function: write `{name}(…)`",
+                Label(node.span),
             )
         elif scope[name].is_list:
             message = f"`{name}` is a list: write `{name}[0]` for its first value"
             self.report("unknown-name", message, Label(node.span))
 
-    def element(self, node: syntax.Node, name: syntax.Name, scope: dict[str, Declared]) -> None:
+    def element(
+        self, node: syntax.Node, name: syntax.Name, scope: dict[str, Declared]
+    ) -> None:
         """Check that a name is known, as a list."""
         declared = scope.get(name.text)
         if declared is not None and declared.is_list:
@@ -187,13 +209,19 @@ class Scopes:
         lists = [known for known in scope if scope[known].is_list]
         help = nearest(name.text, lists, name.span)
         what = (
-            f"no list `{name.text}` in scope" if declared is None else f"`{name.text}` is no list"
+            f"no list `{name.text}` in scope"
+            if declared is None
+            else f"`{name.text}` is no list"
         )
         way_out = "a list is declared as `let depth = [3, 2, 1]`"
         self.report("unknown-name", what, Label(name.span), help=help or way_out)
 
     def call(
-        self, node: syntax.Node, name: syntax.Name, count: int, scope: dict[str, Declared]
+        self,
+        node: syntax.Node,
+        name: syntax.Name,
+        count: int,
+        scope: dict[str, Declared],
     ) -> None:
         """Check that a function is known, and takes so many arguments."""
         declared = scope.get(name.text)
@@ -206,14 +234,19 @@ class Scopes:
             least, most = BUILTINS[name.text]
         else:
             if name.text in self.functions:
-                help: str | Hint | None = "it is declared below: move it above this line"
+                help: str | Hint | None = (
+                    "it is declared below: move it above this line"
+                )
             else:
                 functions = [known for known in scope if scope[known].arity is not None]
                 help = FUNCTIONS.get(name.text) or nearest(
                     name.text, [*BUILTINS, *functions], name.span
                 )
             self.report(
-                "unknown-name", f"no function `{name.text}` in scope", Label(name.span), help=help
+                "unknown-name",
+                f"no function `{name.text}` in scope",
+                Label(name.span),
+                help=help,
             )
             return
         self.arguments(node, name, count, least, most)

@@ -106,13 +106,17 @@ class Sites:
     def halves(self) -> frozenset[int]:
         """Halves of backwards."""
         return frozenset(
-            location for location, kind in self.kinds.items() if kind in (Kind.I, Kind.W)
+            location
+            for location, kind in self.kinds.items()
+            if kind in (Kind.I, Kind.W)
         )
 
     @cached_property
     def takes_next(self) -> frozenset[int]:
         """Ops with `next` for their microbatch."""
-        return self._where(lambda site: site.is_next and site.word not in ("W", *WORDS_OF_STAGE))
+        return self._where(
+            lambda site: site.is_next and site.word not in ("W", *WORDS_OF_STAGE)
+        )
 
     @cached_property
     def is_mixed(self) -> bool:
@@ -125,7 +129,9 @@ class Sites:
     @cached_property
     def unnumbered(self) -> frozenset[int]:
         """Ops of a stream that do not name their microbatch, as they must."""
-        return self._where(lambda site: bool(site.part) and site.is_next and " " not in site.word)
+        return self._where(
+            lambda site: bool(site.part) and site.is_next and " " not in site.word
+        )
 
     @cached_property
     def beside_in_batch(self) -> frozenset[int]:
@@ -135,12 +141,16 @@ class Sites:
     @cached_property
     def streamed_collectives(self) -> frozenset[int]:
         """Collectives in `warmup` or `steady`, where they cannot be."""
-        return self._where(lambda site: bool(site.part) and is_collective(KINDS[site.word]))
+        return self._where(
+            lambda site: bool(site.part) and is_collective(KINDS[site.word])
+        )
 
     @cached_property
     def batches(self) -> dict[int, int]:
         """Ops that are issued together with others, each with the first of these."""
-        return {location: site.batch for location, site in self.ops.items() if site.batch}
+        return {
+            location: site.batch for location, site in self.ops.items() if site.batch
+        }
 
     @cached_property
     def of_stage(self) -> frozenset[int]:

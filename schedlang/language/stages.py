@@ -31,10 +31,14 @@ class NumberedStages:
     def __call__(self, number: int, stage: int) -> int:
         """The number of a stage of one of the pipelines in the schedule."""
         # Past the last pipeline there are no stages.
-        return self.pipelines[number](stage) if 0 <= number < len(self.pipelines) else -1
+        return (
+            self.pipelines[number](stage) if 0 <= number < len(self.pipelines) else -1
+        )
 
 
-def stage_functions(pipelines: Sequence[Pipeline]) -> dict[str, Stages | NumberedStages]:
+def stage_functions(
+    pipelines: Sequence[Pipeline],
+) -> dict[str, Stages | NumberedStages]:
     """The functions that give the stages of pipelines, by their names in the program's Python."""
     named: dict[str, Stages | NumberedStages] = {}
     numbered: dict[str, list[Stages]] = {}
@@ -46,7 +50,9 @@ def stage_functions(pipelines: Sequence[Pipeline]) -> dict[str, Stages | Numbere
             numbered.setdefault(variable(name), []).append(stages)
         else:
             named[variable(name)] = stages
-    return named | {name: NumberedStages(tuple(stages)) for name, stages in numbered.items()}
+    return named | {
+        name: NumberedStages(tuple(stages)) for name, stages in numbered.items()
+    }
 
 
 def stage_range(start: int, stop: int, count: int, location: int) -> range:

@@ -12,7 +12,14 @@ from schedlang.language.names import FIGURES, Checker
 from schedlang.language.scopes import Declared
 
 #: The statements and items that bring a name into scope behind them, in the block they stand in.
-_BEHIND = (syntax.Param, syntax.Let, syntax.List, syntax.Fn, syntax.Seq, syntax.Pipeline)
+_BEHIND = (
+    syntax.Param,
+    syntax.Let,
+    syntax.List,
+    syntax.Fn,
+    syntax.Seq,
+    syntax.Pipeline,
+)
 
 
 @frozen
@@ -66,7 +73,9 @@ class Symbols:
     def known_at(self, offset: int) -> list[Symbol]:
         """The symbols that an expression at a place can speak of."""
         return [
-            symbol for symbol in self.declared if symbol.known.start <= offset <= symbol.known.end
+            symbol
+            for symbol in self.declared
+            if symbol.known.start <= offset <= symbol.known.end
         ]
 
 
@@ -86,13 +95,19 @@ class _Recorder(Checker):
 
     uses: list[Use] = field(factory=list)
 
-    def reference(self, node: syntax.Node, name: str, scope: dict[str, Declared]) -> None:
+    def reference(
+        self, node: syntax.Node, name: str, scope: dict[str, Declared]
+    ) -> None:
         """Keep what a name is, if it is known."""
         super().reference(node, name, scope)
         self.use(node.span, name, scope)
 
     def call(
-        self, node: syntax.Node, name: syntax.Name, count: int, scope: dict[str, Declared]
+        self,
+        node: syntax.Node,
+        name: syntax.Name,
+        count: int,
+        scope: dict[str, Declared],
     ) -> None:
         """Keep what a function is, if it is known."""
         super().call(node, name, count, scope)
@@ -103,7 +118,9 @@ class _Recorder(Checker):
         super().run(node, scope)
         self.use(node.name.span, node.name.text, scope)
 
-    def element(self, node: syntax.Node, name: syntax.Name, scope: dict[str, Declared]) -> None:
+    def element(
+        self, node: syntax.Node, name: syntax.Name, scope: dict[str, Declared]
+    ) -> None:
         """Keep what a list is, if it is known."""
         super().element(node, name, scope)
         self.use(name.span, name.text, scope)
@@ -157,7 +174,9 @@ def _own_names(node: syntax.Node) -> tuple[syntax.Name, ...]:
             return indices or ()
         case syntax.Capacity(name) | syntax.Recompute(name):
             return (name,) if name else ()
-        case syntax.Rank(name) | syntax.Stage(name) | syntax.For(name) | syntax.Row(name):
+        case (
+            syntax.Rank(name) | syntax.Stage(name) | syntax.For(name) | syntax.Row(name)
+        ):
             return (name,)
         case syntax.Link(name) | syntax.Keep(name) | syntax.Edge(name):
             return (name,)

@@ -73,7 +73,9 @@ def trace(declared: Declarations, wanted: Collection[int], *arguments: int) -> T
 Lets = dict[int, tuple[float, float]]
 
 
-def values_of_lets(tree: syntax.Schedule, params: Mapping[str, int]) -> tuple[Lets, list[Lets]]:
+def values_of_lets(
+    tree: syntax.Schedule, params: Mapping[str, int]
+) -> tuple[Lets, list[Lets]]:
     """The values of the `let`s of a program that compiles: of those before its order, and for each
     rank of those in it.
     """
@@ -92,7 +94,9 @@ def values_of_lets(tree: syntax.Schedule, params: Mapping[str, int]) -> tuple[Le
     return items, of_ranks
 
 
-def _values(declared: Declarations, wanted: Collection[Recorded]) -> dict[Recorded, list[Values]]:
+def _values(
+    declared: Declarations, wanted: Collection[Recorded]
+) -> dict[Recorded, list[Values]]:
     """The loop variables at some ops of a program, each time that one is called."""
     kept: dict[Recorded, list[Values]] = {}
     layout = declared.layout()
@@ -103,7 +107,9 @@ def _values(declared: Declarations, wanted: Collection[Recorded]) -> dict[Record
         if calls:
             traced = trace(declared, calls, *arguments)
             for index, op in calls.items():
-                kept.setdefault(op, []).append(_loops(declared, op, traced.values[index]))
+                kept.setdefault(op, []).append(
+                    _loops(declared, op, traced.values[index])
+                )
     return kept
 
 
@@ -127,7 +133,9 @@ def _block_ops(declared: Declarations, layout: Layout) -> Iterator[_Run]:
     for repeat in declared.repeats(layout):
         calls: list[int] = []
         declared.names["program"](*repeat.microbatches, calls.extend)
-        drawing = draw(layout, declared.sites, calls, [len(calls) // (declared.sites.width + 1)])
+        drawing = draw(
+            layout, declared.sites, calls, [len(calls) // (declared.sites.width + 1)]
+        )
         columns = drawing.columns
         rows = (columns.source, columns.stage, columns.microbatch)
         ops = zip(*(column.tolist() for column in rows), strict=True)

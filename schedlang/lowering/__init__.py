@@ -59,7 +59,9 @@ def _reachable(schedule: Schedule) -> Sequence[Actions]:
     """
     columns = schedule.columns
     stages = range(len(schedule.placement))
-    numbers = [_numbers(schedule, kind, stage) for kind in range(ROWS) for stage in stages]
+    numbers = [
+        _numbers(schedule, kind, stage) for kind in range(ROWS) for stage in stages
+    ]
     # For each kind and stage the numbers that its actions get, one list after the other.
     lengths = np.array(list(map(len, numbers)))
     flat = np.array(list(chain.from_iterable(numbers)), np.int32)

@@ -6,7 +6,14 @@ from attrs import evolve, frozen
 
 from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import CompileError
-from schedlang.lowering import CO_ISSUED, OWN, Lowering, alternatives, lower, writes_communication
+from schedlang.lowering import (
+    CO_ISSUED,
+    OWN,
+    Lowering,
+    alternatives,
+    lower,
+    writes_communication,
+)
 from schedlang.lowering.stream import lower_stream
 from schedlang.proof.prove import simulate
 from schedlang.schedule.costs import Costs

@@ -43,7 +43,9 @@ def co_issue(schedule: Schedule) -> Schedule:
     when = np.concatenate([moments.issue, moments.hand_over[maker], received[receives]])
     lengths = [len(columns), len(sends), len(receives)]
     turn = np.repeat([0, 1, 3], lengths)
-    turn[: len(columns)] = _behind(np.where(columns.is_collective, 2, 0), columns, moments.issue)
+    turn[: len(columns)] = _behind(
+        np.where(columns.is_collective, 2, 0), columns, moments.issue
+    )
     order = np.lexsort((turn, rank * np.int64(when.max(initial=0) + 1) + when))
     alone = np.zeros(len(sends) + len(receives), np.int64)
 
@@ -52,10 +54,16 @@ def co_issue(schedule: Schedule) -> Schedule:
 
     placed = Columns(
         kind=merged(columns.kind, messages.send[sends], messages.receive[receives]),
-        stage=merged(columns.stage, messages.sent_as[sends], messages.received_as[receives]),
-        microbatch=merged(columns.microbatch, columns.microbatch[maker], columns.microbatch[user]),
+        stage=merged(
+            columns.stage, messages.sent_as[sends], messages.received_as[receives]
+        ),
+        microbatch=merged(
+            columns.microbatch, columns.microbatch[maker], columns.microbatch[user]
+        ),
         group=merged(columns.group, alone),
-        source=merged(columns.source, columns.source[maker], columns.source[came_from[receives]]),
+        source=merged(
+            columns.source, columns.source[maker], columns.source[came_from[receives]]
+        ),
         rank=rank[order],
         first=columns.first,
     )

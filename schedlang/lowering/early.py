@@ -32,7 +32,9 @@ def _post_early(lowered: Schedule, actions: Actions, lane: str) -> Actions:
     return actions.issued_as(order)
 
 
-def _place(lowered: Schedule, actions: Actions, order: list[range], receive: int, lane: str) -> int:
+def _place(
+    lowered: Schedule, actions: Actions, order: list[range], receive: int, lane: str
+) -> int:
     """Where in the order a receive goes that comes next: before the last op, if it need not go
     before a transfer of its lane.
     """
@@ -42,7 +44,9 @@ def _place(lowered: Schedule, actions: Actions, order: list[range], receive: int
         stage = actions.stage[order[place].start]
         if is_transfer(kind):
             is_with_peer = lowered.peer(kind, stage) == peer
-            if lane == "rank" or (is_with_peer and not (lane == "edge" and is_send(kind))):
+            if lane == "rank" or (
+                is_with_peer and not (lane == "edge" and is_send(kind))
+            ):
                 break
         elif not is_beside(kind):
             return place

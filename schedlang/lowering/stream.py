@@ -73,7 +73,9 @@ def _kernels(longest: Schedule) -> tuple[tuple[Kernel, ...], int]:
     # An update in the middle is in the steady state, if any is: what a rank does of it is as long
     # as what it does again and again.
     update = columns.microbatch // steps[columns.kind, columns.stage]
-    length = counts_of(columns.rank[update == updates // 2], minlength=len(longest.ranks))
+    length = counts_of(
+        columns.rank[update == updates // 2], minlength=len(longest.ranks)
+    )
     first, last = _again(columns, length, steps)
     start = first - columns.first[:-1]
     kernels = map(Kernel, start.tolist(), (start + length).tolist())
@@ -131,7 +133,9 @@ def _again(columns: Columns, length: Ints, steps: Ints) -> tuple[Ints, Ints]:
     again = again[is_again]
     here = np.flatnonzero(is_again)
     for name in ("kind", "stage", "microbatch", "group", "source"):
-        is_again[here] &= getattr(next_update, name)[here] == getattr(columns, name)[again]
+        is_again[here] &= (
+            getattr(next_update, name)[here] == getattr(columns, name)[again]
+        )
     # The last rows of a rank do not come again, so no stretch goes beyond it.
     stops = np.flatnonzero(~is_again)
     lengths = np.diff(stops, prepend=-1) - 1

@@ -52,7 +52,9 @@ def _check_rank(pieces: Sequence[Piece], written: set[tuple[int, int]]) -> None:
         raise Fault("reduce-grad", f"a gradient of stage {stage} is never summed", 0)
 
 
-def _met(op: Op, there: set[tuple[int, int]], written: set[tuple[int, int]]) -> Fault | None:
+def _met(
+    op: Op, there: set[tuple[int, int]], written: set[tuple[int, int]]
+) -> Fault | None:
     """What is wrong with an op; it changes what is there."""
     stage = op.stage
     at = op.location
@@ -60,9 +62,15 @@ def _met(op: Op, there: set[tuple[int, int]], written: set[tuple[int, int]]) -> 
     gradient = Kind.REDUCE_GRAD, stage
     if any((kind, stage) in written for kind in GATHERS):
         if op.kind in (Kind.UNSHARD, Kind.U) and weights in there:
-            return Fault("unshard", f"the weights of stage {stage} are gathered already", at)
-        if (op.kind == Kind.RESHARD or op.kind in USES_WEIGHTS) and weights not in there:
-            return Fault("unshard", f"the weights of stage {stage} are not gathered", at)
+            return Fault(
+                "unshard", f"the weights of stage {stage} are gathered already", at
+            )
+        if (
+            op.kind == Kind.RESHARD or op.kind in USES_WEIGHTS
+        ) and weights not in there:
+            return Fault(
+                "unshard", f"the weights of stage {stage} are not gathered", at
+            )
         if op.kind == Kind.UNSHARD:
             there.add(weights)
         elif op.kind == Kind.RESHARD:
@@ -71,7 +79,9 @@ def _met(op: Op, there: set[tuple[int, int]], written: set[tuple[int, int]]) -> 
         if op.kind == Kind.REDUCE_GRAD and gradient not in there:
             return Fault("reduce-grad", f"a sum of stage {stage} has no gradient", at)
         if op.kind == Kind.U and gradient in there:
-            return Fault("reduce-grad", f"a gradient of stage {stage} is not summed", at)
+            return Fault(
+                "reduce-grad", f"a gradient of stage {stage} is not summed", at
+            )
         if op.kind in MAKERS[Kind.W]:
             there.add(gradient)
         elif op.kind == Kind.REDUCE_GRAD:

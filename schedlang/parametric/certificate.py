@@ -67,7 +67,11 @@ def certified(
         batches = [
             {
                 "ops": [
-                    [Kind(op.kind).name, op.stage, *_in_piece(op.microbatch, timed.piece)]
+                    [
+                        Kind(op.kind).name,
+                        op.stage,
+                        *_in_piece(op.microbatch, timed.piece),
+                    ]
                     for op in batch
                 ],
                 "start": _in_piece(timed.starts[place], timed.piece),
@@ -75,7 +79,9 @@ def certified(
             }
             for place, batch in enumerate(timed.piece.batches)
         ]
-        ranks[timed.rank].append({"rounds": _number(*timed.piece.rounds), "batches": batches})
+        ranks[timed.rank].append(
+            {"rounds": _number(*timed.piece.rounds), "batches": batches}
+        )
     return {
         "base": base,
         "period": period,
@@ -100,7 +106,8 @@ def is_of_program(document: Mapping[str, Any]) -> bool:
     for one in document["classes"]:
         sizes = [{"microbatches": one["base"] + one["period"] * n} for n in range(2)]
         schedules = [
-            only_computing(expand(whole, tree, {**document["params"], **size})) for size in sizes
+            only_computing(expand(whole, tree, {**document["params"], **size}))
+            for size in sizes
         ]
         if any(one[name] != value for name, value in _setting(schedules).items()):
             return False
@@ -132,9 +139,15 @@ def _setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
     return {
         "slices": layout.slices,
         "placement": list(layout.placement),
-        "edges": [[earlier, later] for later in stages for earlier in layout.before[later]],
-        "makes": [[Kind(made).name, stage] for made, stage in sorted(wanted_of(schedule))],
-        "ways": [[made, stage, of, _number(way)] for made, stage, of, way in sorted(ways)],
+        "edges": [
+            [earlier, later] for later in stages for earlier in layout.before[later]
+        ],
+        "makes": [
+            [Kind(made).name, stage] for made, stage in sorted(wanted_of(schedule))
+        ],
+        "ways": [
+            [made, stage, of, _number(way)] for made, stage, of, way in sorted(ways)
+        ],
         "takes": {kind.name: list(map(_number, durations[kind])) for kind in kinds},
         "holds": {kind.name: _holds(schedules, kind) for kind in kinds},
     }
@@ -169,7 +182,11 @@ def _order_of(schedule: Schedule, rank: int) -> list[Any]:
     actions = schedule.ranks[rank]
     return [
         [
-            (Kind(actions.kind[i]).name, actions.stage[i], max(actions.microbatch[i], 0))
+            (
+                Kind(actions.kind[i]).name,
+                actions.stage[i],
+                max(actions.microbatch[i], 0),
+            )
             for i in batch
         ]
         for batch in actions.batches()
@@ -181,7 +198,10 @@ def _waits(stamped: Stamped, sources: Sources, piece: Piece, place: int) -> list
     that it needs is made in these, in the order of names and stages.
     """
     needed = [
-        [_made(sources, piece, op, need) for need in sorted(stamped.needs(op), key=_by_name)]
+        [
+            _made(sources, piece, op, need)
+            for need in sorted(stamped.needs(op), key=_by_name)
+        ]
         for op in piece.batches[place]
     ]
     borders = {ZERO, piece.rounds}
@@ -201,7 +221,9 @@ def _made(sources: Sources, piece: Piece, op: Op, need: Need) -> list[Cell]:
     """Where something that an op needs is made, by its rounds."""
     constant, by_n, by_round = op.microbatch
     made, stage, further, *_ = need
-    return sources[made, stage].cells(piece.rounds, (constant + further, by_n, by_round))
+    return sources[made, stage].cells(
+        piece.rounds, (constant + further, by_n, by_round)
+    )
 
 
 def _row(cells: list[Cell], begin: Pair, end: Pair) -> list[Any]:

@@ -9,6 +9,7 @@ def claims_for_all(tree: syntax.Schedule, source: Source) -> tuple[str, ...]:
     """These claims, in the order and the words of the program."""
     sites = generate(tree, frozenset(), False).sites.claims.values()
     spans = sorted(
-        (site.condition.span for site in sites if site.for_all), key=lambda span: span.start
+        (site.condition.span for site in sites if site.for_all),
+        key=lambda span: span.start,
     )
     return tuple(" ".join(source.text[span.start : span.end].split()) for span in spans)

@@ -45,7 +45,9 @@ def check_coverage(orders: Orders, layout: Layout) -> None:
     for wanted_thing, stage in sorted(wanted | set(made)):
         if wanted_thing != Kind.U:
             ops = made.get((wanted_thing, stage), [])
-            check_once(ops, orders.units[stage], orders.strides[stage], wanted_thing, stage)
+            check_once(
+                ops, orders.units[stage], orders.strides[stage], wanted_thing, stage
+            )
     if any(thing == Kind.U for thing, _ in made):
         _check_updates(orders, made, layout)
 
@@ -54,7 +56,9 @@ def wanted_of(schedule: Schedule) -> set[tuple[int, int]]:
     """What the stages of a schedule have to make of each microbatch: what it is, and the stage."""
     columns = schedule.columns
     kinds = np.unique(columns.kind[~columns.is_transfer]).tolist()
-    return wanted_in(schedule.layout, {thing for kind in kinds for thing in OPS[kind].makes})
+    return wanted_in(
+        schedule.layout, {thing for kind in kinds for thing in OPS[kind].makes}
+    )
 
 
 def wanted_in(layout: Layout, made: set[int]) -> set[tuple[int, int]]:
@@ -87,14 +91,22 @@ def check_once(
             ranges[rest].append((first, plus(first, piece.rounds)))
         # Counting down, the last round has the first microbatch of the range.
         elif by_round == -stride:
-            ranges[rest].append((plus(minus(first, piece.rounds), (1, 0)), plus(first, (1, 0))))
+            ranges[rest].append(
+                (plus(minus(first, piece.rounds), (1, 0)), plus(first, (1, 0)))
+            )
         else:
-            raise NotLinear("a loop goes on by another number of microbatches than others")
+            raise NotLinear(
+                "a loop goes on by another number of microbatches than others"
+            )
     place = ops[0][1].location if ops else 0
     if total != units:
         # So many are not all, each once, whichever they are.
-        if not is_negative(minus(total, units)) and not is_negative(minus(units, total)):
-            raise NotLinear("some numbers of microbatches have as many ops as they should")
+        if not is_negative(minus(total, units)) and not is_negative(
+            minus(units, total)
+        ):
+            raise NotLinear(
+                "some numbers of microbatches have as many ops as they should"
+            )
         raise Fault("missing-op", f"not every {name} runs once on stage {stage}", place)
     if units[1] % stride:
         raise NeedsPeriod(stride)
@@ -121,7 +133,9 @@ def _definitely_wrong(
             continue
         # As many as there should be, and a gap or an overlap: one is missing or one is twice.
         if is_negative(minus(border, begin)) or is_negative(minus(begin, border)):
-            raise Fault("missing-op", f"not every {name} runs once on stage {stage}", place)
+            raise Fault(
+                "missing-op", f"not every {name} runs once on stage {stage}", place
+            )
     raise NotLinear(f"whether every {name} runs once on stage {stage}")
 
 

@@ -84,7 +84,11 @@ class Expansion:
 
 
 def expand_for_all(
-    tree: syntax.Schedule, params: Mapping[str, int], base: int, period: int, budget: Budget
+    tree: syntax.Schedule,
+    params: Mapping[str, int],
+    base: int,
+    period: int,
+    budget: Budget,
 ) -> Expansion:
     """The expansion of a program. Raises NeedsBase or NeedsPeriod where it has none for these;
     NotLinear, with the reason, where it has none at all or it takes more than the `budget`; and
@@ -142,7 +146,9 @@ class _Run:
             "param": self.param,
             "stage_line": StageLine,
             "stages": lambda line: self.lay_out(line, self.microbatches),
-            "pipeline": lambda _, __, line, microbatches: self.lay_out(line, microbatches),
+            "pipeline": lambda _, __, line, microbatches: self.lay_out(
+                line, microbatches
+            ),
             "pipelines": self.pipelines,
             "link": lambda *_: None,
             "keep": lambda *_: None,
@@ -164,7 +170,9 @@ class _Run:
             raise NotLinear("it has no parameter `microbatches`")
         ranks = self.params["ranks"]
         if not self.placement:
-            self.lay_out(StageLine(0, ranks, lambda stage: stage, 0, 0), self.microbatches)
+            self.lay_out(
+                StageLine(0, ranks, lambda stage: stage, 0, 0), self.microbatches
+            )
         if not isinstance(ranks, int):
             raise NotLinear("`ranks` depends on `microbatches`")
         orders = tuple(self.order_of(rank, python.sites) for rank in range(ranks))
@@ -190,7 +198,9 @@ class _Run:
         else:
             value = self.given[name] if name in self.given else default()
         if name in ("ranks", "microbatches", "slices") and value < 1:
-            raise Fault("parameter", f"`{name}` is {value}, it must be 1 or more", location)
+            raise Fault(
+                "parameter", f"`{name}` is {value}, it must be 1 or more", location
+            )
         self.params[name] = value
         return value
 
@@ -198,12 +208,20 @@ class _Run:
         stages = range(_whole(line.start), _whole(line.stop))
         first = len(self.placement)
         if stages.start != 0 or stages.stop < 1 or microbatches < 1:
-            raise Fault("placement", "the stages or the microbatches are not right", line.location)
+            raise Fault(
+                "placement",
+                "the stages or the microbatches are not right",
+                line.location,
+            )
         ranks = self.params["ranks"]
         for stage in stages:
             rank = _whole(line.rank_of(stage))
             if not 0 <= rank < ranks:
-                raise Fault("no-such-rank", f"stage {stage} is on rank {rank}", line.rank_location)
+                raise Fault(
+                    "no-such-rank",
+                    f"stage {stage} is on rank {rank}",
+                    line.rank_location,
+                )
             self.placement.append(rank)
             self.units.append(microbatches * self.params.get("slices", 1))
         return Stages(first, stages.stop)
@@ -212,7 +230,9 @@ class _Run:
         self, _: str, __: int, start: Any, stop: Any, ___: int, pipeline_of: Any
     ) -> NumberedStages:
         numbers = range(_whole(start), _whole(stop))
-        return NumberedStages(tuple(self.lay_out(*pipeline_of(number)) for number in numbers))
+        return NumberedStages(
+            tuple(self.lay_out(*pipeline_of(number)) for number in numbers)
+        )
 
     def weights(self, *_: Any) -> None:
         self.has_weights = True
@@ -236,7 +256,10 @@ class _Run:
         if indices == 0:
             values = [of()]
         elif indices == 1:
-            values = [of(stage) for stage in range(len(self.placement) or self.params["ranks"])]
+            values = [
+                of(stage)
+                for stage in range(len(self.placement) or self.params["ranks"])
+            ]
         elif word == "send":
             ranks = range(self.params["ranks"])
             values = [of(one, other) for one in ranks for other in ranks]
@@ -276,10 +299,14 @@ class _Run:
                 key = unrolling.loop.key[0]
                 factor = self.unrolled.get(key, 1) * unrolling.factor
                 if factor > _MOST_UNROLLED:
-                    raise NotLinear(f"a loop repeats itself after {factor} rounds only") from None
+                    raise NotLinear(
+                        f"a loop repeats itself after {factor} rounds only"
+                    ) from None
                 self.unrolled[key] = factor
             except KeyError as error:
-                raise Fault("no-such-stage", f"`stage({error})` on rank {rank}", 0) from None
+                raise Fault(
+                    "no-such-stage", f"`stage({error})` on rank {rank}", 0
+                ) from None
         raise NotLinear(f"the order of rank {rank} has too many parts")
 
     def _split(self, loop: Loop, at: Any) -> None:
@@ -295,14 +322,18 @@ class _Run:
 
     def op(self, call: Call) -> None:
         location, stage, microbatch, *slices = call
-        if isinstance(stage, Linear) or any(isinstance(number, Linear) for number in slices):
+        if isinstance(stage, Linear) or any(
+            isinstance(number, Linear) for number in slices
+        ):
             raise NotLinear("a stage or a slice depends on `microbatches`", location)
         self.budget.spend(1)
         self.parts[-1].calls.append((location, stage, microbatch, *slices))
 
     def claim(self, location: int, values: dict[str, Any]) -> None:
         if self.is_within:
-            raise NotLinear("an `assert` stands within a loop over microbatches", location)
+            raise NotLinear(
+                "an `assert` stands within a loop over microbatches", location
+            )
         self.claims.append(SymbolicClaim(location, self.rank, values))
 
     def repeat(self, rounds: Any, weight: int, location: int) -> Iterator[Any]:
@@ -318,7 +349,9 @@ class _Run:
             yield from self._one_by_one(start, total, location)
             return
         if self.is_within:
-            raise NotLinear("a loop over microbatches stands within another one", location)
+            raise NotLinear(
+                "a loop over microbatches stands within another one", location
+            )
         # The same loop within other rounds of an outer one is split by itself.
         key = (location, tuple(self.path))
         for begin, end in pairwise([0, *self.splits.get(key, ()), total]):
@@ -329,10 +362,18 @@ class _Run:
                 yield from self._one_by_one(start + begin, length, location)
 
     def by_steps(
-        self, start: Any, stop: Any, weight: int, location: int, step: Any, step_location: int
+        self,
+        start: Any,
+        stop: Any,
+        weight: int,
+        location: int,
+        step: Any,
+        step_location: int,
     ) -> Iterator[Any]:
         if isinstance(step, Linear):
-            raise NotLinear("the step of a range depends on `microbatches`", step_location)
+            raise NotLinear(
+                "the step of a range depends on `microbatches`", step_location
+            )
         first, rounds = steps_of(start, stop, step, step_location)
         for number in self.count(0, rounds, weight, location):
             yield first + step * number
@@ -344,7 +385,9 @@ class _Run:
             yield value
             self.path.pop()
 
-    def _all_at_once(self, start: Any, begin: Any, length: Linear, key: Any) -> Iterator[Any]:
+    def _all_at_once(
+        self, start: Any, begin: Any, length: Linear, key: Any
+    ) -> Iterator[Any]:
         """One round that stands for all of a growing number of rounds, and those that are left."""
         factor = self.unrolled.get(key, 1)
         if length.by_n % factor:

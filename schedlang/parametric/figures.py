@@ -20,7 +20,15 @@ from schedlang.language.sites import ClaimSite
 from schedlang.language.stages import stage_functions
 from schedlang.parametric.expansion import SymbolicClaim, divide
 from schedlang.parametric.linear import Linear, NotLinear, listed_for_all, number
-from schedlang.parametric.orders import ZERO, Pair, at_round, is_negative, minus, plus, times
+from schedlang.parametric.orders import (
+    ZERO,
+    Pair,
+    at_round,
+    is_negative,
+    minus,
+    plus,
+    times,
+)
 from schedlang.parametric.stamps import Timed
 from schedlang.schedule.actions import is_collective
 from schedlang.schedule.schedule import Schedule
@@ -66,8 +74,15 @@ def figures_of(timed: Sequence[Timed], schedules: Sequence[Schedule]) -> Figures
     ranks = range(len(schedules[0].ranks))
     pieces = [[each for each in timed if each.rank == rank] for rank in ranks]
     starts = [_first_start(own) for own in pieces if own]
-    ends = [at_round(own[-1].end(-1), minus(own[-1].piece.rounds, (1, 0))) for own in pieces if own]
-    busy = [_sum(times(each.piece.rounds, sum(each.takes)) for each in own) for own in pieces]
+    ends = [
+        at_round(own[-1].end(-1), minus(own[-1].piece.rounds, (1, 0)))
+        for own in pieces
+        if own
+    ]
+    busy = [
+        _sum(times(each.piece.rounds, sum(each.takes)) for each in own)
+        for own in pieces
+    ]
     spans = [minus(end, start) for end, start in zip(ends, starts, strict=True)]
     first = _negative(largest([_negative(start) for start in starts]))
     return Figures(
@@ -172,7 +187,9 @@ def _plain(amount: float) -> Any:
 # Claims
 
 
-def claim_holds(claim: SymbolicClaim, site: ClaimSite, figures: Held, schedule: Schedule) -> bool:
+def claim_holds(
+    claim: SymbolicClaim, site: ClaimSite, figures: Held, schedule: Schedule
+) -> bool:
     """Whether a claim holds for all n; Fault where it cannot be worked out."""
     held = schedule.stages_of(claim.rank) if claim.rank is not None else []
     names = {
@@ -193,7 +210,9 @@ def claim_holds(claim: SymbolicClaim, site: ClaimSite, figures: Held, schedule: 
 def _own_stage(held: Sequence[int], number: Any, location: int) -> int:
     if 0 <= number < len(held):
         return held[int(number)]
-    raise Fault("no-such-stage", f"`stage({number})`, the rank holds {len(held)}", location)
+    raise Fault(
+        "no-such-stage", f"`stage({number})`, the rank holds {len(held)}", location
+    )
 
 
 def _figure(name: str, figures: Held, site: ClaimSite) -> Any:

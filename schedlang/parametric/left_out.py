@@ -62,10 +62,13 @@ def changed(orders: Orders, change: Callable[[Op], Op | None]) -> Orders:
     """The orders with each op changed, or left out."""
 
     def of(piece: Piece) -> Piece:
-        batches = (tuple(op for op in map(change, batch) if op) for batch in piece.batches)
+        batches = (
+            tuple(op for op in map(change, batch) if op) for batch in piece.batches
+        )
         return evolve(piece, batches=tuple(filter(None, batches)))
 
     ranks = tuple(
-        tuple(part for part in map(of, pieces) if part.batches) for pieces in orders.ranks
+        tuple(part for part in map(of, pieces) if part.batches)
+        for pieces in orders.ranks
     )
     return evolve(orders, ranks=ranks)

@@ -165,7 +165,9 @@ class Linear:
     def __mul__(self, other: Any) -> Any:
         if isinstance(other, Linear):
             raise NotLinear("a product of two numbers that depend on `microbatches`")
-        return number(self.constant * other, self.by_n * other, self.by_round * other, self.loop)
+        return number(
+            self.constant * other, self.by_n * other, self.by_round * other, self.loop
+        )
 
     __rmul__ = __mul__
 
@@ -198,7 +200,9 @@ class Linear:
             raise NotLinear("a division with decimals that depends on `microbatches`")
         if self.by_round % divisor:
             assert self.loop
-            raise NeedsUnrolling(self.loop, abs(divisor) // gcd(int(self.by_round), divisor))
+            raise NeedsUnrolling(
+                self.loop, abs(divisor) // gcd(int(self.by_round), divisor)
+            )
         if self.by_n % divisor:
             raise NeedsPeriod(abs(divisor) // gcd(int(self.by_n), divisor))
 
@@ -265,7 +269,9 @@ def listed_for_all(name: str, values: tuple[Any, ...]) -> Any:
 
     def value_of(number: Any, location: int) -> Any:
         if isinstance(number, Linear):
-            raise NotLinear(f"`{name}[…]` of a number that depends on `microbatches`", location)
+            raise NotLinear(
+                f"`{name}[…]` of a number that depends on `microbatches`", location
+            )
         return of_number(number, location)
 
     return value_of
@@ -275,7 +281,9 @@ def _common(one: Linear, other: Linear) -> Loop | None:
     """The loop of two numbers."""
     loops = {id(each.loop): each.loop for each in (one, other) if each.loop}
     if len(loops) > 1:
-        raise NotLinear("a loop with a growing number of rounds stands within another one")
+        raise NotLinear(
+            "a loop with a growing number of rounds stands within another one"
+        )
     return next(iter(loops.values()), None)
 
 

@@ -18,7 +18,13 @@ from attrs import evolve, frozen
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
 from schedlang.parametric.expansion import Expansion, Part
-from schedlang.parametric.linear import Linear, NeedsPeriod, NotLinear, holds_from, linear
+from schedlang.parametric.linear import (
+    Linear,
+    NeedsPeriod,
+    NotLinear,
+    holds_from,
+    linear,
+)
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Ints
 from schedlang.schedule.kinds import OF_STAGE, Kind
@@ -68,7 +74,9 @@ class Piece:
         rounds = value(self.rounds, n)
         numbers = np.arange(rounds)[:, np.newaxis]
         microbatches = (constant + by_n * n + by_round * numbers).ravel()
-        kinds, stages, firsts = (np.tile(column, rounds) for column in (kind, stage, is_first))
+        kinds, stages, firsts = (
+            np.tile(column, rounds) for column in (kind, stage, is_first)
+        )
         return np.stack([kinds, stages, microbatches, firsts])
 
     @cached_property
@@ -101,7 +109,9 @@ class Orders:
         for piece in self.ranks[rank]:
             for k in range(value(piece.rounds, n)):
                 for batch in piece.batches:
-                    yield tuple((op.kind, op.stage, value(op.microbatch, n, k)) for op in batch)
+                    yield tuple(
+                        (op.kind, op.stage, value(op.microbatch, n, k)) for op in batch
+                    )
 
 
 def later(orders: Orders, by: int) -> Orders:
@@ -130,7 +140,9 @@ def pair(number: Any) -> Pair:
     """A number of the program that depends on n alone."""
     number = linear(number)
     if number.by_round:
-        raise NotLinear("a number that depends on the round of a loop stands where none can")
+        raise NotLinear(
+            "a number that depends on the round of a loop stands where none can"
+        )
     return number.constant, number.by_n
 
 
@@ -172,15 +184,25 @@ def orders_of(expansion: Expansion, unroll: int = 1) -> Orders:
     slices = expansion.params.get("slices", 1)
     ranks = []
     for rank, parts in enumerate(expansion.ranks):
-        held = tuple(stage for stage, of in enumerate(expansion.placement) if of == rank)
+        held = tuple(
+            stage for stage, of in enumerate(expansion.placement) if of == rank
+        )
         calls = [
-            _Calls(part, [_completed(call, expansion.sites, held, slices) for call in part.calls])
+            _Calls(
+                part,
+                [
+                    _completed(call, expansion.sites, held, slices)
+                    for call in part.calls
+                ],
+            )
             for part in parts
         ]
         # In this order: `W` without arguments takes what an `I` has left, whose microbatch must be
         # known.
         _count_next(calls, expansion.sites)
-        pieces = [piece for each in calls for piece in [each.piece(expansion.sites, held)]]
+        pieces = [
+            piece for each in calls for piece in [each.piece(expansion.sites, held)]
+        ]
         pieces = _with_owed(pieces, expansion.sites)
         ranks.append(tuple(pieces))
     units = tuple(map(pair, expansion.units))
@@ -205,7 +227,9 @@ class _Calls:
         batches: list[list[Op]] = []
         for location, stage, microbatch in self.calls:
             kind = sites.kinds[location]
-            op = Op(kind, stage, (0, 0, 0) if kind in OF_STAGE else microbatch, location)
+            op = Op(
+                kind, stage, (0, 0, 0) if kind in OF_STAGE else microbatch, location
+            )
             first = sites.batches.get(location)
             if first is None or location == first or not batches:
                 batches.append([op])
@@ -221,16 +245,22 @@ def _completed(call: Any, sites: Sites, held: Sequence[int], slices: int) -> lis
         stage = held[0] if len(held) == 1 else None
     if stage is None and not (site.is_bare and site.word == "W"):
         if len(held) != 1:
-            raise Fault("which-stage", f"`{site.word}` does not say which stage", location)
+            raise Fault(
+                "which-stage", f"`{site.word}` does not say which stage", location
+            )
         stage = held[0]
     if stage is None and len(held) == 1:
         stage = held[0]
     if stage is not None and stage not in held:
-        raise Fault("not-on-this-rank", f"`{site.word}` of a stage of another rank", location)
+        raise Fault(
+            "not-on-this-rank", f"`{site.word}` of a stage of another rank", location
+        )
     if microbatch is not None:
         for number in of_slice:
             if number is None or not 0 <= number < slices:
-                raise Fault("no-such-slice", f"`{site.word}` of slice {number}", location)
+                raise Fault(
+                    "no-such-slice", f"`{site.word}` of slice {number}", location
+                )
             microbatch = microbatch * slices + number
         number = linear(microbatch)
         if any(not isinstance(part, int) for part in number.parts):
@@ -323,7 +353,9 @@ def _owed_once(
         seen = {}
         for op in takers:
             key = op.stage if by_stage else None
-            count = sum(1 for other in takers if not by_stage or other.stage == op.stage)
+            count = sum(
+                1 for other in takers if not by_stage or other.stage == op.stage
+            )
             constant, by_n = taken.get(key, ZERO)
             position = constant + seen.get(key, 0), by_n, count
             seen[key] = seen.get(key, 0) + 1
@@ -336,18 +368,30 @@ def _owed_once(
                 ],
             )
             if not cells or not tiles(cells, piece.rounds):
-                raise Fault("nothing-next", "`W`, but no weight gradient is owed here", op.location)
+                raise Fault(
+                    "nothing-next",
+                    "`W`, but no weight gradient is owed here",
+                    op.location,
+                )
             met = [_met(cell, sources[key][cell.source][1]) for cell in cells]
             # Rounds that take from different places take by one rule, or the piece is split.
-            stage, microbatch = met[max(range(len(cells)), key=lambda at: cells[at].is_long)]
+            stage, microbatch = met[
+                max(range(len(cells)), key=lambda at: cells[at].is_long)
+            ]
             for cell, (of_stage, number) in zip(cells, met, strict=True):
                 alike = at_round(number, cell.begin) == at_round(microbatch, cell.begin)
-                if stage != of_stage or not alike or (cell.is_long and number != microbatch):
+                if (
+                    stage != of_stage
+                    or not alike
+                    or (cell.is_long and number != microbatch)
+                ):
                     return [], (index, cell.end if cell.begin == ZERO else cell.begin)
             filled[id(op)] = evolve(op, stage=stage, microbatch=microbatch)
         for key, count in seen.items():
             taken[key] = plus(taken.get(key, ZERO), times(piece.rounds, count))
-        batches = tuple(tuple(filled.get(id(op), op) for op in batch) for batch in piece.batches)
+        batches = tuple(
+            tuple(filled.get(id(op), op) for op in batch) for batch in piece.batches
+        )
         completed.append(evolve(piece, batches=batches))
     return completed, None
 
@@ -356,7 +400,11 @@ def _met(cell: Cell, owing: Op) -> tuple[int, Triple]:
     """The stage and the microbatch, by the rounds of the one that takes, of what it takes."""
     constant, by_n, by_round = owing.microbatch
     at, at_n, step = cell.round
-    return owing.stage, (constant + by_round * at, by_n + by_round * at_n, by_round * step)
+    return owing.stage, (
+        constant + by_round * at,
+        by_n + by_round * at_n,
+        by_round * step,
+    )
 
 
 def _ops(pieces: Sequence[Piece]) -> Iterator[Op]:
@@ -397,7 +445,10 @@ def split(piece: Piece, at: Pair) -> list[Piece]:
 def one_by_one(piece: Piece) -> Piece:
     """A piece that has the same rounds for all n, as one round."""
     batches = [
-        tuple(evolve(op, microbatch=op.microbatch and (*op.microbatch[:2], 0)) for op in batch)
+        tuple(
+            evolve(op, microbatch=op.microbatch and (*op.microbatch[:2], 0))
+            for op in batch
+        )
         for number in range(piece.rounds[0])
         for batch in shifted(piece, (1, 0), (number, 0)).batches
     ]
@@ -420,7 +471,9 @@ def unrolled(piece: Piece, factor: int) -> list[Piece]:
         for batch in shifted(piece, piece.rounds, (number, 0)).batches:
             batches.append(
                 tuple(
-                    evolve(op, microbatch=(*op.microbatch[:2], op.microbatch[2] * factor))
+                    evolve(
+                        op, microbatch=(*op.microbatch[:2], op.microbatch[2] * factor)
+                    )
                     for op in batch
                 )
             )
@@ -440,7 +493,9 @@ def _strides(ranks: Sequence[Sequence[Piece]]) -> int:
         if is_computed(op.kind)
     }
     if 0 in strides:
-        raise Fault("repeated-op", "an op runs in every round of a loop, for one microbatch", 0)
+        raise Fault(
+            "repeated-op", "an op runs in every round of a loop, for one microbatch", 0
+        )
     return lcm(*strides) if strides else 1
 
 
@@ -450,7 +505,9 @@ def _alike(piece: Piece, stride: int, unroll: int) -> list[Piece]:
         return [piece]
     own = {abs(op.microbatch[2]) for op in _ops([piece]) if is_computed(op.kind)}
     if len(own) != 1:
-        raise NotLinear("the ops of a loop go on by different numbers of microbatches in a round")
+        raise NotLinear(
+            "the ops of a loop go on by different numbers of microbatches in a round"
+        )
     return unrolled(piece, stride // own.pop() * unroll)
 
 
@@ -496,7 +553,9 @@ def tiles(cells: Sequence[Cell], rounds: Pair) -> bool:
     return begins == [ZERO, *(cell.end for cell in cells)]
 
 
-def _cell(source: int, rounds: Pair, wanted: Triple, of: Pair, there: Triple) -> Cell | None:
+def _cell(
+    source: int, rounds: Pair, wanted: Triple, of: Pair, there: Triple
+) -> Cell | None:
     constant = wanted[0] - there[0]
     by_n = wanted[1] - there[1]
     here_one = rounds == (1, 0)
@@ -505,7 +564,9 @@ def _cell(source: int, rounds: Pair, wanted: Triple, of: Pair, there: Triple) ->
         # They meet at one n alone: from the next one on they do not.
         if by_n and constant % by_n == 0 and -constant // by_n >= 0:
             holds_from(-constant // by_n + 1)
-        return Cell(ZERO, (1, 0), source, (0, 0, 0)) if not constant and not by_n else None
+        return (
+            Cell(ZERO, (1, 0), source, (0, 0, 0)) if not constant and not by_n else None
+        )
     if there_one:
         # The one round here in which it is: constant + by_n * n + step * k = 0.
         at = _quotient((-constant, -by_n), wanted[2])
@@ -521,7 +582,9 @@ def _cell(source: int, rounds: Pair, wanted: Triple, of: Pair, there: Triple) ->
             return None
         return Cell(ZERO, (1, 0), source, (*first, 0))
     if abs(wanted[2]) != abs(there[2]):
-        raise NotLinear("two loops go on by different numbers of microbatches in a round")
+        raise NotLinear(
+            "two loops go on by different numbers of microbatches in a round"
+        )
     if wanted[2] == there[2]:
         # Both count the same way: round k here meets round first + k there.
         begin = times(first, -1)

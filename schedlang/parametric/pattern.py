@@ -83,8 +83,12 @@ def _loops(rows: Ints, steps: Ints) -> Iterator[_Loop]:
     """The loops of an order, of which each has two rounds at least."""
     kind, stage, microbatch, is_first, _ = rows
     step = steps[stage]
-    places = {row: place for place, row in enumerate(zip(*rows[:3].tolist(), strict=True))}
-    later = zip(kind.tolist(), stage.tolist(), (microbatch + step).tolist(), strict=True)
+    places = {
+        row: place for place, row in enumerate(zip(*rows[:3].tolist(), strict=True))
+    }
+    later = zip(
+        kind.tolist(), stage.tolist(), (microbatch + step).tolist(), strict=True
+    )
     count = len(kind)
     again = np.array([places.get(row, -1) for row in later], np.int64)
     again[step == 0] = -1
@@ -113,19 +117,27 @@ def _pieces(orders: Sequence[_Order], steps: Ints) -> tuple[Piece, ...]:
             continue
         length = loops[0].length
         # Of rows that are of two loops, the first one has them.
-        skipped = {max(begin - loop.begin, 0) for begin, loop in zip(at, loops, strict=True)}
+        skipped = {
+            max(begin - loop.begin, 0) for begin, loop in zip(at, loops, strict=True)
+        }
         if len(skipped) > 1 or any(loop.length != length for loop in loops):
             raise NoStamps(_NONE_YET)
         skip = skipped.pop()
         begins = [loop.begin + skip for loop in loops]
         rounds = [(size - skip) // length + 1 for size in sizes]
-        if rounds[0] < 1 or {after - before for before, after in pairwise(rounds)} != {1}:
+        if rounds[0] < 1 or {after - before for before, after in pairwise(rounds)} != {
+            1
+        }:
             raise NoStamps(_NONE_YET)
         pieces += _piece((1, 0), orders, at, begins, None)
-        at = [begin + length * times for begin, times in zip(begins, rounds, strict=True)]
+        at = [
+            begin + length * times for begin, times in zip(begins, rounds, strict=True)
+        ]
         ends = [begin + length for begin in begins]
         pieces += _piece((rounds[0], 1), orders, begins, ends, steps)
-    pieces += _piece((1, 0), orders, at, [order.rows.shape[1] for order in orders], None)
+    pieces += _piece(
+        (1, 0), orders, at, [order.rows.shape[1] for order in orders], None
+    )
     return tuple(pieces)
 
 

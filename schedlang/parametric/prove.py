@@ -146,7 +146,11 @@ class _Size:
         codes = self.codes[transport]
         if not codes:
             return "proved"
-        return "refused" if all(of == {_REFUSED} for of in self.codes.values()) else "wrong"
+        return (
+            "refused"
+            if all(of == {_REFUSED} for of in self.codes.values())
+            else "wrong"
+        )
 
 
 @define
@@ -224,7 +228,11 @@ class _Prover:
             try:
                 if no_pattern:
                     one = self.later(one, no_pattern)
-                return one if one.outcome else self.tried(one, _UNROLLED[attempt // len(more)])
+                return (
+                    one
+                    if one.outcome
+                    else self.tried(one, _UNROLLED[attempt // len(more)])
+                )
             except NeedsBase as needs:
                 one = evolve(one, base=one.base + needs.least * one.period)
             except NoStamps as error:
@@ -232,7 +240,9 @@ class _Prover:
                     no_pattern = str(error)
                     continue
                 # First from larger sizes on, then with more rounds as one.
-                one = evolve(one, base=one.base + more[attempt % len(more)] * one.period)
+                one = evolve(
+                    one, base=one.base + more[attempt % len(more)] * one.period
+                )
                 attempt += 1
                 if attempt == len(_UNROLLED) * len(more):
                     return evolve(one, outcome="unknown", reason=str(error))
@@ -243,13 +253,19 @@ class _Prover:
                     return evolve(one, outcome="unknown", reason=str(error))
                 one = evolve(one, is_searched=True)
             except NotLinear as error:
-                place = "" if error.location is None else f" ({self.where(error.location)})"
+                place = (
+                    "" if error.location is None else f" ({self.where(error.location)})"
+                )
                 return evolve(one, outcome="unknown", reason=f"{error}{place}")
             except (TypeError, ZeroDivisionError, RecursionError):
-                reason = "it does with `microbatches` what is no arithmetic of this kind"
+                reason = (
+                    "it does with `microbatches` what is no arithmetic of this kind"
+                )
                 return evolve(one, outcome="unknown", reason=reason)
             except Undecided as error:
-                return evolve(one, outcome="unknown", reason=str(error) or "it is undecided")
+                return evolve(
+                    one, outcome="unknown", reason=str(error) or "it is undecided"
+                )
             except Fault as fault:
                 outcome = "refused" if fault.code == _REFUSED else "wrong"
                 return evolve(one, outcome=outcome, reason=fault.message)
@@ -276,11 +292,16 @@ class _Prover:
         if one.is_searched:
             return self.followed(one)
         with settled():
-            expansion = expand_for_all(self.tree, self.params, one.base, one.period, self.budget)
+            expansion = expand_for_all(
+                self.tree, self.params, one.base, one.period, self.budget
+            )
             orders = orders_of(expansion, unroll)
         schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
         orders = in_use(orders, schedules[0].layout)
-        claims = [(expansion.sites.claims[claim.location], claim) for claim in expansion.claims]
+        claims = [
+            (expansion.sites.claims[claim.location], claim)
+            for claim in expansion.claims
+        ]
         if expansion.sites.parts:
             return self.streamed(one, orders, expansion.sites, schedules, claims)
         return self.timed(one, orders, schedules, claims)
@@ -300,7 +321,10 @@ class _Prover:
         _check_same(parts[1], [columns_of(stream.steady) for stream in streams])
         with settled():
             figures = check_stream(parts[0], parts[1], schedules)
-            holds = [claim_holds(claim, site, figures, schedules[0]) for site, claim in claims]
+            holds = [
+                claim_holds(claim, site, figures, schedules[0])
+                for site, claim in claims
+            ]
         return evolve(one, outcome="proved" if all(holds) else "wrong")
 
     def followed(self, one: Class) -> Class:
@@ -312,13 +336,19 @@ class _Prover:
         begin = _LOOKED_AT
         claims = [
             (of[0].statement, _claim(of))
-            for of in zip(*(schedule.claims for schedule in schedules[begin:]), strict=True)
+            for of in zip(
+                *(schedule.claims for schedule in schedules[begin:]), strict=True
+            )
         ]
         after = evolve(one, base=one.base + begin * one.period)
         judged = self.timed(after, orders, schedules[begin:], claims)
         if judged.outcome == "proved":
-            return evolve(judged, outcome="followed", seen=one.base + (_SEEN - 1) * one.period)
-        return evolve(judged, outcome="unknown", reason="a claim fails at the sizes of a pattern")
+            return evolve(
+                judged, outcome="followed", seen=one.base + (_SEEN - 1) * one.period
+            )
+        return evolve(
+            judged, outcome="unknown", reason="a claim fails at the sizes of a pattern"
+        )
 
     def timed(
         self,
@@ -426,14 +456,18 @@ class _Prover:
             "span": line.span,
             "span_bubble": line.span - work,
         }
-        return values | {f"peak({rank})": peak for rank, peak in enumerate(execution.peak_memory)}
+        return values | {
+            f"peak({rank})": peak for rank, peak in enumerate(execution.peak_memory)
+        }
 
     def told(self, classes: list[Class]) -> Proof:
         small = sorted(
             {
                 size
                 for one in classes
-                for size in range(one.base % one.period or one.period, one.base, one.period)
+                for size in range(
+                    one.base % one.period or one.period, one.base, one.period
+                )
             }
         )
         for size in small:
@@ -471,7 +505,8 @@ class _Prover:
 
     def verdict(self, name: str, classes: list[Class], small: list[int]) -> Verdict:
         groups: dict[str, tuple[set[int], list[tuple[int, int]]]] = {
-            word: (set(), []) for word in ("proved", "followed", "wrong", "refused", "unknown")
+            word: (set(), [])
+            for word in ("proved", "followed", "wrong", "refused", "unknown")
         }
         reasons = []
         for one in classes:
@@ -483,7 +518,9 @@ class _Prover:
             outcome = self.sizes[size].on(name) if size in self.sizes else "unknown"
             groups[outcome][0].add(size)
         if not reasons and any(size not in self.sizes for size in small):
-            reasons.append("some would take too long one by one: see `schedc check --for`")
+            reasons.append(
+                "some would take too long one by one: see `schedc check --for`"
+            )
         if groups["followed"][1]:
             # Those proved one by one beyond are told with the pattern that they are of.
             first = min(base for base, _ in groups["followed"][1])
@@ -542,7 +579,9 @@ class _Prover:
                 return "unknown", f"the compiler says {said} of some"
         if outcome == "proved":
             return one.outcome, ""
-        return outcome, "no state was found that its ranks come back to" * (outcome == "unknown")
+        return outcome, "no state was found that its ranks come back to" * (
+            outcome == "unknown"
+        )
 
     def laws(self, classes: list[Class], small: list[int]) -> Iterator[Law]:
         """The figures as formulas."""
@@ -550,7 +589,10 @@ class _Prover:
         if not proved:
             return
         assert proved[0].figures
-        figures = [*NAMES, *(f"peak({rank})" for rank in range(len(proved[0].figures.peak)))]
+        figures = [
+            *NAMES,
+            *(f"peak({rank})" for rank in range(len(proved[0].figures.peak))),
+        ]
         for figure in figures:
             pieces: dict[Pair, tuple[set[int], list[tuple[int, int]]]] = {}
             for one in proved:
@@ -604,7 +646,9 @@ def _claim(claims: tuple[Claim, ...]) -> SymbolicClaim:
     values = {}
     for name, first in claims[0].values.items():
         by_n = claims[1].values[name] - first
-        if any(claim.values[name] != first + by_n * n for n, claim in enumerate(claims)):
+        if any(
+            claim.values[name] != first + by_n * n for n, claim in enumerate(claims)
+        ):
             raise NotLinear(f"`{name}` in a claim")
         values[name] = number(first, by_n)
     return SymbolicClaim(claims[0].location, claims[0].rank, values)

@@ -68,7 +68,9 @@ class Law:
         if len(self.pieces) == 1:
             condition, expression = self.pieces[0]
             return f"{self.figure} = {expression} for {condition}"
-        pieces = "; ".join(f"{expression} for {condition}" for condition, expression in self.pieces)
+        pieces = "; ".join(
+            f"{expression} for {condition}" for condition, expression in self.pieces
+        )
         return f"{self.figure} = {pieces}"
 
 
@@ -93,7 +95,9 @@ class Proof:
     laws: tuple[Law, ...] = ()
     claims: tuple[str, ...] = ()
     argument: str = ""
-    certify: Callable[[], Mapping[str, Any] | None] = field(default=_nothing, repr=False, eq=False)
+    certify: Callable[[], Mapping[str, Any] | None] = field(
+        default=_nothing, repr=False, eq=False
+    )
 
     @cached_property
     def certificate(self) -> Mapping[str, Any] | None:

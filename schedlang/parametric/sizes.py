@@ -45,7 +45,9 @@ class Sizes:
         # What the set has in one whole period, as rests, and then in words:
         #
         #     {3} and 5 + 2n, 6 + 4n      of 6 .. 9 it has the rests 2 3 1: "% 4 != 0"
-        rests = [number % period for number in range(first, first + period) if number in self]
+        rests = [
+            number % period for number in range(first, first + period) if number in self
+        ]
         # The shortest period that tells the same.
         for shorter in range(1, period + 1):
             if period % shorter == 0:
@@ -67,7 +69,9 @@ class Sizes:
             missing = next(rest for rest in range(period) if rest not in rests)
             tail += f" and {name} % {period} != {missing}"
         elif period > 1:
-            few = ", ".join(map(str, rests[:_FEW])) + (", …" if len(rests) > _FEW else "")
+            few = ", ".join(map(str, rests[:_FEW])) + (
+                ", …" if len(rests) > _FEW else ""
+            )
             tail += f" and {name} % {period} in {{{few}}}"
         return " or ".join([*texts, tail])
 

@@ -61,7 +61,9 @@ def rules_of(schedules: Sequence[Schedule]) -> Rules:
     for schedule in schedules:
         own = _rules_of(schedule)
         if rules is not None and own != rules:
-            raise NotLinear("what ops need is not the same for all numbers of microbatches")
+            raise NotLinear(
+                "what ops need is not the same for all numbers of microbatches"
+            )
         rules = own
     assert rules is not None
     return rules
@@ -93,7 +95,13 @@ def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]
     found, counts = _distinct(table)
     ops = np.flatnonzero(~columns.is_transfer & ~is_any(columns.kind, *OF_STAGE))
     keys, times = _distinct(
-        np.stack([columns.kind[ops], columns.stage[ops], columns.microbatch[ops] % layout.slices])
+        np.stack(
+            [
+                columns.kind[ops],
+                columns.stage[ops],
+                columns.microbatch[ops] % layout.slices,
+            ]
+        )
     )
     users = dict(zip(map(tuple, keys.T.tolist()), times.tolist(), strict=True))
     ways = latencies(layout, schedule.costs.transfers(len(layout.placement)))
@@ -176,7 +184,9 @@ def durations_of(schedule: Schedule, batch: Batch) -> Any:
     return [_exact(float(end), unit) for end in ends]
 
 
-def stamp(orders: Orders, walks: Sequence[list[list[Any]]], schedule: Schedule) -> list[Timed]:
+def stamp(
+    orders: Orders, walks: Sequence[list[list[Any]]], schedule: Schedule
+) -> list[Timed]:
     """Times for the pieces of an order, cut as needed, from those that batches have at n = 0, 1 and
     2; NoStamps where there is no pattern yet. `schedule` says how long they take.
     """
@@ -191,7 +201,9 @@ def stamp(orders: Orders, walks: Sequence[list[list[Any]]], schedule: Schedule) 
             times = []
             for n, walk in enumerate(walks):
                 flat = walk[rank][at[n] : at[n] + rounds[n] * width]
-                times.append([flat[k * width : (k + 1) * width] for k in range(rounds[n])])
+                times.append(
+                    [flat[k * width : (k + 1) * width] for k in range(rounds[n])]
+                )
                 at[n] += rounds[n] * width
             for part, starts in _cut(piece, times):
                 takes = []
@@ -204,7 +216,9 @@ def stamp(orders: Orders, walks: Sequence[list[list[Any]]], schedule: Schedule) 
     return timed
 
 
-def _cut(piece: Piece, times: list[list[list[Any]]]) -> Iterator[tuple[Piece, tuple[Triple, ...]]]:
+def _cut(
+    piece: Piece, times: list[list[list[Any]]]
+) -> Iterator[tuple[Piece, tuple[Triple, ...]]]:
     """A piece cut where the times of its rounds go on by another step, and the times of each."""
     # Times of a piece at three sizes, and the runs in which they go on by one step:
     #
@@ -228,7 +242,9 @@ def _cut(piece: Piece, times: list[list[list[Any]]]) -> Iterator[tuple[Piece, tu
         else:
             part, rest = split(rest, length)
         # One round alone has no step.
-        steps = [of[number][1] for of in runs if of[number][0] > 1] or [runs[0][number][1]]
+        steps = [of[number][1] for of in runs if of[number][0] > 1] or [
+            runs[0][number][1]
+        ]
         if any(step != steps[0] for step in steps):
             raise NoStamps("the times of a loop have no pattern yet")
         starts = []
@@ -254,7 +270,8 @@ def _runs(rounds: list[list[Any]]) -> list[tuple[int, Any]]:
         step = [b - a for a, b in zip(rounds[at], rounds[at + 1], strict=True)]
         end = at + 1
         while end + 1 < len(rounds) and all(
-            c - b == s for b, c, s in zip(rounds[end], rounds[end + 1], step, strict=True)
+            c - b == s
+            for b, c, s in zip(rounds[end], rounds[end + 1], step, strict=True)
         ):
             end += 1
         runs.append((end - at + 1, step))
@@ -355,12 +372,16 @@ class Stamped:
         timed = self.timed[number]
         for place, batch in enumerate(timed.piece.batches):
             #: For each thing that is waited for, the rounds, and when it is there.
-            waits: list[list[tuple[Pair, Pair, Triple]]] = [self._rank(number, before, place)]
+            waits: list[list[tuple[Pair, Pair, Triple]]] = [
+                self._rank(number, before, place)
+            ]
             for op in batch:
                 waits += self._needed(timed, op, sources)
             self._hold(timed, place, waits)
 
-    def _rank(self, number: int, before: int | None, place: int) -> list[tuple[Pair, Pair, Triple]]:
+    def _rank(
+        self, number: int, before: int | None, place: int
+    ) -> list[tuple[Pair, Pair, Triple]]:
         """When the batch before one is over, by the rounds of its piece."""
         timed = self.timed[number]
         rounds = timed.piece.rounds
@@ -424,10 +445,17 @@ class Stamped:
             raise NotLinear("a loop has slices of several numbers in one place")
         return self.rules[op.kind, op.stage, constant % self.slices]
 
-    def _hold(self, timed: Timed, place: int, waits: list[list[tuple[Pair, Pair, Triple]]]) -> None:
+    def _hold(
+        self, timed: Timed, place: int, waits: list[list[tuple[Pair, Pair, Triple]]]
+    ) -> None:
         """Whether a batch starts when all that it waits for is there, and no later."""
         start = timed.starts[place]
-        borders = {border for cells in waits for begin, end, _ in cells for border in (begin, end)}
+        borders = {
+            border
+            for cells in waits
+            for begin, end, _ in cells
+            for border in (begin, end)
+        }
         ordered = sorted(borders, key=lambda border: (border[1], border[0]))
         for begin, end in pairwise(ordered):
             if not is_negative(minus(begin, end)):
@@ -438,12 +466,18 @@ class Stamped:
                 for cell_begin, cell_end, arrival in cells:
                     if not (_within(begin, end, cell_begin, cell_end)):
                         continue
-                    late = (start[0] - arrival[0], start[1] - arrival[1], start[2] - arrival[2])
+                    late = (
+                        start[0] - arrival[0],
+                        start[1] - arrival[1],
+                        start[2] - arrival[2],
+                    )
                     # By the round it goes up or down evenly, so the first and the last round bound
                     # it.
                     spare = at_round(late, begin), at_round(late, last)
                     if any(is_negative(of) for of in spare):
-                        raise NoStamps("something starts before what it waits for is there")
+                        raise NoStamps(
+                            "something starts before what it waits for is there"
+                        )
                     is_tight |= spare == (ZERO, ZERO)
             if not is_tight:
                 raise NoStamps("something starts later than it might")
@@ -451,7 +485,10 @@ class Stamped:
 
 def _within(begin: Pair, end: Pair, cell_begin: Pair, cell_end: Pair) -> bool:
     """Whether rounds are some of a cell's; of all cells, the borders are in order."""
-    return (cell_begin[1], cell_begin[0]) <= (begin[1], begin[0]) and (end[1], end[0]) <= (
+    return (cell_begin[1], cell_begin[0]) <= (begin[1], begin[0]) and (
+        end[1],
+        end[0],
+    ) <= (
         cell_end[1],
         cell_end[0],
     )

@@ -16,7 +16,14 @@ import numpy as np
 from attrs import frozen
 
 from schedlang.language.faults import Fault
-from schedlang.parametric.orders import Orders, Pair, Piece, at_round, is_negative, minus
+from schedlang.parametric.orders import (
+    Orders,
+    Pair,
+    Piece,
+    at_round,
+    is_negative,
+    minus,
+)
 from schedlang.parametric.stamps import NoStamps, Rules
 from schedlang.proof.edges import ideal_events
 from schedlang.schedule.kinds import OF_STAGE, OPS
@@ -54,7 +61,9 @@ class Wait:
         )
 
 
-def check_standstill(orders: Orders, rules: Rules, schedules: Sequence[Schedule]) -> None:
+def check_standstill(
+    orders: Orders, rules: Rules, schedules: Sequence[Schedule]
+) -> None:
     """Fault if ranks wait for each other for all n; NoStamps if they do so at some, and that it is
     for all was not found.
     """
@@ -81,7 +90,9 @@ def check_standstill(orders: Orders, rules: Rules, schedules: Sequence[Schedule]
             is_behind = is_negative(minus(after, made))
         if not is_behind:
             raise NoStamps("ranks wait for each other, at each size in other places")
-    location = orders.ranks[first[0].rank][first[0].at[0]].batches[first[0].at[1]][0].location
+    location = (
+        orders.ranks[first[0].rank][first[0].at[0]].batches[first[0].at[1]][0].location
+    )
     raise Fault("deadlock", "ranks wait for each other", location)
 
 
@@ -115,7 +126,9 @@ def _circle(orders: Orders, rules: Rules, schedule: Schedule, n: int) -> list[Wa
     """Waits of ranks at a size, each for what the next one's rank has to make."""
     events = ideal_events(schedule, schedule.costs)
     columns = schedule.columns
-    heads = np.flatnonzero((columns.batch == np.arange(len(columns))) & ~columns.is_transfer)
+    heads = np.flatnonzero(
+        (columns.batch == np.arange(len(columns))) & ~columns.is_transfer
+    )
     is_done = np.isfinite(events.graph.ends[events.item[heads]])
     bounds = np.searchsorted(heads, columns.first)
     batches = [list(_places(orders, rank, n)) for rank in range(len(orders.ranks))]
@@ -151,20 +164,30 @@ def _places(orders: Orders, rank: int, n: int) -> Iterator[tuple[Place, Any]]:
                 yield (number, place, k), next(batches)
 
 
-def _wait(rules: Rules, batches: Any, made: Any, stands: dict[int, int], rank: int) -> Wait:
+def _wait(
+    rules: Rules, batches: Any, made: Any, stands: dict[int, int], rank: int
+) -> Wait:
     """What the batch waits for before which a rank stands."""
     at, ops = batches[rank][stands[rank]]
     slices = _slices(rules)
     for number, (kind, stage, microbatch) in enumerate(ops):
         if kind in OF_STAGE:
             continue
-        for rule, (thing, of, further, _, _) in enumerate(rules[kind, stage, microbatch % slices]):
+        for rule, (thing, of, further, _, _) in enumerate(
+            rules[kind, stage, microbatch % slices]
+        ):
             found = made.get((thing, of, microbatch + further))
             if found is None:
                 continue
             maker_rank, index, maker_op = found
             if maker_rank in stands and index >= stands[maker_rank]:
                 return Wait(
-                    rank, at, number, rule, maker_rank, batches[maker_rank][index][0], maker_op
+                    rank,
+                    at,
+                    number,
+                    rule,
+                    maker_rank,
+                    batches[maker_rank][index][0],
+                    maker_op,
                 )
     raise NoStamps("a rank stands still, and what it waits for was not found")

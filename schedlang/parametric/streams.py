@@ -35,7 +35,14 @@ from schedlang.parametric.orders import (
     split,
     times,
 )
-from schedlang.parametric.stamps import NoStamps, Stamped, Timed, rules_of, stamp, walked
+from schedlang.parametric.stamps import (
+    NoStamps,
+    Stamped,
+    Timed,
+    rules_of,
+    stamp,
+    walked,
+)
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import is_copy, is_transfer
@@ -49,7 +56,9 @@ _UPDATES = (6, 12, 24, 48)
 
 def part_of(orders: Orders, sites: Sites, name: str) -> Orders:
     """The `warmup` or the `steady` part of the orders of a program."""
-    return changed(orders, lambda op: op if sites.ops[op.location].part == name else None)
+    return changed(
+        orders, lambda op: op if sites.ops[op.location].part == name else None
+    )
 
 
 def check_stream(warmup: Orders, steady: Orders, schedules: Sequence[Schedule]) -> Held:
@@ -108,7 +117,9 @@ def _border(piece: Piece, units: Sequence[Pair]) -> Pair | None:
         if step < 0 or is_negative(minus(at_round(op.microbatch, last), border)):
             continue
         if away[1] % step:
-            raise NotLinear("a loop goes on into the next update, and not at one of its rounds")
+            raise NotLinear(
+                "a loop goes on into the next update, and not at one of its rounds"
+            )
         return -(-away[0] // step), away[1] // step
     return None
 
@@ -118,7 +129,9 @@ def _check_coverage(warmup: Orders, steady: Orders, schedule: Schedule) -> None:
     as many as an update has, again and again.
     """
     early, own = (_makers(orders) for orders in (warmup, steady))
-    wanted = wanted_in(schedule.layout, {thing for thing, _ in own}) | set(own) | set(early)
+    wanted = (
+        wanted_in(schedule.layout, {thing for thing, _ in own}) | set(own) | set(early)
+    )
     for thing, stage in sorted(wanted):
         if thing == Kind.U:
             if len(own.get((thing, stage), ())) != 1 or (thing, stage) in early:
@@ -153,7 +166,11 @@ def _check_ahead(warmup: Orders, steady: Orders) -> None:
     """Whether the warm-up has what an update does for the next one, in the same order."""
     for early, own in zip(warmup.ranks, steady.ranks, strict=True):
         ahead = [op for piece in own for op in _ahead(piece, steady.units)]
-        done = [(op.kind, op.stage, op.microbatch[:2]) for piece in early for op in _once(piece)]
+        done = [
+            (op.kind, op.stage, op.microbatch[:2])
+            for piece in early
+            for op in _once(piece)
+        ]
         if ahead != done:
             raise NotLinear("its warm-up is not what an update does for the next one")
 
@@ -199,17 +216,23 @@ def _check_times(steady: Orders, schedules: Sequence[Schedule]) -> Held:
         for by in (-1, 0, 1):
             timed += (_later(piece, steady.units, step, by) for piece in of_rank)
     layout = schedules[0].layout
-    summed = [set(layout.replicas(stage)) - {stage} for stage in range(len(layout.placement))]
+    summed = [
+        set(layout.replicas(stage)) - {stage} for stage in range(len(layout.placement))
+    ]
     Stamped(timed, rules_of(longer), steady, layout.slices, summed).check(looked_at)
     return _held(steady, longer)
 
 
-def _steady_walk(schedule: Schedule, longer: Schedule) -> tuple[Any, list[list[Any]]] | None:
+def _steady_walk(
+    schedule: Schedule, longer: Schedule
+) -> tuple[Any, list[list[Any]]] | None:
     """By how much one of the last updates of an execution is behind the one before it, and when the
     batches of each rank start in it; None if that is no one step.
     """
     assert schedule.stream
-    parts = zip(schedule.stream.warmup, schedule.stream.steady, walked(longer), strict=True)
+    parts = zip(
+        schedule.stream.warmup, schedule.stream.steady, walked(longer), strict=True
+    )
     steps = set()
     own = []
     for early, steady, starts in parts:
@@ -230,7 +253,9 @@ def _later(timed: Timed, units: Sequence[Pair], step: Pair, by: int) -> Timed:
         return evolve(op, microbatch=(*number, op.microbatch[2]))
 
     batches = tuple(tuple(map(moved, batch)) for batch in timed.piece.batches)
-    starts = tuple((*plus(start[:2], times(step, by)), start[2]) for start in timed.starts)
+    starts = tuple(
+        (*plus(start[:2], times(step, by)), start[2]) for start in timed.starts
+    )
     return evolve(timed, piece=Piece(timed.piece.rounds, batches), starts=starts)
 
 
@@ -249,7 +274,9 @@ def _held(steady: Orders, longer: Sequence[Schedule]) -> Held:
         versions = follow_weights(schedule)
         seen.append((tuple(execution.peak_memory), versions.held, versions.staleness))
     if any(before != after for before, after in pairwise(seen)):
-        raise NoStamps("what its ranks hold is not the same for all numbers of microbatches")
+        raise NoStamps(
+            "what its ranks hold is not the same for all numbers of microbatches"
+        )
     peaks, held, staleness = seen[0]
     peak = tuple((int(of) if of.is_integer() else of, 0) for of in peaks)
     return Held(peak=peak, versions=held, staleness=staleness)

@@ -85,19 +85,26 @@ def repeated(orders: Orders, schedules: Sequence[Schedule]) -> Repeated:
         begun = False
         for piece in pieces:
             if piece.grows and (begun or piece.rounds[1] != 1):
-                raise NotRepeated("a rank has several loops with a growing number of rounds")
+                raise NotRepeated(
+                    "a rank has several loops with a growing number of rounds"
+                )
             begun |= piece.grows
             for op in (op for batch in piece.batches for op in batch):
                 if op.kind == Kind.U:
                     raise NotRepeated("it has optimizer steps")
                 _, by_n, by_round = op.microbatch
                 further = by_round if piece.grows else by_n
-                if further != (grows[op.stage] if begun else 0) or (piece.grows and by_n):
-                    raise NotRepeated("a part of an order is not the same for every size")
+                if further != (grows[op.stage] if begun else 0) or (
+                    piece.grows and by_n
+                ):
+                    raise NotRepeated(
+                        "a part of an order is not the same for every size"
+                    )
         if not begun:
             raise NotRepeated("a rank has nothing that repeats")
     first, second = (
-        _as_updates(lower(schedule), updates + n) for n, schedule in enumerate(schedules[:2])
+        _as_updates(lower(schedule), updates + n)
+        for n, schedule in enumerate(schedules[:2])
     )
     lengths = np.diff(second.columns.first) - np.diff(first.columns.first)
     kernels = tuple(

@@ -67,7 +67,9 @@ class Board:
         for order in self.orders:
             nodes = np.array(order, np.int64)
             nodes = nodes[~is_virtual[nodes]]
-            self.taken.append(_taken(slots[nodes], width[nodes], int(ends.max(initial=0))))
+            self.taken.append(
+                _taken(slots[nodes], width[nodes], int(ends.max(initial=0)))
+            )
             rows = list(zip(slots[nodes].tolist(), nodes.tolist(), strict=True))
             track = Track(self.graph, self.limit, self.owes, self.width, sorted(rows))
             self.tracks.append(track)
@@ -81,7 +83,11 @@ class Board:
         slots = np.array(self.start, np.int64)[self.moving]
         ranks = np.array(self.graph.rank, np.int64)[self.moving]
         order = np.lexsort((self.moving, ranks, slots))
-        columns = (slots[order].tolist(), ranks[order].tolist(), self.moving[order].tolist())
+        columns = (
+            slots[order].tolist(),
+            ranks[order].tolist(),
+            self.moving[order].tolist(),
+        )
         for slot, rank, node in zip(*columns, strict=True):
             names = self.graph.names[node]
             if node not in self.fixed:

@@ -51,7 +51,9 @@ def _fill_drawn(
     stays = table[0] != Kind.W
     table = table[:, stays]
     is_owing = _owes(layout, table)
-    order, filled = fill_slots(np.array(slots)[stays], SLOTS[table[0]], is_owing.astype(int))
+    order, filled = fill_slots(
+        np.array(slots)[stays], SLOTS[table[0]], is_owing.astype(int)
+    )
     both = np.concatenate([table, _weights_of(table[:, is_owing])], axis=1)
     return actions_from(both[:, order]), tuple(filled.tolist())
 
@@ -132,7 +134,9 @@ class _Filling:
     def spared(self) -> Rules:
         """The rules with what each rank could have waited more without waiting longest."""
         longest = max(self.waited)
-        return evolve(self.rules, spare=tuple(longest - waited for waited in self.waited))
+        return evolve(
+            self.rules, spare=tuple(longest - waited for waited in self.waited)
+        )
 
 
 def _best_of_two_orders(tried: list[_Filling]) -> list[_Filling]:
@@ -198,9 +202,15 @@ def _as_given(graph: Graph, limit: float) -> list[_Filling]:
     return [_Filling(_value(graph, order, graph.ends(order)), order, order, Rules())]
 
 
-def _value(graph: Graph, orders: Orders, ends: list[float]) -> tuple[float, float, float]:
+def _value(
+    graph: Graph, orders: Orders, ends: list[float]
+) -> tuple[float, float, float]:
     """What is minimised: the objective; of equals the last end, then memory, all ranks together."""
-    return graph.objective(orders, ends), max(ends, default=0.0), sum(map(graph.peak, orders))
+    return (
+        graph.objective(orders, ends),
+        max(ends, default=0.0),
+        sum(map(graph.peak, orders)),
+    )
 
 
 def _choices(graph: Graph, limit: float) -> Iterator[Orders]:

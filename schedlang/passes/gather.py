@@ -24,7 +24,9 @@ def gather(schedule: Schedule, places: int | None = None) -> Schedule:
     forgotten. ValueError for no place at all.
     """
     if places is not None and places < 1:
-        raise ValueError(f"there is room for {places} gathered stages, it must be 1 or more")
+        raise ValueError(
+            f"there is room for {places} gathered stages, it must be 1 or more"
+        )
     ranks = []
     for rank, actions in enumerate(schedule.ranks):
         stages = schedule.stages_of(rank)
@@ -33,10 +35,18 @@ def gather(schedule: Schedule, places: int | None = None) -> Schedule:
         for batch in actions.batches():
             # What overlaps is one: its gathers come before all of it, and its ends behind.
             source = actions.source[batch.start]
-            _add(changed, source, (step for index in batch for step in steps.before.get(index, ())))
+            _add(
+                changed,
+                source,
+                (step for index in batch for step in steps.before.get(index, ())),
+            )
             for row in map(actions.row, batch):
                 changed.add(*row)
-            _add(changed, source, (step for index in batch for step in steps.after.get(index, ())))
+            _add(
+                changed,
+                source,
+                (step for index in batch for step in steps.after.get(index, ())),
+            )
         ranks.append(changed)
     return evolve(schedule, ranks=tuple(ranks), slots=None)
 

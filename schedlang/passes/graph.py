@@ -50,7 +50,9 @@ class Graph:
     def __init__(self, schedule: Schedule) -> None:
         columns = schedule.columns
         if columns.is_transfer.any():
-            raise ValueError("the communication is written out: only its own order fits it")
+            raise ValueError(
+                "the communication is written out: only its own order fits it"
+            )
         if columns.is_copy.any():
             raise ValueError(
                 "copies of activations are written out: only their own order fits them"
@@ -85,7 +87,9 @@ class Graph:
         for node in self._nodes[is_other].tolist():
             self.kind[node] = None
         starts = np.searchsorted(self.rank, np.arange(len(schedule.ranks) + 1)).tolist()
-        self.order: Orders = [list(range(begin, end)) for begin, end in pairwise(starts)]
+        self.order: Orders = [
+            list(range(begin, end)) for begin, end in pairwise(starts)
+        ]
         self._price()
         self._connect()
 
@@ -95,7 +99,9 @@ class Graph:
         actions = self._actions
         node = self._nodes
         overlaps = evolve(actions, group=np.where(self._sizes[node] > 1, node + 1, 0))
-        after = op_ends(overlaps, np.arange(len(actions)), costs.durations(self.schedule.layout))
+        after = op_ends(
+            overlaps, np.arange(len(actions)), costs.durations(self.schedule.layout)
+        )
         last = np.cumsum(self._sizes) - 1
         self.time: list[float] = after[last].tolist()
         amounts = costs.memory(self.schedule.layout)
@@ -185,7 +191,9 @@ class Graph:
         """
         columns = self._actions
         units = self.schedule.layout.units
-        last = np.array([units(stage) - 1 for stage in range(len(self.schedule.placement))])
+        last = np.array(
+            [units(stage) - 1 for stage in range(len(self.schedule.placement))]
+        )
         is_first = (columns.microbatch == 0) & (columns.kind != int(Kind.W))
         is_last = columns.microbatch == last[columns.stage]
         start = starts[self._nodes]
@@ -204,7 +212,10 @@ class Graph:
 
     def without_weights(self) -> Orders:
         """The schedule's order without its weight gradients."""
-        return [[node for node in order if self.kind[node] != Kind.W] for order in self.order]
+        return [
+            [node for node in order if self.kind[node] != Kind.W]
+            for order in self.order
+        ]
 
     def wait_for(self, needs: list[list[tuple[int, float]]]) -> None:
         """Let nodes wait for something else than what they need, each with a time."""

@@ -151,7 +151,9 @@ class Greedy(Online):
                 node = queue.pop()
                 if node in weights:
                     owed += weights[node]
-            elif paid < len(owed) and (is_full or self.is_worth(rank, owed[paid], until - now)):
+            elif paid < len(owed) and (
+                is_full or self.is_worth(rank, owed[paid], until - now)
+            ):
                 node = owed[paid]
                 paid += 1
             else:

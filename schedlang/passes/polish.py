@@ -51,7 +51,9 @@ def _critical_pairs(
     Each op on this path starts when the one before it on its rank ends, or else when an input
     arrives.
     """
-    before = {node: (order, index - 1) for order in orders for index, node in enumerate(order)}
+    before = {
+        node: (order, index - 1) for order in orders for index, node in enumerate(order)
+    }
     busy = [order for order in orders if order]
     latest = max(busy, key=lambda order: graph.objective([order], ends))
     node: int | None = latest[-1]

@@ -83,9 +83,14 @@ class Repeats:
         for first, length, _ in sorted(self.runs):
             middle = first + length
             body = np.tile(np.arange(first, middle), times)
-            later = repeated(np.arange(1, times + 1), length) * units[columns.stage[body]]
+            later = (
+                repeated(np.arange(1, times + 1), length) * units[columns.stage[body]]
+            )
             rows += [np.arange(start, middle), body]
-            microbatches += [moved.microbatch[start:middle], columns.microbatch[body] + later]
+            microbatches += [
+                moved.microbatch[start:middle],
+                columns.microbatch[body] + later,
+            ]
             start = middle
         rows.append(np.arange(start, len(columns)))
         microbatches.append(moved.microbatch[start:])
@@ -104,7 +109,9 @@ class Repeats:
             begin[names[first : first + length]] = first + length
         later = times * self.units[columns.stage]
         is_later = np.arange(len(columns)) >= begin[names]
-        return evolve(columns, microbatch=columns.microbatch + np.where(is_later, later, 0))
+        return evolve(
+            columns, microbatch=columns.microbatch + np.where(is_later, later, 0)
+        )
 
     def _of(self, columns: Columns, times: int) -> Schedule:
         layout = self.schedule.layout
@@ -114,7 +121,10 @@ class Repeats:
         )
         ranks = actions_of(len(self.schedule.ranks), columns)
         return evolve(
-            self.schedule, layout=evolve(layout, pipelines=pipelines), ranks=ranks, slots=None
+            self.schedule,
+            layout=evolve(layout, pipelines=pipelines),
+            ranks=ranks,
+            slots=None,
         )
 
 
@@ -150,7 +160,9 @@ def find_repeats(
         for run in alike:
             is_open[names[run.first : run.first + run.length]] = False
             runs.append(run)
-    return None if is_open.any() or not runs else Repeats(schedule, periods, tuple(runs))
+    return (
+        None if is_open.any() or not runs else Repeats(schedule, periods, tuple(runs))
+    )
 
 
 def _units(schedule: Schedule, periods: tuple[int, ...]) -> Ints:

@@ -52,7 +52,9 @@ def _without_collection() -> Iterator[None]:
 
 
 @_without_collection()
-def best_order(schedule: Schedule, search: Search, limit: float | None = None) -> Schedule | None:
+def best_order(
+    schedule: Schedule, search: Search, limit: float | None = None
+) -> Schedule | None:
     """A schedule of ops with each rank's in the best order that a search finds; None if there is
     none.
 
@@ -106,9 +108,14 @@ def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
         stays = max(-(-3 * ranks // 4), least) if period < ranks else 2
         for more in (_most_held(repeats, stays, limit), 0):
             left_out = [
-                repeats.times - more - int(stays * ratio**nth) for nth in range(_MOST_PARTS)
+                repeats.times - more - int(stays * ratio**nth)
+                for nth in range(_MOST_PARTS)
             ]
-            parts = [out for out in left_out if 3 * out * sum(periods) >= 2 * sum(microbatches)]
+            parts = [
+                out
+                for out in left_out
+                if 3 * out * sum(periods) >= 2 * sum(microbatches)
+            ]
             if parts:
                 yield from (_Part(repeats, times) for times in parts)
                 return
@@ -125,8 +132,13 @@ def _most_held(repeats: Repeats, stays: int, limit: float | None) -> int:
     memory = schedule.costs.memory(schedule.layout)
     forward = np.array(memory[Kind.F])
     # What is held from the forward on, and what is left of it for the weight gradient.
-    amounts = np.stack([forward, np.minimum(forward, forward + memory[Kind.I])]) * repeats.units
-    held, kept = (counts_of(schedule.placement, amount, len(schedule.ranks)) for amount in amounts)
+    amounts = (
+        np.stack([forward, np.minimum(forward, forward + memory[Kind.I])])
+        * repeats.units
+    )
+    held, kept = (
+        counts_of(schedule.placement, amount, len(schedule.ranks)) for amount in amounts
+    )
     units = np.array(list(map(schedule.layout.units, range(len(schedule.placement)))))
     around = int((units // repeats.units).max()) - repeats.times
     if (held[held > 0] * (around + stays) > limit).all():
@@ -192,7 +204,9 @@ class _Found:
             periods = tuple(step * period for period in part.repeats.periods)
             repeats = find_repeats(self.execution.schedule, periods, starts)
             # With little more of it, most of what does not hold is seen.
-            if repeats is None or not self.is_as_good(repeats.put_in(2), 2 * step * growth):
+            if repeats is None or not self.is_as_good(
+                repeats.put_in(2), 2 * step * growth
+            ):
                 continue
             order = repeats.put_in(part.times // step)
             whole = _in_order(part.repeats.schedule, order)

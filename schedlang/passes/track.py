@@ -104,7 +104,9 @@ class Track:
         _, paid, count, _ = self.states[first]
         return paid < count or count < self.states[last + 1][2]
 
-    def shifted(self, first: int, last: int) -> tuple[list[State], list[float], list[int]] | None:
+    def shifted(
+        self, first: int, last: int
+    ) -> tuple[list[State], list[float], list[int]] | None:
         """What `walk` gives after the row at the `last` has moved to the `first`, where nothing is
         owed: then all rows between hold what it changes, besides.
         """

@@ -91,7 +91,10 @@ class _Warmup(Online):
         """A later forward for a rank that would wait in its warm-up."""
         if rank not in self.warming:
             return None
-        if len(self.orders[rank]) + len(self.forwards(self.left[rank])) >= self.most[rank]:
+        if (
+            len(self.orders[rank]) + len(self.forwards(self.left[rank]))
+            >= self.most[rank]
+        ):
             return None
         arrival = self.arrival
         for node in self.left_forwards[rank]:

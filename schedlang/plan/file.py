@@ -56,7 +56,9 @@ def line_of(actions: str, sources: str) -> Line:
     return Line(len(actions), len(sources), hashlib.sha256(both.encode()).hexdigest())
 
 
-def encode(head: dict[str, Any], actions: Sequence[str], sources: Sequence[str]) -> bytes:
+def encode(
+    head: dict[str, Any], actions: Sequence[str], sources: Sequence[str]
+) -> bytes:
     """The file of a plan, from all its other fields and the lines of `actions` and `sources`."""
     lines = list(map(line_of, actions, sources))
     text = json.dumps(head | {"lines": lines}, indent=1)
@@ -164,6 +166,10 @@ class Parts(Sequence[Actions]):
         return self._read(rank, actions, sources)
 
 
-def plan_error(path: str | Path, message: str, *, help: str | None = None) -> CompileError:
+def plan_error(
+    path: str | Path, message: str, *, help: str | None = None
+) -> CompileError:
     """The error for a plan file as a whole."""
-    return CompileError([Diagnostic("plan", f"`{path}`: {message}", help=help, file=str(path))])
+    return CompileError(
+        [Diagnostic("plan", f"`{path}`: {message}", help=help, file=str(path))]
+    )

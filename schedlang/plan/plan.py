@@ -77,7 +77,9 @@ class Plan(Schedule):
             raise ValueError(f"the plan has {shown} or more")
         actions = sum(kernel.stop - kernel.start for kernel in self.kernels)
         if more * actions > MOST_STEPS:
-            raise ValueError(f"{updates:,} updates are more than {MOST_STEPS:,} actions")
+            raise ValueError(
+                f"{updates:,} updates are more than {MOST_STEPS:,} actions"
+            )
         return repeat(self, self.kernels, more)
 
     def to_json(self) -> dict[str, Any]:
@@ -133,7 +135,9 @@ class Plan(Schedule):
 
     def _lines(self) -> tuple[list[str], list[str]]:
         """The fields `actions` and `sources`."""
-        return texts(self.ranks), numbers_text([actions.source for actions in self.ranks])
+        return texts(self.ranks), numbers_text(
+            [actions.source for actions in self.ranks]
+        )
 
 
 def sha256_of(text: str) -> str:

@@ -17,7 +17,14 @@ from schedlang.files.reading import check_is_path, read_bytes, shown, unreadable
 from schedlang.plan.file import Line, Parts, decode, decode_head, line_of, plan_error
 from schedlang.plan.plan import FORMAT, Plan, sha256_of
 from schedlang.proof.repetition import prove_for_all_updates
-from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, WORD, Actions, is_beside, is_transfer
+from schedlang.schedule.actions import (
+    NO_MICROBATCH,
+    OVERLAP,
+    WORD,
+    Actions,
+    is_beside,
+    is_transfer,
+)
 from schedlang.schedule.costs import Costs, costs_of
 from schedlang.schedule.kinds import OF_STAGE, Kind
 from schedlang.schedule.layout import (
@@ -67,7 +74,12 @@ def _decoded(path: str | Path, decode: Callable[[], T]) -> T:
         raise plan_error(path, "not a plan file: not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
         kind = kind_of_file(path)
-        if kind not in (FileKind.PLAN, FileKind.OBJECT, FileKind.DAMAGED, FileKind.TEXT):
+        if kind not in (
+            FileKind.PLAN,
+            FileKind.OBJECT,
+            FileKind.DAMAGED,
+            FileKind.TEXT,
+        ):
             message = f"it is {kind.called}, not a plan"
             raise plan_error(path, message, help=kind.help(path)) from None
         message = f"not a whole plan file: {error}"
@@ -106,7 +118,9 @@ class _Reader:
             self.wrong("not a plan file: it has no `format`", help=help)
         if self.document["format"] != FORMAT:
             message = f"the format is `{self.document['format']}`, this is a reader of `{FORMAT}`"
-            self.wrong(message, help="compile the program again with this version of schedc")
+            self.wrong(
+                message, help="compile the program again with this version of schedc"
+            )
         self.check_texts()
         program = self.field("program", dict)
         source = self.source(program)
@@ -145,7 +159,9 @@ class _Reader:
             ("slices", layout.slices, "in `slices`"),
         ):
             if params.get(name, value) != value:
-                self.wrong(f"`{name}` is {params[name]} in `params`, and {value} {where}")
+                self.wrong(
+                    f"`{name}` is {params[name]} in `params`, and {value} {where}"
+                )
         return params
 
     def placement(self, ranks: int) -> tuple[int, ...]:
@@ -156,7 +172,9 @@ class _Reader:
             self.wrong(f"{message}: there are no stages")
         for stage, rank in enumerate(placement):
             if rank >= ranks:
-                self.wrong(f"{message}: stage {stage} is on rank {rank}, there are {ranks} ranks")
+                self.wrong(
+                    f"{message}: stage {stage} is on rank {rank}, there are {ranks} ranks"
+                )
         idle = without_stage(placement, ranks)
         if idle:
             self.wrong(f"`placement`: {idle}, there are {ranks} `ranks`")
@@ -169,15 +187,23 @@ class _Reader:
         updates = self.from_one("updates")
         # All updates have as many microbatches.
         if any(pipeline.microbatches % updates for pipeline in pipelines):
-            self.wrong(f"the microbatches of `pipelines` must divide into {updates} `updates`")
+            self.wrong(
+                f"the microbatches of `pipelines` must divide into {updates} `updates`"
+            )
         links = tuple(self.numbers(self.field("links", list), "links"))
         if len(links) not in (0, self.field("ranks", int)):
             self.wrong("`links` must give every rank one")
         slices = self.from_one("slices")
-        skips = self.edges("skips", partial(wrong_skip, pipelines=pipelines, models=models))
-        edges = self.edges("edges", partial(wrong_edge, pipelines=pipelines, models=models))
+        skips = self.edges(
+            "skips", partial(wrong_skip, pipelines=pipelines, models=models)
+        )
+        edges = self.edges(
+            "edges", partial(wrong_edge, pipelines=pipelines, models=models)
+        )
         for earlier, later in sorted(set(skips) & set(edges)):
-            self.wrong(f"from stage {earlier} to stage {later} there is one of `edges` and `skips`")
+            self.wrong(
+                f"from stage {earlier} to stage {later} there is one of `edges` and `skips`"
+            )
         frozen = self.frozen(pieces_of(pipelines, models))
         return Layout(
             placement,
@@ -231,7 +257,9 @@ class _Reader:
             is_there = (earlier, later) in pairs
             wrong = "is there twice" if is_there else wrong_of(earlier, later)
             if wrong:
-                self.wrong(f"`{name}`: the one from stage {earlier} to stage {later} {wrong}")
+                self.wrong(
+                    f"`{name}`: the one from stage {earlier} to stage {later} {wrong}"
+                )
             pairs[earlier, later] = None
         return tuple(pairs)
 
@@ -248,7 +276,9 @@ class _Reader:
             or len(frozen) == stages
             or max(frozen, default=0) >= stages
         ):
-            self.wrong(f"`frozen` must be some of {stages} stages, in order, but not all of them")
+            self.wrong(
+                f"`frozen` must be some of {stages} stages, in order, but not all of them"
+            )
         return tuple(frozen)
 
     def costs(self, layout: Layout) -> Costs:
@@ -270,7 +300,9 @@ class _Reader:
             numbers = self.numbers(values, "pipelines")
             pipelines.append(Pipeline(entry["name"], *numbers))
             if pipelines[-1].microbatches < 1:
-                self.wrong("a pipeline of `pipelines` runs 0 microbatches, it must run 1 or more")
+                self.wrong(
+                    "a pipeline of `pipelines` runs 0 microbatches, it must run 1 or more"
+                )
         # Each starts where the one before stops: the first at 0, and the last stops at the end.
         starts = [pipeline.start for pipeline in pipelines]
         stops = [pipeline.stop for pipeline in pipelines]
@@ -280,7 +312,10 @@ class _Reader:
                 f"`pipelines` must divide the {stages} stages of `placement` among them, in order"
             )
         # Stages of the second pipeline are replicas of those of the first.
-        if not models and len({pipeline.stop - pipeline.start for pipeline in pipelines}) > 1:
+        if (
+            not models
+            and len({pipeline.stop - pipeline.start for pipeline in pipelines}) > 1
+        ):
             self.wrong("`pipelines` must have the same number of stages")
         names = [pipeline.name for pipeline in pipelines]
         if len(set(names)) < len(names):
@@ -344,16 +379,26 @@ class _Reader:
 
     def source(self, program: dict[str, Any]) -> Source:
         """The field `program`: its name and its texts."""
-        if not all(isinstance(program.get(key), str) for key in ("name", "file", "text", "sha256")):
-            self.wrong("`program` must hold the texts `name`, `file`, `text` and `sha256`")
+        if not all(
+            isinstance(program.get(key), str)
+            for key in ("name", "file", "text", "sha256")
+        ):
+            self.wrong(
+                "`program` must hold the texts `name`, `file`, `text` and `sha256`"
+            )
         actual = sha256_of(program["text"])
         if program["sha256"] != actual:
-            self.wrong(f"the `sha256` of `program` is {program['sha256']}, its `text` has {actual}")
+            self.wrong(
+                f"the `sha256` of `program` is {program['sha256']}, its `text` has {actual}"
+            )
         imports = program.get("imports")
         if not isinstance(imports, list) or not all(
-            isinstance(file, list) and list(map(type, file)) == [str, int] for file in imports
+            isinstance(file, list) and list(map(type, file)) == [str, int]
+            for file in imports
         ):
-            self.wrong("`program` must hold `imports`, a list of files and where their texts start")
+            self.wrong(
+                "`program` must hold `imports`, a list of files and where their texts start"
+            )
         files = tuple((path, start) for path, start in imports)
         starts = [0, *(start for _, start in files), len(program["text"])]
         if starts != sorted(starts):
@@ -368,7 +413,9 @@ class _Reader:
         for span in spans:
             if len(span) != 2 or not span[0] <= span[1] <= length:
                 message = "`spans` must be pairs of places in the program text"
-                self.wrong(f"{message}: {span} is none, the text has {length} characters")
+                self.wrong(
+                    f"{message}: {span} is none, the text has {length} characters"
+                )
         return tuple(Span(start, end) for start, end in spans)
 
     def actions(self, ranks: int, spans: int) -> tuple[Actions, ...]:
@@ -379,7 +426,9 @@ class _Reader:
             self.wrong("`actions` and `sources` must be lines of text, one per rank")
         if not len(texts) == len(sources) == ranks:
             self.wrong(f"`actions` and `sources` must have {ranks} lines, one per rank")
-        return tuple(self.rank(spans, rank, texts[rank], sources[rank]) for rank in range(ranks))
+        return tuple(
+            self.rank(spans, rank, texts[rank], sources[rank]) for rank in range(ranks)
+        )
 
     def parts(self, ranks: int, spans: int, begin: int) -> Parts:
         """The same, read when somebody asks for them, by the field `lines`; in the file, the lines
@@ -388,7 +437,9 @@ class _Reader:
         lines: list[Line] = []
         for entry in self.field("lines", list):
             if not isinstance(entry, list) or list(map(type, entry)) != [int, int, str]:
-                self.wrong("`lines` must be the lengths of two lines and their hash, for each rank")
+                self.wrong(
+                    "`lines` must be the lengths of two lines and their hash, for each rank"
+                )
             actions, sources = self.numbers(entry[:2], "lines")
             lines.append(Line(actions, sources, entry[2]))
         if len(lines) != ranks:
@@ -398,10 +449,14 @@ class _Reader:
     def rank(self, spans: int, rank: int, text: str, sources: str) -> Actions:
         """The actions of one rank, from its two lines."""
         # Actions name their place in the program by an index of `spans`.
-        indices = self.check(lambda: list(map(int, sources.split())), f"sources of rank {rank}")
+        indices = self.check(
+            lambda: list(map(int, sources.split())), f"sources of rank {rank}"
+        )
         if indices and not 0 <= min(indices) <= max(indices) < spans:
             self.wrong(f"sources of rank {rank}: not an index of `spans`")
-        return self.check(lambda: parse_actions(text, indices), f"actions of rank {rank}")
+        return self.check(
+            lambda: parse_actions(text, indices), f"actions of rank {rank}"
+        )
 
     def check_texts(self) -> None:
         """Whether all texts can be printed: JSON can name characters that are no text."""
@@ -427,10 +482,13 @@ class _Reader:
         texts = self.field("actions", list)
         sources = self.field("sources", list)
         lines = [list(line_of(*both)) for both in zip(texts, sources, strict=True)]
-        for rank, (given, actual) in enumerate(zip_longest(self.field("lines", list), lines)):
+        for rank, (given, actual) in enumerate(
+            zip_longest(self.field("lines", list), lines)
+        ):
             if given != actual:
                 message = (
-                    f"`lines` of rank {rank} is {given}, its `actions` and `sources` are {actual}"
+                    f"`lines` of rank {rank} is {given}, "
+                    f"its `actions` and `sources` are {actual}"
                 )
                 self.wrong(message, help="write it again with `schedc compile -o`")
 
@@ -439,7 +497,12 @@ class _Reader:
         value = self.document.get(name)
         # For Python, true and false are whole numbers.
         if not isinstance(value, kind) or isinstance(value, bool):
-            words = {dict: "an object", list: "a list", int: "a whole number", str: "text"}
+            words = {
+                dict: "an object",
+                list: "a list",
+                int: "a whole number",
+                str: "text",
+            }
             self.wrong(f"`{name}` must be {words[kind]}")
         return value
 

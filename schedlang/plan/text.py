@@ -17,7 +17,9 @@ def texts(ranks: Sequence[Actions]) -> list[str]:
     """The text of each rank's actions."""
     stages = 1 + max(max(actions.stage, default=0) for actions in ranks)
     microbatches = 1 + max(max(actions.microbatch, default=0) for actions in ranks)
-    words = _table([word(kind, stage, NO_MICROBATCH) for kind in Kind for stage in range(stages)])
+    words = _table(
+        [word(kind, stage, NO_MICROBATCH) for kind in Kind for stage in range(stages)]
+    )
     # The last row is found under NO_MICROBATCH.
     numbers = [*range(microbatches), ""]
     alone = _table([f"{number} " for number in numbers])
@@ -32,7 +34,9 @@ def numbers_text(columns: Sequence[Sequence[int]]) -> list[str]:
     return [_joined(table[np.asarray(column)]) for column in columns]
 
 
-def _text(actions: Actions, words: Table, stages: int, alone: Table, in_group: Table) -> str:
+def _text(
+    actions: Actions, words: Table, stages: int, alone: Table, in_group: Table
+) -> str:
     """The text of a rank, from words for kinds and stages, and microbatches with a blank behind and
     without.
     """
@@ -61,7 +65,12 @@ def _text(actions: Actions, words: Table, stages: int, alone: Table, in_group: T
     ends = goes_on[:-1] & ~goes_on[1:]
     end = np.where(is_any(kind, *TRANSFERS), 2, 3)
     close = np.where(ends, end, goes_on[1:])
-    parts = _OPEN[begins.view(np.int8)], words[which], in_group[microbatch], _CLOSE[close]
+    parts = (
+        _OPEN[begins.view(np.int8)],
+        words[which],
+        in_group[microbatch],
+        _CLOSE[close],
+    )
     return _joined(np.concatenate(parts, axis=1))
 
 

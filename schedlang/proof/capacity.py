@@ -44,7 +44,9 @@ def fullness(execution: Execution) -> list[float] | None:
     peaks = execution.peak_bytes
     if capacities is None or peaks is None:
         return None
-    return [_part(peak, capacity) for peak, capacity in zip(peaks, capacities, strict=True)]
+    return [
+        _part(peak, capacity) for peak, capacity in zip(peaks, capacities, strict=True)
+    ]
 
 
 def _part(peak: float, capacity: float) -> float:

@@ -11,7 +11,15 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
-from schedlang.schedule.columns import Columns, Flags, Floats, Ints, is_any, repeated, repeats
+from schedlang.schedule.columns import (
+    Columns,
+    Flags,
+    Floats,
+    Ints,
+    is_any,
+    repeated,
+    repeats,
+)
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import RECEIVES, ROWS, SENDS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
@@ -59,7 +67,9 @@ class Channels:
     @cached_property
     def alone(self) -> Ints:
         """The transfers that nothing is at the other end of, though there is a rank."""
-        is_alone = self.columns.is_transfer & self.has_peer & (self.partner == NO_PARTNER)
+        is_alone = (
+            self.columns.is_transfer & self.has_peer & (self.partner == NO_PARTNER)
+        )
         return np.flatnonzero(is_alone)
 
     def latency(self, table: Floats) -> Floats:
@@ -69,7 +79,9 @@ class Channels:
         times = np.zeros(len(self.columns))
         for made, send in SENDS.items():
             sends = self.columns.where(send)
-            numbers = other_numbers(self.schedule.layout, send)[self.columns.stage[sends]]
+            numbers = other_numbers(self.schedule.layout, send)[
+                self.columns.stage[sends]
+            ]
             times[sends] = table[made, np.minimum(numbers, table.shape[1] - 1)]
             receives = self.columns.where(RECEIVES[made])
             times[receives] = table[made, self.columns.stage[receives]]
@@ -98,13 +110,21 @@ class Channels:
             return sends, sends
         # With room for 2 messages, send 5 of a channel waits until message 3 is received, the one
         # that is `capacity` before it.
-        receives = np.flatnonzero(self.columns.is_transfer & ~self.is_send & self.has_peer)
-        earlier = _lookup(self._key(receives, 0), receives, self._key(sends, int(capacity)))
+        receives = np.flatnonzero(
+            self.columns.is_transfer & ~self.is_send & self.has_peer
+        )
+        earlier = _lookup(
+            self._key(receives, 0), receives, self._key(sends, int(capacity))
+        )
         return sends, earlier
 
     def _key(self, rows: Ints, earlier: int) -> Ints:
         """A number for the channel and the place there of some transfers, or so many before."""
-        return self.channel[rows] * np.int64(len(self.columns) + 1) + self.nth[rows] - earlier
+        return (
+            self.channel[rows] * np.int64(len(self.columns) + 1)
+            + self.nth[rows]
+            - earlier
+        )
 
     def nowhere(self) -> list[Finding]:
         """Transfers with no rank to reach."""
@@ -112,7 +132,9 @@ class Channels:
         findings = []
         for row in rows.tolist():
             rank, index = self.columns.place(row)
-            message = f"`{self.schedule.name_of(rank, index)}` has no other rank to reach"
+            message = (
+                f"`{self.schedule.name_of(rank, index)}` has no other rank to reach"
+            )
             findings.append(
                 Finding(
                     "unmatched-send" if self.is_send[row] else "unmatched-receive",
@@ -155,7 +177,9 @@ class Channels:
             text = self.schedule.name_of(sender, sent)
             wanted = self.schedule.name_of(receiver, received)
             message = f"rank {receiver} receives `{wanted}` where rank {sender} sends `{text}`"
-            related = ((int(columns.source[send]), f"`{text}` is next on this channel"),)
+            related = (
+                (int(columns.source[send]), f"`{text}` is next on this channel"),
+            )
             help = "messages between two ranks arrive in the order of their sends"
             finding = Finding(
                 "mismatched-transfer",
@@ -210,7 +234,10 @@ def channels_of(schedule: Schedule, transport: Transport) -> Channels:
     if transport.tags:
         # The numbers of stages, of skips, and of what is past the first and the last stage.
         key = key * 2 * (len(layout.all_numbers) + 2) + _tags(layout, columns, rows)
-        key = key * (int(columns.microbatch[rows].max(initial=0)) + 1) + columns.microbatch[rows]
+        key = (
+            key * (int(columns.microbatch[rows].max(initial=0)) + 1)
+            + columns.microbatch[rows]
+        )
     channel[rows] = key
     # The n-th send of a channel meets the n-th receive.
     for side in (is_send, ~is_send):

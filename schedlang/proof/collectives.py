@@ -25,7 +25,13 @@ from schedlang.diagnostics.diagnostic import counted
 from schedlang.proof.graph import Items
 from schedlang.proof.hops import check_hops
 from schedlang.proof.presence import presence
-from schedlang.schedule.columns import Ints, counts_of, how_many_before, is_any, pairs_within
+from schedlang.schedule.columns import (
+    Ints,
+    counts_of,
+    how_many_before,
+    is_any,
+    pairs_within,
+)
 from schedlang.schedule.findings import Finding, ranks_text
 from schedlang.schedule.kinds import HOPS, OF_HOPS, OPS, ROWS, Kind
 from schedlang.schedule.schedule import Schedule
@@ -120,11 +126,15 @@ def _sides(schedule: Schedule) -> _Sides:
     written = np.unique(columns.stage[rows]).tolist()
     for replicas in {tuple(layout.replicas(stage)) for stage in written}:
         event_stage[np.ix_(_OF_ALL, replicas)] = min(replicas)
-        event_stage[np.ix_([*HOPS.values()], [*map(layout.next_replica, replicas)])] = replicas
+        event_stage[np.ix_([*HOPS.values()], [*map(layout.next_replica, replicas)])] = (
+            replicas
+        )
     event_kind[[*HOPS.values()]] = [*HOPS]
     kind = event_kind[columns.kind[rows]]
     stage = event_stage[columns.kind[rows], columns.stage[rows]]
-    number = how_many_before(columns.kind[rows] * np.int64(stages) + columns.stage[rows])
+    number = how_many_before(
+        columns.kind[rows] * np.int64(stages) + columns.stage[rows]
+    )
     # The events of one kind and stage lie side by side.
     group = kind * stages + stage
     most = np.zeros(ROWS * stages, np.int64)
@@ -142,7 +152,9 @@ def _side_by_side(schedule: Schedule) -> Iterator[Finding]:
     """Stages with written gathers, sums or hops that share their rank with a replica."""
     columns = schedule.columns
     rows = np.flatnonzero(columns.is_collective)
-    for stage, first in zip(*np.unique(columns.stage[rows], return_index=True), strict=True):
+    for stage, first in zip(
+        *np.unique(columns.stage[rows], return_index=True), strict=True
+    ):
         row = int(rows[first])
         rank, index = columns.place(row)
         held = {*schedule.stages_of(rank)} & {*schedule.layout.replicas(int(stage))}
@@ -163,13 +175,17 @@ def _alone(schedule: Schedule) -> Iterator[Finding]:
     """Gathers and sums that a stage has more often than a replica, the first of each stage."""
     columns = schedule.columns
     rows = columns.where(*_OF_ALL)
-    counts = Counter(zip(columns.kind[rows].tolist(), columns.stage[rows].tolist(), strict=True))
+    counts = Counter(
+        zip(columns.kind[rows].tolist(), columns.stage[rows].tolist(), strict=True)
+    )
     for (kind, stage), number in counts.items():
         for replica in schedule.layout.replicas(stage):
             if counts[kind, replica] >= number:
                 continue
             met = counts[kind, replica]
-            of_stage = rows[(columns.kind[rows] == kind) & (columns.stage[rows] == stage)]
+            of_stage = rows[
+                (columns.kind[rows] == kind) & (columns.stage[rows] == stage)
+            ]
             row = int(of_stage[met])
             rank, index = columns.place(row)
             what = OPS[kind].name
@@ -207,7 +223,9 @@ def _unmet(schedule: Schedule, sides: _Sides) -> Iterator[Finding]:
             f"{'next' if is_send else 'previous'} replica, stage {names.stage(other)} on rank "
             f"{schedule.placement[other]}, has {there}"
         )
-        help = "a send goes to the next replica of its stage, the one of the next pipeline"
+        help = (
+            "a send goes to the next replica of its stage, the one of the next pipeline"
+        )
         rank = int(columns.rank[row])
         place = int(columns.source[row])
         yield Finding("collective", message, rank, place, help=help)

@@ -113,10 +113,18 @@ class Events:
         return Timeline(bars, bars_of_copies, tuple(map(Beside._make, beside)))
 
 
-def _bars(columns: Columns, rows: Ints, starts: Floats, ends: Floats) -> tuple[Bars, ...]:
+def _bars(
+    columns: Columns, rows: Ints, starts: Floats, ends: Floats
+) -> tuple[Bars, ...]:
     """The bars of each rank, in order."""
     bounds = np.searchsorted(rows, columns.first)
-    values = columns.kind[rows], columns.stage[rows], columns.microbatch[rows], starts, ends
+    values = (
+        columns.kind[rows],
+        columns.stage[rows],
+        columns.microbatch[rows],
+        starts,
+        ends,
+    )
     return tuple(
         Bars.from_columns(*(column[begin:end] for column in values))
         for begin, end in pairwise(bounds)
@@ -133,18 +141,26 @@ def _at_costs(events: Events) -> Graph:
     return events.graph
 
 
-def ideal_events(schedule: Schedule, costs: Costs, graph_of: GraphOf = _at_costs) -> Events:
+def ideal_events(
+    schedule: Schedule, costs: Costs, graph_of: GraphOf = _at_costs
+) -> Events:
     """The events where what an op makes is at once on its way, and no transfer waits for another.
 
     An op that needs something of its own rank, which is not made before it, never runs.
     """
     return _in_turns(
-        schedule, costs, lambda turns: _ideal_events(_Build(schedule, costs, turns)), graph_of
+        schedule,
+        costs,
+        lambda turns: _ideal_events(_Build(schedule, costs, turns)),
+        graph_of,
     )
 
 
 def transport_events(
-    schedule: Schedule, costs: Costs, transport: Transport, graph_of: GraphOf = _at_costs
+    schedule: Schedule,
+    costs: Costs,
+    transport: Transport,
+    graph_of: GraphOf = _at_costs,
 ) -> Events:
     """The events on a transport.
 
@@ -154,7 +170,9 @@ def transport_events(
     return _in_turns(
         schedule,
         costs,
-        lambda turns: _transport_events(_Build(schedule, costs, turns), channels, transport),
+        lambda turns: _transport_events(
+            _Build(schedule, costs, turns), channels, transport
+        ),
         graph_of,
     )
 
@@ -194,7 +212,9 @@ def _in_turns(
     turns = None
     while events.graph.is_whole:
         waits = graph_of(events).times_of(events.come[copies])
-        following = np.argsort(np.lexsort((copies, schedule.columns.rank[copies], waits)))
+        following = np.argsort(
+            np.lexsort((copies, schedule.columns.rank[copies], waits))
+        )
         if turns is not None and (following == turns).all():
             break
         turns = following
@@ -228,7 +248,9 @@ def _ideal_events(build: "_Build") -> Events:
     return build.events()
 
 
-def _transport_events(build: "_Build", channels: Channels, transport: Transport) -> Events:
+def _transport_events(
+    build: "_Build", channels: Channels, transport: Transport
+) -> Events:
     if transport.blocks:
         build.place_ops(with_batches=True)
     else:
@@ -288,7 +310,9 @@ class _Build:
 
     @cached_property
     def _latencies(self) -> Floats:
-        return latencies(self.schedule.layout, self.costs.transfers(len(self.schedule.placement)))
+        return latencies(
+            self.schedule.layout, self.costs.transfers(len(self.schedule.placement))
+        )
 
     def latency(self, made: Ints, number: Ints) -> Floats:
         """How long messages take, by what is made, and the numbers of their receives."""
@@ -308,7 +332,9 @@ class _Build:
         """
         self.items.wait(waiter, target, delay, at_begin)
         self.about.append(about)
-        self.receive.append(np.full(len(about), NOTHING) if receive is None else receive)
+        self.receive.append(
+            np.full(len(about), NOTHING) if receive is None else receive
+        )
 
     def wait_never(self, users: Ints) -> None:
         """Ops that need what does not come before them."""
@@ -326,7 +352,9 @@ class _Build:
         takes = np.zeros(len(columns))
         np.maximum.at(takes, columns.batch[is_op], self.after[is_op])
         heads = self.on_rank
-        self.item[heads] = self.items.add(columns.rank[heads], heads * 2 + _STANDS, takes[heads])
+        self.item[heads] = self.items.add(
+            columns.rank[heads], heads * 2 + _STANDS, takes[heads]
+        )
         rows = np.flatnonzero(on_rank)
         self.item[rows] = self.item[columns.batch[rows]]
 
@@ -352,7 +380,9 @@ class _Build:
             order = self.turns
         link: Ints = np.unique(links, return_inverse=True)[1]
         columns = self.columns
-        takes = self.durations.of(columns.kind[rows], columns.stage[rows], columns.microbatch[rows])
+        takes = self.durations.of(
+            columns.kind[rows], columns.stage[rows], columns.microbatch[rows]
+        )
         thread = self.threads + link[self.columns.rank[rows]]
         self.threads += len(link)
         self.item[rows] = self.items.add(thread, order, takes)
@@ -387,7 +417,8 @@ class _Build:
         makers = sums.last[there]
         ranks = len(self.schedule.ranks)
         pairs, which = np.unique(
-            sums.step[there] * np.int64(ranks) + self.columns.rank[makers], return_inverse=True
+            sums.step[there] * np.int64(ranks) + self.columns.rank[makers],
+            return_inverse=True,
         )
         last = np.full(len(pairs), NOTHING, np.int64)
         np.maximum.at(last, which, makers)
@@ -429,7 +460,11 @@ class _Build:
         # have a stream for each piece, so that all ranks can have them in one order.
         is_alone = sizes[group] == 1
         ranks = len(self.schedule.ranks)
-        thread = self.threads + gradients.rank + np.where(is_alone, 0, gradients.piece + 1) * ranks
+        thread = (
+            self.threads
+            + gradients.rank
+            + np.where(is_alone, 0, gradients.piece + 1) * ranks
+        )
         turn = np.where(is_alone, last, gradients.update) * 2
         self.threads = int(thread.max(initial=self.threads)) + 1
         begun = self.items.add(thread, turn + _ISSUED)
@@ -588,7 +623,9 @@ class _Build:
 
     def _sorted(self, rows: Ints) -> Ints:
         """Actions in the order of their stages and microbatches."""
-        return rows[np.lexsort((self.columns.microbatch[rows], self.columns.stage[rows]))]
+        return rows[
+            np.lexsort((self.columns.microbatch[rows], self.columns.stage[rows]))
+        ]
 
     def wait_for_receives(self) -> None:
         """Ops wait for the batches that bring what they need."""
@@ -600,7 +637,9 @@ class _Build:
         """The needs of ops for messages, and the receives that bring these before them."""
         needs = self.schedule.needs
         is_op = ~self.columns.is_transfer[needs.user]
-        is_before = (needs.receive >= 0) & (needs.receive < self.columns.batch[needs.user])
+        is_before = (needs.receive >= 0) & (
+            needs.receive < self.columns.batch[needs.user]
+        )
         wanted = np.flatnonzero(needs.is_message & is_op & is_before)
         return wanted, needs.receive[wanted]
 
@@ -650,12 +689,19 @@ class _Build:
         # The way begins at the later of the two sides, so each waits for its own start as well.
         late = np.flatnonzero(latency[rows] > 0)
         delay = latency[rows[late]]
-        self.wait(waiter[late], waiter[late], rows[late], delay, receives[late], at_begin=True)
+        self.wait(
+            waiter[late], waiter[late], rows[late], delay, receives[late], at_begin=True
+        )
         rows = np.flatnonzero(is_there & (together >= 0))
         self.meet_together(channels, rows, together, others, latency)
 
     def meet_together(
-        self, channels: Channels, rows: Ints, together: Ints, others: Ints, latency: Floats
+        self,
+        channels: Channels,
+        rows: Ints,
+        together: Ints,
+        others: Ints,
+        latency: Floats,
     ) -> None:
         """Batches that are complete together: each such set of batches has an item of its own,
         which waits for all of them to start, and with which they are over.
@@ -712,7 +758,15 @@ class _Build:
         )
         beside = np.concatenate([np.zeros((3, 0), np.int64), *self.beside], axis=1)
         return Events(
-            self.schedule, graph, self.item, come, about, receive, beside, channels, self.after
+            self.schedule,
+            graph,
+            self.item,
+            come,
+            about,
+            receive,
+            beside,
+            channels,
+            self.after,
         )
 
 

@@ -39,7 +39,9 @@ class Execution:
 
         They are held from the forward to the last use: the whole backward, or the weight half.
         """
-        return tuple(map(int, peaks(self.schedule, self.timeline, UNIT.memory(self._layout))))
+        return tuple(
+            map(int, peaks(self.schedule, self.timeline, UNIT.memory(self._layout)))
+        )
 
     @cached_property
     def peak_memory(self) -> tuple[float, ...]:

@@ -27,7 +27,9 @@ def check_first_use(schedule: Schedule) -> None:
     position = _positions(uses)
     stuck = [rank for rank in range(len(uses)) if position[rank] < len(uses[rank])]
     if stuck:
-        raise CompileError(diagnose(schedule, [_finding(schedule, uses, position, stuck[0])]))
+        raise CompileError(
+            diagnose(schedule, [_finding(schedule, uses, position, stuck[0])])
+        )
 
 
 def _positions(uses: Uses) -> list[int]:
@@ -63,7 +65,9 @@ def _first_uses(schedule: Schedule) -> Uses:
     """The communicators of each rank in the order of first use, each with the action there."""
     columns = schedule.columns
     ranks = len(schedule.ranks)
-    rows = np.flatnonzero(columns.is_transfer & (columns.batch == np.arange(len(columns))))
+    rows = np.flatnonzero(
+        columns.is_transfer & (columns.batch == np.arange(len(columns)))
+    )
     numbers = columns.kind[rows].astype(np.int64) * len(schedule.layout.all_numbers)
     transfers, of_row = np.unique(numbers + columns.stage[rows], return_inverse=True)
     peers = [
@@ -71,8 +75,12 @@ def _first_uses(schedule: Schedule) -> Uses:
         for transfer in transfers.tolist()
     ]
     # A batch uses the communicator of all, which here has the number behind those of the ranks.
-    with_whom = np.where(columns.sizes[rows] > 1, ranks, np.array(peers, np.int64)[of_row])
-    _, first = np.unique(columns.rank[rows] * np.int64(ranks + 1) + with_whom, return_index=True)
+    with_whom = np.where(
+        columns.sizes[rows] > 1, ranks, np.array(peers, np.int64)[of_row]
+    )
+    _, first = np.unique(
+        columns.rank[rows] * np.int64(ranks + 1) + with_whom, return_index=True
+    )
     uses: Uses = [[] for _ in range(ranks)]
     everyone = tuple(range(ranks))
     for index in np.sort(first).tolist():
@@ -115,7 +123,11 @@ def _finding(schedule: Schedule, uses: Uses, position: list[int], rank: int) -> 
         "`device_id` (nccl-eager)"
     )
     return Finding(
-        "first-use", message, rank, help=help, waits=describe(schedule, list(edges.values()))
+        "first-use",
+        message,
+        rank,
+        help=help,
+        waits=describe(schedule, list(edges.values())),
     )
 
 
@@ -123,7 +135,9 @@ def _edge(uses: Uses, position: list[int], rank: int) -> tuple[Edge, int]:
     """What a rank waits for, and a rank that has not come; one that never does, if there is one."""
     communicator, index = uses[rank][position[rank]]
     members, batched = communicator
-    missing = [other for other in members if _stands_at(uses, position, other) != communicator]
+    missing = [
+        other for other in members if _stands_at(uses, position, other) != communicator
+    ]
     comes_at = {other: dict(uses[other]).get(communicator) for other in missing}
     never = [other for other in missing if comes_at[other] is None]
     chosen = (never or missing)[0]

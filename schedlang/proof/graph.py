@@ -174,7 +174,11 @@ class Items:
         return numbers
 
     def wait(
-        self, waiter: Ints, target: Ints, delay: Floats | float = 0.0, at_begin: bool = False
+        self,
+        waiter: Ints,
+        target: Ints,
+        delay: Floats | float = 0.0,
+        at_begin: bool = False,
     ) -> None:
         """More edges. A target may be NEVER."""
         self.waiters.append(waiter)
@@ -233,7 +237,9 @@ class Items:
 
         takes = np.zeros(events)
         takes[over] = np.concatenate(self.takes)
-        first = np.append(over[sequence[is_first]] - size[sequence[is_first]] + 1, events)
+        first = np.append(
+            over[sequence[is_first]] - size[sequence[is_first]] + 1, events
+        )
         return Graph(first, waits, delay, takes, edge, begin, over)
 
 
@@ -263,7 +269,9 @@ def walk(graph: Graph) -> Floats:
         """Let the events of a thread happen; comes to each event that has not happened by then."""
         now = 0.0
         here = slice(first, end)
-        events = zip(range(first, end), waits[here], delay[here], takes[here], strict=True)
+        events = zip(
+            range(first, end), waits[here], delay[here], takes[here], strict=True
+        )
         for event, other, late, take in events:
             if other >= 0:
                 there = times[other] + late

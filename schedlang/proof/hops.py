@@ -51,11 +51,14 @@ def check_hops(schedule: Schedule) -> list[Finding]:
         elif is_any(columns.stage[beside], *replicas).any():
             rows = beside
             message = (
-                f"{which}: weights and gradients hop, so they are not gathered and summed as well"
+                f"{which}: weights and gradients hop, "
+                "so they are not gathered and summed as well"
             )
             help = "leave out `unshard` and `reduce` of the stage"
         elif not found:
-            message = f"{which}: all replicas receive the weights, so none is their home"
+            message = (
+                f"{which}: all replicas receive the weights, so none is their home"
+            )
         elif len(found) > 1:
             ranks = ranks_text(sorted(layout.placement[stage] for stage in found))
             message = f"{which}: {ranks} never receive the weights, so they have several homes"

@@ -56,9 +56,12 @@ def _asymmetric(schedule: Schedule) -> Iterator[Finding]:
             )
             if mirror not in batches.get((peer, rank), ()):
                 message = (
-                    f"what rank {rank} issues as one batch with rank {peer}, rank {peer} does not"
+                    f"what rank {rank} issues as one batch with rank {peer}, "
+                    f"rank {peer} does not"
                 )
-                yield Finding("asymmetric-batch", message, rank, actions.source[start], help=help)
+                yield Finding(
+                    "asymmetric-batch", message, rank, actions.source[start], help=help
+                )
 
 
 def _mixed(schedule: Schedule) -> Iterator[Finding]:
@@ -75,10 +78,14 @@ def _mixed(schedule: Schedule) -> Iterator[Finding]:
         source = schedule.ranks[rank].source
         first_batch, _ = batched[rank, peer][0]
         first_alone, _ = alone[rank, peer][0]
-        message = f"ranks {rank} and {peer} exchange batches as well as single transfers"
+        message = (
+            f"ranks {rank} and {peer} exchange batches as well as single transfers"
+        )
         related = ((source[first_alone], "alone here"),)
         place = source[first_batch]
-        yield Finding("mixed-transfers", message, rank, place, "in a batch here", related, help)
+        yield Finding(
+            "mixed-transfers", message, rank, place, "in a batch here", related, help
+        )
 
 
 def _parts(schedule: Schedule, batched: bool) -> dict[Pair, list[Part]]:
@@ -86,7 +93,10 @@ def _parts(schedule: Schedule, batched: bool) -> dict[Pair, list[Part]]:
     parts: dict[Pair, list[Part]] = {}
     for rank, actions in enumerate(schedule.ranks):
         for batch in actions.batches():
-            if not is_transfer(actions.kind[batch.start]) or (len(batch) > 1) != batched:
+            if (
+                not is_transfer(actions.kind[batch.start])
+                or (len(batch) > 1) != batched
+            ):
                 continue
             words_with: dict[int, set[str]] = {}
             for index in batch:
@@ -94,7 +104,9 @@ def _parts(schedule: Schedule, batched: bool) -> dict[Pair, list[Part]]:
                 assert peer is not None
                 words_with.setdefault(peer, set()).add(actions.word(index))
             for peer, words in words_with.items():
-                parts.setdefault((rank, peer), []).append((batch.start, frozenset(words)))
+                parts.setdefault((rank, peer), []).append(
+                    (batch.start, frozenset(words))
+                )
     return parts
 
 
@@ -111,7 +123,9 @@ def _needs_tags(schedule: Schedule) -> Iterator[Finding]:
             peer = schedule.peer_of(rank, index)
             assert peer is not None
             if is_send(kind):
-                sent.setdefault((rank, peer), []).append(schedule.other_end(rank, index))
+                sent.setdefault((rank, peer), []).append(
+                    schedule.other_end(rank, index)
+                )
             else:
                 received.setdefault((peer, rank), []).append(index)
     help = "receive in the order of the sends: other transports match messages by it"
@@ -125,5 +139,7 @@ def _needs_tags(schedule: Schedule) -> Iterator[Finding]:
                 )
                 numbers = (actions.stage[index], sent_here[1])
                 place = actions.source[index]
-                yield Finding("needs-tags", message, receiver, place, help=help, numbers=numbers)
+                yield Finding(
+                    "needs-tags", message, receiver, place, help=help, numbers=numbers
+                )
                 break

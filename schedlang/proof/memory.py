@@ -36,7 +36,10 @@ class Level:
 
 
 def levels(
-    schedule: Schedule, timeline: Timeline, amounts: Amounts, first: Sequence[float] = ()
+    schedule: Schedule,
+    timeline: Timeline,
+    amounts: Amounts,
+    first: Sequence[float] = (),
 ) -> list[Level]:
     """What each rank holds over time, by what ops add to the memory of their rank; it held some
     amount at `first`, by default nothing.
@@ -52,7 +55,10 @@ def levels(
 
 
 def peaks(
-    schedule: Schedule, timeline: Timeline, amounts: Amounts, first: Sequence[float] = ()
+    schedule: Schedule,
+    timeline: Timeline,
+    amounts: Amounts,
+    first: Sequence[float] = (),
 ) -> tuple[float, ...]:
     """The most that each rank holds, as `levels` has it."""
     return tuple(level.peak for level in levels(schedule, timeline, amounts, first))
@@ -93,7 +99,10 @@ def _changes(
     bars = []
     for each in (*kept_for, rank):
         # A run has recorded copies among the ops.
-        bars += [timeline.copies[each] if timeline.copies else Bars(), timeline.ranks[each]]
+        bars += [
+            timeline.copies[each] if timeline.copies else Bars(),
+            timeline.ranks[each],
+        ]
     kind, stage, microbatch, start, end = (
         np.concatenate([np.asarray(column) for column in columns])
         for columns in zip(*(each.columns for each in bars), strict=True)

@@ -86,7 +86,9 @@ class Moments:
         issue_of_op = np.where(is_there, issue[at], 0)
         # An op that takes no time and hands nothing on is issued as those that start with it.
         beside = np.maximum(self.hand_over, issue_of_op)
-        self.issue: Ints = np.where(columns.is_beside, beside, issue_of_op).astype(np.int32)
+        self.issue: Ints = np.where(columns.is_beside, beside, issue_of_op).astype(
+            np.int32
+        )
 
 
 def sent_as(schedule: Schedule, needs: Needs, items: Ints) -> Ints:
@@ -139,10 +141,14 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
         messages.append((makers, number[order], rows))
     # What is sent is what is received, and every transfer is a side of one message.
     (makers, number, receives), (makers_sent, number_sent, sends) = messages
-    if not np.array_equal(makers, makers_sent) or not np.array_equal(number, number_sent):
+    if not np.array_equal(makers, makers_sent) or not np.array_equal(
+        number, number_sent
+    ):
         return False
     transfers = np.concatenate([receives, sends])
-    if len(transfers) != np.count_nonzero(columns.is_transfer) or len(repeats(transfers)[0]):
+    if len(transfers) != np.count_nonzero(columns.is_transfer) or len(
+        repeats(transfers)[0]
+    ):
         return False
     if not _in_batches(columns, sends, receives, when):
         return False
@@ -175,7 +181,8 @@ def _in_batches(columns: Columns, sends: Ints, receives: Ints, when: Ints) -> bo
     np.maximum.at(last, moment, when[sides])
     when[sides] = last[moment]
     channel = (
-        columns.rank[sends] * (columns.rank.max(initial=0) + np.int64(1)) + columns.rank[receives]
+        columns.rank[sends] * (columns.rank.max(initial=0) + np.int64(1))
+        + columns.rank[receives]
     )
     sent, received = (np.lexsort((side, channel)) for side in (sends, receives))
     return np.array_equal(sent, received)
@@ -200,7 +207,9 @@ def _without_ways(schedule: Schedule) -> Costs:
     )
 
 
-def _before(starts: Floats, start_round: Ints, ends: Floats, end_round: Ints, order: Ints) -> Ints:
+def _before(
+    starts: Floats, start_round: Ints, ends: Floats, end_round: Ints, order: Ints
+) -> Ints:
     """For each op, how many others have ended by the moment that it starts; they end in some
     order.
     """
@@ -236,7 +245,9 @@ def _rounds(events: Events, items: Ints, hands_on: Flags) -> tuple[Ints, Ints]:
     def counts(events: Ints) -> Flags:
         """Whether events happen as others begin, and have taken no time themselves."""
         took = np.append(graph.takes, [0.0, 0.0])[events]
-        follows: Flags = (events >= 0) & (took == 0) & (graph.times_of(events) == graph.begins)
+        follows: Flags = (
+            (events >= 0) & (took == 0) & (graph.times_of(events) == graph.begins)
+        )
         return follows
 
     # Most events are at a time at which no such op runs: their round is the first.

@@ -28,7 +28,9 @@ def _by_ends(links: Any) -> Any:
         return links
     by_ends = {}
     for link, factor in links.items():
-        ends = tuple(sorted(link)) if isinstance(link, tuple) and len(link) == 2 else link
+        ends = (
+            tuple(sorted(link)) if isinstance(link, tuple) and len(link) == 2 else link
+        )
         if ends in by_ends:
             raise ValueError(f"`slow_links` has the link {shown(ends)} twice")
         by_ends[ends] = factor
@@ -59,7 +61,9 @@ class Noise:
 
     jitter: float = 0.0
     slow_ranks: Mapping[int, float] = _NONE
-    slow_links: Mapping[tuple[int, int], float] = field(default=_NONE, converter=_by_ends)
+    slow_links: Mapping[tuple[int, int], float] = field(
+        default=_NONE, converter=_by_ends
+    )
     seed: int = SEED
 
     def __attrs_post_init__(self) -> None:
@@ -69,8 +73,12 @@ class Noise:
                 f"`jitter` is {self.jitter:g}: it is a part of each duration from 0 to 1, as 0.1"
             )
         check_whole("seed", self.seed, least=0)
-        check_type("slow_ranks", self.slow_ranks, Mapping, "a mapping, such as {3: 1.3}")
-        check_type("slow_links", self.slow_links, Mapping, "a mapping, such as {(0, 1): 2.0}")
+        check_type(
+            "slow_ranks", self.slow_ranks, Mapping, "a mapping, such as {3: 1.3}"
+        )
+        check_type(
+            "slow_links", self.slow_links, Mapping, "a mapping, such as {(0, 1): 2.0}"
+        )
         for rank, factor in self.slow_ranks.items():
             check_whole("a rank of slow_ranks", rank, least=0)
             check_number(f"slow_ranks[{rank}]", factor, above=0)
@@ -98,7 +106,9 @@ def check_noise(noise: Noise, schedule: Schedule, take_time: Flags) -> None:
     links_with_times = set(map(tuple, ends[take_time[receives]].tolist()))
     for low, high in noise.slow_links:
         if (low, high) not in links:
-            there_are = ", ".join(f"{low}-{high}" for low, high in sorted(links)) or "none"
+            there_are = (
+                ", ".join(f"{low}-{high}" for low, high in sorted(links)) or "none"
+            )
             raise ValueError(
                 f"ranks {low} and {high} exchange nothing, so they have no link: links are "
                 f"{there_are}"
@@ -141,7 +151,9 @@ class Draws:
         columns = schedule.columns
         # Sums and gathers are no actions of the schedule; they are numbered behind those.
         beside = np.arange(len(columns), len(take_time))
-        self.slow = np.append(_slow(noise, schedule), np.ones(len(beside)))[:, np.newaxis]
+        self.slow = np.append(_slow(noise, schedule), np.ones(len(beside)))[
+            :, np.newaxis
+        ]
         # A lognormal variable with this variance of its logarithm has the coefficient of variation
         # `jitter`, and with a mean of the logarithm of minus half of it the mean 1.
         variance = log1p(noise.jitter**2)
@@ -157,8 +169,12 @@ class Draws:
                     continue
                 # By stage and microbatch, not as they stand in the schedule: so the n-th number
                 # that is drawn is for the same op, in whatever order a schedule runs them.
-                in_order = rows[np.lexsort((columns.microbatch[rows], columns.stage[rows]))]
-                self.kinds.append((in_order, np.random.default_rng([noise.seed, int(kind)])))
+                in_order = rows[
+                    np.lexsort((columns.microbatch[rows], columns.stage[rows]))
+                ]
+                self.kinds.append(
+                    (in_order, np.random.default_rng([noise.seed, int(kind)]))
+                )
             self.kinds.append((beside, np.random.default_rng([noise.seed, 0])))
 
     def next(self, runs: int) -> Floats:

@@ -29,7 +29,10 @@ def why_not(plan: Schedule) -> str | None:
         return "its stages have replicas in other pipelines, whose gradients they also wait for"
     for stage, rank in enumerate(plan.placement):
         ops = list(zip(plan.ranks[rank].kind, plan.ranks[rank].stage, strict=True))
-        if plan.layout.trains(stage) and ops.count((Kind.U, stage)) != plan.layout.updates:
+        if (
+            plan.layout.trains(stage)
+            and ops.count((Kind.U, stage)) != plan.layout.updates
+        ):
             return f"the plan does not update stage {stage} itself (`U`)"
     return _Norms(plan).explain()
 
@@ -101,7 +104,9 @@ class _Norms:
         # who has not made the last one would wait for no norm, but for a transfer, and the plan is
         # proved.
         batches = self.plan.ranks[rank].batches()
-        stuck = (each for each in batches if not self.is_over(self.item_at(rank, each.start)))
+        stuck = (
+            each for each in batches if not self.is_over(self.item_at(rank, each.start))
+        )
         batch = next(stuck, range(0))
         late = (
             (update, other, parts[update])

@@ -12,7 +12,16 @@ from schedlang.proof.graph import NOTHING
 from schedlang.proof.hops import homes
 from schedlang.schedule.columns import Flags, Ints, is_any
 from schedlang.schedule.findings import Finding
-from schedlang.schedule.kinds import GATHERS, HOPS, MAKERS, OF_HOPS, OPS, SUMS, USES_WEIGHTS, Kind
+from schedlang.schedule.kinds import (
+    GATHERS,
+    HOPS,
+    MAKERS,
+    OF_HOPS,
+    OPS,
+    SUMS,
+    USES_WEIGHTS,
+    Kind,
+)
 from schedlang.schedule.schedule import Schedule
 
 #: What brings weights to a rank, and what needs them there.
@@ -62,7 +71,9 @@ class Presence:
     def at_home(self) -> Flags:
         """Which items are of stages that hop, and are at home there: their weights always are."""
         is_home = np.zeros(len(self.schedule.placement), bool)
-        is_home[[home for found in homes(self.schedule).values() for home in found]] = True
+        is_home[[home for found in homes(self.schedule).values() for home in found]] = (
+            True
+        )
         return is_home[self.stage]
 
     @cached_property
@@ -96,7 +107,10 @@ class Presence:
         user = np.full(len(self.schedule.columns), NOTHING)
         needs = np.flatnonzero(self._is(*_NEEDS) & (self.brought != NOTHING))[::-1]
         user[self.row[self.brought[needs]]] = self.row[needs]
-        for kind, by in ((Kind.REDUCE_GRAD, Kind.U), (Kind.RECV_GRADIENTS, Kind.SEND_GRADIENTS)):
+        for kind, by in (
+            (Kind.REDUCE_GRAD, Kind.U),
+            (Kind.RECV_GRADIENTS, Kind.SEND_GRADIENTS),
+        ):
             items, following = self._followed(self._is(kind), self._is(by))
             user[self.row[items]] = self.row[following]
         return user
@@ -164,7 +178,11 @@ class Presence:
         bring = OPS[Kind.RECV_WEIGHTS if self.hops[item] else Kind.UNSHARD].word
         help = f"put `{bring}` of stage {self._name(item)} before it"
         dropped = int(self._before(self._is(Kind.RESHARD))[item])
-        related = () if dropped == NOTHING else ((self._source(dropped), "they are dropped here"),)
+        related = (
+            ()
+            if dropped == NOTHING
+            else ((self._source(dropped), "they are dropped here"),)
+        )
         return self._amiss("unshard", message, item, related, help)
 
     def _there_already(self, item: int) -> Finding:
@@ -185,7 +203,9 @@ class Presence:
         return self._amiss("unshard", message, item, related, help)
 
     def _update_of_hopping(self, item: int) -> Finding:
-        message = f"{self._here(item)}: the weights of the stage hop from replica to replica"
+        message = (
+            f"{self._here(item)}: the weights of the stage hop from replica to replica"
+        )
         help = "leave it out: an optimizer steps after the schedule, where the stage is at home"
         return self._amiss("hop", message, item, help=help)
 
@@ -197,7 +217,9 @@ class Presence:
         return self._amiss("reduce-grad", message, item)
 
     def _nothing_to_pass_on(self, item: int) -> Finding:
-        message = f"{self._here(item)} has nothing to pass on: no gradient comes before it"
+        message = (
+            f"{self._here(item)} has nothing to pass on: no gradient comes before it"
+        )
         if self._before(self._is(Kind.SEND_GRADIENTS))[item] != NOTHING:
             message += " since the last one"
         return self._amiss("hop", message, item)
@@ -205,7 +227,9 @@ class Presence:
     def _never_summed(self, item: int) -> Finding:
         """A gradient behind the last sum of its update."""
         added = self.added[item]
-        message = f"the gradient of {self._here(added)} is never summed, those of others are"
+        message = (
+            f"the gradient of {self._here(added)} is never summed, those of others are"
+        )
         help = f"`reduce` of stage {self._name(item)} belongs behind it"
         return self._amiss("reduce-grad", message, added, help=help)
 
@@ -258,7 +282,9 @@ class Presence:
 
     def _before(self, is_one: Flags) -> Ints:
         """For each item the last one before it, of its stage, of those that are; or NOTHING."""
-        latest = np.maximum.accumulate(np.where(is_one, np.arange(len(is_one)), NOTHING))
+        latest = np.maximum.accumulate(
+            np.where(is_one, np.arange(len(is_one)), NOTHING)
+        )
         before = np.append(NOTHING, latest[:-1])
         return np.where(before >= self._first, before, NOTHING)
 
@@ -270,7 +296,9 @@ class Presence:
         others = np.flatnonzero(is_other)
         behind = np.searchsorted(others, items)
         is_there = behind < len(others)
-        is_there[is_there] = self.stage[others[behind[is_there]]] == self.stage[items[is_there]]
+        is_there[is_there] = (
+            self.stage[others[behind[is_there]]] == self.stage[items[is_there]]
+        )
         return items[is_there], others[behind[is_there]]
 
 

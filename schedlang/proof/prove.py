@@ -32,7 +32,9 @@ def prove(schedule: Schedule) -> Execution:
     return _Proof(schedule).on(schedule.transport)
 
 
-def proofs(schedule: Schedule, names: Iterable[str]) -> dict[str, Execution | CompileError]:
+def proofs(
+    schedule: Schedule, names: Iterable[str]
+) -> dict[str, Execution | CompileError]:
     """For each of some transports, what `prove` of a schedule gives there, or raises.
 
     What all transports have in common is looked at once.
@@ -61,7 +63,9 @@ class _Proof:
         self.schedule = schedule
         self.ideal = ideal_events(schedule, schedule.costs)
         # Moments say nothing of collectives that ranks of the plan have together.
-        self.follows_moments = not have_replicas(schedule) and follows_moments(schedule, self.ideal)
+        self.follows_moments = not have_replicas(schedule) and follows_moments(
+            schedule, self.ideal
+        )
 
     def on(self, name: str) -> Execution:
         """The ideal execution, if the schedule is right on a transport."""
@@ -147,7 +151,9 @@ def makespan_at(schedule: Schedule, costs: Costs) -> float:
     some before: whether it runs does not depend on them.
     """
     costs = costs.over(schedule.costs)
-    return transport_events(schedule, costs, timed(schedule.transport)).timeline().makespan
+    return (
+        transport_events(schedule, costs, timed(schedule.transport)).timeline().makespan
+    )
 
 
 def run_on(schedule: Schedule, costs: Costs, transport: Transport) -> Events:
@@ -161,7 +167,9 @@ def run_on(schedule: Schedule, costs: Costs, transport: Transport) -> Events:
     return events
 
 
-def _findings(schedule: Schedule, events: Events, transport: Transport) -> list[Finding]:
+def _findings(
+    schedule: Schedule, events: Events, transport: Transport
+) -> list[Finding]:
     """All that keeps a schedule from running on a transport as it should."""
     channels = events.channels
     assert channels is not None
@@ -177,11 +185,15 @@ def _findings(schedule: Schedule, events: Events, transport: Transport) -> list[
         # Of a schedule that nobody has proved, what is missing says more.
         check_structure(schedule)
         # The sums of a stage go update by update: one behind that of a later update never comes.
-        late = [each for each in follow_weights(schedule).findings if each.code == "update"]
+        late = [
+            each for each in follow_weights(schedule).findings if each.code == "update"
+        ]
         findings = findings or late
         findings += standstill.explain(bool(findings))
     return findings
 
 
-def _execution(schedule: Schedule, costs: Costs, name: str, events: Events) -> Execution:
+def _execution(
+    schedule: Schedule, costs: Costs, name: str, events: Events
+) -> Execution:
     return Execution(name, schedule, costs, events.timeline())

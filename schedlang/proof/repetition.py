@@ -91,7 +91,9 @@ def prove_repeats(schedule: Schedule, kernels: tuple[Kernel, ...]) -> None:
             prove(longer)
         except CompileError as error:
             note = f"in the plan of {longer.layout.updates} updates"
-            raise CompileError([each.with_note(note) for each in error.diagnostics]) from None
+            raise CompileError(
+                [each.with_note(note) for each in error.diagnostics]
+            ) from None
         if goes_on(before, longer, kernels, times):
             return
         before = longer
@@ -104,7 +106,9 @@ def prove_repeats(schedule: Schedule, kernels: tuple[Kernel, ...]) -> None:
     raise CompileError(diagnose(schedule, [Finding("steady", message, 0)]))
 
 
-def goes_on(before: Schedule, longer: Schedule, kernels: tuple[Kernel, ...], times: int) -> bool:
+def goes_on(
+    before: Schedule, longer: Schedule, kernels: tuple[Kernel, ...], times: int
+) -> bool:
     """Whether what holds of a schedule, and of the `longer` one that has each kernel once more, by
     then `times` times more than shown, holds of all that are longer.
     """
@@ -119,7 +123,9 @@ def goes_on(before: Schedule, longer: Schedule, kernels: tuple[Kernel, ...], tim
         second, pending_later = _come_to(longer, partner, first + length, rules)
         if (second != first + length).any():
             return False
-        if not np.array_equal(_waiting(longer, pending_later, 1), _waiting(longer, pending, 0)):
+        if not np.array_equal(
+            _waiting(longer, pending_later, 1), _waiting(longer, pending, 0)
+        ):
             return False
         if longer.has_updates and not _reads_later(before, longer, first):
             return False
@@ -170,7 +176,10 @@ def _reads_later(before: Schedule, longer: Schedule, places: Ints) -> bool:
     trained = filter(before.layout.trains, range(stages))
     counting = {stage: _COUNTS[before.weights_of(stage).name] for stage in trained}
     counts = np.array(
-        [[kind in counting.get(stage, ()) for stage in range(stages)] for kind in range(ROWS)]
+        [
+            [kind in counting.get(stage, ()) for stage in range(stages)]
+            for kind in range(ROWS)
+        ]
     )
     columns = before.columns
     rows = np.flatnonzero(~_is_before(before, places) & ~columns.is_transfer)

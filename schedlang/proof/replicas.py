@@ -38,13 +38,24 @@ def mixed_versions(schedule: Schedule, versions: Versions) -> list[Finding]:
     others = first[is_mixed]
     # One finding an update: where one forward is wrong, all behind it mostly are as well.
     _, firsts = np.unique(update[mixed], return_index=True)
-    columns = (stage[mixed], microbatch[mixed], version[mixed], stage[others], version[others])
+    columns = (
+        stage[mixed],
+        microbatch[mixed],
+        version[mixed],
+        stage[others],
+        version[others],
+    )
     rows = zip(*(column[firsts].tolist() for column in columns), strict=True)
     return [_mixed(schedule, *row) for row in rows]
 
 
 def _mixed(
-    schedule: Schedule, stage: int, microbatch: int, version: int, other: int, of_other: int
+    schedule: Schedule,
+    stage: int,
+    microbatch: int,
+    version: int,
+    other: int,
+    of_other: int,
 ) -> Finding:
     columns = schedule.columns
     is_it = (columns.stage == stage) & (columns.microbatch == microbatch)
@@ -54,6 +65,8 @@ def _mixed(
         f"`{schedule.name_of(rank, index)}` reads version {version} of the weights, stage "
         f"{schedule.names.stage(other)} version {of_other} for the same update: they are replicas"
     )
-    help = "let all replicas read the same version: one rule of `weights` for all of them"
+    help = (
+        "let all replicas read the same version: one rule of `weights` for all of them"
+    )
     place = int(columns.source[row])
     return Finding("weight-version", message, rank, place, help=help)

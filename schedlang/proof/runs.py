@@ -76,7 +76,9 @@ class Runs:
         """
         check_number("percent", percent)
         if not 0 <= percent <= 100:
-            raise ValueError(f"`percent` is {percent:g}: it must be a number from 0 to 100")
+            raise ValueError(
+                f"`percent` is {percent:g}: it must be a number from 0 to 100"
+            )
         return float(np.percentile(self.makespans, percent))
 
 

@@ -40,7 +40,9 @@ class Samples:
         # The walk counts the events on the longest way to each.
         level = walk(evolve(graph, takes=np.ones(count), delay=np.zeros(count)))
         self.order = np.argsort(level, kind="stable")
-        self.bounds = np.flatnonzero(np.diff(level[self.order], prepend=0, append=-1)).tolist()
+        self.bounds = np.flatnonzero(
+            np.diff(level[self.order], prepend=0, append=-1)
+        ).tolist()
         #: Where each event stands, and, at NOTHING, the begin of all.
         self.place = np.empty(count + 1, np.int64)
         self.place[self.order] = np.arange(count)
@@ -62,7 +64,9 @@ class Samples:
         actions = np.concatenate(
             [self.takes_of[self.takes[:, 0] > 0], self.delay_of[self.delay[:, 0] > 0]]
         )
-        take_time = np.zeros(len(self.events.schedule.columns) + len(self.events.beside[0]), bool)
+        take_time = np.zeros(
+            len(self.events.schedule.columns) + len(self.events.beside[0]), bool
+        )
         take_time[actions[actions != NOTHING]] = True
         return take_time
 

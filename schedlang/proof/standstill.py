@@ -56,7 +56,10 @@ class Standstill:
         never = [row for row in self.waiting if self.release(row) is None]
         # One for each place of the program is shown.
         first = list({self.source(row): row for row in reversed(never)}.values())
-        edges = [Edge(self.place(row), "never matched", alone=self.is_alone(row)) for row in first]
+        edges = [
+            Edge(self.place(row), "never matched", alone=self.is_alone(row))
+            for row in first
+        ]
         waits = dict(zip(first, describe(self.schedule, edges), strict=True))
         findings = [self.never_met(row, waits.get(row)) for row in never]
         return findings if findings or other_findings else [self.deadlock()]
@@ -74,7 +77,11 @@ class Standstill:
 
     def met(self, wrong: Iterable[tuple[int, Finding]]) -> list[Finding]:
         """What is wrong with messages that meet their receives, by the sends."""
-        return [finding for row, finding in wrong if self.has_started(row) and self.is_met(row)]
+        return [
+            finding
+            for row, finding in wrong
+            if self.has_started(row) and self.is_met(row)
+        ]
 
     @cached_property
     def waiting(self) -> list[int]:
@@ -88,7 +95,10 @@ class Standstill:
             row
             for row in rows.tolist()
             if self.has_started(row)
-            and not (channels.partner[row] >= 0 and self.has_started(int(channels.partner[row])))
+            and not (
+                channels.partner[row] >= 0
+                and self.has_started(int(channels.partner[row]))
+            )
         ]
 
     def has_come(self, row: int) -> bool:
@@ -127,7 +137,9 @@ class Standstill:
         channels = self.events.channels
         assert channels is not None
         partner = int(channels.partner[row])
-        return not channels.has_peer[row] or (partner >= 0 and self.has_started(partner))
+        return not channels.has_peer[row] or (
+            partner >= 0 and self.has_started(partner)
+        )
 
     @cached_property
     def held_at(self) -> list[int | None]:
@@ -172,7 +184,10 @@ class Standstill:
             & (columns.stage[rows] == number)
             & (columns.microbatch[rows] == microbatch)
         )
-        return next((other for other in rows[meets].tolist() if not self.has_started(other)), None)
+        return next(
+            (other for other in rows[meets].tolist() if not self.has_started(other)),
+            None,
+        )
 
     def other_end(self, row: int) -> tuple[int, Kind, int, int]:
         """The other side of a transfer: its rank, kind, number and microbatch."""
@@ -181,7 +196,11 @@ class Standstill:
         number = int(columns.stage[row])
         peer = self.schedule.peer(kind, number)
         assert peer is not None
-        return peer, *self.schedule.layout.counterpart(kind, number), int(columns.microbatch[row])
+        return (
+            peer,
+            *self.schedule.layout.counterpart(kind, number),
+            int(columns.microbatch[row]),
+        )
 
     def place(self, row: int) -> tuple[int, int]:
         """The rank of an action, and its index there."""
@@ -234,7 +253,8 @@ class Standstill:
         peer, *wanted = self.other_end(row)
         columns = self.schedule.columns
         return any(
-            [columns.kind[other], columns.stage[other], columns.microbatch[other]] == wanted
+            [columns.kind[other], columns.stage[other], columns.microbatch[other]]
+            == wanted
             for other in self.waiting
             if columns.rank[other] == peer
         )
@@ -252,8 +272,12 @@ class Standstill:
         #     rank 0   RECV_B0 ◀──waits for── SEND_B0   rank 1
         #
         # Only the waits for another rank are told; who reads them sees the rest in the program.
-        started = [row for row in self.waiting if self.progress(row) == Progress.STARTED]
-        steps = [row for row in self.held_at if row is not None and not self.is_transfer(row)]
+        started = [
+            row for row in self.waiting if self.progress(row) == Progress.STARTED
+        ]
+        steps = [
+            row for row in self.held_at if row is not None and not self.is_transfer(row)
+        ]
         order = [min(started or steps)]
         while (following := self.waits_for(order[-1])) not in order:
             order.append(following)
@@ -264,7 +288,9 @@ class Standstill:
             for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True)
             if self.rank(a) != self.rank(b)
         ]
-        waits = describe(self.schedule, [self.edge(waiter, until) for waiter, until in crossings])
+        waits = describe(
+            self.schedule, [self.edge(waiter, until) for waiter, until in crossings]
+        )
         first = crossings[0][0]
         spans = self.schedule.spans
         start = spans[self.source(first)].start if spans else 0
@@ -281,7 +307,12 @@ class Standstill:
         ranks = ranks_text(sorted({self.rank(waiter) for waiter, _ in crossings}))
         message = f"{ranks} wait for each other"
         return Finding(
-            "deadlock", message, self.rank(first), self.source(first), help=help, waits=waits
+            "deadlock",
+            message,
+            self.rank(first),
+            self.source(first),
+            help=help,
+            waits=waits,
         )
 
     def edge(self, waiter: int, until: int) -> Edge:
@@ -297,7 +328,9 @@ class Standstill:
         else:
             is_posted = self.progress(until) == Progress.POSTED
             reason = "stream" if is_posted else "partner"
-        return Edge(self.place(waiter), reason, self.place(until), self.is_alone(waiter))
+        return Edge(
+            self.place(waiter), reason, self.place(until), self.is_alone(waiter)
+        )
 
     def is_alone(self, row: int) -> bool:
         """Whether a transfer does not hold its rank, only what comes behind it in its lane."""
@@ -359,7 +392,9 @@ class Standstill:
         graph = self.events.graph
         columns = self.schedule.columns
         thread = self._thread(int(self.events.item[row]))
-        own = np.arange(columns.first[self.rank(row)], columns.first[self.rank(row) + 1])
+        own = np.arange(
+            columns.first[self.rank(row)], columns.first[self.rank(row) + 1]
+        )
         transfers: Ints = own[columns.is_transfer[own]]
         return next(
             int(first)
@@ -372,7 +407,9 @@ class Standstill:
         """A batch that is not met among those that complete together with a transfer's."""
         batches = self.connected(row)
         return next(
-            batch for batch in batches if not all(self.is_met(transfer) for transfer in batch)
+            batch
+            for batch in batches
+            if not all(self.is_met(transfer) for transfer in batch)
         )
 
     def connected(self, row: int) -> list[list[int]]:
@@ -416,7 +453,9 @@ class Standstill:
         """
         needs = self.schedule.all_needs
         makers = np.sort(needs.maker[(needs.user == step) & needs.is_sum])
-        return next(int(row) for row in makers if row >= 0 and not self.is_over(int(row)))
+        return next(
+            int(row) for row in makers if row >= 0 and not self.is_over(int(row))
+        )
 
     def unmet(self, batch: Ints | list[int]) -> int:
         """A transfer of a batch that keeps it from completing: one that is not met, if there is

@@ -72,7 +72,9 @@ def _unknown(schedule: Schedule) -> list[Finding]:
         return Finding("no-such-stage", message, *place(row), numbers=number(row))
 
     def not_on_this_rank(row: int) -> Finding:
-        message = f"{here(row)}: stage {names.stage(int(stage[row]))} is on rank {rank[row]}"
+        message = (
+            f"{here(row)}: stage {names.stage(int(stage[row]))} is on rank {rank[row]}"
+        )
         return Finding("not-on-this-rank", message, *place(row), numbers=number(row))
 
     def no_such_update(row: int) -> Finding:
@@ -128,9 +130,8 @@ def _of_no_use(schedule: Schedule, row: int) -> Finding:
     what = "needs no gradients: it is frozen, and nothing before it is trained"
     if layout.has_backward[stage]:
         what = "is frozen: its backwards are `I` alone, its weights have no gradients"
-    message = (
-        f"`{schedule.name_of(rank, index)}` on rank {rank}: stage {schedule.names.stage(stage)}"
-    )
+    name = schedule.name_of(rank, index)
+    message = f"`{name}` on rank {rank}: stage {schedule.names.stage(stage)}"
     return Finding("frozen", f"{message} {what}", rank, source, numbers=(number,))
 
 
@@ -148,7 +149,9 @@ def _stages(schedule: Schedule, numbers: Ints) -> Ints:
 def _slots(columns: Columns, rows: Ints) -> Ints:
     """A number for the stage and microbatch of each op, or update; the only update needs none."""
     units = int(columns.microbatch.max(initial=0)) + 1
-    return columns.stage[rows] * np.int64(units) + np.maximum(columns.microbatch[rows], 0)
+    return columns.stage[rows] * np.int64(units) + np.maximum(
+        columns.microbatch[rows], 0
+    )
 
 
 def _repeated(schedule: Schedule) -> list[Finding]:
@@ -173,7 +176,11 @@ def _repeated_op(schedule: Schedule, row: int, before: int) -> Finding:
         which = f"update {microbatch}"
     else:
         which = f"{names.noun} {names.microbatch(microbatch)}"
-    help = "a `W` completes an `I`; a whole backward needs none" if kind == Kind.W else None
+    help = (
+        "a `W` completes an `I`; a whole backward needs none"
+        if kind == Kind.W
+        else None
+    )
     name = OPS[OPS[kind].makes[0]].name
     return Finding(
         "repeated-op",
@@ -221,14 +228,20 @@ def _missing_op(schedule: Schedule, made: Kind, stage: int, lacking: int) -> Fin
     microbatch = _first_gap(there)
     names = schedule.names
     which = f"{names.noun} {names.microbatch(microbatch)}"
-    message = f"the {OPS[made].name} of {which} never runs on stage {names.stage(stage)}"
+    message = (
+        f"the {OPS[made].name} of {which} never runs on stage {names.stage(stage)}"
+    )
     if lacking > 1:
         message += f", nor that of {counted(lacking - 1, f'other {names.noun}')}"
     help = None
     if made == Kind.W:
-        help = "every half for the inputs needs its `W`; write `BW` for a whole backward"
+        help = (
+            "every half for the inputs needs its `W`; write `BW` for a whole backward"
+        )
     place, label = _place_near(schedule, stage, made)
-    return Finding("missing-op", message, schedule.placement[stage], place, label, help=help)
+    return Finding(
+        "missing-op", message, schedule.placement[stage], place, label, help=help
+    )
 
 
 def _place_near(schedule: Schedule, stage: int, made: Kind) -> tuple[int, str]:
@@ -247,7 +260,9 @@ def _place_near(schedule: Schedule, stage: int, made: Kind) -> tuple[int, str]:
     if not others:
         return 0, ""
     latest = max(others, key=lambda rows: int(rows[0]))
-    return int(columns.source[latest[-1]]), f"stage {schedule.names.stage(stage)} runs here"
+    return int(
+        columns.source[latest[-1]]
+    ), f"stage {schedule.names.stage(stage)} runs here"
 
 
 def _missing_updates(schedule: Schedule) -> list[Finding]:
@@ -264,14 +279,18 @@ def _missing_updates(schedule: Schedule) -> list[Finding]:
     for stage in np.flatnonzero(counts < updates).tolist():
         if not schedule.layout.trains(stage):
             continue
-        made = np.sort(np.maximum(columns.microbatch[rows[columns.stage[rows] == stage]], 0))
+        made = np.sort(
+            np.maximum(columns.microbatch[rows[columns.stage[rows] == stage]], 0)
+        )
         update = _first_gap(made)
         name = schedule.names.stage(stage)
         message = f"stage {name} never makes update {update}, others do"
         rank = schedule.placement[stage]
         place = int(columns.source[rows[0]])
         times = updates - len(made)
-        finding = Finding("missing-op", message, rank, place, "others run here", times=times)
+        finding = Finding(
+            "missing-op", message, rank, place, "others run here", times=times
+        )
         findings.append((update, finding))
     return [finding for _, finding in sorted(findings, key=lambda each: each[0])]
 
@@ -318,9 +337,13 @@ def _beside_updates(schedule: Schedule) -> list[Finding]:
     for update in updates.tolist():
         rank, index = columns.place(update)
         actions = schedule.ranks[rank]
-        for beside in actions.batch(int(columns.batch[update]) - int(columns.first[rank])):
+        for beside in actions.batch(
+            int(columns.batch[update]) - int(columns.first[rank])
+        ):
             is_op = actions.kind[beside] != Kind.U
-            if is_op and actions.stage[beside] in schedule.layout.replicas(actions.stage[index]):
+            if is_op and actions.stage[beside] in schedule.layout.replicas(
+                actions.stage[index]
+            ):
                 update_name = schedule.name_of(rank, index)
                 message = (
                     f"`{schedule.name_of(rank, beside)}` overlaps with `{update_name}`, which "
@@ -359,7 +382,10 @@ def _offloads(schedule: Schedule) -> list[Finding]:
         (dropped, "offloaded, but dropped after the forward: `R` makes them again"),
         (never_back, "offloaded, and never reloaded"),
         (never_away, "reloaded, and never offloaded"),
-        (to_itself, "offloaded, and the rank keeps its own: `keep` must name another one"),
+        (
+            to_itself,
+            "offloaded, and the rank keeps its own: `keep` must name another one",
+        ),
     )
     # The first is that of the stage and microbatch whose ops begin first.
     ops = np.flatnonzero(~columns.is_transfer & ~is_any(columns.kind, *OF_STAGE))
@@ -377,4 +403,6 @@ def _offloads(schedule: Schedule) -> list[Finding]:
     names = schedule.names
     which = f"{names.noun} {names.microbatch(microbatch)}"
     message = f"the activations of {which} on stage {names.stage(stage)} are {what}"
-    return [Finding("offload", message, int(columns.rank[row]), int(columns.source[row]))]
+    return [
+        Finding("offload", message, int(columns.rank[row]), int(columns.source[row]))
+    ]

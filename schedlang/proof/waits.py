@@ -29,7 +29,9 @@ def describe(schedule: Schedule, edges: list[Edge]) -> tuple[Wait, ...]:
         rank, index = place
         actions = schedule.ranks[rank]
         spans = schedule.spans
-        span = spans[actions.source[index]] if actions.source[index] < len(spans) else None
+        span = (
+            spans[actions.source[index]] if actions.source[index] < len(spans) else None
+        )
         return Stand(
             rank,
             schedule.name_of(rank, index),

@@ -127,7 +127,9 @@ class Builder:
         layout = evolve(
             layout,
             links=_by_rank("links", "the number of each rank's link", links, ranks),
-            keepers=_by_rank("keepers", "a rank for each rank", keepers, ranks, ranks - 1),
+            keepers=_by_rank(
+                "keepers", "a rank for each rank", keepers, ranks, ranks - 1
+            ),
         )
         check_costs(costs)
         _check_program_costs(costs)
@@ -151,31 +153,56 @@ class Builder:
     # The ops
 
     def forward(
-        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+        self,
+        rank: int,
+        microbatch: int,
+        *,
+        stage: int | None = None,
+        slice: int | None = None,
     ) -> None:
         """`F`: the forward of a microbatch."""
         self.op(rank, Kind.F, microbatch, stage=stage, slice=slice)
 
     def backward(
-        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+        self,
+        rank: int,
+        microbatch: int,
+        *,
+        stage: int | None = None,
+        slice: int | None = None,
     ) -> None:
         """`B`: the whole backward of a microbatch."""
         self.op(rank, Kind.B, microbatch, stage=stage, slice=slice)
 
     def backward_input(
-        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+        self,
+        rank: int,
+        microbatch: int,
+        *,
+        stage: int | None = None,
+        slice: int | None = None,
     ) -> None:
         """`I`: the half of a backward that gives the gradients of the inputs."""
         self.op(rank, Kind.I, microbatch, stage=stage, slice=slice)
 
     def backward_weight(
-        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+        self,
+        rank: int,
+        microbatch: int,
+        *,
+        stage: int | None = None,
+        slice: int | None = None,
     ) -> None:
         """`W`: the half of a backward that gives the gradients of the weights, after its `I`."""
         self.op(rank, Kind.W, microbatch, stage=stage, slice=slice)
 
     def recompute(
-        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+        self,
+        rank: int,
+        microbatch: int,
+        *,
+        stage: int | None = None,
+        slice: int | None = None,
     ) -> None:
         """`R`: the forward once more, since its activations were dropped."""
         self.op(rank, Kind.R, microbatch, stage=stage, slice=slice)
@@ -185,13 +212,23 @@ class Builder:
         self._of_stages(rank, Kind.U, stage)
 
     def offload(
-        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+        self,
+        rank: int,
+        microbatch: int,
+        *,
+        stage: int | None = None,
+        slice: int | None = None,
     ) -> None:
         """`offload`: begin to copy a microbatch's activations to the host, or to their keeper."""
         self.op(rank, Kind.OFFLOAD, microbatch, stage=stage, slice=slice)
 
     def reload(
-        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+        self,
+        rank: int,
+        microbatch: int,
+        *,
+        stage: int | None = None,
+        slice: int | None = None,
     ) -> None:
         """`reload`: begin to copy them back."""
         self.op(rank, Kind.RELOAD, microbatch, stage=stage, slice=slice)
@@ -214,7 +251,12 @@ class Builder:
             self.op(rank, kind, stage=number)
 
     def send_forward(
-        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+        self,
+        rank: int,
+        microbatch: int,
+        *,
+        stage: int | None = None,
+        slice: int | None = None,
     ) -> None:
         """`send F`: send what a forward made to the next stage.
 
@@ -223,19 +265,34 @@ class Builder:
         self.op(rank, Kind.SEND_F, microbatch, stage=stage, slice=slice)
 
     def recv_forward(
-        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+        self,
+        rank: int,
+        microbatch: int,
+        *,
+        stage: int | None = None,
+        slice: int | None = None,
     ) -> None:
         """`recv F`: receive what a forward takes from the stage before."""
         self.op(rank, Kind.RECV_F, microbatch, stage=stage, slice=slice)
 
     def send_backward(
-        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+        self,
+        rank: int,
+        microbatch: int,
+        *,
+        stage: int | None = None,
+        slice: int | None = None,
     ) -> None:
         """`send B`: send the gradients of a stage's inputs to the stage before."""
         self.op(rank, Kind.SEND_B, microbatch, stage=stage, slice=slice)
 
     def recv_backward(
-        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+        self,
+        rank: int,
+        microbatch: int,
+        *,
+        stage: int | None = None,
+        slice: int | None = None,
     ) -> None:
         """`recv B`: receive the gradients of a stage's outputs from the next stage."""
         self.op(rank, Kind.RECV_B, microbatch, stage=stage, slice=slice)
@@ -254,7 +311,9 @@ class Builder:
         `U` and the collectives are of a stage, and of no microbatch.
         """
         if self._plan is not None:
-            raise ValueError("the schedule is compiled, it takes no more ops: make another Builder")
+            raise ValueError(
+                "the schedule is compiled, it takes no more ops: make another Builder"
+            )
         name = kind.name if isinstance(kind, Kind) else kind
         check_choice("kind", name, [Kind(each).name for each in (*OPS, *TRANSFERS)])
         kind = Kind[name]
@@ -310,7 +369,9 @@ class Builder:
     def plan(self) -> Plan:
         """The plan, from the end of the `with` block on."""
         if self._plan is None:
-            raise ValueError("`plan` is there at the end of the `with` block; else call `compile`")
+            raise ValueError(
+                "`plan` is there at the end of the `with` block; else call `compile`"
+            )
         return self._plan
 
     def text(self) -> str:
@@ -365,7 +426,9 @@ class Builder:
         listed = ", ".join(map(str, held))
         if stage is None:
             if len(held) > 1:
-                raise ValueError(f"`stage` is not given: rank {rank} holds the stages {listed}")
+                raise ValueError(
+                    f"`stage` is not given: rank {rank} holds the stages {listed}"
+                )
             return held[0]
         placement = self._head.layout.placement
         check_whole("stage", stage, 0, len(placement) - 1)
@@ -378,10 +441,16 @@ class Builder:
         if kind in OF_STAGE:
             if microbatch is not None:
                 what = "an update" if kind == Kind.U else f"`{OPS[kind].word}`"
-                raise ValueError(f"`microbatch` is {shown(microbatch)}: {what} is of none")
+                raise ValueError(
+                    f"`microbatch` is {shown(microbatch)}: {what} is of none"
+                )
             return None
         # In a schedule without a flush they run on into the next update.
-        most = None if self._part else self._head.layout.pipeline_of[stage].microbatches - 1
+        most = (
+            None
+            if self._part
+            else self._head.layout.pipeline_of[stage].microbatches - 1
+        )
         check_whole("microbatch", microbatch, 0, most)
         return microbatch
 
@@ -397,7 +466,9 @@ class Builder:
     @contextmanager
     def _issued_as_one(self, together: str) -> Iterator[None]:
         if self._together:
-            raise ValueError(f"`{together}` stands in `{self._together}`: they do not nest")
+            raise ValueError(
+                f"`{together}` stands in `{self._together}`: they do not nest"
+            )
         self._groups += 1
         self._group = self._groups
         self._together = together
@@ -422,7 +493,9 @@ class Builder:
     def _program(self) -> Text:
         return program_text(self._head, self._calls)
 
-    def _in_python(self, diagnostics: list[Diagnostic], program: Text) -> list[Diagnostic]:
+    def _in_python(
+        self, diagnostics: list[Diagnostic], program: Text
+    ) -> list[Diagnostic]:
         """Diagnostics of the text as those of the script. What is not about an op is about the
         Builder; what is said several times of one place is said once.
         """
@@ -443,12 +516,16 @@ class Builder:
             more = len(same) - 1
             first_one = same[0]
             merged.append(
-                first_one.with_note(f"and {more} more at this line") if more else first_one
+                first_one.with_note(f"and {more} more at this line")
+                if more
+                else first_one
             )
         return merged
 
 
-def _moved(diagnostic: Diagnostic, source: Source, span_of: Callable[[Span], Span]) -> Diagnostic:
+def _moved(
+    diagnostic: Diagnostic, source: Source, span_of: Callable[[Span], Span]
+) -> Diagnostic:
     """A diagnostic at other places."""
 
     def stand(at: Stand) -> Stand:
@@ -459,9 +536,15 @@ def _moved(diagnostic: Diagnostic, source: Source, span_of: Callable[[Span], Spa
         until = stand(moved.until) if moved.until else None
         return evolve(moved, at=stand(moved.at), until=until)
 
-    labels = tuple(Label(span_of(label.span), label.text) for label in diagnostic.labels)
+    labels = tuple(
+        Label(span_of(label.span), label.text) for label in diagnostic.labels
+    )
     moved = evolve(diagnostic, labels=labels, source=source, file=source.path)
-    return moved.with_waits(tuple(map(wait, diagnostic.waits))) if diagnostic.waits else moved
+    return (
+        moved.with_waits(tuple(map(wait, diagnostic.waits)))
+        if diagnostic.waits
+        else moved
+    )
 
 
 def _is_name(text: str) -> bool:
@@ -469,16 +552,24 @@ def _is_name(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z_]\w*", text, re.ASCII) is not None
 
 
-def _placement(ranks: int, chunks: int, placement: Style | Sequence[int]) -> tuple[int, ...]:
+def _placement(
+    ranks: int, chunks: int, placement: Style | Sequence[int]
+) -> tuple[int, ...]:
     """The rank of each stage."""
     if placement == "loop":
         return tuple(range(ranks)) * chunks
     if placement == "v":
         down = tuple(range(ranks))
-        return tuple(rank for chunk in range(chunks) for rank in down[:: -1 if chunk % 2 else 1])
+        return tuple(
+            rank for chunk in range(chunks) for rank in down[:: -1 if chunk % 2 else 1]
+        )
     if chunks > 1:
-        raise ValueError("`chunks` is given, and a list for `placement`: the list says how many")
-    return _ranks_of("placement", placement, ranks, "'loop', 'v', or the rank of each stage")
+        raise ValueError(
+            "`chunks` is given, and a list for `placement`: the list says how many"
+        )
+    return _ranks_of(
+        "placement", placement, ranks, "'loop', 'v', or the rank of each stage"
+    )
 
 
 def _ranks_of(name: str, placement: object, ranks: int, what: str) -> tuple[int, ...]:
@@ -492,7 +583,9 @@ def _ranks_of(name: str, placement: object, ranks: int, what: str) -> tuple[int,
     return tuple(placement)
 
 
-def _pipelines(ranks: int, pipelines: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+def _pipelines(
+    ranks: int, pipelines: Mapping[str, Sequence[int]]
+) -> dict[str, tuple[int, ...]]:
     """The ranks of the stages of each pipeline."""
     what = "the ranks of each pipeline's stages, such as {'down': [0, 1], 'up': [1, 0]}"
     check_type("pipelines", pipelines, Mapping, what)
@@ -500,19 +593,25 @@ def _pipelines(ranks: int, pipelines: Mapping[str, Sequence[int]]) -> dict[str, 
     for name, placement in pipelines.items():
         check_type("a name in pipelines", name, str, "text")
         if not _is_name(name):
-            raise ValueError(f"`pipelines` has {name!r}: a name is letters, digits and `_`")
+            raise ValueError(
+                f"`pipelines` has {name!r}: a name is letters, digits and `_`"
+            )
         if name in NAMES:
             raise ValueError(
                 f"`pipelines` has {name!r}: the program has this name for something else"
             )
-        lines[name] = _ranks_of(f"pipelines[{name!r}]", placement, ranks, "the rank of each stage")
+        lines[name] = _ranks_of(
+            f"pipelines[{name!r}]", placement, ranks, "the rank of each stage"
+        )
     if not lines:
         raise ValueError(f"`pipelines` is {shown(pipelines)}: it must be {what}")
     return lines
 
 
 def _counts(
-    lines: Mapping[str, tuple[int, ...]], microbatches: int, models: Mapping[str, int] | None
+    lines: Mapping[str, tuple[int, ...]],
+    microbatches: int,
+    models: Mapping[str, int] | None,
 ) -> list[int]:
     """The microbatches of each pipeline."""
     if models is None:
@@ -522,9 +621,13 @@ def _counts(
             )
         if microbatches % len(lines):
             parts = counted(len(lines), "pipeline")
-            raise ValueError(f"`microbatches` is {microbatches}: {parts} cannot share them evenly")
+            raise ValueError(
+                f"`microbatches` is {microbatches}: {parts} cannot share them evenly"
+            )
         return [microbatches // len(lines)] * len(lines)
-    what = "the microbatches of each of the `pipelines`, such as {'actor': 8, 'critic': 4}"
+    what = (
+        "the microbatches of each of the `pipelines`, such as {'actor': 8, 'critic': 4}"
+    )
     check_type("models", models, Mapping, what)
     if [*models] != [*lines] or "" in lines:
         raise ValueError(f"`models` is {shown(models)}: it must be {what}")
@@ -552,15 +655,21 @@ def _layout(
     """What runs where; `counts` are the microbatches of each pipeline."""
     placement: tuple[int, ...] = ()
     pipelines: list[Pipeline] = []
-    for (name, ranks_of_stages), microbatches in zip(lines.items(), counts, strict=True):
+    for (name, ranks_of_stages), microbatches in zip(
+        lines.items(), counts, strict=True
+    ):
         start = len(placement)
         placement += ranks_of_stages
         pipelines.append(Pipeline(name, start, len(placement), microbatches))
     idle = without_stage(placement, ranks)
     if idle:
         raise ValueError(f"`{'pipelines' if '' not in lines else 'placement'}`: {idle}")
-    edges = _pairs("edges", edges, partial(wrong_edge, pipelines=pipelines, models=models))
-    skips = _pairs("skips", skips, partial(wrong_skip, pipelines=pipelines, models=models))
+    edges = _pairs(
+        "edges", edges, partial(wrong_edge, pipelines=pipelines, models=models)
+    )
+    skips = _pairs(
+        "skips", skips, partial(wrong_skip, pipelines=pipelines, models=models)
+    )
     twice = set(edges) & set(skips)
     if twice:
         raise ValueError(f"`skips` and `edges` both have {min(twice)}")
@@ -568,7 +677,9 @@ def _layout(
     for index, stage in enumerate(frozen):
         check_whole(f"frozen[{index}]", stage, 0, pieces_of(pipelines, models) - 1)
     if len(set(frozen)) == pieces_of(pipelines, models):
-        raise ValueError(f"`frozen` is {shown(frozen)}: that are all stages, so none is trained")
+        raise ValueError(
+            f"`frozen` is {shown(frozen)}: that are all stages, so none is trained"
+        )
     return Layout(
         placement,
         tuple(pipelines),
@@ -586,14 +697,18 @@ def _by_rank(
     """A number for each rank, or none, from 0 up to the most."""
     check_type(what, given, Sequence, wanted)
     if given and len(given) != ranks:
-        raise ValueError(f"`{what}` has {len(given)}: there are {counted(ranks, 'rank')}")
+        raise ValueError(
+            f"`{what}` has {len(given)}: there are {counted(ranks, 'rank')}"
+        )
     for rank, number in enumerate(given):
         check_whole(f"{what}[{rank}]", number, 0, most)
     return tuple(given)
 
 
 def _pairs(
-    what: str, given: Sequence[tuple[int, int]], wrong_of: Callable[[int, int], str | None]
+    what: str,
+    given: Sequence[tuple[int, int]],
+    wrong_of: Callable[[int, int], str | None],
 ) -> tuple[tuple[int, int], ...]:
     """Pairs of stages, each with an edge between them."""
     pairs: list[tuple[int, int]] = []
@@ -604,7 +719,9 @@ def _pairs(
             raise TypeError(f"`{name}` is {shown(pair)}: it must be a pair of stages")
         for stage in pair:
             check_whole(name, stage)
-        wrong = "is there already" if tuple(pair) in pairs else wrong_of(pair[0], pair[1])
+        wrong = (
+            "is there already" if tuple(pair) in pairs else wrong_of(pair[0], pair[1])
+        )
         if wrong:
             raise ValueError(f"`{name}` is {shown(pair)}: it {wrong}")
         pairs.append((pair[0], pair[1]))
@@ -630,8 +747,13 @@ def _check_program_costs(costs: Costs) -> None:
     """Whether a program can say these costs."""
     for name, given in costs.to_json().items():
         way_out = "give it to `compile`"
-        if not name.endswith(("_times", "_time", "_memory")) and name != "capacity_bytes":
-            raise ValueError(f"`costs` have `{name}`, which a program cannot say: {way_out}")
+        if (
+            not name.endswith(("_times", "_time", "_memory"))
+            and name != "capacity_bytes"
+        ):
+            raise ValueError(
+                f"`costs` have `{name}`, which a program cannot say: {way_out}"
+            )
         if any(is_too_long(number_text(value)) for value in _numbers(given)):
             raise ValueError(
                 f"`costs` have `{name}` {shown(given)}, a number of a program has at most 18 "

@@ -28,4 +28,6 @@ def html(shown: Plan | Execution) -> str | None:
 
 
 def _block(text: str, picture: str = "") -> str:
-    return f'<div><div style="font-family: monospace">{escape(text)}</div>{picture}</div>'
+    return (
+        f'<div><div style="font-family: monospace">{escape(text)}</div>{picture}</div>'
+    )

@@ -98,7 +98,9 @@ class Script:
             start = self._offset(place, place.line, 0)
             return Span(start, start + len(self.source.line(start)))
         line, column, end_line, end_column = columns
-        return Span(self._offset(place, line, column), self._offset(place, end_line, end_column))
+        return Span(
+            self._offset(place, line, column), self._offset(place, end_line, end_column)
+        )
 
     def _offset(self, place: Place, line: int, column: int) -> int:
         """Where a column of a line of a place's file is, in the text of all files."""

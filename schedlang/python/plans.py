@@ -12,7 +12,11 @@ from schedlang.schedule.costs import UNIT, Costs
 
 
 def plan_of(
-    program: Source | str | Path, params: Mapping[str, int], costs: Costs = UNIT, *, name: str
+    program: Source | str | Path,
+    params: Mapping[str, int],
+    costs: Costs = UNIT,
+    *,
+    name: str,
 ) -> Plan:
     """The plan of a program for some parameters, or of a plan's file; `name` is that of the
     argument, in messages.

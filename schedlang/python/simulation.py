@@ -83,7 +83,9 @@ def _compiled(
     if not isinstance(schedule, Schedule):
         schedule = plan_of(schedule, params, costs, name="schedule")
     elif params:
-        raise ValueError("`params` are those of a program, `schedule` is one that was compiled")
+        raise ValueError(
+            "`params` are those of a program, `schedule` is one that was compiled"
+        )
     if transport is not None:
         schedule = evolve(schedule, transport=transport)
     return schedule

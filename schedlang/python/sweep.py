@@ -27,7 +27,11 @@ _Program = Source | str | Path
 
 
 def load(
-    program: _Program, costs: Costs = UNIT, *, transport: str | None = None, **params: int
+    program: _Program,
+    costs: Costs = UNIT,
+    *,
+    transport: str | None = None,
+    **params: int,
 ) -> Plan:
     """The plan of a program, by its name in the gallery, its path or its text, or of a plan's file;
     a notebook shows its picture.
@@ -99,7 +103,11 @@ def _values(name: str, value: int | Iterable[int]) -> list[int]:
 
 
 def _row(
-    source: Source, params: Mapping[str, int], name: str, costs: Costs, transport: str | None
+    source: Source,
+    params: Mapping[str, int],
+    name: str,
+    costs: Costs,
+    transport: str | None,
 ) -> Iterator[tuple[str, Any]]:
     """The entries of a row."""
     refusal = None

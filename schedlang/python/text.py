@@ -78,7 +78,9 @@ def program_text(head: Head, ranks: Sequence[Sequence[Call]]) -> Text:
             writer.line(depth, f"{part} {{")
             depth += 1
         for rank, calls in enumerate(ranks):
-            writer.rank(depth, rank, _items_of(call for call in calls if call.part == part))
+            writer.rank(
+                depth, rank, _items_of(call for call in calls if call.part == part)
+            )
         if part:
             writer.line(2, "}")
     writer.line(1, "}")
@@ -105,7 +107,10 @@ def _runs(items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], int]]:
         #
         #     F0 B0 F1 B1 F2 B2 F3      period 1: none      period 2: 3 rounds, 6 ops
         period, times = max(
-            ((period, _times(items, start, period)) for period in range(1, _MOST_IN_LOOP + 1)),
+            (
+                (period, _times(items, start, period))
+                for period in range(1, _MOST_IN_LOOP + 1)
+            ),
             # Those that leave the least; of these the shortest.
             key=lambda run: (run[0] * run[1] if run[1] >= _LEAST_TIMES else 0, -run[0]),
         )
@@ -117,7 +122,11 @@ def _runs(items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], int]]:
 
 def _times(items: Sequence[Item], start: int, period: int) -> int:
     """For how many microbatches in turn some items come, one or more."""
-    if all(call.microbatch is None for item in items[start : start + period] for call in item):
+    if all(
+        call.microbatch is None
+        for item in items[start : start + period]
+        for call in item
+    ):
         return 1
     stop = start + period
     while stop < len(items) and _follows(items[stop - period], items[stop]):
@@ -200,7 +209,9 @@ class _Writer:
             arguments.append(stage_text(self.head.layout, call.stage))
         if call.microbatch is not None:
             number = call.microbatch
-            arguments.append(str(number) if first is None else shifted("m", number - first))
+            arguments.append(
+                str(number) if first is None else shifted("m", number - first)
+            )
         if call.slice is not None:
             arguments.append(str(call.slice))
         word = self.words[call.kind]

@@ -23,7 +23,9 @@ def homes_of(schedule: Schedule, stages: Iterable[int]) -> dict[int, int]:
         if not OF_HOPS & _kinds(schedule, stage):
             continue
         replicas = schedule.layout.replicas(stage)
-        receivers = [each for each in replicas if Kind.RECV_WEIGHTS in _kinds(schedule, each)]
+        receivers = [
+            each for each in replicas if Kind.RECV_WEIGHTS in _kinds(schedule, each)
+        ]
         (found[stage],) = homes_among(replicas, receivers)
     return found
 
@@ -40,7 +42,9 @@ def first_users(actions: Actions) -> Iterator[tuple[int, int]]:
     each with the stage.
     """
     coming = set[int]()
-    for index, (kind, stage) in enumerate(zip(actions.kind, actions.stage, strict=True)):
+    for index, (kind, stage) in enumerate(
+        zip(actions.kind, actions.stage, strict=True)
+    ):
         if kind == Kind.RECV_WEIGHTS:
             coming.add(stage)
         elif kind in USES_WEIGHTS and stage in coming:

@@ -170,7 +170,9 @@ def _messages(known: Receipts, rank: int) -> Iterator[Lifetime]:
     layout = schedule.layout
     places = {actions.row(index)[:3]: index for index in range(len(actions))}
     used = _last_uses(layout, places)
-    for receive, start in begins(schedule, rank, timed(schedule.transport).tags).items():
+    for receive, start in begins(
+        schedule, rank, timed(schedule.transport).tags
+    ).items():
         stop = used[actions.row(receive)[:3]]
         yield Lifetime(Holds.RECEIVED, names.of(actions, receive), start, stop)
     waited = _waits(known, rank)
@@ -183,7 +185,9 @@ def _messages(known: Receipts, rank: int) -> Iterator[Lifetime]:
                 yield Lifetime(Holds.SENT, names.of(actions, send), start, waited[send])
                 continue
             # No send: the stage that takes it is on this rank, or there is none.
-            following = used.get((*layout.counterpart(HANDS_ON[kind], number), microbatch))
+            following = used.get(
+                (*layout.counterpart(HANDS_ON[kind], number), microbatch)
+            )
             if following is not None:
                 name = f"{names.of(actions, start)}>{names.of(actions, following)}"
                 yield Lifetime(Holds.INSIDE, name, start, following)

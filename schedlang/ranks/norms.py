@@ -22,7 +22,9 @@ def put_off(schedule: Schedule, rank: int) -> dict[int, int]:
         zip(actions.kind, actions.stage, actions.microbatch, strict=True)
     ):
         made = done.get(stage, 0)
-        needed = kind == Kind.U or _reads_newest(schedule, kind, stage, microbatch, made)
+        needed = kind == Kind.U or _reads_newest(
+            schedule, kind, stage, microbatch, made
+        )
         if needed and stage in pending:
             places[pending.pop(stage)] = index
         if kind == Kind.U:
@@ -31,7 +33,9 @@ def put_off(schedule: Schedule, rank: int) -> dict[int, int]:
     return places | dict.fromkeys(pending.values(), len(actions))
 
 
-def _reads_newest(schedule: Schedule, kind: int, stage: int, microbatch: int, done: int) -> bool:
+def _reads_newest(
+    schedule: Schedule, kind: int, stage: int, microbatch: int, done: int
+) -> bool:
     """Whether an op needs the last of so many updates of its stage, as the first of its microbatch
     that can.
     """

@@ -58,14 +58,18 @@ class Receipts:
                 for send, kind in enumerate(kinds)
                 if is_send(kind)
             }
-            self._sends[rank] = {send: peer for send, peer in peers.items() if peer is not None}
+            self._sends[rank] = {
+                send: peer for send, peer in peers.items() if peer is not None
+            }
         return self._sends[rank]
 
     def uses(self, rank: int) -> dict[_Message, int]:
         """The op that waits for each message that a rank receives."""
         if rank not in self._uses:
             actions = self.schedule.ranks[rank]
-            ops = enumerate(zip(actions.kind, actions.stage, actions.microbatch, strict=True))
+            ops = enumerate(
+                zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+            )
             self._uses[rank] = {
                 (AWAITS[kind], number, microbatch): index
                 for index, (kind, stage, microbatch) in ops
@@ -84,7 +88,9 @@ class _Answers:
         #: The peer's op that waits for each message; what it sends later is an answer.
         self.used_at = known.uses(peer)
         #: The peer's sends to the rank, in order.
-        self.sends = [send for send, other in known.sends(peer).items() if other == rank]
+        self.sends = [
+            send for send, other in known.sends(peer).items() if other == rank
+        ]
         uses = known.uses(rank)
         arrivals = [uses[schedule.other_end(peer, send)] for send in self.sends]
         #: For each of these, the first op of the rank that waits for it or for a later one.

@@ -88,7 +88,9 @@ def shards(actions: Actions, stages: Container[int], places: int) -> Shards:
             if stage not in gathered:
                 walk.use(index, stage, following.get(index))
             if index in whole and stage not in reduced:
-                walk.steps.after.setdefault(index, []).insert(0, (Does.REDUCE_GRAD, stage))
+                walk.steps.after.setdefault(index, []).insert(
+                    0, (Does.REDUCE_GRAD, stage)
+                )
     return walk.steps
 
 
@@ -103,7 +105,10 @@ def gathers(
         for does, stage in steps.before[index]:
             if does == Does.UNSHARD:
                 user = index
-                while actions.stage[user] != stage or actions.kind[user] not in USES_WEIGHTS:
+                while (
+                    actions.stage[user] != stage
+                    or actions.kind[user] not in USES_WEIGHTS
+                ):
                     user += 1
                 yield index, stage, user
 
@@ -198,7 +203,9 @@ class _Walk:
         self.steps.before.setdefault(begins, []).extend(steps)
 
 
-def _ahead(actions: Actions, stages: Container[int]) -> tuple[Mapping[int, int], Container[int]]:
+def _ahead(
+    actions: Actions, stages: Container[int]
+) -> tuple[Mapping[int, int], Container[int]]:
     """For each use the next one of the same weights; and the ops after which the gradients of an
     update are whole.
     """

@@ -33,7 +33,11 @@ def warm_ups(schedule: Schedule) -> list[int]:
     # By rank, where its actions before all others than forwards are, and where their batches begin.
     leading = [list(_leading(actions)) for actions in schedule.ranks]
     places = [
-        {schedule.ranks[rank].row(index)[:3]: index for batch in leading[rank] for index in batch}
+        {
+            schedule.ranks[rank].row(index)[:3]: index
+            for batch in leading[rank]
+            for index in batch
+        }
         for rank in ranks
     ]
     heads = [[batch.start for batch in own for _ in batch] for own in leading]
@@ -44,14 +48,19 @@ def warm_ups(schedule: Schedule) -> list[int]:
         (rank, index)
         for rank in ranks
         for action, index in places[rank].items()
-        if any(other not in places[peer] for peer, other in _goes_with(schedule, rank, action))
+        if any(
+            other not in places[peer]
+            for peer, other in _goes_with(schedule, rank, action)
+        )
     ]
     while left_out:
         rank, index = left_out.pop()
         if index >= ends[rank]:
             continue
         begin = heads[rank][index]
-        following = [schedule.ranks[rank].row(each)[:3] for each in range(begin, ends[rank])]
+        following = [
+            schedule.ranks[rank].row(each)[:3] for each in range(begin, ends[rank])
+        ]
         ends[rank] = begin
         left_out += [
             (peer, places[peer][other])
@@ -65,11 +74,14 @@ def warm_ups(schedule: Schedule) -> list[int]:
 def _leading(actions: Actions) -> Iterator[range]:
     """The batches of forwards and their messages before all others."""
     return takewhile(
-        lambda batch: all(actions.kind[index] in FORWARD for index in batch), actions.batches()
+        lambda batch: all(actions.kind[index] in FORWARD for index in batch),
+        actions.batches(),
     )
 
 
-def _goes_with(schedule: Schedule, rank: int, action: _Action) -> Iterator[tuple[int, _Action]]:
+def _goes_with(
+    schedule: Schedule, rank: int, action: _Action
+) -> Iterator[tuple[int, _Action]]:
     """What is inside if an action is, with its rank: the other end of a message; the forward that
     needs it, or the receives of what a forward needs.
     """

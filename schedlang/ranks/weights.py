@@ -79,7 +79,9 @@ def follow_weights(schedule: Schedule) -> Versions:
         held[rank] = max(held[rank], held_of[stage])
     # Where updates themselves are amiss, so are the versions that they make.
     findings = reads.updates_amiss() or reads.versions_amiss()
-    return Versions(tuple(held), tuple(held_of), reads.staleness(), tuple(findings), reads)
+    return Versions(
+        tuple(held), tuple(held_of), reads.staleness(), tuple(findings), reads
+    )
 
 
 def bytes_of_weights(schedule: Schedule, costs: Costs) -> list[float]:
@@ -112,7 +114,9 @@ class _Reads:
         self.stage = columns.stage[self.row]
         self.microbatch = columns.microbatch[self.row]
         self.is_forward = self.kind == Kind.F
-        per_update = [layout.units_of_update(stage) for stage in range(len(layout.placement))]
+        per_update = [
+            layout.units_of_update(stage) for stage in range(len(layout.placement))
+        ]
         self.update = self.microbatch // np.array(per_update, np.int32)[self.stage]
         #: The version that the forward of the same microbatch reads.
         self.of_forward = self._of_forward()
@@ -177,7 +181,9 @@ class _Reads:
     def updates_amiss(self) -> list[Finding]:
         """The ops that add to the gradient of another update than their own."""
         is_amiss = is_any(self.kind, *MAKERS[Kind.W]) & (self.update != self.done)
-        help = "a `U` is missing or too early: it follows the last gradient of its update"
+        help = (
+            "a `U` is missing or too early: it follows the last gradient of its update"
+        )
         return [
             self._wrong_read(
                 "update",
@@ -247,7 +253,9 @@ class _Reads:
         of_op = int(self.kind[op]), int(self.stage[op]), int(self.microbatch[op])
         name = self.schedule.names.action(*of_op)
         rank = int(columns.rank[row])
-        return Finding(code, f"`{name}` {does}", rank, int(columns.source[row]), help=help)
+        return Finding(
+            code, f"`{name}` {does}", rank, int(columns.source[row]), help=help
+        )
 
 
 def _updates_before(kind: Ints, stage: Ints) -> Ints:
@@ -256,7 +264,9 @@ def _updates_before(kind: Ints, stage: Ints) -> Ints:
     """
     # Stage by stage, each update adds one for those behind it; what stages before have, is not
     # counted. Small numbers are sorted faster.
-    order = np.argsort(stage.astype(np.min_scalar_type(int(stage.max(initial=0)))), kind="stable")
+    order = np.argsort(
+        stage.astype(np.min_scalar_type(int(stage.max(initial=0)))), kind="stable"
+    )
     is_update = kind[order] == Kind.U
     before = np.cumsum(is_update, dtype=np.int32) - is_update
     is_first = np.diff(stage[order], prepend=-1) != 0

@@ -75,7 +75,9 @@ def _pieces(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterator[R
     #
     #     a b c d e  →  a c d b e        (0,0) (1,3) (2,1) (3,2) (4,4)        b has moved
     shared = [
-        (place, place_after[thing]) for place, thing in enumerate(before) if thing in place_after
+        (place, place_after[thing])
+        for place, thing in enumerate(before)
+        if thing in place_after
     ]
     place_before = {place: origin for origin, place in shared}
     done_before = done_after = 0
@@ -83,7 +85,9 @@ def _pieces(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterator[R
     for origin, place in [*_longest_increasing(shared), (len(before), len(after))]:
         for gone in range(done_before, origin):
             if before[gone] not in place_after:
-                yield Run(Change.REMOVED, range(gone, gone + 1), range(done_after, done_after))
+                yield Run(
+                    Change.REMOVED, range(gone, gone + 1), range(done_after, done_after)
+                )
         for come in range(done_after, place):
             here = range(come, come + 1)
             if come in place_before:

@@ -65,7 +65,9 @@ def compare(
     return entries
 
 
-def params_of_each(sources: Iterable[Source], params: Mapping[str, int]) -> list[dict[str, int]]:
+def params_of_each(
+    sources: Iterable[Source], params: Mapping[str, int]
+) -> list[dict[str, int]]:
     """For each program those of some parameters that it has; ValueError for one that none has."""
     names = [parameters_of(source) for source in sources]
     unknown = params.keys() - set().union(*names)
@@ -86,7 +88,11 @@ def parameters_of(source: Source) -> set[str]:
 
 
 def _entry(
-    file: str, source: Source, params: Mapping[str, int], costs: Costs, transport: str | None
+    file: str,
+    source: Source,
+    params: Mapping[str, int],
+    costs: Costs,
+    transport: str | None,
 ) -> Entry:
     try:
         plan = _plan(file, source, params, costs, transport)
@@ -104,7 +110,11 @@ def _entry(
 
 
 def _plan(
-    file: str, source: Source, params: Mapping[str, int], costs: Costs, transport: str | None
+    file: str,
+    source: Source,
+    params: Mapping[str, int],
+    costs: Costs,
+    transport: str | None,
 ) -> Plan:
     if not source.is_plan:
         return compile(source, params, costs, transport=transport or PORTABLE)
@@ -146,7 +156,11 @@ def comparison_text(entries: list[Entry]) -> str:
             rows.append([file, *_cells(figures, columns)])
         parts.append("\n".join(aligned(rows)))
         parts.append("\n".join(f"{name:<15}{_MEANINGS[name]}" for name in columns))
-    refused = [f"refused: {entry.file}: {entry.refusal}" for entry in entries if not entry.figures]
+    refused = [
+        f"refused: {entry.file}: {entry.refusal}"
+        for entry in entries
+        if not entry.figures
+    ]
     if refused:
         parts.append("\n".join(refused))
     return "\n\n".join(parts)

@@ -73,7 +73,9 @@ def figures_text(plan: Plan, account: Account, ideal: float) -> str:
     return "\n".join([draw(account.execution.timeline, plan.names), "", *lines])
 
 
-def figure_rows(plan: Plan, account: Account, ideal: float) -> list[tuple[str, str, str]]:
+def figure_rows(
+    plan: Plan, account: Account, ideal: float
+) -> list[tuple[str, str, str]]:
     """The figures for people: of each the name, the value, and what it means. A row without a name
     goes on with the one before.
     """
@@ -108,7 +110,9 @@ def figure_rows(plan: Plan, account: Account, ideal: float) -> list[tuple[str, s
         full = " ".join(f"{part:.1%}" for part in document["full"])
         rows.append(("full", full, "per rank, peak bytes of its capacity"))
     # How much of the chain each kind of op is.
-    terms = [f"{what} {_number(time)}" for what, time in document["critical_path"].items()]
+    terms = [
+        f"{what} {_number(time)}" for what, time in document["critical_path"].items()
+    ]
     path = f"{' + '.join(terms)}: the chain of ops and waits that is the makespan"
     rows.append(("critical path", "", path))
     if document["exposed"]:
@@ -116,13 +120,19 @@ def figure_rows(plan: Plan, account: Account, ideal: float) -> list[tuple[str, s
     return rows
 
 
-def _memory_rows(execution: Execution, peak_messages: list[int]) -> list[tuple[str, str, str]]:
+def _memory_rows(
+    execution: Execution, peak_messages: list[int]
+) -> list[tuple[str, str, str]]:
     """What ranks hold at most; the program's own amounts, if it has any."""
     activations = " ".join(map(str, execution.peak_activations))
     messages = " ".join(map(str, peak_messages))
     rows = [
         ("peak activations", activations, "per rank, held until the last use"),
-        ("peak messages", messages, "per rank, held until used, or known to be received"),
+        (
+            "peak messages",
+            messages,
+            "per rank, held until used, or known to be received",
+        ),
     ]
     if execution.peak_memory != execution.peak_activations:
         memory = " ".join(map(_number, execution.peak_memory))

@@ -98,7 +98,9 @@ def _add_idle(all_waits: Waits, of_step: list[Cost]) -> float:
     return idle
 
 
-def _add_memory(plan: Plan, execution: Execution, by_source: dict[int, Cost]) -> tuple[int, float]:
+def _add_memory(
+    plan: Plan, execution: Execution, by_source: dict[int, Cost]
+) -> tuple[int, float]:
     """Add what is held when the rank with the highest peak comes to it: each microbatch of a stage
     is of the place of its forward, and gathered weights of that of the last gather of the stage;
     that rank, and what it holds.
@@ -121,7 +123,9 @@ def _add_memory(plan: Plan, execution: Execution, by_source: dict[int, Cost]) ->
     # Changes of what is held, up to the moment at which it is most.
     until = int(np.argmax(level.amounts)) + 1
     changes = np.diff(level.amounts[:until], prepend=level.first).tolist()
-    ops = zip(level.stages[:until].tolist(), level.microbatches[:until].tolist(), strict=True)
+    ops = zip(
+        level.stages[:until].tolist(), level.microbatches[:until].tolist(), strict=True
+    )
     for op, change in zip(ops, changes, strict=True):
         if op in made:
             by_source[made[op]].held += change

@@ -17,7 +17,9 @@ def runs_json(runs: Runs) -> dict[str, Any]:
         "distribution": "lognormal",
         "jitter": noise.jitter,
         "slow_ranks": {str(rank): factor for rank, factor in noise.slow_ranks.items()},
-        "slow_links": {f"{a}-{b}": factor for (a, b), factor in noise.slow_links.items()},
+        "slow_links": {
+            f"{a}-{b}": factor for (a, b), factor in noise.slow_links.items()
+        },
         "seed": noise.seed,
         "runs": len(runs.makespans),
         "makespan": runs.makespan,
@@ -36,7 +38,13 @@ def runs_json(runs: Runs) -> dict[str, Any]:
 
 def runs_text(runs: Runs) -> str:
     """What the noise is, and a line for each figure, with its meaning."""
-    rows = [("without noise", _number(runs.makespan), "the makespan at the costs as they are")]
+    rows = [
+        (
+            "without noise",
+            _number(runs.makespan),
+            "the makespan at the costs as they are",
+        )
+    ]
     if runs.noise.jitter:
         rows += [
             ("mean", _number(runs.mean), _longer(runs, runs.mean)),
@@ -69,7 +77,9 @@ def _noise_text(runs: Runs) -> str:
     for rank, factor in noise.slow_ranks.items():
         lines.append(f"ops of rank {rank} take {factor:g} times as long")
     for (low, high), factor in noise.slow_links.items():
-        lines.append(f"transfers between ranks {low} and {high} take {factor:g} times as long")
+        lines.append(
+            f"transfers between ranks {low} and {high} take {factor:g} times as long"
+        )
     return "\n".join(lines)
 
 

@@ -15,7 +15,9 @@ OVERLAP = "OVERLAP_F_B"
 _SENDS = frozenset(SENDS.values())
 _NAMES: dict[int, str] = {kind: kind.name for kind in Kind}
 # The longest names first, or `RECV_F` would be found as `R` and a rest.
-_LONGEST_FIRST = sorted((_NAMES[kind] for kind in (*OPS, *TRANSFERS)), key=len, reverse=True)
+_LONGEST_FIRST = sorted(
+    (_NAMES[kind] for kind in (*OPS, *TRANSFERS)), key=len, reverse=True
+)
 #: An action of a plan in torch's spelling, as `word` writes it: stage, kind and microbatch.
 WORD = re.compile(rf"(\d{{1,9}})({'|'.join(_LONGEST_FIRST)})(\d{{1,9}})?")
 
@@ -95,7 +97,9 @@ class Actions:
     group: "array[int]" = field(factory=lambda: array("i"))
     source: "array[int]" = field(factory=lambda: array("i"))
 
-    def add(self, kind: int, stage: int, microbatch: int, source: int, group: int = 0) -> None:
+    def add(
+        self, kind: int, stage: int, microbatch: int, source: int, group: int = 0
+    ) -> None:
         """Append one action."""
         self.kind.append(kind)
         self.stage.append(stage)
@@ -201,5 +205,6 @@ class Actions:
         the others.
         """
         return self.issued_as(
-            [index for index in batch if keeps(self.kind[index])] for batch in self.batches()
+            [index for index in batch if keeps(self.kind[index])]
+            for batch in self.batches()
         )

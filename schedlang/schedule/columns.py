@@ -124,7 +124,9 @@ class Columns:
         columns = {name: getattr(self, name)[rows] for name in _NAMES}
         rank = self.rank[rows]
         return Columns(
-            **columns, rank=rank, first=np.searchsorted(rank, np.arange(len(self.first)))
+            **columns,
+            rank=rank,
+            first=np.searchsorted(rank, np.arange(len(self.first))),
         )
 
     def place(self, row: int) -> tuple[int, int]:
@@ -174,7 +176,9 @@ class Ranks(Sequence[Actions]):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Ranks):
             return all(
-                np.array_equal(getattr(self.columns, name), getattr(other.columns, name))
+                np.array_equal(
+                    getattr(self.columns, name), getattr(other.columns, name)
+                )
                 for name in ("first", *_NAMES)
             )
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
@@ -205,13 +209,16 @@ def actions_of(ranks: int, columns: Columns) -> Ranks:
         for name, dtype in zip(_NAMES, _TYPES, strict=True)
     }
     rank = columns.rank.astype(np.int32, copy=False)
-    return Ranks(Columns(**table, rank=rank, first=np.searchsorted(rank, np.arange(ranks + 1))))
+    return Ranks(
+        Columns(**table, rank=rank, first=np.searchsorted(rank, np.arange(ranks + 1)))
+    )
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
     """Columns one behind the other, not in the order of ranks; `first` is that of no rank."""
     table = {
-        name: np.concatenate([getattr(part, name) for part in parts]) for name in ("rank", *_NAMES)
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("rank", *_NAMES)
     }
     return Columns(**table, first=parts[0].first)
 
@@ -283,7 +290,9 @@ def members(lengths: Ints, lists: Ints) -> tuple[Ints, Ints]:
 def how_many_before(keys: Ints) -> Ints:
     """For each key, of 0 or more, how many before it are the same."""
     # Small numbers are sorted faster.
-    order = np.argsort(keys.astype(np.min_scalar_type(int(keys.max(initial=0)))), kind="stable")
+    order = np.argsort(
+        keys.astype(np.min_scalar_type(int(keys.max(initial=0)))), kind="stable"
+    )
     places = np.arange(len(keys))
     is_first = np.diff(keys[order], prepend=-1) != 0
     before = np.empty(len(keys), np.int64)

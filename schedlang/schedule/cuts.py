@@ -138,7 +138,10 @@ class _Search:
         for index in range(len(self.groups)):
             after = self.groups[index + 1 :]
             self.loads_left.append(
-                [sum(len(group.loads[nth]) for group in after) for nth in range(len(self.loads))]
+                [
+                    sum(len(group.loads[nth]) for group in after)
+                    for nth in range(len(self.loads))
+                ]
             )
 
     def within(self, bounds: Sequence[float]) -> tuple[Cuts, float] | None:
@@ -153,7 +156,10 @@ class _Search:
             for worst, uneven, cuts in states.values():
                 for filled in self._filled(group, list(cuts), 0, bounds):
                     rest = self._rest(filled) - rounding
-                    if any(rest > bound * count for bound, count in zip(bounds, left, strict=True)):
+                    if any(
+                        rest > bound * count
+                        for bound, count in zip(bounds, left, strict=True)
+                    ):
                         continue
                     own = [self._load(load, filled) for load in group.loads[0]]
                     value = max(worst, *own), uneven + sum(load * load for load in own)
@@ -227,10 +233,15 @@ class _Search:
         return rest
 
 
-def _groups(pieces: int, loads: Sequence[Sequence[Load]], limits: Sequence[Limit]) -> list[_Group]:
+def _groups(
+    pieces: int, loads: Sequence[Sequence[Load]], limits: Sequence[Limit]
+) -> list[_Group]:
     """The groups of pieces, in the order of their first ones."""
     root_of = list(range(pieces))
-    for connected in (*chain.from_iterable(loads), *(limit.amounts for limit in limits)):
+    for connected in (
+        *chain.from_iterable(loads),
+        *(limit.amounts for limit in limits),
+    ):
         roots = {root_of[piece] for piece in connected}
         root_of = [min(roots) if root in roots else root for root in root_of]
     of_root: dict[int, list[int]] = {}
@@ -249,11 +260,16 @@ def _groups(pieces: int, loads: Sequence[Sequence[Load]], limits: Sequence[Limit
             _Group(
                 tuple(own),
                 tuple(
-                    tuple(tuple(load.items()) for load in together if set(load) & set(own))
+                    tuple(
+                        tuple(load.items()) for load in together if set(load) & set(own)
+                    )
                     for together in loads
                 ),
                 tuple(
-                    ({piece: sums_of(of) for piece, of in limit.amounts.items()}, limit.most)
+                    (
+                        {piece: sums_of(of) for piece, of in limit.amounts.items()},
+                        limit.most,
+                    )
                     for limit in limits
                     if set(limit.amounts) & set(own)
                 ),

@@ -24,12 +24,16 @@ def forward_only(schedule: S, counts: Sequence[int] | None = None) -> S:
         kept = set(forwards(schedule, rank, counts))
         batches = actions.batches()
         ranks.append(
-            actions.issued_as([index for index in batch if index in kept] for batch in batches)
+            actions.issued_as(
+                [index for index in batch if index in kept] for batch in batches
+            )
         )
     return evolve(schedule, ranks=tuple(ranks), slots=None, weights=())
 
 
-def forwards(schedule: Schedule, rank: int, counts: Sequence[int] | None = None) -> list[int]:
+def forwards(
+    schedule: Schedule, rank: int, counts: Sequence[int] | None = None
+) -> list[int]:
     """The indices of a rank's forwards and their transfers that `forward_only` keeps, in order; and
     of stages whose weights hop from replica to replica, all that brings and drops these.
     """

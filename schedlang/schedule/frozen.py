@@ -36,7 +36,9 @@ def runs_as(layout: Layout) -> Ints:
     """For each kind of op, and each number of a stage or a skip, the kind as which a program's op
     runs there: another one, or NOTHING. Transfers stay as they are.
     """
-    table: Ints = np.repeat(np.arange(ROWS)[:, np.newaxis], len(layout.all_numbers), axis=1)
+    table: Ints = np.repeat(
+        np.arange(ROWS)[:, np.newaxis], len(layout.all_numbers), axis=1
+    )
     for stage in range(len(layout.placement)):
         if layout.trains(stage):
             continue
@@ -70,7 +72,9 @@ def is_idle(layout: Layout) -> Flags:
 
 def without_idle(columns: Columns, layout: Layout) -> Columns:
     """Actions without those that do nothing."""
-    return _alone(columns.taken(np.flatnonzero(~is_idle(layout)[columns.kind, columns.stage])))
+    return _alone(
+        columns.taken(np.flatnonzero(~is_idle(layout)[columns.kind, columns.stage]))
+    )
 
 
 def _alone(left: Columns) -> Columns:

@@ -58,9 +58,17 @@ class Op:
 
 
 OPS: dict[int, Op] = {
-    Kind.F: Op("F", "forward", "forward", makes=(Kind.F,), reads=Kind.F, slots=1, holds=1),
+    Kind.F: Op(
+        "F", "forward", "forward", makes=(Kind.F,), reads=Kind.F, slots=1, holds=1
+    ),
     Kind.B: Op(
-        "B", "backward", "backward", makes=(Kind.B, Kind.W), reads=Kind.B, slots=2, holds=-1
+        "B",
+        "backward",
+        "backward",
+        makes=(Kind.B, Kind.W),
+        reads=Kind.B,
+        slots=2,
+        holds=-1,
     ),
     Kind.I: Op("I", "input gradient", "input", makes=(Kind.B,), reads=Kind.B, slots=1),
     Kind.W: Op(
@@ -106,14 +114,24 @@ OPS: dict[int, Op] = {
     # It is no collective by itself: it ends what a gather or a receive began.
     Kind.RESHARD: Op("reshard", "release", "", makes=(), is_collective=True),
     Kind.REDUCE_GRAD: Op("reduce", "sum", "sum", makes=(), is_collective=True),
-    Kind.SEND_WEIGHTS: Op("send weights", "weights out", "gather", makes=(), is_collective=True),
-    Kind.RECV_WEIGHTS: Op("recv weights", "weights in", "gather", makes=(), is_collective=True),
-    Kind.SEND_GRADIENTS: Op("send gradients", "gradients out", "sum", makes=(), is_collective=True),
-    Kind.RECV_GRADIENTS: Op("recv gradients", "gradients in", "sum", makes=(), is_collective=True),
+    Kind.SEND_WEIGHTS: Op(
+        "send weights", "weights out", "gather", makes=(), is_collective=True
+    ),
+    Kind.RECV_WEIGHTS: Op(
+        "recv weights", "weights in", "gather", makes=(), is_collective=True
+    ),
+    Kind.SEND_GRADIENTS: Op(
+        "send gradients", "gradients out", "sum", makes=(), is_collective=True
+    ),
+    Kind.RECV_GRADIENTS: Op(
+        "recv gradients", "gradients in", "sum", makes=(), is_collective=True
+    ),
 }
 
 #: The kinds of op that are of a whole stage, and of no microbatch.
-OF_STAGE = frozenset({Kind.U, *(Kind(kind) for kind, op in OPS.items() if op.is_collective)})
+OF_STAGE = frozenset(
+    {Kind.U, *(Kind(kind) for kind, op in OPS.items() if op.is_collective)}
+)
 
 #: For each thing that is made, the kinds of op that make it.
 MAKERS: dict[int, tuple[Kind, ...]] = {
@@ -147,13 +165,17 @@ TRANSFERS: dict[int, Transfer] = {
 #: The send that brings what was made to another rank, and its receive there; gradients of weights
 #: have none: they are summed.
 SENDS = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B}
-RECEIVES: dict[int, Kind] = {made: TRANSFERS[send].other_end for made, send in SENDS.items()}
+RECEIVES: dict[int, Kind] = {
+    made: TRANSFERS[send].other_end for made, send in SENDS.items()
+}
 
 #: The action that holds its rank until a send of its is over, for each kind of send.
 WAITS = {Kind.SEND_F: Kind.WAIT_SEND_F, Kind.SEND_B: Kind.WAIT_SEND_B}
 
 #: The send of what an op makes, where another rank needs it.
-HANDS_ON: dict[int, Kind] = {kind: send for made, send in SENDS.items() for kind in MAKERS[made]}
+HANDS_ON: dict[int, Kind] = {
+    kind: send for made, send in SENDS.items() for kind in MAKERS[made]
+}
 #: The receive of what an op reads, where another rank makes it.
 READS: dict[int, Kind] = {
     kind: RECEIVES[op.reads] for kind, op in OPS.items() if op.reads is not None

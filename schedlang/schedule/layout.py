@@ -35,7 +35,9 @@ def pieces_of(pipelines: Sequence[Pipeline], models: bool) -> int:
     return pipelines[-1 if models else 0].stop
 
 
-def wrong_edge(earlier: int, later: int, pipelines: Sequence[Pipeline], models: bool) -> str | None:
+def wrong_edge(
+    earlier: int, later: int, pipelines: Sequence[Pipeline], models: bool
+) -> str | None:
     """What is wrong with an edge between stages that are no replicas of others."""
     stages = pieces_of(pipelines, models)
     if not 0 <= earlier < stages or not 0 <= later < stages:
@@ -52,7 +54,9 @@ def wrong_edge(earlier: int, later: int, pipelines: Sequence[Pipeline], models: 
     return None
 
 
-def wrong_skip(earlier: int, later: int, pipelines: Sequence[Pipeline], models: bool) -> str | None:
+def wrong_skip(
+    earlier: int, later: int, pipelines: Sequence[Pipeline], models: bool
+) -> str | None:
     """What is wrong with a skip between such stages."""
     wrong = wrong_edge(earlier, later, pipelines, models)
     if wrong:
@@ -179,7 +183,9 @@ class Layout:
     def pipeline_of(self) -> tuple[Pipeline, ...]:
         """The pipeline of each stage."""
         return tuple(
-            pipeline for pipeline in self.pipelines for _ in range(pipeline.start, pipeline.stop)
+            pipeline
+            for pipeline in self.pipelines
+            for _ in range(pipeline.start, pipeline.stop)
         )
 
     def model_of(self, stage: int) -> str:
@@ -246,7 +252,10 @@ class Layout:
     def _replicas(self) -> list[list[int]]:
         """The replicas of each piece of a model."""
         starts = [pipeline.start for pipeline in self.pipelines]
-        return [[start + piece for start in starts] for piece in range(max(self.piece_of) + 1)]
+        return [
+            [start + piece for start in starts]
+            for piece in range(max(self.piece_of) + 1)
+        ]
 
     def next_replica(self, stage: int) -> int:
         """The replica to which hops from a stage lead: they stand in a ring, in the order of their
@@ -264,7 +273,11 @@ class Layout:
         #
         #    0 … 3     stages of the first pipeline       8    (0, 2)      9    (0, 3)
         #    4 … 7     stages of the second one          10    (4, 6)     11    (4, 7)
-        far = [(earlier, later) for earlier, later in self.edges if self._is_far(earlier, later)]
+        far = [
+            (earlier, later)
+            for earlier, later in self.edges
+            if self._is_far(earlier, later)
+        ]
         starts = [0] if self.models else [pipeline.start for pipeline in self.pipelines]
         pairs = (
             (start + earlier, start + later)
@@ -326,7 +339,9 @@ class Layout:
     @cached_property
     def _chained(self) -> frozenset[int]:
         """The stages with an edge to the next one."""
-        near = {earlier for earlier, later in self.edges if not self._is_far(earlier, later)}
+        near = {
+            earlier for earlier, later in self.edges if not self._is_far(earlier, later)
+        }
         # Edges take the place of the chain of their own model.
         of_graphs = {
             self.pipeline_of[earlier]
@@ -413,7 +428,11 @@ class Layout:
         # The number of a stage alone means its neighbour, whether there is one or not.
         if number == stage and min(stage, other) not in self._chained:
             return None
-        if self.frozen and kind in _GRADIENTS and not self.needs_gradients(kind, number):
+        if (
+            self.frozen
+            and kind in _GRADIENTS
+            and not self.needs_gradients(kind, number)
+        ):
             return None
         peer = self.placement[other]
         return None if peer == self.placement[stage] else peer
@@ -421,7 +440,9 @@ class Layout:
     def kept_by(self, rank: int) -> list[int]:
         """The other ranks for which a rank keeps what they offload, in order."""
         return [
-            other for other, keeper in enumerate(self.keepers) if keeper == rank and other != rank
+            other
+            for other, keeper in enumerate(self.keepers)
+            if keeper == rank and other != rank
         ]
 
     def stages_of(self, rank: int) -> list[int]:

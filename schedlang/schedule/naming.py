@@ -12,7 +12,13 @@ from functools import cached_property
 
 from attrs import frozen
 
-from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, Actions, is_transfer, word
+from schedlang.schedule.actions import (
+    NO_MICROBATCH,
+    OVERLAP,
+    Actions,
+    is_transfer,
+    word,
+)
 from schedlang.schedule.kinds import OF_STAGE, Kind
 from schedlang.schedule.layout import Layout
 
@@ -33,7 +39,9 @@ class Names:
 
         A number that no stage has, such as that of a skip, is its own name.
         """
-        if len(self.layout.pipelines) == 1 or not 0 <= number < len(self.layout.placement):
+        if len(self.layout.pipelines) == 1 or not 0 <= number < len(
+            self.layout.placement
+        ):
             return str(number)
         pipeline = self.layout.pipeline_of[number]
         stage = number - pipeline.start
@@ -85,7 +93,9 @@ class Names:
 
     def of(self, actions: Actions, index: int) -> str:
         """Action `index` of a rank."""
-        return self.action(actions.kind[index], actions.stage[index], actions.microbatch[index])
+        return self.action(
+            actions.kind[index], actions.stage[index], actions.microbatch[index]
+        )
 
     def batch(self, actions: Actions, batch: Sequence[int]) -> str:
         """Actions that are issued as one: `(0SEND_F4;0RECV_B1)`, `(0F4;7B1)OVERLAP_F_B`."""

@@ -48,7 +48,11 @@ RULES = (
     Rule(MAKERS[Kind.B], Kind.RELOAD, activation=True),
     Rule(MAKERS[Kind.B], Kind.B, "after"),
     Rule(MAKERS[Kind.B], Kind.B, slices=1),
-    *(Rule((Kind(kind),), op.follows) for kind, op in OPS.items() if op.follows is not None),
+    *(
+        Rule((Kind(kind),), op.follows)
+        for kind, op in OPS.items()
+        if op.follows is not None
+    ),
     # An optimizer step needs all gradients of its stage and update, and those of replicas.
     Rule((Kind.U,), Kind.W, "replicas"),
 )
@@ -141,12 +145,19 @@ class Gradients:
 
     def taken(self, items: Flags) -> "Gradients":
         """Some of them."""
-        return Gradients(self.rank[items], self.piece[items], self.update[items], self.last[items])
+        return Gradients(
+            self.rank[items], self.piece[items], self.update[items], self.last[items]
+        )
 
     def of(self, rank: Ints, piece: Ints, update: Ints) -> Ints:
         """The items of some ranks, pieces and updates; -1 where there is none."""
-        items = {key: item for item, key in enumerate(_keys(self.rank, self.piece, self.update))}
-        return np.array([items.get(key, -1) for key in _keys(rank, piece, update)], np.int64)
+        items = {
+            key: item
+            for item, key in enumerate(_keys(self.rank, self.piece, self.update))
+        }
+        return np.array(
+            [items.get(key, -1) for key in _keys(rank, piece, update)], np.int64
+        )
 
 
 def _keys(*columns: Ints) -> Iterator[tuple[int, ...]]:
@@ -166,7 +177,9 @@ def gradients_of(layout: Layout, columns: Columns) -> Gradients:
         # Models are no replicas of one another: their pieces are numbered on.
         piece += layout.piece(pipeline.start)
         parts.append([column.ravel() for column in (rank, piece, update, last)])
-    rank, piece, update, last = (np.concatenate(column) for column in zip(*parts, strict=True))
+    rank, piece, update, last = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
+    )
     order = np.lexsort((last, update, piece, rank))
     order = order[last[order] >= 0]
     # Of replicas on one rank, the one whose last gradient comes last.
@@ -184,8 +197,12 @@ def sums_of(layout: Layout, columns: Columns) -> Sums:
         step, stage, update = rules.steps(pipeline)
         by_update = rules.gradients(pipeline)
         at = stage - pipeline.start, update
-        parts.append((step, stage, by_update.max(axis=2)[at], by_update.min(axis=2)[at]))
-    step, stage, last, first = (np.concatenate(column) for column in zip(*parts, strict=True))
+        parts.append(
+            (step, stage, by_update.max(axis=2)[at], by_update.min(axis=2)[at])
+        )
+    step, stage, last, first = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
+    )
     is_far = np.array(layout.placement, np.int32)[stage] != columns.rank[step]
     return Sums(step, last, first >= 0, is_far)
 
@@ -256,7 +273,9 @@ class _Rules:
             # Of several the first is written last, and stays.
             rows = rows[self.columns.microbatch[rows] < self.stride][::-1]
             table = np.full(self.slots, -1, np.int32)
-            table[self.slot(self.columns.stage[rows], self.columns.microbatch[rows])] = rows
+            table[
+                self.slot(self.columns.stage[rows], self.columns.microbatch[rows])
+            ] = rows
             self.tables[kinds] = table
         return self.tables[kinds]
 
@@ -312,7 +331,9 @@ class _Rules:
         rows = self.columns.where(*rule.users)
         op, pair = members(counts, self.columns.stage[rows])
         user = rows[op]
-        return _Part(rule.made, user, other[pair], self.columns.microbatch[user], number[pair])
+        return _Part(
+            rule.made, user, other[pair], self.columns.microbatch[user], number[pair]
+        )
 
     def updates(self, rule: Rule) -> Iterator[_Part]:
         """Optimizer steps need something of every microbatch of their update, and of replicas."""

@@ -20,7 +20,14 @@ from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import FORWARD, GATHERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
-from schedlang.schedule.needs import Gradients, Needs, Sums, gradients_of, needs_of, sums_of
+from schedlang.schedule.needs import (
+    Gradients,
+    Needs,
+    Sums,
+    gradients_of,
+    needs_of,
+    sums_of,
+)
 from schedlang.schedule.transports import PORTABLE
 
 #: The most actions of one schedule.
@@ -215,14 +222,18 @@ class Schedule:
         """The stages and microbatches that have an action of a kind."""
         rows = self.columns.where(wanted)
         stages = self.columns.stage[rows].tolist()
-        return frozenset(zip(stages, self.columns.microbatch[rows].tolist(), strict=True))
+        return frozenset(
+            zip(stages, self.columns.microbatch[rows].tolist(), strict=True)
+        )
 
     def microbatches_with(self, wanted: Kind, stage: int) -> set[int]:
         """The microbatches for which a stage has an action of a kind."""
         actions = self.ranks[self.placement[stage]]
         rows = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
         return {
-            microbatch for kind, holder, microbatch in rows if kind == wanted and holder == stage
+            microbatch
+            for kind, holder, microbatch in rows
+            if kind == wanted and holder == stage
         }
 
     @cached_property
@@ -263,7 +274,9 @@ class Schedule:
         if self.is_forward_only:
             keeps[forwards] = False
         elif self.recomputed:
-            keeps[forwards] = ~self._is_recomputed[stages[forwards], microbatches[forwards]]
+            keeps[forwards] = ~self._is_recomputed[
+                stages[forwards], microbatches[forwards]
+            ]
         if self.layout.frozen:
             keeps[forwards] &= np.array(self.layout.has_backward)[stages[forwards]]
         return keeps

@@ -38,7 +38,11 @@ def unroll(schedule: Schedule, updates: int) -> Schedule:
     steady = columns_of(schedule.stream.steady)
     of_steady = np.arange(len(steady)) + len(warmup)
     columns = _repeated(
-        joined([warmup, steady]), np.arange(len(warmup)), of_steady, range(updates), steps
+        joined([warmup, steady]),
+        np.arange(len(warmup)),
+        of_steady,
+        range(updates),
+        steps,
     )
     units = np.array([layout.units(stage) for stage in range(len(layout.placement))])
     comes = (columns.kind == Kind.U) | (columns.microbatch < units[columns.stage])
@@ -60,9 +64,13 @@ def repeat(schedule: S, kernels: tuple[Kernel, ...], times: int) -> S:
     kernel = np.flatnonzero(is_before & (place >= start))
     rest = np.flatnonzero(place >= stop + left_out)
     steps = steps_of(schedule.layout)
-    repeated = _repeated(columns, before, kernel, range(1, times + 1), steps, rest, times)
+    repeated = _repeated(
+        columns, before, kernel, range(1, times + 1), steps, rest, times
+    )
     layout = _for_updates(schedule.layout, schedule.layout.updates + times)
-    return evolve(schedule, layout=layout, ranks=actions_of(len(schedule.ranks), repeated))
+    return evolve(
+        schedule, layout=layout, ranks=actions_of(len(schedule.ranks), repeated)
+    )
 
 
 def _for_updates(layout: Layout, updates: int) -> Layout:

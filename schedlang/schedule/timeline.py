@@ -69,7 +69,9 @@ class Bars(Sequence[Bar]):
             target.frombytes(column.astype(target.typecode).tobytes())
         return bars
 
-    def add(self, kind: int, stage: int, microbatch: int, start: float, end: float) -> None:
+    def add(
+        self, kind: int, stage: int, microbatch: int, start: float, end: float
+    ) -> None:
         """Append one bar."""
         self.kind.append(kind)
         self.stage.append(stage)
@@ -134,7 +136,9 @@ class Timeline:
         gather that takes time.
         """
         ends = [max(bars.end) for bars in self.ranks if bars]
-        return max([*ends, *(each.end for each in self.beside)], default=0.0) - self.start
+        return (
+            max([*ends, *(each.end for each in self.beside)], default=0.0) - self.start
+        )
 
     @cached_property
     def start(self) -> float:

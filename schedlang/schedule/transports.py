@@ -52,7 +52,9 @@ WARM_NCCL = Transport("nccl", lane="pair", apart=True)
 #: nothing holds a rank but what it needs, and the waits that are written.
 LOOSEST = Transport("loosest", lane="none")
 
-_BY_NAME = {each.name: (each,) for each in (BLOCKING, GLOO, NCCL, NCCL_EAGER, NCCL_EDGE)}
+_BY_NAME = {
+    each.name: (each,) for each in (BLOCKING, GLOO, NCCL, NCCL_EAGER, NCCL_EDGE)
+}
 
 #: What a plan is proved for unless its user says otherwise: all of the others.
 PORTABLE = "portable"
@@ -84,5 +86,7 @@ def transports(name: str, batches: bool = True) -> tuple[Transport, ...]:
     if kind == "buffered" and capacity.isdecimal() and 0 < int(capacity) < 10**9:
         return (Transport(name, blocks=True, capacity=int(capacity)),)
     if name not in _BY_NAME:
-        raise ValueError(f"there is no transport `{name}`: it is {', '.join(NAMES)} or buffered:k")
+        raise ValueError(
+            f"there is no transport `{name}`: it is {', '.join(NAMES)} or buffered:k"
+        )
     return _BY_NAME[name]

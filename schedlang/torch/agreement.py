@@ -31,7 +31,9 @@ def check_agreement(plan: Plan, stages: Sequence[PipelineStage]) -> None:
             f"{counted(first.group_size, 'rank')}"
         )
     if first.num_stages != len(plan.placement):
-        raise ValueError(f"the plan has {count}, the stages were built as {first.num_stages}")
+        raise ValueError(
+            f"the plan has {count}, the stages were built as {first.num_stages}"
+        )
     planned = plan.stages_of(first.group_rank)
     if numbers != planned:
         raise ValueError(

@@ -10,7 +10,10 @@ from attrs import frozen
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
-from torch.distributed.pipelining.microbatch import merge_chunks, split_args_kwargs_into_chunks
+from torch.distributed.pipelining.microbatch import (
+    merge_chunks,
+    split_args_kwargs_into_chunks,
+)
 
 from schedlang.compiler import compile
 from schedlang.diagnostics.arguments import check_number, check_type, shown
@@ -75,7 +78,9 @@ def _plan_of(schedule: Any, own: Given) -> Plan:
             raise ValueError("`schedule` has no table yet: `_load_csv` gives it one")
         plan = plan_of(read_table(Source(name, table)))
     else:
-        programs = [program for kind, program in _PROGRAMS.items() if type(schedule) is kind]
+        programs = [
+            program for kind, program in _PROGRAMS.items() if type(schedule) is kind
+        ]
         if not programs:
             raise TypeError(
                 f"`schedule` is {shown(schedule)}: it must be a ScheduleGPipe, a Schedule1F1B, or "
@@ -112,8 +117,12 @@ class TorchPipeline:
         self._own = own
         self._timeout = timeout
         self._loss_kwargs: Mapping[str, Any] = {}
-        self._has_first = any(plan.layout.is_first(stage.stage_index) for stage in own.stages)
-        self._has_last = any(plan.layout.is_last(stage.stage_index) for stage in own.stages)
+        self._has_first = any(
+            plan.layout.is_first(stage.stage_index) for stage in own.stages
+        )
+        self._has_last = any(
+            plan.layout.is_last(stage.stage_index) for stage in own.stages
+        )
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -153,14 +162,18 @@ class TorchPipeline:
         if self._own.loss_fn is None:
             output = self.eval(*args, arg_mbs=arg_mbs, kwarg_mbs=kwarg_mbs, **kwargs)
             return output if return_outputs else None
-        if not finalize_gradients and any(is_sharded(stage.submod) for stage in self._own.stages):
+        if not finalize_gradients and any(
+            is_sharded(stage.submod) for stage in self._own.stages
+        ):
             raise ValueError(
                 "`finalize_gradients` is False, and a stage is sharded, whose gradients are "
                 "reduced in every step"
             )
         batch = self._cut(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
         if self._has_last and batch.targets is None:
-            raise ValueError("this rank has the last stage, so it needs `target`, or `target_mbs`")
+            raise ValueError(
+                "this rank has the last stage, so it needs `target`, or `target_mbs`"
+            )
         self._loss_kwargs = loss_kwargs or {}
         outputs: list[Any] | None = None
         if return_outputs:
@@ -203,7 +216,9 @@ class TorchPipeline:
         return self._own.loss_fn(output, target, **self._loss_kwargs)
 
     def _merged(self, outputs: list[Any] | None) -> Any:
-        return None if outputs is None else merge_chunks(outputs, self._own.output_chunks)
+        return (
+            None if outputs is None else merge_chunks(outputs, self._own.output_chunks)
+        )
 
     def _cut(
         self,
@@ -223,7 +238,11 @@ class TorchPipeline:
         #                                                                      ├─► by microbatch
         #     arg_mbs, kwarg_mbs, target_mbs              ────as they are──────┘
         count = self._own.microbatches
-        by_microbatch = {"arg_mbs": arg_mbs, "kwarg_mbs": kwarg_mbs, "target_mbs": target_mbs}
+        by_microbatch = {
+            "arg_mbs": arg_mbs,
+            "kwarg_mbs": kwarg_mbs,
+            "target_mbs": target_mbs,
+        }
         is_cut = any(values is not None for values in by_microbatch.values())
         if is_cut and (args or kwargs or target is not None):
             raise ValueError(
@@ -237,11 +256,16 @@ class TorchPipeline:
                 )
         if args or kwargs:
             arg_mbs, kwarg_mbs = split_args_kwargs_into_chunks(
-                args, dict(kwargs), count, self._own.args_chunks, self._own.kwargs_chunks
+                args,
+                dict(kwargs),
+                count,
+                self._own.args_chunks,
+                self._own.kwargs_chunks,
             )
         if target is not None:
             target_mbs = [
-                part for (part,) in split_args_kwargs_into_chunks((target,), {}, count)[0]
+                part
+                for (part,) in split_args_kwargs_into_chunks((target,), {}, count)[0]
             ]
         inputs = None
         if self._has_first:

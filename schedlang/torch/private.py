@@ -51,7 +51,11 @@ class Given:
 
 def given(schedule: Any) -> Given:
     """What a schedule was made of."""
-    stages = schedule._stages if hasattr(schedule, "_stages") else [_part(schedule, "_stage")]
+    stages = (
+        schedule._stages
+        if hasattr(schedule, "_stages")
+        else [_part(schedule, "_stage")]
+    )
     return Given(
         tuple(stages),
         _part(schedule, "_n_microbatches"),

@@ -29,8 +29,12 @@ def on_schedlang(config: Any) -> Any:
     """
     model = config.model_spec
     if model is None or model.pipelining_fn is None:
-        raise ValueError("the configuration has no model that can be a pipeline (`pipelining_fn`)")
-    config.model_spec = replace(model, pipelining_fn=partial(_pipelined, model.pipelining_fn))
+        raise ValueError(
+            "the configuration has no model that can be a pipeline (`pipelining_fn`)"
+        )
+    config.model_spec = replace(
+        model, pipelining_fn=partial(_pipelined, model.pipelining_fn)
+    )
     return config
 
 

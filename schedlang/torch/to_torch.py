@@ -47,7 +47,9 @@ def schedule(
     if not isinstance(plan, Plan):
         plan = plan_of(plan, params, name="plan")
     elif params:
-        raise ValueError("`params` are those of a program, `plan` is one that was compiled")
+        raise ValueError(
+            "`params` are those of a program, `plan` is one that was compiled"
+        )
     check_agreement(plan, of_rank)
     # Torch reads tables from files alone.
     made = TableSchedule(list(of_rank), plan.microbatches, loss_fn=loss_fn, **options)

@@ -37,7 +37,9 @@ def advice(
         compile(source, params, transport=transport)
     except CompileError as error:
         advised = advise(error, source, params, transport=transport)
-        return next((to_json(each) for each in advised.diagnostics if each.code in WAITS), None)
+        return next(
+            (to_json(each) for each in advised.diagnostics if each.code in WAITS), None
+        )
     return None
 
 
@@ -54,12 +56,21 @@ def loops(rng: random.Random) -> str:
         a, b = steady[at : at + 2]
         both_transfers = all(each[:4] in ("send", "recv") for each in (a, b))
         steady[at : at + 2] = (
-            [f"exchange {{ {a} {b} }}"] if both_transfers and rng.random() < 0.5 else [b, a]
+            [f"exchange {{ {a} {b} }}"]
+            if both_transfers and rng.random() < 0.5
+            else [b, a]
         )
         if len(steady) > 2 and rng.random() < 0.2:
             del steady[rng.randrange(len(steady))]
     ahead = rng.choice(
-        ["ranks - 1 - r", "ranks - 1 - r", "r", "ranks - r", "max(ranks - 2 - r, 0)", "0"]
+        [
+            "ranks - 1 - r",
+            "ranks - 1 - r",
+            "r",
+            "ranks - r",
+            "max(ranks - 2 - r, 0)",
+            "0",
+        ]
     )
     return f"""schedule loops {{
     param ranks = 3
@@ -74,7 +85,9 @@ def loops(rng: random.Random) -> str:
 """
 
 
-def standstills(count: int) -> Iterator[tuple[Source, dict[str, int], str, dict[str, Any]]]:
+def standstills(
+    count: int,
+) -> Iterator[tuple[Source, dict[str, int], str, dict[str, Any]]]:
     rng = random.Random("standstills")
     for _ in range(count):
         source = Source("loops.sched", loops(rng))
@@ -90,10 +103,13 @@ def edited(source: Source, edits: list[dict[str, Any]]) -> Source:
     starts = [0, *(match.end() for match in re.finditer("\n", source.text))]
     text = source.text
     for edit in sorted(
-        edits, key=lambda edit: (edit["start"]["line"], edit["start"]["column"]), reverse=True
+        edits,
+        key=lambda edit: (edit["start"]["line"], edit["start"]["column"]),
+        reverse=True,
     ):
         begin, end = (
-            starts[edit[side]["line"] - 1] + edit[side]["column"] - 1 for side in ("start", "end")
+            starts[edit[side]["line"] - 1] + edit[side]["column"] - 1
+            for side in ("start", "end")
         )
         text = text[:begin] + edit["text"] + text[end:]
     return Source(source.path, text)
@@ -116,14 +132,16 @@ def test_what_is_advised_is_true() -> None:
         assert found["code"] in codes(source, small, transport), source.text
         for name in small:
             for value in range(1, small[name]):
-                assert found["code"] not in codes(source, small | {name: value}, transport), (
-                    source.text
-                )
+                assert found["code"] not in codes(
+                    source, small | {name: value}, transport
+                ), source.text
         seen[found["code"]] = seen.get(found["code"], 0) + 1
         repair = found["repair"]
         if repair:
             assert not codes(
-                edited(source, repair["edits"]), params, repair["transport"] or transport
+                edited(source, repair["edits"]),
+                params,
+                repair["transport"] or transport,
             ), source.text
             seen["repaired"] = seen.get("repaired", 0) + 1
     assert seen["deadlock"] > 10, seen
@@ -135,7 +153,8 @@ def test_the_search_for_the_smallest_size_is_bounded_by_counted_work() -> None:
     tried: list[int] = []
     assert (
         smallest(
-            {"a": 10**9, "b": 10**9, "c": 0}, lambda params: tried.append(params["a"]) or False
+            {"a": 10**9, "b": 10**9, "c": 0},
+            lambda params: tried.append(params["a"]) or False,
         )
         is None
     )
@@ -147,7 +166,10 @@ def test_the_search_for_the_smallest_size_is_bounded_by_counted_work() -> None:
         "b": 5,
         "c": 1,
     }
-    assert smallest({"a": 3, "b": 5}, lambda params: params["a"] >= 3 and params["b"] >= 5) is None
+    assert (
+        smallest({"a": 3, "b": 5}, lambda params: params["a"] >= 3 and params["b"] >= 5)
+        is None
+    )
 
 
 def test_machines_read_who_waits_for_whom() -> None:
@@ -208,13 +230,19 @@ def test_a_circle_of_many_ranks_is_two_lines_a_rank() -> None:
     assert "ranks 0-7 wait for each other" in text
     for rank in range(8):
         assert (
-            len(re.findall(rf"rank {rank} waits here, at `\d+RECV_F0`, with k = 0$", text, re.M))
+            len(
+                re.findall(
+                    rf"rank {rank} waits here, at `\d+RECV_F0`, with k = 0$", text, re.M
+                )
+            )
             == 1
         )
         assert (
             len(
                 re.findall(
-                    rf"until rank {rank} comes here, to `\d+SEND_F0`, with k = [01]$", text, re.M
+                    rf"until rank {rank} comes here, to `\d+SEND_F0`, with k = [01]$",
+                    text,
+                    re.M,
                 )
             )
             == 1
@@ -277,7 +305,9 @@ def test_loop_variables_are_those_of_the_op_that_a_transfer_comes_from() -> None
 def test_a_plan_has_no_loop_variables_and_no_advice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = compile(read_source(DIAGNOSTICS / "deadlock_transfers.sched"), transport="buffered")
+    plan = compile(
+        read_source(DIAGNOSTICS / "deadlock_transfers.sched"), transport="buffered"
+    )
     write_plan(evolve(plan, transport="blocking"), tmp_path / "plan.json")
     with pytest.raises(CompileError) as caught:
         read_plan(tmp_path / "plan.json")
@@ -314,7 +344,8 @@ def test_ranks_that_wait_for_each_other_at_first_uses() -> None:
     assert found
     assert found["code"] == "first-use"
     assert (
-        found["message"] == "ranks 0-2 wait for each other, each at the first use of a communicator"
+        found["message"]
+        == "ranks 0-2 wait for each other, each at the first use of a communicator"
     )
     assert [(each["rank"], each["released_by"]["rank"]) for each in found["waits"]] == [
         (0, 1),
@@ -329,7 +360,9 @@ def test_ranks_that_wait_for_each_other_at_first_uses() -> None:
     assert not codes(source, {}, "nccl-edge")
 
 
-def test_repairs_of_programs_that_import_are_edits_of_their_own_file(tmp_path: Path) -> None:
+def test_repairs_of_programs_that_import_are_edits_of_their_own_file(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "lib.sched").write_text("stage s in 0 .. ranks on s\n")
     text = (DIAGNOSTICS / "deadlock_ops.sched").read_text()
     text = text.replace("    rank r", '    import "lib.sched"\n    rank r')
@@ -354,7 +387,8 @@ def test_labels_far_along_a_very_long_line_are_shown() -> None:
             Source(
                 "long.sched",
                 text.replace(
-                    "recv B(0) F(0) send F(0)", "recv B(0)" + " " * 300 + "F(0) send F(0)"
+                    "recv B(0) F(0) send F(0)",
+                    "recv B(0)" + " " * 300 + "F(0) send F(0)",
                 ),
             )
         )
@@ -370,7 +404,9 @@ def test_the_command_prints_advice_and_its_command_shows_the_same(
     monkeypatch.chdir(tmp_path)
     Path("a ring.sched").write_text(RING)
     assert main(["check", "a ring.sched"]) == 1
-    command = re.search(r"smallest size that shows it: `schedc (.*)`", capsys.readouterr().err)
+    command = re.search(
+        r"smallest size that shows it: `schedc (.*)`", capsys.readouterr().err
+    )
     assert command
     assert command[1] == "compile 'a ring.sched' -p ranks=2"
     ops = str(DIAGNOSTICS / "deadlock_ops.sched")
@@ -383,7 +419,9 @@ def test_the_command_prints_advice_and_its_command_shows_the_same(
         "repair: put `F(1)` (line 5) before `B(0)` (line 5): proved at this size\n",
     ]
     assert main(["compile", ops, "--format", "json"]) == 1
-    assert json.loads(capsys.readouterr().err)["diagnostics"][0]["repair"]["edits"][0] == {
+    assert json.loads(capsys.readouterr().err)["diagnostics"][0]["repair"]["edits"][
+        0
+    ] == {
         "start": {"line": 5, "column": 26},
         "end": {"line": 5, "column": 26},
         "text": "F(1)  ",
@@ -400,7 +438,9 @@ def test_an_empty_exchange_is_no_obstacle() -> None:
     found = advice(Source("s.sched", text), {})
     assert found
     assert found["code"] == "unmatched-receive"
-    assert not codes(edited(Source("s.sched", text), found["repair"]["edits"]), {}, "portable")
+    assert not codes(
+        edited(Source("s.sched", text), found["repair"]["edits"]), {}, "portable"
+    )
 
 
 def test_the_smallest_size_keeps_to_what_the_program_requires() -> None:

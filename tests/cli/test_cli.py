@@ -25,13 +25,24 @@ ONE_F_ONE_B = str(PROGRAMS / "1f1b.sched")
 def schedc_process(*arguments: str) -> Done:
     """Run a command in a process of its own."""
     command = [sys.executable, "-m", "schedlang", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False
+    )
     return Done(done.returncode, done.stdout, done.stderr)
 
 
 def test_compile_show_simulate(tmp_path: Path) -> None:
     plan = str(tmp_path / "plan.json")
-    arguments = ["compile", ONE_F_ONE_B, "-p", "ranks=2", "-p", "microbatches=3", "-o", plan]
+    arguments = [
+        "compile",
+        ONE_F_ONE_B,
+        "-p",
+        "ranks=2",
+        "-p",
+        "microbatches=3",
+        "-o",
+        plan,
+    ]
     result = schedc_process(*arguments)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == (
@@ -57,7 +68,11 @@ def test_compile_show_simulate(tmp_path: Path) -> None:
         "transport": "gloo",
         "makespan": 12.0,
         "ideal_makespan": 12.0,
-        "bubble": {"over_ideal": pytest.approx(1 / 3), "over_makespan": 0.25, "span": 0.25},
+        "bubble": {
+            "over_ideal": pytest.approx(1 / 3),
+            "over_makespan": 0.25,
+            "span": 0.25,
+        },
         "span": 12.0,
         "spans": [12.0, 9.0],
         "peak_activations": [2, 1],
@@ -86,7 +101,11 @@ def test_communication_takes_time_on_its_transport(
         (["--transport", "nccl", "--ideal"], "ideal", 37),
     ]:
         figures = simulated(explicit, *slow, *options)
-        assert (figures["transport"], figures["makespan"], figures["ideal_makespan"]) == (
+        assert (
+            figures["transport"],
+            figures["makespan"],
+            figures["ideal_makespan"],
+        ) == (
             transport,
             makespan,
             37,
@@ -146,7 +165,9 @@ def test_forward_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         )
         == 0
     )
-    assert "12 actions; forward only, no deadlock; 25.0% idle" in capsys.readouterr().out
+    assert (
+        "12 actions; forward only, no deadlock; 25.0% idle" in capsys.readouterr().out
+    )
     assert main(["show", plan, "--ranks"]) == 0
     assert capsys.readouterr().out == (
         "0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2\n1RECV_F0 1F0 1RECV_F1 1F1 1RECV_F2 1F2\n"
@@ -158,19 +179,38 @@ def simulated(*arguments: str) -> dict[str, object]:
 
 
 def test_costs(tmp_path: Path) -> None:
-    per_stage = ["--forward-times", "1", "1", "1", "2", "--backward-times", "2", "2", "2", "4"]
-    assert simulated(ONE_F_ONE_B, *per_stage)["makespan"] == 57  # as a public visualizer has it
+    per_stage = [
+        "--forward-times",
+        "1",
+        "1",
+        "1",
+        "2",
+        "--backward-times",
+        "2",
+        "2",
+        "2",
+        "4",
+    ]
+    assert (
+        simulated(ONE_F_ONE_B, *per_stage)["makespan"] == 57
+    )  # as a public visualizer has it
     assert simulated(ONE_F_ONE_B, "--p2p-time", "0.5")["makespan"] == 41
     (tmp_path / "costs.json").write_text(
         json.dumps({"forward_times": [1, 1, 1, 2], "backward_times": [2, 2, 2, 4]})
     )
-    assert simulated(ONE_F_ONE_B, "--costs", str(tmp_path / "costs.json"))["makespan"] == 57
+    assert (
+        simulated(ONE_F_ONE_B, "--costs", str(tmp_path / "costs.json"))["makespan"]
+        == 57
+    )
     zero_bubble = str(PROGRAMS / "zb_h1.sched")
     halves = simulated(
         zero_bubble, "--input-times", "2", "--weight-times", "2", "--forward-times", "2"
     )
     assert halves["makespan"] == 2 * 27
-    assert simulated(zero_bubble, "--backward-times", "4", "--forward-times", "2") == halves
+    assert (
+        simulated(zero_bubble, "--backward-times", "4", "--forward-times", "2")
+        == halves
+    )
 
 
 @pytest.mark.parametrize(
@@ -209,8 +249,14 @@ def test_costs(tmp_path: Path) -> None:
             "more than 20,000,000 actions",
         ),
         (["run", ONE_F_ONE_B, "--steps", "0"], "`0` is not a whole number from 1"),
-        (["explain", "deadlok"], "there is no code `deadlok`; did you mean `deadlock`?"),
-        (["explain", "deadlock", "zzz"], "there is no code `zzz`; all: `schedc explain`"),
+        (
+            ["explain", "deadlok"],
+            "there is no code `deadlok`; did you mean `deadlock`?",
+        ),
+        (
+            ["explain", "deadlock", "zzz"],
+            "there is no code `zzz`; all: `schedc explain`",
+        ),
     ],
 )
 def test_wrong_usage_is_2(
@@ -226,7 +272,9 @@ def test_diagnostics_are_1_and_on_stderr(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = tmp_path / "bad.sched"
-    bad.write_text("schedule bad { param ranks = 2 param microbatches = 2 rank r { F(x) B(y) } }")
+    bad.write_text(
+        "schedule bad { param ranks = 2 param microbatches = 2 rank r { F(x) B(y) } }"
+    )
     plan = tmp_path / "plan.json"
     assert main(["compile", str(bad), "-o", str(plan)]) == 1
     captured = capsys.readouterr()
@@ -242,7 +290,10 @@ def test_diagnostics_are_1_and_on_stderr(
 
     assert main(["compile", str(bad), "--format", "github"]) == 1
     place = f"file={bad},line=1,col=66,endLine=1,endColumn=67,title=unknown-name"
-    assert capsys.readouterr().err.splitlines()[0] == f"::error {place}::no name `x` in scope"
+    assert (
+        capsys.readouterr().err.splitlines()[0]
+        == f"::error {place}::no name `x` in scope"
+    )
 
 
 @pytest.mark.parametrize("command", ["compile", "show", "simulate", "view", "run"])
@@ -256,22 +307,32 @@ def test_files_that_are_no_program(
     ][: 2 if command == "compile" else 3]:
         (tmp_path / name).write_bytes(content)
         # What is no text cannot be read, what is one can be wrong.
-        assert main([command, str(tmp_path / name)]) == (2 if name == "binary.sched" else 1)
+        assert main([command, str(tmp_path / name)]) == (
+            2 if name == "binary.sched" else 1
+        )
         assert complaint in capsys.readouterr().err
     assert main([command, str(tmp_path / "absent")]) == 2
     assert "No such file" in capsys.readouterr().err
 
 
-def test_costs_files_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_costs_files_that_are_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "costs.json"
     for content, complaint in [
         ("", "is an empty file, not costs"),
         ("[", "Expecting value"),
         ("[1]", "it must be an object"),
-        ('{"forward_time": 1}', "there is no cost `forward_time`, there is `forward_times`"),
+        (
+            '{"forward_time": 1}',
+            "there is no cost `forward_time`, there is `forward_times`",
+        ),
         ('{"forward_times": ["1"]}', "`forward_times` must be numbers"),
         ('{"forward_times": []}', "`forward_times` must be numbers"),
-        ('{"forward_times": 1e308}', "`forward_times` must be numbers from 0 to 1e+100"),
+        (
+            '{"forward_times": 1e308}',
+            "`forward_times` must be numbers from 0 to 1e+100",
+        ),
         (
             '{"forward_times": 1' + "0" * 400 + "}",
             "`forward_times` must be numbers from 0 to 1e+100",
@@ -317,7 +378,10 @@ def test_every_command_has_an_example_that_works(
 @pytest.mark.parametrize(
     ("command", "keys"),
     [
-        (["compile", "1f1b", "-v"], {"schedule", "idle", "output", "lowering", "trials"}),
+        (
+            ["compile", "1f1b", "-v"],
+            {"schedule", "idle", "output", "lowering", "trials"},
+        ),
         (["check", "1f1b"], {"file", "verdicts"}),
         (["show", "1f1b", "--frees"], {"schedule", "params", "ranks"}),
         (["simulate", "1f1b"], {"makespan", "bubble"}),
@@ -331,7 +395,10 @@ def test_every_command_has_an_example_that_works(
         (["explain-bubble", "1f1b"], {"makespan"}),
         (["export", "1f1b", "--to", "torch-csv"], {"table"}),
         (["import", "table.csv", "-o", "plan.json"], {"schedule", "output"}),
-        (["pipeline", "-f", "1", "2", "--no-visualization"], {"bubble_rate", "warnings"}),
+        (
+            ["pipeline", "-f", "1", "2", "--no-visualization"],
+            {"bubble_rate", "warnings"},
+        ),
         (["explain"], {"code", "summary"}),
         (["explain", "order"], {"code", "summary", "text"}),
         (["gallery"], {"program", "summary"}),
@@ -376,7 +443,11 @@ def test_each_output_names_its_option() -> None:
 def test_options_may_stand_anywhere(tmp_path: Path) -> None:
     costs = ["--forward-times", "1", "1", "2", "1"]
     figures = simulated("1f1b", *costs)
-    assert simulated(*costs, "1f1b") == simulated("--forward-times", "1,1,2,1", "1f1b") == figures
+    assert (
+        simulated(*costs, "1f1b")
+        == simulated("--forward-times", "1,1,2,1", "1f1b")
+        == figures
+    )
     assert figures["makespan"] != simulated("1f1b")["makespan"]
     settings = ["strategy=zb1p", "--no-visualization", "num_devices=2", "num_stages=2"]
     assert schedc("pipeline", *settings).returncode == 0
@@ -384,7 +455,16 @@ def test_options_may_stand_anywhere(tmp_path: Path) -> None:
 
 
 def test_runs_with_noise(capsys: pytest.CaptureFixture[str]) -> None:
-    noise = ["--p2p-time", "0.25", "--transport", "nccl", "--jitter", "0.2", "--runs", "100"]
+    noise = [
+        "--p2p-time",
+        "0.25",
+        "--transport",
+        "nccl",
+        "--jitter",
+        "0.2",
+        "--runs",
+        "100",
+    ]
     noise += ["--slow", "rank=3:1.5", "--slow", "link=1-0:2"]
     document = simulated("1f1b", *noise)
     figures = document["noise"]
@@ -406,7 +486,12 @@ def test_runs_with_noise(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "1f1b", *noise]) == 0
     text = capsys.readouterr().out
     assert "makespan              37.5" in text
-    for value in (expected.mean, expected.median, expected.percentile(95), expected.worst):
+    for value in (
+        expected.mean,
+        expected.median,
+        expected.percentile(95),
+        expected.worst,
+    ):
         assert f" {value:.5g} " in text
     assert "of the mean: rank 3 +" in text
     # Without jitter all runs are the same: there is one.
@@ -434,7 +519,9 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    assert schedc("export", "1f1b", "--to", "torch-csv", "-o", str(pipe)).returncode == 0
+    assert (
+        schedc("export", "1f1b", "--to", "torch-csv", "-o", str(pipe)).returncode == 0
+    )
     assert os.read(reader, 100_000).startswith(b"0UNSHARD,")
     os.close(reader)
     assert pipe.is_fifo()
@@ -465,7 +552,9 @@ def test_the_compiler_never_imports_torch(tmp_path: Path) -> None:
             stdout=subprocess.DEVNULL,
         )
     lines = "import sys; from schedlang import *; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", lines], env=environment, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", lines], env=environment, check=True, timeout=60
+    )
 
 
 def imported_by(*arguments: str) -> set[str]:
@@ -479,7 +568,9 @@ def imported_by(*arguments: str) -> set[str]:
     )
 
 
-def test_a_command_imports_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_imports_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This is why it starts fast: `make bench-start` has the times."""
     found = imported_by("--help")
     assert {name for name in found if name.startswith("schedlang")} == {
@@ -497,7 +588,14 @@ def test_a_command_imports_what_it_needs(tmp_path: Path, monkeypatch: pytest.Mon
     found = imported_by("compile", ONE_F_ONE_B)
     assert {"lark", "schedlang.proof.prove"} <= found
     assert (
-        not {"yaml", "concurrent.futures", "difflib", "fractions", "statistics", "subprocess"}
+        not {
+            "yaml",
+            "concurrent.futures",
+            "difflib",
+            "fractions",
+            "statistics",
+            "subprocess",
+        }
         & found
     )
     found = imported_by("compile", ONE_F_ONE_B)
@@ -522,7 +620,9 @@ def test_a_small_command_hardly_looks_for_garbage() -> None:
     """
     lines = "import gc, sys; from schedlang.cli.main import main; main(); print(sum(each['collections'] for each in gc.get_stats()), file=sys.stderr)"
     command = [sys.executable, "-c", lines, "simulate", ONE_F_ONE_B]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True
+    )
     assert int(result.stderr) < 40
 
 
@@ -539,15 +639,19 @@ def test_public_names_are_imported_when_they_are_used() -> None:
     """The table that the program reads, and the imports that mypy reads, say the same."""
     tree = ast.parse(Path(schedlang.__file__).read_text())
     nodes = [
-        node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level == 0
     ]
-    seen = {name.name: node.module for node in nodes if node.module for name in node.names}
+    seen = {
+        name.name: node.module for node in nodes if node.module for name in node.names
+    }
     assert dir(schedlang) == sorted(schedlang.__all__)
     for name in schedlang.__all__:
         assert getattr(schedlang, name) is getattr(sys.modules[str(seen[name])], name)
-    assert {name for name, module in seen.items() if str(module).startswith("schedlang.")} == set(
-        schedlang.__all__
-    )
+    assert {
+        name for name, module in seen.items() if str(module).startswith("schedlang.")
+    } == set(schedlang.__all__)
     with pytest.raises(AttributeError, match="has no `nothing`"):
         schedlang.nothing  # noqa: B018
 
@@ -578,16 +682,24 @@ def test_check(tmp_path: Path) -> None:
     assert table.returncode == 1
     verdicts = [line.split(maxsplit=1) for line in table.stdout.splitlines()]
     assert [verdict for name, verdict in verdicts if name != "nccl"] == ["proved"] * 7
-    assert "error[first-use]: rank 2 waits at its first batch for rank 0" in dict(verdicts)["nccl"]
+    assert (
+        "error[first-use]: rank 2 waits at its first batch for rank 0"
+        in dict(verdicts)["nccl"]
+    )
     plan = str(tmp_path / "plan.json")
-    assert schedc("compile", explicit, "-p", "microbatches=2", "-o", plan).returncode == 0
+    assert (
+        schedc("compile", explicit, "-p", "microbatches=2", "-o", plan).returncode == 0
+    )
     assert schedc("check", plan, "--transport", "all").stdout == table.stdout
     found = json.loads(schedc("check", plan, "--transport", "nccl", "--json").stdout)
-    assert [each["code"] for verdict in found["verdicts"] for each in verdict["diagnostics"]] == [
-        "first-use"
-    ]
+    assert [
+        each["code"] for verdict in found["verdicts"] for each in verdict["diagnostics"]
+    ] == ["first-use"]
     assert (
-        schedc("compile", explicit, "-p", "microbatches=2", "--transport", "nccl").returncode == 1
+        schedc(
+            "compile", explicit, "-p", "microbatches=2", "--transport", "nccl"
+        ).returncode
+        == 1
     )
     assert schedc("check", explicit).stdout == "proved for portable\n"
 
@@ -602,8 +714,15 @@ def test_check_of_many_sizes() -> None:
     explicit = str(PROGRAMS / "1f1b_explicit.sched")
     wrong = schedc_process("check", explicit, *sizes, "--transport", "nccl")
     assert wrong.returncode == 1
-    assert "note: the smallest size where this is so: ranks = 3, microbatches = 2\n" in wrong.stderr
-    for arguments in (["--for", "ranks"], ["--for", "ranks=4..2"], ["--transport", "mpi"]):
+    assert (
+        "note: the smallest size where this is so: ranks = 3, microbatches = 2\n"
+        in wrong.stderr
+    )
+    for arguments in (
+        ["--for", "ranks"],
+        ["--for", "ranks=4..2"],
+        ["--transport", "mpi"],
+    ):
         assert schedc("check", ONE_F_ONE_B, *arguments).returncode == 2
     large = ["--for", "ranks=1..1000000", "--for", "microbatches=1..2"]
     for arguments in (["--for", f"ranks=1..{10**20}"], large, [*sizes, *sizes]):
@@ -634,14 +753,20 @@ def test_which_sizes_hold() -> None:
     assert (reason["sizes"], reason["verdict"]) == (3, "wrong")
     assert reason["smallest"] == {"ranks": 3, "microbatches": 2}
     assert reason["diagnostics"][0]["code"] == "first-use"
-    failing = [tuple(size["params"].values()) for size in document["sizes"] if size["reason"] == 0]
+    failing = [
+        tuple(size["params"].values())
+        for size in document["sizes"]
+        if size["reason"] == 0
+    ]
     assert failing == [(3, 2), (4, 2), (4, 3)]
 
 
 def test_sizes_that_are_refused() -> None:
     """Each `require` is a reason of its own, and none makes the program wrong."""
     dualpipe = str(PROGRAMS / "dualpipe.sched")
-    done = schedc_process("check", dualpipe, "--for", "ranks=2..3", "--for", "microbatches=1..6")
+    done = schedc_process(
+        "check", dualpipe, "--for", "ranks=2..3", "--for", "microbatches=1..6"
+    )
     assert done.returncode == 0
     grid = done.stdout.splitlines()[2:5]
     assert grid == [
@@ -654,7 +779,9 @@ def test_sizes_that_are_refused() -> None:
     document = json.loads(schedc_process("check", dualpipe, *sizes, "--json").stdout)
     assert [size["reason"] for size in document["sizes"]] == [0, 1, 0, None, 0, None]
     # A grid that is too large stands in tens, and equal rows are one.
-    large = schedc_process("check", dualpipe, "--for", "ranks=2..3", "--for", "microbatches=1..60")
+    large = schedc_process(
+        "check", dualpipe, "--for", "ranks=2..3", "--for", "microbatches=1..60"
+    )
     assert large.stdout.splitlines()[2:7] == [
         "ranks = 2, microbatches = 1..60",
         "       1 ---.-.-.-. -.-.-.-.-. -.-.-.-.-. -.-.-.-.-. -.-.-.-.-.",
@@ -666,7 +793,9 @@ def test_sizes_that_are_refused() -> None:
 
 def test_the_grid_on_the_page_is_that_of_the_command() -> None:
     page = (DOCS / "commands.md").read_text(encoding="utf-8")
-    shown = re.search(r"^\$ schedc (check .*)\n([^`]*?)^```", page.replace("`require`", "R"), re.M)
+    shown = re.search(
+        r"^\$ schedc (check .*)\n([^`]*?)^```", page.replace("`require`", "R"), re.M
+    )
     assert shown
     printed = schedc_process(*shown[1].split()).stdout
     assert printed.replace("`require`", "R") == shown[2]
@@ -689,11 +818,13 @@ def test_warnings_stand_beside_a_verdict() -> None:
     assert schedc("compile", explicit).stderr == ""
     table = schedc("check", explicit, "--transport", "all")
     assert table.returncode == 0
-    assert {line.split(maxsplit=1)[1] for line in table.stdout.splitlines()} == {"proved"}
+    assert {line.split(maxsplit=1)[1] for line in table.stdout.splitlines()} == {
+        "proved"
+    }
     assert table.stderr.count("warning[") == 1
-    verdicts = json.loads(schedc("check", explicit, "--transport", "all", "--json").stdout)[
-        "verdicts"
-    ]
+    verdicts = json.loads(
+        schedc("check", explicit, "--transport", "all", "--json").stdout
+    )["verdicts"]
     assert {each["transport"] for each in verdicts if each["warnings"]} == {"nccl"}
 
 

@@ -55,11 +55,16 @@ def test_what_is_compiled_for_costs_is_what_is_simulated_at_them(
     plan = read_plan(written)
     assert plan.ranks == executed.ranks
     assert plan.costs == executed.costs == schedlang.read_costs(costs).over(plan.costs)
-    assert plan.digest == schedlang.compile(path, costs=schedlang.read_costs(costs)).digest
+    assert (
+        plan.digest == schedlang.compile(path, costs=schedlang.read_costs(costs)).digest
+    )
     capsys.readouterr()
 
     # The plan remembers what it was compiled for.
-    for arguments in (["simulate", str(path), "--costs", str(costs)], ["simulate", str(written)]):
+    for arguments in (
+        ["simulate", str(path), "--costs", str(costs)],
+        ["simulate", str(written)],
+    ):
         assert main([*arguments, "--json"]) == 0
     of_program, of_plan = map(json.loads, capsys.readouterr().out.splitlines())
     assert of_program == of_plan
@@ -77,7 +82,9 @@ def test_costs_decide_about_the_order_that_is_written() -> None:
     for name in ("zb_1p", "zb_2p"):
         stages = len(schedlang.compile(name).placement)
         costs = schedlang.Costs(**decimal_costs(name, stages))  # type: ignore[arg-type]
-        assert schedlang.compile(name).ranks != schedlang.compile(name, costs=costs).ranks
+        assert (
+            schedlang.compile(name).ranks != schedlang.compile(name, costs=costs).ranks
+        )
 
 
 def test_a_run_is_compared_with_its_program_at_the_costs_that_it_was_compiled_for(
@@ -91,7 +98,9 @@ def test_a_run_is_compared_with_its_program_at_the_costs_that_it_was_compiled_fo
             place = {"pid": rank, "ts": bar.start, "dur": bar.end - bar.start}
             events.append({"ph": "X", "name": str(bar), **place})
     run = tmp_path / "run.json"
-    run.write_text(json.dumps({"traceEvents": events, "otherData": {"plan": plan.to_json()}}))
+    run.write_text(
+        json.dumps({"traceEvents": events, "otherData": {"plan": plan.to_json()}})
+    )
     assert main(["compare", str(PROGRAMS / "zb_2p.sched"), str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)
     # A run of another number of stages is told as such.

@@ -36,7 +36,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, captured.out, captured.err
 
 
-def test_files_and_folders_are_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_and_folders_are_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, _ = run(capsys, str(folder), str(folder / "ugly.sched"))
     lib = folder / "in" / "lib.sched"
     ugly = folder / "ugly.sched"
@@ -95,7 +97,12 @@ def test_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, json.loads(out)) == (1, document)
 
 
-def test_a_folder_without_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["fmt", str(tmp_path)])
-    assert f"there is no file NAME.sched in the folder `{tmp_path}`" in capsys.readouterr().err
+    assert (
+        f"there is no file NAME.sched in the folder `{tmp_path}`"
+        in capsys.readouterr().err
+    )

@@ -76,11 +76,15 @@ def without_progress(shown: str) -> str:
     return re.sub(r"\x1b\[K([^\r\n]*\r)?", "", shown)
 
 
-@pytest.mark.parametrize("command", ["show 1f1b", "compile --help", "gallery", "--version"])
+@pytest.mark.parametrize(
+    "command", ["show 1f1b", "compile --help", "gallery", "--version"]
+)
 def test_a_full_disk_is_one_line(command: str) -> None:
     done = shell(f"schedc {command} > /dev/full")
     assert done.returncode == 2
-    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+    assert (
+        done.stderr == "error: the output cannot be written: No space left on device\n"
+    )
 
 
 def test_streams_that_are_closed_or_know_few_characters() -> None:
@@ -90,7 +94,9 @@ def test_streams_that_are_closed_or_know_few_characters() -> None:
     assert shell("schedc view 1f1b >&-").stderr == ""
     closed = shell("schedc compile - <&-")
     assert closed.returncode == 2
-    assert closed.stderr.startswith("error[unreadable]: cannot read `<stdin>`: it is closed\n")
+    assert closed.stderr.startswith(
+        "error[unreadable]: cannot read `<stdin>`: it is closed\n"
+    )
 
 
 def test_a_closed_pipe_is_silent_and_no_success() -> None:
@@ -98,13 +104,17 @@ def test_a_closed_pipe_is_silent_and_no_success() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("turned", ["", "except KeyboardInterrupt: raise ImportError('numpy')"])
+@pytest.mark.parametrize(
+    "turned", ["", "except KeyboardInterrupt: raise ImportError('numpy')"]
+)
 def test_ctrl_c_during_imports_is_one_line(turned: str, tmp_path: Path) -> None:
     """Some modules make another error of it."""
     lines = ["import os, signal", "try: os.kill(os.getpid(), signal.SIGINT)"]
     lines.append(turned or "finally: pass")
     (tmp_path / "numpy.py").write_text("\n".join(lines))
-    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", ""), str(ROOT)])
+    paths = os.pathsep.join(
+        [str(tmp_path), os.environ.get("PYTHONPATH", ""), str(ROOT)]
+    )
     done = shell("schedc compile 1f1b", PYTHONPATH=paths)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
@@ -134,7 +144,9 @@ def test_ctrl_c_ends_all_processes_without_a_word_more(tmp_path: Path) -> None:
 def test_standard_input(tmp_path: Path) -> None:
     """Of a program, of a plan, and of what is wrong with one."""
     plan = tmp_path / "plan.json"
-    assert shell(f"schedc compile - -p ranks=2 -o {plan} < {ONE_F_ONE_B}").returncode == 0
+    assert (
+        shell(f"schedc compile - -p ranks=2 -o {plan} < {ONE_F_ONE_B}").returncode == 0
+    )
     shown = shell(f"schedc show - --ranks --compute < {plan}")
     assert shown.stdout.startswith("0F0 0F1 0B0 ")
     assert shell(f"schedc show {plan} --ranks --compute").stdout == shown.stdout
@@ -159,13 +171,19 @@ def test_the_gallery_is_there_from_everywhere(tmp_path: Path) -> None:
 
 
 def test_help_is_the_same_by_both_names() -> None:
-    assert shell("schedc help simulate").stdout == shell("schedc simulate --help").stdout != ""
+    assert (
+        shell("schedc help simulate").stdout
+        == shell("schedc simulate --help").stdout
+        != ""
+    )
     assert shell("schedc help").stdout == shell("schedc --help").stdout != ""
 
 
 def test_colours_are_for_terminals(tmp_path: Path) -> None:
     bad = tmp_path / "bad.sched"
-    bad.write_text("schedule bad { param ranks = 1 param microbatches = 1 rank r { F(x) B(0) } }")
+    bad.write_text(
+        "schedule bad { param ranks = 1 param microbatches = 1 rank r { F(x) B(0) } }"
+    )
     arguments = ["compile", str(bad)]
     plain = shell(f"schedc compile {bad}").stderr
     assert "\x1b[" not in plain
@@ -194,7 +212,9 @@ def test_long_work_shows_where_it_is(tmp_path: Path) -> None:
     assert shown.endswith("\x1b[K")
     assert "\n" not in shown
     # What is over at once says nothing.
-    lines = "from schedlang.cli.progress import progress\nwith progress('working'): pass"
+    lines = (
+        "from schedlang.cli.progress import progress\nwith progress('working'): pass"
+    )
     assert shown_by([sys.executable, "-c", lines], {}) == (0, "", "")
 
 
@@ -209,7 +229,10 @@ raise SystemExit(main())
     sizes = ["--for", "ranks=2..16", "--for", "microbatches=1..24"]
     command = [sys.executable, "-c", lines, "check", "1f1b", *sizes]
     code, stdout, shown = shown_by(command, {})
-    assert (code, stdout) == (0, "360 sizes proved, 0 refused by the program's own `require`\n")
+    assert (code, stdout) == (
+        0,
+        "360 sizes proved, 0 refused by the program's own `require`\n",
+    )
     assert "of 360, " in shown
     assert " s left" in shown
     assert shown.endswith("\x1b[K")
@@ -235,8 +258,17 @@ def test_a_trace_replaces_no_program_under_torchrun_either(tmp_path: Path) -> No
     pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
     program = tmp_path / "my.sched"
     program.write_text(ONE_F_ONE_B.read_text())
-    command = [sys.executable, "-m", "schedlang.runtime", str(program), "--trace", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "schedlang.runtime",
+        str(program),
+        "--trace",
+        str(program),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 2
     assert "is read, and would be replaced" in done.stderr
     assert program.read_text() == ONE_F_ONE_B.read_text()

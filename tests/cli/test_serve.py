@@ -28,7 +28,9 @@ def program(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(program: Path) -> Iterator[PageServer]:
-    with PageServer(parse(["view", str(program), "--serve", "-p", "ranks=3"])) as server:
+    with PageServer(
+        parse(["view", str(program), "--serve", "-p", "ranks=3"])
+    ) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
@@ -57,17 +59,25 @@ def test_the_page_has_a_slider_for_each_parameter(server: PageServer) -> None:
     status, text = asked(server, "/")
     assert status == 200
     assert (
-        '{"name":"ranks","value":3,"most":16},{"name":"microbatches","value":8,"most":32}' in text
+        '{"name":"ranks","value":3,"most":16},{"name":"microbatches","value":8,"most":32}'
+        in text
     )
 
 
-def test_parameters_and_saves_give_other_schedules(server: PageServer, program: Path) -> None:
+def test_parameters_and_saves_give_other_schedules(
+    server: PageServer, program: Path
+) -> None:
     (schedule,) = data(server, "ranks=5&microbatches=2")["schedules"]
     assert schedule["title"] == "one_f_one_b (ranks = 5, microbatches = 2)"
-    text = TEXT.replace("param microbatches = 8", "param microbatches = 8 param depth = 1")
+    text = TEXT.replace(
+        "param microbatches = 8", "param microbatches = 8 param depth = 1"
+    )
     program.write_text(text.replace("one_f_one_b", "mine"))
     answer = data(server, "")
-    assert answer["schedules"][0]["title"] == "mine (ranks = 3, microbatches = 8, depth = 1)"
+    assert (
+        answer["schedules"][0]["title"]
+        == "mine (ranks = 3, microbatches = 8, depth = 1)"
+    )
     assert answer["parameters"] == {"ranks": 3, "microbatches": 8, "depth": 1}
     # A page that does not know yet that it is gone may ask for it.
     program.write_text(TEXT)
@@ -86,7 +96,9 @@ def test_what_is_wrong_is_said(server: PageServer, query: str, wrong: str) -> No
     assert wrong in data(server, query)["wrong"]
 
 
-def test_a_wrong_program_is_said_and_read_again(server: PageServer, program: Path) -> None:
+def test_a_wrong_program_is_said_and_read_again(
+    server: PageServer, program: Path
+) -> None:
     program.write_text(TEXT.replace("schedule", "shcedule", 1))
     assert "error[syntax]" in data(server, "")["wrong"]
     status, text = asked(server, "/")
@@ -115,7 +127,9 @@ def test_only_this_machine_is_answered(server: PageServer) -> None:
 
 
 @pytest.mark.parametrize("more", [["-o", "view.html"], [str(PROGRAMS / "zb_h1.sched")]])
-def test_one_program_and_no_file(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_program_and_no_file(
+    more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["view", str(PROGRAMS / "1f1b.sched"), "--serve", *more])
     assert caught.value.code == 2

@@ -39,22 +39,32 @@ def hover(piece: str, word: str, **params: int) -> str:
 
 
 def test_hover() -> None:
-    assert hover("all", "all") == "```sched\nlet all = 2 * microbatches\n```\n`all` is 8"
+    assert (
+        hover("all", "all") == "```sched\nlet all = 2 * microbatches\n```\n`all` is 8"
+    )
     assert hover("ahead", "ahead", ranks=3).endswith("`ahead` is 2, 1, 0")
-    assert hover("microbatches {", "microbatches").startswith("```sched\nparam microbatches = 4")
+    assert hover("microbatches {", "microbatches").startswith(
+        "```sched\nparam microbatches = 4"
+    )
     assert "`r` is" not in hover("r)", "r")
-    assert hover("F(m)", "F").startswith("`F(m)`: forward of microbatch m\n\nAt ranks = 2,")
+    assert hover("F(m)", "F").startswith(
+        "`F(m)`: forward of microbatch m\n\nAt ranks = 2,"
+    )
     assert "(4 of 4) of the peak memory, on rank 0" in hover("for m", "for")
     assert hover("peak(r)", "peak").startswith("`peak(r)`, `peak()`: the most")
     assert hover("assert", "assert").startswith("as in `assert ")
 
 
 def test_many_ranks_are_shown_in_short() -> None:
-    assert hover("ahead", "ahead", ranks=12).endswith("`ahead` is 11, 10, 9, 8, 7, 6, …, 0")
+    assert hover("ahead", "ahead", ranks=12).endswith(
+        "`ahead` is 11, 10, 9, 8, 7, 6, …, 0"
+    )
 
 
 def test_hints() -> None:
-    places = {TEXT[:place].split()[-4:][0]: text for place, text in answers.hints(last(TEXT))}
+    places = {
+        TEXT[:place].split()[-4:][0]: text for place, text in answers.hints(last(TEXT))
+    }
     assert list(places.values()) == [" = 8", " = 1, 0"]
     assert not list(answers.hints(last(TEXT.replace("2 * microbatches", "8"))))[1:]
 
@@ -71,7 +81,11 @@ def test_every_word_is_explained() -> None:
     [
         ("", {"schedule", "let", "param"}, {"and", "F"}),
         ("schedule s { ", {"param", "rank", "block", "fill"}, {"F", "then"}),
-        ("schedule s { rank r { ", {"F", "for", "overlap", "assert"}, {"param", "rank"}),
+        (
+            "schedule s { rank r { ",
+            {"F", "for", "overlap", "assert"},
+            {"param", "rank"},
+        ),
         ("schedule s { rank r { fo", {"for"}, {"param"}),
         ("schedule s { cost ", {"F", "send", "gather", "overlap"}, {"let", "peak"}),
         ("schedule s { weights ", {"latest", "stash", "delay"}, {"let"}),
@@ -109,4 +123,6 @@ def test_positions_count_in_utf_16() -> None:
         assert lines.offset(lines.position(offset)) == offset
     assert lines.offset(types.Position(1, 99)) == text.index("\nlast")
     assert lines.offset(types.Position(9, 0)) == len(text)
-    assert lines.range(Span(0, 2)) == types.Range(types.Position(0, 0), types.Position(1, 0))
+    assert lines.range(Span(0, 2)) == types.Range(
+        types.Position(0, 0), types.Position(1, 0)
+    )

@@ -85,9 +85,11 @@ def test_pygments() -> None:
     assert (Name.Builtin, "min") in tokens
     assert Error not in {kind for kind, _ in tokens}
     assert _TYPES.keys() == set(Colour)
-    assert '<span class="k">rank</span>' in highlight(text, SchedLexer(), HtmlFormatter())
-    (entry,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
-        "pygments.lexers"
-    ].values()
+    assert '<span class="k">rank</span>' in highlight(
+        text, SchedLexer(), HtmlFormatter()
+    )
+    (entry,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "entry-points"
+    ]["pygments.lexers"].values()
     module, _, name = entry.partition(":")
     assert getattr(import_module(module), name) is SchedLexer

@@ -50,7 +50,11 @@ def answers(text: str, **params: int) -> list[dict[str, Any]]:
 
 def all_of(text: str, **params: int) -> dict[str, Any]:
     """All that is said of a program; of what is said twice, the last."""
-    return {key: value for answer in answers(text, **params) for key, value in answer.items()}
+    return {
+        key: value
+        for answer in answers(text, **params)
+        for key, value in answer.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb_v", "dualpipe"])
@@ -83,12 +87,16 @@ def test_a_reader_has_the_first_things_first() -> None:
     ]
 
 
-def test_every_program_of_the_gallery_can_be_opened(begun: list[dict[str, str]]) -> None:
+def test_every_program_of_the_gallery_can_be_opened(
+    begun: list[dict[str, str]],
+) -> None:
     assert [program["name"] for program in begun] == names()
     for program in begun:
         assert program["title"]
         told = answers(program["text"])
-        assert not [each for each in told[2]["diagnostics"] if each["severity"] == "error"]
+        assert not [
+            each for each in told[2]["diagnostics"] if each["severity"] == "error"
+        ]
 
 
 def test_a_mistake_is_told_at_its_place_in_utf_16() -> None:
@@ -111,7 +119,10 @@ def test_another_spelling_is_offered() -> None:
 
 
 def test_a_deadlock_comes_with_a_repair_that_works() -> None:
-    assert all_of(HANGS, ranks=3, chunks=2)["parameters"] == {"ranks": 3, "microbatches": 4}
+    assert all_of(HANGS, ranks=3, chunks=2)["parameters"] == {
+        "ranks": 3,
+        "microbatches": 4,
+    }
     first, repaired = [each for each in answers(HANGS) if "diagnostics" in each]
     assert first["diagnostics"][0]["repair"] is None
     (mistake,) = repaired["diagnostics"]

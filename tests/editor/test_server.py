@@ -44,7 +44,9 @@ def session() -> Iterator[Session]:
 def configure(client: Client, **settings: object) -> None:
     """Send the settings of an editor."""
     document = {"schedlang": settings}
-    client.workspace_did_change_configuration(types.DidChangeConfigurationParams(document))
+    client.workspace_did_change_configuration(
+        types.DidChangeConfigurationParams(document)
+    )
 
 
 def document(uri: str) -> types.TextDocumentIdentifier:
@@ -63,7 +65,9 @@ def test_every_program_of_the_gallery(session: Session) -> None:
             (lens,) = await client.text_document_code_lens_async(
                 types.CodeLensParams(document(uri))
             )
-            assert f"makespan {execution.timeline.makespan:.10g}, " in lens.command.title
+            assert (
+                f"makespan {execution.timeline.makespan:.10g}, " in lens.command.title
+            )
             assert f"peak {max(execution.peak_memory):.10g} " in lens.command.title
             line = text.splitlines()[lens.range.start.line]
             assert line.startswith("schedule ")
@@ -98,7 +102,9 @@ def damaged(rng: random.Random) -> str:
                 other = rng.randrange(len(words))
                 words[index], words[other] = words[other], words[index]
             case "other":
-                words[index] = rng.choice(("{", "}", "(", "0", "next", "r", "W", '"', "\U0001f600"))
+                words[index] = rng.choice(
+                    ("{", "}", "(", "0", "next", "r", "W", '"', "\U0001f600")
+                )
     return "".join(words)
 
 
@@ -130,8 +136,14 @@ def test_damaged_programs(block: int, session: Session) -> None:
             wanted = mistakes(text, path)
             client.write(uri, text)
 
-            def is_of_it(found: list[types.Diagnostic], wanted: list[str] = wanted) -> bool:
-                errors = [each for each in found if each.severity == types.DiagnosticSeverity.Error]
+            def is_of_it(
+                found: list[types.Diagnostic], wanted: list[str] = wanted
+            ) -> bool:
+                errors = [
+                    each
+                    for each in found
+                    if each.severity == types.DiagnosticSeverity.Error
+                ]
                 return [each.message.split("\n")[0] for each in errors] == wanted
 
             await client.diagnostics(uri, is_of_it)
@@ -139,13 +151,17 @@ def test_damaged_programs(block: int, session: Session) -> None:
             where = document(uri), place
             await client.text_document_hover_async(types.HoverParams(*where))
             await client.text_document_definition_async(types.DefinitionParams(*where))
-            items = await client.text_document_completion_async(types.CompletionParams(*where))
+            items = await client.text_document_completion_async(
+                types.CompletionParams(*where)
+            )
             assert items is not None
             context = types.CodeActionContext([])
             await client.text_document_code_action_async(
                 types.CodeActionParams(document(uri), WHOLE, context)
             )
-            await client.text_document_inlay_hint_async(types.InlayHintParams(document(uri), WHOLE))
+            await client.text_document_inlay_hint_async(
+                types.InlayHintParams(document(uri), WHOLE)
+            )
 
     session(talk)
 
@@ -153,7 +169,9 @@ def test_damaged_programs(block: int, session: Session) -> None:
 def test_a_repair_is_a_quick_fix(tmp_path: Path, session: Session) -> None:
     async def talk(client: Client) -> None:
         uri = client.open(tmp_path / "d.sched", DEADLOCK)
-        (found,) = await client.diagnostics(uri, lambda found: "repair: " in found[0].message)
+        (found,) = await client.diagnostics(
+            uri, lambda found: "repair: " in found[0].message
+        )
         assert found.code == "deadlock"
         assert found.related_information
         context = types.CodeActionContext([found])
@@ -163,7 +181,9 @@ def test_a_repair_is_a_quick_fix(tmp_path: Path, session: Session) -> None:
         mended = edited(DEADLOCK, action.edit.changes[uri])
         client.write(uri, mended)
         await client.diagnostics(uri, lambda found: found == [])
-        elsewhere = types.CodeActionParams(document(uri), types.Range(HERE, HERE), context)
+        elsewhere = types.CodeActionParams(
+            document(uri), types.Range(HERE, HERE), context
+        )
         assert not await client.text_document_code_action_async(elsewhere)
 
     session(talk)
@@ -191,7 +211,9 @@ def test_another_spelling_is_a_quick_fix(tmp_path: Path, session: Session) -> No
     session(talk)
 
 
-def test_what_another_file_lacks_has_no_quick_fix(tmp_path: Path, session: Session) -> None:
+def test_what_another_file_lacks_has_no_quick_fix(
+    tmp_path: Path, session: Session
+) -> None:
     """Its text is not the one that is edited."""
     (tmp_path / "lib.sched").write_text("fn twice(number) = 2 * numbr\n")
     text = GALLERY[0].read_text().replace("{\n", '{\n    import "lib.sched"\n', 1)
@@ -207,7 +229,9 @@ def test_what_another_file_lacks_has_no_quick_fix(tmp_path: Path, session: Sessi
     session(talk)
 
 
-def test_names_are_found_also_in_imported_files(tmp_path: Path, session: Session) -> None:
+def test_names_are_found_also_in_imported_files(
+    tmp_path: Path, session: Session
+) -> None:
     lib = tmp_path / "lib.sched"
     lib.write_text("# more\nfn twice(x) = 2 * x\n")
     text = (
@@ -252,16 +276,24 @@ def test_renaming_keeps_the_plan(tmp_path: Path, session: Session) -> None:
         uri = client.open(tmp_path / "s.sched", text)
         await client.diagnostics(uri)
         place = at(uri, text, "let a", 4)
-        asked = await client.text_document_prepare_rename_async(types.PrepareRenameParams(**place))
+        asked = await client.text_document_prepare_rename_async(
+            types.PrepareRenameParams(**place)
+        )
         assert asked.end.character - asked.start.character == 1
-        edit = await client.text_document_rename_async(types.RenameParams(new_name="dist", **place))
+        edit = await client.text_document_rename_async(
+            types.RenameParams(new_name="dist", **place)
+        )
         new = edited(text, edit.changes[uri])
         assert new.count("dist") == len(edit.changes[uri]) > 8
-        before, after = (compile(Source("s.sched", each)).to_json() for each in (text, new))
+        before, after = (
+            compile(Source("s.sched", each)).to_json() for each in (text, new)
+        )
         assert before["actions"] == after["actions"]
         for name in ("h", "repeat", "min", "2x", "a b", "peak"):
             with pytest.raises(JsonRpcException):
-                await client.text_document_rename_async(types.RenameParams(new_name=name, **place))
+                await client.text_document_rename_async(
+                    types.RenameParams(new_name=name, **place)
+                )
 
     session(talk)
 
@@ -270,7 +302,9 @@ def test_formatting(tmp_path: Path, session: Session) -> None:
     async def talk(client: Client) -> None:
         written = "schedule s{param ranks=2 # all\n}"
         uri = client.open(tmp_path / "s.sched", written)
-        asked = types.DocumentFormattingParams(document(uri), types.FormattingOptions(4, True))
+        asked = types.DocumentFormattingParams(
+            document(uri), types.FormattingOptions(4, True)
+        )
         edits = await client.text_document_formatting_async(asked)
         assert edited(written, edits) == "schedule s {\n    param ranks = 2  # all\n}\n"
         client.write(uri, "schedule s {")
@@ -282,7 +316,9 @@ def test_formatting(tmp_path: Path, session: Session) -> None:
 def test_a_program_that_takes_long_is_stopped(tmp_path: Path, session: Session) -> None:
     """And the server answers meanwhile, and behind it."""
     text = GALLERY[0].read_text()
-    large = text.replace("ranks = 4", "ranks = 256").replace("batches = 8", "batches = 16384")
+    large = text.replace("ranks = 4", "ranks = 256").replace(
+        "batches = 8", "batches = 16384"
+    )
 
     async def talk(client: Client) -> None:
         configure(client, limit=4)

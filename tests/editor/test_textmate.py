@@ -47,7 +47,11 @@ def expectations(text: str) -> str:
             if start <= begin < start + len(line):
                 column = begin - start
                 length = end - begin
-                mark = "#" + " " * (column - 1) + "^" * length if column else "# <" + "-" * length
+                mark = (
+                    "#" + " " * (column - 1) + "^" * length
+                    if column
+                    else "# <" + "-" * length
+                )
                 lines.append(f"{mark} {SCOPES[colour]}")
         start += len(line) + 1
     return "\n".join(lines) + "\n"
@@ -70,7 +74,11 @@ def run(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.editors
 def test_the_annotated_programs() -> None:
     looked = subprocess.run(
-        ["npm", "test", "--silent"], capture_output=True, text=True, timeout=300, cwd=VSCODE
+        ["npm", "test", "--silent"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=VSCODE,
     )
     assert looked.returncode == 0, looked.stdout[-5000:] + looked.stderr[-2000:]
     assert looked.stdout.count("✓") == len(list((VSCODE / "tests").glob("*.sched")))

@@ -40,7 +40,9 @@ def parser() -> Lark:
     """The grammar as one of Lark."""
     document = tree_sitter()
     rules = document["rules"]
-    lines = [f"{name}: {_lark(rule)}" for name, rule in rules.items() if name != "comment"]
+    lines = [
+        f"{name}: {_lark(rule)}" for name, rule in rules.items() if name != "comment"
+    ]
     lines += ["%ignore /\\s+/", f"%ignore /{rules['comment']['value']}/"]
     return Lark(
         "\n".join(lines),
@@ -113,7 +115,9 @@ def test_short_programs() -> None:
 def test_every_word_that_can_be_a_name_is_one_where_names_stand() -> None:
     for terminal in sorted(words().keys() - reserved()):
         word = words()[terminal]
-        check(f"let {word} = {word} + 1 fn f({word}) = {word}({word}) rank {word} {{ F({word}) }}")
+        check(
+            f"let {word} = {word} + 1 fn f({word}) = {word}({word}) rank {word} {{ F({word}) }}"
+        )
 
 
 def test_two_words_that_are_one() -> None:
@@ -125,7 +129,12 @@ def test_two_words_that_are_one() -> None:
 
 
 def test_what_is_no_program_is_none() -> None:
-    for text in ("schedule s {", "let = 2", "rank r { F(m) ) }", "schedule s { } let a = 1"):
+    for text in (
+        "schedule s {",
+        "let = 2",
+        "rank r { F(m) ) }",
+        "schedule s { } let a = 1",
+    ):
         with pytest.raises(UnexpectedInput):
             parser().parse(text)
 
@@ -141,7 +150,9 @@ def test_the_corpus(path: Path, golden: Callable[[str, Path], None]) -> None:
 def test_every_rule_has_a_case() -> None:
     trees = [case.tree for path in CORPUS for case in cases(path)]
     shown = set(re.findall(r"\((\w+)", "".join(trees)))
-    assert shown == {name for name in tree_sitter()["rules"] if not name.startswith("_")}
+    assert shown == {
+        name for name in tree_sitter()["rules"] if not name.startswith("_")
+    }
 
 
 #: The functions that such a grammar is written with.

@@ -27,7 +27,11 @@ def has_ended(process: int) -> bool:
 def test_results_come_piece_by_piece() -> None:
     async def run() -> None:
         work = Work()
-        assert [each async for each in work.results(numbers, 3, limit=LIMIT)] == [0, 1, 2]
+        assert [each async for each in work.results(numbers, 3, limit=LIMIT)] == [
+            0,
+            1,
+            2,
+        ]
         assert await work.result(product, 6, 7, limit=LIMIT) == 42
         # What was there before a mistake of ours is not lost; the mistake itself is on stderr.
         assert [each async for each in work.results(broken, limit=LIMIT)] == [1]

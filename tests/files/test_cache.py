@@ -41,9 +41,17 @@ def made(values: list[int]) -> Callable[[], list[int]]:
 
 def test_what_is_kept_is_not_made_again() -> None:
     values: list[int] = []
-    assert cache.cached(KIND, "key", made(values)) == cache.cached(KIND, "key", made(values)) == [0]
+    assert (
+        cache.cached(KIND, "key", made(values))
+        == cache.cached(KIND, "key", made(values))
+        == [0]
+    )
     assert cache.cached(KIND, "another key", made(values)) == [0, 1]
-    assert cache.cached(Kind("other", worth=0, most=1), "key", made(values)) == [0, 1, 2]
+    assert cache.cached(Kind("other", worth=0, most=1), "key", made(values)) == [
+        0,
+        1,
+        2,
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"not a pickle", b"\x80\x04."])
@@ -53,7 +61,9 @@ def test_a_damaged_file_is_made_again(folder: Path, content: bytes) -> None:
     (path,) = folder.glob("kind-*")
     path.write_bytes(content)
     assert (
-        cache.cached(KIND, "key", made(values)) == cache.cached(KIND, "key", made(values)) == [0, 1]
+        cache.cached(KIND, "key", made(values))
+        == cache.cached(KIND, "key", made(values))
+        == [0, 1]
     )
 
 
@@ -90,7 +100,8 @@ def text(key: int) -> str:
 def ask(round: int) -> bool:
     """Ask for what others ask for too."""
     return all(
-        cache.cached(KIND, key, partial(text, key)) == text(key) for key in range(round, round + 4)
+        cache.cached(KIND, key, partial(text, key)) == text(key)
+        for key in range(round, round + 4)
     )
 
 
@@ -103,10 +114,16 @@ def test_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same is said of a plan that was kept, and another text is another program."""
-    monkeypatch.setattr("schedlang.advice.compiling.PLAN", Kind("plan", worth=0, most=16))
+    monkeypatch.setattr(
+        "schedlang.advice.compiling.PLAN", Kind("plan", worth=0, most=16)
+    )
     path = tmp_path / "s.sched"
     said = []
-    for program in (PROGRAM, PROGRAM, PROGRAM.replace("F(0) F(1) B(0)", "F(0) B(0) F(1)")):
+    for program in (
+        PROGRAM,
+        PROGRAM,
+        PROGRAM.replace("F(0) F(1) B(0)", "F(0) B(0) F(1)"),
+    ):
         path.write_text(program)
         assert (
             main(
@@ -137,7 +154,9 @@ def test_trees_that_were_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are those of the parser, which is not asked again; a file that is imported at another
     place has its own.
     """
-    monkeypatch.setattr("schedlang.language.trees.TREE", Kind("tree", worth=0, most=1000))
+    monkeypatch.setattr(
+        "schedlang.language.trees.TREE", Kind("tree", worth=0, most=1000)
+    )
     sources = [read_source(path) for path in sorted(PROGRAMS.glob("*.sched"))]
     text = (PROGRAMS / "lib" / "v.sched").read_text()
     imported = [Source("s", f"{before}{text}") for before in ("", "schedule s { }\n")]

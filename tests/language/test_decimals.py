@@ -60,7 +60,10 @@ def test_a_claim_about_decimals_holds(items: str) -> None:
         ("assert bubble <= 8.9", "`bubble <= 8.9` is 9 <= 8.9"),
         ("cost F = 0.1  cost B = 0.2  assert makespan < 3.3", "is 3.3 < 3.3"),
         ("cost F = 0.1  cost B = 0.2  assert makespan != 3.3", "is 3.3 != 3.3"),
-        ("cost F = 0.1  cost B = 0.2  assert makespan == 3.3000000001", "is 3.3 == 3.3"),
+        (
+            "cost F = 0.1  cost B = 0.2  assert makespan == 3.3000000001",
+            "is 3.3 == 3.3",
+        ),
         ("assert bubble / makespan <= 0.25", "is 0.2727272727 <= 0.25"),
         # Large whole numbers are told apart to the last one.
         (

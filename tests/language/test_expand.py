@@ -58,17 +58,23 @@ def test_expressions(expression: str, expected: int) -> None:
 
 
 def test_functions_see_what_is_declared_above_them() -> None:
-    assert order("let k = 2  fn plus(i) = i + k  for m in 0 .. 2 { F(plus(m)) }") == "0F2 0F3"
+    assert (
+        order("let k = 2  fn plus(i) = i + k  for m in 0 .. 2 { F(plus(m)) }")
+        == "0F2 0F3"
+    )
 
 
 def test_loops_and_branches() -> None:
     assert (
-        order("for m in 0 .. 3 { if m == 0 { F(0) } else if m == 1 { B(0) } else { F(1) } }")
+        order(
+            "for m in 0 .. 3 { if m == 0 { F(0) } else if m == 1 { B(0) } else { F(1) } }"
+        )
         == "0F0 0B0 0F1"
     )
     assert order("for m in 3 .. 1 { F(m) } repeat 0 { F(9) } F(0)") == "0F0"
     assert (
-        order("for m in 0 .. 2 { let k = 1 - m  F(k) } for m in 0 .. 1 { B(m) }") == "0F1 0F0 0B0"
+        order("for m in 0 .. 2 { let k = 1 - m  F(k) } for m in 0 .. 1 { B(m) }")
+        == "0F1 0F0 0B0"
     )
 
 
@@ -81,7 +87,9 @@ def test_else_if_chains_may_be_long() -> None:
 
 
 def test_next_is_the_first_microbatch_not_done() -> None:
-    assert order("F(1) repeat 3 { F(next) } B(next) BW(next)") == "0F1 0F0 0F2 0F3 0B0 0B1"
+    assert (
+        order("F(1) repeat 3 { F(next) } B(next) BW(next)") == "0F1 0F0 0F2 0F3 0B0 0B1"
+    )
 
 
 def test_bare_w_is_the_oldest_owed() -> None:
@@ -107,7 +115,11 @@ def test_i_is_the_half_and_b_the_whole_backward_where_a_program_writes_i() -> No
 def test_costs_of_halves_and_of_whole_backwards() -> None:
     head = "cost I = 3 cost B = 5 cost W = 1 memory I = -1"
     costs = schedule("F(0) I(0) W F(1) B(1)", head).costs
-    assert (costs.input_times, costs.backward_times, costs.weight_times) == ((3.0,), (5.0,), (1.0,))
+    assert (costs.input_times, costs.backward_times, costs.weight_times) == (
+        (3.0,),
+        (5.0,),
+        (1.0,),
+    )
     assert costs.input_memory == (-1.0,)
 
 
@@ -115,9 +127,14 @@ def test_stage_is_a_chunk_of_the_rank() -> None:
     v_shape = "stage s in 0 .. 4 on if s < 2 then s else 3 - s"
     found = schedule("for c in 0 .. 2 { F(stage(c), next) }", v_shape, ranks=2)
     assert [actions.text() for actions in found.ranks] == ["0F0 3F0", "1F0 2F0"]
-    assert order("fn far(c) = stage(1 - c) F(far(1), 0)", "stage s in 0 .. 2 on 0") == "0F0"
+    assert (
+        order("fn far(c) = stage(1 - c) F(far(1), 0)", "stage s in 0 .. 2 on 0")
+        == "0F0"
+    )
     for number in ("2", "-1"):
-        with pytest.raises(CompileError, match=rf"`stage\({number}\)` on rank 0, which holds 2"):
+        with pytest.raises(
+            CompileError, match=rf"`stage\({number}\)` on rank 0, which holds 2"
+        ):
             schedule(f"F(stage({number}), 0)", v_shape, ranks=2)
     with pytest.raises(CompileError, match="stands only within `rank`"):
         schedule("F(f(0), 0)", f"{v_shape} fn f(c) = stage(c)", ranks=2)
@@ -126,7 +143,8 @@ def test_stage_is_a_chunk_of_the_rank() -> None:
 @pytest.mark.parametrize("line", ["stage s in 0 .. 2 on s", "link r on 0"])
 def test_a_line_needs_the_parameters_above_it(line: str) -> None:
     source = Source(
-        "s.sched", f"schedule s {{ {line} param ranks = 2 param microbatches = 4 rank r {{ }} }}"
+        "s.sched",
+        f"schedule s {{ {line} param ranks = 2 param microbatches = 4 rank r {{ }} }}",
     )
     with pytest.raises(CompileError, match="stands below this line"):
         compile(source)
@@ -164,7 +182,9 @@ def test_a_block_of_large_numbers_or_wrong_ones(
 
 def test_an_op_of_a_block_names_its_microbatch() -> None:
     block = "block m every 9 { stage s in 0 .. 1 { F(s, next) at 0 } }"
-    source = Source("s.sched", f"schedule s {{ param ranks = 1 param microbatches = 4 {block} }}")
+    source = Source(
+        "s.sched", f"schedule s {{ param ranks = 1 param microbatches = 4 {block} }}"
+    )
     with pytest.raises(CompileError) as caught:
         compile(source)
     assert [each.code for each in caught.value.diagnostics] == ["next"]
@@ -176,7 +196,9 @@ def test_u_steps_one_stage_or_all() -> None:
 
 def test_batches_and_their_order() -> None:
     text = "exchange { send F(0) recv B(1) } recv F(0) exchange { send B(0) }"
-    assert order(text, "stage s in 0 .. 1 on 0") == "(0SEND_F0;0RECV_B1) 0RECV_F0 0SEND_B0"
+    assert (
+        order(text, "stage s in 0 .. 1 on 0") == "(0SEND_F0;0RECV_B1) 0RECV_F0 0SEND_B0"
+    )
 
 
 def test_placement() -> None:
@@ -188,9 +210,12 @@ def test_placement() -> None:
 def test_pipelines_with_numbers() -> None:
     """Stages are numbered through them; past the last stage or pipeline there is none."""
     head = "param n = 3  pipeline p(i) in 0 .. n runs microbatches / n stage s in 0 .. 2 on (i + s) % 2"
-    found = schedule("for i in 0 .. n { F(p(i, (r + i) % 2), 0) }", head, ranks=2, microbatches=3)
+    found = schedule(
+        "for i in 0 .. n { F(p(i, (r + i) % 2), 0) }", head, ranks=2, microbatches=3
+    )
     assert [
-        (each.name, each.start, each.stop, each.microbatches) for each in found.layout.pipelines
+        (each.name, each.start, each.stop, each.microbatches)
+        for each in found.layout.pipelines
     ] == [("p(0)", 0, 2, 1), ("p(1)", 2, 4, 1), ("p(2)", 4, 6, 1)]
     assert found.placement == (0, 1, 1, 0, 0, 1)
     assert [actions.text() for actions in found.ranks] == ["0F0 3F0 4F0", "1F0 2F0 5F0"]
@@ -211,7 +236,10 @@ def test_parameters_may_depend_on_parameters() -> None:
 
 def test_python_words_are_ordinary_names() -> None:
     assert (
-        order("let lambda = 1  let op = 2  for print in 0 .. 1 { F(lambda + op + print) }") == "0F3"
+        order(
+            "let lambda = 1  let op = 2  for print in 0 .. 1 { F(lambda + op + print) }"
+        )
+        == "0F3"
     )
 
 
@@ -299,7 +327,9 @@ def test_a_schedule_is_data_with_its_claims() -> None:
     assert again == found
     assert again.claims == found.claims
     check_claims(again, prove(again))
-    with pytest.raises(CompileError, match=r"`twice\(peak\(r\)\) > 2` is 2 > 2, on rank 0"):
+    with pytest.raises(
+        CompileError, match=r"`twice\(peak\(r\)\) > 2` is 2 > 2, on rank 0"
+    ):
         compile(
             Source(
                 "s.sched",

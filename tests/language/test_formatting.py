@@ -28,7 +28,10 @@ FILES = [*GALLERY, *sorted((PROGRAMS / "lib").glob("*.sched"))]
 #: What a plan says of the text of its program.
 OF_TEXT = ("program", "spans", "sources", "source")
 #: Whole texts: programs of the gallery, what they import, and short ones, right and wrong.
-TEXTS = [*(path.read_text() for path in FILES), *(source.text for source in short_programs())]
+TEXTS = [
+    *(path.read_text() for path in FILES),
+    *(source.text for source in short_programs()),
+]
 
 
 def text_of(text: str) -> str:
@@ -129,7 +132,11 @@ def test_a_program_stays_what_it_is_however_it_is_written(block: int) -> None:
 
 
 @settings(max_examples=60)
-@given(from_lark(Lark(GRAMMAR.read_text(), parser="lalr", start="schedule"), start="schedule"))
+@given(
+    from_lark(
+        Lark(GRAMMAR.read_text(), parser="lalr", start="schedule"), start="schedule"
+    )
+)
 def test_programs_of_the_grammar(text: str) -> None:
     # What the generator puts side by side may be another word for the lexer.
     with suppress(CompileError):
@@ -152,7 +159,10 @@ def test_programs_of_the_grammar(text: str) -> None:
             "rank r {\n    F(next)  B(next)\n\n    U\n}\n",
         ),
         ("rank r { if a { U } else { W } }", "rank r { if a { U } else { W } }\n"),
-        ("rank r { if a { U }\nelse { W } }", "rank r {\n    if a { U }\n    else { W }\n}\n"),
+        (
+            "rank r { if a { U }\nelse { W } }",
+            "rank r {\n    if a { U }\n    else { W }\n}\n",
+        ),
         (
             "rank r { if a {\nU }\n else { W } }",
             "rank r {\n    if a {\n        U\n    } else {\n        W\n    }\n}\n",

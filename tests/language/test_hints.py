@@ -85,7 +85,10 @@ def misspelt(path: Path, rng: random.Random) -> Source:
 
 def test_no_edit_leaves_what_it_is_for_or_makes_more_mistakes() -> None:
     rng = random.Random(0)
-    sources = [Source(path.name, path.read_text()) for path in sorted(DIAGNOSTICS.glob("*.sched"))]
+    sources = [
+        Source(path.name, path.read_text())
+        for path in sorted(DIAGNOSTICS.glob("*.sched"))
+    ]
     sources += [misspelt(rng.choice(GALLERY), rng) for _ in range(60)]
     tried = 0
     for source in sources:

@@ -31,28 +31,38 @@ def write(folder: Path, **files: str) -> Path:
 def refusal(path: Path) -> str:
     with pytest.raises(CompileError) as caught:
         compile(read_source(path))
-    return "\n\n".join(map(to_text, caught.value.diagnostics)).replace(str(path.parent), "…")
+    return "\n\n".join(map(to_text, caught.value.diagnostics)).replace(
+        str(path.parent), "…"
+    )
 
 
 def test_functions_from_a_file_beside_the_program(tmp_path: Path) -> None:
-    path = write(tmp_path, common="# The last one first.\nfn turned(m) = microbatches - 1 - m\n")
+    path = write(
+        tmp_path, common="# The last one first.\nfn turned(m) = microbatches - 1 - m\n"
+    )
     assert compile(read_source(path)).ranks[1].compute().text() == "1F0 1F1 1B1 1B0"
 
 
 def test_placements_from_the_gallery(tmp_path: Path) -> None:
-    program = PROGRAM.replace("common.sched", "lib/v.sched").replace("F(m)", "F(r, m) F(3 - r, m)")
+    program = PROGRAM.replace("common.sched", "lib/v.sched").replace(
+        "F(m)", "F(r, m) F(3 - r, m)"
+    )
     program = program.replace("B(turned(m))", "B(3 - r, m) B(r, m)")
     assert compile(read_source(write(tmp_path, main=program))).placement == (0, 1, 1, 0)
     # A file beside the program comes first.
     (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "v.sched").write_text("stage s in 0 .. 4 on if s % 3 == 0 then 0 else 1")
+    (tmp_path / "lib" / "v.sched").write_text(
+        "stage s in 0 .. 4 on if s % 3 == 0 then 0 else 1"
+    )
     assert compile(read_source(tmp_path / "main.sched")).source.imports[0][0] == str(
         tmp_path / "lib" / "v.sched"
     )
 
 
 def test_imports_within_imports_are_taken_once(tmp_path: Path) -> None:
-    main = PROGRAM.replace('import "common.sched"', 'import "common.sched" import "last.sched"')
+    main = PROGRAM.replace(
+        'import "common.sched"', 'import "common.sched" import "last.sched"'
+    )
     common = 'import "last.sched" import "main.sched" fn turned(m) = last() - m'
     path = write(
         tmp_path,
@@ -116,7 +126,10 @@ def test_one_message_about_two_files(tmp_path: Path) -> None:
     with pytest.raises(CompileError) as caught:
         compile(read_source(path))
     found = to_json(caught.value.diagnostics[0])
-    files = [Path(found["file"]).name, *(Path(label["file"]).name for label in found["labels"])]
+    files = [
+        Path(found["file"]).name,
+        *(Path(label["file"]).name for label in found["labels"]),
+    ]
     assert files == ["common.sched", "common.sched", "main.sched"]
 
 

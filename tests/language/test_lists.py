@@ -125,4 +125,6 @@ def test_a_list_is_a_symbol() -> None:
     symbol = symbols.at(DEPTHS.index("depth[r] + 1"))
     assert symbol is not None
     assert symbol.kind == "list"
-    assert [DEPTHS[place.start : place.end] for place in symbols.places_of(symbol)] == ["depth"] * 3
+    assert [DEPTHS[place.start : place.end] for place in symbols.places_of(symbol)] == [
+        "depth"
+    ] * 3

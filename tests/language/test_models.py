@@ -26,12 +26,18 @@ def program(lines: str, order: str = ORDER) -> Source:
 
 
 def test_models_are_no_replicas() -> None:
-    plan = compile(program(LINES + "edge s in 0 .. 1 from teacher(0) to student(1) frozen teacher"))
+    plan = compile(
+        program(LINES + "edge s in 0 .. 1 from teacher(0) to student(1) frozen teacher")
+    )
     layout = plan.layout
     assert layout.models
     assert layout.pieces == 3
     assert [layout.replicas(stage) for stage in range(3)] == [[0], [1], [2]]
-    assert [layout.model_of(stage) for stage in range(3)] == ["teacher", "student", "student"]
+    assert [layout.model_of(stage) for stage in range(3)] == [
+        "teacher",
+        "student",
+        "student",
+    ]
     # The edge leads to no neighbour, whatever its number; the student is a chain all the same.
     assert layout.far_edges == {3: (0, 2)}
     assert layout.before == ((), (), (1, 0))

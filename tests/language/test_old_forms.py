@@ -25,7 +25,9 @@ def warnings(source: Source) -> list[str]:
 
 
 def plans(*bodies: str) -> list[list[str]]:
-    return [[actions.text() for actions in compile(program(body)).ranks] for body in bodies]
+    return [
+        [actions.text() for actions in compile(program(body)).ranks] for body in bodies
+    ]
 
 
 @pytest.mark.parametrize(
@@ -36,15 +38,31 @@ def plans(*bodies: str) -> list[list[str]]:
             "rank r { repeat 4 { F(next) } B(next) repeat 3 { I(next) W } }",
             "`B` is the input half",
         ),
-        (f"fill W {_RANK}", f"fill W {_RANK.replace('B', 'I')}", "`B` is the input half"),
+        (
+            f"fill W {_RANK}",
+            f"fill W {_RANK.replace('B', 'I')}",
+            "`B` is the input half",
+        ),
         (
             f"cost B = 2 cost W = 1 fill W {_RANK.replace('B(', 'B (')}",
             f"cost I = 2 cost W = 1 fill W {_RANK.replace('B', 'I')}",
             "`B` is the input half",
         ),
-        (f"objective flush {_RANK}", f"objective makespan {_RANK}", "`objective flush`"),
-        (f"{_RANK} recompute s in 0 .. 1", f"{_RANK} recompute 0 .. 1", "nothing uses the name"),
-        (f"{_RANK} recompute s in 0 .. 1", f"{_RANK} recompute (0) .. 1", "nothing uses the name"),
+        (
+            f"objective flush {_RANK}",
+            f"objective makespan {_RANK}",
+            "`objective flush`",
+        ),
+        (
+            f"{_RANK} recompute s in 0 .. 1",
+            f"{_RANK} recompute 0 .. 1",
+            "nothing uses the name",
+        ),
+        (
+            f"{_RANK} recompute s in 0 .. 1",
+            f"{_RANK} recompute (0) .. 1",
+            "nothing uses the name",
+        ),
         (f"{_BLOCK} fill W squeeze", f"{_BLOCK} fill W", "`squeeze` changes nothing"),
     ],
 )
@@ -57,14 +75,18 @@ def test_an_old_form_means_the_new_one(old: str, new: str, said: str) -> None:
 
 
 def test_squeeze_before_a_fill_changes_it() -> None:
-    block = "block m every 6 { stage s in 0 .. 2 { F(s, m) at s  I(s, m) at 7 - 2 * s } }"
+    block = (
+        "block m every 6 { stage s in 0 .. 2 { F(s, m) at s  I(s, m) at 7 - 2 * s } }"
+    )
     squeezed, drawn = plans(f"{block} squeeze fill W", f"{block} fill W")
     assert squeezed != drawn
     assert not warnings(program(f"{block} squeeze fill W"))
 
 
 def test_one_warning_for_many_places() -> None:
-    (warning,) = old_forms(*load(program("rank r { F(0) B(0) W F(1) B(1) W F(2) B(2) W }")))
+    (warning,) = old_forms(
+        *load(program("rank r { F(0) B(0) W F(1) B(1) W F(2) B(2) W }"))
+    )
     assert warning.notes == ("and in 2 more places",)
     assert warning.severity == "warning"
 
@@ -75,7 +97,9 @@ def test_the_commands_show_warnings_and_succeed(
     path = tmp_path / "old.sched"
     path.write_text(program(f"objective flush {_RANK}").text)
     assert main(["compile", str(path)]) == 0
-    assert "warning[old-form]: `objective flush` is an old name" in capsys.readouterr().err
+    assert (
+        "warning[old-form]: `objective flush` is an old name" in capsys.readouterr().err
+    )
     assert main(["check", str(path)]) == 0
     assert "warning[old-form]" in capsys.readouterr().err
     assert main(["check", str(path), "--transport", "all", "--json"]) == 0

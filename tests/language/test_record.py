@@ -65,7 +65,9 @@ class OneByOne:
             return
         if microbatch is None:
             # `next` is the first number that is not done, which may lie before others that are.
-            microbatch = next(number for number in range(len(done) + 1) if number not in done)
+            microbatch = next(
+                number for number in range(len(done) + 1) if number not in done
+            )
             if microbatch >= units:
                 raise KeyError("nothing-next")
         if not 0 <= microbatch < units:
@@ -103,7 +105,9 @@ def test_at_once_as_one_by_one() -> None:
             actions = order.actions()
             rows = zip(actions.source, actions.stage, actions.microbatch, strict=True)
             assert list(rows) == one_by_one.rows, source.text
-            assert list(actions.kind) == [declared.sites.kinds[each] for each in actions.source]
+            assert list(actions.kind) == [
+                declared.sites.kinds[each] for each in actions.source
+            ]
             verdicts[wrong] += 1
     # Right ones, and six codes of mistakes.
     assert len(verdicts) == 7, verdicts
@@ -149,5 +153,9 @@ def test_the_first_mistake_of_a_rank_is_told(body: str, code: str) -> None:
 
 def test_a_mistake_is_told_with_the_values_in_scope_there() -> None:
     with pytest.raises(CompileError) as caught:
-        order("let a = 1 for m in 0 .. 2 { let b = m + a F(b) } for k in 0 .. 9 { F(k) }")
-    assert caught.value.diagnostics[0].notes == ("here with r = 0, a = 1, m = 1, b = 2",)
+        order(
+            "let a = 1 for m in 0 .. 2 { let b = m + a F(b) } for k in 0 .. 9 { F(k) }"
+        )
+    assert caught.value.diagnostics[0].notes == (
+        "here with r = 0, a = 1, m = 1, b = 2",
+    )

@@ -74,7 +74,9 @@ def test_as_many_messages_as_mistakes(number: int) -> None:
         ]
         diagnostics = syntax_errors(text)
         source = Source("s.sched", text)
-        assert [source.position(each.labels[0].span.start)[0] for each in diagnostics] == lines
+        assert [
+            source.position(each.labels[0].span.start)[0] for each in diagnostics
+        ] == lines
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -52,21 +52,30 @@ def test_a_sequence_is_what_its_statements_are() -> None:
 
 def test_names_of_a_sequence_are_its_own() -> None:
     swapped = "seq two(a, b) { F(a)  F(b) }"
-    assert order(swapped, "let a = 1  let b = 2  run two(b, a)  run two(a, b)") == "0F2 0F1 0F1 0F2"
+    assert (
+        order(swapped, "let a = 1  let b = 2  run two(b, a)  run two(a, b)")
+        == "0F2 0F1 0F1 0F2"
+    )
     own = "seq own(n) { let k = n + 1  for i in 0 .. 2 { F(k + i) } }"
-    assert order(own, "for i in 0 .. 2 { run own(2 * i)  F(i) }") == "0F1 0F2 0F0 0F3 0F4 0F1"
+    assert (
+        order(own, "for i in 0 .. 2 { run own(2 * i)  F(i) }")
+        == "0F1 0F2 0F0 0F3 0F4 0F1"
+    )
 
 
 def test_a_sequence_stands_in_loops_branches_and_parts() -> None:
     assert (
-        order("seq f(m) { F(m) }", "for m in 0 .. 3 by -1 { if m > 0 { run f(m) } }") == "0F2 0F1"
+        order("seq f(m) { F(m) }", "for m in 0 .. 3 by -1 { if m > 0 { run f(m) } }")
+        == "0F2 0F1"
     )
     assert order("seq none() { }", "run none()  F(0)") == "0F0"
     text = (PROGRAMS / "pipedream_2bw.sched").read_text()
     named = text.replace(
         "    rank r {", "    seq ahead(n) { for m in 0 .. n { F(m) } }\n    rank r {"
     )
-    named = named.replace("warmup { for m in 0 .. ahead { F(m) } }", "warmup { run ahead(ahead) }")
+    named = named.replace(
+        "warmup { for m in 0 .. ahead { F(m) } }", "warmup { run ahead(ahead) }"
+    )
     assert named.count("run ahead(ahead)") == 1
     with pytest.raises(CompileError, match="`ahead` is already declared"):
         compile(Source("s.sched", named))
@@ -116,7 +125,10 @@ def test_a_sequence_knows_what_stands_above_it_alone() -> None:
 
 def test_a_fault_in_a_sequence_is_told_there_with_its_values() -> None:
     with pytest.raises(CompileError) as caught:
-        order("seq down(n) { repeat n - 2 { F(next) } }", "for m in 0 .. 3 { run down(2 - m) }")
+        order(
+            "seq down(n) { repeat n - 2 { F(next) } }",
+            "for m in 0 .. 3 { run down(2 - m) }",
+        )
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "negative-repeat"
     assert "n = 1" in str(diagnostic)
@@ -127,7 +139,9 @@ def test_the_proofs_for_all_sizes_read_sequences() -> None:
     outcome = prove(load(Source("s.sched", TEXT))[1], {})
     for ranks in (1, 2, 5):
         for microbatches in (1, 4, 9):
-            assert contains(outcome.proved, {"ranks": ranks, "microbatches": microbatches})
+            assert contains(
+                outcome.proved, {"ranks": ranks, "microbatches": microbatches}
+            )
 
 
 def test_a_sequence_is_a_symbol() -> None:
@@ -136,7 +150,9 @@ def test_a_sequence_is_a_symbol() -> None:
     symbol = symbols.at(TEXT.index("run both") + 5)
     assert symbol is not None
     assert (symbol.kind, symbol.takes) == ("seq", 1)
-    assert [TEXT[place.start : place.end] for place in symbols.places_of(symbol)] == ["both"] * 2
+    assert [TEXT[place.start : place.end] for place in symbols.places_of(symbol)] == [
+        "both"
+    ] * 2
     count = symbols.at(TEXT.index("repeat count") + 7)
     assert count is not None
     assert count.place.start == TEXT.index("(count)") + 1

@@ -22,13 +22,19 @@ def warned(order: str, **params: int) -> list[str]:
         ("repeat 0 { B(next) }", ["forward-only"]),
         ("for m in 0 .. 0 { B(m) }", ["forward-only"]),
         ("", []),
-        ("for m in 3 .. r { B(m) }  for m in 0 .. microbatches { B(m) }", ["empty-range"]),
+        (
+            "for m in 3 .. r { B(m) }  for m in 0 .. microbatches { B(m) }",
+            ["empty-range"],
+        ),
         # On rank 1 it counts.
         ("for m in 1 .. r { B(m) }  for m in 0 .. microbatches { B(m) }", []),
     ],
 )
 def test_ops_that_never_run(backwards: str, codes: list[str]) -> None:
-    assert warned(f"rank r {{ for m in 0 .. microbatches {{ F(m) }} {backwards} }}") == codes
+    assert (
+        warned(f"rank r {{ for m in 0 .. microbatches {{ F(m) }} {backwards} }}")
+        == codes
+    )
 
 
 def test_a_block_without_backwards() -> None:
@@ -44,7 +50,10 @@ def test_a_range_is_named_with_its_bounds_and_the_verdicts_have_it() -> None:
     verdicts = check_program(source, {"microbatches": 7}, ["portable", "gloo"])
     for diagnostics in verdicts.values():
         assert [each.severity for each in diagnostics] == ["warning", "warning"]
-        assert diagnostics[0].message == "the range `6 .. 0` is empty, here and wherever it is met"
+        assert (
+            diagnostics[0].message
+            == "the range `6 .. 0` is empty, here and wherever it is met"
+        )
 
 
 def test_an_inference_that_is_asked_for_has_no_warning() -> None:

@@ -87,7 +87,9 @@ def program(
 
 
 def makespan(schedule: Schedule, transport: str, p2p: float) -> float:
-    return simulate(evolve(schedule, transport=transport), Costs(p2p_time=p2p)).timeline.makespan
+    return simulate(
+        evolve(schedule, transport=transport), Costs(p2p_time=p2p)
+    ).timeline.makespan
 
 
 def recorded_plan(name: str) -> Plan:
@@ -96,9 +98,13 @@ def recorded_plan(name: str) -> Plan:
     """
     family, sizes = name.split()
     ranks, _, rest = sizes.partition("x")
-    microbatches, letter, value = rest.partition("v") if "v" in rest else rest.partition("k")
+    microbatches, letter, value = (
+        rest.partition("v") if "v" in rest else rest.partition("k")
+    )
     extra = {{"v": "chunks", "k": "slices"}[letter]: int(value)} if letter else {}
-    return program(PROGRAM[family], ranks=int(ranks), microbatches=int(microbatches), **extra)
+    return program(
+        PROGRAM[family], ranks=int(ranks), microbatches=int(microbatches), **extra
+    )
 
 
 def naive(schedule: Schedule) -> Schedule:
@@ -140,7 +146,8 @@ def test_recorded_makespans(case: str) -> None:
     plan = recorded_plan(name)
     lowered = LOWERINGS[lowering](plan)
     assert (
-        simulate(plan, Costs(p2p_time=p2p), ideal=True).timeline.makespan == RECORDED[case]["ideal"]
+        simulate(plan, Costs(p2p_time=p2p), ideal=True).timeline.makespan
+        == RECORDED[case]["ideal"]
     )
     for model, transport in MODELS.items():
         try:
@@ -155,7 +162,8 @@ def test_recorded_makespans(case: str) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    "name", [name for name in GALLERY if name not in ("pipe_offload", "bpipe", "weipipe")]
+    "name",
+    [name for name in GALLERY if name not in ("pipe_offload", "bpipe", "weipipe")],
 )
 def test_times_are_those_of_an_independent_replay(name: str) -> None:
     """At durations of which no two sums are alike, for all lowerings; the replay knows no copies to
@@ -187,20 +195,23 @@ def test_times_of_moved_transfers_are_those_of_an_independent_replay(name: str) 
     seen = set()
     sizes = [(3, 6), (4, 4)] if name == "interleaved_1f1b" else [(3, 4), (4, 4)]
     plans = tuple(
-        program(name, ranks=ranks, microbatches=microbatches) for ranks, microbatches in sizes
+        program(name, ranks=ranks, microbatches=microbatches)
+        for ranks, microbatches in sizes
     )
     for mutant in damaged_plans(one_of(plans), 40, random.Random(name)):
         for transport in TRANSPORTS[1:]:
             if verdict(mutant, transport):
                 expected = Replay(mutant, transport, Costs(p2p_time=0.3)).makespan()
-                assert makespan(mutant, transport, 0.3) == pytest.approx(expected, rel=1e-12), (
-                    transport
-                )
+                assert makespan(mutant, transport, 0.3) == pytest.approx(
+                    expected, rel=1e-12
+                ), transport
                 seen.add(round(expected, 6))
     assert len(seen) > 5
 
 
-@pytest.mark.parametrize("transport", [each for each in TRANSPORTS if each != "portable"])
+@pytest.mark.parametrize(
+    "transport", [each for each in TRANSPORTS if each != "portable"]
+)
 def test_the_first_message_goes_as_soon_as_there_is_one(transport: str) -> None:
     plan = evolve(program("gpipe", ranks=2, microbatches=2), transport=transport)
     timeline = simulate(plan, Costs(forward_times=(0.25,), p2p_time=0.25)).timeline
@@ -222,7 +233,9 @@ def test_a_send_waits_for_room_until_a_message_is_received(
     behind its send.
     """
     plan = program("gpipe", ranks=3, microbatches=5)
-    timeline = simulate(evolve(plan, transport=transport), Costs(forward_times=(1, 1, 10))).timeline
+    timeline = simulate(
+        evolve(plan, transport=transport), Costs(forward_times=(1, 1, 10))
+    ).timeline
     assert [bar.start for bar in timeline.ranks[1] if bar.kind == Kind.F] == starts
 
 
@@ -242,13 +255,19 @@ def test_sends_that_come_late_are_late_on_gloo_but_not_ideally() -> None:
 
 # -- the choice
 
-KNOWN = {CO_ISSUED, OWN, *(name for transport in TRANSPORTS for name in alternatives(transport))}
+KNOWN = {
+    CO_ISSUED,
+    OWN,
+    *(name for transport in TRANSPORTS for name in alternatives(transport)),
+}
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("name", GALLERY)
-def test_the_choice_is_proved_and_no_slower_than_co_issued(name: str, transport: str) -> None:
+def test_the_choice_is_proved_and_no_slower_than_co_issued(
+    name: str, transport: str
+) -> None:
     for p2p in (0.0, 0.25):
         # Passes choose the order of the ops for the costs.
         plain = program(name, "portable", p2p)
@@ -269,7 +288,9 @@ def test_the_choice_is_proved_and_no_slower_than_co_issued(name: str, transport:
                 == plan.lowering
             )
         if plan.kernels:
-            prove(evolve(plan.for_updates(plan.layout.updates + 2), transport=transport))
+            prove(
+                evolve(plan.for_updates(plan.layout.updates + 2), transport=transport)
+            )
         if transport in ("portable", "gloo"):
             assert plan.lowering in (CO_ISSUED, OWN)
             assert [actions.text() for actions in plan.ranks] == [
@@ -300,7 +321,9 @@ def test_verdicts_on_all_lowerings_are_those_of_every_interleaving(name: str) ->
 
 @examples(60)
 @given(schedules(), st.sampled_from(TRANSPORTS), st.sampled_from([0.0, 0.3, 2.0]))
-def test_lowerings_of_random_schedules(schedule: Schedule, transport: str, p2p: float) -> None:
+def test_lowerings_of_random_schedules(
+    schedule: Schedule, transport: str, p2p: float
+) -> None:
     """The choice runs and computes what it should; and whatever lowering is not refused, takes its
     own time only.
     """
@@ -311,13 +334,17 @@ def test_lowerings_of_random_schedules(schedule: Schedule, transport: str, p2p: 
     assert [each.compute().text() for each in choice.schedule.ranks] == [
         each.text() for each in schedule.ranks
     ]
-    assert makespan(choice.schedule, transport, p2p) <= makespan(lower(schedule), transport, p2p)
+    assert makespan(choice.schedule, transport, p2p) <= makespan(
+        lower(schedule), transport, p2p
+    )
     if transport == "blocking":
         assert oracle(choice.schedule)
 
 
 @pytest.mark.parametrize("name", [name for name in GALLERY if name != "1f1b_explicit"])
-def test_fused_batches_are_a_send_and_a_receive_and_have_their_mirror_image(name: str) -> None:
+def test_fused_batches_are_a_send_and_a_receive_and_have_their_mirror_image(
+    name: str,
+) -> None:
     fused = fuse(program(name))
     batches = {
         (rank, frozenset(actions.row(index)[:3] for index in batch))
@@ -337,7 +364,9 @@ def test_fused_batches_are_a_send_and_a_receive_and_have_their_mirror_image(name
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "dualpipe", "unet_1f1b"])
-def test_by_edges_receives_pass_sends_and_no_receives_from_the_same_rank(name: str) -> None:
+def test_by_edges_receives_pass_sends_and_no_receives_from_the_same_rank(
+    name: str,
+) -> None:
     """So messages of an edge stay in their order, which is all that counts there."""
     plain = program(name, "portable")
     early = alternatives("nccl-edge")["posted early"](plain)
@@ -354,11 +383,17 @@ def test_by_edges_receives_pass_sends_and_no_receives_from_the_same_rank(name: s
         assert all(turns == sorted(turns) for turns in edges.values())
         # Where the two directions between two ranks have changed places.
         pairs = [
-            [*edges[True, peer], *edges.get((False, peer), [])] for sends, peer in edges if sends
+            [*edges[True, peer], *edges.get((False, peer), [])]
+            for sends, peer in edges
+            if sends
         ]
         order = {turn: index for index, turn in enumerate(turns)}
         passed += sum(
-            (a < b) != (order[a] < order[b]) for pair in pairs for a in pair for b in pair if a < b
+            (a < b) != (order[a] < order[b])
+            for pair in pairs
+            for a in pair
+            for b in pair
+            if a < b
         )
     assert passed
     assert verdict(early, "nccl-edge")
@@ -379,7 +414,9 @@ def test_the_trap_of_fused_exchanges_is_seen() -> None:
                 trapped += 1
                 assert not verdict(fused, "nccl")
                 assert all(
-                    verdict(fused, each) for each in TRANSPORTS if each not in ("nccl", "portable")
+                    verdict(fused, each)
+                    for each in TRANSPORTS
+                    if each not in ("nccl", "portable")
                 )
                 assert not any(any(actions.group) for actions in plan.ranks)
     assert trapped > 5
@@ -392,7 +429,9 @@ def test_the_trap_of_fused_exchanges_is_seen() -> None:
 
 def test_a_program_that_cannot_run_is_refused_for_its_own_sake() -> None:
     text = "schedule s { param ranks = 2 param microbatches = 2\n"
-    text += "rank r { if r == 0 { F(0) B(0) F(1) B(1) } else { F(0) F(1) B(0) B(1) } } }"
+    text += (
+        "rank r { if r == 0 { F(0) B(0) F(1) B(1) } else { F(0) F(1) B(0) B(1) } } }"
+    )
     from schedlang import Source
 
     with pytest.raises(CompileError) as error:
@@ -410,5 +449,6 @@ def test_own_communication_stays_as_it_is() -> None:
             for actions in choice.schedule.ranks
         ]
         assert transfers == [
-            [kind for kind in actions.kind if kind >= Kind.SEND_F] for actions in lower(own).ranks
+            [kind for kind in actions.kind if kind >= Kind.SEND_F]
+            for actions in lower(own).ranks
         ]

@@ -23,8 +23,16 @@ USAGE = 2
 MISTAKES: list[tuple[str, int, str]] = [
     # No command, or none that there is.
     ("", USAGE, "COMMAND is missing"),
-    ("complie my.sched", USAGE, "there is no command `complie`; did you mean `compile`?"),
-    ("simulat my.sched", USAGE, "there is no command `simulat`; did you mean `simulate`?"),
+    (
+        "complie my.sched",
+        USAGE,
+        "there is no command `complie`; did you mean `compile`?",
+    ),
+    (
+        "simulat my.sched",
+        USAGE,
+        "there is no command `simulat`; did you mean `simulate`?",
+    ),
     ("explain-bubbles my.sched", USAGE, "did you mean `explain-bubble`?"),
     ("frobnicate", USAGE, "there is no command `frobnicate`"),
     ("my.sched", USAGE, "`my.sched` is no command: a file stands behind one"),
@@ -49,9 +57,17 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("compile my.sched other.sched", USAGE, "`other.sched` is one argument too many"),
     ("compile my.sched -p", USAGE, "argument -p: expected one argument"),
     ("compile my.sched -o", USAGE, "argument -o/--output: expected one argument"),
-    ("simulate my.sched --forward-times", USAGE, "--forward-times: expected one argument"),
+    (
+        "simulate my.sched --forward-times",
+        USAGE,
+        "--forward-times: expected one argument",
+    ),
     # Values that are none.
-    ("compile my.sched -p ranks", USAGE, "`ranks` is not NAME=VALUE with a whole number"),
+    (
+        "compile my.sched -p ranks",
+        USAGE,
+        "`ranks` is not NAME=VALUE with a whole number",
+    ),
     ("compile my.sched -p ranks=4.5", USAGE, "`ranks=4.5` is not NAME=VALUE"),
     ("compile my.sched -p ranks=", USAGE, "`ranks=` is not NAME=VALUE"),
     ("compile my.sched -p =4", USAGE, "`=4` is not NAME=VALUE"),
@@ -60,11 +76,23 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("compile my.sched --transport all", USAGE, "there is no transport `all`"),
     ("compile my.sched --format jsn", USAGE, "there is no `jsn`"),
     ("compile my.sched --color sometimes", USAGE, "there is no `sometimes`"),
-    ("compare my.sched --sort bubble", USAGE, "there is no `bubble`, there is `given`, `makespan`"),
-    ("export my.sched --to torch-csv --torch 3", USAGE, "there is no `3`, there is `2.13`, `2.15`"),
+    (
+        "compare my.sched --sort bubble",
+        USAGE,
+        "there is no `bubble`, there is `given`, `makespan`",
+    ),
+    (
+        "export my.sched --to torch-csv --torch 3",
+        USAGE,
+        "there is no `3`, there is `2.13`, `2.15`",
+    ),
     ("export my.sched --to csv", USAGE, "there is no `csv`, there is `torch-csv`"),
     ("completion csh", USAGE, "there is no `csh`, there is `bash`, `zsh`, `fish`"),
-    ("check my.sched --for ranks", USAGE, "`ranks` is not NAME=A..B with whole numbers"),
+    (
+        "check my.sched --for ranks",
+        USAGE,
+        "`ranks` is not NAME=A..B with whole numbers",
+    ),
     ("check my.sched --for ranks=4..2", USAGE, "`ranks=4..2` is not NAME=A..B"),
     ("check my.sched --for ranks=2-8", USAGE, "`ranks=2-8` is not NAME=A..B"),
     ("check my.sched --for ranks=1..99999999", USAGE, "is more than 1,000,000 sizes"),
@@ -74,28 +102,72 @@ MISTAKES: list[tuple[str, int, str]] = [
         "--for asks for 4,000,000 sizes",
     ),
     ("simulate my.sched --p2p-time fast", USAGE, "--p2p-time: `fast` is not a number"),
-    ("simulate my.sched --p2p-time -1", USAGE, "`p2p_time` is -1: it must be a number from 0"),
-    ("simulate my.sched --p2p-time nan", USAGE, "`p2p_time` is nan: it must be a finite number"),
-    ("simulate my.sched --forward-times one", USAGE, "`one` is not numbers, such as 1,1,2"),
-    ("simulate my.sched --forward-times 1,,2", USAGE, "`1,,2` is not numbers, such as 1,1,2"),
-    ("simulate --forward-times 1 2 my.sched", USAGE, "2 durations of `F` are given, there are 4"),
+    (
+        "simulate my.sched --p2p-time -1",
+        USAGE,
+        "`p2p_time` is -1: it must be a number from 0",
+    ),
+    (
+        "simulate my.sched --p2p-time nan",
+        USAGE,
+        "`p2p_time` is nan: it must be a finite number",
+    ),
+    (
+        "simulate my.sched --forward-times one",
+        USAGE,
+        "`one` is not numbers, such as 1,1,2",
+    ),
+    (
+        "simulate my.sched --forward-times 1,,2",
+        USAGE,
+        "`1,,2` is not numbers, such as 1,1,2",
+    ),
+    (
+        "simulate --forward-times 1 2 my.sched",
+        USAGE,
+        "2 durations of `F` are given, there are 4",
+    ),
     ("simulate my.sched --jitter some", USAGE, "--jitter: `some` is not a number"),
     ("simulate my.sched --jitter 10", USAGE, "a part of each duration from 0 to 1"),
     ("simulate my.sched --jitter -0.1", USAGE, "a part of each duration from 0 to 1"),
-    ("simulate my.sched --jitter 0.1 --seed -1", USAGE, "`-1` is not a whole number from 0"),
-    ("simulate my.sched --jitter 0.1 --runs 0", USAGE, "`0` is not a whole number from 1"),
+    (
+        "simulate my.sched --jitter 0.1 --seed -1",
+        USAGE,
+        "`-1` is not a whole number from 0",
+    ),
+    (
+        "simulate my.sched --jitter 0.1 --runs 0",
+        USAGE,
+        "`0` is not a whole number from 1",
+    ),
     ("simulate my.sched --runs 100", USAGE, "--runs is for --jitter"),
     ("simulate my.sched --slow rank=0:2 --seed 1", USAGE, "--seed is for --jitter"),
-    ("simulate my.sched --slow rank=0", USAGE, "`rank=0` is not rank=R:FACTOR or link=R-Q:FACTOR"),
+    (
+        "simulate my.sched --slow rank=0",
+        USAGE,
+        "`rank=0` is not rank=R:FACTOR or link=R-Q:FACTOR",
+    ),
     ("simulate my.sched --slow rank=0:0", USAGE, "with a factor above 0"),
     ("simulate my.sched --slow rank=0-1:2", USAGE, "`rank=0-1:2` is not rank=R:FACTOR"),
     ("simulate my.sched --slow stage=0:2", USAGE, "`stage=0:2` is not rank=R:FACTOR"),
     ("simulate my.sched --slow rank=90:2", USAGE, "there is no rank 90: there are "),
-    ("simulate my.sched --slow link=0-1:2", USAGE, "transfers between ranks 0 and 1 take no time"),
+    (
+        "simulate my.sched --slow link=0-1:2",
+        USAGE,
+        "transfers between ranks 0 and 1 take no time",
+    ),
     ("simulate my.sched --slow link=1-1:2", USAGE, "a link is a pair of two ranks"),
-    ("simulate my.sched --slow link=0-1:2 --slow link=1-0:3", USAGE, "`link=0-1` is given twice"),
+    (
+        "simulate my.sched --slow link=0-1:2 --slow link=1-0:3",
+        USAGE,
+        "`link=0-1` is given twice",
+    ),
     ("simulate my.sched --updates 0", USAGE, "`0` is not a whole number from 1"),
-    ("simulate my.sched --updates 3", USAGE, "the plan has 1 update: no part of it repeats"),
+    (
+        "simulate my.sched --updates 3",
+        USAGE,
+        "the plan has 1 update: no part of it repeats",
+    ),
     ("run my.sched --steps 0", USAGE, "`0` is not a whole number from 1"),
     ("run my.sched --steps many", USAGE, "`many` is not a whole number from 1"),
     ("run my.sched --replicas -2", USAGE, "`-2` is not a whole number from 1"),
@@ -103,69 +175,213 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("pipeline -s four", USAGE, "`four` is not a whole number from 1"),
     ("pipeline num_stages", USAGE, "`num_stages` is not KEY=VALUE"),
     # What was given twice, or does not go together.
-    ("compile my.sched -p ranks=8 -p ranks=4", USAGE, "argument -p: `ranks` is given twice"),
-    ("check my.sched --for ranks=2..3 --for ranks=4..5", USAGE, "`ranks` is given twice"),
+    (
+        "compile my.sched -p ranks=8 -p ranks=4",
+        USAGE,
+        "argument -p: `ranks` is given twice",
+    ),
+    (
+        "check my.sched --for ranks=2..3 --for ranks=4..5",
+        USAGE,
+        "`ranks` is given twice",
+    ),
     (
         "check my.sched --for ranks=2..3 -p ranks=4",
         USAGE,
         "`ranks` has a -p and a --for: give one of",
     ),
-    ("compile my.sched -o a.json -o b.json", USAGE, "argument -o/--output: it is given twice"),
-    ("simulate my.sched --p2p-time 1 --p2p-time 2", USAGE, "--p2p-time: it is given twice"),
+    (
+        "compile my.sched -o a.json -o b.json",
+        USAGE,
+        "argument -o/--output: it is given twice",
+    ),
+    (
+        "simulate my.sched --p2p-time 1 --p2p-time 2",
+        USAGE,
+        "--p2p-time: it is given twice",
+    ),
     ("pipeline num_stages=2 num_stages=4", USAGE, "`num_stages` is given twice"),
     ("pipeline --compat --compat-async", USAGE, "not allowed with argument --compat"),
-    ("compile my.sched --json --format github", USAGE, "not allowed with argument --json"),
+    (
+        "compile my.sched --json --format github",
+        USAGE,
+        "not allowed with argument --json",
+    ),
     ("show my.sched --compute --frees", USAGE, "not allowed with argument --compute"),
-    ("show plan.json --costs costs.json", USAGE, "costs decide about the order of a program"),
+    (
+        "show plan.json --costs costs.json",
+        USAGE,
+        "costs decide about the order of a program",
+    ),
     (
         "export plan.json --to torch-csv --p2p-time 1",
         USAGE,
         "`plan.json` is a plan: it has its order",
     ),
     ("run plan.json --p2p-time 1", USAGE, "`plan.json` is a plan: it has its order"),
-    ("compile my.sched --forward-times 1,2", USAGE, "2 durations of `F` are given, there are 4"),
-    ("check my.sched --forward-times 1,2", USAGE, "2 durations of `F` are given, there are 4"),
-    ("check plan.json --forward-times 1,2,3", USAGE, "3 durations of `F` are given, there are 2"),
+    (
+        "compile my.sched --forward-times 1,2",
+        USAGE,
+        "2 durations of `F` are given, there are 4",
+    ),
+    (
+        "check my.sched --forward-times 1,2",
+        USAGE,
+        "2 durations of `F` are given, there are 4",
+    ),
+    (
+        "check plan.json --forward-times 1,2,3",
+        USAGE,
+        "3 durations of `F` are given, there are 2",
+    ),
     (
         "check my.sched --for ranks=2..3 --forward-times 1,2",
         USAGE,
         "give one number for all stages",
     ),
-    ("simulate my.sched --p2p-time 1 --costs costs.json", USAGE, "as options or as a file"),
-    ("check my.sched --for ranks=2..3 --transport all", USAGE, "for one transport, not for all"),
+    (
+        "simulate my.sched --p2p-time 1 --costs costs.json",
+        USAGE,
+        "as options or as a file",
+    ),
+    (
+        "check my.sched --for ranks=2..3 --transport all",
+        USAGE,
+        "for one transport, not for all",
+    ),
     ("check plan.json --for ranks=2..3", USAGE, "`plan.json` is a plan"),
     ("check plan.json -p ranks=2", USAGE, "`plan.json` is a plan"),
-    ("show plan.json -p ranks=2", USAGE, "-p sets parameters of a program, `plan.json` is a plan"),
-    ("compile plan.json", USAGE, "`plan.json` is a plan, which `schedc check` proves again"),
-    ("view my.sched other.sched", USAGE, "several schedules stand side by side on a page"),
-    ("view my.sched other.sched -o both.svg", USAGE, "stand side by side on a page, NAME.html"),
+    (
+        "show plan.json -p ranks=2",
+        USAGE,
+        "-p sets parameters of a program, `plan.json` is a plan",
+    ),
+    (
+        "compile plan.json",
+        USAGE,
+        "`plan.json` is a plan, which `schedc check` proves again",
+    ),
+    (
+        "view my.sched other.sched",
+        USAGE,
+        "several schedules stand side by side on a page",
+    ),
+    (
+        "view my.sched other.sched -o both.svg",
+        USAGE,
+        "stand side by side on a page, NAME.html",
+    ),
     ("view my.sched -o picture.gif", USAGE, "`picture.gif` must end in"),
-    ("compare my.sched --write-costs new.json", USAGE, "writes what a recorded run shows"),
+    (
+        "compare my.sched --write-costs new.json",
+        USAGE,
+        "writes what a recorded run shows",
+    ),
     ("run my.sched --every 5", USAGE, "--every says how often --checkpoint writes"),
-    ("run my.sched --checkpoint costs.json", USAGE, "`costs.json` is a file, --checkpoint names a"),
+    (
+        "run my.sched --checkpoint costs.json",
+        USAGE,
+        "`costs.json` is a file, --checkpoint names a",
+    ),
     ("compare - -", USAGE, "`-` stands twice, and standard input can be read once"),
     # What would be lost.
-    ("compile my.sched -o my.sched", USAGE, "`my.sched` is read, and would be replaced"),
-    ("compile my.sched -o ./folder/../my.sched", USAGE, "is read, and would be replaced"),
-    ("compile my.sched -o link.sched", USAGE, "`link.sched` is read, and would be replaced"),
-    ("compile link.sched -o my.sched", USAGE, "`my.sched` is read, and would be replaced"),
-    ("compile my.sched -o hard.json", USAGE, "`hard.json` is read, and would be replaced"),
-    ("compile my.sched -o other.sched", USAGE, "`other.sched` is a program, and would be replaced"),
-    ("compile imports.sched -o parts.txt", USAGE, "`parts.txt` is read, and would be replaced"),
-    ("export my.sched --to torch-csv -o my.sched", USAGE, "is read, and would be replaced"),
-    ("export plan.json --to torch-csv -o plan.json", USAGE, "is read, and would be replaced"),
-    ("import table.csv -o table.csv", USAGE, "`table.csv` is read, and would be replaced"),
-    ("view plan.json -o plan.json", USAGE, "`plan.json` is read, and would be replaced"),
-    ("view my.sched --costs costs.json -o costs.json", USAGE, "`costs.json` is read, and would"),
-    ("compare my.sched run.json --write-costs run.json", USAGE, "`run.json` is read, and would"),
-    ("run plan.json --trace plan.json", USAGE, "`plan.json` is read, and would be replaced"),
-    ("pipeline -c settings.json -o settings.json", USAGE, "`settings.json` is read, and would be"),
-    ("pipeline -c own_output.json", USAGE, "`own_output.json` is read, and would be replaced"),
+    (
+        "compile my.sched -o my.sched",
+        USAGE,
+        "`my.sched` is read, and would be replaced",
+    ),
+    (
+        "compile my.sched -o ./folder/../my.sched",
+        USAGE,
+        "is read, and would be replaced",
+    ),
+    (
+        "compile my.sched -o link.sched",
+        USAGE,
+        "`link.sched` is read, and would be replaced",
+    ),
+    (
+        "compile link.sched -o my.sched",
+        USAGE,
+        "`my.sched` is read, and would be replaced",
+    ),
+    (
+        "compile my.sched -o hard.json",
+        USAGE,
+        "`hard.json` is read, and would be replaced",
+    ),
+    (
+        "compile my.sched -o other.sched",
+        USAGE,
+        "`other.sched` is a program, and would be replaced",
+    ),
+    (
+        "compile imports.sched -o parts.txt",
+        USAGE,
+        "`parts.txt` is read, and would be replaced",
+    ),
+    (
+        "export my.sched --to torch-csv -o my.sched",
+        USAGE,
+        "is read, and would be replaced",
+    ),
+    (
+        "export plan.json --to torch-csv -o plan.json",
+        USAGE,
+        "is read, and would be replaced",
+    ),
+    (
+        "import table.csv -o table.csv",
+        USAGE,
+        "`table.csv` is read, and would be replaced",
+    ),
+    (
+        "view plan.json -o plan.json",
+        USAGE,
+        "`plan.json` is read, and would be replaced",
+    ),
+    (
+        "view my.sched --costs costs.json -o costs.json",
+        USAGE,
+        "`costs.json` is read, and would",
+    ),
+    (
+        "compare my.sched run.json --write-costs run.json",
+        USAGE,
+        "`run.json` is read, and would",
+    ),
+    (
+        "run plan.json --trace plan.json",
+        USAGE,
+        "`plan.json` is read, and would be replaced",
+    ),
+    (
+        "pipeline -c settings.json -o settings.json",
+        USAGE,
+        "`settings.json` is read, and would be",
+    ),
+    (
+        "pipeline -c own_output.json",
+        USAGE,
+        "`own_output.json` is read, and would be replaced",
+    ),
     # Files that are not there, or that cannot be written.
-    ("compile absent.sched", USAGE, "cannot read `absent.sched`: No such file or directory"),
+    (
+        "compile absent.sched",
+        USAGE,
+        "cannot read `absent.sched`: No such file or directory",
+    ),
     ("compile folder", USAGE, "cannot read `folder`: Is a directory"),
-    ("compile 1f1", USAGE, "there is no file `1f1`, and no program of the gallery has this name"),
-    ("view zb_h", USAGE, "no program of the gallery has this name; did you mean `zb_h2`?"),
+    (
+        "compile 1f1",
+        USAGE,
+        "there is no file `1f1`, and no program of the gallery has this name",
+    ),
+    (
+        "view zb_h",
+        USAGE,
+        "no program of the gallery has this name; did you mean `zb_h2`?",
+    ),
     ("compile binary.sched", USAGE, "byte 0 is not UTF-8 text"),
     ("show absent.json", USAGE, "cannot read `absent.json`"),
     ("import absent.csv", USAGE, "cannot read `absent.csv`"),
@@ -194,8 +410,16 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("pipeline -c absent.json", USAGE, "cannot read `absent.json`"),
     ("pipeline -c wrong.json", USAGE, "forward_time"),
     ("compile my.sched -o absent/plan.json", USAGE, "there is no folder `absent`"),
-    ("compile my.sched -o folder", USAGE, "`folder`: cannot be written: it is a folder"),
-    ("compile my.sched -o -", USAGE, "`-` is standard input; standard output is /dev/stdout"),
+    (
+        "compile my.sched -o folder",
+        USAGE,
+        "`folder`: cannot be written: it is a folder",
+    ),
+    (
+        "compile my.sched -o -",
+        USAGE,
+        "`-` is standard input; standard output is /dev/stdout",
+    ),
     ("view my.sched -o absent/view.svg", USAGE, "there is no folder `absent`"),
     ("run my.sched --trace absent/run.json", USAGE, "there is no folder `absent`"),
     # Words of the reference.
@@ -211,7 +435,11 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("compile empty.sched", WRONG, "the program is empty"),
     ("compile table.csv", WRONG, "error["),
     ("show cut.json", WRONG, "not a whole plan file"),
-    ("check explicit.sched -p microbatches=2 --transport nccl", WRONG, "error[first-use]"),
+    (
+        "check explicit.sched -p microbatches=2 --transport nccl",
+        WRONG,
+        "error[first-use]",
+    ),
 ]
 
 
@@ -241,9 +469,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     Path("short.json").write_text('{"forward_times": [1, 2, 3, 4, 5]}')
     Path("wrong.json").write_text('{"forward_time": 1}')
     Path("settings.json").write_text('{"num_stages": 2, "num_batches": 2}')
-    Path("own_output.json").write_text('{"num_stages": 2, "output_file": "own_output.json"}')
+    Path("own_output.json").write_text(
+        '{"num_stages": 2, "output_file": "own_output.json"}'
+    )
     Path("run.json").write_bytes((CASES / "run.json").read_bytes())
-    assert schedc("compile", "my.sched", "-p", "ranks=2", "-o", "plan.json").returncode == 0
+    assert (
+        schedc("compile", "my.sched", "-p", "ranks=2", "-o", "plan.json").returncode
+        == 0
+    )
     yield folder
     os.chdir(before)
 
@@ -274,8 +507,14 @@ def test_the_table_is_long_and_has_no_line_twice() -> None:
 
 
 @pytest.mark.parametrize("option", [["--json"], ["--format", "json"]])
-def test_diagnostics_are_one_document_for_programs(option: list[str], folder: Path) -> None:
-    for command in (["show", "absent.json"], ["compile", "empty.sched"], ["import", "cut.json"]):
+def test_diagnostics_are_one_document_for_programs(
+    option: list[str], folder: Path
+) -> None:
+    for command in (
+        ["show", "absent.json"],
+        ["compile", "empty.sched"],
+        ["import", "cut.json"],
+    ):
         done = schedc(*command, *option)
         assert done.returncode in (WRONG, USAGE)
         assert json.loads(done.stderr)["diagnostics"][0]["severity"] == "error"

@@ -361,7 +361,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     program = (GALLERY / "gpipe.sched").read_text()
     Path("gpipe.sched").write_text(program)
-    assert schedc("compile gpipe.sched -p ranks=2 -p microbatches=2 -o plan.json")[0] == 0
+    assert (
+        schedc("compile gpipe.sched -p ranks=2 -p microbatches=2 -o plan.json")[0] == 0
+    )
     Path("gpipe.sched").rename("program.txt")
     texts = {
         "table.csv": "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n",
@@ -402,7 +404,10 @@ def cases() -> Iterator[tuple[str, str]]:
     head = "schedule wrong {\n    param ranks = 4\n    param microbatches = 8\n"
     rank = "    rank r {\n        for m in 0 .. microbatches { F(m)  B(m) }\n    }\n"
     for statement in STATEMENTS:
-        yield statement, f"{head}    rank r {{\n{indent(statement, '        ')}\n    }}\n}}\n"
+        yield (
+            statement,
+            f"{head}    rank r {{\n{indent(statement, '        ')}\n    }}\n}}\n",
+        )
     for item in ITEMS:
         yield item, f"{head}{indent(item, '    ')}\n{rank}}}\n"
     for program in PROGRAMS:

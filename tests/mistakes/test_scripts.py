@@ -48,8 +48,18 @@ Mistake = tuple[Callable[[Plan], Any], type[Exception], str, str]
 
 COMPILER: dict[str, Mistake] = {
     "compile: a number": (lambda _: compile(5), TypeError, "`source` is 5", A_PROGRAM),  # type: ignore[arg-type]
-    "compile: nothing": (lambda _: compile(None), TypeError, "`source` is None", A_PROGRAM),  # type: ignore[arg-type]
-    "compile: a plan": (lambda plan: compile(plan), TypeError, "`source` is a Plan", A_PROGRAM),  # type: ignore[arg-type]
+    "compile: nothing": (
+        lambda _: compile(None),
+        TypeError,
+        "`source` is None",
+        A_PROGRAM,
+    ),  # type: ignore[arg-type]
+    "compile: a plan": (
+        lambda plan: compile(plan),
+        TypeError,
+        "`source` is a Plan",
+        A_PROGRAM,
+    ),  # type: ignore[arg-type]
     "compile: an open file": (
         lambda _: compile(StringIO(TEXT)),  # type: ignore[arg-type]
         TypeError,
@@ -62,7 +72,12 @@ COMPILER: dict[str, Mistake] = {
         "cannot read `x.sched`",
         "No such file",
     ),
-    "compile: no text": (lambda _: compile(""), ValueError, "`source` is ''", A_PROGRAM),
+    "compile: no text": (
+        lambda _: compile(""),
+        ValueError,
+        "`source` is ''",
+        A_PROGRAM,
+    ),
     "compile: a name that the gallery does not have": (
         lambda _: compile("1f1bb"),
         CompileError,
@@ -112,7 +127,9 @@ COMPILER: dict[str, Mistake] = {
         "there is `ranks`",
     ),
     "compile: a parameter without a value": (
-        lambda _: compile("schedule s { param ranks param microbatches = 1 rank r { F(0) B(0) } }"),
+        lambda _: compile(
+            "schedule s { param ranks param microbatches = 1 rank r { F(0) B(0) } }"
+        ),
         ValueError,
         "the parameter `ranks` has no value",
         "give one",
@@ -159,7 +176,12 @@ COMPILER: dict[str, Mistake] = {
         "parameters",
         "unexpected keyword argument",
     ),
-    "simulate: a number": (lambda _: simulate(5), TypeError, "`schedule` is 5", A_PROGRAM),  # type: ignore[arg-type]
+    "simulate: a number": (
+        lambda _: simulate(5),
+        TypeError,
+        "`schedule` is 5",
+        A_PROGRAM,
+    ),  # type: ignore[arg-type]
     "simulate: parameters of a plan": (
         lambda plan: simulate(plan, params={"ranks": 4}),
         ValueError,
@@ -316,14 +338,24 @@ COMPILER: dict[str, Mistake] = {
         "`path` is 5",
         A_PATH,
     ),
-    "read_plan: a plan": (lambda plan: read_plan(plan), TypeError, "`path` is a Plan", A_PATH),  # type: ignore[arg-type]
+    "read_plan: a plan": (
+        lambda plan: read_plan(plan),
+        TypeError,
+        "`path` is a Plan",
+        A_PATH,
+    ),  # type: ignore[arg-type]
     "read_plan: a program": (
         lambda _: read_plan(FILE),
         CompileError,
         "1f1b.sched",
         "it is a program, not a plan",
     ),
-    "open_plan: nothing": (lambda _: open_plan(None), TypeError, "`path` is None", A_PATH),  # type: ignore[arg-type]
+    "open_plan: nothing": (
+        lambda _: open_plan(None),
+        TypeError,
+        "`path` is None",
+        A_PATH,
+    ),  # type: ignore[arg-type]
     "write_plan: arguments the other way round": (
         lambda plan: write_plan("plan.json", plan),  # type: ignore[arg-type]
         TypeError,
@@ -380,10 +412,14 @@ def test_of_the_compiler(name: str, plan: Plan) -> None:
     refuses(plan, *COMPILER[name])
 
 
-def refuses(plan: Plan, call: Callable[[Plan], Any], error: type[Exception], *parts: str) -> None:
+def refuses(
+    plan: Plan, call: Callable[[Plan], Any], error: type[Exception], *parts: str
+) -> None:
     with pytest.raises(error) as refused:
         call(plan)
-    assert [part for part in parts if part not in str(refused.value)] == [], refused.value
+    assert [part for part in parts if part not in str(refused.value)] == [], (
+        refused.value
+    )
 
 
 def built(call: Callable[[Builder], Any], **options: Any) -> Callable[[Plan], Any]:
@@ -651,7 +687,9 @@ def runtime() -> Any:
 
 
 def pipeline(plan: Any, stages: Any = None, loss_fn: Any = None, **options: Any) -> Any:
-    return runtime().Pipeline(plan, {0: model()} if stages is None else stages, loss_fn, **options)
+    return runtime().Pipeline(
+        plan, {0: model()} if stages is None else stages, loss_fn, **options
+    )
 
 
 def split(*given: Any, **options: Any) -> Any:

@@ -4,7 +4,15 @@ from functools import cache
 
 from torch import nn
 
-from tests.models.families import gradients, layers, meshes, passing, pretrained, state, training
+from tests.models.families import (
+    gradients,
+    layers,
+    meshes,
+    passing,
+    pretrained,
+    state,
+    training,
+)
 from tests.models.model import COMMON, FEATURES, Feature, Model, mean_square, seed_all
 
 #: The modules that have filled `FEATURES`.
@@ -44,7 +52,10 @@ def _mixed(name: str) -> Feature:
         model.tolerance = 1e-9
         model.stages = [
             nn.Sequential(
-                *(_stage(block, place, number, count) for place, block in enumerate(blocks))
+                *(
+                    _stage(block, place, number, count)
+                    for place, block in enumerate(blocks)
+                )
             )
             for number, blocks in (
                 (number, stages[number % len(stages)]) for number in range(count)
@@ -87,5 +98,8 @@ def _is_common(feature: Feature) -> bool:
         return False
     model = feature.model(3)
     return (
-        model.batch is COMMON and model.loss is mean_square and not model.tied and not model.options
+        model.batch is COMMON
+        and model.loss is mean_square
+        and not model.tied
+        and not model.options
     )

@@ -154,7 +154,9 @@ def feature(
         assert name not in FEATURES
         assert build.__doc__ is not None
         words = build.__doc__.strip().split("\n\n")[0].replace("\n    ", " ")
-        FEATURES[name] = Feature(name, family, words, build, not_for=frozenset(not_for), **how)
+        FEATURES[name] = Feature(
+            name, family, words, build, not_for=frozenset(not_for), **how
+        )
         return build
 
     return add

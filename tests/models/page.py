@@ -96,7 +96,9 @@ def page(folder: Path) -> str:
         for feature in features:
             row = read_row(folder, feature.name)
             if row is None:
-                raise SystemExit(f"there is no row of this code for `{feature.name}` in {folder}")
+                raise SystemExit(
+                    f"there is no row of this code for `{feature.name}` in {folder}"
+                )
             counts.update(verdict.kind for verdict in row.values())
             cells = " | ".join(_cell(row[name], notes) for name in MAKERS)
             lines.append(f"| {feature.words} | {cells} |")
@@ -108,7 +110,9 @@ def page(folder: Path) -> str:
         transformers=transformers.__version__,
         sizes=_sizes(),
         tables="\n\n".join(tables),
-        notes="\n".join(f"{number}. {words}" for number, words in enumerate(notes.words, 1)),
+        notes="\n".join(
+            f"{number}. {words}" for number, words in enumerate(notes.words, 1)
+        ),
     )
 
 
@@ -126,12 +130,14 @@ def _random(folder: Path) -> str:
     """What became of random models; those with what a schedule cannot have are left out."""
     rows = random_rows(folder)
     if not rows:
-        return (
-            "`make models RANDOM=20000` also tries models that hypothesis makes of these features."
-        )
+        return "`make models RANDOM=20000` also tries models that hypothesis makes of these features."
     counts = Counter(verdict.kind for row in rows for verdict in row.values())
-    counts = Counter({kind: counts[kind] for kind in counts if kind not in (NOT_FOR, NOT_ALONE)})
-    others = counts.total() - sum(counts[kind] for kind in (EQUAL, ROUNDING, REFUSED, ASKED))
+    counts = Counter(
+        {kind: counts[kind] for kind in counts if kind not in (NOT_FOR, NOT_ALONE)}
+    )
+    others = counts.total() - sum(
+        counts[kind] for kind in (EQUAL, ROUNDING, REFUSED, ASKED)
+    )
     return (
         f"Of {counts.total():,} models that hypothesis made of these features, under schedules that "
         f"it picked, {counts[EQUAL]:,} are equal to the bit, {counts[ROUNDING]:,} to rounding, "
@@ -142,7 +148,10 @@ def _random(folder: Path) -> str:
 
 def _sizes() -> str:
     """Of each schedule the ranks, stages and microbatches."""
-    lines = ["| schedule | ranks | stages | microbatches |", "| --- | --: | --: | --: |"]
+    lines = [
+        "| schedule | ranks | stages | microbatches |",
+        "| --- | --: | --: | --: |",
+    ]
     for name in MAKERS:
         plan = column(name).plan
         sizes = len(plan.ranks), plan.layout.pieces, plan.microbatches

@@ -29,7 +29,10 @@ def random_row(number: int) -> str:
 
 def random_rows(folder: Path) -> list[dict[str, Verdict]]:
     """Those blocks of random models that are there and of this code."""
-    names = [path.stem.replace("_", " ") for path in sorted(folder.glob("random_[0-9]*.json"))]
+    names = [
+        path.stem.replace("_", " ")
+        for path in sorted(folder.glob("random_[0-9]*.json"))
+    ]
     return [row for name in names if (row := read_row(folder, name)) is not None]
 
 
@@ -52,6 +55,8 @@ def write_row(folder: Path | None, feature: str, verdicts: dict[str, Verdict]) -
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    cells = {column: [verdict.kind, verdict.words] for column, verdict in verdicts.items()}
+    cells = {
+        column: [verdict.kind, verdict.words] for column, verdict in verdicts.items()
+    }
     text = json.dumps({"digest": digest(), "cells": cells}, indent=1)
     path_of(folder, feature).write_text(text, encoding="utf-8")

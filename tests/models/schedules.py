@@ -121,7 +121,9 @@ def forwards(plan: Plan) -> list[Op]:
     ahead = [
         [
             (stage, unit)
-            for kind, stage, unit in zip(rank.kind, rank.stage, rank.microbatch, strict=True)
+            for kind, stage, unit in zip(
+                rank.kind, rank.stage, rank.microbatch, strict=True
+            )
             if kind == Kind.F
         ]
         for rank in plan.ranks
@@ -133,7 +135,10 @@ def forwards(plan: Plan) -> list[Op]:
         ready = [
             ops
             for ops in ahead
-            if ops and all((earlier, ops[0][1]) in done for earlier in layout.before[ops[0][0]])
+            if ops
+            and all(
+                (earlier, ops[0][1]) in done for earlier in layout.before[ops[0][0]]
+            )
         ]
         rank = min(ready, key=lambda ops: (ops[0][1], ops[0][0]))
         done.append(rank.pop(0))

@@ -61,7 +61,9 @@ class Skipping(nn.Module):
         self.inner = inner
         self.later = later
 
-    def forward(self, x: Tensor, skips: Mapping[int, Tensor] | None = None, **options: Any) -> Any:
+    def forward(
+        self, x: Tensor, skips: Mapping[int, Tensor] | None = None, **options: Any
+    ) -> Any:
         for earlier in (skips or {}).values():
             x = x + earlier
         output = self.inner(x, **options)
@@ -96,7 +98,10 @@ def build(feature: Feature, plan: Plan) -> list[Model]:
             model.stages = [Joining(stage) for stage in model.stages]
         elif layout.skips:
             model.stages = [
-                Skipping(stage, [later for earlier, later in layout.skips if earlier == number])
+                Skipping(
+                    stage,
+                    [later for earlier, later in layout.skips if earlier == number],
+                )
                 for number, stage in enumerate(model.stages)
             ]
         else:
@@ -104,7 +109,8 @@ def build(feature: Feature, plan: Plan) -> list[Model]:
         # The stage stands within a module that gives it what the plan asks for, so its weights are
         # called otherwise.
         model.tied = [
-            {stage: f"inner.{name}" for stage, name in names.items()} for names in model.tied
+            {stage: f"inner.{name}" for stage, name in names.items()}
+            for names in model.tied
         ]
     return models
 
@@ -166,7 +172,9 @@ class Training:
                 gradient = weight.grad
                 if gradient is not None:
                     gradient = _whole(gradient)
-                self.results[f"step {step}: gradient of `{name}` of stage {number}"] = gradient
+                self.results[f"step {step}: gradient of `{name}` of stage {number}"] = (
+                    gradient
+                )
 
     def record_end(self) -> None:
         for number, stage in self.stages.items():
@@ -203,7 +211,9 @@ def _share_out(optimizers: list[Optimizer]) -> None:
     taken: set[int] = set()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["params"] = [each for each in group["params"] if id(each) not in taken]
+            group["params"] = [
+                each for each in group["params"] if id(each) not in taken
+            ]
             taken |= {id(each) for each in group["params"]}
 
 
@@ -217,11 +227,17 @@ class InPipeline(Training):
         self.beside = feature.mesh
         if feature.mesh:
             shape = (REPLICAS, len(plan.ranks))
-            self.mesh = init_device_mesh("cpu", shape, mesh_dim_names=(feature.mesh, "pp"))
+            self.mesh = init_device_mesh(
+                "cpu", shape, mesh_dim_names=(feature.mesh, "pp")
+            )
             rank = self.mesh.get_local_rank("pp")
         super().__init__(feature, column, plan.stages_of(rank))
         model = self.model
-        of_plan = dict(zip(self.stages, self.optimizers, strict=True)) if plan.has_updates else {}
+        of_plan = (
+            dict(zip(self.stages, self.optimizers, strict=True))
+            if plan.has_updates
+            else {}
+        )
         # A mean over the microbatches of an update, times the model's own factor.
         scale = model.loss_scale * plan.layout.updates / plan.microbatches
         self.pipeline = Pipeline(
@@ -231,13 +247,17 @@ class InPipeline(Training):
             tied=model.tied,
             loss_scale=None if model.loss_scale == 1 else scale,
             max_norm=model.max_norm if plan.has_updates else None,
-            mesh=self.mesh if model.spread is None or self.mesh is None else self.mesh["pp"],
+            mesh=self.mesh
+            if model.spread is None or self.mesh is None
+            else self.mesh["pp"],
             optimizers=of_plan,
             timeout=PATIENCE,
         )
         self.numbers = sorted(
             number
-            for pipeline, numbers in zip(plan.layout.pipelines, shares(plan.layout), strict=True)
+            for pipeline, numbers in zip(
+                plan.layout.pipelines, shares(plan.layout), strict=True
+            )
             if pipeline.stop - 1 in self.stages
             for number in numbers
         )
@@ -331,12 +351,16 @@ class Alone(Training):
     def train(self, step: int) -> None:
         earlier = self._set_aside()
         replicas = range(self.replicas)
-        names = [_name_of_replica(each) if self.replicas > 1 else "" for each in replicas]
+        names = [
+            _name_of_replica(each) if self.replicas > 1 else "" for each in replicas
+        ]
         batches = [self._cut(self.replicas * step + each) for each in replicas]
         for update in self.order:
             with self._late_weights():
                 for name, batch in zip(names, batches, strict=True):
-                    self.record_losses(f"step {step}{name}: loss", self._train(update, *batch))
+                    self.record_losses(
+                        f"step {step}{name}: loss", self._train(update, *batch)
+                    )
             if self.plan.has_updates:
                 self._update_in_plan()
         self._sum_replicas(earlier)
@@ -364,7 +388,9 @@ class Alone(Training):
         return [_parts(value, self.plan.microbatches, 0) for value in self.batch(step)]
 
     def _train(self, order: list[Any], inputs: Any, targets: Any) -> dict[int, Tensor]:
-        scale = self.model.loss_scale * self.plan.layout.updates / self.plan.microbatches
+        scale = (
+            self.model.loss_scale * self.plan.layout.updates / self.plan.microbatches
+        )
         scale /= self.replicas
         losses = {}
         for number, loss in self._forward(order, inputs, targets):
@@ -372,7 +398,9 @@ class Alone(Training):
             losses[number] = loss.detach()
         return losses
 
-    def _forward(self, order: list[Any], inputs: Any, targets: Any) -> Iterator[tuple[int, Tensor]]:
+    def _forward(
+        self, order: list[Any], inputs: Any, targets: Any
+    ) -> Iterator[tuple[int, Tensor]]:
         """The loss of each microbatch, as soon as it is there."""
         layout = self.plan.layout
         slices = layout.slices
@@ -388,7 +416,9 @@ class Alone(Training):
             if layout.is_first(stage):
                 value = _slice(inputs[number], unit % slices, slices)
             elif layout.edges:
-                value = tuple(values[earlier, unit] for earlier in sorted(layout.before[stage]))
+                value = tuple(
+                    values[earlier, unit] for earlier in sorted(layout.before[stage])
+                )
             else:
                 value = values.pop((stage - 1, unit))
             if slices > 1:
@@ -456,7 +486,9 @@ class Alone(Training):
             each.copy_(newer)
 
     def _put(self, stage: int, weights: list[Tensor]) -> None:
-        for weight, data in zip(trained_weights(self.stages[stage]), weights, strict=True):
+        for weight, data in zip(
+            trained_weights(self.stages[stage]), weights, strict=True
+        ):
             weight.data = data
 
     def _update_in_plan(self) -> None:
@@ -482,7 +514,9 @@ class Alone(Training):
     def _replicas(self) -> list[list[nn.Parameter]]:
         """The weights of each pipeline's replica, in the same order."""
         return [
-            list(nn.ModuleList(self.modules[pipeline.start : pipeline.stop]).parameters())
+            list(
+                nn.ModuleList(self.modules[pipeline.start : pipeline.stop]).parameters()
+            )
             for pipeline in self.plan.layout.pipelines
         ]
 
@@ -502,7 +536,9 @@ class Alone(Training):
         for before, *same in zip(earlier, *replicas, strict=True):
             # The gradients of all replicas are one sum, which each of them has.
             parts = [
-                each for each in (before, *(weight.grad for weight in same)) if each is not None
+                each
+                for each in (before, *(weight.grad for weight in same))
+                if each is not None
             ]
             for weight in same:
                 weight.grad = sum(parts[1:], start=parts[0]).clone() if parts else None

@@ -76,7 +76,9 @@ def often(names: list[str]) -> list[str]:
 def models(draw: st.DrawFn) -> Cell:
     """A model of one to three blocks in each of up to four stages, a way to train it, a schedule."""
     block = st.sampled_from(often(blocks()))
-    stages = draw(st.lists(st.lists(block, min_size=1, max_size=3), min_size=1, max_size=4))
+    stages = draw(
+        st.lists(st.lists(block, min_size=1, max_size=3), min_size=1, max_size=4)
+    )
     way = draw(st.sampled_from(often(ways())))
     return name_of(stages, way), draw(st.sampled_from(list(MAKERS)))
 
@@ -115,7 +117,9 @@ def test_random_models(
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.lists(models(), min_size=min(count, AT_ONCE), max_size=AT_ONCE, unique=True))
+    @given(
+        st.lists(models(), min_size=min(count, AT_ONCE), max_size=AT_ONCE, unique=True)
+    )
     def check(cells: list[Cell]) -> None:
         found = judge(cells[: count - len(verdicts)])
         wrong.update(wrong_of(found))
@@ -138,7 +142,9 @@ def test_models_that_were_wrong_once(run_ranks: Run, tmp_path: Path) -> None:
     """What such models have found in the runtime, as small as they came."""
     cells = [("weight hook + reentrant checkpoint || foreach adam", "late_split")]
     verdicts = outcomes(run_ranks, tmp_path, cells)
-    assert all(verdict.kind in (EQUAL, ROUNDING) for verdict in verdicts.values()), verdicts
+    assert all(verdict.kind in (EQUAL, ROUNDING) for verdict in verdicts.values()), (
+        verdicts
+    )
 
 
 def smaller(cell: Cell) -> Iterator[Cell]:

@@ -58,7 +58,9 @@ REFUSALS = {
 def test_some_features_under_some_schedules(run_ranks: Run, tmp_path: Path) -> None:
     cells = [(name, column) for name, columns in SOME.items() for column in columns]
     verdicts = outcomes(run_ranks, tmp_path, cells)
-    wrong = {cell: verdict for cell, verdict in verdicts.items() if not verdict.is_right}
+    wrong = {
+        cell: verdict for cell, verdict in verdicts.items() if not verdict.is_right
+    }
     assert wrong == {}
     assert {cell for cell in cells if verdicts[cell].kind == REFUSED} == REFUSALS
 

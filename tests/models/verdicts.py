@@ -86,7 +86,9 @@ def processes_for(feature: Feature, column: Column) -> int:
     return len(column.plan.ranks) * (REPLICAS if feature.mesh else 1)
 
 
-def outcomes(run_ranks: Run, folder: Path, cells: Iterable[Cell]) -> dict[Cell, Verdict]:
+def outcomes(
+    run_ranks: Run, folder: Path, cells: Iterable[Cell]
+) -> dict[Cell, Verdict]:
     """What becomes of some cells, on real processes: those of as many ranks on the same ones, one
     after the other, until one of them ends its processes. The folder is for what they leave.
     """
@@ -103,9 +105,15 @@ def outcomes(run_ranks: Run, folder: Path, cells: Iterable[Cell]) -> dict[Cell, 
     for ranks, ahead in by_ranks.items():
         while ahead:
             limit = 60 + 10 * len(ahead)
-            run = run_ranks(train_all, ranks, ahead, _columns(ahead), folder, seconds=limit)
+            run = run_ranks(
+                train_all, ranks, ahead, _columns(ahead), folder, seconds=limit
+            )
             done = next(
-                (number for number, cell in enumerate(ahead) if not _is_done(folder, cell, ranks)),
+                (
+                    number
+                    for number, cell in enumerate(ahead)
+                    if not _is_done(folder, cell, ranks)
+                ),
                 len(ahead),
             )
             trained += ahead[:done]
@@ -114,10 +122,18 @@ def outcomes(run_ranks: Run, folder: Path, cells: Iterable[Cell]) -> dict[Cell, 
             # What failed has ended the processes: those behind it are tried on new ones.
             ahead = ahead[done + 1 :]
     # What fails alone as well is the model's own mistake.
-    doubtful = [cell for cell, verdict in verdicts.items() if verdict.kind in (TRACEBACK, HANGS)]
+    doubtful = [
+        cell for cell, verdict in verdicts.items() if verdict.kind in (TRACEBACK, HANGS)
+    ]
     both = [*trained, *doubtful]
     compared = run_ranks(
-        compare_all, 1, both, _columns(both), folder, joins=False, seconds=60 + 10 * len(both)
+        compare_all,
+        1,
+        both,
+        _columns(both),
+        folder,
+        joins=False,
+        seconds=60 + 10 * len(both),
     )
     return verdicts | compared.results()[0]
 
@@ -171,21 +187,28 @@ def verdict_on(error: Exception) -> Verdict:
 
 def _failure(folder: Path, cell: Cell, ranks: int, logs: Sequence[str]) -> Verdict:
     """What the ranks that have failed say of it; those that failed by themselves come first."""
-    paths = [_file(folder, cell, rank).with_suffix(f".{rank}.failed") for rank in range(ranks)]
+    paths = [
+        _file(folder, cell, rank).with_suffix(f".{rank}.failed")
+        for rank in range(ranks)
+    ]
     verdicts = [pickle.loads(path.read_bytes()) for path in paths if path.exists()]
     order = [REFUSED, TRACEBACK, HANGS]
     verdicts.sort(key=lambda verdict: order.index(verdict.kind))
     return verdicts[0] if verdicts else Verdict(HANGS, " ".join(logs)[-1000:])
 
 
-def compare_all(cells: Sequence[Cell], columns: Columns, folder: Path) -> dict[Cell, Verdict]:
+def compare_all(
+    cells: Sequence[Cell], columns: Columns, folder: Path
+) -> dict[Cell, Verdict]:
     """The verdicts on cells: those that have been trained on all ranks are compared."""
     alone: dict[Hashable, Results | Exception] = {}
     verdicts = {}
     for cell in cells:
         feature = find(cell[0])
         column = columns[cell[1]]
-        paths = [_file(folder, cell, rank) for rank in range(processes_for(feature, column))]
+        paths = [
+            _file(folder, cell, rank) for rank in range(processes_for(feature, column))
+        ]
         is_trained = all(path.exists() for path in paths)
         if feature.is_mistake:
             if is_trained:
@@ -204,7 +227,9 @@ def compare_all(cells: Sequence[Cell], columns: Columns, folder: Path) -> dict[C
             results = [own for own, _ in left]
             verdict = compare(results, expected, feature.model(2).tolerance)
             said = [words for _, warned in left for words in warned]
-            asked = [words for words in said if any(each in words for each in _QUESTIONS)]
+            asked = [
+                words for words in said if any(each in words for each in _QUESTIONS)
+            ]
             if verdict.kind == DIFFERS and asked:
                 verdict = Verdict(ASKED, asked[0])
             verdicts[cell] = verdict
@@ -224,7 +249,11 @@ def _meaning(column: Column, draws: bool) -> Hashable:
     layout = plan.layout
     delays = tuple(column.delays)
     graph = layout.skips, layout.edges, layout.frozen
-    own = column.name if draws else (layout.slices, graph, layout.updates, plan.has_updates)
+    own = (
+        column.name
+        if draws
+        else (layout.slices, graph, layout.updates, plan.has_updates)
+    )
     return layout.pipelines, delays, plan.weights_of(0).keeps_none, own
 
 

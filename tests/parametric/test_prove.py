@@ -80,7 +80,9 @@ def check_figures(
 
 
 @pytest.mark.parametrize("name", PROVED)
-def test_a_program_is_proved_and_its_figures_are_those_of_the_simulation(name: str) -> None:
+def test_a_program_is_proved_and_its_figures_are_those_of_the_simulation(
+    name: str,
+) -> None:
     path = PROGRAMS / f"{name}.sched"
     proof = prove_for_all(path, {"ranks": 3})
     verdict = proof.verdicts["portable"]
@@ -127,13 +129,17 @@ def test_orders_of_passes_are_proved_as_far_as_their_pattern_goes() -> None:
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("rlhf", 4), ("recycle", 2)])
-def test_models_and_lanes_go_on_by_different_numbers_of_microbatches(name: str, ranks: int) -> None:
+def test_models_and_lanes_go_on_by_different_numbers_of_microbatches(
+    name: str, ranks: int
+) -> None:
     path = PROGRAMS / f"{name}.sched"
     params = {"ranks": ranks}
     proof = prove_for_all(path, params)
     verdict = proof.verdicts["portable"]
     assert verdict.word == "followed"
-    first = next(n for n in range(1, 100) if eval(verdict.followed, {}, {"microbatches": n}))
+    first = next(
+        n for n in range(1, 100) if eval(verdict.followed, {}, {"microbatches": n})
+    )
     for microbatches in (first, first + 6, first + 30):
         check_figures(proof, path, params, microbatches)
     assert proof.certificate
@@ -176,8 +182,12 @@ WITHOUT_A_FLUSH = {
 
 
 @pytest.mark.parametrize("name", WITHOUT_A_FLUSH)
-def test_without_a_flush_any_number_of_microbatches_is_proved_for_an_update(name: str) -> None:
-    verdict = prove_for_all(PROGRAMS / f"{name}.sched", {"ranks": 3}).verdicts["portable"]
+def test_without_a_flush_any_number_of_microbatches_is_proved_for_an_update(
+    name: str,
+) -> None:
+    verdict = prove_for_all(PROGRAMS / f"{name}.sched", {"ranks": 3}).verdicts[
+        "portable"
+    ]
     assert verdict.proved == WITHOUT_A_FLUSH[name]
     assert verdict.word == "proved"
 
@@ -191,13 +201,17 @@ def test_without_a_flush_a_warm_up_that_differs_is_not_proved() -> None:
         ("peak(r) <= ranks - r", "peak(r) < ranks - r"),
     ):
         assert old in text
-        verdict = prove_for_all(text.replace(old, new), {"ranks": 3}).verdicts["portable"]
+        verdict = prove_for_all(text.replace(old, new), {"ranks": 3}).verdicts[
+            "portable"
+        ]
         assert not verdict.proved, new
 
 
 def test_without_a_flush_claims_on_microbatches_are_for_all_of_them() -> None:
     text = (PROGRAMS / "pipedream_2bw.sched").read_text()
-    text = text.replace("assert peak(r) <= ranks - r", "assert peak(0) + 17 >= microbatches")
+    text = text.replace(
+        "assert peak(r) <= ranks - r", "assert peak(0) + 17 >= microbatches"
+    )
     verdict = prove_for_all(text, {"ranks": 3}).verdicts["portable"]
     assert verdict.proved == "2 <= microbatches <= 20"
     assert verdict.wrong == "microbatches >= 21"
@@ -205,7 +219,9 @@ def test_without_a_flush_claims_on_microbatches_are_for_all_of_them() -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(6))
-def test_a_damaged_program_without_a_flush_gets_the_verdict_of_the_compiler(seed: int) -> None:
+def test_a_damaged_program_without_a_flush_gets_the_verdict_of_the_compiler(
+    seed: int,
+) -> None:
     _, wrong = compare(seed, 2, STREAMS)
     assert not wrong
 
@@ -221,19 +237,26 @@ def test_a_program_or_a_parameter_that_is_wrong_is_told_as_by_the_compiler() -> 
 
 def test_without_a_flush_what_is_for_one_microbatch_an_update_is_proved() -> None:
     verdict = prove_for_all(PROGRAMS / "pipedream.sched").verdicts["portable"]
-    assert (verdict.proved, verdict.refused) == ("microbatches == 1", "microbatches >= 2")
+    assert (verdict.proved, verdict.refused) == (
+        "microbatches == 1",
+        "microbatches >= 2",
+    )
 
 
 def test_what_would_take_too_long_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Budget, "MOST", 20_000)
-    verdict = prove_for_all(PROGRAMS / "1f1b.sched", {"ranks": 300}).verdicts["portable"]
+    verdict = prove_for_all(PROGRAMS / "1f1b.sched", {"ranks": 300}).verdicts[
+        "portable"
+    ]
     assert verdict.unknown == "microbatches >= 1"
     assert "it takes more than 20,000 ops" in verdict.reason
     assert "--any-ranks" in verdict.reason
 
 
 def test_where_nothing_is_known_of_all_sizes_the_first_ones_are_compiled() -> None:
-    verdict = prove_for_all(PROGRAMS / "pipe_offload.sched", {"ranks": 2}).verdicts["portable"]
+    verdict = prove_for_all(PROGRAMS / "pipe_offload.sched", {"ranks": 2}).verdicts[
+        "portable"
+    ]
     assert verdict.proved == "microbatches == 2 or microbatches == 4"
     assert verdict.refused == "microbatches >= 1 and microbatches % 2 == 1"
     assert verdict.unknown == "microbatches >= 6 and microbatches % 2 == 0"
@@ -248,11 +271,18 @@ def test_what_cannot_be_proved_says_where() -> None:
 def test_what_cannot_be_proved_says_why() -> None:
     verdict = prove_for_all(PROGRAMS / "pipe_offload.sched").verdicts["portable"]
     assert verdict.word == "not proved"
-    assert "when a copy ends, and so what its ranks hold, follows from turns" in verdict.reason
+    assert (
+        "when a copy ends, and so what its ranks hold, follows from turns"
+        in verdict.reason
+    )
 
 
-@pytest.mark.parametrize("passes", [["gather"], ["gather within 1"], ["reorder", "gather"]])
-def test_what_a_pass_gathers_is_proved_as_far_as_its_pattern_goes(passes: list[str]) -> None:
+@pytest.mark.parametrize(
+    "passes", [["gather"], ["gather within 1"], ["reorder", "gather"]]
+)
+def test_what_a_pass_gathers_is_proved_as_far_as_its_pattern_goes(
+    passes: list[str],
+) -> None:
     lines = "\n    ".join([*passes, "memory gather = 2", "rank r {"])
     text = source_of("1f1b").text.replace("rank r {", lines, 1)
     text = text.replace("assert peak(r) <=", "assert peak(r) - 2 <=")
@@ -331,7 +361,9 @@ def test_compiling_proves_claims_for_all_if_it_is_asked_to(
     file = tmp_path / "claims.sched"
     file.write_text(CLAIMS)
     assert main(["compile", str(file), "--prove"]) == 0
-    file.write_text(CLAIMS.replace("microbatches for all", "min(microbatches, 8) for all"))
+    file.write_text(
+        CLAIMS.replace("microbatches for all", "min(microbatches, 8) for all")
+    )
     assert main(["compile", str(file)]) == 0
     capsys.readouterr()
     assert main(["compile", str(file), "--prove"]) == 1
@@ -360,7 +392,9 @@ schedule sharded {
 SHARDED = SHARDED.replace("    assert peak(r)", "    assert peak(0)")
 
 
-def test_gathers_that_grow_with_the_microbatches_are_held_as_in_the_simulation() -> None:
+def test_gathers_that_grow_with_the_microbatches_are_held_as_in_the_simulation() -> (
+    None
+):
     # What each round gathers and drops adds nothing, however much it is.
     proof = prove_for_all(SHARDED)
     assert proof.verdicts["portable"].proved == "microbatches >= 1"
@@ -374,7 +408,12 @@ def test_gathers_that_grow_with_the_microbatches_are_held_as_in_the_simulation()
     ("old", "new", "wrong", "code"),
     [
         # Of one round alone, only the rounds behind it are without weights.
-        ("W(m)  reduce  reshard }", "W(m)  reduce }  reshard", "microbatches >= 2", "unshard"),
+        (
+            "W(m)  reduce  reshard }",
+            "W(m)  reduce }  reshard",
+            "microbatches >= 2",
+            "unshard",
+        ),
         ("{ unshard  I(m)", "{ I(m)", "microbatches >= 1", "unshard"),
         (
             "W(m)  reduce",
@@ -383,7 +422,12 @@ def test_gathers_that_grow_with_the_microbatches_are_held_as_in_the_simulation()
             "reduce-grad",
         ),
         ("reduce  reshard }", "reduce }", "microbatches >= 1", "unshard"),
-        ("I(m)  W(m)  reduce", "I(m)  reduce  W(m)", "microbatches >= 1", "reduce-grad"),
+        (
+            "I(m)  W(m)  reduce",
+            "I(m)  reduce  W(m)",
+            "microbatches >= 1",
+            "reduce-grad",
+        ),
         ("unshard\n        for", "for", "microbatches >= 1", "unshard"),
     ],
 )
@@ -425,7 +469,10 @@ schedule together {
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (SHARDED.replace("memory F", "cost gather = 1  memory F"), "it has costs of `gather`"),
+        (
+            SHARDED.replace("memory F", "cost gather = 1  memory F"),
+            "it has costs of `gather`",
+        ),
         (TOGETHER, "it gathers or sums stages of which it has replicas"),
     ],
 )
@@ -507,22 +554,30 @@ def test_a_damaged_certificate_is_refused(certificate: Any) -> None:
 PARAMETRIC = ROOT / "schedlang" / "parametric"
 
 
-@pytest.mark.parametrize("folder", [PARAMETRIC, PARAMETRIC / "ranks"], ids=["given", "any"])
+@pytest.mark.parametrize(
+    "folder", [PARAMETRIC, PARAMETRIC / "ranks"], ids=["given", "any"]
+)
 def test_a_checker_is_short_and_shares_no_code_with_its_prover(folder: Path) -> None:
     text = (folder / "check_certificate.py").read_text()
     assert len(text.splitlines()) < 200
     for node in ast.walk(ast.parse(text)):
-        assert not isinstance(node, ast.ImportFrom) or "schedlang" not in (node.module or "")
+        assert not isinstance(node, ast.ImportFrom) or "schedlang" not in (
+            node.module or ""
+        )
         assert not isinstance(node, ast.Import) or "schedlang" not in ast.unparse(node)
         # Nor is it short by what stands on one line.
         if isinstance(node, ast.Assign):
-            is_packed = isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+            is_packed = isinstance(node.targets[0], ast.Tuple) and isinstance(
+                node.value, ast.Tuple
+            )
             assert not is_packed, ast.unparse(node)
             assert len(node.targets) == 1, ast.unparse(node)
 
 
 def test_how_long_messages_are_on_their_way_is_that_of_the_program() -> None:
-    text = source_of("1f1b").text.replace("rank r {", "cost send = 0.5\n    rank r {", 1)
+    text = source_of("1f1b").text.replace(
+        "rank r {", "cost send = 0.5\n    rank r {", 1
+    )
     proof = prove_for_all(text, {"ranks": 2})
     document = json.loads(json.dumps(proof.certificate))
     check(document)

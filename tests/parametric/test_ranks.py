@@ -109,13 +109,20 @@ def without_claims(tree: syntax.Schedule) -> syntax.Schedule:
 
 
 def compiled(
-    source: Source, tree: syntax.Schedule, sizes: dict[str, int], transport: str = "portable"
+    source: Source,
+    tree: syntax.Schedule,
+    sizes: dict[str, int],
+    transport: str = "portable",
 ) -> str:
     """What the compiler says at one size: "proved", "wrong" or "refused"."""
     try:
         compile_tree(source, tree, sizes, transport=transport)
     except CompileError as error:
-        return "refused" if [each.code for each in error.diagnostics] == ["require"] else "wrong"
+        return (
+            "refused"
+            if [each.code for each in error.diagnostics] == ["require"]
+            else "wrong"
+        )
     return "proved"
 
 
@@ -131,7 +138,9 @@ def verdict(outcome: Outcome, sizes: dict[str, int]) -> str:
     return word
 
 
-def sizes_up_to(outcome: Outcome, ranks: int, microbatches: int) -> Iterator[dict[str, int]]:
+def sizes_up_to(
+    outcome: Outcome, ranks: int, microbatches: int
+) -> Iterator[dict[str, int]]:
     values = [range(1, ranks + 1), range(1, microbatches + 1)]
     names = ["ranks", "microbatches"]
     if "slices" in outcome.reading.sizes:
@@ -154,7 +163,9 @@ def disagreements(text: str, ranks: int, microbatches: int) -> list[Any]:
     return disagreements_of(outcome, text, ranks, microbatches)
 
 
-def disagreements_of(outcome: Outcome, text: str, ranks: int, microbatches: int) -> list[Any]:
+def disagreements_of(
+    outcome: Outcome, text: str, ranks: int, microbatches: int
+) -> list[Any]:
     """The sizes at which a proof and the compiler disagree, and what is wrong with the
     certificate.
     """
@@ -178,7 +189,9 @@ def cases(programs: Iterable[str]) -> list[Any]:
     """A case for each program; `make large` has the slow ones."""
     return [
         pytest.param(
-            program, id=name_of(program), marks=[pytest.mark.large] * (name_of(program) in SLOW)
+            program,
+            id=name_of(program),
+            marks=[pytest.mark.large] * (name_of(program) in SLOW),
         )
         for program in programs
     ]
@@ -244,7 +257,9 @@ def check_forms(
     return compared
 
 
-def simulated(source: Source, tree: syntax.Schedule, sizes: dict[str, int]) -> Iterator[Schedule]:
+def simulated(
+    source: Source, tree: syntax.Schedule, sizes: dict[str, int]
+) -> Iterator[Schedule]:
     """What is compared at one size: of a stream its plan, which has some updates, and one alone."""
     yield compile_tree(source, tree, sizes)
     ops = expand(source, tree, sizes)
@@ -252,14 +267,20 @@ def simulated(source: Source, tree: syntax.Schedule, sizes: dict[str, int]) -> I
         yield unroll(ops, 1)
 
 
-def compared_at(forms: dict[str, Number], sizes: dict[str, int], schedule: Schedule) -> int:
+def compared_at(
+    forms: dict[str, Number], sizes: dict[str, int], schedule: Schedule
+) -> int:
     """How many closed forms are compared with the simulation at one size."""
     compared = 0
     execution = ideal_execution(schedule)
     assert isinstance(execution, Execution)
     timeline = execution.timeline
     work = max(timeline.busy)
-    figures = {"makespan": timeline.makespan, "work": work, "bubble": timeline.makespan - work}
+    figures = {
+        "makespan": timeline.makespan,
+        "work": work,
+        "bubble": timeline.makespan - work,
+    }
     for figure, value in figures.items():
         if figure in forms:
             formula = value_at(forms[figure], sizes)
@@ -271,12 +292,17 @@ def compared_at(forms: dict[str, Number], sizes: dict[str, int], schedule: Sched
     of_ranks = peaks(execution.schedule, timeline, amounts)
     for rank, peak in enumerate(of_ranks):
         if "peak(r)" in forms:
-            assert value_at(forms["peak(r)"], {**sizes, "_r": rank}) == peak, (rank, sizes)
+            assert value_at(forms["peak(r)"], {**sizes, "_r": rank}) == peak, (
+                rank,
+                sizes,
+            )
             compared += 1
     return compared
 
 
-@pytest.mark.parametrize("program", cases(name for name in PROGRAMS if PROGRAMS[name][1]))
+@pytest.mark.parametrize(
+    "program", cases(name for name in PROGRAMS if PROGRAMS[name][1])
+)
 def test_closed_forms_are_those_of_the_simulation(program: str) -> None:
     assert check_forms(program, 5, 8)
 
@@ -304,7 +330,9 @@ def test_closed_forms_are_those_of_the_simulation_at_many_sizes(program: str) ->
         ("two_encoders", "microbatches", TIMES),
     ],
 )
-def test_closed_forms_at_a_size_that_is_given(program: str, size: str, figures: set[str]) -> None:
+def test_closed_forms_at_a_size_that_is_given(
+    program: str, size: str, figures: set[str]
+) -> None:
     assert set(proved(program, **{size: 3})[1]) == figures
     assert check_forms(program, 5, 5, {size: 3})
 
@@ -329,7 +357,9 @@ def test_where_a_first_use_waits_for_ranks_that_never_come() -> None:
     ).verdicts
     assert transport_verdicts["portable"].holds
     assert transport_verdicts["gloo"].holds
-    assert transport_verdicts["nccl"].wrong == "microbatches >= 2 and ranks > microbatches"
+    assert (
+        transport_verdicts["nccl"].wrong == "microbatches >= 2 and ranks > microbatches"
+    )
     proved_there, wrong, unknown, _ = outcome.on("nccl")
     assert unknown.is_empty()
     for sizes in sizes_up_to(outcome, 5, 6):
@@ -339,7 +369,9 @@ def test_where_a_first_use_waits_for_ranks_that_never_come() -> None:
 
 
 def test_a_number_of_ranks_that_is_given_is_that_of_first_uses() -> None:
-    verdict = prove_for_all_ranks("1f1b_explicit", {"ranks": 3}, ("nccl",)).verdicts["nccl"]
+    verdict = prove_for_all_ranks("1f1b_explicit", {"ranks": 3}, ("nccl",)).verdicts[
+        "nccl"
+    ]
     assert verdict.wrong == "microbatches == 2"
 
 
@@ -349,11 +381,13 @@ def test_transfers_out_of_order_are_refuted_where_ranks_block() -> None:
         "exchange { send F(m)  recv B(m - warmup) }", "send F(m)  recv B(m - warmup)"
     )
     text = text.replace(
-        "exchange { send B(m - warmup)  recv F(m + 1) }", "send B(m - warmup)  recv F(m + 1)"
+        "exchange { send B(m - warmup)  recv F(m + 1) }",
+        "send B(m - warmup)  recv F(m + 1)",
     )
     assert disagreements(text, 4, 6) == []
     assert (
-        prove_for_all_ranks(text).verdicts["portable"].wrong == "microbatches >= 2 and ranks >= 2"
+        prove_for_all_ranks(text).verdicts["portable"].wrong
+        == "microbatches >= 2 and ranks >= 2"
     )
 
 
@@ -364,7 +398,10 @@ def test_transfers_out_of_order_are_refuted_where_ranks_block() -> None:
             "interleaved_low_memory",
             "`fill W within (chunks - 1) * group + ranks`: a pass that searches",
         ),
-        ("seq1f1b", "`microbatches * slices`: a product of two numbers that both depend on sizes"),
+        (
+            "seq1f1b",
+            "`microbatches * slices`: a product of two numbers that both depend on sizes",
+        ),
         ("v_zb", "`fill W`: a pass that searches"),
         ("bitpipe", "`F(f(i), next)`: `next` cannot be counted through these loops"),
         ("frozen_1f1b", "`frozen` cannot be read"),
@@ -398,7 +435,9 @@ def test_what_cannot_be_read_is_not_proved(program: str, reason: str) -> None:
         ("", "ranks == 1"),
     ],
 )
-def test_where_every_op_reads_the_weights_that_its_rule_says(rules: str, where: str) -> None:
+def test_where_every_op_reads_the_weights_that_its_rule_says(
+    rules: str, where: str
+) -> None:
     text = source_of("pipedream_2bw").text.replace("weights delay 1", rules)
     assert disagreements(text, 4, 5) == []
     assert prove_for_all_ranks(text).verdicts["portable"].proved == where
@@ -414,7 +453,9 @@ def test_a_recomputation_without_versions_stands_before_the_next_update() -> Non
 
 def test_a_stream_is_proved_for_any_number_of_updates_or_for_none() -> None:
     ahead = "if r == 3 then 1 else ranks - 1 - r"
-    text = source_of("pipedream").text.replace("ahead = ranks - 1 - r", f"ahead = {ahead}")
+    text = source_of("pipedream").text.replace(
+        "ahead = ranks - 1 - r", f"ahead = {ahead}"
+    )
     assert disagreements(text, 5, 2) == []
     portable = prove_for_all_ranks(text).verdicts["portable"]
     assert portable.unknown
@@ -434,7 +475,9 @@ def test_a_stream_is_proved_for_any_number_of_updates_or_for_none() -> None:
         ("memory B = -1.5 / 2.0", EVERYWHERE),
     ],
 )
-def test_a_cost_that_is_computed_is_wrong_where_it_is_negative(cost: str, where: str) -> None:
+def test_a_cost_that_is_computed_is_wrong_where_it_is_negative(
+    cost: str, where: str
+) -> None:
     text = source_of("1f1b").text.replace("rank r {", f"{cost}\n    rank r {{")
     assert disagreements(text, 5, 4) == []
     portable = prove_for_all_ranks(text).verdicts["portable"]
@@ -447,10 +490,15 @@ def test_what_the_compiler_refuses_whatever_the_sizes_is_not_proved(line: str) -
     text = source_of("1f1b").text.replace("rank r {", f"{line}\n{line}\n    rank r {{")
     portable = prove_for_all_ranks(text).verdicts["portable"]
     assert not portable.proved
-    assert f"the compiler says: `{line.split(' =')[0]}` is given already" in portable.reason
+    assert (
+        f"the compiler says: `{line.split(' =')[0]}` is given already"
+        in portable.reason
+    )
 
 
-@pytest.mark.parametrize("twice", ["skip s in 0 .. 1 from s to 3", "skip s in 0 .. 2 from 0 to 3"])
+@pytest.mark.parametrize(
+    "twice", ["skip s in 0 .. 1 from s to 3", "skip s in 0 .. 2 from 0 to 3"]
+)
 def test_a_skip_that_is_there_twice_at_some_sizes_is_wrong_there(twice: str) -> None:
     text = source_of("unet_1f1b").text.replace("rank r {", f"{twice}\n    rank r {{")
     assert disagreements(text, 5, 4) == []
@@ -498,7 +546,11 @@ def test_stages_without_an_edge_at_some_sizes_are_a_chain_there() -> None:
 
 
 #: Those that are damaged: not the ones whose proof takes longest.
-DAMAGED = [name for name in PROGRAMS if name not in ("1f1b_explicit", "chimera", "dualpipe", "stp")]
+DAMAGED = [
+    name
+    for name in PROGRAMS
+    if name not in ("1f1b_explicit", "chimera", "dualpipe", "stp")
+]
 
 
 def a_damaged_program(seed: int) -> str:
@@ -595,7 +647,8 @@ def without_stamps(certificate: dict[str, Any], random: Random) -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "program", ["gpipe", "1f1b", "1f1b_explicit", "terapipe", "pipedream", "pipedream_2bw"]
+    "program",
+    ["gpipe", "1f1b", "1f1b_explicit", "terapipe", "pipedream", "pipedream_2bw"],
 )
 def test_a_damaged_certificate_does_not_pass(
     program: str, damage: Callable[[dict[str, Any], Random], None]
@@ -615,7 +668,9 @@ def test_a_certificate_by_another_rule_for_weights_does_not_pass(rule: str) -> N
 
 def with_claim(program: str, claim: str, before: str = "    rank r") -> Source:
     text = source_of(GALLERY_FOLDER / f"{program}.sched").text
-    return Source("claim.sched", text.replace(before, f"    assert {claim} for all\n{before}", 1))
+    return Source(
+        "claim.sched", text.replace(before, f"    assert {claim} for all\n{before}", 1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -632,7 +687,9 @@ def with_claim(program: str, claim: str, before: str = "    rank r") -> Source:
         ("terapipe", "bubble == 3 * (ranks - 1)"),
     ],
 )
-def test_a_claim_for_all_is_proved_from_the_closed_forms(program: str, claim: str) -> None:
+def test_a_claim_for_all_is_proved_from_the_closed_forms(
+    program: str, claim: str
+) -> None:
     proof = prove_for_all_ranks(with_claim(program, claim))
     assert proof.holds
     assert proof.claims == (claim,)
@@ -640,12 +697,16 @@ def test_a_claim_for_all_is_proved_from_the_closed_forms(program: str, claim: st
 
 def test_a_claim_for_all_in_the_order_of_a_rank_is_proved() -> None:
     claim = "peak(r) <= warmup + 1"
-    proof = prove_for_all_ranks(with_claim("1f1b", claim, "        for m in 0 .. warmup "))
+    proof = prove_for_all_ranks(
+        with_claim("1f1b", claim, "        for m in 0 .. warmup ")
+    )
     assert proof.holds
 
 
 def test_a_claim_for_all_that_fails_is_wrong_where_it_does() -> None:
-    verdict = prove_for_all_ranks(with_claim("gpipe", "bubble == 3")).verdicts["portable"]
+    verdict = prove_for_all_ranks(with_claim("gpipe", "bubble == 3")).verdicts[
+        "portable"
+    ]
     assert verdict.proved == "ranks == 2"
     assert verdict.wrong == "ranks >= 3 or ranks == 1"
     assert verdict.smallest == {"ranks": 1, "microbatches": 1}
@@ -661,13 +722,17 @@ def test_a_claim_for_all_of_a_stream_is_one_for_any_number_of_updates() -> None:
 
 
 def test_a_claim_for_all_without_a_closed_form_is_not_proved() -> None:
-    verdict = prove_for_all_ranks(with_claim("gpipe", "span <= makespan")).verdicts["portable"]
+    verdict = prove_for_all_ranks(with_claim("gpipe", "span <= makespan")).verdicts[
+        "portable"
+    ]
     assert not verdict.holds
     assert verdict.unknown == EVERYWHERE
     assert "there is no closed form of its span" in verdict.reason
 
 
-@pytest.mark.parametrize("params", [{"ranks": 0}, {"ranks": -1}, {"rnks": 4}, {"microbatches": 0}])
+@pytest.mark.parametrize(
+    "params", [{"ranks": 0}, {"ranks": -1}, {"rnks": 4}, {"microbatches": 0}]
+)
 def test_a_wrong_parameter_is_said_as_by_compile(params: dict[str, int]) -> None:
     with pytest.raises(CompileError) as compiling:
         compile_tree(*load(source_of("gpipe")), params)

@@ -2,7 +2,16 @@
 
 import pytest
 
-from schedlang import CompileError, Costs, Kind, Plan, Source, compile, read_source, simulate
+from schedlang import (
+    CompileError,
+    Costs,
+    Kind,
+    Plan,
+    Source,
+    compile,
+    read_source,
+    simulate,
+)
 from schedlang.passes import gather
 from schedlang.proof.prove import prove
 from schedlang.ranks.shards import shards_figures
@@ -30,20 +39,30 @@ def program(text: str) -> Plan:
 def has_its_own(plan: Plan) -> bool:
     """Whether a plan has replicas, several updates, or gathers: then others are implied."""
     is_replicated = len(plan.layout.pipelines) > 1 and not plan.layout.models
-    return is_replicated or plan.layout.updates > 1 or bool(plan.columns.is_collective.any())
+    return (
+        is_replicated
+        or plan.layout.updates > 1
+        or bool(plan.columns.is_collective.any())
+    )
 
 
 def test_what_is_written_takes_as_long_as_what_is_implied() -> None:
     """In all programs, with a place for each stage, as costs without it assume; and it passes the
     proof.
     """
-    plans = [plan for plan in map(compile, map(read_source, GALLERY)) if not has_its_own(plan)]
+    plans = [
+        plan
+        for plan in map(compile, map(read_source, GALLERY))
+        if not has_its_own(plan)
+    ]
     assert len(plans) > 30
     for plan in plans:
         written = gather(plan)
         prove(written)
         costs = COSTS.over(plan.costs)
-        makespans = [simulate(each, costs).timeline.makespan for each in (written, plan)]
+        makespans = [
+            simulate(each, costs).timeline.makespan for each in (written, plan)
+        ]
         assert makespans[0] == pytest.approx(makespans[1]), plan.name
 
 

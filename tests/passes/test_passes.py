@@ -25,7 +25,14 @@ from schedlang import (
 from schedlang.language.expand import expand
 from schedlang.language.imports import load
 from schedlang.lowering import lower
-from schedlang.passes import fill_weights, fill_within, recompute, reorder, search, squeeze
+from schedlang.passes import (
+    fill_weights,
+    fill_within,
+    recompute,
+    reorder,
+    search,
+    squeeze,
+)
 from schedlang.passes.fill import Rules
 from schedlang.passes.graph import Graph
 from schedlang.passes.greedy import Greedy
@@ -70,7 +77,9 @@ def figures(schedule: Schedule) -> tuple[float, float, int]:
     )
 
 
-@pytest.mark.parametrize("case", RECORDED, ids=lambda case: f"{case['name']}-{case['d']}")
+@pytest.mark.parametrize(
+    "case", RECORDED, ids=lambda case: f"{case['name']}-{case['d']}"
+)
 def test_recorded_building_blocks(case: dict[str, float]) -> None:
     """As squeezed by an independent implementation, or better; and never worse than its reordering.
 
@@ -96,9 +105,7 @@ def test_blocks_of_several_pipelines_and_of_slices() -> None:
     microbatch.
     """
     head = "schedule s { param ranks = 2 param microbatches = 4"
-    both = (
-        "pipeline down runs 2 stage s in 0 .. 2 on s pipeline up runs 2 stage s in 0 .. 2 on 1 - s"
-    )
+    both = "pipeline down runs 2 stage s in 0 .. 2 on s pipeline up runs 2 stage s in 0 .. 2 on 1 - s"
     ops = "F(down(s), m) at s B(down(s), m) at 5 - s F(up(s), m) at 6 + s B(up(s), m) at 11 - s"
     block = f"block m every 12 {{ stage s in 0 .. ranks {{ {ops} }} }}"
     plan = compile(Source("s.sched", f"{head} {both} {block} squeeze }}"))
@@ -112,8 +119,13 @@ def test_blocks_of_several_pipelines_and_of_slices() -> None:
 def test_recompute_comes_before_ops_that_overlap() -> None:
     ops = "F(0) for m in 1 .. 3 { overlap { F(m) B(m - 1) } } B(2)"
     head = "schedule s { param ranks = 1 param microbatches = 3"
-    plan = compile(Source("s.sched", f"{head} rank r {{ {ops} }} recompute s in 0 .. 1 }}"))
-    assert plan.ranks[0].text() == "0F0 0R0 (0F1;0B0)OVERLAP_F_B 0R1 (0F2;0B1)OVERLAP_F_B 0R2 0B2"
+    plan = compile(
+        Source("s.sched", f"{head} rank r {{ {ops} }} recompute s in 0 .. 1 }}")
+    )
+    assert (
+        plan.ranks[0].text()
+        == "0F0 0R0 (0F1;0B0)OVERLAP_F_B 0R1 (0F2;0B1)OVERLAP_F_B 0R2 0B2"
+    )
 
 
 def test_better_than_published_searches() -> None:
@@ -135,13 +147,17 @@ def test_better_than_published_searches() -> None:
 def without_weights(schedule: Schedule) -> Schedule:
     return evolve(
         schedule,
-        ranks=tuple(actions.select(lambda kind: kind != Kind.W) for actions in schedule.ranks),
+        ranks=tuple(
+            actions.select(lambda kind: kind != Kind.W) for actions in schedule.ranks
+        ),
     )
 
 
 @examples(150)
 @given(schedules())
-def test_reorder_keeps_the_ops_and_never_raises_memory_or_time(schedule: Schedule) -> None:
+def test_reorder_keeps_the_ops_and_never_raises_memory_or_time(
+    schedule: Schedule,
+) -> None:
     changed = reorder(schedule)
     assert ops(changed) == ops(schedule)
     _, before, peak_before = figures(schedule)
@@ -170,11 +186,18 @@ def test_passes_at_real_costs_are_never_worse_than_their_input(
     schedule = evolve(schedule, costs=costs, objective=objective)
     before = prove(lower(schedule))
     limit = max(before.peak_memory)
-    for changed in (reorder(schedule), fill_within(schedule, limit), fill_weights(schedule)):
+    for changed in (
+        reorder(schedule),
+        fill_within(schedule, limit),
+        fill_weights(schedule),
+    ):
         assert changed is not None
         assert ops(changed) == ops(schedule)
         after = prove(lower(changed))
-        assert getattr(after.timeline, objective) <= getattr(before.timeline, objective) + 1e-9
+        assert (
+            getattr(after.timeline, objective)
+            <= getattr(before.timeline, objective) + 1e-9
+        )
     for changed in (reorder(schedule), fill_within(schedule, limit)):
         assert changed is not None
         assert max(prove(lower(changed)).peak_memory) <= limit
@@ -206,7 +229,9 @@ def test_recompute_adds_one_forward_before_each_backward(schedule: Schedule) -> 
     changed = recompute(schedule, {0})
     prove(lower(changed))
     added = ops(changed)[schedule.placement[0]] - ops(schedule)[schedule.placement[0]]
-    microbatches = range(schedule.microbatches) if schedule.layout.has_backward[0] else ()
+    microbatches = (
+        range(schedule.microbatches) if schedule.layout.has_backward[0] else ()
+    )
     assert added == Counter((Kind.R, 0, microbatch) for microbatch in microbatches)
     assert recompute(changed, {0}).ranks == changed.ranks
 
@@ -228,8 +253,13 @@ def test_forward_only_keeps_the_forwards_and_what_they_send(schedule: Schedule) 
 
 def test_batches_keep_what_is_left() -> None:
     text = "1RECV_F0 1F0 (1SEND_F0;1RECV_F1;1RECV_B0) (1F1;1I0)OVERLAP_F_B 1W0 (1SEND_F1;1SEND_B0) 1R1 1U"
-    schedule = make_schedule((0, 1, 2), 2, (Actions(), parse_actions(text, [0] * 12), Actions()))
-    assert forward_only(schedule).ranks[1].text() == "1RECV_F0 1F0 (1SEND_F0;1RECV_F1) 1F1 1SEND_F1"
+    schedule = make_schedule(
+        (0, 1, 2), 2, (Actions(), parse_actions(text, [0] * 12), Actions())
+    )
+    assert (
+        forward_only(schedule).ranks[1].text()
+        == "1RECV_F0 1F0 (1SEND_F0;1RECV_F1) 1F1 1SEND_F1"
+    )
 
 
 def block(text: str, passes: str = "") -> str:
@@ -238,16 +268,20 @@ def block(text: str, passes: str = "") -> str:
 
 def test_a_block_is_a_schedule() -> None:
     text = block(
-        "stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at ranks + 2 * (ranks - 1 - s) }", "squeeze"
+        "stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at ranks + 2 * (ranks - 1 - s) }",
+        "squeeze",
     )
     plan = compile(Source("s.sched", text))
     one_f_one_b = compile("1f1b", {"ranks": 2, "microbatches": 4})
-    assert [each.text() for each in plan.ranks] == [each.text() for each in one_f_one_b.ranks]
+    assert [each.text() for each in plan.ranks] == [
+        each.text() for each in one_f_one_b.ranks
+    ]
 
 
 def test_slots_are_forgotten_only_when_squeezed() -> None:
     source = Source(
-        "s.sched", block("stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at 4 - 2 * s }")
+        "s.sched",
+        block("stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at 4 - 2 * s }"),
     )
     schedule = expand(*load(source), {})
     assert schedule.slots is not None
@@ -257,14 +291,21 @@ def test_slots_are_forgotten_only_when_squeezed() -> None:
 
 def test_collisions_name_the_ops_the_rank_and_the_slot() -> None:
     with pytest.raises(CompileError) as caught:
-        compile(Source("s.sched", block("stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at 3 }")))
+        compile(
+            Source(
+                "s.sched",
+                block("stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at 3 }"),
+            )
+        )
     assert str(caught.value).startswith(
         "error[collision]: `0B0` and `0F1` collide on rank 0 in slot 3"
     )
 
 
 @pytest.mark.parametrize("name", ["1f1b_v", "v_half", "v_zb"])
-def test_a_move_is_judged_by_what_it_concerns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_move_is_judged_by_what_it_concerns(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And so it is by the whole order of the rank."""
     judged: set[bool] = set()
 
@@ -411,7 +452,9 @@ def uneven_graph() -> Graph:
         p2p_time=0.1,
     )
     plan = compile("zb_h1", {"ranks": 4, "microbatches": 12}, costs)
-    return Graph(evolve(plan, ranks=tuple(each.compute() for each in plan.ranks), costs=costs))
+    return Graph(
+        evolve(plan, ranks=tuple(each.compute() for each in plan.ranks), costs=costs)
+    )
 
 
 def test_rules_that_are_alike() -> None:
@@ -422,11 +465,17 @@ def test_rules_that_are_alike() -> None:
     bare = graph.without_weights()
     patience = [inf] * len(bare)
     rules = [Rules(share, even) for share in (0.1, 0.5, 1.0) for even in (False, True)]
-    rules += [Rules(share, True, spare=(x, 0.0, x, x)) for share in (0.5, 1.0) for x in (0.1, 30.0)]
+    rules += [
+        Rules(share, True, spare=(x, 0.0, x, x))
+        for share in (0.5, 1.0)
+        for x in (0.1, 30.0)
+    ]
     runs = [Greedy(graph, bare, inf, each, patience) for each in rules]
     assert all(run.run() for run in runs)
     alike = Counter(
-        (one.is_like(other.rules), one.orders == other.orders) for one in runs for other in runs
+        (one.is_like(other.rules), one.orders == other.orders)
+        for one in runs
+        for other in runs
     )
     assert alike[True, False] == 0
     assert alike[True, True] > len(runs)

@@ -43,7 +43,11 @@ def damaged(texts: list[str], words: list[str]) -> st.SearchStrategy[str]:
         pool = st.sampled_from(words) | st.sampled_from(found) | st.text(max_size=3)
         for _ in range(draw(st.integers(1, 5))):
             at, to = (draw(st.integers(0, len(found) - 1)) for _ in range(2))
-            match draw(st.sampled_from(["drop", "double", "exchange", "other", "other", "insert"])):
+            match draw(
+                st.sampled_from(
+                    ["drop", "double", "exchange", "other", "other", "insert"]
+                )
+            ):
                 case "drop":
                     found[at] = ""
                 case "double":
@@ -97,7 +101,12 @@ def test_programs_of_the_grammar(text: str) -> None:
 
 
 @examples(150, deadline=TIME)
-@given(damaged(PLANS, [*EDGES, "null", '"', "[", "]", "{", "}", ",", "0F0", "1RECV_F0", "U", ";"]))
+@given(
+    damaged(
+        PLANS,
+        [*EDGES, "null", '"', "[", "]", "{", "}", ",", "0F0", "1RECV_F0", "U", ";"],
+    )
+)
 def test_damaged_plans(text: str) -> None:
     fuzzed.plan(text.encode())
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < 2 * MEMORY
@@ -139,4 +148,7 @@ def test_a_plan_file_is_data(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.json"
         path.write_text(text)
         command = [sys.executable, "-c", WATCHED, str(path)]
-        assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == ""
+        assert (
+            subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+            == ""
+        )

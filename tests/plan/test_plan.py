@@ -72,7 +72,9 @@ def test_a_rank_reads_its_part_alone(plan: Plan, tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("0F0", "0F9"))
     opened = open_plan(path)
     assert opened.ranks[1] == plan.ranks[1]
-    with pytest.raises(CompileError, match="the part of rank 0 has changed since it was written"):
+    with pytest.raises(
+        CompileError, match="the part of rank 0 has changed since it was written"
+    ):
         opened.ranks[0]
     with pytest.raises(CompileError, match="no-such-microbatch"):
         read_plan(path)
@@ -93,13 +95,19 @@ def test_a_rank_reads_its_part_alone(plan: Plan, tmp_path: Path) -> None:
             lambda text: re.sub(r'"lines": \[\s*\[[^]]*\],', '"lines": [', text),
             "`lines` must have 2 entries",
         ),
-        (lambda text: text.replace('"slices"', '"slice"'), "`slices` must be a whole number"),
+        (
+            lambda text: text.replace('"slices"', '"slice"'),
+            "`slices` must be a whole number",
+        ),
         (lambda text: text.replace('"skips"', '"skip"'), "a plan has no field `skip`"),
         (
             lambda text: text.replace('"slices": 1', '"slices": 1, "slices": 2'),
             "`slices` is there twice in one object",
         ),
-        (lambda text: json.dumps(json.loads(text)), "it has no lines of `actions` of its own"),
+        (
+            lambda text: json.dumps(json.loads(text)),
+            "it has no lines of `actions` of its own",
+        ),
         (lambda text: text[:100], "not a whole plan file"),
         (lambda text: "[" + text, "not a whole plan file"),
     ],
@@ -142,26 +150,47 @@ Damage = Callable[[Any], Any]
     [
         (lambda d: [], "not a plan file: it has no `format`"),
         (lambda d: {}, "not a plan file: it has no `format`"),
-        (lambda d: d | {"format": "schedlang.plan/2"}, "the format is `schedlang.plan/2`"),
+        (
+            lambda d: d | {"format": "schedlang.plan/2"},
+            "the format is `schedlang.plan/2`",
+        ),
         (lambda d: d | {"format": None}, "the format is `None`"),
         (lambda d: d | {"program": 3}, "`program` must be an object"),
         (lambda d: d | {"program": {"name": "s"}}, "`program` must hold the texts"),
         (lambda d: d | {"ranks": "2"}, "`ranks` must be a whole number"),
         (lambda d: d | {"ranks": True}, "`ranks` must be a whole number"),
-        (lambda d: d | {"ranks": 3}, "`placement`: rank 2 holds no stage, there are 3 `ranks`"),
-        (lambda d: d | {"ranks": 10**12}, "rank 2 holds no stage, like 999999999997 other ranks"),
+        (
+            lambda d: d | {"ranks": 3},
+            "`placement`: rank 2 holds no stage, there are 3 `ranks`",
+        ),
+        (
+            lambda d: d | {"ranks": 10**12},
+            "rank 2 holds no stage, like 999999999997 other ranks",
+        ),
         (lambda d: d | {"actions": d["actions"][:1]}, "must have 2 lines"),
-        (lambda d: with_pipeline(d, microbatches=2.5), "`pipelines` must hold whole numbers"),
+        (
+            lambda d: with_pipeline(d, microbatches=2.5),
+            "`pipelines` must hold whole numbers",
+        ),
         (
             lambda d: with_pipeline(d, microbatches=1),
             "`microbatches` is 2 in `params`, and 1 by `pipelines` and `updates`",
         ),
         (lambda d: without_params(with_pipeline(d, microbatches=10**12)), "missing-op"),
         (lambda d: without_params(with_pipeline(d, microbatches=10**30)), "missing-op"),
-        (lambda d: without_params(with_pipeline(d, microbatches=1)), "no-such-microbatch"),
+        (
+            lambda d: without_params(with_pipeline(d, microbatches=1)),
+            "no-such-microbatch",
+        ),
         (lambda d: with_pipeline(d, microbatches=0), "`pipelines` runs 0 microbatches"),
-        (lambda d: d | {"params": {"ranks": 4}}, "`ranks` is 4 in `params`, and 2 in `ranks`"),
-        (lambda d: d | {"params": {"slices": 3}}, "`slices` is 3 in `params`, and 1 in `slices`"),
+        (
+            lambda d: d | {"params": {"ranks": 4}},
+            "`ranks` is 4 in `params`, and 2 in `ranks`",
+        ),
+        (
+            lambda d: d | {"params": {"slices": 3}},
+            "`slices` is 3 in `params`, and 1 in `slices`",
+        ),
         (lambda d: d | {"params": {"ranks": True}}, "`params` must be whole numbers"),
         (lambda d: with_pipeline(d, start=1), "`pipelines` must divide the 2 stages"),
         (lambda d: with_pipeline(d, stop=3), "`pipelines` must divide the 2 stages"),
@@ -169,12 +198,21 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"pipelines": []}, "`pipelines` must divide the 2 stages"),
         (lambda d: d | {"slices": 0}, "`slices` must be 1 or more"),
         (lambda d: d | {"slices": 2}, "missing-op"),
-        (lambda d: d | {"updates": 2}, "`microbatches` is 2 in `params`, and 1 by `pipelines`"),
-        (lambda d: without_params(d | {"updates": 2}), "stage 0 never makes update 1, others do"),
+        (
+            lambda d: d | {"updates": 2},
+            "`microbatches` is 2 in `params`, and 1 by `pipelines`",
+        ),
+        (
+            lambda d: without_params(d | {"updates": 2}),
+            "stage 0 never makes update 1, others do",
+        ),
         (lambda d: d | {"updates": 10**30}, "must divide into"),
         (lambda d: d | {"links": [0]}, "`links` must give every rank one"),
         (lambda d: d | {"kernels": [[0, 9], [0, 0]]}, "in the plan of 2 updates"),
-        (lambda d: d | {"kernels": [[0, 0], [0, 10]]}, "that of rank 1 is 0 to 10, it has 9"),
+        (
+            lambda d: d | {"kernels": [[0, 0], [0, 10]]},
+            "that of rank 1 is 0 to 10, it has 9",
+        ),
         (lambda d: d | {"kernels": [[0, 0]]}, "`kernels` must be a pair of places"),
         (
             lambda d: d | {"weights": [{"name": "latest", "delay": 1}] * 2},
@@ -182,7 +220,13 @@ Damage = Callable[[Any], Any]
         ),
         (
             lambda d: (
-                d | {"weights": [{"name": "latest", "delay": 0}, {"name": "stash", "delay": 2}]}
+                d
+                | {
+                    "weights": [
+                        {"name": "latest", "delay": 0},
+                        {"name": "stash", "delay": 2},
+                    ]
+                }
             ),
             "`weights` of stage 1 are `stash`, with a `delay` of 2",
         ),
@@ -195,7 +239,10 @@ Damage = Callable[[Any], Any]
             lambda d: with_program(d, text=d["program"]["text"] + " "),
             "the `sha256` of `program` is",
         ),
-        (lambda d: with_program(d, sha256="0"), "the `sha256` of `program` is 0, its `text` has"),
+        (
+            lambda d: with_program(d, sha256="0"),
+            "the `sha256` of `program` is 0, its `text` has",
+        ),
         (lambda d: with_program(d, sha256=None), "`program` must hold the texts"),
         (
             lambda d: with_program(d, imports=[["a.sched", 10**6]]),
@@ -205,12 +252,18 @@ Damage = Callable[[Any], Any]
             lambda d: with_program(d, imports=[["a.sched", 9], ["b.sched", 8]]),
             "the `imports` of `program` must start one after the other",
         ),
-        (lambda d: with_program(d, name="\ud800"), "`program` is no text: surrogates not allowed"),
+        (
+            lambda d: with_program(d, name="\ud800"),
+            "`program` is no text: surrogates not allowed",
+        ),
         (lambda d: with_pipeline(d, name="\udfff"), "`pipelines` is no text"),
         (lambda d: d | {"params": {"\ud800": 2}}, "`params` is no text"),
         (lambda d: d | {"transport": "\ud800"}, "`transport` is no text"),
         (lambda d: d | {"costs": {"\ud800": [1]}}, "`costs` is no text"),
-        (lambda d: d | {"costs": {"forward_times": [float("nan")]}}, "`NaN` is no number"),
+        (
+            lambda d: d | {"costs": {"forward_times": [float("nan")]}},
+            "`NaN` is no number",
+        ),
         (
             lambda d: (
                 d
@@ -223,7 +276,10 @@ Damage = Callable[[Any], Any]
             ),
             "`pipelines` must have a `name` each, and two have the same",
         ),
-        (lambda d: d | {"lines": [[1, 1, "x"]] * 2}, "`lines` of rank 0 is [1, 1, 'x'], its"),
+        (
+            lambda d: d | {"lines": [[1, 1, "x"]] * 2},
+            "`lines` of rank 0 is [1, 1, 'x'], its",
+        ),
         (lambda d: d | {"lines": []}, "`lines` of rank 0 is None, its `actions`"),
         (lambda d: d | {"lines": 3}, "`lines` must be a list"),
         (
@@ -243,7 +299,10 @@ Damage = Callable[[Any], Any]
             lambda d: d | {"placement": [0, 5]},
             "`placement` must give every stage one of the `ranks`: stage 1 is on rank 5",
         ),
-        (lambda d: d | {"placement": [0, -1]}, "`placement` must hold whole numbers from 0"),
+        (
+            lambda d: d | {"placement": [0, -1]},
+            "`placement` must hold whole numbers from 0",
+        ),
         (lambda d: d | {"placement": [1, 0]}, "stage 0 is on rank 1"),
         (lambda d: d | {"placement": []}, "`placement` must give"),
         (lambda d: d | {"params": {"ranks": "2"}}, "`params` must be whole numbers"),
@@ -251,7 +310,10 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"spans": [[1]]}, "`spans` must be pairs of places"),
         (lambda d: d | {"spans": []}, "not an index of `spans`"),
         (lambda d: d | {"transport": None}, "`transport` must be text"),
-        (lambda d: d | {"transport": "mpi"}, "`transport`: there is no transport `mpi`"),
+        (
+            lambda d: d | {"transport": "mpi"},
+            "`transport`: there is no transport `mpi`",
+        ),
         (lambda d: d | {"costs": None}, "costs: it must be an object"),
         (
             lambda d: d | {"costs": {"forward_times": [-1]}},
@@ -276,7 +338,9 @@ Damage = Callable[[Any], Any]
             "more sources than actions",
         ),
         (
-            lambda d: d | {"actions": [d["actions"][0].replace("0F0 0S", "(0F0;0S"), ""]},
+            lambda d: (
+                d | {"actions": [d["actions"][0].replace("0F0 0S", "(0F0;0S"), ""]}
+            ),
             "is not an action",
         ),
         (
@@ -284,7 +348,10 @@ Damage = Callable[[Any], Any]
             "transfers are batched alone",
         ),
         (lambda d: d | {"sources": ["x", ""]}, "sources of rank 0"),
-        (lambda d: d | {"sources": [d["sources"][0], "-" + d["sources"][1]]}, "sources of rank 1"),
+        (
+            lambda d: d | {"sources": [d["sources"][0], "-" + d["sources"][1]]},
+            "sources of rank 1",
+        ),
         (
             lambda d: (
                 d
@@ -319,9 +386,18 @@ def test_a_damaged_plan_is_refused_with_its_reason(
             [[2, 2], [1, 2], [2, 3]],
             "`edges`: the one from stage 2 to stage 2 does not lead forward",
         ),
-        ([[0, 9], [1, 2], [2, 3]], "`edges`: the one from stage 0 to stage 9 leads to no stage"),
-        ([[0, 2], [0, 2], [2, 3]], "`edges`: the one from stage 0 to stage 2 is there twice"),
-        ([[0, 2, 3]], "`edges` must be pairs of an earlier and a later stage: [0, 2, 3] is none"),
+        (
+            [[0, 9], [1, 2], [2, 3]],
+            "`edges`: the one from stage 0 to stage 9 leads to no stage",
+        ),
+        (
+            [[0, 2], [0, 2], [2, 3]],
+            "`edges`: the one from stage 0 to stage 2 is there twice",
+        ),
+        (
+            [[0, 2, 3]],
+            "`edges` must be pairs of an earlier and a later stage: [0, 2, 3] is none",
+        ),
         ([[0, -2]], "`edges` must hold whole numbers from 0"),
         ([[True, False]], "`edges` must hold whole numbers from 0"),
         ({}, "`edges` must be a list"),
@@ -347,8 +423,12 @@ def test_damaged_edges_are_refused_with_their_reason(
 
 def test_an_edge_is_no_skip_as_well(tmp_path: Path) -> None:
     plan = compile("two_encoders", {"microbatches": 2})
-    (tmp_path / "plan.json").write_text(json.dumps(document(plan) | {"skips": [[0, 2]]}))
-    with pytest.raises(CompileError, match="from stage 0 to stage 2 there is one of `edges` and"):
+    (tmp_path / "plan.json").write_text(
+        json.dumps(document(plan) | {"skips": [[0, 2]]})
+    )
+    with pytest.raises(
+        CompileError, match="from stage 0 to stage 2 there is one of `edges` and"
+    ):
         read_plan(tmp_path / "plan.json")
 
 
@@ -380,7 +460,8 @@ def test_another_kind_of_file_is_named(tmp_path: Path, content: str, kind: str) 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
     ),
     max_leaves=8,
 )
@@ -412,7 +493,8 @@ def test_any_value_in_any_field_is_answered(
 ) -> None:
     plan = compile(
         Source(
-            "s.sched", "schedule s { param ranks = 1 param microbatches = 1 rank r { F(0) B(0) } }"
+            "s.sched",
+            "schedule s { param ranks = 1 param microbatches = 1 rank r { F(0) B(0) } }",
         )
     )
     path = tmp_path_factory.getbasetemp() / "fuzzed.json"
@@ -425,8 +507,12 @@ def test_any_value_in_any_field_is_answered(
     assert [each.text() for each in again.ranks] == ["0F0 0B0"]
 
 
-def test_a_plan_that_cannot_be_written_leaves_nothing(plan: Plan, tmp_path: Path) -> None:
-    with pytest.raises(CompileError, match="cannot be written: No such file or directory"):
+def test_a_plan_that_cannot_be_written_leaves_nothing(
+    plan: Plan, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        CompileError, match="cannot be written: No such file or directory"
+    ):
         write_plan(plan, tmp_path / "absent" / "plan.json")
     (tmp_path / "directory").mkdir()
     with pytest.raises(CompileError, match="cannot be written: Is a directory"):

@@ -18,7 +18,13 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from schedlang import CompileError, Source, compile, read_source
-from schedlang.plan.torch_tables import DIALECTS, dialect_of, export_table, plan_of, read_table
+from schedlang.plan.torch_tables import (
+    DIALECTS,
+    dialect_of,
+    export_table,
+    plan_of,
+    read_table,
+)
 from tests.plan.test_torch_tables import (
     DEFERRED,
     EXPORTABLE,
@@ -52,7 +58,11 @@ def stages(ranks: int, number: int, local: int) -> list[SimpleNamespace]:
     modules = SimpleNamespace(modules=lambda: [])
     return [
         SimpleNamespace(
-            num_stages=number, group_size=ranks, group_rank=0, submod=modules, has_backward=True
+            num_stages=number,
+            group_size=ranks,
+            group_rank=0,
+            submod=modules,
+            has_backward=True,
         )
         for _ in range(local)
     ]
@@ -67,30 +77,40 @@ def test_torch_reads_what_we_write(name: str, form: str, tmp_path: Path) -> None
     """
     for ranks, microbatches in SIZES_OF.get(name, SIZES):
         plan = program(name, ranks, microbatches)
-        (tmp_path / "table.csv").write_text(export_table(plan, form, DIALECT), newline="")
+        (tmp_path / "table.csv").write_text(
+            export_table(plan, form, DIALECT), newline=""
+        )
         runtime = schedules._PipelineScheduleRuntime(
             stages(ranks, len(plan.placement), 1), microbatches
         )
         runtime._load_csv(str(tmp_path / "table.csv"), format=FORMS[form])
         runtime._dump_csv(str(tmp_path / "again.csv"), format=FORMS[form])
-        assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "table.csv").read_bytes()
+        assert (tmp_path / "again.csv").read_bytes() == (
+            tmp_path / "table.csv"
+        ).read_bytes()
         assert runtime.stage_index_to_group_rank == dict(enumerate(plan.placement))
         # The simulation knows neither groups nor what concerns whole stages.
         singles = {
-            rank: [each for action in actions for each in action.sub_actions or [action]]
+            rank: [
+                each for action in actions for each in action.sub_actions or [action]
+            ]
             for rank, actions in runtime.pipeline_order_with_comms.items()
         }
         moves = {
             rank: [each for each in row if each.microbatch_index is not None]
             for rank, row in singles.items()
         }
-        schedules._simulate_comms_compute(moves, plan.placement.__getitem__, len(plan.placement))
+        schedules._simulate_comms_compute(
+            moves, plan.placement.__getitem__, len(plan.placement)
+        )
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_torch_reads_one_dialect(dialect: str, tmp_path: Path) -> None:
     plan = program("1f1b", 2, 4)
-    (tmp_path / "table.csv").write_text(export_table(plan, "torch-csv", dialect), newline="")
+    (tmp_path / "table.csv").write_text(
+        export_table(plan, "torch-csv", dialect), newline=""
+    )
     runtime = schedules._PipelineScheduleRuntime(stages(2, 2, 1), 4)
     refused = pytest.raises((AssertionError, ValueError))
     with nullcontext() if dialect == DIALECT else refused:
@@ -101,22 +121,29 @@ def test_torch_reads_one_dialect(dialect: str, tmp_path: Path) -> None:
 CLASSES = {
     "ScheduleInterleaved1F1B": [
         (local, ranks, ranks * rounds)
-        for local, ranks, rounds in itertools.product((1, 2, 3), (1, 2, 3, 4), (1, 2, 3))
+        for local, ranks, rounds in itertools.product(
+            (1, 2, 3), (1, 2, 3, 4), (1, 2, 3)
+        )
     ],
     "ScheduleLoopedBFS": [
         (local, ranks, ranks * rounds)
-        for local, ranks, rounds in itertools.product((1, 2, 5), (1, 2, 3, 4), (1, 2, 3))
+        for local, ranks, rounds in itertools.product(
+            (1, 2, 5), (1, 2, 3, 4), (1, 2, 3)
+        )
     ],
     "ScheduleInterleavedZeroBubble": [
         (local, ranks, ranks * rounds)
-        for local, ranks, rounds in itertools.product((1, 2, 3), (1, 2, 3, 4), (1, 2, 3))
+        for local, ranks, rounds in itertools.product(
+            (1, 2, 3), (1, 2, 3, 4), (1, 2, 3)
+        )
     ],
     "ScheduleZBVZeroBubble": [
         (2, ranks, microbatches)
         for ranks, microbatches in itertools.product((1, 2, 3, 4), range(1, 9))
     ],
     "ScheduleDualPipeV": [
-        (2, ranks, 2 * ranks + more) for ranks, more in itertools.product((1, 2, 3, 4), range(8))
+        (2, ranks, 2 * ranks + more)
+        for ranks, more in itertools.product((1, 2, 3, 4), range(8))
     ],
 }
 #: What torch 2.15 can be asked for: waits for sends earlier, or for reductions later, and weights
@@ -171,7 +198,11 @@ def test_gpipe_of_torch_proves() -> None:
         order = schedules.ScheduleGPipe(stage, microbatches)._get_pipeline_order()
         assert order is not None
         rows = [
-            [str(action) for action in row if action and action.computation_type.value in "FB"]
+            [
+                str(action)
+                for action in row
+                if action and action.computation_type.value in "FB"
+            ]
             for row in order.values()
         ]
         table = Source("table.csv", "\n".join(map(",".join, rows)))
@@ -183,8 +214,12 @@ def test_interleaved_zero_bubble_is_that_of_torch() -> None:
     source = read_source(PROGRAMS / "interleaved_zb.sched")
     for chunks, ranks, rounds in itertools.product((1, 2, 3), (1, 2, 3, 4), (1, 2, 3)):
         of = stages(ranks, chunks * ranks, chunks)
-        theirs = schedules.ScheduleInterleavedZeroBubble(of, ranks * rounds).pipeline_order
-        plan = compile(source, {"ranks": ranks, "microbatches": ranks * rounds, "chunks": chunks})
+        theirs = schedules.ScheduleInterleavedZeroBubble(
+            of, ranks * rounds
+        ).pipeline_order
+        plan = compile(
+            source, {"ranks": ranks, "microbatches": ranks * rounds, "chunks": chunks}
+        )
         assert computes(plan) == [
             " ".join(str(action) for action in row if action) for row in theirs.values()
         ]
@@ -214,7 +249,9 @@ def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return ((output - target) ** 2).mean()
 
 
-def gradient_error(file: Path, form: str, placement: list[int], microbatches: int) -> float:
+def gradient_error(
+    file: Path, form: str, placement: list[int], microbatches: int
+) -> float:
     """Train one step with a table in torch's own pipelining, and in one process: the largest
     difference of a gradient on this rank, relative to the largest gradient.
     """
@@ -225,19 +262,27 @@ def gradient_error(file: Path, form: str, placement: list[int], microbatches: in
     inputs, targets = torch.randn(2, 2 * microbatches, WIDTH, dtype=torch.double)
     loss(torch.nn.Sequential(*alone)(inputs), targets).backward()
     mine = [stage for stage, holder in enumerate(placement) if holder == rank]
-    stages = [PipelineStage(parts[stage], stage, count, torch.device("cpu")) for stage in mine]
+    stages = [
+        PipelineStage(parts[stage], stage, count, torch.device("cpu")) for stage in mine
+    ]
     runtime = schedules._PipelineScheduleRuntime(stages, microbatches, loss_fn=loss)
     runtime._load_csv(str(file), format=form)
-    runtime.step(*([inputs] if 0 in mine else []), target=targets if count - 1 in mine else None)
+    runtime.step(
+        *([inputs] if 0 in mine else []), target=targets if count - 1 in mine else None
+    )
     pairs = [
         (p.grad, q.grad)
         for s in mine
         for p, q in zip(parts[s].parameters(), alone[s].parameters(), strict=True)
     ]
-    return max(float((mine - right).abs().max() / right.abs().max()) for mine, right in pairs)
+    return max(
+        float((mine - right).abs().max() / right.abs().max()) for mine, right in pairs
+    )
 
 
-def gradient_errors(cases: dict[str, tuple[Path, str, list[int], int]]) -> dict[str, float]:
+def gradient_errors(
+    cases: dict[str, tuple[Path, str, list[int], int]],
+) -> dict[str, float]:
     return {name: gradient_error(*case) for name, case in cases.items()}
 
 
@@ -275,7 +320,9 @@ def dumped(name: str, local: int, ranks: int, microbatches: int, path: Path) -> 
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_deferred_receives_are_proved_or_refused_with_cells(name: str, tmp_path: Path) -> None:
+def test_deferred_receives_are_proved_or_refused_with_cells(
+    name: str, tmp_path: Path
+) -> None:
     """Refused where messages meet the receives of others, or where a send that holds its rank hangs;
     of the latter the import says where they run.
     """
@@ -348,7 +395,9 @@ def train(file: Path, placement: list[int], microbatches: int) -> float:
 
 @needs_waits
 @pytest.mark.processes
-def test_torch_hangs_at_the_cells_that_the_import_names(run_ranks: Run, tmp_path: Path) -> None:
+def test_torch_hangs_at_the_cells_that_the_import_names(
+    run_ranks: Run, tmp_path: Path
+) -> None:
     for text, placement in ((EACH_OTHER, [0, 1]), (RING, [0, 1, 2, 0])):
         path = tmp_path / "table.csv"
         path.write_text(text)
@@ -358,19 +407,24 @@ def test_torch_hangs_at_the_cells_that_the_import_names(run_ranks: Run, tmp_path
         ranks = len(text.splitlines())
         # A rank that waits for a message stands, in torch, at the op that needs it.
         cells = {
-            wait.at.rank: re.sub(r"RECV_(F|B)", r"\1", wait.at.action) for wait in diagnostic.waits
+            wait.at.rank: re.sub(r"RECV_(F|B)", r"\1", wait.at.action)
+            for wait in diagnostic.waits
         }
         assert len(cells) == ranks
         outcome = run_ranks(train, ranks, path, placement, 2, seconds=HANGS)
         assert outcome.codes == [None] * ranks, outcome.logs
         for rank, cell in cells.items():
-            last = re.findall(r"running time_step \d+, action (\S+)", outcome.logs[rank])[-1]
+            last = re.findall(
+                r"running time_step \d+, action (\S+)", outcome.logs[rank]
+            )[-1]
             assert last == cell, outcome.logs[rank]
 
 
 @needs_waits
 @pytest.mark.processes
-def test_torch_trains_once_the_wait_stands_later(run_ranks: Run, tmp_path: Path) -> None:
+def test_torch_trains_once_the_wait_stands_later(
+    run_ranks: Run, tmp_path: Path
+) -> None:
     path = tmp_path / "table.csv"
     path.write_text(RING_RUNS)
     plan_of(read_table(read_source(path)), "gloo")

@@ -103,7 +103,8 @@ def test_torch_places_the_transfers_of_batches_itself() -> None:
 def test_losses_are_numbered_by_the_order_of_forwards() -> None:
     plan = imported("0F0,0F1,0B0,0B1\n1F1,1F0,1B1,1B0\n")
     with pytest.raises(
-        CompileError, match="other order of microbatches on the last stage: `1F1` before `1F0`"
+        CompileError,
+        match="other order of microbatches on the last stage: `1F1` before `1F0`",
     ):
         export_table(plan, "torch-csv")
 
@@ -152,11 +153,21 @@ MALFORMED: dict[str, tuple[str, str, str, str]] = {
     "header": ("table", GOOD, "0F0", "rank 0\n0F0"),
     "lower case": ("table", GOOD, "0F0", "0f0"),
     "quotes": ("table", GOOD, "0F0", '"0F0"'),
-    "a V in the wrong order": ("deadlock", "0F0,2F0,2B0,0B0\n1F0,1B0\n", "0F0,2F0", "2F0,0F0"),
+    "a V in the wrong order": (
+        "deadlock",
+        "0F0,2F0,2B0,0B0\n1F0,1B0\n",
+        "0F0,2F0",
+        "2F0,0F0",
+    ),
     "one transfer among compute": ("order", GOOD, "0F0", "0F0,0SEND_F0"),
     "receive missing": ("order", COMMS, "1RECV_F1,", ""),
     "send missing": ("unmatched-receive", COMMS, "0SEND_F1,", ""),
-    "cyclic wait": ("deadlock", COMMS, "0F1,0SEND_F1,0RECV_B0,0B0", "0RECV_B0,0B0,0F1,0SEND_F1"),
+    "cyclic wait": (
+        "deadlock",
+        COMMS,
+        "0F1,0SEND_F1,0RECV_B0,0B0",
+        "0RECV_B0,0B0,0F1,0SEND_F1",
+    ),
     "send twice": ("repeated-send", COMMS, "0SEND_F0", "0SEND_F0,0SEND_F0"),
     "receive twice": ("mismatched-transfer", COMMS, "1RECV_F0", "1RECV_F0,1RECV_F0"),
     "receives swapped": (
@@ -178,8 +189,18 @@ MALFORMED: dict[str, tuple[str, str, str, str]] = {
         "0RECV_B1,0RECV_B0,0B0",
     ),
     "one REDUCE_GRAD missing": ("reduce-grad", COMMS, "1REDUCE_GRAD,", ""),
-    "REDUCE_GRAD too early": ("reduce-grad", COMMS, "0B1,0REDUCE_GRAD", "0REDUCE_GRAD,0B1"),
-    "REDUCE_GRAD twice": ("reduce-grad", COMMS, "0REDUCE_GRAD", "0REDUCE_GRAD,0REDUCE_GRAD"),
+    "REDUCE_GRAD too early": (
+        "reduce-grad",
+        COMMS,
+        "0B1,0REDUCE_GRAD",
+        "0REDUCE_GRAD,0B1",
+    ),
+    "REDUCE_GRAD twice": (
+        "reduce-grad",
+        COMMS,
+        "0REDUCE_GRAD",
+        "0REDUCE_GRAD,0REDUCE_GRAD",
+    ),
     "REDUCE_GRAD of another rank": (
         "not-on-this-rank",
         COMMS,
@@ -188,7 +209,12 @@ MALFORMED: dict[str, tuple[str, str, str, str]] = {
     ),
     "send before its forward": ("order", COMMS, "0F0,0SEND_F0", "0SEND_F0,0F0"),
     "blank among transfers": ("table", COMMS, "0F0,", "0F0,,"),
-    "send to the own rank": ("unmatched-send", "0F0,1F0,1B0,0B0\n", "0F0", "0F0,0SEND_F0"),
+    "send to the own rank": (
+        "unmatched-send",
+        "0F0,1F0,1B0,0B0\n",
+        "0F0",
+        "0F0,0SEND_F0",
+    ),
     "send past the last stage": ("unmatched-send", COMMS, "1F0,", "1F0,1SEND_F0,"),
     "transfer of another rank": ("not-on-this-rank", COMMS, "0SEND_F0", "1SEND_F0"),
     "UNSHARD missing": ("unshard", COMMS, "0UNSHARD,", ""),
@@ -210,7 +236,12 @@ MALFORMED: dict[str, tuple[str, str, str, str]] = {
     "open group": ("table", GOOD, "0F1", "(0F1;0B0OVERLAP_F_B"),
     "group with an empty place": ("table", GOOD, "0F1,0B0", "(0F1;0B0;)OVERLAP_F_B"),
     "junk behind a group": ("table", GOOD, "0F1", "(0F1)OVERLAP_F_B1"),
-    "overlap of what depends": ("order", "0F0,0B0\n", "0F0,0B0", "(0F0;0B0)OVERLAP_F_B"),
+    "overlap of what depends": (
+        "order",
+        "0F0,0B0\n",
+        "0F0,0B0",
+        "(0F0;0B0)OVERLAP_F_B",
+    ),
     "very many stages": ("placement", GOOD, "1F1", "999999999F1"),
     "very many microbatches": ("placement", GOOD, "1F1", "1F999999999"),
     "a number too long": ("table", GOOD, "0F0", "0F" + "1" * 5000),
@@ -247,7 +278,8 @@ def test_messages_point_at_cells() -> None:
     with pytest.raises(CompileError) as caught:
         imported("0F0, 0X0 ,(0F1;0B)OVERLAP_F_B\n")
     places = [
-        (each.labels[0].span.start, each.labels[0].span.end) for each in caught.value.diagnostics
+        (each.labels[0].span.start, each.labels[0].span.end)
+        for each in caught.value.diagnostics
     ]
     assert places == [(5, 8), (15, 17)]
 
@@ -330,7 +362,19 @@ def test_commands(
     )
     assert capsys.readouterr().out == "0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n"
     assert (
-        main(["export", one_f_one_b, "-p", "ranks=2", "--to", "torch-csv", "-o", "table.csv"]) == 0
+        main(
+            [
+                "export",
+                one_f_one_b,
+                "-p",
+                "ranks=2",
+                "--to",
+                "torch-csv",
+                "-o",
+                "table.csv",
+            ]
+        )
+        == 0
     )
     assert capsys.readouterr().out == "wrote table.csv\n"
     assert Path("table.csv").read_bytes().count(b"\r\n") == 2
@@ -342,8 +386,20 @@ def test_commands(
     # Other versions of torch read another dialect.
     waits = Path("table.csv").read_text().count("WAIT_SEND")
     # A wait for each send, so that without the word `WAIT_` there are twice as many.
-    assert waits == Path("table.csv").read_text().replace("WAIT_", "").count("SEND") // 2 > 0
-    as_json = ["export", "plan.json", "--to", "torch-csv", "--format", "json", "--torch"]
+    assert (
+        waits
+        == Path("table.csv").read_text().replace("WAIT_", "").count("SEND") // 2
+        > 0
+    )
+    as_json = [
+        "export",
+        "plan.json",
+        "--to",
+        "torch-csv",
+        "--format",
+        "json",
+        "--torch",
+    ]
     for dialect, has_waits in (("2.13", False), ("2.15", True)):
         assert main([*as_json, dialect]) == 0
         assert ("WAIT_SEND_F" in capsys.readouterr().out) == has_waits
@@ -353,7 +409,11 @@ def test_commands(
     capsys.readouterr()
 
     Path("old.csv").write_text(
-        re.sub(r",\d(REDUCE_GRAD|WAIT_REDUCE_GRAD|RESHARD)", "", Path("table.csv").read_text())
+        re.sub(
+            r",\d(REDUCE_GRAD|WAIT_REDUCE_GRAD|RESHARD)",
+            "",
+            Path("table.csv").read_text(),
+        )
     )
     assert main(["import", "old.csv"]) == 0
     captured = capsys.readouterr()
@@ -364,9 +424,14 @@ def test_commands(
     assert main(["import", "bad.csv"]) == 1
     captured = capsys.readouterr()
     assert captured.err.count("error[table]") == 20
-    assert captured.err.endswith("30 errors, the first 20 are shown; see: schedc explain table\n")
+    assert captured.err.endswith(
+        "30 errors, the first 20 are shown; see: schedc explain table\n"
+    )
     assert main(["import", "absent.csv"]) == 2
-    assert main(["export", one_f_one_b, "--to", "torch-csv", "-o", "absent/table.csv"]) == 2
+    assert (
+        main(["export", one_f_one_b, "--to", "torch-csv", "-o", "absent/table.csv"])
+        == 2
+    )
 
 
 #: What torch 2.13 writes for `defer_pp_recv=True`: named by schedule, ranks and microbatches.

@@ -376,7 +376,9 @@ def test_a_malformed_table_gives_row_and_cell_and_reason(defect: str) -> None:
 
 
 @pytest.mark.parametrize("transport", ["portable", "gloo", "nccl", "nccl-eager"])
-def test_waits_that_wait_for_each_other_are_told_with_both_cells(transport: str) -> None:
+def test_waits_that_wait_for_each_other_are_told_with_both_cells(
+    transport: str,
+) -> None:
     with pytest.raises(CompileError) as caught:
         imported(EACH_OTHER, transport)
     assert str(caught.value) == (
@@ -408,9 +410,14 @@ def without_waits(text: str) -> str:
 @pytest.mark.parametrize("name", EXPORTABLE)
 def test_dialects_differ_by_waits(name: str) -> None:
     for size in SIZES_OF.get(name, SIZES):
-        old, new = (export_table(program(name, *size), "torch-csv", each) for each in DIALECTS)
+        old, new = (
+            export_table(program(name, *size), "torch-csv", each) for each in DIALECTS
+        )
         assert without_waits(new) == old
-        assert [read_table(table(text)).has_waits for text in (old, new)] == [False, True]
+        assert [read_table(table(text)).has_waits for text in (old, new)] == [
+            False,
+            True,
+        ]
 
 
 def waits_of(plan: Plan, costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -422,7 +429,9 @@ def waits_of(plan: Plan, costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarr
     columns = schedule.columns
     rows = columns.where(Kind.WAIT_SEND_F, Kind.WAIT_SEND_B)
     ops = columns.where(Kind.F, Kind.B, Kind.I, Kind.W)
-    last_op = np.array([ops[columns.rank[ops] == rank][-1] for rank in range(len(plan.ranks))])
+    last_op = np.array(
+        [ops[columns.rank[ops] == rank][-1] for rank in range(len(plan.ranks))]
+    )
     items = events.item[rows]
     comes = events.graph.times_of(events.graph.begin[items])
     return rows > last_op[columns.rank[rows]], comes, events.graph.ends[items]
@@ -448,7 +457,13 @@ def test_no_wait_of_an_export_takes_time(name: str) -> None:
 
 def test_a_version_reads_the_newest_dialect_that_it_knows() -> None:
     versions = ("2.13.0", "2.14.1+cu128", "2.15.0+cpu", "2.16.0a0+git1234", "3.0")
-    assert [dialect_of(version) for version in versions] == ["2.13", "2.13", "2.15", "2.15", "2.15"]
+    assert [dialect_of(version) for version in versions] == [
+        "2.13",
+        "2.13",
+        "2.15",
+        "2.15",
+        "2.15",
+    ]
     with pytest.raises(ValueError, match=r"torch 2\.9\.1 is older than 2\.13"):
         dialect_of("2.9.1")
     with pytest.raises(ValueError, match=r"`dialect` is '2\.14'"):
@@ -478,7 +493,10 @@ def runs_to_its_end(rows: list[list[str]], placement: tuple[int, ...]) -> bool:
     def is_over(rank: int, transfer: str) -> bool:
         # The n-th of one side is over once the other side has begun n as well.
         for (sender, receiver), sides in begun.items():
-            for side, own, other in (("SEND", sender, "RECV"), ("RECV", receiver, "SEND")):
+            for side, own, other in (
+                ("SEND", sender, "RECV"),
+                ("RECV", receiver, "SEND"),
+            ):
                 if own == rank and transfer in sides[side]:
                     return len(sides[other]) > sides[side].index(transfer)
         return False
@@ -516,10 +534,14 @@ def with_waits_anywhere(rows: list[list[str]], rng: random.Random) -> None:
     behind their sends.
     """
     for row in rows:
-        for receive in [cell for cell in row if "RECV_F" in cell and rng.random() < 0.7]:
+        for receive in [
+            cell for cell in row if "RECV_F" in cell and rng.random() < 0.7
+        ]:
             row.remove(receive)
             row.insert(row.index(receive.replace("RECV_", "")), receive)
-        for wait in [cell for cell in row if "WAIT_SEND" in cell and rng.random() < 0.8]:
+        for wait in [
+            cell for cell in row if "WAIT_SEND" in cell and rng.random() < 0.8
+        ]:
             row.remove(wait)
             begin = row.index(wait.replace("WAIT_", "")) + 1
             row.insert(rng.randint(begin, min(begin + 4, len(row))), wait)
@@ -541,5 +563,7 @@ def test_tables_with_waits_anywhere_hang_where_the_import_says(name: str) -> Non
             verdicts.append(error.diagnostics[0].code)
         # Messages that meet the wrong receives may well come to their end; only hangs are compared.
         if verdicts[-1] != "mismatched-transfer":
-            assert (verdicts[-1] == "runs") == runs_to_its_end(rows, plan.placement), text
+            assert (verdicts[-1] == "runs") == runs_to_its_end(rows, plan.placement), (
+                text
+            )
     assert {"runs", "deadlock"} <= set(verdicts)

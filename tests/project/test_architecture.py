@@ -56,7 +56,9 @@ def imported(node: ast.AST) -> list[str]:
 
 
 def test_the_contract_of_the_runtime_lists_all_of_it() -> None:
-    (contract,) = [each for each in CONTRACTS if each["name"].startswith("The runtime runs plans")]
+    (contract,) = [
+        each for each in CONTRACTS if each["name"].startswith("The runtime runs plans")
+    ]
     runtime = {
         f"schedlang.runtime.{path.stem}"
         for path in (ROOT / "runtime").iterdir()
@@ -68,14 +70,21 @@ def test_the_contract_of_the_runtime_lists_all_of_it() -> None:
 
 
 def test_the_contract_of_the_compiler_lists_all_of_it() -> None:
-    (contract,) = [each for each in CONTRACTS if each["name"].startswith("The compiler knows")]
+    (contract,) = [
+        each for each in CONTRACTS if each["name"].startswith("The compiler knows")
+    ]
     parts = {
         f"schedlang.{path.stem}"
         for path in (ROOT / "schedlang").iterdir()
         if path.suffix == ".py" or (path / "__init__.py").exists()
     }
     # What stands on both of them.
-    others = {"schedlang.__init__", "schedlang.__main__", "schedlang.runtime", "schedlang.torch"}
+    others = {
+        "schedlang.__init__",
+        "schedlang.__main__",
+        "schedlang.runtime",
+        "schedlang.torch",
+    }
     assert set(contract["source_modules"]) == parts - others
 
 
@@ -98,10 +107,16 @@ def test_a_pipeline_loads_nothing_of_the_compiler() -> None:
     """Also what is imported by its name, which the contracts cannot see."""
     command = "import schedlang.runtime, sys; print(*sys.modules)"
     run = subprocess.run(
-        [sys.executable, "-c", command], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", command],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     loaded = set(run.stdout.split())
-    (contract,) = [each for each in CONTRACTS if each["name"].startswith("The runtime runs plans")]
+    (contract,) = [
+        each for each in CONTRACTS if each["name"].startswith("The runtime runs plans")
+    ]
     assert "schedlang.runtime.pipeline" in loaded
     assert not loaded & set(contract["forbidden_modules"])
 
@@ -109,7 +124,11 @@ def test_a_pipeline_loads_nothing_of_the_compiler() -> None:
 def test_the_compiler_loads_no_torch() -> None:
     command = "import schedlang.cli.commands, schedlang.advice.compiling, sys; print(*sys.modules)"
     run = subprocess.run(
-        [sys.executable, "-c", command], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", command],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     loaded = set(run.stdout.split())
     assert "schedlang.compiler" in loaded

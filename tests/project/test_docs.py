@@ -22,19 +22,32 @@ def test_every_cost_is_explained_and_the_example_is_one(tmp_path: Path) -> None:
     (tmp_path / "costs.yaml").write_text(example[1])
     costs = read_costs(tmp_path / "costs.yaml")
     execution = simulate(compile("1f1b"), costs)
-    assert execution.peak_bytes == (4 * 1.2e9 + 5e9, 3 * 1.2e9 + 4e9, 2 * 1.2e9 + 4e9, 1.2e9 + 5e9)
+    assert execution.peak_bytes == (
+        4 * 1.2e9 + 5e9,
+        3 * 1.2e9 + 4e9,
+        2 * 1.2e9 + 4e9,
+        1.2e9 + 5e9,
+    )
 
 
 def test_every_cause_is_explained() -> None:
     text = page("bubbles")
-    assert sorted(re.findall(r"^\| (\w+) \| ", text, re.M)) == sorted([*CAUSES, "cause"])
+    assert sorted(re.findall(r"^\| (\w+) \| ", text, re.M)) == sorted(
+        [*CAUSES, "cause"]
+    )
 
 
 def test_the_gains_of_published_schedules_are_those_of_their_command() -> None:
     """Of each table a row, which shows what the page says; the others take as long again."""
     lines = page("published-gains").splitlines()
     command = runpy.run_path(str(ROOT / "benchmarks" / "gains.py"))
-    for text in ("HEAD", "VOCABULARY_TEXT", "RECYCLE_TEXT", "RECYCLE_REASONS", "SLIMPIPE_TEXT"):
+    for text in (
+        "HEAD",
+        "VOCABULARY_TEXT",
+        "RECYCLE_TEXT",
+        "RECYCLE_REASONS",
+        "SLIMPIPE_TEXT",
+    ):
         assert command[text] in page("published-gains")
     setting = command["SETTINGS"][0]
     assert command["vocabulary_row"](setting, command["gains_of"](setting)) in lines
@@ -58,7 +71,9 @@ def test_the_table_of_transports_is_that_of_its_command() -> None:
     command = runpy.run_path(str(ROOT / "benchmarks" / "transports.py"))
     assert page("transport-table").startswith(command["HEAD"])
     for name in ("1f1b", "interleaved_1f1b", "dualpipe", "zb_h1"):
-        found = [command["makespans"](name, latency) for latency in command["LATENCIES"]]
+        found = [
+            command["makespans"](name, latency) for latency in command["LATENCIES"]
+        ]
         assert command["row"](name, found) in lines
     assert [line.split()[1] for line in lines if line.startswith("| ")][2:-1] == [
         path.stem for path in GALLERY

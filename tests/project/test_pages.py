@@ -29,7 +29,18 @@ REFERENCE = DOCS / "python.md"
 BLOCKS = {page.stem: [] if page == REFERENCE else list(blocks(page)) for page in PAGES}
 TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in PAGES}
 ALL_BLOCKS = [block for of_page in BLOCKS.values() for block in of_page]
-LANGUAGES = {"sched", "sh", "console", "python", "yaml", "json", "lua", "text", "toml", "mermaid"}
+LANGUAGES = {
+    "sched",
+    "sh",
+    "console",
+    "python",
+    "yaml",
+    "json",
+    "lua",
+    "text",
+    "toml",
+    "mermaid",
+}
 #: All that cannot be run here, and why.
 ELSEWHERE = {
     "README.md": ["they build an environment, and run all of this"],
@@ -38,7 +49,10 @@ ELSEWHERE = {
         "it builds an environment of gigabytes, and runs all tests",
         "it builds an environment of gigabytes, and runs all tests",
     ],
-    "docs/editor.md": ["it installs from a package registry", "it needs npm and VS Code"],
+    "docs/editor.md": [
+        "it installs from a package registry",
+        "it needs npm and VS Code",
+    ],
     "docs/training.md": ["two machines"],
     "docs/parallel.md": ["machines that come and go"],
     "docs/pictures.md": ["it needs pandas and matplotlib"],
@@ -60,12 +74,16 @@ def shell(tmp_path: Path) -> Shell:
 def page_parameters() -> Iterator[object]:
     """All pages; those are marked on which a script of the reader's own is started."""
     for name, of_page in BLOCKS.items():
-        starts = any(block.starts_processes and not block.trains_the_example for block in of_page)
+        starts = any(
+            block.starts_processes and not block.trains_the_example for block in of_page
+        )
         yield pytest.param(name, marks=[pytest.mark.processes] if starts else [])
 
 
 @pytest.mark.parametrize("name", list(page_parameters()))
-def test_the_blocks_of_a_page(name: str, shell: Shell, request: pytest.FixtureRequest) -> None:
+def test_the_blocks_of_a_page(
+    name: str, shell: Shell, request: pytest.FixtureRequest
+) -> None:
     updates = request.config.getoption("--update-golden")
     follow(name, shell, lambda block: not block.trains_the_example, updates)
 
@@ -74,7 +92,11 @@ def test_the_blocks_of_a_page(name: str, shell: Shell, request: pytest.FixtureRe
 @pytest.mark.pages
 @pytest.mark.parametrize(
     "name",
-    [name for name, of_page in BLOCKS.items() if any(each.trains_the_example for each in of_page)],
+    [
+        name
+        for name, of_page in BLOCKS.items()
+        if any(each.trains_the_example for each in of_page)
+    ],
 )
 def test_the_blocks_that_train_the_example(name: str, shell: Shell) -> None:
     follow(name, shell, lambda block: True)
@@ -84,7 +106,9 @@ def test_the_blocks_that_train_the_example(name: str, shell: Shell) -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        pytest.param(block, id=block.where, marks=[pytest.mark.pages] if block.is_slow else [])
+        pytest.param(
+            block, id=block.where, marks=[pytest.mark.pages] if block.is_slow else []
+        )
         for block in ALL_BLOCKS
         if block.ranks
     ],
@@ -95,17 +119,23 @@ def test_the_parts_of_scripts(part: Block, run_ranks: Run, tmp_path: Path) -> No
     from tests.support.page_scripts import run_part
 
     assert part.ranks
-    outcome = run_ranks(run_part, part.ranks, part.text, part.where, part.given, tmp_path)
+    outcome = run_ranks(
+        run_part, part.ranks, part.text, part.where, part.given, tmp_path
+    )
     assert outcome.results() == [None] * part.ranks
 
 
-def follow(name: str, shell: Shell, runs: Callable[[Block], bool], updates: bool = False) -> None:
+def follow(
+    name: str, shell: Shell, runs: Callable[[Block], bool], updates: bool = False
+) -> None:
     """Do what a page says, block by block."""
     for block in BLOCKS[name]:
         if block.elsewhere or block.ranks or not runs(block):
             continue
         if block.starts_processes:
-            pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+            pytest.importorskip(
+                "torch", reason="the runtime needs torch", exc_type=ImportError
+            )
         if block.file:
             (shell.folder / block.file).write_text(block.text)
         if block.language == "sched":
@@ -147,13 +177,19 @@ def check_console(block: Block, shell: Shell, updates: bool) -> None:
             text = block.page.read_text(encoding="utf-8")
             before = f"$ {command}\n{shown}"
             assert text.count(before) == 1
-            block.page.write_text(text.replace(before, f"$ {command}\n{output}"), encoding="utf-8")
+            block.page.write_text(
+                text.replace(before, f"$ {command}\n{output}"), encoding="utf-8"
+            )
         else:
-            assert matches(output, shown), f"{block.where}: `{command}` prints\n{output}"
+            assert matches(output, shown), (
+                f"{block.where}: `{command}` prints\n{output}"
+            )
 
 
 def test_every_block_says_what_it_is() -> None:
-    assert [block.where for block in ALL_BLOCKS if block.language not in LANGUAGES] == []
+    assert [
+        block.where for block in ALL_BLOCKS if block.language not in LANGUAGES
+    ] == []
     elsewhere: dict[str, list[str]] = {}
     for block in ALL_BLOCKS:
         if block.elsewhere:
@@ -181,7 +217,9 @@ def test_commands_within_the_text_have_these_options(
                 assert re.search(rf"{option}\b", helps[command[1]]), f"{name}: `{span}`"
         target = re.match(r"make ([a-z-]+)", span)
         if target:
-            assert f"\n{target[1]}:" in (ROOT / "Makefile").read_text(), f"{name}: `{span}`"
+            assert f"\n{target[1]}:" in (ROOT / "Makefile").read_text(), (
+                f"{name}: `{span}`"
+            )
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -193,8 +231,13 @@ def test_links_lead_somewhere(name: str) -> None:
         target = (page.parent / path) if path else page
         assert target.exists(), f"{name}: {link}"
         if anchor:
-            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
-            anchors = {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}
+            headings = re.findall(
+                r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M
+            )
+            anchors = {
+                re.sub(r"[^\w -]", "", each).lower().replace(" ", "-")
+                for each in headings
+            }
             assert anchor in anchors, f"{name}: {link}"
 
 

@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
 def test_named_files_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    named = {path for quoted in re.findall(r"`([^`]+)`", text) for path in quoted.split()}
+    named = {
+        path for quoted in re.findall(r"`([^`]+)`", text) for path in quoted.split()
+    }
     # Of a package of the compiler, a path begins in the package.
     roots = (ROOT, ROOT / "schedlang")
     missing = [

@@ -14,7 +14,9 @@ from lark import Lark
 from tests.support.paths import PROGRAMS, ROOT
 
 MODULES = [
-    path for folder in ("schedlang", "runtime") for path in sorted((ROOT / folder).glob("**/*.py"))
+    path
+    for folder in ("schedlang", "runtime")
+    for path in sorted((ROOT / folder).glob("**/*.py"))
 ]
 
 
@@ -46,7 +48,9 @@ def test_the_wheel_is_whole(tmp_path: Path) -> None:
     subprocess.run(build, check=True, timeout=300)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"schedlang"}
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
+        "schedlang"
+    }
     data = [
         path
         for glob in ("grammars/*.lark", "programs/*.sched", "docs/**/*.md")
@@ -54,7 +58,9 @@ def test_the_wheel_is_whole(tmp_path: Path) -> None:
     ]
     for path in [*MODULES, *PAGE, *data]:
         inside = path.relative_to(ROOT).as_posix()
-        assert (inside if inside.startswith("schedlang/") else f"schedlang/{inside}") in names
+        assert (
+            inside if inside.startswith("schedlang/") else f"schedlang/{inside}"
+        ) in names
     assert "schedlang/py.typed" in names
     assert not any("docs/pictures/" in name for name in names)
     # Nothing in it needs the checkout.
@@ -77,12 +83,20 @@ def test_the_oldest_and_the_newest_torch_are_tested() -> None:
     """Those of pyproject.toml: `make test` has the oldest, `make test-torch` and CI the newest."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     accepted = project["project"]["optional-dependencies"]["runtime"]
-    (oldest,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    (newest,) = re.findall(r"^TORCH \?= (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    (oldest,) = re.findall(
+        r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE
+    )
+    (newest,) = re.findall(
+        r"^TORCH \?= (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
-    assert yaml.safe_load(workflow)["jobs"]["torch"]["strategy"]["matrix"]["torch"] == [newest]
+    assert yaml.safe_load(workflow)["jobs"]["torch"]["strategy"]["matrix"]["torch"] == [
+        newest
+    ]
     first = oldest.removesuffix(".0")
     last = newest.removesuffix(".0")
     major, minor = map(int, last.split("."))
     assert f"torch>={first},<{major}.{minor + 1}" in accepted
-    assert f"torch {first} to {last}" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"torch {first} to {last}" in (ROOT / "README.md").read_text(
+        encoding="utf-8"
+    )

@@ -12,11 +12,15 @@ LANGUAGE = (DOCS / "language.md").read_text(encoding="utf-8")
 
 
 def test_every_word_of_the_grammar_is_in_the_reference() -> None:
-    grammar = re.sub(r"//.*", "", (ROOT / "grammars" / "sched.lark").read_text(encoding="utf-8"))
+    grammar = re.sub(
+        r"//.*", "", (ROOT / "grammars" / "sched.lark").read_text(encoding="utf-8")
+    )
     words = set(re.findall(r'"([a-zA-Z]+)"', grammar))
     assert len(words) > 40
     assert not words - set(
-        re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`|^```.*?^```", LANGUAGE, re.M | re.S)))
+        re.findall(
+            r"\w+", " ".join(re.findall(r"`[^`]+`|^```.*?^```", LANGUAGE, re.M | re.S))
+        )
     )
 
 

@@ -10,8 +10,14 @@ def test_the_reference_is_current() -> None:
     pytest.importorskip("griffe")
     from tests.support import reference_page
 
-    assert reference_page.page() == (DOCS / "python.md").read_text(), "run `make reference`"
-    names = [name for section in reference_page.SECTIONS["schedlang"].values() for name in section]
+    assert reference_page.page() == (DOCS / "python.md").read_text(), (
+        "run `make reference`"
+    )
+    names = [
+        name
+        for section in reference_page.SECTIONS["schedlang"].values()
+        for name in section
+    ]
     assert sorted(names) == sorted(schedlang.__all__)
 
 

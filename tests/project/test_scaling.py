@@ -25,7 +25,9 @@ def all_is_loaded() -> None:
         compile(name).to_json()
 
 
-def lines_per_action(source: Any, tree: Schedule, ranks: int, microbatches: int) -> float:
+def lines_per_action(
+    source: Any, tree: Schedule, ranks: int, microbatches: int
+) -> float:
     """The lines of Python, and rounds of comprehensions, for each action of the plan and of its
     text.
     """
@@ -39,7 +41,9 @@ def lines_per_action(source: Any, tree: Schedule, ranks: int, microbatches: int)
     before = sys.gettrace()
     sys.settrace(count)
     try:
-        plan = compile_tree(source, tree, {"ranks": ranks, "microbatches": microbatches})
+        plan = compile_tree(
+            source, tree, {"ranks": ranks, "microbatches": microbatches}
+        )
         plan.to_json()
     finally:
         sys.settrace(before)
@@ -64,7 +68,9 @@ SEARCHED = ["1f1b_v", "v_half", "v_zb", "zb_1p"]
 def test_most_of_the_work_is_done_by_columns() -> None:
     """What is left of it on each action is the program itself, and a walk over some of the events."""
     loaded = load(read_source(PROGRAMS / "interleaved_1f1b.sched"))
-    small, large = (lines_per_action(*loaded, 4, microbatches) for microbatches in (64, 256))
+    small, large = (
+        lines_per_action(*loaded, 4, microbatches) for microbatches in (64, 256)
+    )
     assert large < small < 30
 
 

@@ -154,27 +154,36 @@ def test_what_is_wrong_with_them(golden: Callable[[str, Path], None]) -> None:
 
 def test_they_are_in_no_overlap_and_no_stream() -> None:
     start = "schedule s { param ranks = 1 param microbatches = 1 rank r {"
-    with pytest.raises(CompileError, match="`unshard` goes on beside what follows by itself"):
-        compile(Source("s.sched", f"{start} overlap {{ unshard  F(0) }} B(0) reshard }} }}"))
-    with pytest.raises(CompileError, match="`reduce` in `steady`: a schedule without a flush"):
+    with pytest.raises(
+        CompileError, match="`unshard` goes on beside what follows by itself"
+    ):
+        compile(
+            Source("s.sched", f"{start} overlap {{ unshard  F(0) }} B(0) reshard }} }}")
+        )
+    with pytest.raises(
+        CompileError, match="`reduce` in `steady`: a schedule without a flush"
+    ):
         compile(Source("s.sched", f"{start} steady {{ F(0) B(0) reduce U }} }} }}"))
-    block = (
-        "schedule s { param ranks = 1 param microbatches = 1 block m every 3 { stage s in 0 .. 1"
-    )
+    block = "schedule s { param ranks = 1 param microbatches = 1 block m every 3 { stage s in 0 .. 1"
     with pytest.raises(CompileError, match="`reduce` is of none"):
-        compile(Source("s.sched", f"{block} {{ F(s, m) at 0 B(s, m) at 1 reduce(s) at 3 }} }} }}"))
+        compile(
+            Source(
+                "s.sched",
+                f"{block} {{ F(s, m) at 0 B(s, m) at 1 reduce(s) at 3 }} }} }}",
+            )
+        )
 
 
 def test_ops_wait_for_gathers_and_a_later_replica_begins_them() -> None:
-    gathers = (
-        "if r == 0 { unshard(down(0))  unshard(up(1)) } else { unshard(up(0))  unshard(down(1)) }"
-    )
+    gathers = "if r == 0 { unshard(down(0))  unshard(up(1)) } else { unshard(up(0))  unshard(down(1)) }"
     costs = Costs(gather_times=(2.0,), sum_times=(3.0, 1.0, 1.0, 1.0))
     order = "if r == 0 { reduce(down(0))  reduce(up(1)) } else { reduce(up(0))  reduce(down(1)) }"
     text = f"{gathers}  {FORWARDS}  {BACKWARDS}  reshard  {order}"
     plan = both_ways(text, costs)
     timeline = simulate(plan, costs).timeline
-    gathered = [bar for bars in timeline.copies for bar in bars if bar.kind == Kind.UNSHARD]
+    gathered = [
+        bar for bars in timeline.copies for bar in bars if bar.kind == Kind.UNSHARD
+    ]
     # Each rank has both gathers one after the other; the ops of the first begin at 2.
     assert [(bar.stage, bar.start, bar.end) for bar in gathered] == [
         (0, 0.0, 2.0),
@@ -184,7 +193,10 @@ def test_ops_wait_for_gathers_and_a_later_replica_begins_them() -> None:
     ]
     assert min(bars[0].start for bars in timeline.ranks) == 2.0
     sums = {
-        bar.stage: bar for bars in timeline.copies for bar in bars if bar.kind == Kind.REDUCE_GRAD
+        bar.stage: bar
+        for bars in timeline.copies
+        for bar in bars
+        if bar.kind == Kind.REDUCE_GRAD
     }
     # Replicas end together, after the longest time that either has.
     for one, other in ((0, 2), (1, 3)):
@@ -196,7 +208,8 @@ def test_ops_wait_for_gathers_and_a_later_replica_begins_them() -> None:
 def test_the_order_of_the_policy_takes_as_long_as_the_policy() -> None:
     """Written where the runtime makes them by itself, gathers and sums take no other time."""
     once = ZERO.replace(
-        "            reshard(stage(c))\n        }\n        for", "        }\n        for"
+        "            reshard(stage(c))\n        }\n        for",
+        "        }\n        for",
     )
     once = once.replace("by -1 {\n            unshard(stage(c))\n", "by -1 {\n")
     implied = "".join(
@@ -223,7 +236,9 @@ def test_gathered_weights_are_held_until_they_are_dropped() -> None:
     plan = compile(Source("zero.sched", program))
     assert simulate(plan).peak_activations == (4, 4)
     assert simulate(plan).peak_memory == (14.0, 14.0)
-    costs = Costs(activation_bytes=(1.0,), weights_bytes=(100.0,), gathered_bytes=(1000.0,))
+    costs = Costs(
+        activation_bytes=(1.0,), weights_bytes=(100.0,), gathered_bytes=(1000.0,)
+    )
     assert simulate(plan, costs).peak_bytes == (1204.0, 1204.0)
 
 
@@ -273,11 +288,15 @@ def written(draw: st.DrawFn) -> Schedule:
     lists = [Actions() for _ in range(ranks)]
     empty = make_schedule(placement, 1, tuple(lists))
     layout = Layout(placement, lines)
-    wanted = [(kind, stage, 0) for stage in range(len(placement)) for kind in (Kind.F, Kind.B)]
+    wanted = [
+        (kind, stage, 0) for stage in range(len(placement)) for kind in (Kind.F, Kind.B)
+    ]
     schedule = evolve(empty, layout=layout)
     made: set[tuple[int, int, int]] = set()
     while wanted:
-        ready = [op for op in wanted if all(need in made for need in needs(schedule, *op))]
+        ready = [
+            op for op in wanted if all(need in made for need in needs(schedule, *op))
+        ]
         op = draw(st.sampled_from(ready))
         wanted.remove(op)
         made.add(op)
@@ -289,7 +308,9 @@ def written(draw: st.DrawFn) -> Schedule:
     changed = []
     for actions in lists:
         rows = [actions.row(index)[:3] for index in range(len(actions))]
-        held = sorted({stage for _, stage, _ in rows}, key=lambda stage: pieces[stage % ranks])
+        held = sorted(
+            {stage for _, stage, _ in rows}, key=lambda stage: pieces[stage % ranks]
+        )
         stages = held if is_in_one_order else draw(st.permutations(held))
         at = 0
         for stage in stages if with_gathers else ():
@@ -298,7 +319,9 @@ def written(draw: st.DrawFn) -> Schedule:
             rows.insert(at, (Kind.UNSHARD, stage, -1))
             at += 1
             last = max(i for i, row in enumerate(rows) if row[1] == stage)
-            rows.insert(draw(st.integers(last + 1, len(rows))), (Kind.RESHARD, stage, -1))
+            rows.insert(
+                draw(st.integers(last + 1, len(rows))), (Kind.RESHARD, stage, -1)
+            )
         at = 0
         for stage in stages if with_sums else ():
             last = max(i for i, row in enumerate(rows) if row[:2] == (Kind.B, stage))

@@ -11,7 +11,15 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 
-from schedlang import CompileError, Costs, Schedule, Source, compile, read_source, simulate
+from schedlang import (
+    CompileError,
+    Costs,
+    Schedule,
+    Source,
+    compile,
+    read_source,
+    simulate,
+)
 from schedlang.lowering import lower
 from schedlang.lowering.fuse import fuse
 from schedlang.proof import graph as of_graph
@@ -23,7 +31,13 @@ from schedlang.proof.prove import has_batches
 from schedlang.proof.structure import check_structure
 from schedlang.schedule.columns import Floats
 from schedlang.schedule.transports import transports
-from tests.support.damage import damaged_plans, gallery, one_of, random_plan, replicated_plan
+from tests.support.damage import (
+    damaged_plans,
+    gallery,
+    one_of,
+    random_plan,
+    replicated_plan,
+)
 from tests.support.features import featured_plan
 from tests.support.own_needs import needs
 from tests.support.paths import GALLERY
@@ -46,7 +60,9 @@ def some_graph(rng: random.Random) -> Graph:
     items = Items()
     count = rng.randint(1, 12)
     threads = np.array([rng.randrange(3) for _ in range(count)])
-    items.add(threads, np.array(rng.sample(range(count), count)), rng.choice([0.0, 1.0, 2.5]))
+    items.add(
+        threads, np.array(rng.sample(range(count), count)), rng.choice([0.0, 1.0, 2.5])
+    )
     for _ in range(rng.randint(0, 2 * count)):
         waiter = np.array([rng.randrange(count)])
         target = np.array([NEVER if rng.random() < 0.05 else rng.randrange(count)])
@@ -64,7 +80,9 @@ def by_definition(graph: Graph) -> list[float]:
         for event in range(len(times)):
             before = 0.0 if event in graph.first else times[event - 1]
             other = int(graph.waits[event])
-            arrival = 0.0 if other == NOTHING else inf if other == NEVER else times[other]
+            arrival = (
+                0.0 if other == NOTHING else inf if other == NEVER else times[other]
+            )
             start = max(before, arrival + float(graph.delay[event]))
             times[event] = start + float(graph.takes[event])
     return times
@@ -83,7 +101,9 @@ def test_the_walk_is_the_definition() -> None:
     assert 50 < whole < 450
 
 
-def test_a_graph_is_walked_once_by_work_that_remembers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_is_walked_once_by_work_that_remembers_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And by every other work again: it keeps nothing."""
     rng = random.Random(0)
     one = some_graph(rng)
@@ -107,7 +127,9 @@ def test_a_graph_is_walked_once_by_work_that_remembers_it(monkeypatch: pytest.Mo
 
 @examples(200)
 @given(schedules())
-def test_what_the_compiler_places_is_in_the_order_of_its_moments(schedule: Schedule) -> None:
+def test_what_the_compiler_places_is_in_the_order_of_its_moments(
+    schedule: Schedule,
+) -> None:
     lowered = lower(schedule)
     assert follows_moments(lowered, ideal_events(lowered, lowered.costs))
 
@@ -174,7 +196,8 @@ def test_ideal_times_do_not_depend_on_the_transport(path: Path) -> None:
     )
     plan = compile(read_source(path))
     ideal = [
-        simulate(evolve(plan, transport=name), costs, ideal=True).timeline for name in TRANSPORTS
+        simulate(evolve(plan, transport=name), costs, ideal=True).timeline
+        for name in TRANSPORTS
     ]
     assert all(each == ideal[0] for each in ideal)
 
@@ -207,5 +230,8 @@ def test_needs_are_those_of_each_op(schedule: Schedule) -> None:
         for row, *need in zip(*(column.tolist() for column in rows), strict=True):
             found.setdefault(row, []).append((need[0], need[1], need[2]))
         for row in np.flatnonzero(~columns.is_transfer).tolist():
-            op = (int(column[row]) for column in (columns.kind, columns.stage, columns.microbatch))
+            op = (
+                int(column[row])
+                for column in (columns.kind, columns.stage, columns.microbatch)
+            )
             assert found.get(row, []) == needs(plan, *op)

@@ -168,10 +168,10 @@ def test_what_is_wrong_with_hops(golden: Callable[[str, Path], None]) -> None:
 
 
 def test_hops_are_in_no_exchange_and_no_stream() -> None:
-    exchange = HOME.replace("send weights(lane(0, 0))", "exchange { send weights(lane(0, 0)) }")
-    message = (
-        "error[overlap]: `send weights` goes on beside what follows by itself: it stands alone\n"
+    exchange = HOME.replace(
+        "send weights(lane(0, 0))", "exchange { send weights(lane(0, 0)) }"
     )
+    message = "error[overlap]: `send weights` goes on beside what follows by itself: it stands alone\n"
     assert wrong(exchange).startswith(message)
     streamed = """schedule streamed {
         param ranks = 2
@@ -179,7 +179,9 @@ def test_hops_are_in_no_exchange_and_no_stream() -> None:
         pipeline lane(d) in 0 .. ranks runs 1 stage s in 0 .. 1 on d
         rank r { steady { send weights(lane(r, 0))  F(0)  B(0)  U } }
     }"""
-    with pytest.raises(CompileError, match="`send weights` in `steady`: a schedule without a"):
+    with pytest.raises(
+        CompileError, match="`send weights` in `steady`: a schedule without a"
+    ):
         compile(Source("streamed.sched", streamed))
 
 
@@ -272,14 +274,23 @@ def test_a_rank_waits_to_drop_weights_that_come_for_nobody() -> None:
 def test_frozen_stages_send_no_gradients() -> None:
     program = Path("programs/weipipe.sched").read_text()
     plan = compile(
-        Source("w.sched", program.replace("    rank r {", "    frozen 0 .. 1\n    rank r {"))
+        Source(
+            "w.sched",
+            program.replace("    rank r {", "    frozen 0 .. 1\n    rank r {"),
+        )
     )
     sent = {
-        stage for actions in plan.ranks for kind, stage in of_kinds(actions) if kind in GRADIENTS
+        stage
+        for actions in plan.ranks
+        for kind, stage in of_kinds(actions)
+        if kind in GRADIENTS
     }
     assert {plan.layout.piece(stage) for stage in sent} == {1, 2, 3}
     moved = {
-        stage for actions in plan.ranks for kind, stage in of_kinds(actions) if kind in WEIGHTS
+        stage
+        for actions in plan.ranks
+        for kind, stage in of_kinds(actions)
+        if kind in WEIGHTS
     }
     assert {plan.layout.piece(stage) for stage in moved} == {0, 1, 2, 3}
 
@@ -294,7 +305,9 @@ def test_an_inference_keeps_the_weights_on_their_way() -> None:
 def damaged(draw: st.DrawFn) -> Schedule:
     """WeiPipe with some of its actions at other places of their rank, or left out."""
     ranks = draw(st.integers(2, 4))
-    plan = compile("weipipe", {"ranks": ranks, "microbatches": ranks * draw(st.integers(1, 2))})
+    plan = compile(
+        "weipipe", {"ranks": ranks, "microbatches": ranks * draw(st.integers(1, 2))}
+    )
     lists = [[actions.row(i) for i in range(len(actions))] for actions in plan.ranks]
     for _ in range(draw(st.integers(0, 3))):
         rows = lists[draw(st.integers(0, ranks - 1))]

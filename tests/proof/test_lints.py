@@ -23,7 +23,9 @@ def turned(*late: int) -> Plan:
         text = ranks[rank].text()
         # The test would say nothing if the plan of GPipe began otherwise.
         assert text.startswith(TURNED[rank][0])
-        ranks[rank] = parse_actions(text.replace(*TURNED[rank]), list(ranks[rank].source))
+        ranks[rank] = parse_actions(
+            text.replace(*TURNED[rank]), list(ranks[rank].source)
+        )
     return evolve(plan, ranks=tuple(ranks), transport="gloo")
 
 
@@ -32,10 +34,16 @@ def test_receives_in_another_order_are_told_of_all_ranks() -> None:
     assert not lint(turned())
     (one,) = lint(turned(2))
     assert (one.severity, one.code) == ("warning", "needs-tags")
-    assert one.message == "rank 2 receives `2RECV_F1` before `2RECV_F0`, which rank 1 sends first"
+    assert (
+        one.message
+        == "rank 2 receives `2RECV_F1` before `2RECV_F0`, which rank 1 sends first"
+    )
     assert not one.notes
     (both,) = lint(turned(1, 2))
-    assert both.message == "rank 1 receives `1RECV_F1` before `1RECV_F0`, which rank 0 sends first"
+    assert (
+        both.message
+        == "rank 1 receives `1RECV_F1` before `1RECV_F0`, which rank 0 sends first"
+    )
     assert both.notes == ("and 1 more, on ranks 1-2",)
 
 
@@ -55,7 +63,10 @@ def test_a_receive_by_a_skip_says_what_its_number_is() -> None:
     text = first.text().replace("4RECV_F0 3RECV_F0", "3RECV_F0 4RECV_F0")
     ranks = (parse_actions(text, list(first.source)), second)
     (found,) = lint(evolve(plan, ranks=ranks))
-    assert found.message == "rank 0 receives `3RECV_F0` before `4RECV_F0`, which rank 1 sends first"
+    assert (
+        found.message
+        == "rank 0 receives `3RECV_F0` before `4RECV_F0`, which rank 1 sends first"
+    )
     assert found.notes == ("4 is the skip from stage 1 to stage 3",)
 
 
@@ -69,7 +80,9 @@ BATCH = "(0SEND_F0;0RECV_B0)"
 MIRROR = "(1RECV_F0;1SEND_B0)"
 
 
-def test_batches_with_one_rank_and_single_transfers_with_another_are_not_mixed() -> None:
+def test_batches_with_one_rank_and_single_transfers_with_another_are_not_mixed() -> (
+    None
+):
     """They take a communicator each, and no two ranks need two of them."""
     assert not on_nccl(BATCH, f"{MIRROR} 1SEND_F0", "2RECV_F0")
     (mixed,) = on_nccl(f"{BATCH} 0SEND_F1", f"{MIRROR} 1RECV_F1 1SEND_F0", "2RECV_F0")

@@ -11,7 +11,16 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedlang import Actions, CompileError, Costs, Schedule, compile, prove, read_source, simulate
+from schedlang import (
+    Actions,
+    CompileError,
+    Costs,
+    Schedule,
+    compile,
+    prove,
+    read_source,
+    simulate,
+)
 from schedlang.diagnostics.source import Span
 from schedlang.lowering import lower
 from schedlang.plan.reader import parse_actions
@@ -55,10 +64,14 @@ def test_actions_that_cannot_be(text: str, code: str, wrong: str) -> None:
 
 
 def test_of_many_actions_that_cannot_be_one_is_told() -> None:
-    schedule = make_schedule((0, 1), 2, (Actions(), parse_actions("2F0 2F1 2B0", [0, 0, 0])))
+    schedule = make_schedule(
+        (0, 1), 2, (Actions(), parse_actions("2F0 2F1 2B0", [0, 0, 0]))
+    )
     with pytest.raises(CompileError) as caught:
         check_structure(schedule)
-    assert [each.notes for each in caught.value.diagnostics] == [("and 2 more, on rank 1",)]
+    assert [each.notes for each in caught.value.diagnostics] == [
+        ("and 2 more, on rank 1",)
+    ]
 
 
 def test_a_copy_is_in_no_group() -> None:
@@ -76,7 +89,9 @@ def test_a_copy_is_in_no_group() -> None:
     [("0F0 0B0", True), ("0F0 0F0 0B0", False), ("0B0 0F0", False), ("0F0", False)],
 )
 def test_ops_can_run_if_they_are_all_there_and_in_order(first: str, runs: bool) -> None:
-    ranks = tuple(parse_actions(text, [0] * len(text.split())) for text in (first, "1F0 1B0"))
+    ranks = tuple(
+        parse_actions(text, [0] * len(text.split())) for text in (first, "1F0 1B0")
+    )
     assert can_run(make_schedule((0, 1), 1, ranks)) == runs
 
 
@@ -107,25 +122,49 @@ def test_a_lower_bound_of_the_makespan(schedule: Schedule) -> None:
     there: list[float] = []
     back: list[float] = []
     for stage, before in enumerate(layout.before):
-        crosses = {e: 0.5 * (layout.placement[e] != layout.placement[stage]) for e in before}
+        crosses = {
+            e: 0.5 * (layout.placement[e] != layout.placement[stage]) for e in before
+        }
         # The longest way to a stage, where a forward takes 1, and 0.5 to another rank; then the
         # longest one back from it, where a backward takes at least 1.
         there.append(1 + max((there[e] + crosses[e] for e in before), default=0.0))
         ways = [back[e] + crosses[e] for e in before if layout.has_backward[e]]
         back.append(layout.has_backward[stage] + max(ways, default=0.0))
     longest = max(map(sum, zip(there, back, strict=True)))
-    assert execution.timeline.makespan >= max([longest, *execution.timeline.busy]) - 1e-9
+    assert (
+        execution.timeline.makespan >= max([longest, *execution.timeline.busy]) - 1e-9
+    )
 
 
 #: Programs ask for different numbers; each has plans at two of these sizes at least.
-SIZES = ((2, 1), (2, 2), (2, 4), (2, 6), (3, 1), (3, 3), (3, 9), (4, 4), (4, 8), (5, 6), (5, 12))
+SIZES = (
+    (2, 1),
+    (2, 2),
+    (2, 4),
+    (2, 6),
+    (3, 1),
+    (3, 3),
+    (3, 9),
+    (4, 4),
+    (4, 8),
+    (5, 6),
+    (5, 12),
+)
 
 
-def test_damaged_plans_are_judged_as_by_the_oracle(block: int, tally: Counter[str]) -> None:
+def test_damaged_plans_are_judged_as_by_the_oracle(
+    block: int, tally: Counter[str]
+) -> None:
     disagreements = []
     rng = random.Random(block)
-    drawn = {one_of(gallery(SIZES, slices=2)): 1000, replicated_plan: 300, featured_plan: 300}
-    plans = [damaged_plans(draw, count, rng, only=None) for draw, count in drawn.items()]
+    drawn = {
+        one_of(gallery(SIZES, slices=2)): 1000,
+        replicated_plan: 300,
+        featured_plan: 300,
+    }
+    plans = [
+        damaged_plans(draw, count, rng, only=None) for draw, count in drawn.items()
+    ]
     for plan in chain(*plans):
         right = oracle(plan)
         tally["right" if right else "wrong"] += 1
@@ -148,7 +187,9 @@ def test_cost_of_a_proof_grows_with_the_actions_only() -> None:
     import sys
 
     def steps(microbatches: int) -> int:
-        plan = compile(read_source(GALLERY[0]), {"ranks": 4, "microbatches": microbatches})
+        plan = compile(
+            read_source(GALLERY[0]), {"ranks": 4, "microbatches": microbatches}
+        )
         count = 0
 
         def count_calls(frame: object, event: str, argument: object) -> None:

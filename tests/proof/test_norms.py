@@ -53,7 +53,9 @@ def made(plan: Plan, rank: int) -> dict[str, str]:
     """The updates of a rank, each with what it is put off to."""
     actions = plan.ranks[rank]
     words = [*map(actions.word, range(len(actions))), "end"]
-    return {words[update]: words[place] for update, place in put_off(plan, rank).items()}
+    return {
+        words[update]: words[place] for update, place in put_off(plan, rank).items()
+    }
 
 
 def test_an_update_is_put_off_to_what_needs_it() -> None:
@@ -89,12 +91,16 @@ def test_nobody_waits_in_pipedream_2bw(ranks: int, microbatches: int) -> None:
     }
     for rank in range(len(plan.ranks)):
         starts = {str(bar): bar.start for bar in bars[rank]}
-        waits = {update: word for update, word in made(plan, rank).items() if word != "end"}
+        waits = {
+            update: word for update, word in made(plan, rank).items() if word != "end"
+        }
         # The last update is put off to the end, where nobody has anything else to do.
         assert len(waits) == plan.layout.updates - 1
         for word, place in waits.items():
             update = int(word.partition("U")[2])
-            assert starts[place] >= max(ends[other, update] for other in range(len(plan.ranks))), (
+            assert starts[place] >= max(
+                ends[other, update] for other in range(len(plan.ranks))
+            ), (
                 rank,
                 word,
             )
@@ -131,7 +137,11 @@ def test_nobody_waits_in_pipedream_2bw(ranks: int, microbatches: int) -> None:
             "only after `0U0` (wpipe.sched:28)",
         ),
         ("1f1b", {}, "the plan does not update stage 0 itself (`U`)"),
-        ("distillation", {}, "it trains several models, of which each has a norm of its own"),
+        (
+            "distillation",
+            {},
+            "it trains several models, of which each has a norm of its own",
+        ),
         (
             "pipedream_replicated",
             {},
@@ -143,7 +153,9 @@ def test_plans_that_have_no_time_for_the_norm(
     name: str, params: dict[str, int], message: str | None
 ) -> None:
     plan = plan_of(name, **params)
-    assert why_not(plan) == (message and message.replace("(wpipe", f"({PROGRAMS}/wpipe"))
+    assert why_not(plan) == (
+        message and message.replace("(wpipe", f"({PROGRAMS}/wpipe")
+    )
     if message is None or "update 0" in message:
         assert stands(plan) == (message is not None)
 
@@ -152,13 +164,20 @@ def test_where_no_version_is_kept_a_backward_waits_for_the_update_as_well() -> N
     """Rank 0 is drained by backwards alone, each of which reads what the update before has made."""
     plan = plan_of("pipemare", updates=5)
     actions = plan.ranks[0]
-    waiting = [actions.word(place) for place in put_off(plan, 0).values() if place < len(actions)]
+    waiting = [
+        actions.word(place)
+        for place in put_off(plan, 0).values()
+        if place < len(actions)
+    ]
     assert waiting == ["0F4", "0B2", "0B3", "0B4"]
 
 
 def test_a_plan_for_one_transport_is_not_asked() -> None:
     plan = compile("pipedream_2bw", transport="gloo")
-    assert why_not(plan) == "the plan is proved for `gloo` alone, and must be for all transports"
+    assert (
+        why_not(plan)
+        == "the plan is proved for `gloo` alone, and must be for all transports"
+    )
 
 
 def stands(plan: Plan) -> bool:
@@ -174,7 +193,9 @@ def stands(plan: Plan) -> bool:
             number = actions.microbatch[update]
             # Here the rank waits for all parts of the norm, as long as any rank has that update
             # before it.
-            if place == at[rank] and any(f"U{number}" in left(other) for other in ranks):
+            if place == at[rank] and any(
+                f"U{number}" in left(other) for other in ranks
+            ):
                 return False
         if at[rank] == len(actions):
             return False
@@ -194,7 +215,10 @@ def stands(plan: Plan) -> bool:
         wanted = *plan.layout.counterpart(kind, stage), microbatch
         theirs = plan.ranks[other]
         # What the other rank has done, and the batch at which it stands: both are there to be met.
-        reached = [*range(at[other]), *(theirs.batch(at[other]) if at[other] < len(theirs) else ())]
+        reached = [
+            *range(at[other]),
+            *(theirs.batch(at[other]) if at[other] < len(theirs) else ()),
+        ]
         return any(theirs.row(each)[:3] == wanted for each in reached)
 
     moves = True

@@ -16,7 +16,13 @@ from attrs import asdict, evolve, frozen
 
 from schedlang import CompileError, Kind, Plan, Schedule, prove, read_plan, write_plan
 from schedlang.plan.reader import parse_actions
-from tests.support.damage import batched_plan, damaged_plans, gallery, one_of, random_plan
+from tests.support.damage import (
+    batched_plan,
+    damaged_plans,
+    gallery,
+    one_of,
+    random_plan,
+)
 from tests.support.own_order import is_in_order
 from tests.support.ranks import Outcome, Run
 
@@ -58,7 +64,8 @@ Key = tuple[str, int, int]
 def weights(stages: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [
-        torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.double) for _ in range(stages)
+        torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.double)
+        for _ in range(stages)
     ]
 
 
@@ -89,8 +96,14 @@ def skips(plan: Any) -> dict[int, tuple[int, int]]:
     """The earlier and the later stage of each skip, and of each edge that is not between
     neighbours, by its number.
     """
-    far = [(a, b) for a, b in plan["edges"] if b > a + 1 or pipeline(plan, a)["stop"] == b]
-    pairs = [(start + a, start + b) for start in starts(plan) for a, b in [*far, *plan["skips"]]]
+    far = [
+        (a, b) for a, b in plan["edges"] if b > a + 1 or pipeline(plan, a)["stop"] == b
+    ]
+    pairs = [
+        (start + a, start + b)
+        for start in starts(plan)
+        for a, b in [*far, *plan["skips"]]
+    ]
     return dict(enumerate(pairs, len(plan["placement"])))
 
 
@@ -114,7 +127,9 @@ def before(plan: Any, stage: int) -> list[int]:
 def ends(plan: Any) -> set[int]:
     """The stages that hand on nothing: each has a loss."""
     stages = range(len(plan["placement"]))
-    return set(stages) - {earlier for stage in stages for earlier in before(plan, stage)}
+    return set(stages) - {
+        earlier for stage in stages for earlier in before(plan, stage)
+    }
 
 
 def loss(output: torch.Tensor, target: object = None) -> torch.Tensor:
@@ -126,7 +141,8 @@ def alone(plan: Any) -> list[torch.Tensor]:
     values = weights(len(plan["placement"]))
     is_trained = [stage not in frozen_stages(plan) for stage in range(len(values))]
     parameters = [
-        each.requires_grad_(trained) for each, trained in zip(values, is_trained, strict=True)
+        each.requires_grad_(trained)
+        for each, trained in zip(values, is_trained, strict=True)
     ]
     given = inputs(plan)
     for microbatch in range(max(each["microbatches"] for each in plan["pipelines"])):
@@ -140,7 +156,10 @@ def alone(plan: Any) -> list[torch.Tensor]:
         total = sum(loss(outputs[stage]) for stage in ends(plan) & outputs.keys())
         if total.requires_grad:
             total.backward()
-    return [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+    return [
+        torch.zeros_like(each) if each.grad is None else each.grad
+        for each in parameters
+    ]
 
 
 def frozen_stages(plan: Any) -> set[int]:
@@ -158,7 +177,9 @@ class Interpreter:
         #: Without tags, messages from one rank to another meet in order.
         self.has_tags = transport == "gloo"
         self.weights = weights(len(plan["placement"]))
-        self.gradients = [torch.zeros(WIDTH, WIDTH, dtype=torch.double) for _ in self.weights]
+        self.gradients = [
+            torch.zeros(WIDTH, WIDTH, dtype=torch.double) for _ in self.weights
+        ]
         self.ends = ends(plan)
         self.inputs = inputs(plan)
         self.skips = skips(plan)
@@ -193,7 +214,9 @@ class Interpreter:
 
     def act(self, word: str, stage: int, microbatch: int) -> None:
         if word == "F":
-            self.held["F", stage, microbatch] = self.input(stage, microbatch) @ self.weights[stage]
+            self.held["F", stage, microbatch] = (
+                self.input(stage, microbatch) @ self.weights[stage]
+            )
         if word in ("B", "I"):
             self.held["B", stage, microbatch] = (
                 self.output_gradient(stage, microbatch) @ self.weights[stage].T
@@ -227,7 +250,9 @@ class Interpreter:
                 value = value + self.by_skip("B", number, later, microbatch)
         return value
 
-    def by_skip(self, what: str, number: int, stage: int, microbatch: int) -> torch.Tensor:
+    def by_skip(
+        self, what: str, number: int, stage: int, microbatch: int
+    ) -> torch.Tensor:
         """What a skip brings: received under its number, or from a stage of this rank."""
         here = self.plan["placement"][stage] == self.rank
         return self.value(what, stage if here else number, microbatch)
@@ -249,7 +274,9 @@ class Interpreter:
         if skips and sends:
             self.held[key] = self.held[what, own, microbatch]
         # Stage or skip, microbatch and direction as one number: no two messages share it.
-        tag = 1 + ((key[1] << 8) + microbatch) * 2 + (what == "B") if self.has_tags else 0
+        tag = (
+            1 + ((key[1] << 8) + microbatch) * 2 + (what == "B") if self.has_tags else 0
+        )
         if word.startswith("SEND"):
             self.sends.append(dist.isend(self.held[key], peer, tag=tag))
         else:
@@ -267,7 +294,9 @@ class Joint(Skipping):
         super().__init__(module, later=later)
         self.is_end = is_end
 
-    def forward(self, *values: torch.Tensor, skips: dict[int, torch.Tensor] | None = None) -> Any:
+    def forward(
+        self, *values: torch.Tensor, skips: dict[int, torch.Tensor] | None = None
+    ) -> Any:
         first, *others = [*values, *(skips or {}).values()]
         returned = super().forward(sum(others, start=first))
         if self.is_end:
@@ -283,14 +312,20 @@ def by_runtime(file: str, plan: Any, rank: int) -> list[torch.Tensor]:
         # A linear layer multiplies with its weight transposed.
         mine[stage].weight = torch.nn.Parameter(value.T.contiguous())
         mine[stage].requires_grad_(stage not in frozen_stages(plan))
-    own = {stage: module for stage, module in mine.items() if plan["placement"][stage] == rank}
+    own = {
+        stage: module
+        for stage, module in mine.items()
+        if plan["placement"][stage] == rank
+    }
     later = {stage: [b for a, b in plan["skips"] if a == stage] for stage in own}
     if plan["edges"]:
         last = len(plan["placement"]) - 1
         alone_ends = ends(plan) - {last}
         own = {s: Joint(module, later[s], s in alone_ends) for s, module in own.items()}
     elif plan["skips"]:
-        own = {stage: Skipping(module, later=later[stage]) for stage, module in own.items()}
+        own = {
+            stage: Skipping(module, later=later[stage]) for stage, module in own.items()
+        }
     batches = {stage: torch.cat(values) for stage, values in inputs(plan).items()}
     given = batches if len(batches) > 1 else batches[0]
     Pipeline(read_plan(file), own, loss, loss_scale=1.0).step(given, batches[0])
@@ -305,7 +340,11 @@ def difference(how: str, file: str, rank: int) -> float:
     nothing was run.
     """
     plan = json.loads(Path(file).read_text())
-    ours = by_runtime(file, plan, rank) if how == "runtime" else Interpreter(plan, rank, how).run()
+    ours = (
+        by_runtime(file, plan, rank)
+        if how == "runtime"
+        else Interpreter(plan, rank, how).run()
+    )
     right = alone(plan)
     mine = [stage for stage, holder in enumerate(plan["placement"]) if holder == rank]
     frozen = frozen_stages(plan)
@@ -362,7 +401,8 @@ def launch(run_ranks: Run, tmp_path: Path) -> Launcher:
         outcome = run_ranks(run_plans, ranks, how, files, folder, seconds=seconds)
         found = [folder / f"differences{rank}" for rank in range(ranks)]
         return Launch(
-            outcome, [json.loads(each.read_text()) if each.exists() else [] for each in found]
+            outcome,
+            [json.loads(each.read_text()) if each.exists() else [] for each in found],
         )
 
     return launch
@@ -422,7 +462,11 @@ def test_what_is_proved_ends_with_the_right_gradients(
         if len(found[len(plan.ranks)]) < PROVED:
             found[len(plan.ranks)].append(plan)
     for how, plans in product(RUN_BY[transport], found.values()):
-        runs = plans if how != "runtime" else [plan for plan in plans if runtime_takes(plan)]
+        runs = (
+            plans
+            if how != "runtime"
+            else [plan for plan in plans if runtime_takes(plan)]
+        )
         if runs:
             run_all(launch, how, runs, tally)
 
@@ -432,7 +476,9 @@ def runtime_takes(plan: Schedule) -> bool:
     return len(plan.layout.pipelines) == 1
 
 
-def run_all(launch: Launcher, how: str, plans: list[Schedule], tally: Counter[str]) -> None:
+def run_all(
+    launch: Launcher, how: str, plans: list[Schedule], tally: Counter[str]
+) -> None:
     """Run plans that are proved; all must end, on all ranks, with the right gradients."""
     found = launch(how, plans, RUNS)
     texts = [[each.text() for each in plan.ranks] for plan in plans]
@@ -442,18 +488,26 @@ def run_all(launch: Launcher, how: str, plans: list[Schedule], tally: Counter[st
     ended = min(map(len, found.differences))
     tally[f"{how} hangs"] += len(plans) - ended
     assert ended == len(plans), (found, texts[ended])
-    for text, differences in zip(texts, zip(*found.differences, strict=True), strict=True):
+    for text, differences in zip(
+        texts, zip(*found.differences, strict=True), strict=True
+    ):
         tally[f"{how} wrong gradients"] += max(differences) > 1e-9
         assert max(differences) <= 1e-9, (differences, text)
 
 
 @pytest.mark.blocks(4)
-def test_what_deadlocks_hangs(launch: Launcher, block: int, tally: Counter[str]) -> None:
+def test_what_deadlocks_hangs(
+    launch: Launcher, block: int, tally: Counter[str]
+) -> None:
     """One plan of each block, for the transports in turn: fresh processes for each, as a hang
     leaves its threads.
     """
     transport = TRANSPORTS[block % len(TRANSPORTS)]
-    plan = next(each for each in samples(block, transport) if codes(each) and codes(each) <= WAITS)
+    plan = next(
+        each
+        for each in samples(block, transport)
+        if codes(each) and codes(each) <= WAITS
+    )
     found = launch(transport, [plan], HANGS)
     tally[f"{transport} deadlocks"] += 1
     assert found.outcome.has_started()
@@ -466,12 +520,15 @@ def test_wrong_gradients_and_hangs_are_seen(launch: Launcher) -> None:
     """Microbatches received for one another: where messages come in order, that trains wrong; with
     tags it is right.
     """
-    right = next(each for each in gallery(((2, 2),)) if Path(each.source.path).stem == "gpipe")
+    right = next(
+        each for each in gallery(((2, 2),)) if Path(each.source.path).stem == "gpipe"
+    )
     text = right.ranks[1].text()
     assert text.startswith("1RECV_F0 1F0 1RECV_F1 1F1")
     swapped = text.replace("1RECV_F0 1F0 1RECV_F1", "1RECV_F1 1RECV_F0 1F0")
     wrong = evolve(
-        right, ranks=(right.ranks[0], parse_actions(swapped, list(right.ranks[1].source)))
+        right,
+        ranks=(right.ranks[0], parse_actions(swapped, list(right.ranks[1].source))),
     )
     assert max(map(max, launch("blocking", [right], RUNS).differences)) < 1e-9
     assert max(map(max, launch("blocking", [wrong], RUNS).differences)) > 0.01

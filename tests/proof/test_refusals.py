@@ -10,7 +10,15 @@ from random import Random
 
 from attrs import evolve
 
-from schedlang import Actions, CompileError, Kind, Schedule, Source, compile, read_source
+from schedlang import (
+    Actions,
+    CompileError,
+    Kind,
+    Schedule,
+    Source,
+    compile,
+    read_source,
+)
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.plan.reader import parse_actions
 from schedlang.proof.prove import prove
@@ -38,8 +46,13 @@ def refused(schedule: Schedule) -> CompileError | None:
 def form(diagnostic: Diagnostic) -> str:
     """What a message says, whatever stages, ranks and microbatches it is about."""
     texts = (diagnostic.code, diagnostic.message, diagnostic.help)
-    waits = [(wait.reason, *(label.text for label in wait.labels())) for wait in diagnostic.waits]
-    return re.sub(r"`.*?`|[a-z]*\d*\(?\d+\)?", "…", "\n".join(map(str, (*texts, *waits))))
+    waits = [
+        (wait.reason, *(label.text for label in wait.labels()))
+        for wait in diagnostic.waits
+    ]
+    return re.sub(
+        r"`.*?`|[a-z]*\d*\(?\d+\)?", "…", "\n".join(map(str, (*texts, *waits)))
+    )
 
 
 def is_circle(diagnostic: Diagnostic) -> bool:
@@ -81,8 +94,12 @@ def test_damaged_plans(golden: Callable[[str, Path], None]) -> None:
     for name, plan in damaged():
         error = refused(plan)
         if error is not None:
-            assert all(is_circle(each) for each in error.diagnostics if each.code == "deadlock")
-            assert [*chain(*(unexplained(each, plan) for each in error.diagnostics))] == []
+            assert all(
+                is_circle(each) for each in error.diagnostics if each.code == "deadlock"
+            )
+            assert [
+                *chain(*(unexplained(each, plan) for each in error.diagnostics))
+            ] == []
             told = str(error).replace(f"{PROGRAMS}/", "")
             sections.setdefault(form(error.diagnostics[0]), section(name, told))
     golden("".join(sections.values()), HERE / "refusals.txt")

@@ -77,7 +77,10 @@ def meeting_late(repeats: int) -> Plan:
         (
             [forwards(1, "down", m) for m in range(2)],
             f"{forwards(1, 'down', 2)} {update(1, 0)}",
-            [f"{forwards(1, 'up', m)} {update(1, m - 2)}" for m in range(3, microbatches)]
+            [
+                f"{forwards(1, 'up', m)} {update(1, m - 2)}"
+                for m in range(3, microbatches)
+            ]
             + [update(1, m) for m in range(last - 1, microbatches)],
         ),
     ]
@@ -89,14 +92,18 @@ def meeting_late(repeats: int) -> Plan:
         text = " ".join([*before, kernel, *behind])
         ranks.append(parse_actions(text, [0] * len(text.split())))
     plan = compile(Source("two_ways.sched", TWO_WAYS))
-    pipelines = tuple(evolve(each, microbatches=microbatches) for each in plan.layout.pipelines)
+    pipelines = tuple(
+        evolve(each, microbatches=microbatches) for each in plan.layout.pipelines
+    )
     layout = evolve(plan.layout, updates=microbatches, pipelines=pipelines)
     return evolve(plan, layout=layout, ranks=tuple(ranks), kernels=tuple(kernels))
 
 
 @pytest.mark.parametrize("transport", ["gloo", "buffered:1", "buffered"])
 @pytest.mark.parametrize("repeats", [0, 1, 2, 4])
-def test_kernels_that_meet_only_later(repeats: int, transport: str, tmp_path: Path) -> None:
+def test_kernels_that_meet_only_later(
+    repeats: int, transport: str, tmp_path: Path
+) -> None:
     plan = evolve(meeting_late(repeats), transport=transport)
     # Right so many times; the plan of one more is the first that is wrong.
     for times in range(repeats + 1):
@@ -113,7 +120,9 @@ def test_kernels_that_meet_only_later(repeats: int, transport: str, tmp_path: Pa
 
 @pytest.mark.parametrize(("name", "params"), STREAMS)
 @pytest.mark.parametrize("transport", NAMES)
-def test_compiled_streams_go_on(name: str, params: dict[str, int], transport: str) -> None:
+def test_compiled_streams_go_on(
+    name: str, params: dict[str, int], transport: str
+) -> None:
     """And so they are proved by one step, however many updates they show."""
     plan = compile(name, params, transport=transport)
     assert plan.kernels
@@ -121,7 +130,9 @@ def test_compiled_streams_go_on(name: str, params: dict[str, int], transport: st
     prove_for_all_updates(more, more.kernels)
 
 
-def test_ranks_that_never_come_back_to_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_never_come_back_to_the_same_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What cannot be shown is refused."""
     plan = compile("pipedream_2bw", {"ranks": 2, "microbatches": 2})
     monkeypatch.setattr(repetition, "goes_on", lambda *_: False)
@@ -169,7 +180,9 @@ def is_right(plan: Plan, times: int) -> bool:
 
 
 @pytest.mark.parametrize("transport", NAMES)
-def test_what_is_proved_by_induction_is_what_is_proved_one_by_one(transport: str) -> None:
+def test_what_is_proved_by_induction_is_what_is_proved_one_by_one(
+    transport: str,
+) -> None:
     rng = random.Random(transport)
     plans = [
         compile(name, params, transport=transport)

@@ -44,7 +44,9 @@ def slowed(events: Events, factors: Floats) -> Events:
     graph = events.graph
     columns = events.schedule.columns
     # Ops that overlap run as one, with the factor of the first.
-    heads = np.flatnonzero(~columns.is_transfer & (columns.batch == np.arange(len(columns))))
+    heads = np.flatnonzero(
+        ~columns.is_transfer & (columns.batch == np.arange(len(columns)))
+    )
     takes = graph.takes.copy()
     takes[graph.over[events.item[heads]]] *= factors[heads]
     ways = np.flatnonzero(graph.delay)
@@ -94,7 +96,9 @@ def events_of(plan: Plan, costs: Costs, is_ideal: bool, factors: Floats) -> Even
 class NoisyReplay(Replay):
     """The oracle of makespans, which knows nothing of events, with the durations of one run."""
 
-    def __init__(self, plan: Plan, transport: str, costs: Costs, factors: Floats) -> None:
+    def __init__(
+        self, plan: Plan, transport: str, costs: Costs, factors: Floats
+    ) -> None:
         super().__init__(plan, transport, costs)
         self.factors = factors
         self.usual_p2p = self.p2p
@@ -106,7 +110,9 @@ class NoisyReplay(Replay):
     def steps(self, rank: int) -> Iterator[_Ops | _Transfers]:
         actions = self.schedule.ranks[rank]
         heads = (
-            batch.start for batch in actions.batches() if not is_transfer(actions.kind[batch.start])
+            batch.start
+            for batch in actions.batches()
+            if not is_transfer(actions.kind[batch.start])
         )
         for step in super().steps(rank):
             if isinstance(step, _Ops):
@@ -120,13 +126,24 @@ class NoisyReplay(Replay):
         return super().transfer(place, sends, start)
 
 
-@pytest.mark.parametrize("transport", ["gloo", *TRANSPORTS[1:], "nccl-eager", "buffered"])
-@pytest.mark.parametrize("name", ["1f1b", "interleaved_zb", "dualpipe", "seq1f1b", "unet_1f1b"])
-def test_runs_are_what_the_rules_of_the_transport_say(name: str, transport: str) -> None:
+@pytest.mark.parametrize(
+    "transport", ["gloo", *TRANSPORTS[1:], "nccl-eager", "buffered"]
+)
+@pytest.mark.parametrize(
+    "name", ["1f1b", "interleaved_zb", "dualpipe", "seq1f1b", "unet_1f1b"]
+)
+def test_runs_are_what_the_rules_of_the_transport_say(
+    name: str, transport: str
+) -> None:
     plan = evolve(compile(name), transport=transport)
     factors = factors_of(plan, COSTS, NOISE, 3)
-    expected = [NoisyReplay(plan, transport, COSTS, factors[:, run]).makespan() for run in range(3)]
-    assert simulate_runs(plan, NOISE, COSTS, 3).makespans == pytest.approx(expected, rel=1e-12)
+    expected = [
+        NoisyReplay(plan, transport, COSTS, factors[:, run]).makespan()
+        for run in range(3)
+    ]
+    assert simulate_runs(plan, NOISE, COSTS, 3).makespans == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("transport", ["gloo", "nccl"])
@@ -153,7 +170,9 @@ def test_runs_are_simulations_at_costs_by_microbatch(name: str, transport: str) 
                 table[stage, microbatch] = time * factors[row, run]
             times[cost] = table.tolist()
         makespans.append(simulate(plan, Costs(**times)).timeline.makespan)
-    assert simulate_runs(plan, noise, runs=5).makespans == pytest.approx(makespans, rel=1e-12)
+    assert simulate_runs(plan, noise, runs=5).makespans == pytest.approx(
+        makespans, rel=1e-12
+    )
 
 
 def test_turns_on_a_link_are_those_of_each_run() -> None:
@@ -196,15 +215,21 @@ def test_a_slow_rank_is_one_whose_costs_are_higher(path: Path) -> None:
         },
     )
     runs = simulate_runs(plan, Noise(slow_ranks={1: 1.5}), COSTS, runs=1)
-    assert runs.worst == pytest.approx(simulate(plan, slow).timeline.makespan, rel=1e-12)
+    assert runs.worst == pytest.approx(
+        simulate(plan, slow).timeline.makespan, rel=1e-12
+    )
     assert runs.worst > runs.makespan
     assert runs.makespan == simulate(plan, COSTS).timeline.makespan
 
 
 def test_a_slow_link_is_one_whose_transfers_take_longer() -> None:
     plan = compile("1f1b", {"ranks": 2})
-    runs = simulate_runs(plan, Noise(slow_links={(1, 0): 3.0}), Costs(p2p_time=0.5), runs=2)
-    assert runs.makespans == (simulate(plan, Costs(p2p_time=1.5)).timeline.makespan,) * 2
+    runs = simulate_runs(
+        plan, Noise(slow_links={(1, 0): 3.0}), Costs(p2p_time=0.5), runs=2
+    )
+    assert (
+        runs.makespans == (simulate(plan, Costs(p2p_time=1.5)).timeline.makespan,) * 2
+    )
     # Of more ranks only the transfers between these two.
     plan = compile("1f1b")
     slow = [
@@ -234,8 +259,12 @@ def test_factors_are_lognormal_of_mean_1() -> None:
         assert abs(((logs - logs.mean()) ** 3).mean() / logs.std() ** 3) < 0.05
         # One op says nothing of another one, nor one run of the next.
         assert abs(np.corrcoef(drawn[:-1].ravel(), drawn[1:].ravel())[0, 1]) < 0.03
-        assert abs(np.corrcoef(drawn[:, :-1].ravel(), drawn[:, 1:].ravel())[0, 1]) < 0.03
-    forwards, backwards = (factors[plan.columns.where(kind)] for kind in (Kind.F, Kind.B))
+        assert (
+            abs(np.corrcoef(drawn[:, :-1].ravel(), drawn[:, 1:].ravel())[0, 1]) < 0.03
+        )
+    forwards, backwards = (
+        factors[plan.columns.where(kind)] for kind in (Kind.F, Kind.B)
+    )
     assert abs(np.corrcoef(forwards.ravel(), backwards.ravel())[0, 1]) < 0.03
 
 
@@ -249,7 +278,10 @@ def test_one_op_has_one_factor_in_every_schedule_and_on_every_transport() -> Non
             rows = plan.columns.where(Kind.F, Kind.RECV_F, Kind.RECV_B)
             columns = plan.columns
             keys = zip(
-                columns.kind[rows], columns.stage[rows], columns.microbatch[rows], strict=True
+                columns.kind[rows],
+                columns.stage[rows],
+                columns.microbatch[rows],
+                strict=True,
             )
             drawn.append(dict(zip(keys, map(tuple, factors[rows]), strict=True)))
     assert all(each == drawn[0] for each in drawn)
@@ -316,7 +348,9 @@ def test_delays_are_what_the_mean_is_longer_by(transport: str) -> None:
 def test_a_slow_link_is_what_a_delay_is_due_to() -> None:
     """By a whole chain of messages: each is longer by as much as its way."""
     plan = compile("gpipe", {"ranks": 2, "microbatches": 1})
-    runs = simulate_runs(plan, Noise(slow_links={(0, 1): 3}), Costs(p2p_time=0.5), runs=1)
+    runs = simulate_runs(
+        plan, Noise(slow_links={(0, 1): 3}), Costs(p2p_time=0.5), runs=1
+    )
     # Two messages, one there and one back, each of which takes 1.5 in place of 0.5.
     assert runs.delays.transfers == pytest.approx(2.0)
     assert runs.mean - runs.makespan == pytest.approx(2.0)
@@ -326,12 +360,21 @@ def test_a_slow_link_is_what_a_delay_is_due_to() -> None:
 @pytest.mark.parametrize(
     ("noise", "message"),
     [
-        ({"jitter": 10}, "`jitter` is 10: it is a part of each duration from 0 to 1, as 0.1"),
+        (
+            {"jitter": 10},
+            "`jitter` is 10: it is a part of each duration from 0 to 1, as 0.1",
+        ),
         ({"jitter": "0.1"}, "`jitter` is '0.1': it must be a finite number"),
         ({"seed": -1}, "`seed` is -1: it must be a whole number from 0"),
-        ({"slow_ranks": {1: 0}}, r"`slow_ranks\[1\]` is 0: it must be a finite number above 0"),
+        (
+            {"slow_ranks": {1: 0}},
+            r"`slow_ranks\[1\]` is 0: it must be a finite number above 0",
+        ),
         ({"slow_ranks": [1]}, r"`slow_ranks` is \[1\]: it must be a mapping"),
-        ({"slow_links": {1: 2.0}}, r"`slow_links` has 1: a link is a pair of two ranks"),
+        (
+            {"slow_links": {1: 2.0}},
+            r"`slow_links` has 1: a link is a pair of two ranks",
+        ),
         ({"slow_links": {(1, 1): 2.0}}, r"`slow_links` has \(1, 1\): a link is a pair"),
         ({"slow_links": {(0, 1): 2.0, (1, 0): 2.0}}, r"has the link \(0, 1\) twice"),
     ],
@@ -346,11 +389,19 @@ def test_wrong_noise_is_refused(noise: dict[str, Any], message: str) -> None:
     [
         (Noise(slow_ranks={4: 2.0}), "there is no rank 4: there are 4, from 0 on"),
         (Noise(slow_links={(0, 4): 2.0}), "there is no rank 4: there are 4, from 0 on"),
-        (Noise(slow_links={(0, 2): 2.0}), "ranks 0 and 2 exchange nothing.* 0-1, 1-2, 2-3"),
-        (Noise(slow_links={(0, 1): 2.0}), "transfers between ranks 0 and 1 take no time"),
+        (
+            Noise(slow_links={(0, 2): 2.0}),
+            "ranks 0 and 2 exchange nothing.* 0-1, 1-2, 2-3",
+        ),
+        (
+            Noise(slow_links={(0, 1): 2.0}),
+            "transfers between ranks 0 and 1 take no time",
+        ),
     ],
 )
-def test_noise_that_a_schedule_does_not_have_is_refused(noise: Noise, message: str) -> None:
+def test_noise_that_a_schedule_does_not_have_is_refused(
+    noise: Noise, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         simulate_runs(compile("1f1b"), noise)
 

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from schedlang import Actions, CompileError, Costs, Schedule, prove, read_source, simulate
+from schedlang import (
+    Actions,
+    CompileError,
+    Costs,
+    Schedule,
+    prove,
+    read_source,
+    simulate,
+)
 from schedlang.cli.verdicts import errors
 from schedlang.compiler import check_program
 from schedlang.diagnostics.source import Span
@@ -53,7 +61,9 @@ def verdicts(schedule: Schedule) -> dict[str, bool]:
     once.
     """
     found = proofs(schedule, ALL)
-    return {transport: not isinstance(found[transport], CompileError) for transport in ALL}
+    return {
+        transport: not isinstance(found[transport], CompileError) for transport in ALL
+    }
 
 
 def as_case(schedule: Schedule) -> dict[str, object]:
@@ -88,7 +98,9 @@ def test_verdicts_are_those_of_every_interleaving(
     kind: str, block: int, tally: Counter[str]
 ) -> None:
     disagreements = []
-    for plan in damaged_plans(KINDS[kind], PROGRAMS_OF_A_BLOCK, random.Random(f"{kind} {block}")):
+    for plan in damaged_plans(
+        KINDS[kind], PROGRAMS_OF_A_BLOCK, random.Random(f"{kind} {block}")
+    ):
         tally[f"{kind} programs"] += 1
         found = verdicts(plan)
         for transport, right in right_on(plan, ALL).items():
@@ -98,7 +110,9 @@ def test_verdicts_are_those_of_every_interleaving(
                 disagreements.append({transport: right} | as_case(plan))
     assert not disagreements, json.dumps(disagreements)
     assert all(
-        tally[f"{transport} {word}"] for transport in TRANSPORTS for word in ("right", "wrong")
+        tally[f"{transport} {word}"]
+        for transport in TRANSPORTS
+        for word in ("right", "wrong")
     )
 
 
@@ -139,16 +153,27 @@ def makespan(schedule: Schedule, transport: str) -> float | None:
 @pytest.mark.parametrize("kind", ["random", "batched", "featured"])
 def test_the_numbers_of_ranks_do_not_matter(kind: str) -> None:
     """So the first rank may have a transfer in front as well as an op."""
-    for number, plan in enumerate(damaged_plans(KINDS[kind], 60, random.Random(f"{kind} turned"))):
+    for number, plan in enumerate(
+        damaged_plans(KINDS[kind], 60, random.Random(f"{kind} turned"))
+    ):
         transport = ALL[number % len(ALL)]
         assert makespan(plan, transport) == makespan(turned_round(plan), transport)
 
 
-def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(block: int) -> None:
+def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(
+    block: int,
+) -> None:
     """`nccl` itself asks for more than `portable`, the order of first uses."""
     # What is right on the left is right on all on the right.
     weaker = {
-        "portable": ["blocking", "gloo", "nccl-eager", "nccl-edge", "buffered:1", "buffered"],
+        "portable": [
+            "blocking",
+            "gloo",
+            "nccl-eager",
+            "nccl-edge",
+            "buffered:1",
+            "buffered",
+        ],
         "blocking": ["nccl-eager", "buffered:1"],
         "nccl-eager": ["nccl-edge"],
         "nccl-edge": ["gloo"],
@@ -158,7 +183,9 @@ def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(b
         "buffered": ["nccl-edge"],
     }
     seen = set()
-    for plan in damaged_plans(one_of(gallery(((3, 4), (4, 4)))), 30, random.Random(block)):
+    for plan in damaged_plans(
+        one_of(gallery(((3, 4), (4, 4)))), 30, random.Random(block)
+    ):
         right = verdicts(plan)
         for transport, others in weaker.items():
             if right[transport]:
@@ -167,7 +194,9 @@ def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(b
     assert len(seen) > 1
 
 
-@pytest.mark.parametrize("sizes", [((2, 2), (3, 6)), ((4, 4), (4, 8)), ((6, 12), (8, 8))])
+@pytest.mark.parametrize(
+    "sizes", [((2, 2), (3, 6)), ((4, 4), (4, 8)), ((6, 12), (8, 8))]
+)
 def test_portable_plans_run_on_every_edge(sizes: tuple[tuple[int, int], ...]) -> None:
     """By the whole event graph, which the quick proof of a plan leaves out: as they are, and with
     their exchanges fused.
@@ -192,7 +221,10 @@ def test_what_goes_one_after_the_other_takes_longer() -> None:
             continue
         costs = Costs(p2p_time=0.7)
         plans = [evolve(plan, transport=name) for name in lanes]
-        takes = [simulate(plan, costs, ideal=True), *(simulate(each, costs) for each in plans)]
+        takes = [
+            simulate(plan, costs, ideal=True),
+            *(simulate(each, costs) for each in plans),
+        ]
         makespans = [each.timeline.makespan for each in takes]
         assert makespans == sorted(makespans), plan.name
         seen.append(len(set(makespans)))
@@ -211,9 +243,12 @@ def test_warnings_are_of_what_other_transports_refuse() -> None:
         if plan.source.path.endswith("1f1b_explicit.sched")
     ]
     for mutant in damaged_plans(one_of(explicit), 300, random.Random("warnings")):
-        right = {transport for transport, is_right in verdicts(mutant).items() if is_right}
+        right = {
+            transport for transport, is_right in verdicts(mutant).items() if is_right
+        }
         warned = {
-            name: {each.code for each in lint(evolve(mutant, transport=name))} for name in right
+            name: {each.code for each in lint(evolve(mutant, transport=name))}
+            for name in right
         }
         asymmetric = [name for name in right if "asymmetric-batch" in warned[name]]
         assert not ("portable" in right and asymmetric)
@@ -245,7 +280,9 @@ def test_exchanges_hang_at_the_first_use_of_nccl(ranks: int, microbatches: int) 
 
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
-def test_programs_that_leave_communication_to_the_compiler_run_everywhere(path: Path) -> None:
+def test_programs_that_leave_communication_to_the_compiler_run_everywhere(
+    path: Path,
+) -> None:
     if path.stem != "1f1b_explicit":
         assert not any(check_program(read_source(path), {}, NAMES).values())
 
@@ -264,7 +301,9 @@ def test_transports_are_known_by_name() -> None:
         "gloo:1",
         "",
     ):
-        with pytest.raises(ValueError, match=f"there is no transport `{name}`: {names}$"):
+        with pytest.raises(
+            ValueError, match=f"there is no transport `{name}`: {names}$"
+        ):
             transports(name)
     assert [each.capacity for each in transports("buffered:999999999")] == [999999999]
 
@@ -311,7 +350,10 @@ def test_some_transports_block_at_a_receive(transport: str) -> None:
     blocks = transport.startswith(("blocking", "buffered"))
     # F and B of microbatch 0 on rank 1 take 1 and 2, after rank 0's F of 1: the gradient is there
     # at 4.
-    assert [(str(bar), bar.start) for bar in bars[:2]] == [("0F0", 0), ("0F1", 4 if blocks else 1)]
+    assert [(str(bar), bar.start) for bar in bars[:2]] == [
+        ("0F0", 0),
+        ("0F1", 4 if blocks else 1),
+    ]
 
 
 def test_a_skip_has_not_the_number_of_a_stage_behind_the_last() -> None:
@@ -327,7 +369,9 @@ def test_a_skip_has_not_the_number_of_a_stage_behind_the_last() -> None:
 @pytest.mark.parametrize(
     ("transport", "start"), [("nccl-edge", 3), ("gloo", 3), ("nccl-eager", 12)]
 )
-def test_by_edges_an_op_waits_for_what_it_needs_of_a_batch(transport: str, start: float) -> None:
+def test_by_edges_an_op_waits_for_what_it_needs_of_a_batch(
+    transport: str, start: float
+) -> None:
     """Rank 1 receives F2 at 3, while what it sends in the same batch is received at 12."""
     texts = (
         "0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2",
@@ -353,7 +397,11 @@ PLACES = (Span(0, 1), Span(1, 2), Span(2, 3))
 )
 def test_a_transfer_must_have_another_end(text: str, code: str, word: str) -> None:
     with pytest.raises(CompileError) as caught:
-        prove(evolve(make_schedule((0,), 1, (parse_actions(text, [0, 1, 2]),)), spans=PLACES))
+        prove(
+            evolve(
+                make_schedule((0,), 1, (parse_actions(text, [0, 1, 2]),)), spans=PLACES
+            )
+        )
     (found,) = caught.value.diagnostics
     assert (found.code, found.message) == (code, f"`{word}` has no other rank to reach")
     assert [label.span for label in found.labels] == [PLACES[text.split().index(word)]]
@@ -425,4 +473,6 @@ def test_recorded_verdicts(name: str) -> None:
     schedule = make_schedule(tuple(case["placement"]), case["microbatches"], ranks)
     for model, recorded in case["verdicts"].items():
         if model != "pair_fifo" or not batches:
-            assert verdict(schedule, MODELS.get(model, model)) == (recorded == "ok"), model
+            assert verdict(schedule, MODELS.get(model, model)) == (recorded == "ok"), (
+                model
+            )

@@ -63,12 +63,16 @@ def test_a_plan_file_with_weights_that_nobody_updates(tmp_path: Path) -> None:
     plan = compile(Source("s.sched", LATE.format(weights="", order=FLUSH)))
     for rule in (WeightRule("delay", 1), WeightRule("stash")):
         late = evolve(plan, weights=(WeightRule(), rule))
-        with pytest.raises(CompileError, match="stage 1 never makes update 0, and has `weights"):
+        with pytest.raises(
+            CompileError, match="stage 1 never makes update 0, and has `weights"
+        ):
             read_again(late, tmp_path)
 
 
 def test_some_stages_that_are_not_updated() -> None:
-    wrong = refused(LATE.format(weights="weights delay 1", order=FLUSH + " if r == 1 { U }"))
+    wrong = refused(
+        LATE.format(weights="weights delay 1", order=FLUSH + " if r == 1 { U }")
+    )
     assert wrong.message == "stage 0 never makes update 0, others do"
 
 
@@ -83,7 +87,10 @@ def test_replicas_with_weights_that_nobody_updates() -> None:
             for m in 0 .. microbatches / 2 { F(up(ranks - 1 - r), m)  B(up(ranks - 1 - r), m) }
         }
     }"""
-    assert refused(text).message == "stage up(0) never makes update 0, and has `weights delay 1`"
+    assert (
+        refused(text).message
+        == "stage up(0) never makes update 0, and has `weights delay 1`"
+    )
 
 
 @pytest.mark.parametrize("weights", ["weights delay 1", "weights stash"])
@@ -99,12 +106,16 @@ def test_an_update_without_gradients(microbatches: int) -> None:
     text = LATE.format(weights="", order="repeat microbatches { F(next) } U")
     wrong = refused(text, microbatches=microbatches)
     assert wrong.code == "missing-op"
-    assert wrong.message.startswith("the backward of microbatch 0 never runs on stage 0")
+    assert wrong.message.startswith(
+        "the backward of microbatch 0 never runs on stage 0"
+    )
 
 
 @pytest.mark.parametrize("microbatches", [2, 600])
 @pytest.mark.parametrize("backward", ["", "if r == 0 { B(down(r), m) }"])
-def test_an_update_of_replicas_without_gradients(microbatches: int, backward: str) -> None:
+def test_an_update_of_replicas_without_gradients(
+    microbatches: int, backward: str
+) -> None:
     text = f"""schedule replicas {{
         param ranks = 2  param microbatches = 2
         pipeline down runs microbatches / 2  stage s in 0 .. ranks on s
@@ -118,12 +129,18 @@ def test_an_update_of_replicas_without_gradients(microbatches: int, backward: st
     assert refused(text, microbatches=microbatches).code == "missing-op"
 
 
-@pytest.mark.parametrize("text", ["0F0 0R0", "0F0 0OFFLOAD0 0RELOAD0", "0F0 0U", "0F0 0U0"])
+@pytest.mark.parametrize(
+    "text", ["0F0 0R0", "0F0 0OFFLOAD0 0RELOAD0", "0F0 0U", "0F0 0U0"]
+)
 def test_an_inference_has_forwards_alone(text: str, tmp_path: Path) -> None:
-    source = Source("s.sched", "schedule s { param ranks = 1 param microbatches = 1 rank r { F } }")
+    source = Source(
+        "s.sched", "schedule s { param ranks = 1 param microbatches = 1 rank r { F } }"
+    )
     plan = compile(Source("s.sched", source.text.replace("F }", "F(0) }")))
     words = parse_actions(text, [0] * (text.count(" ") + 1))
-    with pytest.raises(CompileError, match="the backward of microbatch 0 never runs on stage 0"):
+    with pytest.raises(
+        CompileError, match="the backward of microbatch 0 never runs on stage 0"
+    ):
         prove(evolve(plan, ranks=(words,)))
 
 
@@ -155,7 +172,9 @@ REPLICAS = """schedule replicas {{
         ),
     ],
 )
-def test_replicas_that_read_other_versions(weights: str, version: str, tmp_path: Path) -> None:
+def test_replicas_that_read_other_versions(
+    weights: str, version: str, tmp_path: Path
+) -> None:
     """Their gradients are summed, so they would be of two versions."""
     text = REPLICAS.format(weights=weights, warmup="", ahead=0)
     with pytest.raises(CompileError) as caught:
@@ -198,7 +217,10 @@ def test_ops_beside_an_update_of_their_stage(beside: str) -> None:
     }}"""
     wrong = refused(text)
     assert wrong.code == "overlap"
-    assert wrong.message == "`0F1` overlaps with `0U0`, which changes the weights that it reads"
+    assert (
+        wrong.message
+        == "`0F1` overlaps with `0U0`, which changes the weights that it reads"
+    )
 
 
 def test_ops_beside_an_update_of_another_stage() -> None:

@@ -51,7 +51,8 @@ def built(schedule: Schedule) -> Builder:
         placement="loop" if len(several) > 1 else layout.placement,
         pipelines=several if len(several) > 1 else None,
         models={
-            name: each.microbatches for name, each in zip(several, layout.pipelines, strict=True)
+            name: each.microbatches
+            for name, each in zip(several, layout.pipelines, strict=True)
         }
         if layout.models
         else None,
@@ -60,7 +61,9 @@ def built(schedule: Schedule) -> Builder:
         frozen=layout.frozen,
         edges=layout.edges,
         links=layout.links,
-        weights=[str(schedule.weights_of(stage)) for stage in range(len(layout.placement))],
+        weights=[
+            str(schedule.weights_of(stage)) for stage in range(len(layout.placement))
+        ],
         costs=schedule.costs,
     )
     if schedule.stream is None:
@@ -90,7 +93,9 @@ def add(b: Builder, schedule: Schedule, ranks: "tuple[Actions, ...]") -> None:
                     add_op(b, schedule, rank, actions, index)
 
 
-def add_op(b: Builder, schedule: Schedule, rank: int, actions: Actions, index: int) -> None:
+def add_op(
+    b: Builder, schedule: Schedule, rank: int, actions: Actions, index: int
+) -> None:
     kind, stage, microbatch, *_ = actions.row(index)
     if kind in OF_STAGE:
         b.op(rank, Kind(kind), stage=stage)
@@ -114,7 +119,8 @@ def ops(path: Path, ranks: int, microbatches: int) -> Schedule | None:
 def rows(plan: Plan) -> list[list[tuple[int, int, int, int]]]:
     """What the ranks do, without the places in the program."""
     return [
-        list(zip(own.kind, own.stage, own.microbatch, own.group, strict=True)) for own in plan.ranks
+        list(zip(own.kind, own.stage, own.microbatch, own.group, strict=True))
+        for own in plan.ranks
     ]
 
 
@@ -124,7 +130,16 @@ def same(one: Plan, other: Plan) -> None:
     assert one.kernels == other.kernels
     assert one.weights == other.weights
     assert one.costs == other.costs
-    for field in ("placement", "slices", "updates", "links", "skips", "frozen", "edges", "models"):
+    for field in (
+        "placement",
+        "slices",
+        "updates",
+        "links",
+        "skips",
+        "frozen",
+        "edges",
+        "models",
+    ):
         assert getattr(one.layout, field) == getattr(other.layout, field)
 
 
@@ -180,7 +195,9 @@ def by_hand(schedule: Schedule) -> str:
     for rank, actions in enumerate(schedule.ranks):
         for index in range(len(actions)):
             kind, stage, microbatch, *_ = actions.row(index)
-            lines.append(f"if r == {rank} {{ {word(schedule, kind)}({stage}, {microbatch}) }}")
+            lines.append(
+                f"if r == {rank} {{ {word(schedule, kind)}({stage}, {microbatch}) }}"
+            )
     return "\n".join([*lines, "}", "}"])
 
 
@@ -191,7 +208,9 @@ def word(schedule: Schedule, kind: int) -> str:
 
 @examples(60)
 @given(schedules())
-def test_random_schedules_built_and_written_by_hand_are_the_same(schedule: Schedule) -> None:
+def test_random_schedules_built_and_written_by_hand_are_the_same(
+    schedule: Schedule,
+) -> None:
     assume(without_stage(schedule.placement, len(schedule.ranks)) is None)
     b = built(evolve(schedule, name="random"))
     plan = b.compile()
@@ -214,11 +233,15 @@ def one_f_one_b(b: Builder, ranks: int, microbatches: int) -> None:
 def test_a_with_block_compiles_at_its_end() -> None:
     with Builder("one_f_one_b", ranks=4, microbatches=8) as b:
         one_f_one_b(b, 4, 8)
-        with pytest.raises(ValueError, match="`plan` is there at the end of the `with` block"):
+        with pytest.raises(
+            ValueError, match="`plan` is there at the end of the `with` block"
+        ):
             assert b.plan
     assert repr(b) == "<Builder one_f_one_b (ranks = 4, microbatches = 8): 64 ops>"
     same(b.plan, compile(PROGRAMS / "1f1b.sched", {"ranks": 4, "microbatches": 8}))
-    with pytest.raises(ValueError, match="the schedule is compiled, it takes no more ops"):
+    with pytest.raises(
+        ValueError, match="the schedule is compiled, it takes no more ops"
+    ):
         b.forward(0, 0)
 
 
@@ -254,7 +277,9 @@ def test_placements(options: "dict[str, object]", placement: "tuple[int, ...]") 
             b.forward(rank, m, stage=stage)
     plan = b.compile()
     assert plan.placement == placement
-    assert plan.stages_of(2) == [stage for stage, rank in enumerate(placement) if rank == 2]
+    assert plan.stages_of(2) == [
+        stage for stage, rank in enumerate(placement) if rank == 2
+    ]
 
 
 def test_another_size_of_the_text_is_refused() -> None:
@@ -270,11 +295,16 @@ def test_the_plan_names_the_lines_of_the_script(tmp_path: Path) -> None:
         b.forward(rank, 0)
         b.backward(rank, 0)
     plan = b.compile()
-    lines = [int(plan.where(1, index).rpartition(":")[2]) for index in range(len(plan.ranks[1]))]
+    lines = [
+        int(plan.where(1, index).rpartition(":")[2])
+        for index in range(len(plan.ranks[1]))
+    ]
     assert plan.where(0, 0).startswith("tests/python/test_builder.py:") or str(
         Path(__file__)
     ) in plan.where(0, 0)
-    assert {Path(__file__).read_text().splitlines()[line - 1].strip() for line in lines} == {
+    assert {
+        Path(__file__).read_text().splitlines()[line - 1].strip() for line in lines
+    } == {
         "b.forward(rank, 0)",
         "b.backward(rank, 0)",
     }
@@ -326,7 +356,9 @@ def test_a_mistake_in_a_loop_is_said_once() -> None:
             b.backward(rank, m)
     with pytest.raises(CompileError) as wrong:
         b.compile()
-    assert [diagnostic.code for diagnostic in wrong.value.diagnostics] == ["repeated-op"]
+    assert [diagnostic.code for diagnostic in wrong.value.diagnostics] == [
+        "repeated-op"
+    ]
     # Three more of this rank, and those of the other one.
     notes = wrong.value.diagnostics[0].notes
     assert notes == ("and 3 more, on rank 0", "and 1 more at this line")
@@ -388,7 +420,9 @@ def test_costs_by_slice_in_the_program() -> None:
 
 
 def test_costs_in_the_program() -> None:
-    costs = Costs(forward_times=(2, 3), backward_times=(4,), p2p_time=1, forward_memory=(2,))
+    costs = Costs(
+        forward_times=(2, 3), backward_times=(4,), p2p_time=1, forward_memory=(2,)
+    )
     b = Builder(ranks=2, microbatches=2, costs=costs)
     one_f_one_b(b, 2, 2)
     assert b.compile().costs == costs

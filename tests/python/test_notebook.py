@@ -28,7 +28,15 @@ def test_a_repr_is_a_line_that_says_what_it_is(name: str) -> None:
     plan = compile(PROGRAMS / f"{name}.sched")
     execution = simulate(plan)
     timeline = execution.timeline
-    shown = [plan, execution, timeline, timeline.ranks[0], plan.ranks[0], plan.layout, plan.source]
+    shown = [
+        plan,
+        execution,
+        timeline,
+        timeline.ranks[0],
+        plan.ranks[0],
+        plan.layout,
+        plan.source,
+    ]
     assert [repr(each) for each in shown if len(repr(each)) > MOST] == []
     assert repr(plan).startswith(f"<Plan {plan.name} (ranks = 4, microbatches = ")
     assert f"makespan {timeline.makespan:g}" in repr(execution)
@@ -36,7 +44,9 @@ def test_a_repr_is_a_line_that_says_what_it_is(name: str) -> None:
 
 
 def test_a_repr_of_much_is_as_short() -> None:
-    plan = compile(PROGRAMS / "interleaved_1f1b.sched", {"ranks": 64, "microbatches": 64})
+    plan = compile(
+        PROGRAMS / "interleaved_1f1b.sched", {"ranks": 64, "microbatches": 64}
+    )
     assert len(repr(plan.layout)) < 2 * MOST
     assert len(repr(Costs(forward_times=[1.0] * 128))) < MOST
     assert repr(Costs(forward_times=(1, 2), p2p_time=0.5)) == (
@@ -55,7 +65,9 @@ def test_a_repr_reads_no_ranks_of_a_large_plan(tmp_path: Path) -> None:
 
 def test_a_repr_of_an_error_names_the_first_mistake() -> None:
     with pytest.raises(CompileError) as wrong:
-        compile("schedule s { param ranks = 2 param microbatches = 2 rank r { F(0) F(1) B(x) C } }")
+        compile(
+            "schedule s { param ranks = 2 param microbatches = 2 rank r { F(0) F(1) B(x) C } }"
+        )
     assert re.fullmatch(r"<CompileError [a-z-]+: [^\n]*>", repr(wrong.value))
 
 
@@ -67,7 +79,9 @@ def test_a_notebook_draws_plans_and_executions() -> None:
         assert html is not None
         picture = ElementTree.fromstring(html).find("{http://www.w3.org/2000/svg}svg")
         assert picture is not None
-        assert "rank 3" in {text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")}
+        assert "rank 3" in {
+            text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")
+        }
     # At other costs it is another picture.
     assert plan._repr_html_() != execution._repr_html_()
 
@@ -83,6 +97,8 @@ def test_a_notebook_draws_no_more_than_can_be_seen() -> None:
 
 def test_an_execution_of_no_plan_is_not_drawn() -> None:
     plan = compile(PROGRAMS / "1f1b.sched")
-    schedule = Schedule("s", plan.params, plan.layout, plan.ranks, plan.source, plan.spans)
+    schedule = Schedule(
+        "s", plan.params, plan.layout, plan.ranks, plan.source, plan.spans
+    )
     assert simulate(schedule)._repr_html_() is None
     assert isinstance(schedule.layout, Layout)

@@ -23,7 +23,9 @@ def test_load_takes_what_compile_takes(tmp_path: Any) -> None:
     costs = Costs(p2p_time=0.5)
     program = PROGRAMS / "zb_h1.sched"
     plan = schedlang.load(program, costs, transport="nccl", microbatches=5)
-    assert plan == schedlang.compile(program, {"microbatches": 5}, costs, transport="nccl")
+    assert plan == schedlang.compile(
+        program, {"microbatches": 5}, costs, transport="nccl"
+    )
     schedlang.write_plan(plan, tmp_path / "plan.json")
     assert schedlang.load(tmp_path / "plan.json").transport == "nccl"
     with pytest.raises(ValueError, match="`params` are those of a program"):
@@ -33,10 +35,14 @@ def test_load_takes_what_compile_takes(tmp_path: Any) -> None:
 def test_a_sweep_has_a_row_for_each_size_and_costs() -> None:
     """With the figures of a simulation, all of them plain values."""
     costs = {"near": Costs(), "far": Costs(p2p_time=0.5)}
-    rows = schedlang.sweep(["1f1b", "zb_h1"], costs, ranks=[2, 4], microbatches=range(4, 9, 4))
+    rows = schedlang.sweep(
+        ["1f1b", "zb_h1"], costs, ranks=[2, 4], microbatches=range(4, 9, 4)
+    )
     assert len(rows) == 2 * 2 * 2 * 2
     for row in rows:
-        assert all(isinstance(value, (str, int, float, type(None))) for value in row.values())
+        assert all(
+            isinstance(value, (str, int, float, type(None))) for value in row.values()
+        )
         params = {"ranks": row["ranks"], "microbatches": row["microbatches"]}
         execution = simulate(row["schedule"], costs[row["costs"]], params=params)
         assert row["makespan"] == execution.timeline.makespan
@@ -60,7 +66,9 @@ def test_a_program_that_is_text_has_its_own_name() -> None:
 
 
 def test_each_program_takes_the_parameters_that_it_has() -> None:
-    rows = schedlang.sweep(["1f1b", "interleaved_1f1b"], ranks=2, microbatches=8, chunks=[2, 4])
+    rows = schedlang.sweep(
+        ["1f1b", "interleaved_1f1b"], ranks=2, microbatches=8, chunks=[2, 4]
+    )
     assert [row.get("chunks") for row in rows] == [None, 2, 4]
 
 
@@ -73,7 +81,11 @@ def test_each_program_takes_the_parameters_that_it_has() -> None:
             "no program has a parameter `depth`",
         ),
         (lambda: schedlang.sweep("1f1b", ranks=[]), ValueError, "`ranks` has no value"),
-        (lambda: schedlang.sweep("1f1b", ranks=[2.5]), TypeError, "must be a whole number"),
+        (
+            lambda: schedlang.sweep("1f1b", ranks=[2.5]),
+            TypeError,
+            "must be a whole number",
+        ),
         (lambda: schedlang.sweep("1f1b", {"a": 3}), TypeError, "Costs"),
         (lambda: schedlang.sweep(["1f1b", 3]), TypeError, "`programs`"),
         (lambda: schedlang.load(3), TypeError, "`program`"),

@@ -36,7 +36,9 @@ def sent_on(plan: Plan) -> set[Edge]:
             if is_transfer(kind):
                 peer = plan.peer_of(rank, index)
                 assert peer is not None
-                edges[is_send(kind)].add((rank, peer) if is_send(kind) else (peer, rank))
+                edges[is_send(kind)].add(
+                    (rank, peer) if is_send(kind) else (peer, rank)
+                )
     assert edges[0] == edges[1]
     return edges[0]
 
@@ -123,7 +125,9 @@ def test_rounds_are_those_of_torch() -> None:
     rng = random.Random(0)
     for _ in range(300):
         ranks = rng.randint(2, 9)
-        placement = tuple(rng.randrange(ranks) for _ in range(rng.randint(2, 3 * ranks)))
+        placement = tuple(
+            rng.randrange(ranks) for _ in range(rng.randint(2, 3 * ranks))
+        )
         layout = Layout(placement, (Pipeline("stages", 0, len(placement), 1),))
         found = tuple(map(tuple, rounds(edges_of(layout))))
         assert found == of_torch._directed_edge_split_rounds(placement), placement

@@ -22,7 +22,9 @@ from tests.support.strategies import schedules
 def activations(schedule: Schedule) -> tuple[int, ...]:
     """The peak of each rank's activations."""
     return tuple(
-        peak(each for each in lifetimes(schedule, rank) if each.what == Holds.ACTIVATION)
+        peak(
+            each for each in lifetimes(schedule, rank) if each.what == Holds.ACTIVATION
+        )
         for rank in range(len(schedule.ranks))
     )
 
@@ -44,7 +46,9 @@ def messages_in(
             kind_of = "RECV_F" if forward else "RECV_B"
             names.append(f"{re.escape(name_of(number))}{kind_of}{microbatch}")
         else:
-            maker = f"{re.escape(name_of(other))}{'F' if forward else '[BI]'}{microbatch}"
+            maker = (
+                f"{re.escape(name_of(other))}{'F' if forward else '[BI]'}{microbatch}"
+            )
             names.append(f"{maker}>{re.escape(name_of(stage))}[A-Z]+{microbatch}")
     return list(map(re.compile, names))
 
@@ -65,7 +69,9 @@ def test_nothing_is_used_after_it_is_let_go(schedule: Schedule) -> None:
                 names = [re.compile(re.escape(lowered.name_of(rank, index)))]
             if kind in (Kind.F, Kind.B, Kind.I, Kind.W):
                 names = [
-                    re.compile(re.escape(lowered.names.action(Kind.F, stage, microbatch))),
+                    re.compile(
+                        re.escape(lowered.names.action(Kind.F, stage, microbatch))
+                    ),
                     *messages_in(lowered, kind, stage, microbatch),
                 ]
             for name in names:
@@ -81,7 +87,9 @@ def test_nothing_is_used_after_it_is_let_go(schedule: Schedule) -> None:
 def test_the_peak_of_activations_is_the_machines(schedule: Schedule) -> None:
     lowered = lower(schedule)
     assert activations(lowered) == prove(lowered).peak_activations
-    copied = lower(evolve(offloaded(schedule), costs=Costs(offload_times=(0,), reload_times=(0,))))
+    copied = lower(
+        evolve(offloaded(schedule), costs=Costs(offload_times=(0,), reload_times=(0,)))
+    )
     assert activations(copied) == prove(copied).peak_activations
 
 
@@ -112,7 +120,9 @@ def test_messages_by_hand(transport: str, peaks: dict[str, list[int]]) -> None:
     sizes = {"1f1b": 4, "gpipe": 16}
     for path in (each for each in GALLERY if each.stem in peaks):
         plan = compile(
-            read_source(path), {"ranks": 2, "microbatches": sizes[path.stem]}, transport=transport
+            read_source(path),
+            {"ranks": 2, "microbatches": sizes[path.stem]},
+            transport=transport,
         )
         assert peak_messages(plan) == peaks[path.stem]
 
@@ -144,7 +154,9 @@ def test_what_each_action_lets_go_is_shown(
     assert main(["show", str(program), "--frees"]) == 0
     assert capsys.readouterr().out.endswith(SHOWN)
     assert main(["show", str(program), "--frees", "--ranks"]) == 0
-    assert [line.split(" free(")[0] for line in capsys.readouterr().out.splitlines()] == [
+    assert [
+        line.split(" free(")[0] for line in capsys.readouterr().out.splitlines()
+    ] == [
         "0F0 0SEND_F0 3RECV_F0 3F0",
         "1RECV_F0 1F0",
     ]

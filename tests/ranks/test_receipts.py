@@ -24,7 +24,9 @@ def knowledge(plan: Plan) -> dict[tuple[int, int], list[int]]:
         for rank, actions in enumerate(plan.ranks):
             while position[rank] < len(actions):
                 kind, stage, microbatch, *_ = actions.row(position[rank])
-                numbers = plan.layout.numbers(WAITS[kind], stage) if kind in WAITS else []
+                numbers = (
+                    plan.layout.numbers(WAITS[kind], stage) if kind in WAITS else []
+                )
                 waits = [
                     (WAITS[kind], each, microbatch)
                     for each in numbers
@@ -36,9 +38,15 @@ def knowledge(plan: Plan) -> dict[tuple[int, int], list[int]]:
                     known[rank] = list(map(max, known[rank], carried[each]))
                 after[rank, position[rank]] = known[rank]
                 position[rank] += 1
-                known[rank] = [*known[rank][:rank], position[rank], *known[rank][rank + 1 :]]
+                known[rank] = [
+                    *known[rank][:rank],
+                    position[rank],
+                    *known[rank][rank + 1 :],
+                ]
                 if is_send(kind):
-                    carried[*plan.layout.counterpart(kind, stage), microbatch] = known[rank]
+                    carried[*plan.layout.counterpart(kind, stage), microbatch] = known[
+                        rank
+                    ]
                 moved = True
     assert position == list(map(len, plan.ranks))
     return after
@@ -46,7 +54,13 @@ def knowledge(plan: Plan) -> dict[tuple[int, int], list[int]]:
 
 @pytest.mark.parametrize(
     ("name", "fewest"),
-    [("1f1b", 0.7), ("interleaved_1f1b", 0.7), ("zb_v", 0.5), ("chimera", 0.5), ("unet_1f1b", 0.5)],
+    [
+        ("1f1b", 0.7),
+        ("interleaved_1f1b", 0.7),
+        ("zb_v", 0.5),
+        ("chimera", 0.5),
+        ("unet_1f1b", 0.5),
+    ],
 )
 def test_a_send_is_waited_for_only_where_it_is_known_to_have_been_received(
     name: str, fewest: float
@@ -62,11 +76,15 @@ def test_a_send_is_waited_for_only_where_it_is_known_to_have_been_received(
                 receive, number = plan.layout.counterpart(kind, stage)
                 holder = plan.layout.stage_of(receive, number)
                 peer = plan.placement[holder]
-                words = [row[:3] for row in map(plan.ranks[peer].row, range(len(plan.ranks[peer])))]
+                words = [
+                    row[:3]
+                    for row in map(plan.ranks[peer].row, range(len(plan.ranks[peer])))
+                ]
                 (used,) = (
                     index
                     for index, (each, *rest) in enumerate(words)
-                    if WAITS.get(each) == receive and tuple(rest) == (holder, microbatch)
+                    if WAITS.get(each) == receive
+                    and tuple(rest) == (holder, microbatch)
                 )
                 assert after[rank, op][peer] > used
     assert sum(places) / len(places) > fewest

@@ -90,7 +90,9 @@ def fewest(actions: Actions, places: int) -> int:
 
 @examples(300)
 @given(schedules(), st.integers(1, 4))
-def test_ops_find_weights_in_the_fewest_gathers(schedule: Schedule, places: int) -> None:
+def test_ops_find_weights_in_the_fewest_gathers(
+    schedule: Schedule, places: int
+) -> None:
     """And one reduction for each stage that is trained."""
     for actions in schedule.ranks:
         gathers, reductions = follow(actions, places)
@@ -124,18 +126,23 @@ def test_an_update_makes_gathered_weights_old() -> None:
 
 
 def test_with_a_place_for_each_stage_weights_are_gathered_once_and_early() -> None:
-    plan = compile(read_source(next(path for path in GALLERY if path.stem == "interleaved_1f1b")))
+    plan = compile(
+        read_source(next(path for path in GALLERY if path.stem == "interleaved_1f1b"))
+    )
     for rank, actions in enumerate(plan.ranks):
         stages = plan.stages_of(rank)
         found = shards(actions, stages, len(stages))
         assert found.count(Does.UNSHARD) == len(stages)
         ops = [index for index, kind in enumerate(actions.kind) if kind in USES]
         first = [
-            next(each for each, index in enumerate(ops) if actions.stage[index] == stage)
+            next(
+                each for each, index in enumerate(ops) if actions.stage[index] == stage
+            )
             for stage in stages
         ]
         assert found.before == {
-            ops[max(each - 1, 0)]: [(Does.UNSHARD, stages[turn])] for turn, each in enumerate(first)
+            ops[max(each - 1, 0)]: [(Does.UNSHARD, stages[turn])]
+            for turn, each in enumerate(first)
         }
 
 
@@ -177,7 +184,9 @@ def test_gathers_are_shown_with_their_bytes(
         "  0UNSHARD 0B0 0REDUCE_GRAD 0RESHARD\n"
     )
     assert main([*shown, "--costs", str(costs)]) == 0
-    figures = "3 gathers of 2,010 bytes, at most 1 stage at once, 1,000 bytes, 2 reductions"
+    figures = (
+        "3 gathers of 2,010 bytes, at most 1 stage at once, 1,000 bytes, 2 reductions"
+    )
     assert f"rank 0, stages 0, 1: {figures}\n" in capsys.readouterr().out
     costs.write_text('{"weights_bytes": [1000, 10, 1]}')
     for wrong in (

@@ -33,13 +33,21 @@ def by_definition(schedule: Schedule) -> list[int]:
             end = 0
             for batch in actions.batches():
                 needed = []
-                for kind, number, microbatch in (actions.row(index)[:3] for index in batch):
+                for kind, number, microbatch in (
+                    actions.row(index)[:3] for index in batch
+                ):
                     if kind in (Kind.SEND_F, Kind.RECV_F):
                         needed.append((*layout.counterpart(kind, number), microbatch))
                     if kind == Kind.RECV_F:
-                        needed.append((Kind.F, layout.ends(kind, number)[0], microbatch))
+                        needed.append(
+                            (Kind.F, layout.ends(kind, number)[0], microbatch)
+                        )
                 kinds = {actions.kind[index] for index in batch}
-                if batch.stop > last or not kinds <= {*FORWARD} or not inside >= {*needed}:
+                if (
+                    batch.stop > last
+                    or not kinds <= {*FORWARD}
+                    or not inside >= {*needed}
+                ):
                     break
                 end = batch.stop
             ends.append(end)
@@ -49,7 +57,9 @@ def by_definition(schedule: Schedule) -> list[int]:
 def cut(schedule: Schedule, ends: list[int]) -> Schedule:
     """The warm-ups, twice."""
     ranks = tuple(
-        actions.issued_as([[*batch] for batch in actions.batches() if batch.stop <= end] * 2)
+        actions.issued_as(
+            [[*batch] for batch in actions.batches() if batch.stop <= end] * 2
+        )
         for actions, end in zip(schedule.ranks, ends, strict=True)
     )
     return evolve(schedule, ranks=ranks)
@@ -58,7 +68,9 @@ def cut(schedule: Schedule, ends: list[int]) -> Schedule:
 def words(plan: Plan) -> list[str]:
     """The forwards in the warm-up of each rank."""
     return [
-        " ".join(actions.word(index) for index in range(end) if actions.kind[index] == Kind.F)
+        " ".join(
+            actions.word(index) for index in range(end) if actions.kind[index] == Kind.F
+        )
         for actions, end in zip(plan.ranks, warm_ups(plan), strict=True)
     ]
 
@@ -72,7 +84,9 @@ def test_both_ends_of_each_message_are_inside_or_outside(schedule: Schedule) -> 
 
 
 @given(schedules())
-def test_warm_ups_run_through_by_themselves_where_the_schedule_does(schedule: Schedule) -> None:
+def test_warm_ups_run_through_by_themselves_where_the_schedule_does(
+    schedule: Schedule,
+) -> None:
     lowered = lower(schedule)
     twice = cut(lowered, warm_ups(lowered))
     for transport in TRANSPORTS:
@@ -87,7 +101,10 @@ def test_warm_ups_of_published_schedules() -> None:
             "2F0 2F1",
             "3F0",
         ]
-    assert words(compile("gpipe", {"ranks": 2, "microbatches": 2})) == ["0F0 0F1", "1F0 1F1"]
+    assert words(compile("gpipe", {"ranks": 2, "microbatches": 2})) == [
+        "0F0 0F1",
+        "1F0 1F1",
+    ]
     # All that a rank does which has no backward.
     plan = compile(Source("frozen.sched", FROZEN))
     assert warm_ups(plan)[0] == len(plan.ranks[0])
@@ -107,7 +124,9 @@ FROZEN = """schedule frozen {
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("name", ["zb_h2", "zb_2p", "zb_v"])
-def test_all_ranks_end_a_step_before_the_next_warm_up_ends(name: str, ranks: int) -> None:
+def test_all_ranks_end_a_step_before_the_next_warm_up_ends(
+    name: str, ranks: int
+) -> None:
     """By the simulation: in schedules without a bubble by span, a step repeats after its span, and
     what is known where the step before has ended everywhere comes in time for all ranks.
     """

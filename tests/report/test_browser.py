@@ -37,8 +37,18 @@ SECOND = 1000
 SVG = "{http://www.w3.org/2000/svg}"
 #: The components of layers of experts.
 EXPERTS = {
-    "F": ["attention 1 compute", "dispatch 1 all_to_all", "mlp 1 compute", "combine 1 all_to_all"],
-    "B": ["combine 1 all_to_all", "mlp 2 compute", "dispatch 1 all_to_all", "attention 2 compute"],
+    "F": [
+        "attention 1 compute",
+        "dispatch 1 all_to_all",
+        "mlp 1 compute",
+        "combine 1 all_to_all",
+    ],
+    "B": [
+        "combine 1 all_to_all",
+        "mlp 2 compute",
+        "dispatch 1 all_to_all",
+        "attention 2 compute",
+    ],
 }
 
 
@@ -65,7 +75,9 @@ def page(browser: Browser) -> Iterator[Page]:
     opened.on(
         "request",
         lambda request: (
-            None if request.url.startswith(("file:", "about:")) else heard.append(request.url)
+            None
+            if request.url.startswith(("file:", "about:"))
+            else heard.append(request.url)
         ),
     )
     yield opened
@@ -126,7 +138,9 @@ def colour(page: Page, time: float, rank: int, panel: int = 0, below: int = 8) -
         const paint = canvas.getContext('2d'); paint.drawImage(image, 0, 0);
         return [...paint.getImageData(x, y, 1, 1).data].slice(0, 3);
     }"""
-    parts = page.evaluate(script, [b64encode(page.screenshot()).decode(), round(x), round(y)])
+    parts = page.evaluate(
+        script, [b64encode(page.screenshot()).decode(), round(x), round(y)]
+    )
     return "#" + "".join(f"{part:02x}" for part in parts)
 
 
@@ -157,13 +171,20 @@ def test_components_have_a_lane_for_each_resource(page: Page, tmp_path: Path) ->
         ("interleaved_1f1b", {"ranks": 64, "microbatches": 512, "chunks": 4}, 262_144),
     ],
 )
-def test_times(page: Page, tmp_path: Path, name: str, sizes: dict[str, int], count: int) -> None:
+def test_times(
+    page: Page, tmp_path: Path, name: str, sizes: dict[str, int], count: int
+) -> None:
     """Of a small page, and of one with a quarter of a million ops, in wall-clock and in processor
     time of the page: what it may take is judged on a machine without other work.
     """
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
-    view(page, tmp_path, program(name), *(f"-p{key}={value}" for key, value in sizes.items()))
+    view(
+        page,
+        tmp_path,
+        program(name),
+        *(f"-p{key}={value}" for key, value in sizes.items()),
+    )
     size = (tmp_path / "view.html").stat().st_size / 1e6
     assert size < 4
     assert page.evaluate("timelines[0].schedule.count") == count
@@ -180,7 +201,9 @@ def test_times(page: Page, tmp_path: Path, name: str, sizes: dict[str, int], cou
     )
     hovers = page.evaluate(TIMED, ["hover", 60])
     keys = page.evaluate(TIMED, ["key", 20])
-    print(f"{title}: {hovers[0]:.1f} ms for a hover (the slowest of 60: {hovers[1]:.1f} ms)")
+    print(
+        f"{title}: {hovers[0]:.1f} ms for a hover (the slowest of 60: {hovers[1]:.1f} ms)"
+    )
     print(f"{title}: {keys[0]:.1f} ms for a key (the slowest of 20: {keys[1]:.1f} ms)")
 
 
@@ -215,7 +238,9 @@ def test_a_hover_leaves_the_rows_as_they_are(page: Page, tmp_path: Path) -> None
     )
     hover(page, 9, 1)
     hover(page, 6, 1)
-    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.evaluate(
+        "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
     assert page.evaluate("timelines[0].drawn") == 0
 
 
@@ -257,8 +282,12 @@ def test_idle_time_says_its_cause(page: Page, tmp_path: Path) -> None:
     assert "0F0 ended at 1: its result is on its way, or held back" in text
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb_v", "dualpipe", "pipe_offload", "chimera"])
-def test_chains_end_where_the_compiler_says(page: Page, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["1f1b", "zb_v", "dualpipe", "pipe_offload", "chimera"]
+)
+def test_chains_end_where_the_compiler_says(
+    page: Page, tmp_path: Path, name: str
+) -> None:
     """The page follows waits from op to op; the last one runs, or has run, and is that which the
     compiler has found behind the idle time.
     """
@@ -327,7 +356,9 @@ def test_microbatch_in_flight(page: Page, tmp_path: Path) -> None:
     slider = page.locator("#microbatch")
     assert slider.get_attribute("max") == "8"
     slider.fill("3")
-    assert page.locator("#flight").inner_text() == "2: 2 to 18, 3 in flight as it starts"
+    assert (
+        page.locator("#flight").inner_text() == "2: 2 to 18, 3 in flight as it starts"
+    )
     bright = colour(page, 2.2, 0)
     dim = colour(page, 0.2, 0)
     assert bright == "#97d0f1"
@@ -352,7 +383,9 @@ def test_side_by_side(page: Page, tmp_path: Path) -> None:
     assert hover(page, 6.5, 1, panel=1).splitlines()[0] == "1I0 input gradient"
     page.keyboard.press("w")
     page.wait_for_function("view.to - view.from < 33")
-    assert page.evaluate("timelines.map((each) => each.scale)[0] === timelines[1].scale")
+    assert page.evaluate(
+        "timelines.map((each) => each.scale)[0] === timelines[1].scale"
+    )
 
 
 def test_what_differs_is_marked(page: Page, tmp_path: Path) -> None:
@@ -378,7 +411,9 @@ def test_many_ranks_scroll_and_zoom(page: Page, tmp_path: Path) -> None:
     view(page, tmp_path, program("1f1b"), "-p", "ranks=64", "-p", "microbatches=512")
     # All are in sight, until rows are made higher.
     assert page.evaluate("timelines[0].shown()") == {"first": 0, "stop": 64}
-    assert page.evaluate("timelines[0].scroll.scrollHeight <= timelines[0].scroll.clientHeight")
+    assert page.evaluate(
+        "timelines[0].scroll.scrollHeight <= timelines[0].scroll.clientHeight"
+    )
     # Low rows are mixtures: of forwards alone in the warm-up, and then of two colours.
     assert colour(page, 20, 0, below=3) == "#97d0f1"
     mixed = colour(page, 800, 40, below=3)
@@ -389,11 +424,15 @@ def test_many_ranks_scroll_and_zoom(page: Page, tmp_path: Path) -> None:
     page.mouse.move(*point(page, 800, 5))
     page.mouse.wheel(0, 100_000)
     page.wait_for_function("timelines[0].scroll.scrollTop > 0")
-    page.wait_for_function("timelines[0].at(600, timelines[0].height - 20) !== undefined")
+    page.wait_for_function(
+        "timelines[0].at(600, timelines[0].height - 20) !== undefined"
+    )
     last = page.evaluate("timelines[0].at(600, timelines[0].height - 20).rank")
     assert last == 63
     page.evaluate("show(800, 812)")
-    page.wait_for_function("document.getElementById('range').textContent === '800 to 812'")
+    page.wait_for_function(
+        "document.getElementById('range').textContent === '800 to 812'"
+    )
     canvas = canvas_of(page).bounding_box()
     assert canvas
     top = page.evaluate("timelines[0].y(63) + 5")
@@ -485,7 +524,9 @@ def test_the_tip_follows_a_zoom_by_keys(page: Page, tmp_path: Path) -> None:
     assert time != pytest.approx(3.5, abs=0.5)
 
 
-def test_the_address_has_what_is_seen(browser: Browser, page: Page, tmp_path: Path) -> None:
+def test_the_address_has_what_is_seen(
+    browser: Browser, page: Page, tmp_path: Path
+) -> None:
     view(page, tmp_path, program("1f1b"))
     page.get_by_label("critical path").check()
     page.locator("#microbatch").fill("2")
@@ -522,14 +563,18 @@ def test_what_is_seen_can_be_saved(page: Page, tmp_path: Path) -> None:
 
 def test_more_than_two_stand_in_a_column(page: Page, tmp_path: Path) -> None:
     view(page, tmp_path, *map(program, ("gpipe", "1f1b", "zb_h1", "zb_v")))
-    tops = page.evaluate("timelines.map((each) => each.over.getBoundingClientRect().top)")
+    tops = page.evaluate(
+        "timelines.map((each) => each.over.getBoundingClientRect().top)"
+    )
     assert len(tops) == 4
     assert tops == sorted(set(tops))
     assert page.evaluate("Math.min(...timelines.map((each) => each.height))") > 60
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessible(page: Page, tmp_path: Path, scheme: Literal["light", "dark"]) -> None:
+def test_accessible(
+    page: Page, tmp_path: Path, scheme: Literal["light", "dark"]
+) -> None:
     page.emulate_media(color_scheme=scheme)
     view(page, tmp_path, program("1f1b"), program("zb_h1"))
     hover(page, 5, 0)
@@ -573,7 +618,9 @@ def test_contact_sheet(page: Page, tmp_path: Path) -> None:
             shot = f"{name}-{len(rows)}-{scheme}.png"
             page.screenshot(path=folder / shot)
             rows.append(f'<img src="{shot}" width="48%" alt="{title}, {scheme}">')
-    (folder / "index.html").write_text("<!doctype html><title>Pages</title>" + "\n".join(rows))
+    (folder / "index.html").write_text(
+        "<!doctype html><title>Pages</title>" + "\n".join(rows)
+    )
     print(f"to be looked at: {folder / 'index.html'}")
 
 
@@ -608,7 +655,9 @@ def test_sliders_that_were_not_moved_follow_the_others(
     page.close()
 
 
-def test_a_served_page_is_drawn_again(browser: Browser, served: tuple[Path, str]) -> None:
+def test_a_served_page_is_drawn_again(
+    browser: Browser, served: tuple[Path, str]
+) -> None:
     """When a slider is moved, and when the program is saved: right, wrong, and right again."""
     path, address = served
     page = browser.new_page()
@@ -624,7 +673,9 @@ def test_a_served_page_is_drawn_again(browser: Browser, served: tuple[Path, str]
     assert "the last program that was proved" in page.get_by_role("alert").inner_text()
     assert page.evaluate("timelines[0].schedule.ranks") == 6
     path.write_text(text.replace("one_f_one_b", "mine", 1))
-    page.get_by_text("mine (ranks = 6, microbatches = 12)").first.wait_for(timeout=30 * SECOND)
+    page.get_by_text("mine (ranks = 6, microbatches = 12)").first.wait_for(
+        timeout=30 * SECOND
+    )
     assert not page.get_by_role("alert").is_visible()
     page.close()
 
@@ -646,7 +697,9 @@ def perfetto(tmp_path: Path) -> Iterator[str]:
         str(port),
         str(trace),
     ]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         for _ in range(100):
             with socket() as knock:
@@ -666,7 +719,9 @@ def test_perfetto_reads_the_trace(browser: Browser, perfetto: str) -> None:
     page = browser.new_page()
     page.route(
         "**/*",
-        lambda route: route.continue_() if "//127.0.0.1" in route.request.url else route.abort(),
+        lambda route: (
+            route.continue_() if "//127.0.0.1" in route.request.url else route.abort()
+        ),
     )
     page.goto(perfetto)
     page.get_by_text("rank 3 (stages 3, 4)").wait_for(timeout=60 * SECOND)

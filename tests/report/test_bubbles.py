@@ -38,7 +38,9 @@ from tests.support.sizes import examples
 from tests.support.strategies import schedules
 
 
-def explained(schedule: Schedule, costs: Costs) -> tuple[Execution, IdleTime, list[Segment]]:
+def explained(
+    schedule: Schedule, costs: Costs
+) -> tuple[Execution, IdleTime, list[Segment]]:
     execution = simulate(schedule, costs)
     found = waits(schedule, execution.timeline, costs)
     return execution, bubbles(found, costs), critical_path(found)
@@ -56,12 +58,20 @@ def check(schedule: Schedule, costs: Costs) -> None:
         # Ops and idle time side by side: each begins where the one before ends, from 0 to the
         # makespan.
         ends = [0.0, *(end for _, end in covered)]
-        assert [start for start, _ in covered] + [makespan] == pytest.approx(ends, abs=1e-6)
+        assert [start for start, _ in covered] + [makespan] == pytest.approx(
+            ends, abs=1e-6
+        )
     # Of ops that overlap, all run until the last one ends.
-    steps = [step for each in waits(schedule, execution.timeline, Costs()).ranks for step in each]
+    steps = [
+        step
+        for each in waits(schedule, execution.timeline, Costs()).ranks
+        for step in each
+    ]
     for each in idle:
         assert is_true(schedule, execution, steps, each), each
-    communication = sum(each.length for each in idle if each.cause in ("transfer", "transport"))
+    communication = sum(
+        each.length for each in idle if each.cause in ("transfer", "transport")
+    )
     assert exposed(waits(schedule, execution.timeline, costs)) == pytest.approx(
         communication, abs=1e-6 * makespan
     )
@@ -71,14 +81,18 @@ def check(schedule: Schedule, costs: Costs) -> None:
     )
 
 
-def is_true(schedule: Schedule, execution: Execution, steps: list[Step], idle: Idle) -> bool:
+def is_true(
+    schedule: Schedule, execution: Execution, steps: list[Step], idle: Idle
+) -> bool:
     """Whether a cause's definition holds of some idle time, as far as it can be seen from outside."""
     middle = (idle.start + idle.end) / 2
     ranks = execution.timeline.ranks
     before = [bar for bar in ranks[idle.rank] if bar.end <= middle]
     after = [bar for bar in ranks[idle.rank] if bar.start >= middle]
     running = [step for step in steps if step.start <= middle <= step.end]
-    runs = {schedule.ranks[step.rank].stage[row] for step in running for row in step.rows}
+    runs = {
+        schedule.ranks[step.rank].stage[row] for step in running for row in step.rows
+    }
     has_forward = any(bar.kind == Kind.F for bar in after)
     has_backward = any(bar.kind in (Kind.B, Kind.I) for bar in before)
     match idle.cause:
@@ -95,7 +109,9 @@ def is_true(schedule: Schedule, execution: Execution, steps: list[Step], idle: I
             return any(bar.end - bar.start <= gap + 1e-6 for bar in after[1:])
         case "transfer":
             sender, receiver = idle.subject
-            return sender != receiver and any(bar.end <= middle for bar in ranks[sender])
+            return sender != receiver and any(
+                bar.end <= middle for bar in ranks[sender]
+            )
     return idle.cause in CAUSES
 
 
@@ -119,11 +135,20 @@ def test_programs(path: Path) -> None:
     plan = compile(read_source(path))
     for costs in COSTS:
         check(plan, costs)
-    check(plan, Costs(forward_times=tuple(1 + stage % 3 for stage in range(len(plan.placement)))))
+    check(
+        plan,
+        Costs(
+            forward_times=tuple(1 + stage % 3 for stage in range(len(plan.placement)))
+        ),
+    )
 
 
-@pytest.mark.parametrize("transport", ["blocking", "nccl", "nccl-eager", "nccl-edge", "buffered:1"])
-@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "dualpipe", "pipe_offload"])
+@pytest.mark.parametrize(
+    "transport", ["blocking", "nccl", "nccl-eager", "nccl-edge", "buffered:1"]
+)
+@pytest.mark.parametrize(
+    "name", ["1f1b", "interleaved_1f1b", "dualpipe", "pipe_offload"]
+)
 def test_programs_on_transports(name: str, transport: str) -> None:
     for costs in COSTS:
         check(compile(name, transport=transport), costs)
@@ -131,10 +156,16 @@ def test_programs_on_transports(name: str, transport: str) -> None:
 
 @st.composite
 def costs(draw: st.DrawFn, stages: int) -> Costs:
-    times = st.lists(st.sampled_from([0.0, 0.1, 1.0, 2.7]), min_size=stages, max_size=stages)
+    times = st.lists(
+        st.sampled_from([0.0, 0.1, 1.0, 2.7]), min_size=stages, max_size=stages
+    )
     p2p = draw(st.sampled_from([0.0, 0.1, 3.0]))
     return Costs(
-        tuple(draw(times)), tuple(draw(times)), tuple(draw(times)), tuple(draw(times)), p2p_time=p2p
+        tuple(draw(times)),
+        tuple(draw(times)),
+        tuple(draw(times)),
+        tuple(draw(times)),
+        p2p_time=p2p,
     )
 
 
@@ -156,7 +187,9 @@ def check_alternatives(schedule: Schedule, given: Costs) -> None:
         if each.cause in ("order", "memory"):
             bars = execution.timeline.ranks[each.rank]
             index = sum(bar.start < (each.start + each.end) / 2 for bar in bars)
-            peaks = list(peaks_with_earlier_ops(schedule, given, each.rank, index, bars))
+            peaks = list(
+                peaks_with_earlier_ops(schedule, given, each.rank, index, bars)
+            )
             raised = [peak > execution.peak_activations[each.rank] for peak in peaks]
             assert raised
             # By `order`, some op could have run there within the peak; by `memory`, some op only
@@ -184,11 +217,17 @@ def peaks_with_earlier_ops(
             yield execution.peak_activations[rank]
 
 
-def idle_by_cause(text: str, given: Costs = UNIT) -> dict[tuple[str, tuple[int, ...]], float]:
-    _, idle, _ = explained(compile(Source("s.sched", f"schedule s {{ {text} }}")), given)
+def idle_by_cause(
+    text: str, given: Costs = UNIT
+) -> dict[tuple[str, tuple[int, ...]], float]:
+    _, idle, _ = explained(
+        compile(Source("s.sched", f"schedule s {{ {text} }}")), given
+    )
     found: dict[tuple[str, tuple[int, ...]], float] = {}
     for each in idle:
-        found[each.cause, each.subject] = found.get((each.cause, each.subject), 0.0) + each.length
+        found[each.cause, each.subject] = (
+            found.get((each.cause, each.subject), 0.0) + each.length
+        )
     return found
 
 
@@ -263,7 +302,8 @@ def test_each_cause() -> None:
     assert sent["transfer", (1, 0)] == 0.25
     # Rank 0 waits for a forward of 5 on stage 1, on average it is 3: 2 of them are beyond.
     uneven = idle_by_cause(
-        "param ranks = 2 param microbatches = 1 rank r { F(0) B(0) }", Costs(forward_times=(1, 5))
+        "param ranks = 2 param microbatches = 1 rank r { F(0) B(0) }",
+        Costs(forward_times=(1, 5)),
     )
     assert uneven == {("fill", ()): 1, ("drain", ()): 3 + 2 + 2, ("imbalance", (1,)): 2}
     copied = "param ranks = 1 param microbatches = 1 cost reload = 9 rank r { F(0) offload(0) reload(0) B(0) }"
@@ -274,7 +314,10 @@ def test_one_f_one_b_waits_for_memory_in_its_warm_up() -> None:
     plan = compile("1f1b")
     _, idle, path = explained(plan, Costs())
     by_rank = [
-        [sum(e.length for e in idle if (e.rank, e.cause) == (rank, cause)) for rank in range(4)]
+        [
+            sum(e.length for e in idle if (e.rank, e.cause) == (rank, cause))
+            for rank in range(4)
+        ]
         for cause in ("fill", "memory", "drain")
     ]
     assert by_rank == [[0, 1, 2, 3], [6, 4, 2, 0], [3, 4, 5, 6]]
@@ -296,7 +339,9 @@ def test_a_faster_op_is_simulated() -> None:
     assert "overlap" in {each.field for each in overlapping.faster}
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(ROOT)
     program = "programs/1f1b.sched"
     assert main(["explain-bubble", program, "--p2p-time", "0.1", "--json"]) == 0
@@ -304,17 +349,23 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     # Four ranks for a makespan of 34.6, of which each works 8 * (1 + 2) = 24.
     assert found["idle"] == pytest.approx(4 * 34.6 - 96)
     assert sum(each["time"] for each in found["causes"]) == pytest.approx(found["idle"])
-    assert sum(each["end"] - each["start"] for each in found["intervals"]) == pytest.approx(
-        found["idle"]
-    )
+    assert sum(
+        each["end"] - each["start"] for each in found["intervals"]
+    ) == pytest.approx(found["idle"])
     for cause in found["causes"]:
         assert cause["time"] == pytest.approx(sum(cause["per_rank"]))
-    assert found["critical_path"][0]["at"] == {"rank": 0, "actions": "0F0", "line": f"{program}:8"}
+    assert found["critical_path"][0]["at"] == {
+        "rank": 0,
+        "actions": "0F0",
+        "line": f"{program}:8",
+    }
     assert {each["at"]["line"] for each in found["critical_path"]} <= {
         f"{program}:{line}" for line in (8, 9, 10)
     }
     transfer = next(
-        each for each in found["intervals"] if (each["rank"], each["cause"]) == (1, "transfer")
+        each
+        for each in found["intervals"]
+        if (each["rank"], each["cause"]) == (1, "transfer")
     )
     # Rank 1 waits first for what rank 0 sends.
     assert (transfer["about"], transfer["behind"]["actions"]) == ([0, 1], "0F0")
@@ -333,7 +384,9 @@ def test_nothing_takes_time(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb_v"])
-def test_what_is_exposed_takes_linear_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_exposed_takes_linear_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also in the number of ranks, though the waits of most ranks go on through the waits of
     others.
     """

@@ -19,7 +19,9 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def compared(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+def compared(
+    capsys: pytest.CaptureFixture[str], *arguments: str
+) -> list[dict[str, Any]]:
     return json.loads(output(capsys, "compare", *arguments, "--json"))
 
 
@@ -36,9 +38,16 @@ def test_figures_are_those_of_simulate(capsys: pytest.CaptureFixture[str]) -> No
     )
 
 
-def test_a_program_takes_the_parameters_that_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_takes_the_parameters_that_it_has(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = compared(
-        capsys, *files("1f1b", "interleaved_1f1b"), "-p", "chunks=3", "-p", "microbatches=12"
+        capsys,
+        *files("1f1b", "interleaved_1f1b"),
+        "-p",
+        "chunks=3",
+        "-p",
+        "microbatches=12",
     )
     assert [each["figures"]["params"].get("chunks") for each in found] == [None, 3]
     assert {each["figures"]["microbatches"] for each in found} == {12}
@@ -54,15 +63,22 @@ def test_who_refuses_the_size_says_why(capsys: pytest.CaptureFixture[str]) -> No
     assert compared(capsys, *given)[0] == {"file": given[0], "refusal": reason}
     assert compared(capsys, *given, "--sort", "makespan")[-1]["file"] == given[0]
     assert f"\n\nrefused: {given[0]}: {reason}\n" in output(capsys, "compare", *given)
-    assert output(capsys, "compare", given[0], *given[2:]) == f"refused: {given[0]}: {reason}\n"
+    assert (
+        output(capsys, "compare", given[0], *given[2:])
+        == f"refused: {given[0]}: {reason}\n"
+    )
 
 
 def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = str(tmp_path / "plan.json")
     assert main(["compile", *files("pipedream_2bw"), "-o", plan]) == 0
     capsys.readouterr()
-    (tmp_path / "costs.yaml").write_text("activation_bytes: 1.0e6\nweights_bytes: 5.0e5\n")
-    text = output(capsys, "compare", *files("1f1b"), plan, "--costs", str(tmp_path / "costs.yaml"))
+    (tmp_path / "costs.yaml").write_text(
+        "activation_bytes: 1.0e6\nweights_bytes: 5.0e5\n"
+    )
+    text = output(
+        capsys, "compare", *files("1f1b"), plan, "--costs", str(tmp_path / "costs.yaml")
+    )
     head, first, second, empty, *meanings = text.splitlines()
     assert len(head) == len(first) == len(second)
     columns = [
@@ -102,11 +118,14 @@ def test_what_is_wrong_is_an_error_of_the_whole(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = tmp_path / "bad.sched"
-    bad.write_text("schedule bad { param ranks = 1 param microbatches = 1 rank r { B(0) F(0) } }")
+    bad.write_text(
+        "schedule bad { param ranks = 1 param microbatches = 1 rank r { B(0) F(0) } }"
+    )
     assert main(["compare", *files("1f1b"), str(bad)]) == 1
     assert "error[order]" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["compare", *files("1f1b", "zb_v"), "--forward-times", "1", "1", "1", "2"])
     assert (
-        "zb_v.sched`: 4 durations of `F` are given, there are 8 stages" in capsys.readouterr().err
+        "zb_v.sched`: 4 durations of `F` are given, there are 8 stages"
+        in capsys.readouterr().err
     )

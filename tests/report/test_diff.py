@@ -17,7 +17,12 @@ from schedlang.cli.main import main
 from schedlang.diagnostics.style import PLAIN
 from schedlang.lowering import lower
 from schedlang.report.alignment import Change, align
-from schedlang.report.difference.difference import Difference, differ, rank_differences, side_of
+from schedlang.report.difference.difference import (
+    Difference,
+    differ,
+    rank_differences,
+    side_of,
+)
 from schedlang.report.difference.document import difference_json
 from schedlang.report.difference.text import difference_text
 from schedlang.schedule.costs import UNIT
@@ -42,13 +47,31 @@ PAIRS = {
         "-b",
         "microbatches=6",
     ],
-    "ranks": ["1f1b", "interleaved_1f1b", "--compute", "-b", "ranks=2", "-p", "microbatches=4"],
-    "costs": ["gpipe", "1f1b", "--compute", "-p", "microbatches=32", "--p2p-time", "0.2"],
+    "ranks": [
+        "1f1b",
+        "interleaved_1f1b",
+        "--compute",
+        "-b",
+        "ranks=2",
+        "-p",
+        "microbatches=4",
+    ],
+    "costs": [
+        "gpipe",
+        "1f1b",
+        "--compute",
+        "-p",
+        "microbatches=32",
+        "--p2p-time",
+        "0.2",
+    ],
 }
 
 
 @pytest.fixture
-def diff(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+def diff(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
     """Run the command where the programs are; its exit code and its output."""
     monkeypatch.chdir(ROOT)
 
@@ -73,13 +96,16 @@ def test_text_and_document(
     document = json.loads(text)
     lines = [json.dumps(run) for rank in document["ranks"] for run in rank.pop("runs")]
     golden(
-        "\n".join([json.dumps(document, indent=1), *lines, ""]), GOLDEN / "diff" / f"{name}.json"
+        "\n".join([json.dumps(document, indent=1), *lines, ""]),
+        GOLDEN / "diff" / f"{name}.json",
     )
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
-def test_a_schedule_does_not_differ_from_itself(path: Path, diff: Callable[..., Any]) -> None:
+def test_a_schedule_does_not_differ_from_itself(
+    path: Path, diff: Callable[..., Any]
+) -> None:
     code, text = diff(path.stem, path.stem)
     assert code == 0
     assert text.endswith("\n\nequal: all ranks do the same, in the same order\n")
@@ -88,7 +114,9 @@ def test_a_schedule_does_not_differ_from_itself(path: Path, diff: Callable[..., 
     document = json.loads(text)
     assert document["equal"]
     assert document["a"] == document["b"]
-    assert {run["change"] for rank in document["ranks"] for run in rank["runs"]} == {"equal"}
+    assert {run["change"] for rank in document["ranks"] for run in rank["runs"]} == {
+        "equal"
+    }
     assert {len(rank["runs"]) for rank in document["ranks"]} == {1}
 
 
@@ -100,23 +128,33 @@ def test_a_plan_and_a_table_of_a_program_are_equal_to_it(
     assert main(["compile", "programs/interleaved_1f1b.sched", "-o", plan]) == 0
     assert main(["export", plan, "--to", "torch-csv", "-o", table]) == 0
     capsys.readouterr()
-    for pair in (("interleaved_1f1b", plan), (plan, table), (table, "interleaved_1f1b")):
+    for pair in (
+        ("interleaved_1f1b", plan),
+        (plan, table),
+        (table, "interleaved_1f1b"),
+    ):
         assert diff(*pair)[0] == 0
     assert diff(table, "interleaved_1f1b", "-p", "microbatches=4")[0] == 1
 
 
-def test_what_makes_two_schedules_differ_apart_from_their_order(diff: Callable[..., Any]) -> None:
+def test_what_makes_two_schedules_differ_apart_from_their_order(
+    diff: Callable[..., Any],
+) -> None:
     """The same actions on another transport, and at other costs that the program has."""
     plan = compile("1f1b")
     for changes, name in (
         ({"transport": "gloo"}, "transport"),
         ({"costs": evolve(UNIT, update_times=(1.0,))}, "costs"),
     ):
-        found = differ(side_of("a", plan, UNIT), side_of("b", evolve(plan, **changes), UNIT))
+        found = differ(
+            side_of("a", plan, UNIT), side_of("b", evolve(plan, **changes), UNIT)
+        )
         assert not found.is_equal
         assert [setting.name for setting in found.settings] == [name]
         assert all(rank.is_equal for rank in found.ranks)
-    found = differ(*(side_of("", compile(name), UNIT) for name in ("pipedream_2bw", "unet_1f1b")))
+    found = differ(
+        *(side_of("", compile(name), UNIT) for name in ("pipedream_2bw", "unet_1f1b"))
+    )
     assert {"weights", "skips"} <= {setting.name for setting in found.settings}
 
 
@@ -132,7 +170,14 @@ def test_exit_codes(
     assert "error[order]" in capsys.readouterr().err
     usage = {
         ("1f1b", "gpipe", "-p", "chunks=2"): "no program has a parameter `chunks`",
-        ("1f1b", "gpipe", "-p", "ranks=2", "-b", "ranks=3"): "`ranks` has a -p and a -b",
+        (
+            "1f1b",
+            "gpipe",
+            "-p",
+            "ranks=2",
+            "-b",
+            "ranks=3",
+        ): "`ranks` has a -p and a -b",
         ("-", "-"): "`-` stands twice",
         ("1f1b",): "required: B",
     }
@@ -160,7 +205,9 @@ orders = st.lists(st.integers(0, 12), unique=True)
 def test_as_few_as_can_be_have_moved(before: list[int], after: list[int]) -> None:
     """Every place is in one run, and what is equal is as long as any common subsequence."""
     runs = align(before, after)
-    assert sorted(place for run in runs for place in run.before) == list(range(len(before)))
+    assert sorted(place for run in runs for place in run.before) == list(
+        range(len(before))
+    )
     assert [place for run in runs for place in run.after] == list(range(len(after)))
     for run in runs:
         there = [before[place] for place in run.before]
@@ -170,7 +217,12 @@ def test_as_few_as_can_be_have_moved(before: list[int], after: list[int]) -> Non
             assert not set(there) & set(after)
         if run.change is Change.ADDED:
             assert not set(here) & set(before)
-    equal = [before[place] for run in runs if run.change is Change.EQUAL for place in run.before]
+    equal = [
+        before[place]
+        for run in runs
+        if run.change is Change.EQUAL
+        for place in run.before
+    ]
     assert len(equal) == longest_common(tuple(before), tuple(after))
     assert equal == [thing for thing in after if thing in equal]
 
@@ -199,7 +251,11 @@ def test_a_hundred_thousand_actions_are_aligned_in_a_moment(step: int) -> None:
 
 def words(schedule: Schedule, rank: int) -> list[str]:
     """What a rank does, as `schedc show` prints it."""
-    return schedule.names.text(schedule.ranks[rank]).split() if rank < len(schedule.ranks) else []
+    return (
+        schedule.names.text(schedule.ranks[rank]).split()
+        if rank < len(schedule.ranks)
+        else []
+    )
 
 
 def members(word: str) -> list[str]:
@@ -227,7 +283,9 @@ def applied(before: list[str], rank: dict[str, Any]) -> list[str]:
     place = 0
     while place < len(after):
         word = batch_of.get(after[place], after[place])
-        assert members(word) == [after[each] for each in range(place, place + len(members(word)))]
+        assert members(word) == [
+            after[each] for each in range(place, place + len(members(word)))
+        ]
         found.append(word)
         place += len(members(word))
     return found
@@ -267,7 +325,9 @@ def compiled(name: str) -> Plan:
 
 @examples(40)
 @given(st.sampled_from(GALLERY), st.sampled_from(GALLERY))
-def test_a_difference_applied_to_one_program_gives_the_other(first: Path, second: Path) -> None:
+def test_a_difference_applied_to_one_program_gives_the_other(
+    first: Path, second: Path
+) -> None:
     check_difference(compiled(first.stem), compiled(second.stem))
 
 

@@ -42,7 +42,9 @@ def test_page(
     golden(meaning + wrong + right, PAGES / f"{code}.md")
 
 
-def executed(section: str, name: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, list[int]]:
+def executed(
+    section: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> tuple[str, list[int]]:
     """A section with what its commands print, on files with what its other blocks hold; and their
     exit codes.
     """
@@ -75,9 +77,13 @@ def test_explain_prints_pages_or_lists_all(capsys: pytest.CaptureFixture[str]) -
     assert "order                An op stands before something that it needs" in lines
 
 
-def test_the_last_line_names_the_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_line_names_the_pages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bad = tmp_path / "bad.sched"
-    bad.write_text("schedule bad { param ranks = 1 param microbatches = 1 rank r { B(0) F(0) } }")
+    bad.write_text(
+        "schedule bad { param ranks = 1 param microbatches = 1 rank r { B(0) F(0) } }"
+    )
     assert main(["compile", str(bad)]) == 1
     assert capsys.readouterr().err.endswith(" |\n\nsee: schedc explain order\n")
     bad.write_text("schedule bad { param ranks = 1 rank r { F(m) F(k) } }")
@@ -89,10 +95,14 @@ def test_the_last_line_names_the_pages(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_every_code_has_a_page_and_every_page_a_code() -> None:
     trees = {path: ast.parse(path.read_text()) for path in SOURCES}
-    takers = {name: place for tree in trees.values() for name, place in takers_of_codes(tree)}
+    takers = {
+        name: place for tree in trees.values() for name, place in takers_of_codes(tree)
+    }
     assert {"Diagnostic", "Finding", "Fault", "report"} <= takers.keys()
     found = {
-        code for path, tree in trees.items() for code in written_codes(tree, takers, set(), path)
+        code
+        for path, tree in trees.items()
+        for code in written_codes(tree, takers, set(), path)
     }
     assert sorted(found) == codes()
 
@@ -101,7 +111,9 @@ def takers_of_codes(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """What has a parameter or a field `code`: its name, and which argument that is."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
-            fields = [each.target.id for each in node.body if isinstance(each, ast.AnnAssign)]
+            fields = [
+                each.target.id for each in node.body if isinstance(each, ast.AnnAssign)
+            ]
             for each in node.body:
                 if isinstance(each, ast.FunctionDef) and each.name == "__init__":
                     fields = parameters(each)
@@ -139,7 +151,9 @@ def written_codes(
             if name == "code":
                 yield from literals(default, known, path)
     if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "code":
-        assert node.value is None, f"{path}:{node.lineno}: every diagnostic says its code"
+        assert node.value is None, (
+            f"{path}:{node.lineno}: every diagnostic says its code"
+        )
     if isinstance(node, ast.Call):
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
         yield from (
@@ -167,4 +181,6 @@ def literals(node: ast.expr, known: set[str], path: Path) -> Iterator[str]:
         handed_on = isinstance(node, ast.Attribute) and node.attr == "code"
         assert handed_on or (
             isinstance(node, ast.Name) and node.id == "code" and "code" in known
-        ), f"{path}:{node.lineno}: write the code out as a word, so that it is seen to have a page"
+        ), (
+            f"{path}:{node.lineno}: write the code out as a word, so that it is seen to have a page"
+        )

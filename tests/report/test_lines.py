@@ -26,7 +26,9 @@ def test_the_lines_together_are_the_whole(path: Path) -> None:
     idle = timeline.makespan * len(plan.ranks) - sum(timeline.busy)
     assert costs.idle == pytest.approx(idle)
     # What comes behind the last op of a rank is before no op.
-    behind = sum(timeline.makespan - max(bar.end for bar in rank) for rank in timeline.ranks)
+    behind = sum(
+        timeline.makespan - max(bar.end for bar in rank) for rank in timeline.ranks
+    )
     assert cost.idle == pytest.approx(idle - behind)
 
 
@@ -42,7 +44,9 @@ def test_each_line_has_its_own() -> None:
     plan = compile(Source("s.sched", text))
     costs = line_costs(plan, simulate(plan))
     first, second = (text.index(op) for op in ("F(next)", "B(next)"))
-    forward, backward = (costs.places[Span(place, place + 7)] for place in (first, second))
+    forward, backward = (
+        costs.places[Span(place, place + 7)] for place in (first, second)
+    )
     # 0F0 1F0 1F1 1F2 1B0 1B1 1B2 0B2 is the critical path: four forwards, four backwards of 2.
     assert (forward.runs, backward.runs) == (4, 8)
     # Rank 1 waits 1 for its first forward, rank 0 waits 3 for its first backward.

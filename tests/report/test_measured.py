@@ -25,7 +25,14 @@ from tests.support.programs import plan_of
 
 RECORDED = CASES / "run.json"
 #: The program of the recorded run.
-GIVEN = [str(PROGRAMS / "1f1b.sched"), str(RECORDED), "-p", "ranks=2", "-p", "microbatches=2"]
+GIVEN = [
+    str(PROGRAMS / "1f1b.sched"),
+    str(RECORDED),
+    "-p",
+    "ranks=2",
+    "-p",
+    "microbatches=2",
+]
 
 
 def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -44,13 +51,19 @@ def recorded_as(path: Path, plan: Plan, *steps: Costs) -> Path:
                 times = {"ts": begin + bar.start, "dur": bar.end - bar.start}
                 events.append({"name": str(bar), "ph": "X", "pid": rank, **times})
         begin += timeline.makespan + 50
-    path.write_text(json.dumps({"traceEvents": events, "otherData": {"plan": plan.to_json()}}))
+    path.write_text(
+        json.dumps({"traceEvents": events, "otherData": {"plan": plan.to_json()}})
+    )
     return path
 
 
 def test_the_recorded_run() -> None:
     run = read_run(RECORDED)
-    events = [each for each in json.loads(RECORDED.read_text())["traceEvents"] if each["ph"] == "X"]
+    events = [
+        each
+        for each in json.loads(RECORDED.read_text())["traceEvents"]
+        if each["ph"] == "X"
+    ]
     assert len(run.actions) == len(events)
     assert len(run.steps) == 3
     for step in run.steps:
@@ -73,11 +86,18 @@ def in_order(*actions: tuple[int, Bar]) -> list[tuple[int, Bar]]:
 
 
 def test_an_op_lasts_until_its_sends_have_begun() -> None:
-    ops = (0, Bar(Kind.F, 0, 0, 0, 5)), (0, Bar(Kind.F, 0, 1, 9, 14)), (1, Bar(Kind.F, 1, 0, 8, 20))
+    ops = (
+        (0, Bar(Kind.F, 0, 0, 0, 5)),
+        (0, Bar(Kind.F, 0, 1, 9, 14)),
+        (1, Bar(Kind.F, 1, 0, 8, 20)),
+    )
     sends = (0, Bar(Kind.SEND_F, 0, 0, 6, 8)), (0, Bar(Kind.SEND_F, 0, 1, 18, 19))
     receive = 0, Bar(Kind.RECV_B, 0, 0, 15, 17)
     # The second send is behind a wait.
-    assert measured_costs(in_order(*ops, *sends, receive)).forward_times == (fmean([8, 5]), 12)
+    assert measured_costs(in_order(*ops, *sends, receive)).forward_times == (
+        fmean([8, 5]),
+        12,
+    )
     assert measured_costs(in_order(*ops, *sends)).forward_times == (fmean([8, 10]), 12)
     assert measured_costs(in_order(*ops)).forward_times == (5, 12)
 
@@ -87,7 +107,9 @@ def test_a_transfer_is_timed_where_its_receiver_waits() -> None:
     first = (0, Bar(Kind.SEND_F, 0, 0, 10, 11)), (1, Bar(Kind.RECV_F, 1, 0, 4, 14))
     late = (0, Bar(Kind.SEND_F, 0, 1, 20, 21)), (1, Bar(Kind.RECV_F, 1, 1, 28, 29))
     back = (1, Bar(Kind.SEND_B, 1, 0, 30, 31)), (0, Bar(Kind.RECV_B, 0, 0, 29, 36))
-    assert measured_costs(in_order(*ops, *first, *late, *back)).p2p_time == fmean([3, 5])
+    assert measured_costs(in_order(*ops, *first, *late, *back)).p2p_time == fmean(
+        [3, 5]
+    )
     assert measured_costs(in_order(*ops, *late)).p2p_time is None
     # The same transfer in two steps, the second time there before the send is through.
     again = (0, Bar(Kind.SEND_F, 0, 0, 52, 59)), (1, Bar(Kind.RECV_F, 1, 0, 50, 58))
@@ -97,13 +119,16 @@ def test_a_transfer_is_timed_where_its_receiver_waits() -> None:
     assert measured_costs(in_order(*ops, *first, *skip)).p2p_time == fmean([3, 6])
 
 
-def compared(tmp_path: Path, plan: Plan, *steps: Costs, given: Costs | None = None) -> Comparison:
+def compared(
+    tmp_path: Path, plan: Plan, *steps: Costs, given: Costs | None = None
+) -> Comparison:
     run = read_run(recorded_as(tmp_path / "run.json", plan, *steps))
     return compare(plan, run) if given is None else compare(plan, run, given)
 
 
 @pytest.mark.parametrize(
-    "name", ["1f1b", "interleaved_1f1b", "zb_h1", "dualpipe", "chimera", "1f1b_recompute"]
+    "name",
+    ["1f1b", "interleaved_1f1b", "zb_h1", "dualpipe", "chimera", "1f1b_recompute"],
 )
 def test_a_run_that_goes_as_simulated_is_predicted(tmp_path: Path, name: str) -> None:
     plan = plan_of(name)
@@ -119,10 +144,14 @@ def test_a_run_that_goes_as_simulated_is_predicted(tmp_path: Path, name: str) ->
     assert found.predicted.busy == pytest.approx(found.measured.busy)
     assert found.predicted.idle == pytest.approx(found.measured.idle)
     assert found.stragglers == ()
-    assert [each.ratio for each in found.durations] == pytest.approx([1] * len(found.durations))
+    assert [each.ratio for each in found.durations] == pytest.approx(
+        [1] * len(found.durations)
+    )
 
 
-def test_a_program_in_a_unit_of_its_own_is_predicted_by_what_was_measured(tmp_path: Path) -> None:
+def test_a_program_in_a_unit_of_its_own_is_predicted_by_what_was_measured(
+    tmp_path: Path,
+) -> None:
     program = tmp_path / "own.sched"
     text = (
         (PROGRAMS / "gpipe.sched")
@@ -145,28 +174,42 @@ def test_given_costs_predict_in_place_of_those_of_the_run(tmp_path: Path) -> Non
         given=Costs(forward_times=(50,)),
     )
     assert found.measured.makespan == pytest.approx(900)
-    assert (found.predicted.makespan, found.error) == (pytest.approx(750), pytest.approx(-1 / 6))
+    assert (found.predicted.makespan, found.error) == (
+        pytest.approx(750),
+        pytest.approx(-1 / 6),
+    )
 
 
 def test_the_median_step(tmp_path: Path) -> None:
     plan = plan_of("1f1b", ranks=2, microbatches=2)
     steps = [
-        Costs(forward_times=(each,), backward_times=(2 * each,)) for each in (5.0, 1.0, 2.0, 4.0)
+        Costs(forward_times=(each,), backward_times=(2 * each,))
+        for each in (5.0, 1.0, 2.0, 4.0)
     ]
     found = compared(tmp_path, plan, *steps)
     assert [step.makespan for step in found.run.steps] == pytest.approx([45, 9, 18, 36])
-    assert (found.step, found.measured.makespan) == (pytest.approx(27), pytest.approx(18))
+    assert (found.step, found.measured.makespan) == (
+        pytest.approx(27),
+        pytest.approx(18),
+    )
 
 
-def test_stragglers_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stragglers_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = plan_of("interleaved_1f1b", ranks=4, chunks=2)
     slow = [1.0] * 8
     slow[2] = slow[6] = 1.5
-    costs = Costs(forward_times=tuple(slow), backward_times=tuple(2 * each for each in slow))
+    costs = Costs(
+        forward_times=tuple(slow), backward_times=tuple(2 * each for each in slow)
+    )
     # Rank 1 is now and then slower.
     late = [2.0 if stage == 1 else each for stage, each in enumerate(slow)]
     found = compared(
-        tmp_path, plan, costs, Costs(forward_times=tuple(late), backward_times=costs.backward_times)
+        tmp_path,
+        plan,
+        costs,
+        Costs(forward_times=tuple(late), backward_times=costs.backward_times),
     )
     worst, other = found.stragglers
     assert (worst.rank, worst.stages, worst.ratio) == (2, (2, 6), pytest.approx(1.5))
@@ -178,7 +221,14 @@ def test_stragglers_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     }
     program = PROGRAMS / "interleaved_1f1b.sched"
     text = output(
-        capsys, "compare", program, tmp_path / "run.json", "-p", "ranks=4", "-p", "chunks=2"
+        capsys,
+        "compare",
+        program,
+        tmp_path / "run.json",
+        "-p",
+        "ranks=4",
+        "-p",
+        "chunks=2",
     )
     assert (
         "\nslow: stages 2, 6 on rank 2: the ops of a microbatch take up to 1.50x as long as on other stages\n"
@@ -205,24 +255,42 @@ def test_costs_are_written_for_the_next_simulation(
     found: dict[str, Any] = {}
     for name in ("costs.json", "costs.yaml"):
         found = json.loads(
-            output(capsys, "compare", *GIVEN, "--json", "--write-costs", tmp_path / name)
+            output(
+                capsys, "compare", *GIVEN, "--json", "--write-costs", tmp_path / name
+            )
         )
         assert read_costs(tmp_path / name) == read_run(RECORDED).costs
     again = json.loads(
         output(
-            capsys, "simulate", GIVEN[0], *GIVEN[2:], "--costs", tmp_path / "costs.yaml", "--json"
+            capsys,
+            "simulate",
+            GIVEN[0],
+            *GIVEN[2:],
+            "--costs",
+            tmp_path / "costs.yaml",
+            "--json",
         )
     )
     assert again["makespan"] == found["predicted"]["makespan"]
     assert again["busy"] == found["predicted"]["busy"]
     assert found["costs"] == read_run(RECORDED).costs.to_json()
-    assert found["error"] == found["predicted"]["makespan"] / found["measured"]["makespan"] - 1
+    assert (
+        found["error"]
+        == found["predicted"]["makespan"] / found["measured"]["makespan"] - 1
+    )
     assert found["measured"]["makespan"] == median(found["steps"])
-    assert main(["compare", *GIVEN, "--write-costs", str(tmp_path / "none" / "costs.json")]) == 2
+    assert (
+        main(
+            ["compare", *GIVEN, "--write-costs", str(tmp_path / "none" / "costs.json")]
+        )
+        == 2
+    )
     assert "error[unwritable]" in capsys.readouterr().err
 
 
-def test_every_view_draws_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_view_draws_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = read_run(RECORDED)
     text = output(capsys, "view", RECORDED)
     title = "one_f_one_b (ranks = 2, microbatches = 2), measured"
@@ -230,15 +298,21 @@ def test_every_view_draws_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for ending in ("svg", "html", "json", "png"):
         output(capsys, "view", RECORDED, "-o", tmp_path / f"run.{ending}")
     assert (
-        ElementTree.parse(tmp_path / "run.svg").findtext("{http://www.w3.org/2000/svg}title")
+        ElementTree.parse(tmp_path / "run.svg").findtext(
+            "{http://www.w3.org/2000/svg}title"
+        )
         == title
     )
     assert title in (tmp_path / "run.html").read_text()
     # In a viewer of traces it takes the time that it took.
     events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
-    shown = {(each["name"], each["ts"], each["dur"]) for each in events if each["ph"] == "X"}
+    shown = {
+        (each["name"], each["ts"], each["dur"]) for each in events if each["ph"] == "X"
+    }
     assert shown == {
-        (str(bar), bar.start, bar.end - bar.start) for bars in run.median.ranks for bar in bars
+        (str(bar), bar.start, bar.end - bar.start)
+        for bars in run.median.ranks
+        for bar in bars
     }
     picture = lay_out(run.plan, run.execution())
     assert picture.memory[0][-1] == (run.median.ranks[0][-1].end, 0)
@@ -254,7 +328,10 @@ def test_every_view_draws_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["compare", str(RECORDED)], "a recorded run is compared with its program or plan"),
+        (
+            ["compare", str(RECORDED)],
+            "a recorded run is compared with its program or plan",
+        ),
         (
             ["compare", GIVEN[0], GIVEN[0], str(RECORDED)],
             "a recorded run is compared with its program or plan",
@@ -271,8 +348,14 @@ def test_every_view_draws_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
             ["compare", GIVEN[0], "--write-costs", "costs.json"],
             "--write-costs writes what a recorded run shows",
         ),
-        (["view", str(RECORDED), "-p", "ranks=2"], "is a recorded run: it is drawn as it was"),
-        (["view", str(RECORDED), "--p2p-time", "2"], "is a recorded run: it is drawn as it was"),
+        (
+            ["view", str(RECORDED), "-p", "ranks=2"],
+            "is a recorded run: it is drawn as it was",
+        ),
+        (
+            ["view", str(RECORDED), "--p2p-time", "2"],
+            "is a recorded run: it is drawn as it was",
+        ),
     ],
 )
 def test_wrong_usage(
@@ -298,7 +381,11 @@ def without(name: str) -> Callable[[dict[str, Any]], Any]:
     ("change", "code", "complaint"),
     [
         (lambda document: document.pop("otherData"), "trace", "the trace has no plan"),
-        (lambda document: document.update(traceEvents=5), "trace", "the trace has no step"),
+        (
+            lambda document: document.update(traceEvents=5),
+            "trace",
+            "the trace has no step",
+        ),
         (
             without("1B0"),
             "trace",
@@ -314,7 +401,11 @@ def without(name: str) -> Callable[[dict[str, Any]], Any]:
             "trace",
             "not a whole trace: `",
         ),
-        (lambda document: document["traceEvents"][0].update(ts="soon"), "trace", "starts at soon"),
+        (
+            lambda document: document["traceEvents"][0].update(ts="soon"),
+            "trace",
+            "starts at soon",
+        ),
         (
             lambda document: document["otherData"]["plan"].update(actions=[]),
             "plan",
@@ -338,7 +429,9 @@ def test_a_damaged_trace(
     assert complaint in error
 
 
-def test_a_trace_that_is_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_that_is_cut_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "cut.json").write_text(RECORDED.read_text()[:1000])
     assert main(["compare", GIVEN[0], str(tmp_path / "cut.json"), *GIVEN[2:]]) == 1
     assert "error[trace]" in capsys.readouterr().err

@@ -28,7 +28,13 @@ def name(case: dict[str, Any]) -> str:
     config = case["config"]
     size = [
         config.get(key)
-        for key in ("num_devices", "num_stages", "num_batches", "p2p_latency", "p2p_time")
+        for key in (
+            "num_devices",
+            "num_stages",
+            "num_batches",
+            "p2p_latency",
+            "p2p_time",
+        )
     ]
     return f"{case['tool'].split()[0]}-{case['strategy']}-{'-'.join(str(each) for each in size if each is not None)}"
 
@@ -50,7 +56,8 @@ def is_quirky(case: dict[str, Any]) -> bool:
         return splits or case["tool"].startswith("head")
     uneven = times["backward_D"] + times["backward_W"] != times["backward"]
     return (splits and uneven) or (
-        overlaps and times["overlapped_forward_backward"] != times["forward"] + times["backward"]
+        overlaps
+        and times["overlapped_forward_backward"] != times["forward"] + times["backward"]
     )
 
 
@@ -64,17 +71,21 @@ def check(case: dict[str, Any], plan: Plan, timeline: Timeline, rate: float) -> 
             batches = list(actions.compute().batches())
             assert len(batches) == len(orders[str(rank)].split())
             if "order" in case:
-                words = ["+".join(map(actions.compute().word, batch)) for batch in batches]
+                words = [
+                    "+".join(map(actions.compute().word, batch)) for batch in batches
+                ]
                 assert words == [word.strip("()") for word in orders[str(rank)].split()]
             firsts = [batch.start for batch in batches]
-            assert [timeline.ranks[rank][first].start for first in firsts] == pytest.approx(
-                starts[str(rank)], abs=1e-9
-            )
+            assert [
+                timeline.ranks[rank][first].start for first in firsts
+            ] == pytest.approx(starts[str(rank)], abs=1e-9)
     if case.get("device_busy_time"):
         assert timeline.busy == pytest.approx(case["device_busy_time"])
 
 
-@pytest.mark.parametrize("case", [case for case in RUNNABLE if not is_quirky(case)], ids=name)
+@pytest.mark.parametrize(
+    "case", [case for case in RUNNABLE if not is_quirky(case)], ids=name
+)
 def test_cases_of_edge_latency(case: dict[str, Any]) -> None:
     found = settings(case)
     plan = found.plan()
@@ -102,7 +113,10 @@ def test_every_case_that_ran_is_met() -> None:
     assert {case["strategy"] for case in errors} == {"1f1b", "dualpipe"}
     for case in errors:
         if case["strategy"] == "1f1b":
-            assert simulate(settings(case).plan(), settings(case).costs).timeline.makespan > 0
+            assert (
+                simulate(settings(case).plan(), settings(case).costs).timeline.makespan
+                > 0
+            )
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -113,27 +127,63 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_options_and_their_short_forms(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys) == "Bubble rate: 0.3000\n"
-    assert printed(capsys, "--num-stages", "4", "--num-batches", "8") == "Bubble rate: 0.3750\n"
-    long = ["--forward-times", "1", "1", "1", "2", "--backward-times", "2", "2", "2", "4"]
+    assert (
+        printed(capsys, "--num-stages", "4", "--num-batches", "8")
+        == "Bubble rate: 0.3750\n"
+    )
+    long = [
+        "--forward-times",
+        "1",
+        "1",
+        "1",
+        "2",
+        "--backward-times",
+        "2",
+        "2",
+        "2",
+        "4",
+    ]
     assert printed(capsys, "-s", "4", "-b", "8", *long) == "Bubble rate: 0.9000\n"
     assert printed(
-        capsys, "-s", "4", "-b", "8", "-f", "1", "1", "1", "2", "-bw", "2", "2", "2", "4"
+        capsys,
+        "-s",
+        "4",
+        "-b",
+        "8",
+        "-f",
+        "1",
+        "1",
+        "1",
+        "2",
+        "-bw",
+        "2",
+        "2",
+        "2",
+        "4",
     ).startswith("Bubble rate: 0.9000")
-    assert printed(capsys, "-s", "4", "-b", "8", "--p2p-time", "0.5") == "Bubble rate: 0.7083\n"
+    assert (
+        printed(capsys, "-s", "4", "-b", "8", "--p2p-time", "0.5")
+        == "Bubble rate: 0.7083\n"
+    )
     # Fewer microbatches than stages, where the tool ended in an IndexError.
     assert printed(capsys, "-s", "4", "-b", "2") == "Bubble rate: 1.5000\n"
 
 
-def test_lists_are_filled_up_or_cut_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_are_filled_up_or_cut_with_a_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     full = printed(capsys, "-s", "3", "-f", "1", "2", "2", "-bw", "2", "2", "2")
     short = printed(capsys, "-s", "3", "-f", "1", "2", "-bw", "2", "2", "2")
     long = printed(capsys, "-s", "3", "-f", "1", "2", "2", "9", "-bw", "2", "2", "2")
     assert (
         short
-        == full + "warning: there are 2 forward times for 3 stages: the last one is repeated\n"
+        == full
+        + "warning: there are 2 forward times for 3 stages: the last one is repeated\n"
     )
     assert (
-        long == full + "warning: there are 4 forward times for 3 stages: the others are left out\n"
+        long
+        == full
+        + "warning: there are 4 forward times for 3 stages: the others are left out\n"
     )
 
 
@@ -142,10 +192,16 @@ def test_the_picture(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["pipeline", "-o", "drawn.svg"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == ["wrote drawn.svg", "Bubble rate: 0.3000"]
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "wrote drawn.svg",
+        "Bubble rate: 0.3000",
+    ]
     assert main(["pipeline"]) == 0
     assert main(["pipeline", "-o", "none.svg", "--no-visualization"]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["drawn.svg", "pipeline_1f1b.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "drawn.svg",
+        "pipeline_1f1b.png",
+    ]
     with pytest.raises(SystemExit):
         main(["pipeline", "-o", "drawn.gif"])
 
@@ -167,13 +223,19 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         'output_file: "pipeline_1f1b_yaml.png"\n'
     )
     assert printed(capsys, "-c", str(second)) == "Bubble rate: 0.6750\n"
-    assert printed(capsys, "-c", str(second), "--p2p-time", "0.05") == "Bubble rate: 0.6917\n"
+    assert (
+        printed(capsys, "-c", str(second), "--p2p-time", "0.05")
+        == "Bubble rate: 0.6917\n"
+    )
     later = tmp_path / "later.yaml"
     later.write_text(
         "strategy: zb1p\nnum_devices: 4\nnum_stages: 4\nnum_batches: 8\nop_times: {backward_D: 1.1}\n"
     )
     split = ["op_times.backward_D=1.1", "op_times.backward_W=0.9"]
-    assert printed(capsys, "-c", str(later), split[1], "--compat") == "Bubble rate: 0.1500\n"
+    assert (
+        printed(capsys, "-c", str(later), split[1], "--compat")
+        == "Bubble rate: 0.1500\n"
+    )
     assert printed(
         capsys, "strategy=zb1p", "num_stages=4", "num_batches=8", *split, "--compat"
     ) == ("Bubble rate: 0.1500\n")
@@ -190,11 +252,20 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["stages=4"], "there is no key `stages`, there is `num_stages`"),
         (["op_times.warmup=4"], "there is no key `op_times.warmup`"),
         (["op_times.forward=[]"], "there are no forward times"),
-        (["strategy=gpipe"], "there is no strategy `gpipe`, there are 1f1b, interleave"),
+        (
+            ["strategy=gpipe"],
+            "there is no strategy `gpipe`, there are 1f1b, interleave",
+        ),
         (["-s", "0"], "`0` is not a whole number from 1"),
         (["num_batches=two"], "`num_batches` is two, it must be a whole number from 1"),
-        (["num_devices=2"], "`1f1b` has 1 per device, there are 4 stages and 2 devices"),
-        (["strategy=interleave", "num_devices=3"], "`interleave` has as many on each device"),
+        (
+            ["num_devices=2"],
+            "`1f1b` has 1 per device, there are 4 stages and 2 devices",
+        ),
+        (
+            ["strategy=interleave", "num_devices=3"],
+            "`interleave` has as many on each device",
+        ),
         (["op_times.forward={0: 1}"], "there is no forward time for stage 1"),
         (["op_times.forward=fast"], "`forward times` must be numbers, it has 'fast'"),
         (["--p2p-time", "-1"], "`p2p_time` is -1: it must be a number from 0"),
@@ -212,7 +283,9 @@ def test_wrong_usage(
     assert complaint in capsys.readouterr().err
 
 
-def test_a_file_that_is_nested_too_deep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_nested_too_deep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "deep.json").write_text("[" * 100_000)
     with pytest.raises(SystemExit):
         main(["pipeline", "-c", str(tmp_path / "deep.json")])
@@ -231,7 +304,12 @@ def test_a_size_that_the_schedule_refuses_is_a_diagnostic(
 
 def test_the_table_loses_no_op(capsys: pytest.CaptureFixture[str]) -> None:
     times = ["-f", "1", "1", "1", "1", "-bw", "1", "1", "1", "1"]
-    assert main(["pipeline", "-s", "4", "-b", "8", *times, "--table", "--no-visualization"]) == 0
+    assert (
+        main(
+            ["pipeline", "-s", "4", "-b", "8", *times, "--table", "--no-visualization"]
+        )
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()[1:-1]
     assert lines[:3] == [
         "Pipeline Timeline (4 stages, 8 microbatches):",
@@ -244,10 +322,14 @@ def test_the_table_loses_no_op(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[4][1:] == ["-", "-", "-", "B(1)"]
     for stage in range(4):
         ops = [row[1 + stage] for row in rows if row[1 + stage] != "-"]
-        assert sorted(ops) == sorted(f"{kind}({m})" for kind in "FB" for m in range(1, 9))
+        assert sorted(ops) == sorted(
+            f"{kind}({m})" for kind in "FB" for m in range(1, 9)
+        )
 
 
-@pytest.mark.parametrize("strategy", ["interleave", "zb1p", "dualpipe", "1f1b_interleave_overlap"])
+@pytest.mark.parametrize(
+    "strategy", ["interleave", "zb1p", "dualpipe", "1f1b_interleave_overlap"]
+)
 def test_the_table_of_any_schedule_has_every_op(strategy: str) -> None:
     stages = 8 if "interleave" in strategy else 4
     size = {"num_devices": 4, "num_stages": stages, "num_batches": 8}
@@ -257,5 +339,12 @@ def test_the_table_of_any_schedule_has_every_op(strategy: str) -> None:
     for given in (timeline, simulate(plan, found.costs).timeline):
         lines = [line.split("\t")[1:] for line in table(plan, given).splitlines()[3:]]
         for stage in range(len(plan.placement)):
-            words = [word for line in lines for word in line[stage].split("+") if word not in "-|"]
-            assert len(words) == sum(each.stage == stage for bars in given.ranks for each in bars)
+            words = [
+                word
+                for line in lines
+                for word in line[stage].split("+")
+                if word not in "-|"
+            ]
+            assert len(words) == sum(
+                each.stage == stage for bars in given.ranks for each in bars
+            )

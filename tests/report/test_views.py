@@ -78,16 +78,22 @@ def check_picture(plan: Schedule, execution: Execution, picture: Picture) -> Non
     for rank, actions in enumerate(plan.ranks):
         ops = [
             (kind, stage, m)
-            for kind, stage, m in zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+            for kind, stage, m in zip(
+                actions.kind, actions.stage, actions.microbatch, strict=True
+            )
         ]
         for row, wanted in ((picture.ops[rank], False), (picture.copies[rank], True)):
             shown = [(box.bar.kind, box.bar.stage, box.bar.microbatch) for box in row]
             assert shown == [
-                op for op in ops if not is_transfer(op[0]) and is_beside(op[0]) == wanted
+                op
+                for op in ops
+                if not is_transfer(op[0]) and is_beside(op[0]) == wanted
             ]
             # Weights of several stages may be on their way at once.
             one_by_one = [box.bar for box in row if box.bar.kind not in OF_HOPS]
-            assert all(before.end <= after.start for before, after in pairwise(one_by_one))
+            assert all(
+                before.end <= after.start for before, after in pairwise(one_by_one)
+            )
             assert all(box.rank == rank for box in row)
     wanted = {
         (each, box.bar)
@@ -105,7 +111,9 @@ def check_picture(plan: Schedule, execution: Execution, picture: Picture) -> Non
 @pytest.mark.sampled
 @pytest.mark.parametrize("costs", [UNIT, ODD], ids=["unit", "odd"])
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
-def test_every_op_is_one_box_and_every_arrow_goes_forward(path: Path, costs: Costs) -> None:
+def test_every_op_is_one_box_and_every_arrow_goes_forward(
+    path: Path, costs: Costs
+) -> None:
     plan, execution = run(path.stem, costs)
     picture = lay_out(plan, execution)
     check_picture(plan, execution, picture)
@@ -138,9 +146,15 @@ def test_what_stands_on_boxes() -> None:
         "1.1",
     ]
     stream = drawn("pipedream_2bw")
-    assert [box.label for box in stream.ops[3] if box.bar.kind == Kind.U] == ["U", "U", "U"]
+    assert [box.label for box in stream.ops[3] if box.bar.kind == Kind.U] == [
+        "U",
+        "U",
+        "U",
+    ]
     # Delayed by one update: the third update reads what the first has made.
-    assert [box.version for box in stream.ops[3] if box.bar.kind == Kind.F] == [0] * 8 + [1] * 4
+    assert [box.version for box in stream.ops[3] if box.bar.kind == Kind.F] == [
+        0
+    ] * 8 + [1] * 4
     overlaps = [box.overlap for box in drawn("dualpipe").ops[0]]
     assert [overlaps.count(group) for group in sorted(set(overlaps) - {0})] == [2, 2, 2]
     assert {box.chunk for box in drawn("chimera").ops[0]} == {0, 1}
@@ -173,12 +187,18 @@ def test_golden_svg(golden: Callable[[str, Path], None]) -> None:
 def test_svg_shows_every_op(path: Path) -> None:
     picture = drawn(path.stem)
     root = ElementTree.fromstring(svg(picture))
-    numbers = [text.text for group in root.iter(f"{SVG}g") for text in group.iter(f"{SVG}text")]
+    numbers = [
+        text.text for group in root.iter(f"{SVG}g") for text in group.iter(f"{SVG}text")
+    ]
     # What takes less than a thousandth of all time has no room for a number.
     least = max(box.bar.end for row in picture.ops for box in row) / 1000
-    longer = [box for row in picture.ops for box in row if box.bar.end - box.bar.start > least]
+    longer = [
+        box for row in picture.ops for box in row if box.bar.end - box.bar.start > least
+    ]
     assert sorted(map(str, numbers)) == sorted(box.label for box in longer)
-    shapes = [each for group in root.iter(f"{SVG}g") for each in group.iter(f"{SVG}rect")]
+    shapes = [
+        each for group in root.iter(f"{SVG}g") for each in group.iter(f"{SVG}rect")
+    ]
     ops = sum(map(len, picture.ops))
     strips = (
         sum(box.bar.kind != Kind.U for row in picture.ops for box in row)
@@ -189,7 +209,9 @@ def test_svg_shows_every_op(path: Path) -> None:
     width = float(root.attrib["width"])
     height = float(root.attrib["height"])
     for shape in shapes:
-        x, y, wide, high = (float(shape.attrib[name]) for name in ("x", "y", "width", "height"))
+        x, y, wide, high = (
+            float(shape.attrib[name]) for name in ("x", "y", "width", "height")
+        )
         assert 0 <= x <= x + wide <= width
         assert 0 <= y <= y + high <= height
     names = [text.text for text in root.iterfind(f"{SVG}text")]
@@ -218,7 +240,10 @@ def test_png_without_its_library(
 ) -> None:
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     assert main(["view", str(GALLERY[0]), "-o", str(tmp_path / "view.png")]) == 2
-    assert capsys.readouterr().err == "error: a PNG needs resvg: pip install 'schedlang[png]'\n"
+    assert (
+        capsys.readouterr().err
+        == "error: a PNG needs resvg: pip install 'schedlang[png]'\n"
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -235,13 +260,23 @@ def test_trace(path: Path) -> None:
     """
     picture = drawn(path.stem, ODD)
     events: list[dict[str, Any]] = json.loads(trace(picture))["traceEvents"]
-    slices = {(each["pid"], each["args"]["action"]): each for each in events if each["ph"] == "X"}
+    slices = {
+        (each["pid"], each["args"]["action"]): each
+        for each in events
+        if each["ph"] == "X"
+    }
     assert sum(each["ph"] == "X" for each in events) == len(picture.boxes)
-    threads = {each["tid"]: each["pid"] for each in events if each["name"] == "thread_name"}
+    threads = {
+        each["tid"]: each["pid"] for each in events if each["name"] == "thread_name"
+    }
     assert all(threads[each["tid"]] == pid > 0 for (pid, _), each in slices.items())
     starts = {each["id"]: each for each in events if each["ph"] == "s"}
     ends = {each["id"]: each for each in events if each["ph"] == "f"}
-    crossing = [(a, b) for a, b in picture.arrows if picture.boxes[a].rank != picture.boxes[b].rank]
+    crossing = [
+        (a, b)
+        for a, b in picture.arrows
+        if picture.boxes[a].rank != picture.boxes[b].rank
+    ]
     assert len(starts) == len(ends) == len(crossing)
     for number, start in starts.items():
         source, target = (picture.boxes[box] for box in picture.arrows[number])
@@ -250,7 +285,9 @@ def test_trace(path: Path) -> None:
         assert ends[number]["ts"] == needed["ts"] >= made["ts"] + made["dur"]
         assert (start["pid"], ends[number]["pid"]) == (source.rank + 1, target.rank + 1)
     counters = [each for each in events if each["ph"] == "C"]
-    assert len(counters) == sum(len({time for time, _ in steps}) for steps in picture.memory)
+    assert len(counters) == sum(
+        len({time for time, _ in steps}) for steps in picture.memory
+    )
 
 
 @pytest.mark.sampled
@@ -282,7 +319,9 @@ def test_page_has_everything_in_it(path: Path) -> None:
 
 
 def element_of(text: str, name: str) -> str:
-    found = re.search(f'<script type="application/json" id="{name}">(.*?)</script>', text, re.S)
+    found = re.search(
+        f'<script type="application/json" id="{name}">(.*?)</script>', text, re.S
+    )
     assert found
     return found[1]
 
@@ -294,8 +333,13 @@ def unpacked(data: dict[str, Any]) -> dict[str, list[int]]:
     at = 0
     for name, count in data["columns"]:
         # First the lowest bytes of all differences, then the next ones.
-        planes = [content[at + plane * count : at + (plane + 1) * count] for plane in range(4)]
-        steps = [int.from_bytes(row, "little", signed=True) for row in zip(*planes, strict=True)]
+        planes = [
+            content[at + plane * count : at + (plane + 1) * count] for plane in range(4)
+        ]
+        steps = [
+            int.from_bytes(row, "little", signed=True)
+            for row in zip(*planes, strict=True)
+        ]
         columns[name] = list(accumulate(steps))
         at += 4 * count
     assert at == len(content)
@@ -317,7 +361,11 @@ def test_a_page_marks_what_differs() -> None:
     before, after = page_data([drawn("1f1b"), drawn("zb_h1")])
     for data, only in ((before, {Kind.B}), (after, {Kind.I, Kind.W})):
         columns = unpacked(data)
-        marked = {kind for kind, mark in zip(columns["kind"], columns["mark"], strict=True) if mark}
+        marked = {
+            kind
+            for kind, mark in zip(columns["kind"], columns["mark"], strict=True)
+            if mark
+        }
         assert marked == only
         assert set(columns["mark"]) == {Mark.SAME, Mark.ONLY_HERE}
     assert before["figures"] == "makespan 33, 27.3% idle; ops only here: 32, moved: 0"
@@ -331,17 +379,27 @@ def test_a_page_marks_what_differs() -> None:
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("gpipe", "1f1b"), ("chimera", "dualpipe"), ("pipe_offload", "1f1b_v"), ("gpipe", "zb_v")],
+    [
+        ("gpipe", "1f1b"),
+        ("chimera", "dualpipe"),
+        ("pipe_offload", "1f1b_v"),
+        ("gpipe", "zb_v"),
+    ],
 )
 def test_marks_are_those_of_diff(first: str, second: str) -> None:
     """Ranks run their ops in the order of their actions; copies run beside them."""
     plans = [run(name)[0] for name in (first, second)]
     ranks = rank_differences(
-        *(evolve(plan, ranks=tuple(ops(actions) for actions in plan.ranks)) for plan in plans)
+        *(
+            evolve(plan, ranks=tuple(ops(actions) for actions in plan.ranks))
+            for plan in plans
+        )
     )
     marks = marks_of(drawn(first), drawn(second))
     for mark, change in ((Mark.MOVED, Change.MOVED), (Mark.SAME, Change.EQUAL)):
-        for picture, of_picture in zip((drawn(first), drawn(second)), marks, strict=True):
+        for picture, of_picture in zip(
+            (drawn(first), drawn(second)), marks, strict=True
+        ):
             of_ops = of_picture[: sum(map(len, picture.ops))]
             assert of_ops.count(mark) == sum(rank.count(change) for rank in ranks)
 
@@ -372,7 +430,9 @@ def test_a_page_knows_the_cause_of_all_idle_time(path: Path, costs: Costs) -> No
             before = picture.boxes[maker].bar
             after = picture.boxes[box].bar
             assert before.end + causes.delay[box] <= after.start + 1e-9
-    assert sum(part.length for part, _ in causes.path) == pytest.approx(picture.timeline.makespan)
+    assert sum(part.length for part, _ in causes.path) == pytest.approx(
+        picture.timeline.makespan
+    )
     for part, box in causes.path:
         if part.kind in ("op", "copy"):
             assert picture.boxes[box].bar.start == part.start
@@ -381,7 +441,9 @@ def test_a_page_knows_the_cause_of_all_idle_time(path: Path, costs: Costs) -> No
 
 def test_a_page_names_no_folders() -> None:
     (data,) = page_data([drawn("1f1b")])
-    assert {where for where, _ in data["lines"]} <= {f"1f1b.sched:{line}" for line in range(99)}
+    assert {where for where, _ in data["lines"]} <= {
+        f"1f1b.sched:{line}" for line in range(99)
+    }
 
 
 def test_packed_numbers_are_exact_to_nine_digits() -> None:
@@ -406,7 +468,9 @@ def test_packed_numbers_are_exact_to_nine_digits() -> None:
         (0, 1e-3, "0 s"),
     ],
 )
-def test_times_as_people_write_them(value: float, seconds: float | None, text: str) -> None:
+def test_times_as_people_write_them(
+    value: float, seconds: float | None, text: str
+) -> None:
     assert time_text(value, seconds) == text
 
 
@@ -461,14 +525,25 @@ EYES = [
 
 def distance(eye: Any, colour: str, other: str) -> float:
     """How far apart two colours look: the Euclidean distance in CIELAB."""
-    return sum((a - b) ** 2 for a, b in zip(lab(eye, colour), lab(eye, other), strict=True)) ** 0.5
+    return (
+        sum(
+            (a - b) ** 2 for a, b in zip(lab(eye, colour), lab(eye, other), strict=True)
+        )
+        ** 0.5
+    )
 
 
 def lab(eye: Any, colour: str) -> tuple[float, float, float]:
     parts = [part / 255 for part in bytes.fromhex(colour[1:])]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    linear = [
+        p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts
+    ]
     seen = [sum(a * b for a, b in zip(row, linear, strict=True)) for row in eye]
-    to_xyz = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+    to_xyz = (
+        (0.4124, 0.3576, 0.1805),
+        (0.2126, 0.7152, 0.0722),
+        (0.0193, 0.1192, 0.9505),
+    )
     white = (0.9505, 1.0, 1.089)
     x, y, z = (
         max(sum(a * b for a, b in zip(row, seen, strict=True)) / whole, 0) ** (1 / 3)
@@ -540,9 +615,23 @@ def test_windows_have_the_unit_of_time(
     monkeypatch.setenv("COLUMNS", "80")
     program = str(PROGRAMS / "1f1b.sched")
     assert main(["view", program, "-pmicrobatches=100", "--time-unit", "ms"]) == 0
-    head, _, times, *_, note = capsys.readouterr().out.partition("\n\nF forward")[0].splitlines()
+    head, _, times, *_, note = (
+        capsys.readouterr().out.partition("\n\nF forward")[0].splitlines()
+    )
     assert head.endswith("makespan 309 ms, 2.9% idle")
-    assert times.split() == ["time", "0", "s", "61.8", "ms", "124", "ms", "185", "ms", "247", "ms"]
+    assert times.split() == [
+        "time",
+        "0",
+        "s",
+        "61.8",
+        "ms",
+        "124",
+        "ms",
+        "185",
+        "ms",
+        "247",
+        "ms",
+    ]
     assert note.strip() == "shares in %, of windows of 61.8 ms each"
 
 
@@ -563,7 +652,10 @@ def test_a_part_of_a_picture() -> None:
     assert root.attrib["width"] == "700"
     texts = [text.text for text in root.iter(f"{SVG}text")]
     assert texts[0] == "zb_h1 (ranks = 4, microbatches = 8): makespan 27, 11.1% idle"
-    assert [text for text in texts if text and text.startswith("rank")] == ["rank 0", "rank 3"]
+    assert [text for text in texts if text and text.startswith("rank")] == [
+        "rank 0",
+        "rank 3",
+    ]
     assert texts.count("peak 4") == 2
     assert "memory, at most 4 activations" in texts
     ticks = [text.text for text in root.iterfind(f"{SVG}text[@text-anchor='middle']")]
@@ -574,7 +666,9 @@ def test_a_part_of_a_picture() -> None:
         for box in picture.ops[rank]
         if box.bar.end > 4 and box.bar.start < 10.5
     ]
-    shapes = [each for group in root.iter(f"{SVG}g") for each in group.iter(f"{SVG}rect")]
+    shapes = [
+        each for group in root.iter(f"{SVG}g") for each in group.iter(f"{SVG}rect")
+    ]
     assert len(shapes) == len(shown)
     assert all(float(shape.attrib["x"]) >= 58 for shape in shapes)
 
@@ -628,7 +722,10 @@ def test_memory_in_a_picture_is_steps() -> None:
             ["--window", "100..200", "-o", "x.svg"],
             "nothing runs in 100..200: the schedule runs in 0..33",
         ),
-        (["--ranks", "2..9", "-o", "x.svg"], "there is no rank 9, the last one is rank 3"),
+        (
+            ["--ranks", "2..9", "-o", "x.svg"],
+            "there is no rank 9, the last one is rank 3",
+        ),
         (["--ranks", "a"], "`a` is not numbers of ranks"),
         (["--ranks", "3..1"], "`3..1` names no rank"),
         (["--memory"], "a part is drawn in a file: -o NAME.svg or NAME.png"),
@@ -663,7 +760,9 @@ def test_a_png_in_the_width_that_is_asked_for(tmp_path: Path) -> None:
         "--time-unit",
         "ms",
     ]
-    assert main(["view", str(PROGRAMS / "1f1b.sched"), *arguments, "-o", str(path)]) == 0
+    assert (
+        main(["view", str(PROGRAMS / "1f1b.sched"), *arguments, "-o", str(path)]) == 0
+    )
     # Two pixels for one of the drawing, so an odd width is not met.
     assert int.from_bytes(path.read_bytes()[16:20]) in (900, 902)
 
@@ -687,7 +786,16 @@ def test_the_command(
         assert path.stat().st_size > 1000
     assert main(["compile", first, "-o", str(tmp_path / "plan.json")]) == 0
     assert (
-        main(["view", str(tmp_path / "plan.json"), second, "-o", str(tmp_path / "two.html")]) == 0
+        main(
+            [
+                "view",
+                str(tmp_path / "plan.json"),
+                second,
+                "-o",
+                str(tmp_path / "two.html"),
+            ]
+        )
+        == 0
     )
     assert (
         "<title>one_f_one_b (ranks = 4, microbatches = 8) and pipedream_2bw"
@@ -713,7 +821,10 @@ def test_colour_is_for_terminals_and_not_with_no_color(
     [
         (["-o", "view.pdf"], "`view.pdf` must end in .svg, .png, .html or .json"),
         (["-o", "view"], "`view` must end in .svg, .png, .html or .json"),
-        ([str(GALLERY[1])], "several schedules stand side by side on a page: -o NAME.html"),
+        (
+            [str(GALLERY[1])],
+            "several schedules stand side by side on a page: -o NAME.html",
+        ),
         (
             [str(GALLERY[1]), "-o", "view.svg"],
             "several schedules stand side by side on a page, NAME.html",
@@ -730,13 +841,20 @@ def test_wrong_usage(
     assert complaint in capsys.readouterr().err
 
 
-def test_a_view_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["view", str(GALLERY[0]), "-o", str(tmp_path / "absent" / "view.svg")]) == 2
+def test_a_view_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["view", str(GALLERY[0]), "-o", str(tmp_path / "absent" / "view.svg")])
+        == 2
+    )
     assert "error[unwritable]" in capsys.readouterr().err
 
 
 def test_the_pictures_in_the_pages_are_current() -> None:
-    listed = re.search(r"^\tfor name in (.*); do", (ROOT / "Makefile").read_text(), re.M)
+    listed = re.search(
+        r"^\tfor name in (.*); do", (ROOT / "Makefile").read_text(), re.M
+    )
     assert listed
     names = listed[1].split()
     page = (DOCS / "pictures.md").read_text()
@@ -753,7 +871,9 @@ def test_nothing_takes_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     program = str(PROGRAMS / "1f1b.sched")
     zero = ["--forward-times", "0", "--backward-times", "0"]
     for ending in ("svg", "png", "html", "json"):
-        assert main(["view", program, *zero, "-o", str(tmp_path / f"view.{ending}")]) == 0
+        assert (
+            main(["view", program, *zero, "-o", str(tmp_path / f"view.{ending}")]) == 0
+        )
     capsys.readouterr()
     assert main(["view", program, *zero]) == 0
     assert "makespan 0, 0.0% idle\n\nrank 0 ││   0% idle\n" in capsys.readouterr().out
@@ -766,5 +886,7 @@ def test_a_table_of_torch(tmp_path: Path) -> None:
     table.write_text(export_table(plan, "torch-csv-compute"))
     imported = plan_of(read_table(read_source(table)), "portable")
     lines = lay_out(imported, simulate(imported)).lines
-    assert [line.where for line in lines] == [f"{table}:{line}" for line in (1, 2, 3, 4)]
+    assert [line.where for line in lines] == [
+        f"{table}:{line}" for line in (1, 2, 3, 4)
+    ]
     assert [len(line.text) for line in lines] == [120] * 4

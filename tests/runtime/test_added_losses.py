@@ -68,10 +68,14 @@ def options_of(plan: Plan, inputs: Tensor) -> list[dict[str, Tensor]]:
     return [{"wanted": part.sum(1)} for part in inputs.chunk(plan.microbatches)]
 
 
-def alone(plan: Plan, model: list[nn.Module], inputs: Tensor, targets: Tensor) -> dict[str, float]:
+def alone(
+    plan: Plan, model: list[nn.Module], inputs: Tensor, targets: Tensor
+) -> dict[str, float]:
     """The named losses of a step in one process, whose gradients add up."""
     sums: dict[str, float] = {}
-    parts = zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True)
+    parts = zip(
+        inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True
+    )
     for x, y in parts:
         wanted = x.sum(1)
         with added_losses() as added:
@@ -100,7 +104,12 @@ def trained(name: str, lines: str = "", has_head: bool = True) -> tuple[bool, fl
     model = stages_of(plan, has_head)
     stages = {s: model[plan.layout.piece(s)] for s in plan.stages_of(dist.get_rank())}
     every = {id(stage): stage for stage in (*stages.values(), *reference)}.values()
-    weights = [weight for stage in every for weight in stage.parameters() if weight.requires_grad]
+    weights = [
+        weight
+        for stage in every
+        for weight in stage.parameters()
+        if weight.requires_grad
+    ]
     optimizer = torch.optim.SGD(weights, 0.05)
     ours = Pipeline(plan, stages, nn.functional.mse_loss, audit=True)
     worst = [0.0]
@@ -113,14 +122,18 @@ def trained(name: str, lines: str = "", has_head: bool = True) -> tuple[bool, fl
             # Losses that are added in an evaluation are reported, and have no gradients.
             ours.evaluate(inputs, targets, options, rows=ROWS)
             with torch.no_grad():
-                worst.append(off(ours.named_losses(), alone(plan, reference, inputs, targets)))
+                worst.append(
+                    off(ours.named_losses(), alone(plan, reference, inputs, targets))
+                )
         optimizer.step()
         optimizer.zero_grad()
     pairs = [
         pair
         for number, stage in stages.items()
         for pair in zip(
-            stage.parameters(), reference[plan.layout.piece(number)].parameters(), strict=True
+            stage.parameters(),
+            reference[plan.layout.piece(number)].parameters(),
+            strict=True,
         )
     ]
     worst += [difference(*pair) for pair in pairs]
@@ -217,17 +230,39 @@ def added(value: object, name: str = "size") -> None:
     plan = program_with("gpipe", "", ranks=1)
     inputs, targets = batch(plan, 0)
     stage = Adds(WIDTH, WIDTH).double()
-    Pipeline(plan, {0: stage}, nn.functional.mse_loss, stop_on_nan=True).step(inputs, targets)
+    Pipeline(plan, {0: stage}, nn.functional.mse_loss, stop_on_nan=True).step(
+        inputs, targets
+    )
 
 
 @pytest.mark.parametrize(
     ("function", "ranks", "message"),
     [
-        (partial(checkpointed, True), 2, "stage 1 adds a loss without a graph, so it would not"),
-        (partial(added, None), 1, r"`size` that a stage adds has the shape \[3, 8\], it must be"),
-        (partial(added, 0.5), 1, "`size` that a stage adds is a float, it must be a scalar tensor"),
-        (partial(added, torch.tensor(1.0), "loss"), 1, "has the name `loss`, which is that of"),
-        (partial(added, torch.tensor(torch.nan)), 1, "loss `size` of stage 0 is not finite"),
+        (
+            partial(checkpointed, True),
+            2,
+            "stage 1 adds a loss without a graph, so it would not",
+        ),
+        (
+            partial(added, None),
+            1,
+            r"`size` that a stage adds has the shape \[3, 8\], it must be",
+        ),
+        (
+            partial(added, 0.5),
+            1,
+            "`size` that a stage adds is a float, it must be a scalar tensor",
+        ),
+        (
+            partial(added, torch.tensor(1.0), "loss"),
+            1,
+            "has the name `loss`, which is that of",
+        ),
+        (
+            partial(added, torch.tensor(torch.nan)),
+            1,
+            "loss `size` of stage 0 is not finite",
+        ),
     ],
 )
 def test_what_cannot_be_a_loss(

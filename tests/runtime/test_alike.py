@@ -68,23 +68,30 @@ def plain_stages(count: int) -> list[nn.Module]:
     return [Stage(plain) for _ in range(count)]
 
 
-def everywhere(function: Callable[..., Any], **parts: Callable[[], object]) -> Callable[[int], Any]:
+def everywhere(
+    function: Callable[..., Any], **parts: Callable[[], object]
+) -> Callable[[int], Any]:
     """All stages do the same."""
 
     def make(count: int) -> list[nn.Module]:
         return [
-            Stage(function, **{name: part() for name, part in parts.items()}) for _ in range(count)
+            Stage(function, **{name: part() for name, part in parts.items()})
+            for _ in range(count)
         ]
 
     return make
 
 
-def only(stage: int, function: Callable[..., Any], **parts: Callable[[], object]) -> Any:
+def only(
+    stage: int, function: Callable[..., Any], **parts: Callable[[], object]
+) -> Any:
     """One stage does something, the others nothing special."""
 
     def make(count: int) -> list[nn.Module]:
         stages = plain_stages(count)
-        stages[stage] = Stage(function, **{name: part() for name, part in parts.items()})
+        stages[stage] = Stage(
+            function, **{name: part() for name, part in parts.items()}
+        )
         return stages
 
     return make
@@ -164,7 +171,8 @@ def compared(plan: Plan, case: Case, **options: Any) -> dict[str, float]:
     alone = made(case, pieces)
     expected = in_one_process(case, alone)
     own = {
-        number: made(case, pieces)[number % pieces] for number in plan.stages_of(dist.get_rank())
+        number: made(case, pieces)[number % pieces]
+        for number in plan.stages_of(dist.get_rank())
     }
     pipeline = Pipeline(plan, own, copy.deepcopy(case.loss), **options)
     found: list[Tensor] = []
@@ -452,7 +460,9 @@ def updates_in_hooks(count: int) -> list[nn.Module]:
     for stage in stages:
         for weight in stage.parameters():
             optimizer = torch.optim.SGD([weight], 0.1)
-            weight.register_post_accumulate_grad_hook(lambda _, step=optimizer.step: step())
+            weight.register_post_accumulate_grad_hook(
+                lambda _, step=optimizer.step: step()
+            )
     return stages
 
 
@@ -487,7 +497,8 @@ CASES: dict[str, Case] = {
     "a hook inside": Case(everywhere(hook_inside)),
     "a counter": Case(everywhere(counts, number=lambda: torch.zeros(()))),
     "a counter that begins late": Case(
-        everywhere(changed_later, number=lambda: torch.ones(())), schedules=(WHOLE, SPLIT)
+        everywhere(changed_later, number=lambda: torch.ones(())),
+        schedules=(WHOLE, SPLIT),
     ),
     "a counter put anew": Case(everywhere(counts_anew, number=lambda: torch.zeros(()))),
     "batch norm": Case(everywhere(batch_norm, norm=lambda: nn.BatchNorm1d(WIDTH))),
@@ -499,13 +510,19 @@ CASES: dict[str, Case] = {
     "an unused layer": Case(everywhere(unused, other=lambda: nn.Linear(WIDTH, WIDTH))),
     "frozen at first": Case(frozen_stages(0)),
     "frozen at the end": Case(frozen_stages(1)),
-    "in place at first": Case(everywhere(starts_in_place, relu=lambda: nn.ReLU(inplace=True))),
+    "in place at first": Case(
+        everywhere(starts_in_place, relu=lambda: nn.ReLU(inplace=True))
+    ),
     "a batch changed in place": Case(only(0, changes_its_input)),
     "a copy changed in place": Case(everywhere(changes_a_copy)),
     "complex": Case(
-        everywhere(complex_linear, layer=lambda: Complex(WIDTH, WIDTH, dtype=torch.complex128))
+        everywhere(
+            complex_linear, layer=lambda: Complex(WIDTH, WIDTH, dtype=torch.complex128)
+        )
     ),
-    "a sparse table": Case(only(0, sparse, table=lambda: nn.Embedding(5, WIDTH, sparse=True))),
+    "a sparse table": Case(
+        only(0, sparse, table=lambda: nn.Embedding(5, WIDTH, sparse=True))
+    ),
     "autocast": Case(plain_stages, torch.float32, context=autocast),
     "a gradient inside": Case(everywhere(penalized)),
     "a checkpoint": Case(everywhere(checkpointed(False))),
@@ -527,15 +544,33 @@ CASES: dict[str, Case] = {
 #: Under which schedules a case is refused, and how: below.
 REFUSED: dict[tuple[str, str], str] = {
     ("a hook inside", RECOMPUTED): r"register the hook if the tensor requires grad",
-    ("a hook after", TWO_PIPELINES): r"a hook of the weight sees only its own part of the sum",
-    ("Python's random numbers", RECOMPUTED): r"is run again \(R\): does it draw random numbers",
+    (
+        "a hook after",
+        TWO_PIPELINES,
+    ): r"a hook of the weight sees only its own part of the sum",
+    (
+        "Python's random numbers",
+        RECOMPUTED,
+    ): r"is run again \(R\): does it draw random numbers",
     ("calls counted", RECOMPUTED): r"is run again \(R\): does it draw random numbers",
-    ("a workspace handed on", "zb_v"): r"the output of stage \d was changed in place while",
+    (
+        "a workspace handed on",
+        "zb_v",
+    ): r"the output of stage \d was changed in place while",
     ("a hidden workspace", WHOLE): r"the output of stage \d was changed in place while",
-    ("weights changed by data", WHOLE): r"stage \d changes its weight `linear.weight` by `.data`",
-    ("an optimizer in a hook", RECOMPUTED): r"a weight of stage \d was changed between the forward",
+    (
+        "weights changed by data",
+        WHOLE,
+    ): r"stage \d changes its weight `linear.weight` by `.data`",
+    (
+        "an optimizer in a hook",
+        RECOMPUTED,
+    ): r"a weight of stage \d was changed between the forward",
     ("an optimizer in a hook", WHOLE): r"was changed within a step, by an",
-    ("a sparse tensor", WHOLE): r"a tensor of layout torch.sparse_coo cannot pass between ranks",
+    (
+        "a sparse tensor",
+        WHOLE,
+    ): r"a tensor of layout torch.sparse_coo cannot pass between ranks",
     ("a counter that begins late", TWO_PIPELINES): r"has replicas of it",
     ("a counter that begins late", RECOMPUTED): r"which its first one did not",
     ("in place at first", RECOMPUTED): r"stage \d changes its input in place",
@@ -554,7 +589,9 @@ REFUSED: dict[tuple[str, str], str] = {
 
 def works(what: str) -> list[tuple[str, str]]:
     schedules = CASES[what].schedules
-    return [(what, schedule) for schedule in schedules if (what, schedule) not in REFUSED]
+    return [
+        (what, schedule) for schedule in schedules if (what, schedule) not in REFUSED
+    ]
 
 
 @pytest.mark.sampled
@@ -595,11 +632,14 @@ def trained(
     stages = make(2)
     own = {number: stages[number] for number in plan.stages_of(dist.get_rank())}
     optimizers = {
-        number: torch.optim.SGD(stage.parameters(), rate) for number, stage in own.items()
+        number: torch.optim.SGD(stage.parameters(), rate)
+        for number, stage in own.items()
     }
     pipeline = Pipeline(plan, own, mean_square, optimizers=optimizers)
     generator = torch.Generator().manual_seed(1)
-    inputs, targets = torch.randn(2, ROWS * plan.microbatches, WIDTH, generator=generator)
+    inputs, targets = torch.randn(
+        2, ROWS * plan.microbatches, WIDTH, generator=generator
+    )
     for _ in range(2):
         with context():
             pipeline.step(inputs, targets)
@@ -623,7 +663,9 @@ def same_twice() -> dict[str, float]:
     """How far two ways to write the same model are from each other, under schedules whose gradients
     are late.
     """
-    pairs: dict[str, tuple[Callable[[str], list[Tensor]], Callable[[str], list[Tensor]]]] = {
+    pairs: dict[
+        str, tuple[Callable[[str], list[Tensor]], Callable[[str], list[Tensor]]]
+    ] = {
         "hooks": (
             # Gradients twice as large at half the rate move the weights as far.
             lambda name: trained(name, hooks_that_double, rate=0.1),
@@ -650,7 +692,9 @@ def same_twice() -> dict[str, float]:
     return differences
 
 
-def test_late_gradients_are_those_of_the_model_however_it_is_written(run_ranks: Run) -> None:
+def test_late_gradients_are_those_of_the_model_however_it_is_written(
+    run_ranks: Run,
+) -> None:
     for differences in run_ranks(same_twice, 2).results():
         assert max(differences.values()) < 1e-6, differences
 
@@ -662,10 +706,15 @@ def with_a_loss_of_its_own(self: Any, x: Tensor) -> Tensor:
 
 
 def trained_with_losses_of_their_own(schedule: str) -> None:
-    trained(schedule, everywhere(with_a_loss_of_its_own, part=lambda: nn.Linear(WIDTH, WIDTH)))
+    trained(
+        schedule,
+        everywhere(with_a_loss_of_its_own, part=lambda: nn.Linear(WIDTH, WIDTH)),
+    )
 
 
-@pytest.mark.parametrize("schedule", ["pipedream", "pipedream_2bw", "pipedream_vertical"])
+@pytest.mark.parametrize(
+    "schedule", ["pipedream", "pipedream_2bw", "pipedream_vertical"]
+)
 def test_forwards_with_gradients_are_refused_where_updates_overlap(
     run_ranks: Run, schedule: str
 ) -> None:
@@ -702,7 +751,8 @@ def test_asks_once_about_weights_that_begin_alike(run_ranks: Run) -> None:
     first, second = run_ranks(partial(warned, "one weight in two stages"), 2).results()
     (message,) = first
     assert (
-        "`linear.weight` of stage 0 and `linear.weight` of stage 1 begin with the same" in message
+        "`linear.weight` of stage 0 and `linear.weight` of stage 1 begin with the same"
+        in message
     )
     assert "tied=[{0: 'linear.weight', 1: 'linear.weight'}]" in message
     assert not second
@@ -711,7 +761,9 @@ def test_asks_once_about_weights_that_begin_alike(run_ranks: Run) -> None:
 def test_says_once_that_a_backward_has_nothing_to_do(run_ranks: Run) -> None:
     first, second = run_ranks(partial(warned, "frozen at first"), 2).results()
     (message,) = first
-    assert message.startswith("no weight of stage 0 wants a gradient, and the plan trains it")
+    assert message.startswith(
+        "no weight of stage 0 wants a gradient, and the plan trains it"
+    )
     assert not second
 
 
@@ -719,7 +771,10 @@ def test_says_once_which_loss_is_not_finite(run_ranks: Run) -> None:
     first, second = run_ranks(partial(warned, "plain", float("inf")), 2).results()
     assert not first
     (message,) = second
-    assert message == "step 1 of the pipeline: the loss is not finite for microbatch 1 (inf)"
+    assert (
+        message
+        == "step 1 of the pipeline: the loss is not finite for microbatch 1 (inf)"
+    )
 
 
 def hooked_at_both_sides(shares: bool) -> list[str]:
@@ -746,9 +801,13 @@ def hooked_at_both_sides(shares: bool) -> list[str]:
 
 
 def test_asks_once_about_hooks_at_both_sides_of_a_tensor(run_ranks: Run) -> None:
-    shared, apart = (run_ranks(partial(hooked_at_both_sides, way), 2).results() for way in (1, 0))
+    shared, apart = (
+        run_ranks(partial(hooked_at_both_sides, way), 2).results() for way in (1, 0)
+    )
     (message,), others = shared
-    assert message.startswith("stage 0 has hooks of what it returns, and stage 1 of what it is")
+    assert message.startswith(
+        "stage 0 has hooks of what it returns, and stage 1 of what it is"
+    )
     assert not others
     assert apart == [[], []]
 
@@ -780,20 +839,35 @@ def other_rows() -> None:
     plan = small(WHOLE)
     own = {dist.get_rank(): plain_stages(1)[0]}
     rows = MICROBATCHES * (4 if dist.get_rank() == 0 else 2)
-    Pipeline(plan, own, mean_square).step(torch.ones(rows, WIDTH), torch.ones(rows, WIDTH))
+    Pipeline(plan, own, mean_square).step(
+        torch.ones(rows, WIDTH), torch.ones(rows, WIDTH)
+    )
 
 
-def test_inputs_and_targets_of_other_numbers_of_rows_are_refused(run_ranks: Run) -> None:
+def test_inputs_and_targets_of_other_numbers_of_rows_are_refused(
+    run_ranks: Run,
+) -> None:
     outcome = run_ranks(other_rows, 2)
     assert outcome.codes == [1, 1]
     for log in outcome.logs:
-        assert "`inputs` have 16 rows, and `targets` have 8: both must have a row" in log
+        assert (
+            "`inputs` have 16 rows, and `targets` have 8: both must have a row" in log
+        )
 
 
 # The audit of a first step.
 
 #: What an audit finds alike.
-AUDITED = (WHOLE, SPLIT, RECOMPUTED, "pipedream_2bw", "pipedream", "pipe_offload", "zb_v", "gpipe")
+AUDITED = (
+    WHOLE,
+    SPLIT,
+    RECOMPUTED,
+    "pipedream_2bw",
+    "pipedream",
+    "pipe_offload",
+    "zb_v",
+    "gpipe",
+)
 
 
 def audited(schedule: str) -> list[str]:
@@ -803,7 +877,9 @@ def audited(schedule: str) -> list[str]:
     torch.manual_seed(0)
     stages = everywhere(dropped, drop=lambda: nn.Dropout(0.5))(plan.layout.pieces)
     own = {number: stages[number] for number in plan.stages_of(dist.get_rank())}
-    optimizers = {number: torch.optim.SGD(own[number].parameters(), 0.1) for number in own}
+    optimizers = {
+        number: torch.optim.SGD(own[number].parameters(), 0.1) for number in own
+    }
     if not plan.has_updates:
         optimizers = {}
     pipeline = Pipeline(plan, own, mean_square, optimizers=optimizers, audit=True)
@@ -854,7 +930,9 @@ def test_an_audit_of_stages_that_change_their_inputs_in_place(run_ranks: Run) ->
     for verdicts in run_ranks(audit_in_place, 2).results():
         for schedule, of_stages in verdicts.items():
             assert of_stages, schedule
-            assert all("computes what it computes alone" in verdict for verdict in of_stages)
+            assert all(
+                "computes what it computes alone" in verdict for verdict in of_stages
+            )
 
 
 def audit_of_a_secret() -> None:
@@ -871,13 +949,18 @@ def test_an_audit_names_the_first_op_that_differs(run_ranks: Run) -> None:
     outcome = run_ranks(audit_of_a_secret, 2)
     assert outcome.codes == [1, 1]
     for log in outcome.logs:
-        assert "audit of stage 1, 1F0: tensor 0 of its output differs from it alone by" in log
+        assert (
+            "audit of stage 1, 1F0: tensor 0 of its output differs from it alone by"
+            in log
+        )
         assert "keeps something from call to call" in log
 
 
 def no_tensors() -> None:
     own = {dist.get_rank(): plain_stages(1)[0]}
-    Pipeline(small(WHOLE), own, mean_square).step(torch.ones(MICROBATCHES * ROWS, WIDTH), {})
+    Pipeline(small(WHOLE), own, mean_square).step(
+        torch.ones(MICROBATCHES * ROWS, WIDTH), {}
+    )
 
 
 def test_targets_without_tensors_are_refused(run_ranks: Run) -> None:
@@ -968,6 +1051,10 @@ def hooks_of_what_is_held(text: str) -> float:
     return max(float((one.grad - other.grad).abs().max()) for one, other in pairs)
 
 
-@pytest.mark.parametrize("text", [RECOMPUTED_SKIP, RECOMPUTED_SLICES], ids=["skip", "past"])
-def test_hooks_of_what_is_held_for_a_second_run_are_called_once(run_ranks: Run, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", [RECOMPUTED_SKIP, RECOMPUTED_SLICES], ids=["skip", "past"]
+)
+def test_hooks_of_what_is_held_for_a_second_run_are_called_once(
+    run_ranks: Run, text: str
+) -> None:
     assert run_ranks(partial(hooks_of_what_is_held, text), 1).results()[0] < 1e-12

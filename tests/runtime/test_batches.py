@@ -48,8 +48,14 @@ def squared(output: Tensor, target: Tensor) -> Tensor:
 
 def rows_of(plan: Plan, rows: int) -> tuple[Tensor, Tensor]:
     torch.manual_seed(rows)
-    shape = [rows, 2 * plan.layout.slices, WIDTH] if plan.layout.slices > 1 else [rows, WIDTH]
-    return torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
+    shape = (
+        [rows, 2 * plan.layout.slices, WIDTH]
+        if plan.layout.slices > 1
+        else [rows, WIDTH]
+    )
+    return torch.randn(shape, dtype=torch.float64), torch.randn(
+        shape, dtype=torch.float64
+    )
 
 
 def evaluates(name: str) -> float:
@@ -67,7 +73,9 @@ def evaluates(name: str) -> float:
         assert (outputs is None) == (losses is None)
         if len(plan.layout.pipelines) == 1 and dist.get_rank() == plan.placement[-1]:
             pairs = zip(right, targets.split(size), strict=True)
-            expected = [nn.functional.mse_loss(output, target) for output, target in pairs]
+            expected = [
+                nn.functional.mse_loss(output, target) for output, target in pairs
+            ]
             assert len(outputs) == len(losses) == len(right)
             worst.append(difference(torch.cat(outputs), torch.cat(right)))
             worst.append(difference(torch.stack(losses), torch.stack(expected)))
@@ -89,7 +97,9 @@ def test_evaluation_takes_any_number_of_rows(name: str, run_ranks: Run) -> None:
 def all_rows(name: str) -> int:
     plan = program(name, ranks=2, **PLANS[name])
     ours = pipeline(plan, replicated(plan))
-    return len(torch.cat(ours.evaluate(rows_of(plan, 23)[0], rows=2) or [torch.empty(0)]))
+    return len(
+        torch.cat(ours.evaluate(rows_of(plan, 23)[0], rows=2) or [torch.empty(0)])
+    )
 
 
 def test_several_pipelines_share_the_rows(run_ranks: Run) -> None:
@@ -125,7 +135,9 @@ def options_of_rounds() -> float:
     options = [{"scale": float(number)} for number in range(5)]
     outputs = ours.evaluate(inputs, options=options, rows=1)
     expected = torch.stack([row * number * number for number, row in enumerate(inputs)])
-    return 0.0 if outputs is None else float((torch.cat(outputs) - expected).abs().max())
+    return (
+        0.0 if outputs is None else float((torch.cat(outputs) - expected).abs().max())
+    )
 
 
 def test_options_go_with_their_microbatches(run_ranks: Run) -> None:
@@ -164,7 +176,9 @@ def steps_along(
     losses = ours.step(inputs, target)
     if losses is None:
         return 0.0
-    return max(difference(torch.stack(evaluated), expected), difference(losses, expected))
+    return max(
+        difference(torch.stack(evaluated), expected), difference(losses, expected)
+    )
 
 
 def test_rows_along_the_second_dimension(run_ranks: Run) -> None:
@@ -190,7 +204,9 @@ def returns_outputs(name: str) -> float:
     if outputs is None:
         return 0.0
     assert not any(output.requires_grad for output in outputs)
-    expected = [alone(one_model(plan.layout), part) for part in inputs.chunk(plan.microbatches)]
+    expected = [
+        alone(one_model(plan.layout), part) for part in inputs.chunk(plan.microbatches)
+    ]
     return difference(torch.cat(outputs), torch.cat(expected))
 
 
@@ -206,7 +222,9 @@ def with_more(output: Tensor, target: Tensor) -> dict[str, Any]:
 
 def extras(name: str) -> Any:
     plan = program(name, ranks=2, **PLANS[name])
-    stages = {stage: replicated(plan)[stage] for stage in plan.stages_of(dist.get_rank())}
+    stages = {
+        stage: replicated(plan)[stage] for stage in plan.stages_of(dist.get_rank())
+    }
     ours = Pipeline(plan, stages, with_more)
     inputs, targets = rows_of(plan, 2 * plan.microbatches)
     plain = Pipeline(plan, stages, squared)
@@ -220,10 +238,16 @@ def extras(name: str) -> Any:
     assert [extra["rows"] for extra in trained] == [2] * plan.microbatches
     assert not any(extra["largest"].requires_grad for extra in trained)
     same = [
-        one["largest"] == other["largest"] for one, other in zip(trained, ours.extras, strict=True)
+        one["largest"] == other["largest"]
+        for one, other in zip(trained, ours.extras, strict=True)
     ]
-    right = [alone(one_model(plan.layout), part).max() for part in inputs.chunk(plan.microbatches)]
-    worst = difference(torch.stack([extra["largest"] for extra in trained]), torch.stack(right))
+    right = [
+        alone(one_model(plan.layout), part).max()
+        for part in inputs.chunk(plan.microbatches)
+    ]
+    worst = difference(
+        torch.stack([extra["largest"] for extra in trained]), torch.stack(right)
+    )
     assert worst < 1e-12
     return [sum(same), len(ours.extras)]
 
@@ -239,9 +263,9 @@ def goes_wrong(what: str) -> None:
     mine = {stage: model[stage] for stage in plan.stages_of(dist.get_rank())}
     inputs, targets = rows_of(plan, 4)
     if what == "no loss":
-        Pipeline(plan, mine, lambda output, target: {"total": squared(output, target)}).step(
-            inputs, targets
-        )
+        Pipeline(
+            plan, mine, lambda output, target: {"total": squared(output, target)}
+        ).step(inputs, targets)
     elif what == "options":
         pipeline(plan, model).evaluate(inputs, options=[{}, {}], rows=1)
     elif what == "targets":

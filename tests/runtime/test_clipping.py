@@ -67,19 +67,29 @@ def clipped_updates(plan: Plan, of: DeviceMesh | None, norm_type: float) -> list
     model = replicated(plan)
     reference = modules(plan.layout.pieces)
     ours = Pipeline(
-        plan, {each: model[each] for each in plan.stages_of(rank)}, nn.functional.mse_loss, mesh=of
+        plan,
+        {each: model[each] for each in plan.stages_of(rank)},
+        nn.functional.mse_loss,
+        mesh=of,
     )
     whole = nn.ModuleList(reference)
     worst = [0.0, 0.0]
-    optimizers = [momentum(whole), *(momentum(model[stage]) for stage in plan.stages_of(rank))]
+    optimizers = [
+        momentum(whole),
+        *(momentum(model[stage]) for stage in plan.stages_of(rank)),
+    ]
     for step, limit in enumerate((0.01, 100.0, 0.01)):
         for each in range(2 if of else 1):
-            add_gradients(plan, reference, *batch(plan, 10 * step + each), replicas=2 if of else 1)
+            add_gradients(
+                plan, reference, *batch(plan, 10 * step + each), replicas=2 if of else 1
+            )
         ours.step(*batch(plan, 10 * step + replica))
         norm = ours.clip_grad_norm_(limit, norm_type)
         worst[0] = max(
             worst[0],
-            difference(norm, nn.utils.clip_grad_norm_(whole.parameters(), limit, norm_type)),
+            difference(
+                norm, nn.utils.clip_grad_norm_(whole.parameters(), limit, norm_type)
+            ),
         )
         # The second limit is above every norm: nothing is clipped there.
         assert (limit < norm) == (step != 1)
@@ -87,7 +97,8 @@ def clipped_updates(plan: Plan, of: DeviceMesh | None, norm_type: float) -> list
             each.step()
             each.zero_grad()
     worst[1] = max(
-        difference(*pair) for pair in weights(model, reference * 2, plan.stages_of(rank))
+        difference(*pair)
+        for pair in weights(model, reference * 2, plan.stages_of(rank))
     )
     return worst
 
@@ -115,10 +126,13 @@ def plans_with_updates() -> dict[str, LateUpdates]:
     found = {}
     updates = Source("updates.sched", UPDATES)
     for name, ranks in product(
-        ("pipedream_2bw", "pipedream", "pipedream_vertical", "gpipe_groups", "updates"), (2, 4)
+        ("pipedream_2bw", "pipedream", "pipedream_vertical", "gpipe_groups", "updates"),
+        (2, 4),
     ):
         plan = (
-            compile(updates, {"ranks": ranks}) if name == "updates" else version_plan(name, ranks)
+            compile(updates, {"ranks": ranks})
+            if name == "updates"
+            else version_plan(name, ranks)
         )
         delays = DELAYS[name](ranks) if name in DELAYS else [0] * len(plan.placement)
         plan = plan.for_updates(COUNT // 2) if plan.kernels else plan
@@ -133,7 +147,9 @@ def clipped_updates_of_plans(cases: dict[str, LateUpdates]) -> dict[str, list[fl
     of = mesh("dp", "pp")
     expected = shared_out(clipped_in_one_process, cases)
     return {
-        name: clipped_late(case.plan, of if case.replicas == 2 else None, *expected[name])
+        name: clipped_late(
+            case.plan, of if case.replicas == 2 else None, *expected[name]
+        )
         for name, case in cases.items()
     }
 
@@ -150,17 +166,26 @@ def clipped_late(
     mine = {stage: model[stage] for stage in plan.stages_of(rank)}
     optimizers = {stage: momentum(model[stage]) for stage in mine}
     ours = Pipeline(
-        plan, mine, nn.functional.mse_loss, mesh=of, optimizers=optimizers, max_norm=limit
+        plan,
+        mine,
+        nn.functional.mse_loss,
+        mesh=of,
+        optimizers=optimizers,
+        max_norm=limit,
     )
     norms = list[float]()
     ours.record = True
     for step in range(COUNT // plan.layout.updates):
         ours.step(*batch(plan, 10 * step + replica))
         norms += map(float, ours.norms)
-        assert sorted(map(str, ours.bars)) == sorted(plan.ranks[rank].compute().text().split())
+        assert sorted(map(str, ours.bars)) == sorted(
+            plan.ranks[rank].compute().text().split()
+        )
     worst = max(abs(a - b) / b for a, b in zip(norms, expected, strict=True))
     pairs = weights(model, reference, plan.stages_of(rank))
-    same = all(is_same_everywhere(each.detach(), of) for each, _ in pairs) if of else True
+    same = (
+        all(is_same_everywhere(each.detach(), of) for each, _ in pairs) if of else True
+    )
     return [worst, max(difference(*pair) for pair in pairs), same]
 
 
@@ -168,7 +193,9 @@ def doubles(plan: Plan) -> list[nn.Module]:
     return [each.double() for each in modules(len(plan.placement))]
 
 
-def clipped_in_one_process(case: LateUpdates) -> tuple[float, list[float], list[nn.Module]]:
+def clipped_in_one_process(
+    case: LateUpdates,
+) -> tuple[float, list[float], list[nn.Module]]:
     """A limit that clips about half of the updates, their norms, and the stages after them."""
     norms, _ = late_norms(case, math.inf)
     # The median of the norms without clipping.
@@ -205,7 +232,9 @@ def late_norms(case: LateUpdates, limit: float) -> tuple[list[float], list[nn.Mo
     return norms, stages
 
 
-def test_updates_clipped_by_the_norm_of_all_stages_are_those_of_one_process(run_ranks: Run) -> None:
+def test_updates_clipped_by_the_norm_of_all_stages_are_those_of_one_process(
+    run_ranks: Run,
+) -> None:
     """Updates of which some are clipped; on 4 ranks, and with replicas, of which all have the
     same, to the bit.
     """

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+torch = pytest.importorskip(
+    "torch", reason="the runtime needs torch", exc_type=ImportError
+)
 
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -34,7 +36,9 @@ from tests.runtime.test_split_backward import (  # noqa: E402
 # Inductor, when it is imported; and what traces a block, when its input comes from another one.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not a leaf"
+    ),
 ]
 
 #: Gradients are sums in another order than those of the block alone.
@@ -106,7 +110,9 @@ def convolutions() -> nn.Module:
 #: Modules that are compiled as a whole, all of whose gradients are left to W.
 BLOCKS: dict[str, Callable[[], nn.Module]] = {
     "linear": linear,
-    "encoder": lambda: nn.TransformerEncoderLayer(WIDTH, 4, WIDTH, 0.0, batch_first=True),
+    "encoder": lambda: nn.TransformerEncoderLayer(
+        WIDTH, 4, WIDTH, 0.0, batch_first=True
+    ),
     "several uses": lambda: Does(
         mixed, up=linear(bias=False), scale=weight(WIDTH), norm=nn.LayerNorm(WIDTH)
     ),
@@ -115,7 +121,8 @@ BLOCKS: dict[str, Callable[[], nn.Module]] = {
         checkpointed, part=nn.Sequential(linear(), nn.GELU(), linear())
     ),
     "a view of the result": lambda: Does(
-        lambda s, x: s.part(x).transpose(1, 2).reshape(ROWS, LENGTH, WIDTH), part=linear()
+        lambda s, x: s.part(x).transpose(1, 2).reshape(ROWS, LENGTH, WIDTH),
+        part=linear(),
     ),
 }
 
@@ -129,20 +136,26 @@ def test_both_halves_are_one_whole_backward(name: str, as_graphs: list[str]) -> 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_in_a_checkpoint(reentrant: bool, as_graphs: list[str]) -> None:
-    block = in_checkpoint(nn.Sequential(Block(linear()), nn.Tanh(), linear()), reentrant)
+    block = in_checkpoint(
+        nn.Sequential(Block(linear()), nn.Tanh(), linear()), reentrant
+    )
     compare(nn.Sequential(block, linear()), tolerance=ROUNDING)
     assert as_graphs.count("backward") == 2
 
 
 def test_a_first_stage_needs_no_gradient_of_its_input(as_graphs: list[str]) -> None:
     block = nn.Sequential(nn.Embedding(256, WIDTH), linear())
-    compare(Block(block), lambda: torch.randint(256, (ROWS, LENGTH)), 0, tolerance=ROUNDING)
+    compare(
+        Block(block), lambda: torch.randint(256, (ROWS, LENGTH)), 0, tolerance=ROUNDING
+    )
 
 
 def test_weights_that_others_use_as_well(as_graphs: list[str]) -> None:
     part = linear()
     module = Does(
-        lambda s, x: s.block(x) + F.linear(x, s.part.weight), block=Block(part), part=part
+        lambda s, x: s.block(x) + F.linear(x, s.part.weight),
+        block=Block(part),
+        part=part,
     )
     compare(module, tolerance=ROUNDING)
 
@@ -170,7 +183,11 @@ def test_weights_that_are_not_trained(as_graphs: list[str]) -> None:
 def test_shapes_may_change(as_graphs: list[str]) -> None:
     module = Block(nn.Sequential(linear(), nn.Tanh(), linear()), dynamic=True)
     for rows in (ROWS, ROWS + 1, ROWS + 3):
-        compare(module, lambda rows=rows: torch.randn(rows, LENGTH, WIDTH), tolerance=ROUNDING)
+        compare(
+            module,
+            lambda rows=rows: torch.randn(rows, LENGTH, WIDTH),
+            tolerance=ROUNDING,
+        )
         module.zero_grad()
     assert as_graphs == ["forward", "backward", "backward"]
 
@@ -193,13 +210,20 @@ def test_alone_a_backward_is_whole(as_graphs: list[str]) -> None:
     expected = copy.deepcopy(block)
     torch.compile(block, backend=backend)(ours).square().sum().backward()
     expected(alone).square().sum().backward()
-    for one, other in [(ours, alone), *zip(block.parameters(), expected.parameters(), strict=True)]:
+    for one, other in [
+        (ours, alone),
+        *zip(block.parameters(), expected.parameters(), strict=True),
+    ]:
         torch.testing.assert_close(one.grad, other.grad, rtol=ROUNDING, atol=ROUNDING)
 
 
-def test_weights_of_which_b_computes_the_gradients_are_named(as_graphs: list[str]) -> None:
+def test_weights_of_which_b_computes_the_gradients_are_named(
+    as_graphs: list[str],
+) -> None:
     """A module of which torch compiles nothing: the backend is inductor's all the same."""
-    module = nn.Sequential(Block(linear()), torch.compile(linear(), backend="aot_eager"))
+    module = nn.Sequential(
+        Block(linear()), torch.compile(linear(), backend="aot_eager")
+    )
     with pytest.warns(UserWarning, match="in B and not in W, those of `1._orig_mod`"):
         compare(module, tolerance=ROUNDING)
 

@@ -84,7 +84,9 @@ class Expert(nn.Module):
         shares = self.router(x).softmax(-1)
         add_loss("balance", 2 * shares.mean(0).square().sum(), weight=0.1)
         parts = [expert(x) for expert in self.experts]
-        mixed = sum(shares[:, each : each + 1] * part for each, part in enumerate(parts))
+        mixed = sum(
+            shares[:, each : each + 1] * part for each, part in enumerate(parts)
+        )
         x, mixed = end((x, self.noted("experts", mixed)))
         return self.noted("combine", self.norm(x + mixed))
 
@@ -99,7 +101,9 @@ class Expert(nn.Module):
 class Own(Expert):
     """The same, with an order of its own: all of the backward after the first component."""
 
-    def overlapped(self, *, forward: OverlappedForward, backward: OverlappedBackward) -> Tensor:
+    def overlapped(
+        self, *, forward: OverlappedForward, backward: OverlappedBackward
+    ) -> Tensor:
         def end(value: object) -> object:
             value = end_component(value)
             while backward.left:
@@ -144,8 +148,12 @@ def build(plan: Plan, kind: type[nn.Module]) -> list[nn.Module]:
     return found
 
 
-def step_alone(plan: Plan, model: list[nn.Module], inputs: Tensor, targets: Tensor) -> None:
-    parts = zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True)
+def step_alone(
+    plan: Plan, model: list[nn.Module], inputs: Tensor, targets: Tensor
+) -> None:
+    parts = zip(
+        inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True
+    )
     for x, y in parts:
         with added_losses() as added:
             for stage in model:
@@ -163,7 +171,12 @@ def trained(plan: Plan, kind: type[nn.Module]) -> tuple[bool, float, list[str]]:
     stages = {s: model[plan.layout.piece(s)] for s in plan.stages_of(dist.get_rank())}
     # Each module once: replicas on a rank are one.
     every = {id(stage): stage for stage in (*stages.values(), *reference)}.values()
-    weights = [weight for stage in every for weight in stage.parameters() if weight.requires_grad]
+    weights = [
+        weight
+        for stage in every
+        for weight in stage.parameters()
+        if weight.requires_grad
+    ]
     optimizer = torch.optim.SGD(weights, 0.05)
     # An audit takes a stage that works in place for another one.
     audit = kind is not Buffered
@@ -196,10 +209,16 @@ SPLIT = {"backward": "I", "after": "W(next)"}
 #: By name, a schedule, and the stages that it trains.
 CASES: dict[str, tuple[Callable[[], Plan], type[Expert]]] = {
     "whole": (overlapped, Expert),
-    "late halves": (partial(overlapped, "I", end="repeat microbatches { W(next) }"), Expert),
+    "late halves": (
+        partial(overlapped, "I", end="repeat microbatches { W(next) }"),
+        Expert,
+    ),
     "recomputed halves": (partial(overlapped, before="R(next)", **SPLIT), Expert),
     "frozen": (partial(overlapped, lines="frozen 2 .. 3"), Expert),
-    "offloaded": (partial(overlapped, before="reload(next)", kept="offload(next)"), Expert),
+    "offloaded": (
+        partial(overlapped, before="reload(next)", kept="offload(next)"),
+        Expert,
+    ),
     "dualpipe": (partial(program, "dualpipe"), Expert),
     "dualpipe_v": (partial(program, "dualpipe_v"), Expert),
     "stp": (partial(program, "stp"), Expert),
@@ -220,8 +239,17 @@ def case(name: str) -> tuple[bool, float, list[str]]:
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_twenty_steps_are_those_of_one_process(name: str, run_ranks: Run) -> None:
-    turns = ["F attention", "B combine", "F experts", "B experts", "F combine", "B attention"]
-    for rank, (equal, worst, events) in enumerate(run_ranks(partial(case, name), 4).results()):
+    turns = [
+        "F attention",
+        "B combine",
+        "F experts",
+        "B experts",
+        "F combine",
+        "B attention",
+    ]
+    for rank, (equal, worst, events) in enumerate(
+        run_ranks(partial(case, name), 4).results()
+    ):
         assert worst < 1e-12
         # Gradients are summed in another order: those of replicas, and weight halves that are left
         # behind whole backwards of later microbatches.
@@ -269,7 +297,9 @@ STASHED = """schedule stashed {
 @pytest.mark.parametrize(
     ("text", "ranks"), [pytest.param(SLICED, 4, marks=pytest.mark.large), (STASHED, 3)]
 )
-def test_the_example_takes_turns(text: str, ranks: int, train: "Train", tmp_path: Path) -> None:
+def test_the_example_takes_turns(
+    text: str, ranks: int, train: "Train", tmp_path: Path
+) -> None:
     path = tmp_path / "overlapped.sched"
     path.write_text(text)
     trained = train(ranks, path, "--steps", 20, "--check", "--audit")

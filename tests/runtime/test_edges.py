@@ -59,7 +59,9 @@ def train_by_edges(plans: dict[str, Plan]) -> dict[str, Any]:
     """
     found = {}
     for name, plan in plans.items():
-        with patch.object(EdgeWire, "post_send", autospec=True, side_effect=POST_SEND) as sent:
+        with patch.object(
+            EdgeWire, "post_send", autospec=True, side_effect=POST_SEND
+        ) as sent:
             found[name] = *compare(plan, in_one_process(plan)), sent.call_count
     return found
 
@@ -146,7 +148,8 @@ SPLIT_GROUP = dist.split_group
 def test_communicators_are_split_in_rounds(run_ranks: Run) -> None:
     plan = edge_plan("interleaved_1f1b", 4, 4)
     expected = [
-        ([list(edge) for edge in edges], "cpu:gloo") for edges in rounds(edges_of(plan.layout))
+        ([list(edge) for edge in edges], "cpu:gloo")
+        for edges in rounds(edges_of(plan.layout))
     ]
     assert len(expected) == 4
     for calls, worst in run_ranks(split_calls, 4, plan).results():
@@ -183,7 +186,9 @@ def ends_in_the_first_message(plan: Plan) -> None:
         pipeline(plan, replicated(plan)).step(*batch(plan, 0))
 
 
-def test_a_process_that_is_lost_while_communicators_are_made_ends_all(run_ranks: Run) -> None:
+def test_a_process_that_is_lost_while_communicators_are_made_ends_all(
+    run_ranks: Run,
+) -> None:
     """At once, and not after the limit of the group that they wait in."""
     outcome = run_ranks(ends_in_the_first_message, 3, edge_plan("1f1b", 3, 3))
     assert outcome.codes == [1, 1, -signal.SIGKILL]

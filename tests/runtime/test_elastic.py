@@ -40,9 +40,13 @@ def torchrun(ranks: int) -> list[str]:
     return [sys.executable, "-m", *launch]
 
 
-def run(command: list[str], program: object, *options: object) -> subprocess.CompletedProcess[str]:
+def run(
+    command: list[str], program: object, *options: object
+) -> subprocess.CompletedProcess[str]:
     line = [*command, str(program), *map(str, options)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
+    return subprocess.run(
+        line, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT
+    )
 
 
 def losses(out: str) -> dict[int, float]:
@@ -69,7 +73,9 @@ def figures(done: subprocess.CompletedProcess[str]) -> dict:
         ("interleaved_1f1b", {"ranks": 2, "chunks": 5}),
     ],
 )
-def test_any_number_of_stages_makes_the_same_model(name: str, params: dict[str, int]) -> None:
+def test_any_number_of_stages_makes_the_same_model(
+    name: str, params: dict[str, int]
+) -> None:
     """Each weight is in one stage of a pipeline, by one name; no stage has more than its share of
     blocks.
     """
@@ -78,7 +84,9 @@ def test_any_number_of_stages_makes_the_same_model(name: str, params: dict[str, 
     whole = torch.nn.Sequential(*build_gpt(8, seed=3)).state_dict()
     stages = task.stages(range(len(plan.placement)))
     for pipeline in plan.layout.pipelines:
-        mine = [stages[stage].state_dict() for stage in range(pipeline.start, pipeline.stop)]
+        mine = [
+            stages[stage].state_dict() for stage in range(pipeline.start, pipeline.stop)
+        ]
         found = {name: each for state in mine for name, each in state.items()}
         assert sum(map(len, mine)) == len(found)
         assert found.keys() == whole.keys()
@@ -109,7 +117,9 @@ def test_a_killed_run_goes_on_with_other_numbers_of_ranks_and_another_schedule(
     options = ["--checkpoint", str(kept), "--every", "3", "--steps"]
     command = [*torchrun(4), str(PROGRAMS / "1f1b.sched"), *options, "100"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT) as process:
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT
+    ) as process:
         try:
             until((kept / "step-3").exists)
             os.kill(worker_of(process.pid, 1), signal.SIGKILL)
@@ -120,12 +130,17 @@ def test_a_killed_run_goes_on_with_other_numbers_of_ranks_and_another_schedule(
     # Between two steps, torchrun ends the others before they miss it.
     assert re.search(r"rank 1 (is gone|was last seen)", errors), errors
     # How far it came depends on when it was killed; from then on everything is said.
-    reached = max(int(each.name.removeprefix("step-")) for each in kept.glob("step-*[0-9]"))
+    reached = max(
+        int(each.name.removeprefix("step-")) for each in kept.glob("step-*[0-9]")
+    )
     second = run(torchrun(2), PROGRAMS / "1f1b.sched", *options, reached + 3, "--check")
     schedc = [sys.executable, "-m", "schedlang", "run"]
     third = run(schedc, PROGRAMS / "zb_v.sched", *options, reached + 6, "--check")
     # The third checkpoint is one too many; it is said once, and before the first is gone.
-    assert third.stderr.count("keeps the newest 2 checkpoints, older ones are deleted\n") == 1
+    assert (
+        third.stderr.count("keeps the newest 2 checkpoints, older ones are deleted\n")
+        == 1
+    )
     found = losses(out)
     for done, begin in ((second, reached), (third, reached + 3)):
         assert figures(done)["loss_error"] <= 1e-5
@@ -136,7 +151,9 @@ def test_a_killed_run_goes_on_with_other_numbers_of_ranks_and_another_schedule(
     expected = losses(uncut.stdout)
     assert len(expected) == reached + 6 >= 9
     # They are printed with four digits.
-    assert {step: found[step] for step in expected} == pytest.approx(expected, abs=1.01e-4)
+    assert {step: found[step] for step in expected} == pytest.approx(
+        expected, abs=1.01e-4
+    )
     assert sorted(each.name for each in kept.iterdir()) == [
         f"step-{step}" for step in sorted([reached + 3, reached + 6], key=str)
     ]
@@ -179,12 +196,20 @@ class Node:
             "--timeout",
             "30",
         ]
-        command = [*launch, "-m", "schedlang.runtime", str(PROGRAMS / "1f1b.sched"), *options]
+        command = [
+            *launch,
+            "-m",
+            "schedlang.runtime",
+            str(PROGRAMS / "1f1b.sched"),
+            *options,
+        ]
         line = [sys.executable, "-m", "torch.distributed.run", *command]
         with self.log.open("w") as log:
             # Or torch waits for the nodes of before, as docs/training.md has it.
             environment = ENVIRONMENT | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-            self.torchrun = subprocess.Popen(line, stdout=log, stderr=log, env=environment)
+            self.torchrun = subprocess.Popen(
+                line, stdout=log, stderr=log, env=environment
+            )
 
     def kill(self) -> None:
         """All at once, as when a machine fails."""
@@ -211,14 +236,20 @@ def test_torchrun_goes_on_with_the_nodes_that_there_are(tmp_path: Path) -> None:
 
     def newest() -> int:
         return max(
-            [int(each.name.removeprefix("step-")) for each in kept.glob("step-*[0-9]")], default=0
+            [int(each.name.removeprefix("step-")) for each in kept.glob("step-*[0-9]")],
+            default=0,
         )
 
     def parts() -> set[str]:
         path = kept / f"step-{newest()}"
-        return {each.name.split(".")[0][-len("of-00004") :] for each in path.glob("model-*")}
+        return {
+            each.name.split(".")[0][-len("of-00004") :] for each in path.glob("model-*")
+        }
 
-    nodes = [Node(tmp_path, port, 0, is_host=True), Node(tmp_path, port, 1, is_host=False)]
+    nodes = [
+        Node(tmp_path, port, 0, is_host=True),
+        Node(tmp_path, port, 1, is_host=False),
+    ]
     try:
         until(lambda: newest() >= 3)
         assert parts() == {"of-00004"}
@@ -243,10 +274,21 @@ def test_the_model_of_a_run_is_that_of_its_checkpoint(tmp_path: Path) -> None:
     error.
     """
     for first, second in (("12", "1"), ("1", "12")):
-        options = ["-p", "microbatches=2", "--checkpoint", tmp_path / f"kept{first}", "--steps"]
+        options = [
+            "-p",
+            "microbatches=2",
+            "--checkpoint",
+            tmp_path / f"kept{first}",
+            "--steps",
+        ]
         interleaved = PROGRAMS / "interleaved_1f1b.sched"
-        assert run(RUNTIME, interleaved, "-p", f"chunks={first}", *options, 2).returncode == 0
-        done = run(RUNTIME, interleaved, "-p", f"chunks={second}", *options, 3, "--check")
+        assert (
+            run(RUNTIME, interleaved, "-p", f"chunks={first}", *options, 2).returncode
+            == 0
+        )
+        done = run(
+            RUNTIME, interleaved, "-p", f"chunks={second}", *options, 3, "--check"
+        )
         if first == "12":
             assert figures(done)["steps"] == 3
             assert figures(done)["loss_error"] <= 1e-5
@@ -297,7 +339,8 @@ def test_older_versions_of_weights_are_for_their_own_plan(tmp_path: Path) -> Non
     without.
     """
     late, in_time = (
-        ["--steps", "1", "--checkpoint", tmp_path / name] for name in ("late", "in_time")
+        ["--steps", "1", "--checkpoint", tmp_path / name]
+        for name in ("late", "in_time")
     )
     assert run(torchrun(2), LATE, *late).returncode == 0
     assert run(RUNTIME, IN_TIME, *in_time).returncode == 0
@@ -340,24 +383,35 @@ def test_a_program_that_is_not_for_this_number_is_said_once(train: Train) -> Non
 @pytest.mark.parametrize(
     ("parameter", "message"),
     [
-        ("ranks=1", "`ranks` is how many processes are started: leave out `-p ranks`\n"),
+        (
+            "ranks=1",
+            "`ranks` is how many processes are started: leave out `-p ranks`\n",
+        ),
         ("rnks=1", None),
     ],
 )
-def test_parameters_of_the_program(train: Train, parameter: str, message: str | None) -> None:
+def test_parameters_of_the_program(
+    train: Train, parameter: str, message: str | None
+) -> None:
     done = train(0, IN_TIME, "-p", parameter)
     assert done.codes == [1]
     assert (
-        done.stderr == message if message else done.stderr.startswith("error[unknown-parameter]")
+        done.stderr == message
+        if message
+        else done.stderr.startswith("error[unknown-parameter]")
     ), done.stderr
 
 
-def test_a_program_that_does_not_come_is_not_waited_for(train: Train, tmp_path: Path) -> None:
+def test_a_program_that_does_not_come_is_not_waited_for(
+    train: Train, tmp_path: Path
+) -> None:
     """Rank 0 reads from a pipe to which nobody writes."""
     program = tmp_path / "pipe.sched"
     os.mkfifo(program)
     done = train(2, program, "--timeout", 3)
     assert done.codes == [-signal.SIGTERM, 1]
     assert re.search(
-        r"^rank 1 lost another rank at the start: Timed out waiting 3000ms", done.stderr, re.M
+        r"^rank 1 lost another rank at the start: Timed out waiting 3000ms",
+        done.stderr,
+        re.M,
     )

@@ -47,7 +47,9 @@ class Router(nn.Module):
 
 def build_expert() -> nn.Module:
     """An expert."""
-    return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+    return nn.Sequential(
+        nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
+    )
 
 
 class Whole(Router):
@@ -100,10 +102,16 @@ class Part(Router):
         return all_to_all_single(into, tokens, counts, sent.tolist(), group=self.group)
 
 
-def step_alone(plan: Plan, model: list[nn.Module], batches: list[tuple[Tensor, Tensor]]) -> None:
+def step_alone(
+    plan: Plan, model: list[nn.Module], batches: list[tuple[Tensor, Tensor]]
+) -> None:
     """The gradients of all batches, in one process."""
     for inputs, targets in batches:
-        parts = zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True)
+        parts = zip(
+            inputs.chunk(plan.microbatches),
+            targets.chunk(plan.microbatches),
+            strict=True,
+        )
         for x, y in parts:
             with added_losses() as added:
                 for layer in model:
@@ -131,7 +139,9 @@ def trained(make: Callable[[], Plan]) -> tuple[float, bool]:
     optimizer = torch.optim.SGD([*own, *others], 0.05)
     # A mean over the microbatches of all pipelines, whose gradients are summed below.
     scale = 1 / (plan.microbatches * EXPERTS)
-    ours = Pipeline(plan, stages, nn.functional.mse_loss, mesh=mesh["pp"], loss_scale=scale)
+    ours = Pipeline(
+        plan, stages, nn.functional.mse_loss, mesh=mesh["pp"], loss_scale=scale
+    )
     for step in range(STEPS):
         batches = [batch(plan, EXPERTS * step + number) for number in range(EXPERTS)]
         ours.step(*batches[mesh.get_local_rank("experts")])
@@ -148,7 +158,9 @@ def trained(make: Callable[[], Plan]) -> tuple[float, bool]:
         whole = reference[plan.layout.piece(number)].state_dict()
         expert = f"experts.{mesh.get_local_rank('experts')}."
         for name, weight in stage.state_dict().items():
-            worst = max(worst, difference(weight, whole[name.replace("expert.", expert)]))
+            worst = max(
+                worst, difference(weight, whole[name.replace("expert.", expert)])
+            )
     _, _, chosen = reference[0].routed(batches[0][0])
     return worst, len(set(chosen.tolist())) == EXPERTS
 
@@ -162,7 +174,11 @@ def trained(make: Callable[[], Plan]) -> tuple[float, bool]:
     ],
     ids=["interleaved_overlap", "dualpipe_v", "zb_h1"],
 )
-def test_experts_train_as_in_one_process(make: Callable[[], Plan], run_ranks: Run) -> None:
-    for worst, are_exchanged in run_ranks(partial(trained, make), EXPERTS * PIPE).results():
+def test_experts_train_as_in_one_process(
+    make: Callable[[], Plan], run_ranks: Run
+) -> None:
+    for worst, are_exchanged in run_ranks(
+        partial(trained, make), EXPERTS * PIPE
+    ).results():
         assert worst < 1e-11
         assert are_exchanged

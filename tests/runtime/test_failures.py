@@ -37,7 +37,10 @@ pytestmark = pytest.mark.processes
 
 
 def fails(
-    what: Callable[[torch.Tensor], object], stage: int = 1, call: int = 2, **options: object
+    what: Callable[[torch.Tensor], object],
+    stage: int = 1,
+    call: int = 2,
+    **options: object,
 ) -> None:
     """Two steps of 1F1B, with something that happens at forward `call` of a stage."""
     plan = program("1f1b", ranks=dist.get_world_size(), microbatches=4)
@@ -64,7 +67,9 @@ def vector_loss() -> None:
     plan = program("1f1b", ranks=2, microbatches=4)
     model = modules(2)
     mine = {stage: model[stage] for stage in plan.stages_of(dist.get_rank())}
-    Pipeline(plan, mine, lambda output, target: (output - target) ** 2).step(*batch(plan, 0))
+    Pipeline(plan, mine, lambda output, target: (output - target) ** 2).step(
+        *batch(plan, 0)
+    )
 
 
 def indivisible() -> None:
@@ -160,7 +165,12 @@ def alarm(what: signal.Signals, process: int, output: torch.Tensor) -> torch.Ten
 # what all of them say.
 PLACE = r"\(1f1b.sched:\d+\)"
 FAILURES = {
-    "throws": (partial(fails, throw), 3, 1, rf"rank 1 failed at 1F2 {PLACE}: ValueError: boom"),
+    "throws": (
+        partial(fails, throw),
+        3,
+        1,
+        rf"rank 1 failed at 1F2 {PLACE}: ValueError: boom",
+    ),
     "throws_at_the_store": (
         partial(fails, throw, stage=0),
         3,
@@ -305,7 +315,9 @@ def test_all_ranks_say_what_went_wrong_and_exit(run_ranks: Run, scenario: str) -
     outcome = run_ranks(body, ranks)
     assert outcome.codes == [1] * ranks, outcome.logs
     raised = [
-        rank for rank, log in enumerate(outcome.logs) if says(log, rf".*PipelineError: {message}")
+        rank
+        for rank, log in enumerate(outcome.logs)
+        if says(log, rf".*PipelineError: {message}")
     ]
     printed = [
         rank
@@ -321,11 +333,17 @@ def test_all_ranks_say_what_went_wrong_and_exit(run_ranks: Run, scenario: str) -
     assert len(reports) == (
         ".sched:" in message or scenario in ("idles", "indivisible", "no_targets")
     ), outcome.logs
-    assert all(outcome.logs[rank].count("\n") == 1 for rank in {*printed} - {*reports}), (
-        outcome.logs
-    )
+    assert all(
+        outcome.logs[rank].count("\n") == 1 for rank in {*printed} - {*reports}
+    ), outcome.logs
     assert (
-        len({line for rank in printed for line in re.findall("stopped: (.*)", outcome.logs[rank])})
+        len(
+            {
+                line
+                for rank in printed
+                for line in re.findall("stopped: (.*)", outcome.logs[rank])
+            }
+        )
         == 1
     )
     assert outcome.seconds < 15
@@ -351,7 +369,9 @@ def crashes_between() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "code"), [(partial(fails, kill), -9), (crashes_between, 1)], ids=["killed", "crashed"]
+    ("body", "code"),
+    [(partial(fails, kill), -9), (crashes_between, 1)],
+    ids=["killed", "crashed"],
 )
 def test_a_rank_that_dies_is_named_by_the_others(
     run_ranks: Run, body: Callable[[], None], code: int
@@ -412,12 +432,16 @@ def threads() -> list[Any]:
         for each in Path("/proc/self/task").glob("*/comm")
     }
     policies = {
-        os.sched_getscheduler(thread) for thread, name in names.items() if name == "gloo_tcp_loop"
+        os.sched_getscheduler(thread)
+        for thread, name in names.items()
+        if name == "gloo_tcp_loop"
     }
     return [sorted(policies), os.sched_getscheduler(os.getpid())]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a policy for threads")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux has such a policy for threads"
+)
 def test_threads_of_gloo_do_not_interrupt_the_main_thread(run_ranks: Run) -> None:
     assert run_ranks(threads, 2).results() == [[[os.SCHED_BATCH], os.SCHED_OTHER]] * 2
 

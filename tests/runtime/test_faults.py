@@ -56,8 +56,12 @@ def steps(
     """Train for some steps, with a pipeline that is changed before them."""
     mine = plan.stages_of(dist.get_rank())
     updates = any(Kind.U in each.kind for each in plan.ranks)
-    optimizers = {each: OPTIMIZERS["momentum"](list(model[each].parameters())) for each in mine}
-    ours = pipeline(plan, model, optimizers=optimizers if updates else {}, timeout=timeout)
+    optimizers = {
+        each: OPTIMIZERS["momentum"](list(model[each].parameters())) for each in mine
+    }
+    ours = pipeline(
+        plan, model, optimizers=optimizers if updates else {}, timeout=timeout
+    )
     if change:
         change(ours)
     dist.barrier()
@@ -76,7 +80,11 @@ def kill(folder: Path, schedule: str, rank: int, point: int) -> None:
             # Ten points, evenly from the first call of a step to its last.
             place = point * (len(ours._training) - 1) // (KILLS - 1)
             index, call, op = ours._training[place]
-            ours._training[place] = index, Trap(call, LATER if point % 2 else 0, folder), op
+            ours._training[place] = (
+                index,
+                Trap(call, LATER if point % 2 else 0, folder),
+                op,
+            )
 
     steps(plan, replicated(plan), set_trap)
 
@@ -123,11 +131,15 @@ def inside(
     call = plan.layout.units(stage) * LATER + 2 if point // 4 else 1
     # All stages are wrapped, for replicas are compared by the names of their weights.
     model = [Does(each, math.inf, fault) for each in model]
-    model[stage] = Does(model[stage].inner, call, partial(backwards, fault) if point % 2 else fault)
+    model[stage] = Does(
+        model[stage].inner, call, partial(backwards, fault) if point % 2 else fault
+    )
     steps(plan, model, timeout=STALL if what is sleep else TIMEOUT)
 
 
-def backwards(what: Callable[[torch.Tensor], torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+def backwards(
+    what: Callable[[torch.Tensor], torch.Tensor], output: torch.Tensor
+) -> torch.Tensor:
     # Another tensor, so that the hook is no hook of what the stage makes.
     output = output * 1
     output.register_hook(what)
@@ -173,7 +185,10 @@ NAMES = [
     for what, points in POINTS.items()
     for schedule, rank, point in product(SCHEDULES, range(RANKS), points)
 ]
-CASES = [name if name in FEW else pytest.param(name, marks=pytest.mark.faults) for name in NAMES]
+CASES = [
+    name if name in FEW else pytest.param(name, marks=pytest.mark.faults)
+    for name in NAMES
+]
 #: At the end of a step a rank waits for all that it has sent, perhaps to several ranks.
 _OTHERS = r"(?:rank \d or )*rank {rank}(?: or rank \d)*"
 #: The cause that all ranks give: `{rank}` has the fault. Two words of torch's own for shapes, by
@@ -189,19 +204,27 @@ CAUSES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_all_ranks_end_at_once_and_say_why(run_ranks: Run, tmp_path: Path, case: str) -> None:
+def test_all_ranks_end_at_once_and_say_why(
+    run_ranks: Run, tmp_path: Path, case: str
+) -> None:
     what, schedule, rank, point = case.split()
     outcome = run_ranks(FAULTS[what], RANKS, tmp_path, schedule, int(rank), int(point))
     happened = tmp_path / "fault"
     assert happened.exists(), outcome.logs
     assert time.monotonic() - float(happened.read_text()) < TIMEOUT, outcome.logs
     died = {int(rank)} if what == "kill" else set()
-    assert outcome.codes == [-9 if each in died else 1 for each in range(RANKS)], outcome.logs
+    assert outcome.codes == [-9 if each in died else 1 for each in range(RANKS)], (
+        outcome.logs
+    )
     place = rf"\S+ \((?:{places_of(plan_of(schedule, RANKS))})\)"
-    cause = re.compile(rf"(?:stopped|Error): {CAUSES[what].format(rank=rank, place=place)}", re.M)
+    cause = re.compile(
+        rf"(?:stopped|Error): {CAUSES[what].format(rank=rank, place=place)}", re.M
+    )
     living = [log for each, log in enumerate(outcome.logs) if each not in died]
     assert all(cause.search(log) for log in living), outcome.logs
-    assert ("ValueError: boom\nand more\n" in outcome.logs[int(rank)]) == (what == "throw")
+    assert ("ValueError: boom\nand more\n" in outcome.logs[int(rank)]) == (
+        what == "throw"
+    )
     check_standings(living, died, place)
 
 
@@ -226,7 +249,12 @@ def check_standings(living: list[str], died: set[int], place: str) -> None:
         each for each in range(RANKS) if each not in died & {0}
     ], living
     assert sum(map(bool, found)) == (len(living) if 0 in died else 1), living
-    assert any(what.startswith("has waited") for each in found for _, what in each), living
+    assert any(what.startswith("has waited") for each in found for _, what in each), (
+        living
+    )
     assert {
-        int(rank) for each in found for rank, what in each if what.startswith("was last")
+        int(rank)
+        for each in found
+        for rank, what in each
+        if what.startswith("was last")
     } == died - {0}, living

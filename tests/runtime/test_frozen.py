@@ -38,7 +38,10 @@ def model_of(plan: Plan) -> list[nn.Module]:
 
 def own_of(plan: Plan, model: list[nn.Module]) -> dict[int, nn.Module]:
     """This rank's stages; replicas on one rank are one module."""
-    return {stage: model[plan.layout.piece(stage)] for stage in plan.stages_of(dist.get_rank())}
+    return {
+        stage: model[plan.layout.piece(stage)]
+        for stage in plan.stages_of(dist.get_rank())
+    }
 
 
 def sgd(stage: nn.Module) -> torch.optim.Optimizer | None:
@@ -54,7 +57,11 @@ def train_alone(plan: Plan, steps: int) -> tuple[list[Tensor], list[nn.Module]]:
     for step in range(steps):
         inputs, targets = batch(plan, step)
         of_step = []
-        parts = zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True)
+        parts = zip(
+            inputs.chunk(plan.microbatches),
+            targets.chunk(plan.microbatches),
+            strict=True,
+        )
         for x, y in parts:
             loss = nn.functional.mse_loss(alone(model, x), y)
             (loss / plan.microbatches).backward()
@@ -73,7 +80,9 @@ def trained(name: str, lines: str, **params: int) -> tuple[bool, float]:
     plan = program_with(name, lines, **params)
     expected, reference = train_alone(plan, STEPS)
     stages = own_of(plan, model_of(plan))
-    optimizers = [optimizer for optimizer in map(sgd, set(stages.values())) if optimizer]
+    optimizers = [
+        optimizer for optimizer in map(sgd, set(stages.values())) if optimizer
+    ]
     pairs = []
     with warnings.catch_warnings():
         # Nothing here is done in vain, so nothing may be warned of.
@@ -91,7 +100,9 @@ def trained(name: str, lines: str, **params: int) -> tuple[bool, float]:
         pairs += zip(stage.parameters(), other.parameters(), strict=True)
         if number in plan.layout.frozen:
             assert all(weight.grad is None for weight in stage.parameters())
-    return all(torch.equal(*pair) for pair in pairs), max(difference(*pair) for pair in pairs)
+    return all(torch.equal(*pair) for pair in pairs), max(
+        difference(*pair) for pair in pairs
+    )
 
 
 def schedules() -> dict[str, tuple[bool, float]]:
@@ -125,13 +136,19 @@ def updated() -> dict[str, float]:
         plan = program_with(name, PREFIX, microbatches=microbatches).for_updates(6)
         model = model_of(plan)
         stages = own_of(plan, model)
-        optimizers = {stage: sgd(stages[stage]) for stage in stages if plan.layout.trains(stage)}
+        optimizers = {
+            stage: sgd(stages[stage]) for stage in stages if plan.layout.trains(stage)
+        }
         before = copy.deepcopy(model)
-        Pipeline(plan, stages, nn.functional.mse_loss, optimizers=optimizers).step(*batch(plan, 0))
+        Pipeline(plan, stages, nn.functional.mse_loss, optimizers=optimizers).step(
+            *batch(plan, 0)
+        )
         for number, stage in stages.items():
             moved = [
                 difference(*pair)
-                for pair in zip(stage.parameters(), before[number].parameters(), strict=True)
+                for pair in zip(
+                    stage.parameters(), before[number].parameters(), strict=True
+                )
             ]
             assert bool(max(moved)) == plan.layout.trains(number)
         found[name] = max(moved)
@@ -198,7 +215,9 @@ def sharded_and_replicated() -> float:
         # FSDP has replicas of its own.
         used = mesh["pp"] if is_sharded else mesh
         Pipeline(plan, {rank: own}, nn.functional.mse_loss, mesh=used).step(*share)
-        for weight, other in zip(own.parameters(), reference[rank].parameters(), strict=True):
+        for weight, other in zip(
+            own.parameters(), reference[rank].parameters(), strict=True
+        ):
             assert (weight.grad is None) == (other.grad is None) == (rank == 0)
             if weight.grad is not None:
                 gradient = weight.grad.full_tensor() if is_sharded else weight.grad
@@ -298,7 +317,9 @@ def test_frozen_stages_are_given_frozen_blocks() -> None:
     assert stages.partition.costs[:5] == pytest.approx([17 / 3] * 4 + [17])
     stages = split(blocks(range(7)), plan, rank=0)
     assert stages.partition.cuts == (0, 5, 8)
-    with pytest.raises(PipelineError, match="the frozen stages 0, and the model no blocks there"):
+    with pytest.raises(
+        PipelineError, match="the frozen stages 0, and the model no blocks there"
+    ):
         split(blocks([1, 2]), plan, rank=0)
 
 

@@ -98,9 +98,14 @@ def in_one_process(
     losses = []
     outputs = []
     for step in range(steps_of(plan)):
-        found = [alone(model, x) for x in batch(plan, step, dtype)[0].chunk(plan.microbatches)]
+        found = [
+            alone(model, x)
+            for x in batch(plan, step, dtype)[0].chunk(plan.microbatches)
+        ]
         targets = batch(plan, step, dtype)[1].chunk(plan.microbatches)
-        each = [nn.functional.mse_loss(x, y) for x, y in zip(found, targets, strict=True)]
+        each = [
+            nn.functional.mse_loss(x, y) for x, y in zip(found, targets, strict=True)
+        ]
         for loss in each:
             (loss * scale).backward()
         losses.append([loss.detach() for loss in each])
@@ -110,7 +115,10 @@ def in_one_process(
 
 
 def compare(
-    plan: Plan, expected: Reference, dtype: torch.dtype = torch.float64, **options: float
+    plan: Plan,
+    expected: Reference,
+    dtype: torch.dtype = torch.float64,
+    **options: float,
 ) -> list[float]:
     """The largest differences of losses and of gradients, of the stages on this rank.
 
@@ -132,7 +140,9 @@ def compare(
             found.append(ours.step(inputs, targets))
         for losses in found:
             right = expected.losses[step]
-            worst[0] = max(worst[0], loss_difference(plan, losses, right, dist.get_rank()))
+            worst[0] = max(
+                worst[0], loss_difference(plan, losses, right, dist.get_rank())
+            )
     updated = set(map(id, ours.parameters()))
     for stage in [] if plan.is_forward_only else plan.stages_of(dist.get_rank()):
         right = expected.gradients[stage % len(expected.gradients)]
@@ -204,12 +214,17 @@ def test_losses_and_gradients_are_those_of_one_process(
     Losses are compared by number of microbatch, and one plan takes microbatches in another order.
     """
     programs = {path.stem for path in GALLERY} - APART
-    for found in run_ranks(compare_all, ranks, all_plans(ranks, microbatches)).results():
+    for found in run_ranks(
+        compare_all, ranks, all_plans(ranks, microbatches)
+    ).results():
         # Their programs ask for an even number of ranks, or of microbatches for each rank.
         even = {"chimera", "dualpipe", "bitpipe", "helixpipe"} if ranks == 3 else set()
         # It asks for three microbatches per rank.
         many = {"stp"} if ranks > 2 else set()
-        assert {case.split()[0] for case in found} == programs - even - many | {"v", "slices"}
+        assert {case.split()[0] for case in found} == programs - even - many | {
+            "v",
+            "slices",
+        }
         for case, (loss, gradient) in found.items():
             assert loss < 1e-12, case
             assert gradient < 1e-12, case
@@ -236,7 +251,10 @@ def retrained() -> list[float]:
     layout = plan.layout
     pieces = modules(layout.pieces)
     reference = nn.Sequential(*modules(layout.pieces))
-    mine = {stage: pieces[layout.piece_of[stage]] for stage in plan.stages_of(dist.get_rank())}
+    mine = {
+        stage: pieces[layout.piece_of[stage]]
+        for stage in plan.stages_of(dist.get_rank())
+    }
     ours = Pipeline(plan, mine, nn.functional.mse_loss)
     own = {layout.piece_of[stage] for stage in mine}
     weights = [weight for piece in own for weight in pieces[piece].parameters()]
@@ -257,7 +275,9 @@ def retrained() -> list[float]:
     ]
 
 
-def test_a_helper_has_one_module_for_its_own_stage_and_that_of_a_lost_rank(run_ranks: Run) -> None:
+def test_a_helper_has_one_module_for_its_own_stage_and_that_of_a_lost_rank(
+    run_ranks: Run,
+) -> None:
     found = run_ranks(retrained, 5).results()
     assert max(worst for worst, _ in found) < 1e-12
     # Two helpers of three replicas.
@@ -338,7 +358,11 @@ def late_plans(ranks: int) -> dict[str, tuple[Plan, list[int], str]]:
     """For some schedules and optimizers, the plan, and the delay of each stage's weights."""
     cases = LATE if ranks == 2 else LATE[len(OPTIMIZERS) - 1 :]
     return {
-        f"{name} {optimizer}": (version_plan(name, ranks), DELAYS[name](ranks), optimizer)
+        f"{name} {optimizer}": (
+            version_plan(name, ranks),
+            DELAYS[name](ranks),
+            optimizer,
+        )
         for name, optimizer in cases
     }
 
@@ -350,7 +374,9 @@ def one_process_later(case: tuple[Plan, list[int], str]) -> list[list[nn.Module]
     return [delayed(plan, each, optimizer, 2 * plan.layout.updates) for each in others]
 
 
-def versions(cases: dict[str, tuple[Plan, list[int], str]], folder: Path) -> dict[str, list[bool]]:
+def versions(
+    cases: dict[str, tuple[Plan, list[int], str]], folder: Path
+) -> dict[str, list[bool]]:
     """Weights after two steps of some updates each, against one process with late gradients.
 
     For every case: whether they are the same to the bit, without and with a checkpoint between the
@@ -364,7 +390,9 @@ def versions(cases: dict[str, tuple[Plan, list[int], str]], folder: Path) -> dic
         mine = plan.stages_of(rank)
         # What is claimed of the memory: the newest version, and one for each update that weights
         # are late.
-        assert 1 + max(delays[stage] for stage in mine) == follow_weights(plan).held[rank]
+        assert (
+            1 + max(delays[stage] for stage in mine) == follow_weights(plan).held[rank]
+        )
         uncut = two_steps(plan, delays, optimizer)
         resumed = two_steps(plan, delays, optimizer, folder)
         right, later, in_time = expected[name]
@@ -387,23 +415,33 @@ def two_steps(
     updates = plan.layout.updates
     others = squares() if folder is None else set()
     model = normed(len(plan.placement))
-    optimizers = {each: OPTIMIZERS[optimizer](list(model[each].parameters())) for each in mine}
+    optimizers = {
+        each: OPTIMIZERS[optimizer](list(model[each].parameters())) for each in mine
+    }
     ours = pipeline(plan, model, optimizers=optimizers)
     step(ours, plan, range(updates))
     if folder is None:
         others |= {
-            each[1].weight.data_ptr() for stage, each in enumerate(model) if stage not in mine
+            each[1].weight.data_ptr()
+            for stage, each in enumerate(model)
+            if stage not in mine
         }
         # Each stage has one square matrix, so there are as many of these as there are versions.
         assert len(squares() - others) == sum(1 + delays[stage] for stage in mine)
     else:
         file = folder / f"checkpoint{dist.get_rank()}"
-        states = {each: (model[each].state_dict(), optimizers[each].state_dict()) for each in mine}
+        states = {
+            each: (model[each].state_dict(), optimizers[each].state_dict())
+            for each in mine
+        }
         torch.save([ours.state_dict(), states], file)
         model = [
-            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in model
+            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh())
+            for _ in model
         ]
-        optimizers = {each: OPTIMIZERS[optimizer](list(model[each].parameters())) for each in mine}
+        optimizers = {
+            each: OPTIMIZERS[optimizer](list(model[each].parameters())) for each in mine
+        }
         ours = pipeline(plan, model, optimizers=optimizers)
         state, states = torch.load(file)
         for each in mine:
@@ -415,13 +453,16 @@ def two_steps(
 
 
 def step(ours: Pipeline, plan: Plan, updates: range) -> None:
-    ours.step(*(torch.cat(each) for each in zip(*update_batches(plan, updates), strict=True)))
+    ours.step(
+        *(torch.cat(each) for each in zip(*update_batches(plan, updates), strict=True))
+    )
 
 
 def same(ours: list[nn.Module], other: list[nn.Module], stages: list[int]) -> bool:
     """Whether stages have the same weights, to the bit."""
     pairs = [
-        zip(ours[stage].parameters(), other[stage].parameters(), strict=True) for stage in stages
+        zip(ours[stage].parameters(), other[stage].parameters(), strict=True)
+        for stage in stages
     ]
     return all(torch.equal(*pair) for pairs_of in pairs for pair in pairs_of)
 
@@ -429,9 +470,13 @@ def same(ours: list[nn.Module], other: list[nn.Module], stages: list[int]) -> bo
 def squares() -> set[int]:
     """Where the square matrices are that are trained: of weights and their versions."""
     gc.collect()
-    tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+    tensors = (
+        each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)
+    )
     return {
-        each.data_ptr() for each in tensors if each.requires_grad and each.shape == (WIDTH, WIDTH)
+        each.data_ptr()
+        for each in tensors
+        if each.requires_grad and each.shape == (WIDTH, WIDTH)
     }
 
 
@@ -444,7 +489,9 @@ def test_late_gradients_are_those_of_one_process(
     """
     for rank in run_ranks(versions, ranks, late_plans(ranks), tmp_path).results():
         assert len(rank) == (8 if ranks == 2 else 5)
-        assert {name: found for name, found in rank.items() if found != [True] * 4} == {}
+        assert {
+            name: found for name, found in rank.items() if found != [True] * 4
+        } == {}
 
 
 def records() -> list[tuple[str, float, float]]:
@@ -507,7 +554,11 @@ class Containers(nn.Module):
         self.is_last = is_last
 
     def forward(
-        self, x: torch.Tensor, rest: dict[str, torch.Tensor] | None = None, *, scale: float
+        self,
+        x: torch.Tensor,
+        rest: dict[str, torch.Tensor] | None = None,
+        *,
+        scale: float,
     ) -> object:
         # The first stage is given a tensor alone, and begins the rest.
         rest = {"skip": x, "mask": torch.arange(len(x)) % 2} if rest is None else rest
@@ -529,7 +580,9 @@ def containers() -> float:
         options = [{"scale": 1.0 + each} for each in range(4)]
         losses = []
         outputs = []
-        for x, y, option in zip(inputs.chunk(4), targets.chunk(4), options, strict=True):
+        for x, y, option in zip(
+            inputs.chunk(4), targets.chunk(4), options, strict=True
+        ):
             first = reference[0](x, **option)
             outputs.append(reference[2](*reference[1](*first, **option), **option))
             losses.append(nn.functional.mse_loss(outputs[-1], y))
@@ -598,5 +651,7 @@ def ignores_input() -> None:
             assert all(weight.grad is None for weight in model[0].parameters())
 
 
-def test_nothing_before_a_stage_that_ignores_its_input_has_a_gradient(run_ranks: Run) -> None:
+def test_nothing_before_a_stage_that_ignores_its_input_has_a_gradient(
+    run_ranks: Run,
+) -> None:
     run_ranks(ignores_input, 3).results()

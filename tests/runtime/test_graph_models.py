@@ -45,17 +45,23 @@ class Joint(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         assert len(inputs) == len(self.layers)
-        through = [layer(value) for layer, value in zip(self.layers, inputs, strict=True)]
+        through = [
+            layer(value) for layer, value in zip(self.layers, inputs, strict=True)
+        ]
         return torch.tanh(sum(through[1:], start=through[0]))
 
 
 def plan_of(name: str, edges: Edges, lines: str = "", **params: int) -> Plan:
     """A program of the gallery over a graph of stages, without what it claims."""
-    text = re.sub(r"^ *assert .*\n", "", (PROGRAMS / f"{name}.sched").read_text(), flags=re.M)
+    text = re.sub(
+        r"^ *assert .*\n", "", (PROGRAMS / f"{name}.sched").read_text(), flags=re.M
+    )
     place = text.index("\n", text.index("param microbatches")) + 1
     items = "\n".join(f"edge s in 0 .. 1 from {a} to {b}" for a, b in edges)
     text = text[:place] + items + "\n" + lines + text[place:]
-    return compile(Source(f"{name}.sched", text), {"microbatches": MICROBATCHES} | params)
+    return compile(
+        Source(f"{name}.sched", text), {"microbatches": MICROBATCHES} | params
+    )
 
 
 def model_of(layout: Layout) -> list[nn.Module]:
@@ -73,7 +79,9 @@ def batch(layout: Layout, seed: int) -> tuple[dict[int, Tensor], Tensor]:
     # Of replicas, which have the same inputs, those of the first pipeline.
     firsts = [stage for stage in layout.firsts if stage < layout.pieces]
     shape = MICROBATCHES * ROWS, WIDTH
-    values = torch.randn(len(firsts) + 1, *shape, generator=generator, dtype=torch.float64)
+    values = torch.randn(
+        len(firsts) + 1, *shape, generator=generator, dtype=torch.float64
+    )
     return dict(zip(firsts, values[1:], strict=True)), values[0]
 
 
@@ -93,8 +101,12 @@ class Sliced(nn.Module):
         past: Tensor | None = None,
         skips: dict[int, Tensor] | None = None,
     ) -> Any:
-        through = [weight * value for weight, value in zip(self.weights, inputs, strict=True)]
-        seen = sum([*through[1:], *(skips or {}).values()], start=through[0]).cumsum(dim=1)
+        through = [
+            weight * value for weight, value in zip(self.weights, inputs, strict=True)
+        ]
+        seen = sum([*through[1:], *(skips or {}).values()], start=through[0]).cumsum(
+            dim=1
+        )
         if past is not None:
             seen = seen + past
         output = seen.tanh()
@@ -103,16 +115,23 @@ class Sliced(nn.Module):
 
 
 def run(
-    model: Sequence[nn.Module], edges: Edges, inputs: dict[int, Tensor], skips: Edges = ()
+    model: Sequence[nn.Module],
+    edges: Edges,
+    inputs: dict[int, Tensor],
+    skips: Edges = (),
 ) -> Tensor:
     """The whole model in one process."""
     outputs: list[Tensor] = []
     for stage, module in enumerate(model):
         # In the order in which a stage is given them: by the numbers of the stages that make them.
-        before = [outputs[earlier] for earlier, later in sorted(edges) if later == stage]
+        before = [
+            outputs[earlier] for earlier, later in sorted(edges) if later == stage
+        ]
         values = before or [inputs[stage]]
         if isinstance(module, Sliced):
-            by_skips = {earlier: outputs[earlier] for earlier, later in skips if later == stage}
+            by_skips = {
+                earlier: outputs[earlier] for earlier, later in skips if later == stage
+            }
             returned, _ = module(*values, skips=by_skips)
             outputs.append(returned[0] if module.later else returned)
         else:
@@ -129,7 +148,9 @@ def compare(
     layout = plan.layout
     mine = plan.stages_of(dist.get_rank())
     # A model for each pipeline, or replicas on one rank would share their gradients.
-    models = {start: make(layout) for start in {layout.pipeline_of[s].start for s in mine}}
+    models = {
+        start: make(layout) for start in {layout.pipeline_of[s].start for s in mine}
+    }
     stages = {s: models[layout.pipeline_of[s].start][layout.piece(s)] for s in mine}
     alone = make(layout)
     pipeline = Pipeline(plan, stages, nn.functional.mse_loss)
@@ -327,7 +348,10 @@ def random_graph(stages: int, seed: int) -> Edges:
     edges = set()
     for stage in range(stages - 1):
         later = range(stage + 1, stages)
-        edges |= {(stage, other) for other in rng.sample(later, rng.randint(1, min(3, len(later))))}
+        edges |= {
+            (stage, other)
+            for other in rng.sample(later, rng.randint(1, min(3, len(later))))
+        }
     return sorted(edges)
 
 
@@ -401,16 +425,22 @@ def of_vocabulary() -> dict[str, float]:
     layers = 4
     torch.manual_seed(0)
     model = [nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(layers)]
-    model += [nn.Linear(WIDTH, SHARD, bias=False, dtype=torch.float64) for _ in range(layers)]
+    model += [
+        nn.Linear(WIDTH, SHARD, bias=False, dtype=torch.float64) for _ in range(layers)
+    ]
     alone = copy.deepcopy(model)
-    stages = {stage: [*model, Shards()][stage] for stage in plan.stages_of(dist.get_rank())}
+    stages = {
+        stage: [*model, Shards()][stage] for stage in plan.stages_of(dist.get_rank())
+    }
     pipeline = Pipeline(plan, stages, lambda output, _: output.mean())
     inputs, targets = batch(plan.layout, 0)
     losses = pipeline.step(inputs[0], targets)
     found = {}
     right = []
     # In one process the shards are one matrix, whose gradient is cut again below.
-    whole = torch.cat([shard.weight for shard in alone[layers:]]).detach().requires_grad_()
+    whole = (
+        torch.cat([shard.weight for shard in alone[layers:]]).detach().requires_grad_()
+    )
     for rows in inputs[0].chunk(MICROBATCHES):
         scores = nn.Sequential(*alone[:layers])(rows) @ whole.T
         loss = nn.functional.cross_entropy(scores, torch.zeros(ROWS, dtype=torch.long))
@@ -419,7 +449,9 @@ def of_vocabulary() -> dict[str, float]:
     if losses is not None:
         found["losses"] = difference(losses, torch.stack(right))
     assert whole.grad is not None
-    gradients = [layer.weight.grad for layer in alone[:layers]] + [*whole.grad.split(SHARD)]
+    gradients = [layer.weight.grad for layer in alone[:layers]] + [
+        *whole.grad.split(SHARD)
+    ]
     for stage, module in stages.items():
         if stage < 2 * layers:
             weight = module.weight.grad
@@ -427,7 +459,9 @@ def of_vocabulary() -> dict[str, float]:
     return found
 
 
-def test_an_output_layer_cut_along_its_vocabulary_is_the_whole_one(run_ranks: Run) -> None:
+def test_an_output_layer_cut_along_its_vocabulary_is_the_whole_one(
+    run_ranks: Run,
+) -> None:
     results = run_ranks(of_vocabulary, 4).results()
     assert {name for found in results for name in found} == {
         "losses",

@@ -54,7 +54,10 @@ def mixed(pieces: int) -> list[nn.Module]:
 def stages_of(plan: Plan, model: list[nn.Module], rank: int) -> dict[int, nn.Module]:
     """The stages of a rank, as replicas of the model."""
     layout = plan.layout
-    return {stage: copy.deepcopy(model[layout.piece(stage)]) for stage in plan.stages_of(rank)}
+    return {
+        stage: copy.deepcopy(model[layout.piece(stage)])
+        for stage in plan.stages_of(rank)
+    }
 
 
 def weipipe(ranks: int, rounds: int = 2) -> Plan:
@@ -96,7 +99,10 @@ def in_one_process(
 
 
 def trained(
-    ranks: int, model_of: Callable[[int], list[nn.Module]], optimizer_of: Any, has_all: bool
+    ranks: int,
+    model_of: Callable[[int], list[nn.Module]],
+    optimizer_of: Any,
+    has_all: bool,
 ) -> tuple[bool, list[int]]:
     """Whether a rank's losses and weights are those of one process, to the bit; and the bytes of
     its weights after each step, at home and elsewhere.
@@ -149,7 +155,9 @@ def test_the_command_runs_it_as_one_process_does() -> None:
         *("-p", "microbatches=4", "--steps", "20", "--check"),
     )
     assert done.returncode == 0, done.stderr
-    (loss,) = re.findall(r"largest difference of the loss, over 20 steps: (\S+)", done.stdout)
+    (loss,) = re.findall(
+        r"largest difference of the loss, over 20 steps: (\S+)", done.stdout
+    )
     assert float(loss) < 1e-5
 
 
@@ -174,8 +182,12 @@ def held_within_a_step() -> tuple[list[int], list[int]]:
     size = sum(weight.nbytes for weight in stages[plan.stages_of(rank)[0]].parameters())
     ours = Pipeline(plan, stages, nn.functional.mse_loss)
     ours.step(*batch(plan, 0))
-    after = [storages[stage].nbytes() for stage in sorted(storages) if not home(plan, stage)]
-    at_home = [storages[stage].nbytes() for stage in sorted(storages) if home(plan, stage)]
+    after = [
+        storages[stage].nbytes() for stage in sorted(storages) if not home(plan, stage)
+    ]
+    at_home = [
+        storages[stage].nbytes() for stage in sorted(storages) if home(plan, stage)
+    ]
     assert at_home == [size]
     return after, at_once
 
@@ -214,7 +226,9 @@ def clipped() -> bool:
                 are_equal &= bool(torch.allclose(own.grad, other.grad, rtol=1e-5))
     losses = ours.evaluate(*batch(plan, 7))
     assert losses is not None
-    inputs, targets = (each.chunk(8)[2 * rank : 2 * rank + 2] for each in batch(plan, 7))
+    inputs, targets = (
+        each.chunk(8)[2 * rank : 2 * rank + 2] for each in batch(plan, 7)
+    )
     pairs = zip(losses, inputs, targets, strict=True)
     return are_equal and all(
         torch.isclose(loss, nn.functional.mse_loss(whole(x), y)) for loss, x, y in pairs
@@ -275,7 +289,9 @@ def saved(folder: Path) -> list[bool]:
     return found
 
 
-def test_checkpoints_have_each_stage_from_its_home(run_ranks: Run, tmp_path: Path) -> None:
+def test_checkpoints_have_each_stage_from_its_home(
+    run_ranks: Run, tmp_path: Path
+) -> None:
     for found in run_ranks(saved, 4, tmp_path).results():
         assert all(found)
 
@@ -303,10 +319,16 @@ def refused(what: str) -> None:
     ("what", "message"),
     [
         ("audit", "with an audit of the stages it cannot do so yet"),
-        ("max_norm", "with `max_norm`, which the pipeline clips its updates to it cannot"),
+        (
+            "max_norm",
+            "with `max_norm`, which the pipeline clips its updates to it cannot",
+        ),
         ("tied", "with tied weights it cannot do so yet"),
         ("converted", "lie in other memory than that in which they do"),
-        ("second", "have no elements: where another pipeline passes them on from rank to rank"),
+        (
+            "second",
+            "have no elements: where another pipeline passes them on from rank to rank",
+        ),
     ],
 )
 def test_what_does_not_go_together_with_it_is_refused(

@@ -13,7 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+torch = pytest.importorskip(
+    "torch", reason="the runtime needs torch", exc_type=ImportError
+)
 
 import torch.distributed as dist  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
@@ -86,9 +88,13 @@ def keeping() -> tuple[int, int, list[Tensor]]:
                     )
                 )
 
-    def note(part: KeptHere, take: Callable[[int, int], None], stage: int, microbatch: int) -> None:
+    def note(
+        part: KeptHere, take: Callable[[int, int], None], stage: int, microbatch: int
+    ) -> None:
         take(stage, microbatch)
-        kept.append(sum(each.numel() for tensors in part._kept.values() for each in tensors))
+        kept.append(
+            sum(each.numel() for tensors in part._kept.values() for each in tensors)
+        )
 
     for part in copies(ours):
         if isinstance(part, KeptHere):
@@ -109,7 +115,11 @@ def plainly() -> list[Tensor]:
     ours = pipeline(plan, model)
     made = [ours.step(*batch(plan, seed)) for seed in (0, 2)]
     weights = model[dist.get_rank()].parameters()
-    return [each for each in (*made, *(weight.grad for weight in weights)) if each is not None]
+    return [
+        each
+        for each in (*made, *(weight.grad for weight in weights))
+        if each is not None
+    ]
 
 
 def test_memory_is_free_while_another_rank_keeps_it(run_ranks: Run) -> None:
@@ -130,10 +140,15 @@ def trained(plan: Plan, of: DeviceMesh | None) -> list[Tensor]:
     ours = pipeline(plan, model) if of is None else on(of, plan, model)
     rank = dist.get_rank() if of is None else of.get_local_rank("pp")
     for step in range(2):
-        generator = torch.Generator().manual_seed(dist.get_rank() // len(plan.ranks) * 2 + step)
+        generator = torch.Generator().manual_seed(
+            dist.get_rank() // len(plan.ranks) * 2 + step
+        )
         rows = [1 + (number + step) % 3 for number in range(plan.microbatches)]
         inputs, targets = (
-            [torch.randn(each, WIDTH, generator=generator, dtype=torch.float64) for each in rows]
+            [
+                torch.randn(each, WIDTH, generator=generator, dtype=torch.float64)
+                for each in rows
+            ]
             for _ in range(2)
         )
         ours.step(inputs, targets, counts=rows)
@@ -141,13 +156,17 @@ def trained(plan: Plan, of: DeviceMesh | None) -> list[Tensor]:
 
 
 def unequal() -> list[list[Tensor]]:
-    return [trained(program(name, ranks=4, microbatches=8), None) for name in ("1f1b", "bpipe")]
+    return [
+        trained(program(name, ranks=4, microbatches=8), None)
+        for name in ("1f1b", "bpipe")
+    ]
 
 
 def in_replicas() -> list[list[Tensor]]:
     of = mesh("dp", "pp")
     return [
-        trained(compile(Source("two.sched", text)), of) for text in (TWO.replace(KEEP, ""), TWO)
+        trained(compile(Source("two.sched", text)), of)
+        for text in (TWO.replace(KEEP, ""), TWO)
     ]
 
 
@@ -177,7 +196,9 @@ def leftovers() -> tuple[int, int]:
     ours.step(*batch(program("bpipe", ranks=4, microbatches=8), 0))
 
     def threads() -> int:
-        return sum(each.name.startswith("schedlang copies") for each in threading.enumerate())
+        return sum(
+            each.name.startswith("schedlang copies") for each in threading.enumerate()
+        )
 
     before = threads()
     del ours
@@ -228,8 +249,14 @@ def changing(keep: str) -> None:
     ("keep", "message"),
     [
         ("nowhere", "modified by an inplace operation"),
-        ("", "what stage 0 has saved of microbatch 0 for its backward was changed in place"),
-        ("keep r on 1 - r", "what stage 0 has saved of microbatch 0 for its backward was changed"),
+        (
+            "",
+            "what stage 0 has saved of microbatch 0 for its backward was changed in place",
+        ),
+        (
+            "keep r on 1 - r",
+            "what stage 0 has saved of microbatch 0 for its backward was changed",
+        ),
     ],
     ids=["nowhere", "host", "rank"],
 )
@@ -264,7 +291,9 @@ def test_what_is_changed_on_its_way_is_refused() -> None:
 
     copies = KeptElsewhere(Slow(), 1, 1)
     copies.offload([memory], 0, 5)
-    with pytest.raises(PipelineError, match="of microbatch 5 for its backward was changed"):
+    with pytest.raises(
+        PipelineError, match="of microbatch 5 for its backward was changed"
+    ):
         copies.end_step()
 
 
@@ -296,6 +325,6 @@ def failing() -> None:
 def test_a_copy_that_fails_ends_all_ranks(run_ranks: Run) -> None:
     failed = run_ranks(failing, 4)
     assert failed.codes == [1] * 4
-    assert all("rank 3 failed" in log and "ValueError: boom" in log for log in failed.logs), (
-        failed.logs
-    )
+    assert all(
+        "rank 3 failed" in log and "ValueError: boom" in log for log in failed.logs
+    ), failed.logs

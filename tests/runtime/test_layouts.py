@@ -62,7 +62,13 @@ def test_letters(layout: str, expected: list[int]) -> None:
 
 def test_letters_of_other_models() -> None:
     """What is before the layers is E, what is behind them L, and may be several blocks, or none."""
-    blocks = ["tokens", "positions", *(f"layers.{layer}" for layer in range(4)), "norm", "head"]
+    blocks = [
+        "tokens",
+        "positions",
+        *(f"layers.{layer}" for layer in range(4)),
+        "norm",
+        "head",
+    ]
     assert sizes("E|tt|ttL", blocks, 3) == [2, 2, 4]
     assert sizes("E|tt|ttL", list("0123"), 3) == [0, 2, 2]
 
@@ -105,7 +111,11 @@ def test_names() -> None:
         ["layers.3", "layers.2", "norm", "lm_head"],
     ]
     assert sizes(named, llm(4), 4) == [2, 1, 0, 4]
-    assert sizes([["tok_embeddings"], ["layers"], ["lm_head", "norm"]], llm(4), 3) == [1, 4, 2]
+    assert sizes([["tok_embeddings"], ["layers"], ["lm_head", "norm"]], llm(4), 3) == [
+        1,
+        4,
+        2,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +134,10 @@ def test_names() -> None:
             "`layout` has `layers.2` twice, in stage 0 and in stage 1: a block is in one stage",
         ),
         (
-            [["tok_embeddings", "layers.0"], ["layers.2", "layers.3", "norm", "lm_head"]],
+            [
+                ["tok_embeddings", "layers.0"],
+                ["layers.2", "layers.3", "norm", "lm_head"],
+            ],
             "`layout` has no `layers.1`, one of the blocks of the model: name it in a stage",
         ),
         (
@@ -177,7 +190,9 @@ def test_layers_by_number(
 
 
 def test_layers_that_are_none() -> None:
-    with pytest.raises(PipelineError, match="`layout` counts layers, and `blocks` has none"):
+    with pytest.raises(
+        PipelineError, match="`layout` counts layers, and `blocks` has none"
+    ):
         cuts_of(EvenLayers(), ["embedding", "body", "head"], 2)
     with pytest.raises(PipelineError, match="two lists of layers, `blocks` has 3"):
         cuts_of("EtL", ["a.0", "b.0", "c.0"], 1)
@@ -200,7 +215,9 @@ def test_how_even_a_layout_is() -> None:
     """In costs and in weights, and beside the most even split."""
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
     plan = program("1f1b", ranks=4)
-    stages = split(model, plan, layout=[["0", "1", "2"], ["3", "4"], [], ["5", "6", "7"]], rank=0)
+    stages = split(
+        model, plan, layout=[["0", "1", "2"], ["3", "4"], [], ["5", "6", "7"]], rank=0
+    )
     assert str(stages) == (
         "stage 0 on rank 0: 0 to 2, 37.5% of the work, 60 weights\n"
         "stage 1 on rank 1: 3 to 4, 25.0% of the work, 40 weights\n"
@@ -219,7 +236,16 @@ def test_how_even_a_layout_is() -> None:
 #: A Sequential of 13 blocks in 4 or 8 stages, some of which have none.
 WITH_EMPTY = {
     "1f1b": [[], [*"0123456"], [], ["7", "8", "9", "10", "11", "12"]],
-    "interleaved_1f1b": [[*"012"], [], [*"345"], ["6"], ["7", "8"], ["9"], ["10", "11", "12"], []],
+    "interleaved_1f1b": [
+        [*"012"],
+        [],
+        [*"345"],
+        ["6"],
+        ["7", "8"],
+        ["9"],
+        ["10", "11", "12"],
+        [],
+    ],
     "zb_v": "E|t*2|(tt|)*2|t*5|t*2|L",
     "zb_h1": EvenLayers(3, 3),
     "dualpipe": [[*"0123456"], [], [], ["7", "8", "9", "10", "11", "12"]],
@@ -252,7 +278,9 @@ def with_empty_stages() -> dict[str, float]:
             # Of two pipelines, each has the losses of its own microbatches.
             if losses is not None and len(losses) == len(expected):
                 worst = max(worst, difference(losses, expected))
-            worst = max([worst, *(difference(*each) for each in gradients(stages, reference))])
+            worst = max(
+                [worst, *(difference(*each) for each in gradients(stages, reference))]
+            )
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -305,7 +333,11 @@ def updates_of_empty_stages() -> dict[str, float]:
                 if id(module) in of_module
             }
             pipeline = Pipeline(
-                plan, stages, nn.functional.mse_loss, optimizers=optimizers, max_norm=max_norm
+                plan,
+                stages,
+                nn.functional.mse_loss,
+                optimizers=optimizers,
+                max_norm=max_norm,
             )
             all_losses.append(pipeline.step(inputs, targets))
         found[name] = 0.0 if all_losses[0] is None else difference(*all_losses)

@@ -26,7 +26,9 @@ def losses_of(train: Train, ranks: int, program: Path, *options: object) -> list
     """Those that the command prints, step by step."""
     done = train(ranks, program, "--steps", STEPS, *options)
     assert done.codes == [0] * ranks, done.stderr
-    return [float(loss) for loss in re.findall(r"^step +\d+  loss (\S+)", done.stdout, re.M)]
+    return [
+        float(loss) for loss in re.findall(r"^step +\d+  loss (\S+)", done.stdout, re.M)
+    ]
 
 
 def check(losses: list[float]) -> None:
@@ -43,7 +45,9 @@ def test_late_gradients_train_as_those_of_1f1b(train: Train) -> None:
     assert mean(late[-5:]) < BEHIND * mean(in_time[-5:])
 
 
-@pytest.mark.parametrize("optimizer", [pytest.param("adam", marks=pytest.mark.large), "adamw"])
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param("adam", marks=pytest.mark.large), "adamw"]
+)
 def test_other_optimizers(train: Train, optimizer: str) -> None:
     program = PROGRAMS / "pipedream_2bw.sched"
     sizes = ["-p", "microbatches=2"]
@@ -61,7 +65,10 @@ def test_a_plan_without_backwards_evaluates(train: Train) -> None:
     sizes = ["-p", "microbatches=2", "--steps", 3, "--check"]
     done = train(2, PROGRAMS / "forward_only.sched", *sizes)
     assert done.codes == [0, 0], done.stderr
-    assert "forward_only (ranks 2, stages 2, microbatches 2) evaluates a GPT" in done.stdout
+    assert (
+        "forward_only (ranks 2, stages 2, microbatches 2) evaluates a GPT"
+        in done.stdout
+    )
     assert "largest difference of the loss, over 3 steps: 0.0e+00" in done.stdout
 
 

@@ -14,7 +14,15 @@ import torch.distributed as dist
 from schedlang.plan.plan import Plan
 from schedlang.ranks.lifetimes import Holds, Lifetime, lifetimes
 from schedlang.schedule.actions import is_transfer
-from tests.support.models import ROWS, WIDTH, batch, modules, pipeline, program, replicated
+from tests.support.models import (
+    ROWS,
+    WIDTH,
+    batch,
+    modules,
+    pipeline,
+    program,
+    replicated,
+)
 from tests.support.ranks import Run
 
 pytestmark = pytest.mark.processes
@@ -24,10 +32,16 @@ def activations() -> int:
     """How many tensors as large as an activation there are, in storages of their own: not those of
     a batch.
     """
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    tensors = [
+        each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)
+    ]
     # A view of a whole batch lies in a larger storage, and does not count.
-    storages = [each.untyped_storage() for each in tensors if each.shape == (ROWS, WIDTH)]
-    return len({each.data_ptr() for each in storages if each.nbytes() == 8 * ROWS * WIDTH})
+    storages = [
+        each.untyped_storage() for each in tensors if each.shape == (ROWS, WIDTH)
+    ]
+    return len(
+        {each.data_ptr() for each in storages if each.nbytes() == 8 * ROWS * WIDTH}
+    )
 
 
 def boundary() -> list[int]:
@@ -87,13 +101,18 @@ def holds() -> dict[str, list[int]]:
         ours._training = [
             (
                 index,
-                partial(counting, call, index, counts) if op and not is_transfer(op[0]) else call,
+                partial(counting, call, index, counts)
+                if op and not is_transfer(op[0])
+                else call,
                 op,
             )
             for index, call, op in ours._training
         ]
         ours.step(*batch(plan, 1))
-        more = [counts[index] - tensors for index, tensors in tensors_after(plan, rank).items()]
+        more = [
+            counts[index] - tensors
+            for index, tensors in tensors_after(plan, rank).items()
+        ]
         found[name] = [min(more), max(more)]
     return found
 
@@ -106,14 +125,19 @@ def counting(call: Callable[[], None], index: int, counts: dict[int, int]) -> No
 def tensors_after(plan: Plan, rank: int) -> dict[int, int]:
     """How many tensors there are by the plan when an op has ended."""
     actions = plan.ranks[rank]
-    words = {plan.names.of(actions, index): actions.word(index) for index in range(len(actions))}
+    words = {
+        plan.names.of(actions, index): actions.word(index)
+        for index in range(len(actions))
+    }
     found = [
         (each, tensors_of(plan, each, words[each.name.partition(">")[0]]))
         for each in lifetimes(plan, rank)
     ]
     return {
         index: len(
-            set().union(*(tensors for each, tensors in found if each.start <= index < each.stop))
+            set().union(
+                *(tensors for each, tensors in found if each.start <= index < each.stop)
+            )
         )
         for index, kind in enumerate(plan.ranks[rank].kind)
         if not is_transfer(kind)
@@ -133,12 +157,22 @@ def tensors_of(plan: Plan, lifetime: Lifetime, word: str) -> set[object]:
     microbatch = int(microbatch)
     if lifetime.what == Holds.ACTIVATION:
         input = set() if plan.layout.is_first(stage) else {("F", stage - 1, microbatch)}
-        skips = [number for number, (_, later) in plan.layout.far_edges.items() if later == stage]
-        input |= {(what, number, microbatch) for number in skips for what in ("RECV_F", "sum")}
+        skips = [
+            number
+            for number, (_, later) in plan.layout.far_edges.items()
+            if later == stage
+        ]
+        input |= {
+            (what, number, microbatch) for number in skips for what in ("RECV_F", "sum")
+        }
         return input | {(kind, stage, microbatch)}
     if stage in plan.layout.far_edges:
         earlier, _ = plan.layout.far_edges[stage]
-        return {("F", earlier, microbatch) if kind == "SEND_F" else (kind, stage, microbatch)}
+        return {
+            ("F", earlier, microbatch)
+            if kind == "SEND_F"
+            else (kind, stage, microbatch)
+        }
     maker = {
         "RECV_F": ("F", stage - 1),
         "RECV_B": ("B", stage + 1),
@@ -154,6 +188,8 @@ def test_what_is_held_is_what_the_plan_says(run_ranks: Run) -> None:
     for rank in run_ranks(holds, 4).results():
         assert len(rank) == 9
         assert {
-            name: least for name, (least, _) in rank.items() if least < 0 and name not in splits
+            name: least
+            for name, (least, _) in rank.items()
+            if least < 0 and name not in splits
         } == {}
         assert {name: most for name, (_, most) in rank.items() if most != 0} == {}

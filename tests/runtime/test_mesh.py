@@ -76,12 +76,15 @@ def of_one_process(of: DeviceMesh, plan: Plan) -> list[float]:
     worst = [0.0, 0.0]
     for step in range(2):
         expected = [
-            add_gradients(plan, reference, *batch(plan, 10 * step + each)) for each in range(2)
+            add_gradients(plan, reference, *batch(plan, 10 * step + each))
+            for each in range(2)
         ]
         mine = batch(plan, 10 * step + replica)
         evaluated = ours.evaluate(*mine)
         for losses in (evaluated and torch.stack(evaluated), ours.step(*mine)):
-            worst[0] = max(worst[0], loss_difference(plan, losses, expected[replica], rank))
+            worst[0] = max(
+                worst[0], loss_difference(plan, losses, expected[replica], rank)
+            )
     pairs = weights(model, reference * 2, plan.stages_of(rank))
     worst[1] = max(difference(mine.grad, other.grad) for mine, other in pairs)
     return worst
@@ -106,11 +109,17 @@ def overlaps() -> list[Any]:
     calls = on(of, plan, modules(len(plan.placement)))._training
     actions = plan.ranks[rank]
     last = [
-        max(index for index, _, op in calls if op and op[0] in (Kind.B, Kind.W) and op[1] == stage)
+        max(
+            index
+            for index, _, op in calls
+            if op and op[0] in (Kind.B, Kind.W) and op[1] == stage
+        )
         for stage in plan.stages_of(rank)
     ]
     begins = [
-        index for index, call, _ in calls if getattr(call, "__func__", None) is ReplicaSum.begin
+        index
+        for index, call, _ in calls
+        if getattr(call, "__func__", None) is ReplicaSum.begin
     ]
     return [sorted(last), begins, len(actions)]
 
@@ -146,7 +155,9 @@ def of_four(what: Callable[[torch.Tensor], object] | None = None) -> float:
     return max(difference(*pair) for pair in gradients(model, reference))
 
 
-def gradients(model: list[nn.Module], other: list[nn.Module]) -> list[tuple[torch.Tensor, ...]]:
+def gradients(
+    model: list[nn.Module], other: list[nn.Module]
+) -> list[tuple[torch.Tensor, ...]]:
     return [(mine.grad, theirs.grad) for mine, theirs in weights(model, other, [0])]
 
 
@@ -162,9 +173,7 @@ FOURTH = r"rank 3 \(dp 3, pp 0\)"
 def test_of_several_replicas_the_one_that_dies_is_named(run_ranks: Run) -> None:
     outcome = run_ranks(of_four, 4, kill)
     assert outcome.codes == [1, 1, 1, -9]
-    cause = (
-        rf"(stopped|Error): {FOURTH} is gone: rank \d \(dp \d, pp 0\) lost its connection at 0B3"
-    )
+    cause = rf"(stopped|Error): {FOURTH} is gone: rank \d \(dp \d, pp 0\) lost its connection at 0B3"
     assert all(re.search(cause, log) for log in outcome.logs[:3]), outcome.logs
 
 
@@ -190,7 +199,9 @@ def updates() -> dict[str, list[float]]:
         limit = 0.01 if name == "pipedream_2bw" else math.inf
         plan = version_plan(name, PIPE)
         model = [each.double() for each in modules(len(plan.placement))]
-        optimizers = {stage: momentum(model[stage], limit) for stage in plan.stages_of(rank)}
+        optimizers = {
+            stage: momentum(model[stage], limit) for stage in plan.stages_of(rank)
+        }
         ours = on(of, plan, model, optimizers=optimizers)
         reference = copy.deepcopy(model)
         for step in range(2):
@@ -198,11 +209,16 @@ def updates() -> dict[str, list[float]]:
         late_updates(plan, reference, delays(PIPE), limit)
         pairs = weights(model, reference, plan.stages_of(rank))
         worst = max(difference(*pair) for pair in pairs)
-        found[name] = [worst, all(is_same_everywhere(mine.detach(), of) for mine, _ in pairs)]
+        found[name] = [
+            worst,
+            all(is_same_everywhere(mine.detach(), of) for mine, _ in pairs),
+        ]
     return found
 
 
-def late_updates(plan: Plan, model: list[nn.Module], delays: list[int], limit: float) -> None:
+def late_updates(
+    plan: Plan, model: list[nn.Module], delays: list[int], limit: float
+) -> None:
     """What one process makes of both replicas' batches, with gradients that are so late."""
     versions = Versions(model)
     optimizers = [momentum(each, limit) for each in model]
@@ -242,12 +258,17 @@ def alone_on_a_mesh() -> tuple[bool, float]:
     inputs, targets = batch(plan, replica)
     losses = on(of["pp"], plan, model).step(inputs, targets)
     nn.functional.mse_loss(alone(reference, inputs), targets).backward()
-    worst = [difference(mine.grad, other.grad) for mine, other in weights(model, reference, [rank])]
+    worst = [
+        difference(mine.grad, other.grad)
+        for mine, other in weights(model, reference, [rank])
+    ]
     return losses is not None, max(worst)
 
 
 def test_pipelines_on_rows_of_a_mesh_are_on_their_own(run_ranks: Run) -> None:
-    for process, (has_losses, worst) in enumerate(run_ranks(alone_on_a_mesh, 4).results()):
+    for process, (has_losses, worst) in enumerate(
+        run_ranks(alone_on_a_mesh, 4).results()
+    ):
         assert has_losses == (process % 2 == 1)
         assert worst < 1e-12
 
@@ -273,7 +294,9 @@ def unused() -> float:
     torch.manual_seed(0)
     model = [Chooses() for _ in range(PIPE)]
     reference = copy.deepcopy(model)
-    batches = [torch.full((2 * ROWS, WIDTH), sign, dtype=torch.float64) for sign in (-1.0, 1.0)]
+    batches = [
+        torch.full((2 * ROWS, WIDTH), sign, dtype=torch.float64) for sign in (-1.0, 1.0)
+    ]
     for each in batches:
         (nn.functional.mse_loss(reference[0](each), each) / 2).backward()
     on(of, plan, [model[0], nn.Identity() if rank == 0 else Passes()]).step(

@@ -18,7 +18,15 @@ from torch.distributed.fsdp import fully_shard
 from schedlang import Kind
 from schedlang.runtime import Pipeline
 from tests.support.mesh import PIPE, embedded, mesh, momentum, on, place, ties
-from tests.support.models import Does, batch, kill, modules, program, sleep, version_plan
+from tests.support.models import (
+    Does,
+    batch,
+    kill,
+    modules,
+    program,
+    sleep,
+    version_plan,
+)
 from tests.support.ranks import LIMIT, Run
 
 pytestmark = pytest.mark.processes
@@ -82,7 +90,10 @@ def clips_updates() -> None:
 
 
 def clips(
-    name: str, max_norms: tuple[float, ...] = (1.0,) * 4, shard: bool = False, what: object = None
+    name: str,
+    max_norms: tuple[float, ...] = (1.0,) * 4,
+    shard: bool = False,
+    what: object = None,
 ) -> None:
     """A plan whose updates are clipped, of which something is wrong, or to one process of which
     something happens.
@@ -94,10 +105,17 @@ def clips(
     if shard:
         fully_shard(model[rank], mesh=of["dp"])
     updates = Kind.U in plan.ranks[rank].kind
-    optimizers = {stage: momentum(model[stage]) for stage in plan.stages_of(rank) if updates}
+    optimizers = {
+        stage: momentum(model[stage]) for stage in plan.stages_of(rank) if updates
+    }
     if what:
-        model = [Does(each, 5 if dist.get_rank() == 3 else math.inf, what) for each in model]
-    options = {"max_norm": max_norms[dist.get_rank()], "timeout": 2 if what is sleep else 60}
+        model = [
+            Does(each, 5 if dist.get_rank() == 3 else math.inf, what) for each in model
+        ]
+    options = {
+        "max_norm": max_norms[dist.get_rank()],
+        "timeout": 2 if what is sleep else 60,
+    }
     ours = on(of["pp"] if shard else of, plan, model, optimizers=optimizers, **options)
     ours.step(*batch(plan, dist.get_rank() // PIPE))
 
@@ -112,7 +130,9 @@ def ties_wrongly(name: str, plan: str = "1f1b", **given: list[dict[int, str]]) -
     rank = of.get_local_rank("pp")
     has_updates = name == "tied_updates"
     optimizers = (
-        {stage: momentum(model[stage]) for stage in plan.stages_of(rank)} if has_updates else None
+        {stage: momentum(model[stage]) for stage in plan.stages_of(rank)}
+        if has_updates
+        else None
     )
     given = given or {"tied": ties(len(plan.placement))}
     if name == "on_one_side" and rank == 1:
@@ -154,7 +174,12 @@ def three_dimensions() -> None:
     Pipeline(program("1f1b", ranks=PIPE), {}, mesh=of)
 
 
-NAMES = ["rank 0 (dp 0, pp 0)", "rank 1 (dp 0, pp 1)", "rank 2 (dp 1, pp 0)", "rank 3 (dp 1, pp 1)"]
+NAMES = [
+    "rank 0 (dp 0, pp 0)",
+    "rank 1 (dp 0, pp 1)",
+    "rank 2 (dp 1, pp 0)",
+    "rank 3 (dp 1, pp 1)",
+]
 FIRST, SECOND, THIRD, LAST = map(re.escape, NAMES)
 PLACE = r"at \d\w+\d \(1f1b.sched:\d+\)"
 RANK = r"rank \d \(dp \d, pp \d\)"
@@ -162,7 +187,10 @@ RANK = r"rank \d \(dp \d, pp \d\)"
 SHARD = r"rank \d \(pp \d\)"
 #: What goes wrong: what the ranks do, and the cause that all of them name.
 CAUSES = {
-    "killed": (partial(fails, kill, 3), rf"{LAST} is gone: {RANK} lost its connection {PLACE}: .*"),
+    "killed": (
+        partial(fails, kill, 3),
+        rf"{LAST} is gone: {RANK} lost its connection {PLACE}: .*",
+    ),
     "stalls": (
         partial(fails, sleep, 3),
         rf"{LAST} has made no progress for \d\.\d s at 1F1 \S+(: {RANK} has waited 2 s {PLACE})?",
@@ -240,7 +268,10 @@ CAUSES = {
         partial(ties_wrongly, "tied_updates", "pipedream_2bw"),
         rf"{RANK} failed: the plan updates its stages itself \(`U`\), so none of their weights can be tied",
     ),
-    "throws": (partial(fails, throw, 2), rf"{THIRD} failed at 0F1 \S+: ValueError: boom"),
+    "throws": (
+        partial(fails, throw, 2),
+        rf"{THIRD} failed at 0F1 \S+: ValueError: boom",
+    ),
     "differ": (
         differ,
         rf"{RANK} failed: the replicas of stage 1 on {SECOND} and on {LAST} differ: .*",
@@ -249,7 +280,10 @@ CAUSES = {
         sharded_versions,
         rf"{SHARD} failed: stage \d is sharded, so it cannot read older versions of its weights yet",
     ),
-    "no_place": (no_place, rf"{SHARD} failed: `max_gathered` is 0, it must be 1 or more"),
+    "no_place": (
+        no_place,
+        rf"{SHARD} failed: `max_gathered` is 0, it must be 1 or more",
+    ),
     "too_few": (
         partial(on_a_mesh, "dp", "pp", ranks=4),
         rf"{RANK} failed: the plan needs 4 ranks, the mesh has 2 along `pp`",
@@ -265,13 +299,26 @@ def test_all_replicas_end_and_name_ranks_by_their_place_in_the_mesh(
     body, cause = CAUSES[scenario]
     outcome = run_ranks(body, 4)
     died = {3} if "killed" in scenario else set()
-    assert outcome.codes == [-9 if each in died else 1 for each in range(4)], outcome.logs
+    assert outcome.codes == [-9 if each in died else 1 for each in range(4)], (
+        outcome.logs
+    )
     assert outcome.seconds < 20
     for rank in set(range(4)) - died:
-        assert re.search(rf"(stopped|Error): {cause}$", outcome.logs[rank], re.M), outcome.logs
-    if scenario in ("killed", "stalls", "idles", "throws", "does_not_clip", "does_not_average"):
+        assert re.search(rf"(stopped|Error): {cause}$", outcome.logs[rank], re.M), (
+            outcome.logs
+        )
+    if scenario in (
+        "killed",
+        "stalls",
+        "idles",
+        "throws",
+        "does_not_clip",
+        "does_not_average",
+    ):
         # One rank prints where all four stood.
-        standings = [re.findall(rf"^  ({RANK}) (?:has|was)", log, re.M) for log in outcome.logs]
+        standings = [
+            re.findall(rf"^  ({RANK}) (?:has|was)", log, re.M) for log in outcome.logs
+        ]
         assert scenario != "does_not_clip" or re.search(
             rf"{LAST} has waited .* {THIRD} in clip_gr", str(outcome.logs)
         )
@@ -280,7 +327,10 @@ def test_all_replicas_end_and_name_ranks_by_their_place_in_the_mesh(
 
 @pytest.mark.parametrize(
     ("body", "found"),
-    [(partial(on_a_mesh, "dp", "tp"), r"\(dp, tp\)"), (three_dimensions, r"\(dp, tp, pp\)")],
+    [
+        (partial(on_a_mesh, "dp", "tp"), r"\(dp, tp\)"),
+        (three_dimensions, r"\(dp, tp, pp\)"),
+    ],
 )
 def test_a_mesh_of_other_dimensions_is_refused(
     run_ranks: Run, body: Callable[[], None], found: str

@@ -82,10 +82,15 @@ def rounding_errors(plan: Plan, type: torch.dtype | None, scale: float) -> list[
     gradients = []
     for rounding in (type, None):
         reference = modules(pieces, torch.float32)
-        parts = [data.chunk(plan.microbatches) for data in batch(plan, 0, torch.float32)]
+        parts = [
+            data.chunk(plan.microbatches) for data in batch(plan, 0, torch.float32)
+        ]
         for start, x, y in zip(starts_of(plan), *parts, strict=True):
             (
-                nn.functional.mse_loss(rounding_as(plan, start, reference, x, rounding), y) * scale
+                nn.functional.mse_loss(
+                    rounding_as(plan, start, reference, x, rounding), y
+                )
+                * scale
             ).backward()
         gradients.append(reference)
     ours.step(*batch(plan, 0, torch.float32))
@@ -104,21 +109,31 @@ def rounding_errors(plan: Plan, type: torch.dtype | None, scale: float) -> list[
 
 
 def rounding_as(
-    plan: Plan, start: int, model: list[nn.Module], x: torch.Tensor, type: torch.dtype | None
+    plan: Plan,
+    start: int,
+    model: list[nn.Module],
+    x: torch.Tensor,
+    type: torch.dtype | None,
 ) -> torch.Tensor:
     """The output for a microbatch of a pipeline, of which what goes between ranks is rounded, if to
     a type.
     """
     for piece, stage in enumerate(model):
         x = alone([stage], x)
-        if type and piece + 1 < len(model) and plan.peer(Kind.SEND_F, start + piece) is not None:
+        if (
+            type
+            and piece + 1 < len(model)
+            and plan.peer(Kind.SEND_F, start + piece) is not None
+        ):
             x = Rounds.apply(x, Rounding(type))
     return x
 
 
 def starts_of(plan: Plan) -> list[int]:
     """For each microbatch the first stage that it comes to."""
-    return [each.start for each in plan.layout.pipelines for _ in range(each.microbatches)]
+    return [
+        each.start for each in plan.layout.pipelines for _ in range(each.microbatches)
+    ]
 
 
 def test_messages_of_fewer_bits(run_ranks: Run) -> None:
@@ -201,11 +216,16 @@ def reshaping_error(plan: Plan, type: torch.dtype | None, dtype: torch.dtype) ->
             *(each.chunk(plan.microbatches) for each in (inputs, targets)),
             strict=True,
         ):
-            losses.append(nn.functional.mse_loss(rounding_as(plan, start, reference, x, type), y))
+            losses.append(
+                nn.functional.mse_loss(rounding_as(plan, start, reference, x, type), y)
+            )
             (losses[-1] / plan.microbatches).backward()
         worst.append(
             loss_difference(
-                plan, ours.step(inputs, targets), [each.detach() for each in losses], rank
+                plan,
+                ours.step(inputs, targets),
+                [each.detach() for each in losses],
+                rank,
             )
         )
         other = inputs
@@ -235,7 +255,9 @@ def test_shapes_change_from_step_to_step(run_ranks: Run) -> None:
 
 def other_type() -> None:
     types = [torch.float16, None, None, None]
-    pipeline(program("1f1b", ranks=4), modules(4), transfer_dtype=types[dist.get_rank()])
+    pipeline(
+        program("1f1b", ranks=4), modules(4), transfer_dtype=types[dist.get_rank()]
+    )
 
 
 def eight_bits() -> None:

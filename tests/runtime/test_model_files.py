@@ -15,7 +15,13 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from schedlang.runtime import Pipeline, PipelineError, load_model, load_optimizers, split
+from schedlang.runtime import (
+    Pipeline,
+    PipelineError,
+    load_model,
+    load_optimizers,
+    split,
+)
 from tests.support.cut_models import ROWS, alone, sequence
 from tests.support.models import OPTIMIZERS, difference, pipeline, program
 from tests.support.ranks import Run
@@ -30,9 +36,16 @@ def replicas(folder: Path) -> float:
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
     plan = program("1f1b", ranks=2, microbatches=8)
     stages = split(sequence(), plan, rank=both.get_local_rank("pp"))
-    optimizers = [OPTIMIZERS["momentum"](stage.parameters()) for stage in stages.values()]
+    optimizers = [
+        OPTIMIZERS["momentum"](stage.parameters()) for stage in stages.values()
+    ]
     batches = torch.randn(
-        2, 2, 8 * ROWS, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+        2,
+        2,
+        8 * ROWS,
+        8,
+        dtype=torch.float64,
+        generator=torch.Generator().manual_seed(1),
     )
     ours = Pipeline(plan, stages, nn.functional.mse_loss, mesh=both)
     ours.step(*batches[both.get_local_rank("dp")])
@@ -62,12 +75,17 @@ def updated(folder: Path) -> tuple[int, bool]:
     plan = program("pipedream_2bw", ranks=2, microbatches=4).for_updates(6)
     stages = split(sequence(), plan)
     optimizers = {
-        stage: OPTIMIZERS["adamw"](module.parameters()) for stage, module in stages.items()
+        stage: OPTIMIZERS["adamw"](module.parameters())
+        for stage, module in stages.items()
     }
     ours = Pipeline(plan, stages, nn.functional.mse_loss, optimizers=optimizers)
     ours.step(
         *torch.randn(
-            2, plan.microbatches, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+            2,
+            plan.microbatches,
+            8,
+            dtype=torch.float64,
+            generator=torch.Generator().manual_seed(1),
         )
     )
     ours.save_model(folder)
@@ -90,7 +108,9 @@ def updated(folder: Path) -> tuple[int, bool]:
     return len(same), all(map(bool, same))
 
 
-def test_a_pipeline_that_updates_saves_its_newest_weights(run_ranks: Run, tmp_path: Path) -> None:
+def test_a_pipeline_that_updates_saves_its_newest_weights(
+    run_ranks: Run, tmp_path: Path
+) -> None:
     """Of 14 weights, themselves and what AdamW keeps of each."""
     found = run_ranks(updated, 2, tmp_path / "saved").results()
     assert sum(count for count, _ in found) == 14 * 6
@@ -103,7 +123,9 @@ def split_pipeline(dies: bool = False) -> Pipeline:
     stages = split(sequence(), plan)
     if dies and dist.get_rank() == 1:
         # It dies when its weights are asked for, with its file not yet written.
-        stages[1].register_state_dict_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        stages[1].register_state_dict_pre_hook(
+            lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        )
     return Pipeline(plan, stages, nn.functional.mse_loss, timeout=2)
 
 
@@ -119,7 +141,9 @@ def test_a_model_is_saved_whole_or_not_at_all(run_ranks: Run, tmp_path: Path) ->
     outcome = run_ranks(saves, 2, folder, True)
     assert outcome.codes == [1, -9]
     assert re.search(
-        r"rank 1 has not written its part of the model within 2 s$", outcome.logs[0], re.M
+        r"rank 1 has not written its part of the model within 2 s$",
+        outcome.logs[0],
+        re.M,
     )
     assert not folder.exists()
     assert (tmp_path / "saved.new").exists()
@@ -161,7 +185,10 @@ def still_empty(_: Path) -> None:
             apart,
             r"`\S+00002-of-00002\.safetensors` is not there for rank 0: all ranks must share the folder",
         ),
-        (nowhere, r"the model `\S+/file/saved` cannot be written: (Not a directory|File exists)"),
+        (
+            nowhere,
+            r"the model `\S+/file/saved` cannot be written: (Not a directory|File exists)",
+        ),
         (
             still_empty,
             r"the stages are on the meta device: give them their weights first, by `load_model`",
@@ -217,7 +244,9 @@ def test_weights_do_not_live_in_their_file(tmp_path: Path) -> None:
     load_model(tmp_path, {0: model})
     # Weights that were a map of the file would end the process with a bus error when they are read.
     os.truncate(tmp_path / "model.safetensors", 100)
-    assert all(torch.equal(each, whole[name]) for name, each in model.state_dict().items())
+    assert all(
+        torch.equal(each, whole[name]) for name, each in model.state_dict().items()
+    )
 
 
 def test_a_buffer_in_no_file_is_not_left_empty(tmp_path: Path) -> None:
@@ -225,5 +254,7 @@ def test_a_buffer_in_no_file_is_not_left_empty(tmp_path: Path) -> None:
     with torch.device("meta"):
         model = linears()
         model.register_buffer("positions", torch.arange(4), persistent=False)
-    with pytest.raises(PipelineError, match="`positions` is on the meta device and in no file"):
+    with pytest.raises(
+        PipelineError, match="`positions` is on the meta device and in no file"
+    ):
         load_model(tmp_path, {0: model})

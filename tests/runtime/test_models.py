@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from schedlang.runtime import Pipeline, PipelineError, measure, split
-from tests.support.cut_models import LENGTH, ROWS, VOCABULARY, alone, gradients, loss_of, sequence
+from tests.support.cut_models import (
+    LENGTH,
+    ROWS,
+    VOCABULARY,
+    alone,
+    gradients,
+    loss_of,
+    sequence,
+)
 from tests.support.models import difference, program
 from tests.support.ranks import Run
 
@@ -56,14 +64,18 @@ class Encode(nn.Module):
 
     def __init__(self, is_first: bool) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, 16, dtype=torch.float64) if is_first else None
+        self.embed = (
+            nn.Embedding(VOCABULARY, 16, dtype=torch.float64) if is_first else None
+        )
         self.layer = nn.Linear(16, 16, dtype=torch.float64)
 
     def forward(self, passed: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.embed is not None:
             start = self.embed(passed.pop("source"))
             passed = passed | {"memory": start, "skip": start}
-        return passed | {"memory": passed["memory"] + self.layer(passed["memory"]).tanh()}
+        return passed | {
+            "memory": passed["memory"] + self.layer(passed["memory"]).tanh()
+        }
 
 
 class Decode(nn.Module):
@@ -71,7 +83,9 @@ class Decode(nn.Module):
 
     def __init__(self, is_first: bool) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, 16, dtype=torch.float64) if is_first else None
+        self.embed = (
+            nn.Embedding(VOCABULARY, 16, dtype=torch.float64) if is_first else None
+        )
         self.look = nn.MultiheadAttention(16, 2, batch_first=True, dtype=torch.float64)
 
     def forward(self, passed: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -98,7 +112,9 @@ def encoder_decoder() -> dict[str, float]:
     one process.
     """
     generator = torch.Generator().manual_seed(1)
-    source, given, targets = torch.randint(VOCABULARY, (3, 8 * ROWS, LENGTH), generator=generator)
+    source, given, targets = torch.randint(
+        VOCABULARY, (3, 8 * ROWS, LENGTH), generator=generator
+    )
     inputs = {"source": source, "tokens": given}
     found = {}
     for name in ("1f1b", "interleaved_1f1b", "zb_v", "dualpipe"):
@@ -219,7 +235,11 @@ def test_a_list_of_blocks_is_called_in_its_order() -> None:
             "the model itself, a `Model`, is no list of blocks: name its submodules",
         ),
         (["layer"], None, "the model has no block `layer`"),
-        (["layers.0", "layers.1"], None, "the weight `layers.2.weight` is in none of the blocks"),
+        (
+            ["layers.0", "layers.1"],
+            None,
+            "the weight `layers.2.weight` is in none of the blocks",
+        ),
         (["layers"], [1, 1], "the model has 4 blocks, `costs` has 2"),
         (
             ["layers"],
@@ -228,7 +248,9 @@ def test_a_list_of_blocks_is_called_in_its_order() -> None:
         ),
     ],
 )
-def test_what_split_cannot_cut(blocks: list[str], costs: list[float] | None, message: str) -> None:
+def test_what_split_cannot_cut(
+    blocks: list[str], costs: list[float] | None, message: str
+) -> None:
     with pytest.raises(PipelineError, match=re.escape(message)):
         split(Model(), PLAN, blocks, costs, rank=0)
 
@@ -240,7 +262,8 @@ def test_each_stage_has_its_own_copy_of_a_tied_weight() -> None:
     stages = split(model, program("zb_v", ranks=2), ["layers"], rank=0)
     assert stages.tied == [{0: "layers.0.weight", 3: "layers.3.weight"}]
     first, last = (
-        dict(stages[stage].named_parameters())[name] for stage, name in stages.tied[0].items()
+        dict(stages[stage].named_parameters())[name]
+        for stage, name in stages.tied[0].items()
     )
     assert first is tied is model.layers[3].weight
     assert last is not tied
@@ -252,7 +275,11 @@ def test_what_is_shared_and_slices_are_not_cut() -> None:
     with pytest.raises(
         PipelineError, match="the blocks `1` and `3` are one module: they must be two"
     ):
-        split(nn.Sequential(nn.Linear(4, 4), activation, nn.Linear(4, 4), activation), PLAN, rank=0)
+        split(
+            nn.Sequential(nn.Linear(4, 4), activation, nn.Linear(4, 4), activation),
+            PLAN,
+            rank=0,
+        )
     with pytest.raises(PipelineError, match="the plan has slices"):
         split(Model(), program("terapipe"), ["layers"], rank=0)
 
@@ -273,5 +300,7 @@ def test_a_measure_finds_the_slow_blocks_and_leaves_the_model_alone() -> None:
         costs = measure(model, torch.ones(256, 1024))
         # Layers of one kind and size are measured as one, so that their costs are equal.
         assert costs[1] == costs[3] > 2 * costs[0] == 2 * costs[2]
-    assert all(torch.equal(each, before[name]) for name, each in full.state_dict().items())
+    assert all(
+        torch.equal(each, before[name]) for name, each in full.state_dict().items()
+    )
     assert all(each.grad is None for each in full.parameters())

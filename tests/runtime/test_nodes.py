@@ -123,13 +123,18 @@ def nodes() -> Iterator[Nodes]:
         yield Nodes(names)
     finally:
         for name in names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+            subprocess.run(
+                ["ip", "netns", "delete", name], capture_output=True, check=False
+            )
 
 
 def ranks_of(torchrun: int) -> list[int]:
     """The processes of a node's ranks."""
     return [
-        int(each) for each in Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split()
+        int(each)
+        for each in Path(f"/proc/{torchrun}/task/{torchrun}/children")
+        .read_text()
+        .split()
     ]
 
 
@@ -145,7 +150,10 @@ def until(condition: object, seconds: float) -> float:
 def ended(process: int) -> bool:
     """Whether a process is gone, or a zombie."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        return (
+            Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            == "Z"
+        )
     except OSError:
         return True
 
@@ -162,7 +170,8 @@ def test_a_cut_link_ends_all_and_training_goes_on(
     """
     program = PROGRAMS / "1f1b.sched"
     write_plan(
-        compile(Source(program.name, program.read_text()), {"ranks": 4}), tmp_path / "plan.json"
+        compile(Source(program.name, program.read_text()), {"ranks": 4}),
+        tmp_path / "plan.json",
     )
     launched = [nodes.start(tmp_path, node, restarts) for node in range(2)]
     try:
@@ -184,7 +193,11 @@ def test_a_cut_link_ends_all_and_training_goes_on(
         steps = [int(step) for step in re.findall(r"^step +(\d+) ", out, re.M)]
         assert steps.count(1) == bool(restarts)
         figures = json.loads(out.splitlines()[-1])
-        assert (figures["steps"], figures["loss_error"], figures["gradient_error"]) == (STEPS, 0, 0)
+        assert (figures["steps"], figures["loss_error"], figures["gradient_error"]) == (
+            STEPS,
+            0,
+            0,
+        )
     finally:
         for each in launched:
             if each.poll() is None:
@@ -201,7 +214,9 @@ def check_reports(logs: list[str]) -> None:
     for rank in range(4):
         second = rf"the store of the process group does not answer: rank {rank} lost it {place}: no answer for 7 s"
         cause = first if rank < 2 else second
-        assert re.search(rf"^(?:rank {rank}: stopped: )?{cause}$", logs[rank // 2], re.M), logs
+        assert re.search(
+            rf"^(?:rank {rank}: stopped: )?{cause}$", logs[rank // 2], re.M
+        ), logs
     for rank, peer in ((1, 2), (2, 1)):
         waited = rf"^  rank {rank} has waited [5-9]\.\d s for rank {peer} {place}$"
         assert re.search(waited, logs[rank // 2], re.M), logs

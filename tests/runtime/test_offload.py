@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+torch = pytest.importorskip(
+    "torch", reason="the runtime needs torch", exc_type=ImportError
+)
 
 from torch import Tensor, nn  # noqa: E402
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
@@ -40,7 +42,9 @@ class WithTangent(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         along = torch.ones_like(input)
-        value, tangent = torch.func.jvp(lambda x: self.part(x).tanh(), (input,), (along,))
+        value, tangent = torch.func.jvp(
+            lambda x: self.part(x).tanh(), (input,), (along,)
+        )
         return value + tangent
 
 
@@ -64,7 +68,9 @@ def gradients(ours: Stage, split: bool, offloads: bool) -> list[Tensor]:
     for microbatch in range(2):
         if not microbatch and offloads:
             ours.ops[Kind.RELOAD, 1](microbatch)
-        for call in (ours.backward, ours.backward_weight) if split else (ours.backward,):
+        for call in (
+            (ours.backward, ours.backward_weight) if split else (ours.backward,)
+        ):
             call(microbatch)
     return [
         *(each for box in ours.input_gradients.values() for each in box),
@@ -74,7 +80,9 @@ def gradients(ours: Stage, split: bool, offloads: bool) -> list[Tensor]:
 
 MODULES = {
     "block": Block,
-    "dropout": lambda: nn.TransformerEncoderLayer(128, 4, 64, dropout=0.3, batch_first=True),
+    "dropout": lambda: nn.TransformerEncoderLayer(
+        128, 4, 64, dropout=0.3, batch_first=True
+    ),
     "checkpoint": lambda: nn.Sequential(InCheckpoint(Block()), Block()),
     "tangent": lambda: nn.Sequential(nn.Linear(128, 128), nn.Tanh(), WithTangent()),
     "norm": lambda: nn.Sequential(nn.BatchNorm1d(16), nn.Linear(128, 128)),
@@ -82,14 +90,18 @@ MODULES = {
 
 
 # Torch's own, when its forward derivatives are loaded.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
+)
 @pytest.mark.filterwarnings("ignore:stage 1 computes weight gradients in B:UserWarning")
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize("name", MODULES)
 def test_gradients_are_those_without_copies(name: str, split: bool) -> None:
     torch.manual_seed(0)
     module = MODULES[name]()
-    expected = gradients(stage(copy.deepcopy(module), set(), split), split, offloads=False)
+    expected = gradients(
+        stage(copy.deepcopy(module), set(), split), split, offloads=False
+    )
     found = gradients(stage(module, {0}, split), split, offloads=True)
     assert len(found) == len(expected) > 2
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
@@ -98,7 +110,9 @@ def test_gradients_are_those_without_copies(name: str, split: bool) -> None:
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 def test_the_memory_is_free_while_the_copy_is_away(split: bool) -> None:
     ours = stage(
-        nn.Sequential(nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 512), nn.Tanh()), {0}, split
+        nn.Sequential(nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 512), nn.Tanh()),
+        {0},
+        split,
     )
     ours.inputs[0] = torch.randn(SHAPE, requires_grad=True)
     ours.gradients[0] = [torch.randn(2, 16, 512)]
@@ -111,7 +125,9 @@ def test_the_memory_is_free_while_the_copy_is_away(split: bool) -> None:
     with counted_storages() as storages:
 
         def held(made: Iterable[StorageWeakRef]) -> int:
-            return sum(storages.made[each] for each in set(made) - others if not each.expired())
+            return sum(
+                storages.made[each] for each in set(made) - others if not each.expired()
+            )
 
         ours.forward(0)
         made = list(storages.made)
@@ -124,7 +140,12 @@ def test_the_memory_is_free_while_the_copy_is_away(split: bool) -> None:
         ours.ops[Kind.RELOAD, 1](0)
         assert held(storages.made) == activation + 2 * output
         ours.outputs.clear()
-        for call in (ours.backward, ours.backward_weight) if split else (ours.backward,):
+        for call in (
+            (ours.backward, ours.backward_weight) if split else (ours.backward,)
+        ):
             call(0)
-        gradients = [*ours.input_gradients[0], *(each.grad for each in ours.module.parameters())]
+        gradients = [
+            *ours.input_gradients[0],
+            *(each.grad for each in ours.module.parameters()),
+        ]
         assert held(storages.made) == sum(each.nbytes for each in gradients)

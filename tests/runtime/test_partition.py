@@ -64,7 +64,9 @@ def test_no_cuts_are_better(data: st.DataObject) -> None:
 
 def test_costs_that_do_not_add_up_exactly() -> None:
     """Equal blocks go into equal stages, whatever sums of 0.1 are."""
-    assert partition([0.1] * 32, one(0, 1, 2, 3, 3, 2, 1, 0)).cuts == tuple(range(0, 33, 4))
+    assert partition([0.1] * 32, one(0, 1, 2, 3, 3, 2, 1, 0)).cuts == tuple(
+        range(0, 33, 4)
+    )
 
 
 def test_many_blocks_are_cut_in_a_moment() -> None:
@@ -72,7 +74,11 @@ def test_many_blocks_are_cut_in_a_moment() -> None:
     random = Random(0)
     costs = [0.1, *(1 + 0.2 * random.random() for _ in range(126)), 2.3]
     start = perf_counter()
-    for layout in (one(*range(16)), one(*range(16), *reversed(range(16))), two(16, 32, 32)):
+    for layout in (
+        one(*range(16)),
+        one(*range(16), *reversed(range(16))),
+        two(16, 32, 32),
+    ):
         assert 0 < partition(costs, layout).imbalance < 0.3
     assert perf_counter() - start < 10
 
@@ -94,7 +100,10 @@ def test_the_report() -> None:
     [
         ([1, 1], "2 blocks for 3 stages, of which each has one or more"),
         ([1, -1, 1], "the costs of the blocks must be numbers from 0, not all 0"),
-        ([1, float("nan"), 1], "the costs of the blocks must be numbers from 0, not all 0"),
+        (
+            [1, float("nan"), 1],
+            "the costs of the blocks must be numbers from 0, not all 0",
+        ),
         ([0, 0, 0], "the costs of the blocks must be numbers from 0, not all 0"),
     ],
 )

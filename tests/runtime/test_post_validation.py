@@ -88,7 +88,9 @@ class Course:
     state: list[Tensor] = field(factory=list)
 
 
-def state_of(model: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> list[Tensor]:
+def state_of(
+    model: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+) -> list[Tensor]:
     """Weights, buffers, and what optimizers keep."""
     kept = [
         value
@@ -115,7 +117,10 @@ def given(plan: Plan, step: int, replica: int = 0) -> tuple[Tensor, Tensor]:
     """
     inputs, targets = batch(plan, 100 * step + replica)
     if step - 1 == min(LARGE):
-        inputs, targets = inputs.repeat_interleave(2, dim=0), targets.repeat_interleave(2, dim=0)
+        inputs, targets = (
+            inputs.repeat_interleave(2, dim=0),
+            targets.repeat_interleave(2, dim=0),
+        )
     return inputs, targets * (1e4 if step in LARGE else 1.0)
 
 
@@ -135,12 +140,15 @@ def course(
     """That of a pipeline whose updates wait for their norms, or do not."""
     of = options.get("mesh")
     rank, replica = (
-        (of.get_local_rank(name) for name in ("pp", "dp")) if of else (dist.get_rank(), 0)
+        (of.get_local_rank(name) for name in ("pp", "dp"))
+        if of
+        else (dist.get_rank(), 0)
     )
     torch.manual_seed(rank)
     mine = {stage: model[stage] for stage in plan.stages_of(rank)}
     optimizers = {
-        stage: OPTIMIZERS[optimizer](list(module.parameters())) for stage, module in mine.items()
+        stage: OPTIMIZERS[optimizer](list(module.parameters()))
+        for stage, module in mine.items()
     }
     if not waits:
         options |= {"optimizers": optimizers, "max_norm": LIMIT}
@@ -240,7 +248,11 @@ def test_training_is_that_of_updates_that_wait(run_ranks: Run) -> None:
 def as_in_one_process() -> dict[str, list[float]]:
     """For each case the largest difference of losses and of weights from one process."""
     found = {}
-    for name, optimizer in (("zb_2p", "adamw"), ("zb_v", "momentum"), ("zb_v", "adamw")):
+    for name, optimizer in (
+        ("zb_2p", "adamw"),
+        ("zb_v", "momentum"),
+        ("zb_v", "adamw"),
+    ):
         plan = program(name, ranks=4, microbatches=8)
         whole = nn.Sequential(*modules(len(plan.placement)))
         one = OPTIMIZERS[optimizer](list(whole.parameters()))
@@ -248,7 +260,9 @@ def as_in_one_process() -> dict[str, list[float]]:
         losses = []
         for step in range(STEPS):
             losses.append(
-                torch.stack(add_gradients(plan, [*whole], *given(plan, step), replicas=1))
+                torch.stack(
+                    add_gradients(plan, [*whole], *given(plan, step), replicas=1)
+                )
             )
             nn.utils.clip_grad_norm_(whole.parameters(), LIMIT)
             one.step()
@@ -303,7 +317,9 @@ def schedules_both_ways() -> dict[str, list[object]]:
         train = partial(of_model, plan, partial(replicated, plan))
         found[name] = both_ways(train)
     plan = program("1f1b", ranks=4)
-    found["tied"] = both_ways(partial(of_model, plan, tied, tied=[{0: "0.weight", 3: "0.weight"}]))
+    found["tied"] = both_ways(
+        partial(of_model, plan, tied, tied=[{0: "0.weight", 3: "0.weight"}])
+    )
     of = mesh("dp", "pp")
     plan = program("zb_v", ranks=2)
     found["replicas"] = both_ways(partial(of_model, plan, partial(modules, 4), mesh=of))
@@ -349,13 +365,20 @@ def saved(folder: Path) -> list[object]:
     path = f"step-3-rank-{dist.get_rank()}.pt"
     files = [torch.load(folder / str(each) / path)["states"] for each in (True, False)]
     stages = [
-        [value for name in files[0] if "stage" in name for value in states[name].values()]
+        [
+            value
+            for name in files[0]
+            if "stage" in name
+            for value in states[name].values()
+        ]
         for states in files
     ]
     return [ahead.were_ahead[3], are_same(*stages), are_same(waits.state, ahead.state)]
 
 
-def test_a_checkpoint_has_weights_that_are_right(run_ranks: Run, tmp_path: Path) -> None:
+def test_a_checkpoint_has_weights_that_are_right(
+    run_ranks: Run, tmp_path: Path
+) -> None:
     for is_ahead, stages, state in run_ranks(saved, 4, tmp_path).results():
         assert is_ahead
         assert stages
@@ -380,7 +403,12 @@ def fails_at_the_update(what: Callable[[], None], timeout: float) -> None:
 @pytest.mark.parametrize(
     ("what", "timeout", "code", "cause"),
     [
-        (partial(kill, None), 30.0, -9, r"rank 3 is gone: rank \d lost its connection at \S+"),
+        (
+            partial(kill, None),
+            30.0,
+            -9,
+            r"rank 3 is gone: rank \d lost its connection at \S+",
+        ),
         (
             partial(sleep, None),
             2.0,
@@ -398,9 +426,13 @@ def test_a_norm_is_not_waited_for_in_vain(
     assert outcome.codes == [1, 1, 1, code], outcome.logs
     assert outcome.seconds < 20
     for log in outcome.logs[:3]:
-        assert re.search(rf"(stopped|Error): {cause} \(zb_2p.sched:\d+\)", log), outcome.logs
+        assert re.search(rf"(stopped|Error): {cause} \(zb_2p.sched:\d+\)", log), (
+            outcome.logs
+        )
     if code == 1:
-        assert re.search(r"rank 0 has waited \S+ s for [^.]*3 at 0F3", str(outcome.logs))
+        assert re.search(
+            r"rank 0 has waited \S+ s for [^.]*3 at 0F3", str(outcome.logs)
+        )
 
 
 def clip(ours: Pipeline) -> None:
@@ -485,4 +517,6 @@ def test_what_cannot_be_made_anew_is_refused(
     outcome = run_ranks(body, 2)
     assert outcome.codes == [1, 1]
     for log in outcome.logs:
-        assert re.search(rf"(stopped|Error): rank \d failed.*: {message}$", log, re.M), outcome.logs
+        assert re.search(
+            rf"(stopped|Error): rank \d failed.*: {message}$", log, re.M
+        ), outcome.logs

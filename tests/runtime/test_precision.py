@@ -2,7 +2,9 @@
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+torch = pytest.importorskip(
+    "torch", reason="the runtime needs torch", exc_type=ImportError
+)
 
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
@@ -29,7 +31,9 @@ def test_the_error_is_that_of_the_rounding(
     sizes.
     """
     generator = torch.Generator().manual_seed(seed % 2**63)
-    sizes = 10 ** ((torch.rand(50, generator=generator, dtype=torch.float64) - 1) * spread)
+    sizes = 10 ** (
+        (torch.rand(50, generator=generator, dtype=torch.float64) - 1) * spread
+    )
     scale = 10.0 ** ((38 if to == torch.bfloat16 else TYPES[type]) * where - 1)
     tensor = (
         (torch.randn(50, generator=generator, dtype=torch.float64) * sizes * scale)
@@ -51,7 +55,9 @@ def test_the_error_is_that_of_the_rounding(
 @pytest.mark.parametrize("to", [*ERRORS])
 def test_zeros_and_nothing_stay_what_they_are(to: torch.dtype) -> None:
     for tensor in (torch.zeros(3, 2), torch.zeros(0, 4)):
-        assert torch.equal(Rounding(to).unpack(Rounding(to).pack(tensor), tensor), tensor)
+        assert torch.equal(
+            Rounding(to).unpack(Rounding(to).pack(tensor), tensor), tensor
+        )
 
 
 @pytest.mark.parametrize("to", [*ERRORS])

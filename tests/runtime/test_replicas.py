@@ -78,8 +78,14 @@ DIRECTIONS = """schedule directions {
 """
 PLANS: dict[str, tuple[Callable[[], Plan], list[int]]] = {
     "3-1": (partial(program, "pipedream_replicated", ranks=4, microbatches=6), [1, 1]),
-    "1-3": (partial(program, "pipedream_replicated", ranks=4, first=1, microbatches=6), [1, 1]),
-    "2-2": (partial(program, "pipedream_replicated", ranks=4, first=2, microbatches=8), [1, 1]),
+    "1-3": (
+        partial(program, "pipedream_replicated", ranks=4, first=1, microbatches=6),
+        [1, 1],
+    ),
+    "2-2": (
+        partial(program, "pipedream_replicated", ranks=4, first=2, microbatches=8),
+        [1, 1],
+    ),
     "groups": (lambda: compile(Source("groups.sched", GROUPS)), [1, 1, 0, 0]),
     "directions": (lambda: compile(Source("directions.sched", DIRECTIONS)), [0] * 4),
 }
@@ -97,21 +103,28 @@ class Replicas:
         model = normed(plan.layout.pieces)
         numbers = plan.stages_of(dist.get_rank())
         self.stages = {
-            stage: model[piece(plan, stage)] if shares else copy.deepcopy(model[piece(plan, stage)])
+            stage: model[piece(plan, stage)]
+            if shares
+            else copy.deepcopy(model[piece(plan, stage)])
             for stage in numbers
         }
         of_modules = {
             module: OPTIMIZERS[optimizer](list(module.parameters()))
             for module in self.stages.values()
         }
-        self.optimizers = {stage: of_modules[module] for stage, module in self.stages.items()}
+        self.optimizers = {
+            stage: of_modules[module] for stage, module in self.stages.items()
+        }
         self.pipeline = Pipeline(
             plan, self.stages, nn.functional.mse_loss, optimizers=self.optimizers
         )
 
     def step(self, updates: range) -> list[float]:
         losses = self.pipeline.step(
-            *(torch.cat(each) for each in zip(*update_batches(self.plan, updates), strict=True))
+            *(
+                torch.cat(each)
+                for each in zip(*update_batches(self.plan, updates), strict=True)
+            )
         )
         return [] if losses is None else losses.tolist()
 
@@ -129,9 +142,13 @@ class Replicas:
         self.pipeline.load_state_dict(states[0])
 
     def worst(self, expected: list[nn.Module]) -> float:
-        pairs = [(each, expected[piece(self.plan, stage)]) for stage, each in self.stages.items()]
+        pairs = [
+            (each, expected[piece(self.plan, stage)])
+            for stage, each in self.stages.items()
+        ]
         weights = [
-            zip(ours.parameters(), theirs.parameters(), strict=True) for ours, theirs in pairs
+            zip(ours.parameters(), theirs.parameters(), strict=True)
+            for ours, theirs in pairs
         ]
         return max(difference(*weight) for each in weights for weight in each)
 
@@ -143,7 +160,9 @@ def cases() -> dict[str, Case]:
     """Plans of some updates, with the delay of each stage's weights, and an optimizer."""
     found = {}
     optimizers = cycle(["momentum", "adamw"])
-    for (name, (make, delays)), optimizer in zip(PLANS.items(), optimizers, strict=False):
+    for (name, (make, delays)), optimizer in zip(
+        PLANS.items(), optimizers, strict=False
+    ):
         plan = make()
         found[name] = plan.for_updates(10) if plan.kernels else plan, delays, optimizer
     return found
@@ -215,8 +234,12 @@ def test_losses_are_in_the_order_of_the_batch(run_ranks: Run) -> None:
 def one_of_two_optimizers() -> None:
     plan = program("pipedream_replicated", ranks=3)
     parts = normed(2)
-    stages = {stage: parts[piece(plan, stage)] for stage in plan.stages_of(dist.get_rank())}
-    optimizers = {stage: torch.optim.SGD(each.parameters(), 0.1) for stage, each in stages.items()}
+    stages = {
+        stage: parts[piece(plan, stage)] for stage in plan.stages_of(dist.get_rank())
+    }
+    optimizers = {
+        stage: torch.optim.SGD(each.parameters(), 0.1) for stage, each in stages.items()
+    }
     Pipeline(plan, stages, nn.functional.mse_loss, optimizers=optimizers)
 
 
@@ -224,7 +247,8 @@ def test_one_module_has_one_optimizer(run_ranks: Run) -> None:
     outcome = run_ranks(one_of_two_optimizers, 3)
     assert outcome.codes == [1] * 3
     assert re.search(
-        r"rank 2 failed: stages 1 and 3 are one module, give them one optimizer", outcome.logs[2]
+        r"rank 2 failed: stages 1 and 3 are one module, give them one optimizer",
+        outcome.logs[2],
     )
 
 
@@ -241,5 +265,7 @@ def test_one_who_dies_before_a_sum_is_named(run_ranks: Run) -> None:
     assert [code for rank, code in enumerate(outcome.codes) if rank != 1] == [1] * 3
     assert outcome.codes[1] == 9
     assert all(
-        re.search(r"rank 1 is gone", log) for rank, log in enumerate(outcome.logs) if rank != 1
+        re.search(r"rank 1 is gone", log)
+        for rank, log in enumerate(outcome.logs)
+        if rank != 1
     ), outcome.logs

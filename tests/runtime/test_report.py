@@ -2,21 +2,29 @@
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+torch = pytest.importorskip(
+    "torch", reason="the runtime needs torch", exc_type=ImportError
+)
 
 
-def test_the_largest_differences_are_relative_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_largest_differences_are_relative_and_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from schedlang.runtime.example.report import compare
     from schedlang.runtime.example.train import Training
 
     alone = Training(
-        losses=[4.0, 2.0], gradients={"a": torch.tensor([1.0, -8.0]), "b": torch.tensor([2.0])}
+        losses=[4.0, 2.0],
+        gradients={"a": torch.tensor([1.0, -8.0]), "b": torch.tensor([2.0])},
     )
     ours = [
         Training(gradients={"a": torch.tensor([1.0, -8.0])}),
         Training(losses=[4.0, 2.5], gradients={"b": torch.tensor([2.5])}),
     ]
-    assert compare(ours, ours[1].losses, alone) == {"loss_error": 0.25, "gradient_error": 0.25}
+    assert compare(ours, ours[1].losses, alone) == {
+        "loss_error": 0.25,
+        "gradient_error": 0.25,
+    }
     out = capsys.readouterr().out
     assert "largest difference of the loss, over 2 steps: 2.5e-01" in out
     assert "largest difference of a gradient, of 2: 2.5e-01 (b)" in out

@@ -100,7 +100,11 @@ dist.barrier()
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("name", "optimizer", "ranks"),
-    list(product(("1f1b", "zb_v", "pipedream_2bw", "dualpipe"), ("momentum", "adamw"), (4,))),
+    list(
+        product(
+            ("1f1b", "zb_v", "pipedream_2bw", "dualpipe"), ("momentum", "adamw"), (4,)
+        )
+    ),
 )
 def test_a_restarted_run_is_the_uncut_one(
     tmp_path: Path, name: str, optimizer: str, ranks: int
@@ -111,10 +115,19 @@ def test_a_restarted_run_is_the_uncut_one(
     plan = plan_file(tmp_path, name, ranks=ranks, microbatches=2 * ranks)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [*TORCHRUN, str(ranks), str(script), str(plan), str(tmp_path / "kept"), optimizer]
+    command = [
+        *TORCHRUN,
+        str(ranks),
+        str(script),
+        str(plan),
+        str(tmp_path / "kept"),
+        optimizer,
+    ]
     # Or torch may look for processes of the first attempt, as docs/training.md has it.
     environment = ENVIRONMENT | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT, env=environment
+    )
     assert done.returncode == 0, done.stderr
     for rank in range(ranks):
         attempt, begin, tensors, same = json.loads(
@@ -137,9 +150,15 @@ def test_the_trainer_resumes_under_torchrun(tmp_path: Path) -> None:
     options = ["--steps", "12", "--checkpoint", str(kept), "--every", "3", "--check"]
     command = [*TORCHRUN, "2", "-m", "schedlang.runtime", str(plan), *options]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT) as process:
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT
+    ) as process:
         try:
-            until(lambda: all((kept / f"step-3-rank-{rank}.pt").exists() for rank in range(2)))
+            until(
+                lambda: all(
+                    (kept / f"step-3-rank-{rank}.pt").exists() for rank in range(2)
+                )
+            )
             os.kill(worker_of(process.pid, 1), signal.SIGKILL)
             out, errors = process.communicate(timeout=LIMIT)
         finally:
@@ -151,7 +170,11 @@ def test_the_trainer_resumes_under_torchrun(tmp_path: Path) -> None:
     assert steps.count(1) == 1
     assert sorted(set(steps)) == list(range(1, 13))
     figures = json.loads(out.splitlines()[-1])
-    assert (figures["steps"], figures["loss_error"], figures["gradient_error"]) == (12, 0, 0)
+    assert (figures["steps"], figures["loss_error"], figures["gradient_error"]) == (
+        12,
+        0,
+        0,
+    )
 
 
 def checkpointed(schedule: str = "1f1b", width: int = WIDTH) -> Pipeline:
@@ -179,7 +202,10 @@ def test_the_newest_checkpoint_that_all_ranks_have_is_resumed(
     run_ranks: Run, tmp_path: Path
 ) -> None:
     """Not what only one has, nor what is half written; in an empty folder, none."""
-    assert run_ranks(partial_checkpoint, 2, tmp_path / "kept").results() == [[0, 2], [0, 2]]
+    assert run_ranks(partial_checkpoint, 2, tmp_path / "kept").results() == [
+        [0, 2],
+        [0, 2],
+    ]
 
 
 def checkpoint_of_another_plan(kept: Path) -> None:
@@ -215,7 +241,10 @@ def nowhere_to_write(kept: Path) -> None:
             r"the checkpoint `\S+-rank-\d\.pt` is of `one_f_one_b` with ranks = 2, microbatches = 4, not of `gpipe` with "
             r"ranks = 2, microbatches = 4: resume with its own plan, or in another folder",
         ),
-        (damaged_checkpoint, r"the checkpoint `\S+/step-2-rank-1\.pt` cannot be read: .*"),
+        (
+            damaged_checkpoint,
+            r"the checkpoint `\S+/step-2-rank-1\.pt` cannot be read: .*",
+        ),
         (
             checkpoint_of_another_model,
             r"the checkpoint does not fit stage \d: Error\(s\) in loading state_dict .*",
@@ -232,7 +261,9 @@ def test_a_checkpoint_of_no_use_is_one_error(
     outcome = run_ranks(resume, 2, tmp_path / "kept")
     assert outcome.codes == [1, 1], outcome.logs
     for log in outcome.logs:
-        assert re.search(rf"(stopped|Error): rank \d failed: {message}$", log, re.M), outcome.logs
+        assert re.search(rf"(stopped|Error): rank \d failed: {message}$", log, re.M), (
+            outcome.logs
+        )
 
 
 def test_a_bar_on_a_terminal_and_ctrl_c(tmp_path: Path) -> None:
@@ -264,5 +295,7 @@ def test_a_bar_on_a_terminal_and_ctrl_c(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{each}").exists() for each in [torchrun, *ranks])
     os.close(ours)
     assert errors.read_text() == "\nstopped by SIGINT\n"
-    bar = r"\x1b\[Kstep 2/1000 ░{24} loss \d\.\d{4}  [\d,]+ tokens/s  rank 1 idle \d+%\r"
+    bar = (
+        r"\x1b\[Kstep 2/1000 ░{24} loss \d\.\d{4}  [\d,]+ tokens/s  rank 1 idle \d+%\r"
+    )
     assert re.search(bar, shown.decode(errors="ignore") + "\r")

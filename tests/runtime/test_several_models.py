@@ -35,7 +35,9 @@ STEPS = 20
 #: The models of a plan, each as its stages.
 Models = dict[str, list[nn.Module]]
 #: Runs all models on a microbatch of each, and gives their losses and other results.
-Alone = Callable[[Models, Mapping[str, Tensor], Mapping[str, Tensor]], dict[str, Tensor]]
+Alone = Callable[
+    [Models, Mapping[str, Tensor], Mapping[str, Tensor]], dict[str, Tensor]
+]
 
 
 class Judged(nn.Module):
@@ -81,10 +83,14 @@ def batch(layout: Layout, seed: int) -> tuple[dict[str, Tensor], dict[str, Tenso
     for number, pipeline in enumerate(layout.pipelines):
         generator = torch.Generator().manual_seed(seed)
         shape = pipeline.microbatches * ROWS, WIDTH
-        inputs[pipeline.name] = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        inputs[pipeline.name] = torch.randn(
+            *shape, generator=generator, dtype=torch.float64
+        )
         # Targets differ by model, inputs do not.
         generator.manual_seed(seed + 100 * number)
-        targets[pipeline.name] = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        targets[pipeline.name] = torch.randn(
+            *shape, generator=generator, dtype=torch.float64
+        )
     return inputs, targets
 
 
@@ -106,7 +112,9 @@ def judged_by(other: str, own: str) -> Alone:
                 *stages, last = models[own]
                 with torch.no_grad():
                     given = through(models[other], inputs[other])
-                losses[own] = near(last(through(stages, inputs[own]), given), targets[own])
+                losses[own] = near(
+                    last(through(stages, inputs[own]), given), targets[own]
+                )
             elif name != other:
                 output = through(models[name], inputs[name])
                 losses[name] = nn.functional.mse_loss(output, targets[name])
@@ -115,7 +123,9 @@ def judged_by(other: str, own: str) -> Alone:
     return alone
 
 
-def train(plan: Plan, other: str, own: str, with_outputs: bool = False) -> dict[str, Any]:
+def train(
+    plan: Plan, other: str, own: str, with_outputs: bool = False
+) -> dict[str, Any]:
     """What 20 steps give with the plan, and in one process: losses and weights, and how far they
     are from each other.
     """
@@ -128,7 +138,11 @@ def train(plan: Plan, other: str, own: str, with_outputs: bool = False) -> dict[
     for stage in mine:
         pipeline = layout.pipeline_of[stage]
         stages[stage] = models[pipeline.name][stage - pipeline.start]
-    losses = {each.name: nn.functional.mse_loss for each in layout.pipelines if each.name != other}
+    losses = {
+        each.name: nn.functional.mse_loss
+        for each in layout.pipelines
+        if each.name != other
+    }
     losses[own] = near
     # Only these are trained.
     makers = {own: torch.optim.AdamW, "critic": torch.optim.SGD}
@@ -142,7 +156,9 @@ def train(plan: Plan, other: str, own: str, with_outputs: bool = False) -> dict[
             weights = [weight for part in parts for weight in part.parameters()]
             others.append(makers[name](weights, lr=0.01))
     updates = plan.has_updates
-    pipeline = Pipeline(plan, stages, losses, optimizers=optimizers if updates else None)
+    pipeline = Pipeline(
+        plan, stages, losses, optimizers=optimizers if updates else None
+    )
     found: list[float] = []
     names: set[str] = set()
     for step in range(STEPS):
@@ -182,7 +198,9 @@ def train(plan: Plan, other: str, own: str, with_outputs: bool = False) -> dict[
     for stage, module in stages.items():
         pipeline_of = layout.pipeline_of[stage]
         other_module = whole[pipeline_of.name][stage - pipeline_of.start]
-        for weight, expected in zip(module.parameters(), other_module.parameters(), strict=True):
+        for weight, expected in zip(
+            module.parameters(), other_module.parameters(), strict=True
+        ):
             found.append(difference(weight.detach(), expected.detach()))
     return {"worst": max(found), "losses": sorted(names)}
 
@@ -191,7 +209,10 @@ def teacher_and_student() -> list[dict[str, Any]]:
     """The gallery's program, at two depths of the teacher."""
     return [
         train(
-            compile(PROGRAMS / "distillation.sched", {"microbatches": 4, "teachers": teachers}),
+            compile(
+                PROGRAMS / "distillation.sched",
+                {"microbatches": 4, "teachers": teachers},
+            ),
             "teacher",
             "student",
         )
@@ -247,7 +268,9 @@ def llamas(folder: Path) -> list[float]:
             scores: Tensor = super().forward(tokens, use_cache=False).logits
             if teacher is not None:
                 wanted = teacher.log_softmax(-1)
-                distance = nn.functional.kl_div(scores.log_softmax(-1), wanted, log_target=True)
+                distance = nn.functional.kl_div(
+                    scores.log_softmax(-1), wanted, log_target=True
+                )
                 add_loss("distance", distance, weight=0.5)
             return scores
 
@@ -280,9 +303,14 @@ def llamas(folder: Path) -> list[float]:
     for half, plan in enumerate(plans):
         # The weights come from the folder, but for the first time.
         seeds = (0, 1) if half == 0 else (2, 3)
-        of_teacher = split(llama(seeds[0], 4).requires_grad_(False), plan, blocks, stages="teacher")
+        of_teacher = split(
+            llama(seeds[0], 4).requires_grad_(False), plan, blocks, stages="teacher"
+        )
         of_student = split(llama(seeds[1], 3), plan, blocks, stages="student")
-        optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in of_student.values()]
+        optimizers = [
+            torch.optim.AdamW(each.parameters(), lr=0.01)
+            for each in of_student.values()
+        ]
         pipeline = Pipeline(plan, of_teacher | of_student, {"student": loss_of})
         if half:
             assert load_model(folder / "teacher", of_teacher) == STEPS // 2
@@ -293,7 +321,9 @@ def llamas(folder: Path) -> list[float]:
             tokens = torch.randint(32, (8, 9), generator=generator)
             inputs = tokens[:, :-1]
             following = tokens[:, 1:]
-            pipeline.step({"teacher": inputs, "student": inputs}, {"student": following})
+            pipeline.step(
+                {"teacher": inputs, "student": inputs}, {"student": following}
+            )
             named = pipeline.named_losses()
             right = []
             distances = []
@@ -383,13 +413,18 @@ def apart() -> dict[str, Any]:
     # Of the critic there are more rounds than of the others.
     # With two rows a microbatch: 2, 3 and 6 microbatches, of which the last one may be smaller.
     rows = {"reference": 3, "actor": 5, "critic": 11}
-    given = {name: torch.rand(count, WIDTH, dtype=torch.float64) for name, count in rows.items()}
+    given = {
+        name: torch.rand(count, WIDTH, dtype=torch.float64)
+        for name, count in rows.items()
+    }
     pipeline.evaluate(given, {"actor": given["actor"]}, rows=2)
     for name, outputs in pipeline.outputs.items():
         expected = through(whole[name], given[name]).detach()
         if name != "actor":
             worst.append(difference(torch.cat(outputs), expected))
-    found["evaluated"] = {name: len(outputs) for name, outputs in pipeline.outputs.items()}
+    found["evaluated"] = {
+        name: len(outputs) for name, outputs in pipeline.outputs.items()
+    }
     return found | {"worst": max(worst)}
 
 
@@ -398,7 +433,10 @@ def test_models_by_themselves(run_ranks: Run) -> None:
     assert first["names"] == last["names"] == ["actor.loss", "critic.loss"]
     assert (first["losses"], first["outputs"]) == (["critic"], {})
     assert (last["losses"], last["outputs"]) == (["actor"], {"reference": 2})
-    assert (first["evaluated"], last["evaluated"]) == ({"critic": 6}, {"reference": 2, "actor": 3})
+    assert (first["evaluated"], last["evaluated"]) == (
+        {"critic": 6},
+        {"reference": 2, "actor": 3},
+    )
     assert max(first["worst"], last["worst"]) < 1e-15
 
 
@@ -423,8 +461,14 @@ def without_names(what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("loss", "`loss_fn` is for ['teacher'], and the plan has the models actor, reference"),
-        ("inputs", "so `inputs` must be a dictionary with those of each, by name; it is a Tensor"),
+        (
+            "loss",
+            "`loss_fn` is for ['teacher'], and the plan has the models actor, reference",
+        ),
+        (
+            "inputs",
+            "so `inputs` must be a dictionary with those of each, by name; it is a Tensor",
+        ),
         ("norm", "and each has a norm of its own: clip one after the other"),
     ],
 )

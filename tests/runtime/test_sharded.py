@@ -26,7 +26,15 @@ from schedlang.runtime.stage.shards import ShardedModule
 from schedlang.runtime.stage.stage import Stage, StagePlan
 from schedlang.schedule.forward_only import forward_only
 from tests.support.mesh import PIPE, mesh, on, place, weights
-from tests.support.models import ROWS, UPDATES, WIDTH, batch, difference, modules, program
+from tests.support.models import (
+    ROWS,
+    UPDATES,
+    WIDTH,
+    batch,
+    difference,
+    modules,
+    program,
+)
 from tests.support.ranks import Run
 
 pytestmark = pytest.mark.processes
@@ -50,7 +58,10 @@ def data_parallel() -> float:
             stage.inputs[microbatch] = inputs[rank, microbatch].clone().requires_grad_()
             stage.forward(microbatch)
         stage.gradients[microbatch] = [gradients[rank, microbatch]]
-        before = [None if each.grad is None else each.grad.clone() for each in module.parameters()]
+        before = [
+            None if each.grad is None else each.grad.clone()
+            for each in module.parameters()
+        ]
         stage.backward(microbatch)
         torch.testing.assert_close(
             [each.grad for each in module.parameters()], before, rtol=0, atol=0
@@ -58,7 +69,11 @@ def data_parallel() -> float:
         stage.backward_weight(microbatch)
     torch.autograd.backward(reference(inputs), gradients / 2)
     return max(
-        map(lambda a, b: difference(a.grad, b.grad), module.parameters(), reference.parameters())
+        map(
+            lambda a, b: difference(a.grad, b.grad),
+            module.parameters(),
+            reference.parameters(),
+        )
     )
 
 
@@ -75,7 +90,9 @@ def fully_sharded() -> float:
     fully_shard(module, mesh=mesh)
     stage = middle(module)
     stage.inputs.update(enumerate(inputs[rank].clone()))
-    stage.gradients.update((microbatch, [each]) for microbatch, each in enumerate(gradients[rank]))
+    stage.gradients.update(
+        (microbatch, [each]) for microbatch, each in enumerate(gradients[rank])
+    )
     sharded = ShardedModule(module)
     sharded.unshard()
     for op in (stage.forward, stage.backward):
@@ -89,7 +106,9 @@ def fully_sharded() -> float:
     sharded.reshard()
     torch.autograd.backward(reference(inputs), gradients / 2)
     weights = zip(module.parameters(), reference.parameters(), strict=True)
-    return max(difference(ours.grad.full_tensor(), whole.grad) for ours, whole in weights)
+    return max(
+        difference(ours.grad.full_tensor(), whole.grad) for ours, whole in weights
+    )
 
 
 @pytest.mark.parametrize("train", [data_parallel, fully_sharded])
@@ -112,17 +131,27 @@ def pipeline_of_sharded(shard: Callable[..., object]) -> list[float]:
     ours = on(of["pp"], plan, model)
     for each in range(2):
         (
-            nn.functional.mse_loss(reference(batch(plan, each)[0]), batch(plan, each)[1]) / 2
+            nn.functional.mse_loss(
+                reference(batch(plan, each)[0]), batch(plan, each)[1]
+            )
+            / 2
         ).backward()
     ours.step(*batch(plan, replica))
-    norms = ours.clip_grad_norm_(0.01), nn.utils.clip_grad_norm_(reference.parameters(), 0.01)
+    norms = (
+        ours.clip_grad_norm_(0.01),
+        nn.utils.clip_grad_norm_(reference.parameters(), 0.01),
+    )
     pairs = zip(model[rank].parameters(), reference[rank].parameters(), strict=True)
-    worst = max(difference(mine.grad.full_tensor(), other.grad) for mine, other in pairs)
+    worst = max(
+        difference(mine.grad.full_tensor(), other.grad) for mine, other in pairs
+    )
     return [difference(*norms), worst]
 
 
 @pytest.mark.parametrize("shard", [fully_shard, replicate])
-def test_a_pipeline_of_sharded_stages(run_ranks: Run, shard: Callable[..., object]) -> None:
+def test_a_pipeline_of_sharded_stages(
+    run_ranks: Run, shard: Callable[..., object]
+) -> None:
     """And of stages that FSDP replicates."""
     for norm, gradient in run_ranks(pipeline_of_sharded, 4, shard).results():
         assert norm < 1e-12
@@ -153,7 +182,9 @@ def deep(stages: int) -> list[nn.Module]:
     torch.manual_seed(0)
     layers = partial(nn.Linear, WIDTH, WIDTH, dtype=torch.float64)
     return [
-        nn.Sequential(layers(), nn.Tanh(), layers(), nn.LayerNorm(WIDTH, dtype=torch.float64))
+        nn.Sequential(
+            layers(), nn.Tanh(), layers(), nn.LayerNorm(WIDTH, dtype=torch.float64)
+        )
         for _ in range(stages)
     ]
 
@@ -201,7 +232,9 @@ def in_places(of: DeviceMesh, plan: Plan, places: int | None) -> list[list[float
         fully_shard(model[stage], mesh=of["dp"])
     updated = Kind.U in plan.ranks[rank].kind
     optimizers = {
-        stage: torch.optim.SGD(model[stage].parameters(), 0.1) for stage in mine if updated
+        stage: torch.optim.SGD(model[stage].parameters(), 0.1)
+        for stage in mine
+        if updated
     }
     ours = on(of["pp"], plan, model, max_gathered=places, optimizers=optimizers)
     # Two steps and an evaluation, so that what the plan does once is seen twice.
@@ -228,10 +261,18 @@ def in_places(of: DeviceMesh, plan: Plan, places: int | None) -> list[list[float
         for each in (plan, forward_only(plan))
     )
     gathers = 2 * steps.count(shards.Does.UNSHARD) + forwards.count(shards.Does.UNSHARD)
-    expected = [PARTS * gathers, 2 * PARTS * steps.count(shards.Does.REDUCE_GRAD), steps.peak()]
+    expected = [
+        PARTS * gathers,
+        2 * PARTS * steps.count(shards.Does.REDUCE_GRAD),
+        steps.peak(),
+    ]
     return [
         [worst],
-        [seen.counts["_allgather_base_"], seen.counts["_reduce_scatter_base_"], seen.peak],
+        [
+            seen.counts["_allgather_base_"],
+            seen.counts["_reduce_scatter_base_"],
+            seen.peak,
+        ],
         expected,
     ]
 
@@ -262,16 +303,22 @@ def has_weights(stage: nn.Module) -> bool:
         for each in stage._get_fsdp_state()._state_ctx.all_states
         for group in each._fsdp_param_groups
     ]
-    return any(each.is_unsharded or each._all_gather_result is not None for each in groups)
+    return any(
+        each.is_unsharded or each._all_gather_result is not None for each in groups
+    )
 
 
-def test_weights_are_gathered_and_gradients_reduced_as_the_policy_says(run_ranks: Run) -> None:
+def test_weights_are_gathered_and_gradients_reduced_as_the_policy_says(
+    run_ranks: Run,
+) -> None:
     """With one place, two, and one for each stage; gradients and weights are those of one process."""
     for found in run_ranks(gathered, 4, sharded_plans()).results():
         assert len(found) == 13
         for name, ((worst,), seen, expected) in found.items():
             assert worst < 1e-12, name
             assert seen == expected, name
-        one, two, all = (found[f"interleaved_1f1b {places}"][1] for places in (1, 2, None))
+        one, two, all = (
+            found[f"interleaved_1f1b {places}"][1] for places in (1, 2, None)
+        )
         assert one[0] > two[0] > all[0]
         assert (one[2], two[2], all[2]) == (1, 2, 3)

@@ -53,7 +53,9 @@ TRANSLATOR = """
 
 def plan_of(name: str, lines: str, **params: int) -> Plan:
     """A plan of a program in the gallery with more lines, without what it claims."""
-    text = re.sub(r"^ *assert .*\n", "", (PROGRAMS / f"{name}.sched").read_text(), flags=re.M)
+    text = re.sub(
+        r"^ *assert .*\n", "", (PROGRAMS / f"{name}.sched").read_text(), flags=re.M
+    )
     place = text.index("\n", text.index("param microbatches")) + 1
     params = {"ranks": 4, "microbatches": MICROBATCHES} | params
     # The lines ask how many stages there are, which the program says by its other parameters.
@@ -66,9 +68,13 @@ def batch(model: nn.Module, seed: int) -> tuple[Any, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     rows = MICROBATCHES * ROWS
     if isinstance(model, Translator):
-        source, given, following = torch.randint(WORDS, (3, rows, 5), generator=generator)
+        source, given, following = torch.randint(
+            WORDS, (3, rows, 5), generator=generator
+        )
         return {"source": source, "given": given}, following
-    inputs, targets = torch.randn(2, rows, WIDTH, LENGTH, generator=generator, dtype=torch.float64)
+    inputs, targets = torch.randn(
+        2, rows, WIDTH, LENGTH, generator=generator, dtype=torch.float64
+    )
     return inputs, targets
 
 
@@ -83,7 +89,10 @@ def alone(model: Callable[[Any], Tensor], inputs: Any, targets: Tensor) -> Tenso
     losses = []
     for part, wanted in enumerate(targets.chunk(MICROBATCHES)):
         loss = loss_of(
-            model(tree_map(lambda each, part=part: each.chunk(MICROBATCHES)[part], inputs)), wanted
+            model(
+                tree_map(lambda each, part=part: each.chunk(MICROBATCHES)[part], inputs)
+            ),
+            wanted,
         )
         (loss / MICROBATCHES).backward()
         losses.append(loss.detach())
@@ -93,7 +102,8 @@ def alone(model: Callable[[Any], Tensor], inputs: Any, targets: Tensor) -> Tenso
 def stages_of(plan: Plan, model: nn.Module) -> dict[int, nn.Module]:
     """This rank's stages of all pipelines, which have copies of the model."""
     starts = {
-        number: plan.layout.pipeline_of[number].start for number in plan.stages_of(dist.get_rank())
+        number: plan.layout.pipeline_of[number].start
+        for number in plan.stages_of(dist.get_rank())
     }
     copies = {start: copy.deepcopy(model).stages() for start in set(starts.values())}
     return {number: copies[start][number - start] for number, start in starts.items()}
@@ -114,11 +124,16 @@ def compare(plan: Plan, model: nn.Module) -> float:
         losses = ours.step(inputs, targets)
         right = alone(model, inputs, targets)
         if losses is not None and len(plan.layout.pipelines) == 1:
-            found += [difference(torch.cat(outputs), expected), difference(losses, right)]
+            found += [
+                difference(torch.cat(outputs), expected),
+                difference(losses, right),
+            ]
     return max(found + of_gradients(plan, stages, model))
 
 
-def of_gradients(plan: Plan, stages: dict[int, nn.Module], model: nn.Module) -> list[float]:
+def of_gradients(
+    plan: Plan, stages: dict[int, nn.Module], model: nn.Module
+) -> list[float]:
     """How far the gradients of this rank's stages are from those of the whole model."""
     found = []
     for number, stage in stages.items():
@@ -133,7 +148,14 @@ def models() -> dict[str, float]:
     backward.
     """
     found = {}
-    for name in ("1f1b", "zb_h1", "zb_v", "interleaved_1f1b", "dualpipe", "1f1b_recompute"):
+    for name in (
+        "1f1b",
+        "zb_h1",
+        "zb_v",
+        "interleaved_1f1b",
+        "dualpipe",
+        "1f1b_recompute",
+    ):
         for lines, make in ((UNET, UNet), (TRANSLATOR, Translator)):
             plan = plan_of(name, lines)
             torch.manual_seed(0)
@@ -175,8 +197,12 @@ class Chain(nn.Module):
         super().__init__()
         linear = partial(nn.Linear, LENGTH, LENGTH, dtype=torch.float64)
         make = Summing if layout.slices > 1 else Skipping
-        later = [[b for a, b in layout.skips if a == stage] for stage in range(layout.pieces)]
-        self.parts = nn.ModuleList(make(linear(), nn.Tanh(), later=each) for each in later)
+        later = [
+            [b for a, b in layout.skips if a == stage] for stage in range(layout.pieces)
+        ]
+        self.parts = nn.ModuleList(
+            make(linear(), nn.Tanh(), later=each) for each in later
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return in_order(self.parts, x)
@@ -188,7 +214,13 @@ class Chain(nn.Module):
 def graphs() -> dict[str, float]:
     """Skips of all kinds, with copies to the host, runs of the forward again, and slices, too."""
     found = {}
-    for name in ("interleaved_1f1b", "zb_v", "pipe_offload", "interleaved_overlap", "looped_bfs"):
+    for name in (
+        "interleaved_1f1b",
+        "zb_v",
+        "pipe_offload",
+        "interleaved_overlap",
+        "looped_bfs",
+    ):
         for lines in (
             (MANY, MANY + "recompute s in 2 .. 6")
             if name in ("looped_bfs", "interleaved_1f1b")
@@ -203,7 +235,9 @@ def graphs() -> dict[str, float]:
         ("seq1f1b", "recompute s in 0 .. 3 fill W"),
     ):
         plan = plan_of(
-            name, f"skip s in 0 .. 2 from s to 3 skip s in 0 .. 1 from 0 to 2 {lines}", slices=2
+            name,
+            f"skip s in 0 .. 2 from s to 3 skip s in 0 .. 1 from 0 to 2 {lines}",
+            slices=2,
         )
         torch.manual_seed(0)
         found[f"{name} {lines}"] = compare(plan, Chain(plan.layout))
@@ -224,7 +258,9 @@ def steps() -> list[list[float]]:
     stages = stages_of(plan, model)
     found = []
     ours = Pipeline(plan, stages, loss_of)
-    optimizers = [torch.optim.AdamW(each.parameters(), 0.01) for each in (model, *stages.values())]
+    optimizers = [
+        torch.optim.AdamW(each.parameters(), 0.01) for each in (model, *stages.values())
+    ]
     for step in range(20):
         # Two batches in turn, so that the loss goes down within 20 steps.
         inputs, targets = batch(model, step % 2)
@@ -256,7 +292,9 @@ def other_inputs() -> list[float]:
         stages = stages_of(plan, model)
         ours = Pipeline(plan, stages, loss_of, **options)
         for rows in (ROWS, 1, ROWS, 1):
-            inputs, targets = (each[: rows * MICROBATCHES] for each in batch(model, rows))
+            inputs, targets = (
+                each[: rows * MICROBATCHES] for each in batch(model, rows)
+            )
             losses = ours.step(inputs, targets)
             right = alone(model, inputs, targets)
             worst = max(worst, 0.0 if losses is None else difference(losses, right))
@@ -286,7 +324,10 @@ def on_a_mesh() -> list[float]:
     for mesh in (of, of["pp"]):
         torch.manual_seed(0)
         model = Chain(plan.layout)
-        stages = {number: copy.deepcopy(model.parts[number]) for number in plan.stages_of(rank)}
+        stages = {
+            number: copy.deepcopy(model.parts[number])
+            for number in plan.stages_of(rank)
+        }
         if mesh is not of:
             for stage in stages.values():
                 fully_shard(stage, mesh=of["dp"])
@@ -298,7 +339,9 @@ def on_a_mesh() -> list[float]:
                 stage.parameters(), model.parts[number].parameters(), strict=True
             ):
                 mine = (
-                    weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad
+                    weight.grad.full_tensor()
+                    if isinstance(weight.grad, DTensor)
+                    else weight.grad
                 )
                 # Two batches have added up in the reference; replicas take the mean.
                 found.append(difference(mine, other.grad / 2))
@@ -370,7 +413,11 @@ def give_another_shape(x: Tensor) -> Any:
 
 WANTED = r"where the plan has skips, it must return two values, its output and a dictionary of what it gives to the"
 FAILURES = {
-    "nothing": (return_nothing, "0F2", rf"stage 0 returns a Tensor: {WANTED} stages \[2\]"),
+    "nothing": (
+        return_nothing,
+        "0F2",
+        rf"stage 0 returns a Tensor: {WANTED} stages \[2\]",
+    ),
     "other_stage": (
         give_to_another_stage,
         "0F2",
@@ -391,7 +438,9 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("scenario", FAILURES)
-def test_what_does_not_match_the_plan_is_one_error(run_ranks: Run, scenario: str) -> None:
+def test_what_does_not_match_the_plan_is_one_error(
+    run_ranks: Run, scenario: str
+) -> None:
     change, place, message = FAILURES[scenario]
     outcome = run_ranks(fails, 3, change)
     assert outcome.codes == [1, 1, 1], outcome.logs

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+torch = pytest.importorskip(
+    "torch", reason="the runtime needs torch", exc_type=ImportError
+)
 
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -28,7 +30,9 @@ WIDTH = 128
 class Does(nn.Module):
     """A module that computes what a function says, with some parts."""
 
-    def __init__(self, function: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> None:
+    def __init__(
+        self, function: Callable[..., Tensor], **parts: nn.Module | nn.Parameter
+    ) -> None:
         super().__init__()
         self.function = function
         for name, part in parts.items():
@@ -43,7 +47,9 @@ def linear(**options: Any) -> nn.Linear:
 
 
 def encoder() -> nn.Module:
-    return nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.2, batch_first=True)
+    return nn.TransformerEncoderLayer(
+        WIDTH, 4, 2 * WIDTH, dropout=0.2, batch_first=True
+    )
 
 
 def weight(*shape: int) -> nn.Parameter:
@@ -74,7 +80,9 @@ def autocast(self: Any, x: Tensor) -> Tensor:
 
 
 def in_checkpoint(part: nn.Module, reentrant: bool = False) -> nn.Module:
-    return Does(lambda self, x: checkpoint(self.part, x, use_reentrant=reentrant), part=part)
+    return Does(
+        lambda self, x: checkpoint(self.part, x, use_reentrant=reentrant), part=part
+    )
 
 
 def nested(outer: bool, inner: bool) -> nn.Module:
@@ -113,10 +121,15 @@ SPLIT: dict[str, Callable[[], nn.Module]] = {
     ),
     "encoder": encoder,
     "attention": lambda: Does(
-        attend, attention=nn.MultiheadAttention(WIDTH, 4, kdim=8, vdim=16, batch_first=True)
+        attend,
+        attention=nn.MultiheadAttention(WIDTH, 4, kdim=8, vdim=16, batch_first=True),
     ),
-    "norms": lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH), nn.GroupNorm(4, LENGTH)),
-    "narrow": lambda: nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH)),
+    "norms": lambda: nn.Sequential(
+        nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH), nn.GroupNorm(4, LENGTH)
+    ),
+    "narrow": lambda: nn.Sequential(
+        nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH)
+    ),
     "used in part": lambda: Does(lambda s, x: s.part(x) + s.part(x[:1]), part=linear()),
     "used twice": lambda: Does(twice, part=linear()),
     "view of a weight": lambda: Does(
@@ -129,12 +142,15 @@ SPLIT: dict[str, Callable[[], nn.Module]] = {
         lambda self, x: torch.tanh(x @ self.weight), weight=weight(WIDTH, WIDTH)
     ),
     "einsum": lambda: Does(
-        lambda s, x: torch.einsum("rli,io->rlo", x, s.weight), weight=weight(WIDTH, WIDTH)
+        lambda s, x: torch.einsum("rli,io->rlo", x, s.weight),
+        weight=weight(WIDTH, WIDTH),
     ),
     "weight by name": lambda: Does(
         lambda s, x: F.linear(weight=s.weight, input=x), weight=weight(WIDTH, WIDTH)
     ),
-    "not contiguous": lambda: Does(lambda s, x: s.part(x.mT.contiguous().mT), part=linear()),
+    "not contiguous": lambda: Does(
+        lambda s, x: s.part(x.mT.contiguous().mT), part=linear()
+    ),
     "weight as input": lambda: Does(
         lambda s, x: x + s.part(s.row[:1]), part=linear(), row=weight(64, WIDTH)
     ),
@@ -143,7 +159,9 @@ SPLIT: dict[str, Callable[[], nn.Module]] = {
     "in place": lambda: Does(
         lambda s, x: s.after(s.part(x).mul_(2).relu_()), part=linear(), after=linear()
     ),
-    "no gradient inside": lambda: Does(lambda s, x: s.part(x) + s.part(x.detach()), part=linear()),
+    "no gradient inside": lambda: Does(
+        lambda s, x: s.part(x) + s.part(x.detach()), part=linear()
+    ),
     "autocast": lambda: Does(autocast, part=encoder()),
     "checkpoint": lambda: in_checkpoint(encoder()),
     "reentrant checkpoint": lambda: in_checkpoint(encoder(), reentrant=True),
@@ -157,7 +175,9 @@ SPLIT: dict[str, Callable[[], nn.Module]] = {
 #: Modules with weights whose gradients are not put off, and the module that the warning names.
 OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "own weight": (
-        lambda: nn.Sequential(linear(), Does(lambda s, x: x / s.scale, scale=weight(WIDTH))),
+        lambda: nn.Sequential(
+            linear(), Does(lambda s, x: x / s.scale, scale=weight(WIDTH))
+        ),
         "`1` (Does)",
     ),
     "recurrent": (
@@ -251,7 +271,9 @@ def test_both_halves_are_one_whole_backward(name: str) -> None:
 
 def test_a_first_stage_needs_no_gradient_of_its_input() -> None:
     """Its layers off the way from its input to its output are split too."""
-    model = nn.Sequential(Embedding(CONTEXT), Does(lambda s, x: s.part(x), part=Block()), Head())
+    model = nn.Sequential(
+        Embedding(CONTEXT), Does(lambda s, x: s.part(x), part=Block()), Head()
+    )
     compare(model, lambda: torch.randint(256, (ROWS, LENGTH)), number=0)
     tied = Does(
         lambda s, x: F.linear(torch.tanh(s.bytes(x)), s.bytes.weight),
@@ -284,9 +306,7 @@ def test_modules_in_bfloat16() -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_weights_get_their_gradients_all_the_same(name: str) -> None:
     make, named = OTHERS[name]
-    message = (
-        rf"^stage 1 computes weight gradients in B and not in W, those of .*{re.escape(named)}"
-    )
+    message = rf"^stage 1 computes weight gradients in B and not in W, those of .*{re.escape(named)}"
     with pytest.warns(UserWarning, match=message) as warned:
         compare(make())
     assert len(warned) == 1
@@ -295,7 +315,9 @@ def test_other_weights_get_their_gradients_all_the_same(name: str) -> None:
 def test_a_compiled_block_is_compiled_once() -> None:
     """Not once per microbatch."""
     graphs = []
-    block = torch.compile(linear(), backend=lambda graph, _: graphs.append(graph) or graph)
+    block = torch.compile(
+        linear(), backend=lambda graph, _: graphs.append(graph) or graph
+    )
     ours = stage(block, split=True)
     for microbatch in range(3):
         forward(ours, microbatch, activations())
@@ -321,7 +343,9 @@ def test_other_weights_in_a_reentrant_checkpoint_get_their_gradients_in_b() -> N
 def test_beside_a_reentrant_checkpoint_hooks_see_gradients_only() -> None:
     """Autograd calls hooks with None where there is no gradient, as in B of weights that W has."""
     first = linear()
-    ours = stage(nn.Sequential(first, in_checkpoint(linear(), reentrant=True)), split=True)
+    ours = stage(
+        nn.Sequential(first, in_checkpoint(linear(), reentrant=True)), split=True
+    )
     seen: list[bool] = []
     first.weight.register_hook(lambda gradient: seen.append(gradient is None))
     forward(ours, 0, activations())
@@ -357,16 +381,24 @@ def test_each_half_fires_the_hooks_of_its_weights_once() -> None:
             [*names, *(f"{name} node" for name in names)]
         )
         found = dict(fired)
-        assert all(torch.equal(found[name], each.grad) for name, each in module.named_parameters())
+        assert all(
+            torch.equal(found[name], each.grad)
+            for name, each in module.named_parameters()
+        )
         fired.clear()
 
 
 def test_the_weights_are_those_that_the_forward_used() -> None:
     """Not the module's own, which may be another version by then."""
     module = encoder()
-    own = {name: nn.Parameter(weight.detach() + 1) for name, weight in module.named_parameters()}
+    own = {
+        name: nn.Parameter(weight.detach() + 1)
+        for name, weight in module.named_parameters()
+    }
     compare_to = copy.deepcopy(module)
-    ours = stage(Does(lambda _, x: torch.func.functional_call(module, own, (x,))), split=True)
+    ours = stage(
+        Does(lambda _, x: torch.func.functional_call(module, own, (x,))), split=True
+    )
     compare_to.load_state_dict(own)
     whole = stage(compare_to, split=False)
     input = activations()
@@ -375,7 +407,9 @@ def test_the_weights_are_those_that_the_forward_used() -> None:
     ours.backward(0)
     ours.backward_weight(0)
     assert all(gradient is None for gradient in gradients(module).values())
-    assert_same({name: weight.grad for name, weight in own.items()}, gradients(compare_to))
+    assert_same(
+        {name: weight.grad for name, weight in own.items()}, gradients(compare_to)
+    )
 
 
 def test_a_forward_may_have_a_backward_of_its_own() -> None:
@@ -389,7 +423,9 @@ def test_a_forward_may_have_a_backward_of_its_own() -> None:
 
 @pytest.mark.parametrize("in_a_checkpoint", [False, True])
 @pytest.mark.parametrize("function", [forces, penalized])
-def test_a_forward_may_be_differentiated_twice(function: Any, in_a_checkpoint: bool) -> None:
+def test_a_forward_may_be_differentiated_twice(
+    function: Any, in_a_checkpoint: bool
+) -> None:
     module = differentiates(function)
     # What comes by the gradient's own gradient is no layer.
     with pytest.warns(UserWarning, match="in B and not in W"):
@@ -398,7 +434,9 @@ def test_a_forward_may_be_differentiated_twice(function: Any, in_a_checkpoint: b
 
 def test_inside_autocast_only_linear_layers_are_differentiated_twice() -> None:
     module = differentiates(forces)
-    with pytest.raises(RuntimeError, match=r"inside autocast a stage cannot .* twice .*`matmul`"):
+    with pytest.raises(
+        RuntimeError, match=r"inside autocast a stage cannot .* twice .*`matmul`"
+    ):
         compare(Does(autocast, part=module))
 
 
@@ -416,7 +454,9 @@ def test_a_layer_may_have_a_loss_of_its_own() -> None:
     ours = stage(module, True)
     whole = stage(alone, False)
     forward(ours, 0, input), forward(whole, 0, input)
-    of_its_own = {name: each for name, each in gradients(module).items() if "after" not in name}
+    of_its_own = {
+        name: each for name, each in gradients(module).items() if "after" not in name
+    }
     assert all(gradient is not None for gradient in of_its_own.values())
     assert_same(gradients(module), gradients(alone))
     ours.backward(0)
@@ -475,7 +515,11 @@ def test_between_the_halves_only_inputs_of_layers_and_gradients_of_their_outputs
 ) -> None:
     """Three layers: two inputs that the forward has made, two gradients that the backward has made."""
     ours = stage(
-        wrap(nn.Sequential(linear(), nn.Tanh(), linear(), nn.Sigmoid(), linear(), nn.Tanh())),
+        wrap(
+            nn.Sequential(
+                linear(), nn.Tanh(), linear(), nn.Sigmoid(), linear(), nn.Tanh()
+            )
+        ),
         split=True,
     )
     before = storages.held()
@@ -494,7 +538,9 @@ def test_between_the_halves_only_inputs_of_layers_and_gradients_of_their_outputs
 
 def test_of_narrow_layers_their_gradients_are_held(storages: Storages) -> None:
     """From the second forward on: the first one shows that there is no reentrant checkpoint."""
-    ours = stage(nn.Sequential(nn.Linear(WIDTH, 2), nn.Tanh(), nn.Linear(2, WIDTH)), split=True)
+    ours = stage(
+        nn.Sequential(nn.Linear(WIDTH, 2), nn.Tanh(), nn.Linear(2, WIDTH)), split=True
+    )
     forward(ours, 0, activations())
     ours.backward(0)
     ours.backward_weight(0)
@@ -503,15 +549,20 @@ def test_of_narrow_layers_their_gradients_are_held(storages: Storages) -> None:
     forward(ours, 1, activations())
     ours.backward(1)
     ours.input_gradients.clear()
-    assert storages.held() - before == sum(each.nbytes for each in ours.module.parameters())
+    assert storages.held() - before == sum(
+        each.nbytes for each in ours.module.parameters()
+    )
     ours.backward_weight(1)
     assert storages.held() == before
 
 
-def test_a_checkpoint_holds_its_input_and_is_recomputed_once(storages: Storages) -> None:
+def test_a_checkpoint_holds_its_input_and_is_recomputed_once(
+    storages: Storages,
+) -> None:
     calls = []
     part = nn.Sequential(
-        encoder(), Does(lambda s, x: calls.append(len(calls)) or s.part(x), part=linear())
+        encoder(),
+        Does(lambda s, x: calls.append(len(calls)) or s.part(x), part=linear()),
     )
     ours = stage(in_checkpoint(part), split=True)
     before = storages.held()

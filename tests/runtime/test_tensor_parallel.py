@@ -8,7 +8,11 @@ pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportEr
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from schedlang.runtime import Pipeline
 from tests.support.models import WIDTH, batch, difference, program
@@ -27,7 +31,9 @@ UPDATES = 8
 def layers(stages: int) -> list[nn.Module]:
     torch.manual_seed(0)
     return [
-        nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH)).double()
+        nn.Sequential(
+            nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH)
+        ).double()
         for _ in range(stages)
     ]
 
@@ -49,14 +55,18 @@ def differences(name: str, mesh: DeviceMesh) -> list[float]:
     reference = nn.Sequential(*layers(pieces))
     parts = layers(pieces)
     for each in parts:
-        parallelize_module(each, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        parallelize_module(
+            each, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        )
     stages = {
-        stage: parts[stage - plan.layout.pipeline_of[stage].start] for stage in plan.stages_of(rank)
+        stage: parts[stage - plan.layout.pipeline_of[stage].start]
+        for stage in plan.stages_of(rank)
     }
     ours = Pipeline(plan, stages, nn.functional.mse_loss, mesh=mesh["pp"])
     mine = nn.ModuleList(stages.values())
     optimizers = [
-        torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in (mine, reference)
+        torch.optim.SGD(each.parameters(), 0.1, momentum=0.9)
+        for each in (mine, reference)
     ]
     worst = [0.0, 0.0, 0.0]
     for step in range(UPDATES):
@@ -66,7 +76,10 @@ def differences(name: str, mesh: DeviceMesh) -> list[float]:
         losses = ours.step(inputs, targets)
         if losses is not None and name != "dualpipe":
             worst[0] = max(worst[0], difference(losses.mean(), loss))
-        norms = ours.clip_grad_norm_(0.1), nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
+        norms = (
+            ours.clip_grad_norm_(0.1),
+            nn.utils.clip_grad_norm_(reference.parameters(), 0.1),
+        )
         worst[1] = max(worst[1], difference(*norms))
         for each in optimizers:
             each.step()
@@ -75,7 +88,8 @@ def differences(name: str, mesh: DeviceMesh) -> list[float]:
         other = reference[stage - plan.layout.pipeline_of[stage].start]
         pairs = zip(module.parameters(), other.parameters(), strict=True)
         worst[2] = max(
-            worst[2], *(difference(weight.full_tensor(), full) for weight, full in pairs)
+            worst[2],
+            *(difference(weight.full_tensor(), full) for weight, full in pairs),
         )
     return worst
 

@@ -61,7 +61,11 @@ def tied_updates(plan: Plan, of: DeviceMesh | None, is_same: bool) -> list[float
             if stage % pieces == 0:
                 model[other].scores.weight = model[stage].byte.weight
     ours = Pipeline(
-        plan, {each: model[each] for each in mine}, cross_entropy, mesh=of, tied=ties(pieces)
+        plan,
+        {each: model[each] for each in mine},
+        cross_entropy,
+        mesh=of,
+        tied=ties(pieces),
     )
     whole = nn.ModuleList(model[each] for each in mine)
     optimizers = [momentum(reference), momentum(whole)]
@@ -72,7 +76,10 @@ def tied_updates(plan: Plan, of: DeviceMesh | None, is_same: bool) -> list[float
         ]
         losses = ours.step(*text(plan, 10 * step + replica))
         worst[0] = max(worst[0], loss_difference(plan, losses, expected[replica], rank))
-        norms = ours.clip_grad_norm_(0.1), nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
+        norms = (
+            ours.clip_grad_norm_(0.1),
+            nn.utils.clip_grad_norm_(reference.parameters(), 0.1),
+        )
         worst[1] = max(worst[1], difference(*norms))
         for each in optimizers:
             each.step()
@@ -88,15 +95,23 @@ def tied_updates(plan: Plan, of: DeviceMesh | None, is_same: bool) -> list[float
 
 def text(plan: Plan, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(BYTES, (2, ROWS * plan.microbatches), generator=generator))
+    return tuple(
+        torch.randint(BYTES, (2, ROWS * plan.microbatches), generator=generator)
+    )
 
 
 def losses_of(
-    plan: Plan, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, replicas: int
+    plan: Plan,
+    model: nn.Module,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    replicas: int,
 ) -> list:
     """Of each microbatch, whose gradients of the mean over replicas are added."""
     losses = []
-    for x, y in zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True):
+    for x, y in zip(
+        inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True
+    ):
         losses.append(cross_entropy(model(x), y))
         (losses[-1] / plan.microbatches / replicas).backward()
     return [each.detach() for each in losses]

@@ -45,7 +45,9 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.attention = nn.MultiheadAttention(WIDTH, 2)
-        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.LayerNorm(WIDTH))
+        self.inner = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.LayerNorm(WIDTH)
+        )
         self.read_by_a_view = nn.Parameter(torch.randn(WIDTH, WIDTH) / 4)
         self.scale = nn.Parameter(torch.ones(WIDTH))
         self.scale.register_hook(lambda gradient: 2 * gradient)
@@ -55,7 +57,10 @@ class Block(nn.Module):
         x, y = (given, given) if isinstance(given, Tensor) else (given["x"], given["y"])
         attended, _ = self.attention(x, x, y)  # of rows that are not in a batch
         x = x + checkpoint(self.checkpointed, attended, use_reentrant=False)
-        return {"x": self.counts(x) * self.scale, "y": torch.matmul(y, self.read_by_a_view.T)}
+        return {
+            "x": self.counts(x) * self.scale,
+            "y": torch.matmul(y, self.read_by_a_view.T),
+        }
 
     def checkpointed(self, x: Tensor) -> Tensor:
         return x + checkpoint(self.inner, x, use_reentrant=False)
@@ -114,7 +119,9 @@ OTHERS: dict[str, Callable[[], object]] = {
         setattr,
         torch.autograd,
         "Variable",
-        SimpleNamespace(_execution_engine=SimpleNamespace(run_backward=lambda *_: (None,))),
+        SimpleNamespace(
+            _execution_engine=SimpleNamespace(run_backward=lambda *_: (None,))
+        ),
     ),
     "torch.overrides._get_current_function_mode_stack": partial(
         setattr, torch.overrides, "_get_current_function_mode_stack", list
@@ -133,7 +140,8 @@ def without_the_runtime() -> None:
 def compiled(program: str, ranks: int) -> Plan:
     path = ROOT / "programs" / f"{program}.sched"
     return compile(
-        Source(path.name, path.read_text()), {"ranks": ranks, "microbatches": MICROBATCHES}
+        Source(path.name, path.read_text()),
+        {"ranks": ranks, "microbatches": MICROBATCHES},
     )
 
 
@@ -158,7 +166,9 @@ def worst_difference(program: str) -> float:
         (loss_of(reference(x), y) / MICROBATCHES).backward()
     pairs = [
         (mine.grad, other.grad)
-        for mine, other in zip(model[rank].parameters(), reference[rank].parameters(), strict=True)
+        for mine, other in zip(
+            model[rank].parameters(), reference[rank].parameters(), strict=True
+        )
     ]
     pairs += zip(model[rank].buffers(), reference[rank].buffers(), strict=True)
     return max(float((mine - other).abs().max()) for mine, other in pairs)

@@ -49,18 +49,23 @@ def test_a_run_that_fails_says_so_in_its_own_words() -> None:
     done = python("-m", "schedlang", "run", PROGRAMS / "1f1b.sched", *options)
     assert done.returncode == 1
     assert "the loss is not finite for microbatch 0 (nan)" in done.stderr
-    assert all(re.match(r" *rank \d", line) for line in done.stderr.splitlines()), done.stderr
+    assert all(re.match(r" *rank \d", line) for line in done.stderr.splitlines()), (
+        done.stderr
+    )
 
 
 def check_training(out: str, name: str, ranks: int, stages: int) -> None:
     """What 4 steps print: a loss that goes down, and figures."""
     lines = out.splitlines()
     assert re.fullmatch(
-        rf"{name} \(ranks {ranks}, stages {stages}, microbatches 4\) trains a GPT .*", lines[0]
+        rf"{name} \(ranks {ranks}, stages {stages}, microbatches 4\) trains a GPT .*",
+        lines[0],
     )
     losses = [
         float(loss)
-        for loss in re.findall(r"^step +\d+  loss (\d\.\d{4}) .* tokens/s$", out, re.MULTILINE)
+        for loss in re.findall(
+            r"^step +\d+  loss (\d\.\d{4}) .* tokens/s$", out, re.MULTILINE
+        )
     ]
     assert len(losses) == 4
     assert losses[-1] < losses[0] - 0.5
@@ -103,7 +108,8 @@ def test_training_with_late_gradients_and_with_replicas(
 
 
 @pytest.mark.parametrize(
-    "name", sizes(["pipedream_2bw", "dualpipe", "seq1f1b"], lambda name: name != "seq1f1b")
+    "name",
+    sizes(["pipedream_2bw", "dualpipe", "seq1f1b"], lambda name: name != "seq1f1b"),
 )
 def test_training_with_microbatches_of_unequal_lengths(
     train: Train, tmp_path: Path, name: str
@@ -111,13 +117,18 @@ def test_training_with_microbatches_of_unequal_lengths(
     plan = plan_file(tmp_path, name, ranks=2, microbatches=4)
     done = train(2, plan, "--steps", 3, "--check", "--unequal")
     assert done.codes == [0, 0], done.stderr
-    assert "bytes per step, in microbatches of unequal lengths" in done.stdout.splitlines()[0]
+    assert (
+        "bytes per step, in microbatches of unequal lengths"
+        in done.stdout.splitlines()[0]
+    )
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["loss_error"] <= 1e-5
     assert figures["gradient_error"] <= 1e-5
 
 
-def test_replicas_with_microbatches_of_unequal_lengths(train: Train, tmp_path: Path) -> None:
+def test_replicas_with_microbatches_of_unequal_lengths(
+    train: Train, tmp_path: Path
+) -> None:
     plan = plan_file(tmp_path, "1f1b", ranks=2, microbatches=2)
     done = train(4, plan, "--steps", 2, "--check", "--unequal", "--replicas", 2)
     assert done.codes == [0] * 4, done.stderr
@@ -135,7 +146,9 @@ def check_trace(plan: Plan, events: list[dict]) -> None:
         names = {plan.name_of(rank, index) for index in range(len(actions))}
         assert names <= {each["name"] for each in spans if each["pid"] == rank}
     sends = {
-        each["args"]["action"]: each["ts"] for each in spans if each["args"]["action"] == "0SEND_F0"
+        each["args"]["action"]: each["ts"]
+        for each in spans
+        if each["args"]["action"] == "0SEND_F0"
     }
     ends = {
         each["args"]["action"]: each["ts"] + each["dur"]
@@ -148,11 +161,15 @@ def check_trace(plan: Plan, events: list[dict]) -> None:
 @pytest.mark.parametrize(
     "name", sizes(["seq1f1b", "unet_1f1b", "wpipe"], lambda name: name != "wpipe")
 )
-def test_an_audit_of_slices_skips_and_late_weights(train: Train, tmp_path: Path, name: str) -> None:
+def test_an_audit_of_slices_skips_and_late_weights(
+    train: Train, tmp_path: Path, name: str
+) -> None:
     found = train(2, PROGRAMS / f"{name}.sched", "--steps", 2, "--audit")
     assert found.codes == [0, 0], found.stderr
     stages = re.findall(
-        r"^audit, rank \d: stage (\d) computes what it computes alone", found.stdout, re.M
+        r"^audit, rank \d: stage (\d) computes what it computes alone",
+        found.stdout,
+        re.M,
     )
     assert sorted(stages) == sorted(set(stages))
     assert len(stages) >= 2
@@ -167,7 +184,9 @@ def test_one_process_needs_no_launcher(train: Train, tmp_path: Path) -> None:
     assert figures["measured_idle"][0] < 0.5
 
 
-def test_a_program_is_compiled_for_the_costs_that_are_given(train: Train, tmp_path: Path) -> None:
+def test_a_program_is_compiled_for_the_costs_that_are_given(
+    train: Train, tmp_path: Path
+) -> None:
     """Every process reads the options, and the plan in the trace is for these costs."""
     trace = tmp_path / "trace.json"
     options = ["--forward-times", "1,1.4", "--weight-times", "0.5", "--p2p-time", "0.1"]
@@ -178,7 +197,10 @@ def test_a_program_is_compiled_for_the_costs_that_are_given(train: Train, tmp_pa
     assert read_run(trace).plan.ranks == plan.ranks
     assert read_run(trace).plan.costs == plan.costs
     for wrong, message in [
-        (["--forward-times", "1,2,3"], "3 durations of `F` are given, there are 2 stages"),
+        (
+            ["--forward-times", "1,2,3"],
+            "3 durations of `F` are given, there are 2 stages",
+        ),
         (["--p2p-time", "-1"], "`p2p_time` is -1"),
     ]:
         done = train(2, PROGRAMS / "zb_2p.sched", *wrong)
@@ -250,7 +272,9 @@ def test_replicas(train: Train, tmp_path: Path) -> None:
 def test_a_wrong_number_of_replicas(
     train: Train, tmp_path: Path, ranks: int | None, replicas: int, message: str
 ) -> None:
-    plan = plan_file(tmp_path, "1f1b", ranks=ranks) if ranks else PROGRAMS / "1f1b.sched"
+    plan = (
+        plan_file(tmp_path, "1f1b", ranks=ranks) if ranks else PROGRAMS / "1f1b.sched"
+    )
     done = train(2, plan, "--replicas", replicas)
     assert (done.codes, done.stderr) == ([1, 1], message.format(plan=plan) + "\n")
 
@@ -289,7 +313,9 @@ pipeline.step(torch.ones(8, 2), torch.ones(8, 2))
 
 def last_words(errors: str, message: str) -> list[str]:
     """The lines of ranks that say that."""
-    return re.findall(rf"(?:rank \d: stopped|PipelineError): {message}$", errors, re.MULTILINE)
+    return re.findall(
+        rf"(?:rank \d: stopped|PipelineError): {message}$", errors, re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize(
@@ -310,7 +336,9 @@ def test_ranks_have_the_last_word_before_the_launcher_ends_them(
     assert len(last_words(done.stderr, message)) == 3, done.stderr
 
 
-def test_torchrun_tells_which_rank_was_killed_and_the_others_why_they_end(tmp_path: Path) -> None:
+def test_torchrun_tells_which_rank_was_killed_and_the_others_why_they_end(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "user.py"
     script.write_text(USER)
     plan = plan_file(tmp_path, "1f1b", ranks=3, microbatches=4)

@@ -16,7 +16,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime import EvenLayers, Pipeline, load_model, load_optimizers, measure, split
+from schedlang.runtime import (
+    EvenLayers,
+    Pipeline,
+    load_model,
+    load_optimizers,
+    measure,
+    split,
+)
 from schedlang.runtime.cutting.layouts import StageLayout
 from tests.support.cut_models import LENGTH, ROWS, VOCABULARY, alone, gradients, loss_of
 from tests.support.models import OPTIMIZERS, difference, program, program_with
@@ -63,7 +70,9 @@ def empty_llama(tied: bool = False) -> Llama:
 
 def tokens(step: int) -> tuple[Tensor, Tensor]:
     """Those of 8 microbatches, which count on from some token."""
-    begin = torch.randint(VOCABULARY, (8 * ROWS, 1), generator=torch.Generator().manual_seed(step))
+    begin = torch.randint(
+        VOCABULARY, (8 * ROWS, 1), generator=torch.Generator().manual_seed(step)
+    )
     drawn = (begin + torch.arange(LENGTH + 1)) % VOCABULARY
     return drawn[:, :-1], drawn[:, 1:]
 
@@ -103,7 +112,9 @@ def llamas(folder: Path) -> dict[str, tuple[bool, float, float]]:
     return found
 
 
-def test_a_llama_of_transformers_trains_in_slices(run_ranks: Run, tmp_path: Path) -> None:
+def test_a_llama_of_transformers_trains_in_slices(
+    run_ranks: Run, tmp_path: Path
+) -> None:
     """Each rank loads its own slice alone; of two pipelines it has two."""
     shares = {"zb_v": 0, "dualpipe": 0}
     for found in run_ranks(llamas, 4, tmp_path).results():
@@ -164,7 +175,10 @@ def families() -> dict[str, bool]:
         )
         x, _ = tokens(0)
         expected = model(x)
-        stages = {**split(model, plan, BLOCKS, rank=0), **split(model, plan, BLOCKS, rank=1)}
+        stages = {
+            **split(model, plan, BLOCKS, rank=0),
+            **split(model, plan, BLOCKS, rank=1),
+        }
         for stage in sorted(stages):
             x = stages[stage](x)
         found[name] = torch.equal(x, expected)
@@ -225,10 +239,14 @@ def tied_llamas(folder: Path) -> dict[str, float]:
     optimizer = OPTIMIZERS["adamw"](list(whole.parameters()))
     for step, name in enumerate(["zb_v", "dualpipe", "1f1b"]):
         stages = split(
-            empty_llama(tied=True), plan := program(name, ranks=4, microbatches=8), BLOCKS
+            empty_llama(tied=True),
+            plan := program(name, ranks=4, microbatches=8),
+            BLOCKS,
         )
         load_model(begin, stages)
-        optimizers = [OPTIMIZERS["adamw"](list(stage.parameters())) for stage in stages.values()]
+        optimizers = [
+            OPTIMIZERS["adamw"](list(stage.parameters())) for stage in stages.values()
+        ]
         if step:
             load_optimizers(begin, stages, optimizers)
         ours = Pipeline(plan, stages, loss_of)
@@ -244,7 +262,8 @@ def tied_llamas(folder: Path) -> dict[str, float]:
     load_model(begin, {0: (loaded := empty_llama(tied=True))})
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
     found["end"] = max(
-        difference(*each) for each in zip(loaded.parameters(), whole.parameters(), strict=True)
+        difference(*each)
+        for each in zip(loaded.parameters(), whole.parameters(), strict=True)
     )
     return found
 
@@ -264,7 +283,9 @@ def trained(plan: Plan, begin: Path, steps: range, end: Path) -> list[float]:
     """
     stages = split(empty_llama(), plan, BLOCKS)
     assert load_model(begin, stages) == steps.start
-    optimizers = [OPTIMIZERS["adamw"](list(stage.parameters())) for stage in stages.values()]
+    optimizers = [
+        OPTIMIZERS["adamw"](list(stage.parameters())) for stage in stages.values()
+    ]
     if steps.start:
         load_optimizers(begin, stages, optimizers)
     ours = Pipeline(plan, stages, loss_of)
@@ -283,7 +304,9 @@ def first_half(folder: Path) -> list[float]:
     """Under ZB-V on 4 ranks."""
     begin = folder / "begin"
     save_llama(begin)
-    return trained(program("zb_v", ranks=4, microbatches=8), begin, range(10), folder / "half")
+    return trained(
+        program("zb_v", ranks=4, microbatches=8), begin, range(10), folder / "half"
+    )
 
 
 def second_half(folder: Path) -> tuple[list[float], list[float], bool]:
@@ -291,7 +314,10 @@ def second_half(folder: Path) -> tuple[list[float], list[float], bool]:
     end are the same.
     """
     found = trained(
-        program("1f1b", ranks=2, microbatches=8), folder / "half", range(10, STEPS), folder / "end"
+        program("1f1b", ranks=2, microbatches=8),
+        folder / "half",
+        range(10, STEPS),
+        folder / "end",
     )
     whole = llama()
     losses = []
@@ -302,7 +328,9 @@ def second_half(folder: Path) -> tuple[list[float], list[float], bool]:
         optimizer.zero_grad()
     whole.config.save_pretrained(folder / "end")
     ends = dict(Llama.from_pretrained(folder / "end").named_parameters())
-    same = all(torch.equal(ends[name], weight) for name, weight in whole.named_parameters())
+    same = all(
+        torch.equal(ends[name], weight) for name, weight in whole.named_parameters()
+    )
     return found, losses, same
 
 
@@ -356,9 +384,13 @@ def llamas_by_layout(folder: Path) -> dict[str, float]:
         load_model(folder / "begin", stages)
         pipeline = Pipeline(plan, stages, loss_of, audit=name == "zb_v")
         pipeline.step(*tokens(0))
-        found[name] = max([0.0, *(difference(*each) for each in gradients(stages, whole))])
+        found[name] = max(
+            [0.0, *(difference(*each) for each in gradients(stages, whole))]
+        )
         all_weights = [list(stage.parameters()) for stage in stages.values()]
-        optimizers = [OPTIMIZERS["momentum"](weights) for weights in all_weights if weights]
+        optimizers = [
+            OPTIMIZERS["momentum"](weights) for weights in all_weights if weights
+        ]
         for each in optimizers:
             each.step()
         pipeline.save_model(folder / name, 1, optimizers)
@@ -425,7 +457,12 @@ def adapters(folder: Path) -> list[float]:
             layers[4:6],
             [*layers[6:], *ends],
         ],
-        "zb_h1": [["model.embed_tokens"], layers[:3], layers[3:5], [*layers[5:], *ends]],
+        "zb_h1": [
+            ["model.embed_tokens"],
+            layers[:3],
+            layers[3:5],
+            [*layers[5:], *ends],
+        ],
     }
     frozen = {"1f1b": "frozen 0 .. 1  frozen 3 .. 4", "zb_h1": "frozen 0 .. 2"}
     begin = 0

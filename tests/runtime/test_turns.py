@@ -70,7 +70,9 @@ class Remembering(Two):
         return self.second(end_component(seen.cos())), left
 
 
-def gradients(module: nn.Module, cut: bool, split: bool, slices: int = 1) -> list[Tensor | None]:
+def gradients(
+    module: nn.Module, cut: bool, split: bool, slices: int = 1
+) -> list[Tensor | None]:
     """The gradients of inputs and weights of two microbatches; where the first one's backward is
     `cut`, it runs in the midst of the second one's forward.
     """
@@ -79,7 +81,9 @@ def gradients(module: nn.Module, cut: bool, split: bool, slices: int = 1) -> lis
     plan = StagePlan(1, split=both, overlapped={0, 1} if cut else set())
     stage = Stage(plan, module, torch.device("cpu"), parts=parts)
     generator = torch.Generator().manual_seed(1)
-    inputs = [torch.randn(4, WIDTH, generator=generator).requires_grad_() for _ in range(2)]
+    inputs = [
+        torch.randn(4, WIDTH, generator=generator).requires_grad_() for _ in range(2)
+    ]
     stage.inputs.update(enumerate(inputs))
     for microbatch in (0, 1):
         if microbatch and cut and slices == 1:
@@ -104,7 +108,9 @@ def gradients(module: nn.Module, cut: bool, split: bool, slices: int = 1) -> lis
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("module", [Two, Cast])
-def test_gradients_are_those_of_one_after_the_other(module: type[nn.Module], split: bool) -> None:
+def test_gradients_are_those_of_one_after_the_other(
+    module: type[nn.Module], split: bool
+) -> None:
     ours = gradients(module(), cut=True, split=split)
     expected = gradients(module(), cut=False, split=split)
     for one, other in zip(ours, expected, strict=True):
@@ -134,7 +140,9 @@ def test_a_method_that_cannot_be_called_is_refused() -> None:
     class Wrong(Two):
         def overlapped(self, forward: object) -> None: ...
 
-    with pytest.raises(PipelineError, match="cannot be called with `forward` and `backward`"):
+    with pytest.raises(
+        PipelineError, match="cannot be called with `forward` and `backward`"
+    ):
         overlapped_of(Wrong(), 3)
 
 
@@ -177,7 +185,9 @@ def test_one_after_the_other_is_said_once(run_ranks: Run) -> None:
     silent, telling = run_ranks(said, 1).results()[0]
     assert silent == []
     assert len(telling) == 1
-    assert telling[0].startswith("stage 0 on rank 0: forwards and backwards that the plan overlaps")
+    assert telling[0].startswith(
+        "stage 0 on rank 0: forwards and backwards that the plan overlaps"
+    )
 
 
 def unrelated() -> str:
@@ -191,7 +201,9 @@ def unrelated() -> str:
     plan = compile(Source("one.sched", text))
     Pipeline(plan, {0: Other()}, nn.functional.mse_loss)
     try:
-        Pipeline(compile(Source("one.sched", ONE_RANK)), {0: Other()}, nn.functional.mse_loss)
+        Pipeline(
+            compile(Source("one.sched", ONE_RANK)), {0: Other()}, nn.functional.mse_loss
+        )
     except PipelineError as error:
         return str(error)
     return ""
@@ -200,4 +212,6 @@ def unrelated() -> str:
 @pytest.mark.processes
 def test_a_method_is_looked_at_where_the_plan_overlaps(run_ranks: Run) -> None:
     outcome = run_ranks(unrelated, 1)
-    assert outcome.results()[0].startswith("rank 0 failed: `overlapped` of stage 0 (Other)")
+    assert outcome.results()[0].startswith(
+        "rank 0 failed: `overlapped` of stage 0 (Other)"
+    )

@@ -138,12 +138,14 @@ def batch_of(shapes: Sequence[Shape], seed: int, model: list[nn.Module]) -> Any:
     """Inputs and targets by microbatch; there are as many numbers in a target as the model makes."""
     generator = torch.Generator().manual_seed(seed)
     inputs = [
-        torch.randn(*shape, WIDTH, generator=generator, dtype=torch.float64) for shape in shapes
+        torch.randn(*shape, WIDTH, generator=generator, dtype=torch.float64)
+        for shape in shapes
     ]
     with torch.no_grad():
         outputs = [through(model, x) for x in inputs]
     targets = [
-        torch.randn(output.shape, generator=generator, dtype=torch.float64) for output in outputs
+        torch.randn(output.shape, generator=generator, dtype=torch.float64)
+        for output in outputs
     ]
     return inputs, targets
 
@@ -187,7 +189,9 @@ def compared(case: Case) -> float:
         if losses is not None and len(layout.pipelines) == 1:
             expected = torch.stack(squares) / torch.tensor(sizes)
             worst.append(difference(losses, expected))
-            worst.append(difference(torch.stack(evaluated), torch.cat([expected, expected])))
+            worst.append(
+                difference(torch.stack(evaluated), torch.cat([expected, expected]))
+            )
     for stage, own in ours._stages.items():
         others = reference[layout.piece(stage)].parameters()
         for weight, other in zip(own.module.parameters(), others, strict=True):
@@ -238,7 +242,9 @@ def random_cases(draw: st.DrawFn) -> Case:
 @given(cases=st.lists(random_cases(), min_size=AT_ONCE, max_size=AT_ONCE))
 def test_random_shapes(run_ranks: Run, cases: list[Case]) -> None:
     for found in run_ranks(partial(all_compared, cases), 2).results():
-        wrong = [case for case, worst in zip(cases, found, strict=True) if not worst < 1e-11]
+        wrong = [
+            case for case, worst in zip(cases, found, strict=True) if not worst < 1e-11
+        ]
         assert wrong == []
 
 
@@ -251,12 +257,16 @@ def trained_to_the_bit(name: str) -> list[bool]:
     model = one_model(plan.layout)
     reference = one_model(plan.layout)
     optimizers = [OPTIMIZERS["momentum"](model[stage].parameters()) for stage in mine]
-    alone_optimizer = OPTIMIZERS["momentum"]([w for stage in reference for w in stage.parameters()])
+    alone_optimizer = OPTIMIZERS["momentum"](
+        [w for stage in reference for w in stage.parameters()]
+    )
     ours = pipeline(plan, model)
     generator = random.Random(0)
     same = []
     for step in range(20):
-        of_step = [(generator.randint(1, 5), generator.randint(1, 12)) for _ in range(8)]
+        of_step = [
+            (generator.randint(1, 5), generator.randint(1, 12)) for _ in range(8)
+        ]
         inputs, targets = batch_of(of_step, step, reference)
         counts = [rows * length for rows, length in of_step]
         losses = ours.step(inputs, targets, counts=counts)
@@ -271,7 +281,9 @@ def trained_to_the_bit(name: str) -> list[bool]:
             optimizer.zero_grad()
         same.append(losses is None or torch.equal(losses, torch.stack(expected)))
     for stage in mine:
-        pairs = zip(model[stage].parameters(), reference[stage].parameters(), strict=True)
+        pairs = zip(
+            model[stage].parameters(), reference[stage].parameters(), strict=True
+        )
         same += [torch.equal(weight, other) for weight, other in pairs]
     return same
 
@@ -288,10 +300,14 @@ def updated() -> float:
     plan = program("pipedream_2bw", ranks=2, microbatches=4).for_updates(5)
     stages = normed(2)
     mine = plan.stages_of(dist.get_rank())
-    optimizers = {stage: OPTIMIZERS["sgd"](stages[stage].parameters()) for stage in mine}
+    optimizers = {
+        stage: OPTIMIZERS["sgd"](stages[stage].parameters()) for stage in mine
+    }
     ours = pipeline(plan, stages, optimizers=optimizers)
     versions = Versions(normed(2))
-    alone_optimizers = [OPTIMIZERS["sgd"](stage.parameters()) for stage in versions.stages]
+    alone_optimizers = [
+        OPTIMIZERS["sgd"](stage.parameters()) for stage in versions.stages
+    ]
     generator = torch.Generator().manual_seed(0)
     sizes = [int(size) for size in torch.randint(1, 6, [20], generator=generator)]
     inputs = [torch.randn(size, WIDTH, generator=generator) for size in sizes]
@@ -334,7 +350,9 @@ def in_replicas() -> list[float]:
     total = torch.zeros(())
     for (xs, ys), of_replica in zip(batches, counts, strict=True):
         for x, y, count in zip(xs, ys, of_replica, strict=True):
-            total = total + nn.functional.mse_loss(alone(reference, x), y) * count / whole
+            total = (
+                total + nn.functional.mse_loss(alone(reference, x), y) * count / whole
+            )
     total.backward()
     pairs = zip(model[rank].parameters(), reference[rank].parameters(), strict=True)
     assert (losses is None) == (rank == 0)
@@ -369,7 +387,9 @@ def in_shards(shard: Callable[..., object]) -> float:
 
 
 @pytest.mark.parametrize("shard", [fully_shard, replicate])
-def test_replicas_of_fsdp_count_together(run_ranks: Run, shard: Callable[..., object]) -> None:
+def test_replicas_of_fsdp_count_together(
+    run_ranks: Run, shard: Callable[..., object]
+) -> None:
     assert max(run_ranks(partial(in_shards, shard), 4).results()) < 1e-12
 
 
@@ -405,7 +425,9 @@ def with_added_losses(name: str) -> float:
     worst = [abs(named["size"] - size)]
     for number, stage in ours._stages.items():
         right = reference[plan.layout.piece(number)]
-        for weight, other in zip(stage.module.parameters(), right.parameters(), strict=True):
+        for weight, other in zip(
+            stage.module.parameters(), right.parameters(), strict=True
+        ):
             worst.append(difference(weight.grad, other.grad))
     return max(worst)
 
@@ -447,7 +469,10 @@ def of_a_graph(equal_images: bool) -> float:
             of_step = tuple((2, length) for _, length in of_step)
             images = [(2, 4)] * 4
         pairs = [
-            [torch.randn(*shape, WIDTH, generator=generator, dtype=torch.float64) for shape in both]
+            [
+                torch.randn(*shape, WIDTH, generator=generator, dtype=torch.float64)
+                for shape in both
+            ]
             for both in zip(images, of_step, strict=True)
         ]
         outputs = [
@@ -464,7 +489,9 @@ def of_a_graph(equal_images: bool) -> float:
         inputs = {0: [image for image, _ in pairs], 1: [text for _, text in pairs]}
         ours.step(inputs, targets, counts=counts)
     for weight, other in zip(
-        ours._stages[rank].module.parameters(), reference[rank].parameters(), strict=True
+        ours._stages[rank].module.parameters(),
+        reference[rank].parameters(),
+        strict=True,
     ):
         worst.append(difference(weight.grad, other.grad))
     return max(worst)
@@ -485,7 +512,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
         lengths = cu_seqlens.diff().tolist()
         documents = [
-            nn.functional.scaled_dot_product_attention(*part.chunk(3, -1), is_causal=True)
+            nn.functional.scaled_dot_product_attention(
+                *part.chunk(3, -1), is_causal=True
+            )
             for part in self.mix(x).split(lengths, dim=1)
         ]
         return x + torch.cat(documents, dim=1)
@@ -522,7 +551,10 @@ def packed(goes_along: bool) -> float:
     generator = torch.Generator().manual_seed(0)
     sizes = [sum(lengths) for lengths in documents]
     inputs, targets = (
-        [torch.randn(1, size, WIDTH, generator=generator, dtype=torch.float64) for size in sizes]
+        [
+            torch.randn(1, size, WIDTH, generator=generator, dtype=torch.float64)
+            for size in sizes
+        ]
         for _ in range(2)
     )
     if goes_along:
@@ -579,10 +611,18 @@ def goes_wrong(what: str) -> None:
     y = torch.randn(1, 6, WIDTH).double()
     makes: dict[str, Callable[[], object]] = {
         "few": lambda: pipeline(plan, model).step([x], [x], counts=[1]),
-        "empty": lambda: pipeline(plan, model).step([x, y[:0]], [x, y[:0]], counts=[2, 1]),
-        "type": lambda: pipeline(plan, model).step([x, y.float()], [x, y], counts=[2, 1]),
-        "container": lambda: pipeline(plan, model).step([x, (y,)], [x, y], counts=[2, 1]),
-        "no tensor": lambda: pipeline(plan, model).step([x, "y"], [x, y], counts=[2, 1]),
+        "empty": lambda: pipeline(plan, model).step(
+            [x, y[:0]], [x, y[:0]], counts=[2, 1]
+        ),
+        "type": lambda: pipeline(plan, model).step(
+            [x, y.float()], [x, y], counts=[2, 1]
+        ),
+        "container": lambda: pipeline(plan, model).step(
+            [x, (y,)], [x, y], counts=[2, 1]
+        ),
+        "no tensor": lambda: pipeline(plan, model).step(
+            [x, "y"], [x, y], counts=[2, 1]
+        ),
         "targets": lambda: pipeline(plan, model).step([x, x], [x, x, x]),
         "one list": lambda: pipeline(plan, model).step([x, x], x),
         "other list": lambda: pipeline(plan, model).step(x, [x, x]),
@@ -590,19 +630,25 @@ def goes_wrong(what: str) -> None:
         "few counts": lambda: pipeline(plan, model).step([x, y], [x, y], counts=[1]),
         "negative": lambda: pipeline(plan, model).step([x, y], [x, y], counts=[1, -1]),
         "one count": lambda: pipeline(plan, model).step([x, y], [x, y], counts=5),
-        "no number": lambda: pipeline(plan, model).step([x, y], [x, y], counts=[1, "two"]),
+        "no number": lambda: pipeline(plan, model).step(
+            [x, y], [x, y], counts=[1, "two"]
+        ),
         "zeros": lambda: pipeline(plan, model).step([x, y], [x, y], counts=[0, 0]),
-        "scale": lambda: pipeline(plan, model, loss_scale=2.0).step([x, y], [x, y], counts=[1, 2]),
+        "scale": lambda: pipeline(plan, model, loss_scale=2.0).step(
+            [x, y], [x, y], counts=[1, 2]
+        ),
         "rows": lambda: pipeline(plan, model).evaluate([x, y], rows=1),
         "slices few": lambda: pipeline(plan, model, slice_lengths=[4]),
         "slices sum": lambda: pipeline(plan, model, slice_lengths=[4, 1]).step(x, x),
         "slices function": lambda: pipeline(
             plan, model, slice_lengths=lambda length: [length]
         ).step(x, x),
-        "slices words": lambda: pipeline(plan, model, slice_lengths=lambda _: ["two", "two"]).step(
+        "slices words": lambda: pipeline(
+            plan, model, slice_lengths=lambda _: ["two", "two"]
+        ).step(x, x),
+        "slices number": lambda: pipeline(plan, model, slice_lengths=lambda _: 2).step(
             x, x
         ),
-        "slices number": lambda: pipeline(plan, model, slice_lengths=lambda _: 2).step(x, x),
         "none": lambda: pipeline(plan, model, slice_lengths=[4, 2]),
     }
     makes[what]()
@@ -666,7 +712,9 @@ def which_are_new(channel: Channel, inputs: tuple[int, ...]) -> list[bool]:
 
 
 @pytest.mark.parametrize("are_batched", [False, True])
-def test_a_batch_of_nccl_has_no_form_of_an_earlier_step_beside_a_new_one(are_batched: bool) -> None:
+def test_a_batch_of_nccl_has_no_form_of_an_earlier_step_beside_a_new_one(
+    are_batched: bool,
+) -> None:
     device = torch.device("cpu")
     channel = Channel(Silent(), 0, 0, "", 1, range(4), None, device, are_batched)
     for microbatch in range(4):
@@ -676,9 +724,17 @@ def test_a_batch_of_nccl_has_no_form_of_an_earlier_step_beside_a_new_one(are_bat
     assert which_are_new(channel, (0,)) == [True] * 4
     assert which_are_new(channel, (0,)) == [False] * 4
     gradients = channel.messages[0].form.gradients
-    assert which_are_new(channel, (1, 0, 0, 2)) == [True, are_batched, are_batched, True]
+    assert which_are_new(channel, (1, 0, 0, 2)) == [
+        True,
+        are_batched,
+        are_batched,
+        True,
+    ]
     assert channel.messages[1].form.gradients is gradients
-    assert [message.form.tag for message in channel.messages[::3]] == [0, 2 if are_batched else 1]
+    assert [message.form.tag for message in channel.messages[::3]] == [
+        0,
+        2 if are_batched else 1,
+    ]
     assert which_are_new(channel, (2, 1, 0, 0)) == [False] * 4
 
 
@@ -693,7 +749,10 @@ def other_counts_in_replicas() -> None:
 def test_counts_for_some_replicas_are_refused(run_ranks: Run) -> None:
     run = run_ranks(other_counts_in_replicas, 4)
     assert run.codes == [1] * 4
-    assert all("`counts` were given to some replicas of the pipeline" in log for log in run.logs)
+    assert all(
+        "`counts` were given to some replicas of the pipeline" in log
+        for log in run.logs
+    )
 
 
 def other_counts_in_pipelines() -> None:

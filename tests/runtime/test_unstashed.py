@@ -19,7 +19,14 @@ from torch.utils.checkpoint import checkpoint
 
 from schedlang import Source, compile
 from schedlang.plan.plan import Plan
-from tests.support.models import OPTIMIZERS, difference, normed, pipeline, program, update_batches
+from tests.support.models import (
+    OPTIMIZERS,
+    difference,
+    normed,
+    pipeline,
+    program,
+    update_batches,
+)
 from tests.support.training import Train
 
 pytestmark = pytest.mark.processes
@@ -55,7 +62,9 @@ class Written:
         self.middle = self.normal * scale + shift
         self.output = torch.tanh(self.middle @ matrix.T + bias)
 
-    def backward(self, weights: list[Tensor], gradient: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def backward(
+        self, weights: list[Tensor], gradient: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
         scale, _, matrix, _ = weights
         inner = gradient * (1 - self.output**2)
         middle = inner @ matrix
@@ -65,7 +74,11 @@ class Written:
             - normal.mean(1, keepdim=True)
             - self.normal * (normal * self.normal).mean(1, keepdim=True)
         )
-        of_weights = [(middle * self.normal).sum(0), middle.sum(0), inner.T @ self.middle]
+        of_weights = [
+            (middle * self.normal).sum(0),
+            middle.sum(0),
+            inner.T @ self.middle,
+        ]
         return input, [*of_weights, inner.sum(0)]
 
 
@@ -81,20 +94,28 @@ def written(plan: Plan, optimizer: str, reads_again: str = "newest") -> list[nn.
     for start in range(0, STEPS * UPDATES, UPDATES):
         kept = [[_weights(each)] for each in stages]
         for update, (inputs, targets) in enumerate(batches(plan, start)):
-            pairs = zip(inputs.chunk(per_update), targets.chunk(per_update), strict=True)
+            pairs = zip(
+                inputs.chunk(per_update), targets.chunk(per_update), strict=True
+            )
             for number, (x, y) in enumerate(pairs, update * per_update):
                 made: list[Written] = []
                 for stage in range(ranks):
                     ahead = ranks - 1 - stage
                     version = max(number - ahead, 0) // per_update
-                    made.append(Written(kept[stage][version], made[-1].output if made else x))
+                    made.append(
+                        Written(kept[stage][version], made[-1].output if made else x)
+                    )
                 gradient = 2 * (made[-1].output - y) / y.numel() / per_update
                 for stage in reversed(range(ranks)):
                     newest = _weights(stages[stage])
                     again = made[stage].weights if reads_again == "stashed" else newest
                     gradient, found = made[stage].backward(again, gradient)
-                    for weight, each in zip(stages[stage].parameters(), found, strict=True):
-                        weight.grad = each if weight.grad is None else weight.grad + each
+                    for weight, each in zip(
+                        stages[stage].parameters(), found, strict=True
+                    ):
+                        weight.grad = (
+                            each if weight.grad is None else weight.grad + each
+                        )
             for stage, each in enumerate(optimizers):
                 each.step()
                 each.zero_grad()
@@ -122,11 +143,15 @@ def trained(plan: Plan, optimizer: str) -> tuple[float, float]:
     """
     mine = plan.stages_of(dist.get_rank())
     model = exact(len(plan.placement))
-    optimizers = {each: OPTIMIZERS[optimizer](list(model[each].parameters())) for each in mine}
+    optimizers = {
+        each: OPTIMIZERS[optimizer](list(model[each].parameters())) for each in mine
+    }
     ours = pipeline(plan, model, optimizers=optimizers)
     places = [model[each][1].weight.data_ptr() for each in mine]
     for start in range(0, STEPS * UPDATES, UPDATES):
-        ours.step(*(torch.cat(each) for each in zip(*batches(plan, start), strict=True)))
+        ours.step(
+            *(torch.cat(each) for each in zip(*batches(plan, start), strict=True))
+        )
     # Updates are made in place, and there is nothing that a checkpoint would need beside the model.
     assert places == [model[each][1].weight.data_ptr() for each in mine]
     assert ours.state_dict() == {}
@@ -152,7 +177,9 @@ def several(cases: dict[str, tuple[Plan, str]]) -> dict[str, tuple[float, float]
 def test_backwards_read_the_newest_weights(run_ranks: Run) -> None:
     """20 updates, also by an optimizer whose changes autograd does not count."""
     plans = {
-        f"pipemare {microbatches}": program("pipemare", ranks=4, microbatches=microbatches)
+        f"pipemare {microbatches}": program(
+            "pipemare", ranks=4, microbatches=microbatches
+        )
         for microbatches in (1, 2, 3)
     }
     plans["halves"] = compile(Source("s.sched", HALVES))
@@ -207,7 +234,9 @@ def moved() -> None:
     refused(exact(4), Mover)
 
 
-def refused(model: list[nn.Module], kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> None:
+def refused(
+    model: list[nn.Module], kind: type[torch.optim.Optimizer] = torch.optim.SGD
+) -> None:
     plan = program("pipemare", ranks=4).for_updates(UPDATES)
     (mine,) = plan.stages_of(dist.get_rank())
     optimizers = {mine: kind(list(model[mine].parameters()), 0.1)}
@@ -220,7 +249,10 @@ def refused(model: list[nn.Module], kind: type[torch.optim.Optimizer] = torch.op
     [
         (autocast, r"the forward of stage \d casts its weights \(torch.autocast\)"),
         (parametrized, r"`1` of stage 0 computes its weights from others"),
-        (checkpointed, "a checkpoint runs its forward again in the backward, with other weights"),
+        (
+            checkpointed,
+            "a checkpoint runs its forward again in the backward, with other weights",
+        ),
         (moved, r"the optimizer gives the weight `0.weight` of stage \d other memory"),
     ],
 )

@@ -37,7 +37,12 @@ GPIPE = """schedule gpipe_of_two_encoders {
 
 def encoders_and_decoder(seed: int) -> tuple[nn.Module, nn.Module, nn.Module]:
     """CLIP's encoders of images of 8 x 8 pixels and of 6 tokens, and two blocks that read both."""
-    from transformers import CLIPTextConfig, CLIPTextModel, CLIPVisionConfig, CLIPVisionModel
+    from transformers import (
+        CLIPTextConfig,
+        CLIPTextModel,
+        CLIPVisionConfig,
+        CLIPVisionModel,
+    )
 
     class States(nn.Module):
         """What an encoder of transformers has made of each patch, or token."""
@@ -46,7 +51,9 @@ def encoders_and_decoder(seed: int) -> tuple[nn.Module, nn.Module, nn.Module]:
             return made.last_hidden_state
 
     def with_states(name: str, encoder: nn.Module) -> nn.Module:
-        return nn.Sequential(OrderedDict([(name, encoder), (f"{name}_states", States())]))
+        return nn.Sequential(
+            OrderedDict([(name, encoder), (f"{name}_states", States())])
+        )
 
     torch.manual_seed(seed)
     sizes = {
@@ -55,7 +62,9 @@ def encoders_and_decoder(seed: int) -> tuple[nn.Module, nn.Module, nn.Module]:
         "num_attention_heads": 2,
         "attn_implementation": "eager",
     }
-    images = CLIPVisionModel(CLIPVisionConfig(hidden_size=16, image_size=8, patch_size=4, **sizes))
+    images = CLIPVisionModel(
+        CLIPVisionConfig(hidden_size=16, image_size=8, patch_size=4, **sizes)
+    )
     texts = CLIPTextModel(
         CLIPTextConfig(
             hidden_size=24,
@@ -88,7 +97,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.join = Join()
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(20, 2, 32, dropout=0.0, batch_first=True) for _ in range(2)
+            nn.TransformerEncoderLayer(20, 2, 32, dropout=0.0, batch_first=True)
+            for _ in range(2)
         )
         self.head = nn.Linear(20, 32)
 
@@ -120,7 +130,9 @@ def trained(folder: Path) -> list[float]:
         stages = split(images, plan, stages=[0])
         stages |= split(texts, plan, stages=[1])
         stages |= split(decoder, plan, ["join", "blocks", "head"], stages=[2, 3])
-        optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in stages.values()]
+        optimizers = [
+            torch.optim.AdamW(each.parameters(), lr=0.01) for each in stages.values()
+        ]
         pipeline = Pipeline(plan, stages, loss_of)
         if half:
             assert load_model(folder, stages) == STEPS // 2
@@ -134,9 +146,14 @@ def trained(folder: Path) -> list[float]:
             whole_images, whole_texts, whole_decoder = whole
             right = []
             for some, given, wanted in zip(
-                pixels.chunk(4), tokens[:, :-1].chunk(4), tokens[:, 1:].chunk(4), strict=True
+                pixels.chunk(4),
+                tokens[:, :-1].chunk(4),
+                tokens[:, 1:].chunk(4),
+                strict=True,
             ):
-                loss = loss_of(whole_decoder(whole_images(some), whole_texts(given)), wanted)
+                loss = loss_of(
+                    whole_decoder(whole_images(some), whole_texts(given)), wanted
+                )
                 (loss / 4).backward()
                 right.append(loss.detach())
             if losses is not None:
@@ -149,7 +166,9 @@ def trained(folder: Path) -> list[float]:
     return found
 
 
-def test_encoders_of_images_and_texts_before_a_decoder(run_ranks: Run, tmp_path: Path) -> None:
+def test_encoders_of_images_and_texts_before_a_decoder(
+    run_ranks: Run, tmp_path: Path
+) -> None:
     found = run_ranks(partial(trained, tmp_path / "model"), 4).results()
     assert [len(each) for each in found] == [0, 0, 0, 4 * STEPS]
     assert max(found[-1]) < 1e-5

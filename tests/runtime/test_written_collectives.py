@@ -55,7 +55,9 @@ def plans() -> dict[str, Plan]:
     }
 
 
-def trained(plans: dict[str, Plan], is_sharded: bool) -> dict[str, tuple[float, list[float]]]:
+def trained(
+    plans: dict[str, Plan], is_sharded: bool
+) -> dict[str, tuple[float, list[float]]]:
     """For each plan the largest difference from one process, of weights after training; and the
     gathers and reductions of the last step, with those of the plan.
     """
@@ -72,8 +74,15 @@ def train(plan: Plan, is_sharded: bool) -> tuple[float, list[float]]:
         fully_shard(model[stage][0], mesh=of["dp"])
         fully_shard(model[stage], mesh=of["dp"])
     updates = Kind.U in plan.ranks[rank].kind
-    optimizers = {stage: torch.optim.SGD(model[stage].parameters(), 0.1) for stage in mine}
-    ours = on(of["pp"] if is_sharded else of, plan, model, optimizers=optimizers if updates else {})
+    optimizers = {
+        stage: torch.optim.SGD(model[stage].parameters(), 0.1) for stage in mine
+    }
+    ours = on(
+        of["pp"] if is_sharded else of,
+        plan,
+        model,
+        optimizers=optimizers if updates else {},
+    )
     alone = torch.optim.SGD(reference.parameters(), 0.1)
     with Collectives([model[stage] for stage in mine] if is_sharded else []) as seen:
         for step in range(STEPS):
@@ -91,7 +100,9 @@ def train(plan: Plan, is_sharded: bool) -> tuple[float, list[float]]:
     worst = max(
         difference(own.full_tensor() if is_sharded else own, other)
         for stage in mine
-        for own, other in zip(model[stage].parameters(), reference[stage].parameters(), strict=True)
+        for own, other in zip(
+            model[stage].parameters(), reference[stage].parameters(), strict=True
+        )
     )
     kinds = list(plan.ranks[rank].kind)
     gathers = kinds.count(Kind.UNSHARD) or len(mine)
@@ -101,7 +112,9 @@ def train(plan: Plan, is_sharded: bool) -> tuple[float, list[float]]:
     ]
 
 
-def test_weights_are_gathered_and_gradients_summed_where_the_plan_says(run_ranks: Run) -> None:
+def test_weights_are_gathered_and_gradients_summed_where_the_plan_says(
+    run_ranks: Run,
+) -> None:
     for found in run_ranks(trained, 4, plans(), True).results():
         assert len(found) == 3
         for name, (worst, counts) in found.items():
@@ -109,7 +122,9 @@ def test_weights_are_gathered_and_gradients_summed_where_the_plan_says(run_ranks
             assert counts == [0, 0], name
 
 
-def test_replicas_that_are_not_sharded_are_summed_where_the_plan_says(run_ranks: Run) -> None:
+def test_replicas_that_are_not_sharded_are_summed_where_the_plan_says(
+    run_ranks: Run,
+) -> None:
     for found in run_ranks(trained, 4, plans(), False).results():
         for name, (worst, _) in found.items():
             assert worst < 1e-12, name

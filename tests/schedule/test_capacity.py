@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from schedlang import Builder, CompileError, Costs, compile, read_plan, simulate, write_plan
+from schedlang import (
+    Builder,
+    CompileError,
+    Costs,
+    compile,
+    read_plan,
+    simulate,
+    write_plan,
+)
 from schedlang.cli.main import main
 from schedlang.proof.capacity import fullness
 from tests.support.paths import PROGRAMS
@@ -37,7 +45,9 @@ def test_where_there_is_no_room_only_nothing_fits() -> None:
     costs = Costs(activation_bytes=(0,), weights_bytes=(0,), capacity_bytes=(0,))
     plan = compile(program(""), costs=costs)
     assert fullness(simulate(plan)) == [0, 0, 0, 0]
-    with pytest.raises(CompileError, match="rank 3 holds 1 bytes at its peak, of which 1 are"):
+    with pytest.raises(
+        CompileError, match="rank 3 holds 1 bytes at its peak, of which 1 are"
+    ):
         compile(program(""), costs=Costs(weights_bytes=(0, 0, 0, 1)).over(costs))
 
 
@@ -102,11 +112,17 @@ def test_what_a_capacity_cannot_be(items: str, message: str) -> None:
 
 
 def test_capacity_may_be_a_name() -> None:
-    compile(program("param capacity = 4  require capacity > 3  let x = capacity  capacity(r) = x"))
+    compile(
+        program(
+            "param capacity = 4  require capacity > 3  let x = capacity  capacity(r) = x"
+        )
+    )
 
 
 def test_a_wrong_number_of_capacities() -> None:
-    with pytest.raises(ValueError, match="3 `capacity_bytes` are given, there are 4 ranks"):
+    with pytest.raises(
+        ValueError, match="3 `capacity_bytes` are given, there are 4 ranks"
+    ):
         compile(program(""), costs=Costs(capacity_bytes=(1, 2, 3)))
 
 
@@ -166,7 +182,10 @@ def test_a_plan_and_a_builders_program_remember_it(
     ],
 )
 def test_units_and_devices(
-    given: str, capacity: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    given: str,
+    capacity: list[float],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     plan = tmp_path / "plan.json"
     write_plan(compile("1f1b", costs=BYTES), plan)
@@ -178,7 +197,9 @@ def test_units_and_devices(
     ("given", "message"),
     [("H1000", "did you mean `H100`?"), ("80XB", "is not an amount of memory")],
 )
-def test_what_is_no_capacity(given: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_capacity(
+    given: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["compile", "gpipe", "--capacity-bytes", given])
     assert message in capsys.readouterr().err

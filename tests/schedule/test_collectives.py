@@ -44,7 +44,11 @@ from tests.support.paths import DIAGNOSTICS, GALLERY
 from tests.support.strategies import make_schedule
 
 #: The programs that leave gathers and sums to the runtime.
-IMPLIED = [path for path in GALLERY if not re.search(r"reduce\(|send gradients", path.read_text())]
+IMPLIED = [
+    path
+    for path in GALLERY
+    if not re.search(r"reduce\(|send gradients", path.read_text())
+]
 TRANSPORTS = ("gloo", "nccl", "blocking", "nccl-edge")
 #: Longer on some stages than on others.
 TIMES = tuple(2.0 + 3.0 * (stage % 3) for stage in range(64))
@@ -140,10 +144,16 @@ def test_gathers_begin_one_op_early() -> None:
     plan = compile("interleaved_1f1b", {"ranks": 2, "microbatches": 4})
     timeline = simulate(plan, Costs(gather_times=[1.5])).timeline
     # Stage 2 is the second chunk of rank 0: its weights are gathered while the op before runs.
-    gather = next(each for each in timeline.beside if plan.columns.stage[each.before] == 2)
+    gather = next(
+        each for each in timeline.beside if plan.columns.stage[each.before] == 2
+    )
     first = next(index for index, bar in enumerate(timeline.ranks[0]) if bar.stage == 2)
     before, use = timeline.ranks[0][first - 1 : first + 1]
-    assert (before.stage, gather.start, gather.end) == (0, before.start, before.start + 1.5)
+    assert (before.stage, gather.start, gather.end) == (
+        0,
+        before.start,
+        before.start + 1.5,
+    )
     assert use.start == max(before.end, gather.end)
     # One for each update: before it, weights are of the version before.
     plan = compile("pipedream_2bw")
@@ -160,7 +170,15 @@ def test_gathers_begin_one_op_early() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["1f1b", "interleaved_1f1b", "gems", "dualpipe", "zb_h1", "wpipe", "pipedream_replicated"],
+    [
+        "1f1b",
+        "interleaved_1f1b",
+        "gems",
+        "dualpipe",
+        "zb_h1",
+        "wpipe",
+        "pipedream_replicated",
+    ],
 )
 @pytest.mark.parametrize(
     "costs",
@@ -181,11 +199,15 @@ def test_what_ranks_wait_for_them_is_told(name: str, costs: Costs) -> None:
         idle = len(plan.ranks) * timeline.makespan - sum(timeline.busy)
         assert isclose(sum(found.idle.length), idle)
         assert isclose(sum(segment.length for segment in found.path), timeline.makespan)
-        assert isclose(exposed(waits(plan, timeline, costs)), found.idle.exposed, abs_tol=1e-9)
+        assert isclose(
+            exposed(waits(plan, timeline, costs)), found.idle.exposed, abs_tol=1e-9
+        )
         assert any(each.cause == "collective" for each in found.idle)
         # Without them, nobody waits for any.
         free = evolve(costs, sum_times=None, gather_times=None)
-        assert all(each.cause != "collective" for each in explain_bubble(plan, free).idle)
+        assert all(
+            each.cause != "collective" for each in explain_bubble(plan, free).idle
+        )
     assert "collective  gradients are summed" in explanation_text(found)
 
 
@@ -215,7 +237,11 @@ def test_runs_with_noise_have_them_too(name: str, transport: str) -> None:
     plan = evolve(compile(name), transport=transport)
     costs = Costs(sum_times=[3], gather_times=[2], p2p_time=0.1)
     still = simulate_runs(plan, Noise(), costs, runs=1)
-    assert still.makespans == (still.makespan,) == (simulate(plan, costs).timeline.makespan,)
+    assert (
+        still.makespans
+        == (still.makespan,)
+        == (simulate(plan, costs).timeline.makespan,)
+    )
     # Long sums are the makespan, nearly: these differ from run to run as the jitter says.
     long = Costs(sum_times=[1e6], p2p_time=0.1)
     runs = simulate_runs(plan, Noise(jitter=0.1), long, runs=400)
@@ -241,12 +267,18 @@ def test_a_program_gives_them(tmp_path: Path) -> None:
     assert read_plan(tmp_path / "s.json").costs == plan.costs
     # Those of the user go before.
     free = Costs(sum_times=[0], gather_times=[0])
-    assert simulate(plan, free).timeline.makespan == simulate(plan).timeline.makespan - 3.5
+    assert (
+        simulate(plan, free).timeline.makespan == simulate(plan).timeline.makespan - 3.5
+    )
     with pytest.raises(CompileError, match="`cost sum` with 2 names"):
         compile(Source("s.sched", text.replace("sum(s) =", "sum(s, m) =")))
     with pytest.raises(CompileError, match="given already"):
-        compile(Source("s.sched", text.replace("cost gather", "cost sum = 2 cost gather")))
-    with pytest.raises(ValueError, match="3 times of sums are given, there are 2 stages"):
+        compile(
+            Source("s.sched", text.replace("cost gather", "cost sum = 2 cost gather"))
+        )
+    with pytest.raises(
+        ValueError, match="3 times of sums are given, there are 2 stages"
+    ):
         simulate(plan, Costs(sum_times=(1, 2, 3)))
     with Builder("b", ranks=2, microbatches=1, costs=Costs(sum_times=(3, 4))) as b:
         for rank in range(2):
@@ -259,7 +291,10 @@ def test_a_program_gives_them(tmp_path: Path) -> None:
 def test_a_sum_behind_that_of_a_later_update_is_told_as_a_wrong_update() -> None:
     """Sums of one stage go in the order of updates: the first never comes before the second step."""
     pipelines = (Pipeline("p0", 0, 1, 2), Pipeline("p1", 1, 2, 2))
-    texts = [f"{stage}F1 {stage}F0 {stage}B1 {stage}U1 {stage}B0 {stage}U0" for stage in (0, 1)]
+    texts = [
+        f"{stage}F1 {stage}F0 {stage}B1 {stage}U1 {stage}B0 {stage}U0"
+        for stage in (0, 1)
+    ]
     ranks = tuple(parse_actions(text, [0] * 6) for text in texts)
     schedule = evolve(
         make_schedule((0, 1), 4, ranks),
@@ -281,7 +316,11 @@ def test_a_search_that_does_not_judge_by_them_says_so() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in sorted(DIAGNOSTICS.glob("*.sched")) if path.stem.startswith(("dead", "u_"))],
+    [
+        path
+        for path in sorted(DIAGNOSTICS.glob("*.sched"))
+        if path.stem.startswith(("dead", "u_"))
+    ],
     ids=lambda path: path.stem,
 )
 def test_what_is_wrong_is_told_in_the_same_words(path: Path) -> None:
@@ -294,7 +333,9 @@ def test_what_is_wrong_is_told_in_the_same_words(path: Path) -> None:
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("draw", [random_plan, replicated_plan], ids=["random", "replicated"])
+@pytest.mark.parametrize(
+    "draw", [random_plan, replicated_plan], ids=["random", "replicated"]
+)
 def test_verdicts_do_not_depend_on_them(draw: Callable[[random.Random], Plan]) -> None:
     """Of plans that were damaged, too: the same is wrong, in the same words."""
     told = []

@@ -17,10 +17,25 @@ from schedlang.search.tune.bounds import bounds_of
 
 #: A layer of experts, half of whose forward is all-to-all.
 EXPERTS = {
-    "F": ["attention 1 compute", "dispatch 1 all_to_all", "mlp 1 compute", "combine 1 all_to_all"],
-    "B": ["combine 1 all_to_all", "mlp 2 compute", "dispatch 1 all_to_all", "attention 2 compute"],
+    "F": [
+        "attention 1 compute",
+        "dispatch 1 all_to_all",
+        "mlp 1 compute",
+        "combine 1 all_to_all",
+    ],
+    "B": [
+        "combine 1 all_to_all",
+        "mlp 2 compute",
+        "dispatch 1 all_to_all",
+        "attention 2 compute",
+    ],
 }
-TIMES = {"forward_times": (4,), "backward_times": (6,), "weight_times": (2,), "input_times": (4,)}
+TIMES = {
+    "forward_times": (4,),
+    "backward_times": (6,),
+    "weight_times": (2,),
+    "input_times": (4,),
+}
 
 
 def shortest(first: list[Piece], second: list[Piece]) -> float:
@@ -56,14 +71,18 @@ def test_two_ops_take_the_least_time_that_any_order_allows() -> None:
         second = chain(random)
         placed = together(first, second)
         for own, before in zip(placed, (first, second), strict=True):
-            assert [piece.component for piece in own] == [piece.component for piece in before]
+            assert [piece.component for piece in own] == [
+                piece.component for piece in before
+            ]
             for one, other in zip(own, before, strict=True):
                 assert one.end - one.start == pytest.approx(other.end - other.start)
             assert all(one.end <= other.start + 1e-9 for one, other in pairwise(own))
         for one in placed[0]:
             for other in placed[1]:
                 if one.component.resource == other.component.resource:
-                    assert one.end <= other.start + 1e-9 or other.end <= one.start + 1e-9
+                    assert (
+                        one.end <= other.start + 1e-9 or other.end <= one.start + 1e-9
+                    )
         ends = [own[-1].end for own in placed]
         assert max(ends) == pytest.approx(shortest(first, second))
 
@@ -73,7 +92,9 @@ def test_shares_are_of_the_time_that_counts() -> None:
     pair = [(Kind.F, 0, 0), (Kind.B, 1, 0)]
     # Together they take 6, in which the forward counts for 4 parts of 10.
     assert durations.ends(pair) == pytest.approx([6 * 4 / 10, 6])
-    twice = Costs(forward_times=(8,), backward_times=(12,), components=EXPERTS).durations(2)
+    twice = Costs(
+        forward_times=(8,), backward_times=(12,), components=EXPERTS
+    ).durations(2)
     assert twice.ends(pair)[-1] == pytest.approx(12)
     assert durations.ends([(Kind.F, 0, 0)]) == [4]
     # What is not listed is one piece that computes, for 2 here, and all-to-alls take 1; of three
@@ -91,7 +112,8 @@ def test_the_bubble_is_the_one_that_is_published(
 ) -> None:
     """(PP/2 - 1)(F&B + B - 3W), on the ranks that wait most (DualPipe's README)."""
     costs = Costs(
-        **TIMES, components=EXPERTS | {"I": [word.replace("2", "1") for word in EXPERTS["B"]]}
+        **TIMES,
+        components=EXPERTS | {"I": [word.replace("2", "1") for word in EXPERTS["B"]]},
     )
     plan = compile(program, {"ranks": ranks, "microbatches": microbatches}, costs)
     timeline = simulate(plan).timeline
@@ -145,16 +167,30 @@ def test_every_resource_has_a_lane() -> None:
             ValueError,
             "`components` of 'X': the kinds of ops that have some",
         ),
-        ({"F": "a 1 compute"}, TypeError, "`components` of F is 'a 1 compute': it must be a list"),
+        (
+            {"F": "a 1 compute"},
+            TypeError,
+            "`components` of F is 'a 1 compute': it must be a list",
+        ),
         ({"F": []}, ValueError, "`components` of F is an empty list: leave F out"),
-        ({"F": ["a compute"]}, ValueError, "`components` of F has 'a compute': it must be such as"),
-        ({"F": ["a much compute"]}, ValueError, "`components` of F has 'a much compute'"),
+        (
+            {"F": ["a compute"]},
+            ValueError,
+            "`components` of F has 'a compute': it must be such as",
+        ),
+        (
+            {"F": ["a much compute"]},
+            ValueError,
+            "`components` of F has 'a much compute'",
+        ),
         ({"F": ["a 0 compute"]}, ValueError, "the share of a is 0, not above 0"),
         ({"F": ["a nan compute"]}, ValueError, "the share of a is nan, not above 0"),
         (["a 1 compute"], TypeError, "it must be lists by the kinds of ops, such as"),
     ],
 )
-def test_what_cannot_be_components(given: object, error: type[Exception], message: str) -> None:
+def test_what_cannot_be_components(
+    given: object, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error) as raised:
         Costs(components=given)
     assert message in str(raised.value)
@@ -163,5 +199,7 @@ def test_what_cannot_be_components(given: object, error: type[Exception], messag
 
 
 def test_an_overlap_has_one_length() -> None:
-    with pytest.raises(ValueError, match="`overlap_times` says how long ops that overlap take"):
+    with pytest.raises(
+        ValueError, match="`overlap_times` says how long ops that overlap take"
+    ):
         Costs(overlap_times=(3,), components=EXPERTS)

@@ -51,7 +51,9 @@ def test_durations(items: str, split: bool, makespan: float) -> None:
 
 def test_a_split_backward_and_a_whole_one_have_their_own_costs() -> None:
     text = f"schedule s {{ {PARAMS} cost B = 3 cost W = 4 cost BW = 5 rank r {{ F(0) F(1) BW(0) B(1) W }} }}"
-    assert simulate(compile(Source("s.sched", text))).timeline.busy == [2 + 5 + 3 + 4] * 2
+    assert (
+        simulate(compile(Source("s.sched", text))).timeline.busy == [2 + 5 + 3 + 4] * 2
+    )
 
 
 def test_a_whole_backward_is_its_halves_and_a_half_is_half_of_it() -> None:
@@ -62,7 +64,9 @@ def test_a_whole_backward_is_its_halves_and_a_half_is_half_of_it() -> None:
 
 
 def test_what_the_user_gives_goes_first_and_the_rest_stays_the_programs() -> None:
-    plan = program("cost F = 3  cost B = 4  cost W = 4  cost send = 1  memory F = 2", split=True)
+    plan = program(
+        "cost F = 3  cost B = 4  cost W = 4  cost send = 1  memory F = 2", split=True
+    )
     assert plan.costs.over(Costs(forward_times=(9,), recompute_times=(7,))) == Costs(
         forward_times=(3,),
         input_times=(4,),
@@ -71,7 +75,10 @@ def test_what_the_user_gives_goes_first_and_the_rest_stays_the_programs() -> Non
         recompute_times=(7,),
         forward_memory=(2,),
     )
-    assert simulate(plan, Costs(backward_times=(2,))).timeline.busy == [2 * (3 + 1 + 1)] * 2
+    assert (
+        simulate(plan, Costs(backward_times=(2,))).timeline.busy
+        == [2 * (3 + 1 + 1)] * 2
+    )
     assert simulate(plan, Costs(backward_times=(2,))).peak_memory == (2, 2)
 
 
@@ -88,7 +95,9 @@ def test_claims_hold_at_the_programs_costs() -> None:
         program("cost F = 3  assert makespan == 10")
 
 
-def test_the_plan_keeps_the_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_keeps_the_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "plan.json"
     write_plan(program("cost F(s) = 3  memory F = 2"), path)
     assert json.loads(path.read_text())["costs"] == {
@@ -119,7 +128,10 @@ def test_a_step_and_an_overlap_have_costs() -> None:
     timeline = simulate(compile(Source("s.sched", text))).timeline
     assert [bar.end for bar in timeline.ranks[0]] == pytest.approx([1, 1 + 2 / 3, 3, 5])
     assert (
-        simulate(compile(Source("s.sched", text)), Costs(overlap_times=(3,))).timeline.makespan == 6
+        simulate(
+            compile(Source("s.sched", text)), Costs(overlap_times=(3,))
+        ).timeline.makespan
+        == 6
     )
 
 
@@ -134,12 +146,16 @@ LINKS = {
 }
 
 
-def test_a_transfer_takes_the_latency_and_the_bytes_over_the_bandwidth_of_its_link() -> None:
+def test_a_transfer_takes_the_latency_and_the_bytes_over_the_bandwidth_of_its_link() -> (
+    None
+):
     text = "schedule s { param ranks = 4 param microbatches = 1 rank r { F(0) B(0) } }"
     plan = compile(Source("s.sched", text))
     in_node = 0.5 + 100 / 100
     between = 1 + 200 / 50
-    assert simulate(plan, costs_of(LINKS)).timeline.makespan == 4 * 3 + 2 * (2 * in_node + between)
+    assert simulate(plan, costs_of(LINKS)).timeline.makespan == 4 * 3 + 2 * (
+        2 * in_node + between
+    )
     one_node = {"boundary_bytes": 100, "bandwidth_in_node": 50}
     assert simulate(plan, costs_of(one_node)).timeline.makespan == 4 * 3 + 6 * 2
     # Between nodes it is as inside, where nothing else is said; and what is given replaces all that
@@ -155,28 +171,49 @@ def test_a_transfer_takes_the_latency_and_the_bytes_over_the_bandwidth_of_its_li
 @pytest.mark.parametrize(
     ("document", "complaint"),
     [
-        ({"p2p_time": 1, "latency_in_node": 1}, "`p2p_time` is the time of every transfer"),
+        (
+            {"p2p_time": 1, "latency_in_node": 1},
+            "`p2p_time` is the time of every transfer",
+        ),
         ({"p2p_time": [1, 2]}, "`p2p_time` is one number"),
         ({"bandwidth_in_node": 1}, "`boundary_bytes` and a bandwidth go together"),
         ({"boundary_bytes": 1}, "`boundary_bytes` and a bandwidth go together"),
         ({"boundary_bytes": 1, "bandwidth_in_node": 0}, "`bandwidth_in_node` is 0"),
-        ({"latency_between_nodes": 1}, "`ranks_per_node` says which ranks are on one node"),
-        ({"ranks_per_node": 1.5}, "`ranks_per_node` is 1.5: it must be a whole number from 1"),
-        ({"ranks_per_node": 0}, "`ranks_per_node` is 0: it must be a whole number from 1"),
+        (
+            {"latency_between_nodes": 1},
+            "`ranks_per_node` says which ranks are on one node",
+        ),
+        (
+            {"ranks_per_node": 1.5},
+            "`ranks_per_node` is 1.5: it must be a whole number from 1",
+        ),
+        (
+            {"ranks_per_node": 0},
+            "`ranks_per_node` is 0: it must be a whole number from 1",
+        ),
         ({"kept_bytes": 1}, "`kept_bytes` is the part of `activation_bytes`"),
         ({"activation_bytes": -1}, "`activation_bytes` must be numbers from 0"),
-        ({"traceEvents": [{"ph": "X", "name": "step", "dur": 1}]}, "the trace has no actions"),
+        (
+            {"traceEvents": [{"ph": "X", "name": "step", "dur": 1}]},
+            "the trace has no actions",
+        ),
     ],
 )
-def test_costs_that_do_not_go_together(document: dict[str, object], complaint: str) -> None:
+def test_costs_that_do_not_go_together(
+    document: dict[str, object], complaint: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(complaint)):
         costs_of(document)
 
 
-@pytest.mark.parametrize("name", ["boundary_bytes", "activation_bytes", "weights_bytes"])
+@pytest.mark.parametrize(
+    "name", ["boundary_bytes", "activation_bytes", "weights_bytes"]
+)
 def test_bytes_are_for_all_stages_or_for_each(name: str) -> None:
     costs = costs_of(
-        {name: [1, 2, 3], "bandwidth_in_node": 1} if name == "boundary_bytes" else {name: [1, 2, 3]}
+        {name: [1, 2, 3], "bandwidth_in_node": 1}
+        if name == "boundary_bytes"
+        else {name: [1, 2, 3]}
     )
     with pytest.raises(ValueError, match=f"3 `{name}` are given, there are 2 stages"):
         simulate(program(""), costs)
@@ -199,7 +236,10 @@ def test_bytes() -> None:
         "interleaved_1f1b",
         {"ranks": 2, "microbatches": 2, "chunks": 2},
     )
-    assert simulate(chunks, Costs(weights_bytes=(1, 2, 3, 4))).peak_bytes == (1 + 3, 2 + 4)
+    assert simulate(chunks, Costs(weights_bytes=(1, 2, 3, 4))).peak_bytes == (
+        1 + 3,
+        2 + 4,
+    )
 
 
 def test_each_direction_moves_the_bytes_between_its_stages() -> None:
@@ -218,7 +258,9 @@ def test_memory_over_time() -> None:
     assert (execution.peak_memory, execution.peak_activations) == ((6,), (2,))
 
 
-def test_a_file_is_json_or_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_json_or_yaml(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "costs.json").write_text('{"forward_times": [1, 2], "p2p_time": 25e-2}')
     (tmp_path / "costs.yaml").write_text(
         "# measured\nforward_times:\n  - 1\n  - 2.0\np2p_time: 25e-2\n"
@@ -233,12 +275,22 @@ def test_a_file_is_json_or_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("- 1", "it must be an object"),
         ("1: 2", "there is no cost `1`"),
         ("", "is an empty file, not costs"),
-        ("forward_times: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+        (
+            "forward_times: !!python/object/apply:os.getcwd []",
+            "could not determine a constructor",
+        ),
         ("forward_times: 1e400", "`forward_times` must be numbers from 0"),
     ]:
         (tmp_path / "bad.yml").write_text(text)
         assert (
-            main(["simulate", str(PROGRAMS / "1f1b.sched"), "--costs", str(tmp_path / "bad.yml")])
+            main(
+                [
+                    "simulate",
+                    str(PROGRAMS / "1f1b.sched"),
+                    "--costs",
+                    str(tmp_path / "bad.yml"),
+                ]
+            )
             == 2
         )
         assert complaint in capsys.readouterr().err
@@ -267,9 +319,13 @@ def test_passes_and_the_machine_count_alike(name: str) -> None:
         | {"boundary_bytes": 100, "overlap_times": 2.5, "update_times": 0.5}
     )
     plan = compile(name, {}, costs)
-    graph = Graph(evolve(plan, ranks=tuple(actions.compute() for actions in plan.ranks)))
+    graph = Graph(
+        evolve(plan, ranks=tuple(actions.compute() for actions in plan.ranks))
+    )
     assert plan.costs.ranks_per_node == 2
-    assert max(graph.ends(graph.order)) == pytest.approx(simulate(plan, costs).timeline.makespan)
+    assert max(graph.ends(graph.order)) == pytest.approx(
+        simulate(plan, costs).timeline.makespan
+    )
 
 
 def test_ops_that_overlap_hand_over_together_at_every_size() -> None:
@@ -296,10 +352,14 @@ schedule overlapped {
 
 
 def test_old_names_of_costs_are_taken_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match="`forward` of `Costs` is `forward_times` now"):
+    with pytest.warns(
+        DeprecationWarning, match="`forward` of `Costs` is `forward_times` now"
+    ):
         costs = Costs(forward=(2.0,), p2p_time=1.0)  # type: ignore[call-arg]
     assert costs == Costs(forward_times=(2.0,), p2p_time=1.0)
-    with pytest.warns(DeprecationWarning, match="`p2p` of `Costs` is `p2p_time` now") as warned:
+    with pytest.warns(
+        DeprecationWarning, match="`p2p` of `Costs` is `p2p_time` now"
+    ) as warned:
         assert costs.p2p == 1.0  # type: ignore[attr-defined]
     # The warning is about the line that has the old name.
     assert warned[0].filename == __file__

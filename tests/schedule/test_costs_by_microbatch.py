@@ -5,7 +5,16 @@ import random
 import pytest
 from attrs import evolve
 
-from schedlang import CompileError, Costs, Kind, Plan, compile, read_plan, simulate, write_plan
+from schedlang import (
+    CompileError,
+    Costs,
+    Kind,
+    Plan,
+    compile,
+    read_plan,
+    simulate,
+    write_plan,
+)
 from schedlang.cli.main import main
 from schedlang.proof.noise import Noise
 from schedlang.proof.runs import simulate_runs
@@ -37,7 +46,9 @@ NOT_REPLAYED = ("pipe_offload", "bpipe", "weipipe")
 
 
 def compiled(items: str, order: str = ONE_F_ONE_B) -> Plan:
-    return compile(f"schedule s {{ param ranks = 3  param microbatches = 4 {order} {items} }}")
+    return compile(
+        f"schedule s {{ param ranks = 3  param microbatches = 4 {order} {items} }}"
+    )
 
 
 def random_costs(layout: Layout, rng: random.Random) -> Costs:
@@ -103,7 +114,10 @@ def test_passes_look_at_the_whole_where_microbatches_differ(name: str) -> None:
     late = [[1.0] * 36 + [3.0] * 4 for _ in stages]
     costs = Costs(forward_times=late, input_times=late, weight_times=late)  # type: ignore[arg-type]
     plan = compile(name, params, costs=costs)
-    assert simulate(plan).timeline.makespan <= simulate(alike, costs).timeline.makespan + 1e-9
+    assert (
+        simulate(plan).timeline.makespan
+        <= simulate(alike, costs).timeline.makespan + 1e-9
+    )
 
 
 def test_equal_numbers_are_one_number() -> None:
@@ -145,7 +159,9 @@ def test_a_program_says_them() -> None:
         link_times=[[0, 0.1, 0.2], [0.1, 0, 0.3], [0.2, 0.3, 0]],  # type: ignore[arg-type]
     )
     forwards = [bar for bar in simulate(plan).timeline.ranks[1] if bar.kind == Kind.F]
-    assert [bar.end - bar.start for bar in forwards] == pytest.approx([1.1, 1.11, 1.12, 1.13])
+    assert [bar.end - bar.start for bar in forwards] == pytest.approx(
+        [1.1, 1.11, 1.12, 1.13]
+    )
     # From the end of the forward before, over the link.
     assert forwards[0].start == pytest.approx(1.0 + 0.1)
 
@@ -153,7 +169,16 @@ def test_a_program_says_them() -> None:
 def test_slices_have_times_of_their_own() -> None:
     plan = compiled("cost F(s, m, k) = 1 + 2 * k  cost B(s, m) = 3 + m", SLICED)
     bars = simulate(plan).timeline.ranks[0]
-    assert [bar.end - bar.start for bar in bars] == [1, 3] * 4 + [3, 3, 4, 4, 5, 5, 6, 6]
+    assert [bar.end - bar.start for bar in bars] == [1, 3] * 4 + [
+        3,
+        3,
+        4,
+        4,
+        5,
+        5,
+        6,
+        6,
+    ]
 
 
 def test_each_update_of_a_stream_takes_its_microbatches_times() -> None:
@@ -193,12 +218,24 @@ def test_what_a_program_cannot_say(items: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"forward_times": [[1, 2]]}, "2 durations of `F` are given for the microbatches of stage"),
-        ({"forward_times": [[1] * 4] * 2}, "2 durations of `F` are given, there are 3 stages"),
-        ({"forward_times": [[[1, 2]] * 4]}, "2 durations of `F` are given for the slices of"),
+        (
+            {"forward_times": [[1, 2]]},
+            "2 durations of `F` are given for the microbatches of stage",
+        ),
+        (
+            {"forward_times": [[1] * 4] * 2},
+            "2 durations of `F` are given, there are 3 stages",
+        ),
+        (
+            {"forward_times": [[[1, 2]] * 4]},
+            "2 durations of `F` are given for the slices of",
+        ),
         ({"forward_times": [[]]}, "`forward_times` is ((),): it must be numbers"),
         ({"forward_times": [[1, -1, 1, 1]]}, "must be numbers from 0"),
-        ({"update_times": [[1, 1, 1, 1]]}, "`update_times` is ((1, 1, 1, 1),): it must be numbers"),
+        (
+            {"update_times": [[1, 1, 1, 1]]},
+            "`update_times` is ((1, 1, 1, 1),): it must be numbers",
+        ),
         ({"link_times": [[0, 1], [1, 0]]}, "`link_times` are for 2 ranks, there are 3"),
         ({"link_times": [[0, 1], [1]]}, "must have a row for each rank"),
         ({"link_times": [0.1, 0.2]}, "must have a row for each rank"),
@@ -216,7 +253,9 @@ def test_files_have_lists_in_lists(
     tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path_factory.mktemp("costs") / "costs.yaml"
-    path.write_text("forward_times: [[1, 2, 1, 1.5], 1, 1, 1]\nlink_times: [[0, 1], [1, 0]]\n")
+    path.write_text(
+        "forward_times: [[1, 2, 1, 1.5], 1, 1, 1]\nlink_times: [[0, 1], [1, 0]]\n"
+    )
     assert read_costs(path) == Costs(
         forward_times=[[1, 2, 1, 1.5], 1, 1, 1],  # type: ignore[list-item]
         link_times=[[0, 1], [1, 0]],  # type: ignore[arg-type]
@@ -224,7 +263,9 @@ def test_files_have_lists_in_lists(
     path.write_text("forward_times: [[1, 2, 1, 1.5], 1, 1, 1]\n")
     program = str(PROGRAMS / "1f1b.sched")
     for command in ("simulate", "compile", "explain-bubble", "view"):
-        assert main([command, program, "-p", "microbatches=4", "--costs", str(path)]) == 0
+        assert (
+            main([command, program, "-p", "microbatches=4", "--costs", str(path)]) == 0
+        )
     capsys.readouterr()
 
 

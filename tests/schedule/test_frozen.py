@@ -28,13 +28,18 @@ LOOP = """schedule loop {{
 
 
 def loop(lines: str, backward: str = "B(next)", passes: str = "") -> Plan:
-    return compile(Source("loop.sched", LOOP.format(lines=lines, backward=backward, passes=passes)))
+    return compile(
+        Source("loop.sched", LOOP.format(lines=lines, backward=backward, passes=passes))
+    )
 
 
 def of_gallery(name: str, line: str, **params: int) -> Plan:
     """A program of the gallery with one more line, without what it claims."""
     text = re.sub(
-        r"^ *assert .*\n(?: *or .*\n)*", "", (PROGRAMS / f"{name}.sched").read_text(), flags=re.M
+        r"^ *assert .*\n(?: *or .*\n)*",
+        "",
+        (PROGRAMS / f"{name}.sched").read_text(),
+        flags=re.M,
     )
     return compile(Source(name, f"{text[: text.rindex('}')]}{line}\n}}"), params)
 
@@ -77,7 +82,11 @@ def test_updates_of_frozen_stages_are_left_out() -> None:
     plan = of_gallery("pipedream_2bw", "frozen 0 .. 2", ranks=3, microbatches=3)
     found = ops(plan)
     assert found == {0: {"F"}, 1: {"F"}, 2: {"F", "B", "U"}}
-    assert [str(plan.weights_of(stage)) for stage in range(3)] == ["latest", "latest", "delay 1"]
+    assert [str(plan.weights_of(stage)) for stage in range(3)] == [
+        "latest",
+        "latest",
+        "delay 1",
+    ]
     prove(plan.for_updates(9))
 
 
@@ -92,7 +101,12 @@ def test_a_skip_from_a_trained_stage_brings_a_backward() -> None:
 
 def test_every_pipeline_has_the_frozen_stages() -> None:
     plan = of_gallery("dualpipe", "frozen 0 .. 1", ranks=2, microbatches=4)
-    assert [plan.layout.trains(stage) for stage in range(4)] == [False, True, False, True]
+    assert [plan.layout.trains(stage) for stage in range(4)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
     assert oracle(plan)
 
 
@@ -151,16 +165,27 @@ def test_a_frozen_stage_runs_no_further_ahead_than_the_program_says() -> None:
     """Rank 1 would else take all microbatches at once, and hold them."""
     plan = of_gallery("1f1b", "frozen 0 .. 1", ranks=2, microbatches=32)
     received = [each for each in lifetimes(plan, 1) if each.what is Holds.RECEIVED]
-    held = max(sum(a.start <= at < a.stop for a in received) for at in range(len(plan.ranks[1])))
+    held = max(
+        sum(a.start <= at < a.stop for a in received)
+        for at in range(len(plan.ranks[1]))
+    )
     assert held <= 4
 
 
 @pytest.mark.parametrize(
     ("lines", "code", "message"),
     [
-        ("frozen 0 .. ranks", "frozen", "all stages are frozen, so there is nothing to train"),
+        (
+            "frozen 0 .. ranks",
+            "frozen",
+            "all stages are frozen, so there is nothing to train",
+        ),
         ("frozen 0 .. 2  frozen 2 .. 4", "frozen", "all stages are frozen"),
-        ("frozen 3 .. 5", "no-such-stage", "the stages 3 .. 5, there are stages 0 .. 4"),
+        (
+            "frozen 3 .. 5",
+            "no-such-stage",
+            "the stages 3 .. 5, there are stages 0 .. 4",
+        ),
     ],
 )
 def test_what_cannot_be_frozen(lines: str, code: str, message: str) -> None:
@@ -172,7 +197,9 @@ def test_what_cannot_be_frozen(lines: str, code: str, message: str) -> None:
 
 
 def test_tables_of_torch_have_none() -> None:
-    with pytest.raises(CompileError, match="torch's action tables have no frozen stages"):
+    with pytest.raises(
+        CompileError, match="torch's action tables have no frozen stages"
+    ):
         export_table(loop("frozen 0 .. 1"), "torch-csv")
 
 
@@ -196,9 +223,21 @@ def test_a_builder_has_them() -> None:
 @pytest.mark.parametrize(
     ("more", "rank", "message"),
     [
-        ("0I0", 0, "0 needs no gradients: it is frozen, and nothing before it is trained"),
-        ("3W0", 3, "3 is frozen: its backwards are `I` alone, its weights have no gradients"),
-        ("4SEND_B0", 2, "0 needs no gradients: it is frozen, and nothing before it is trained"),
+        (
+            "0I0",
+            0,
+            "0 needs no gradients: it is frozen, and nothing before it is trained",
+        ),
+        (
+            "3W0",
+            3,
+            "3 is frozen: its backwards are `I` alone, its weights have no gradients",
+        ),
+        (
+            "4SEND_B0",
+            2,
+            "0 needs no gradients: it is frozen, and nothing before it is trained",
+        ),
     ],
 )
 def test_a_plan_has_nothing_that_a_frozen_stage_has_no_use_for(
@@ -218,4 +257,6 @@ def test_a_plan_has_nothing_that_a_frozen_stage_has_no_use_for(
     assert found.code == "frozen"
     assert [label.span for label in found.labels] == [plan.spans[place]]
     assert found.message == f"`{more}` on rank {rank}: stage {message}"
-    assert found.notes == (("4 is the skip from stage 0 to stage 2",) if "4" in more else ())
+    assert found.notes == (
+        ("4 is the skip from stage 0 to stage 2",) if "4" in more else ()
+    )

@@ -73,21 +73,28 @@ def recorded(text: str, plan: Plan) -> str:
         match = re.fullmatch(r"([A-Z])p(\d)s(\d+)m(\d+)(?:k(\d+))?", op)
         assert match
         stage = plan.layout.pipelines[int(match[2])].start + int(match[3])
-        words.append(f"{stage}{match[1]}{int(match[4]) * plan.layout.slices + int(match[5] or 0)}")
+        words.append(
+            f"{stage}{match[1]}{int(match[4]) * plan.layout.slices + int(match[5] or 0)}"
+        )
     return words[0] if len(words) == 1 else f"({';'.join(words)})OVERLAP_F_B"
 
 
 def parameters(name: str) -> dict[str, int]:
     """The parameters in a recorded case's name."""
     return {
-        PARAMETERS[letter]: int(value) for letter, value in re.findall(r" ([PMvNkw])(\d+)", name)
+        PARAMETERS[letter]: int(value)
+        for letter, value in re.findall(r" ([PMvNkw])(\d+)", name)
     }
 
 
-@pytest.mark.parametrize("name", [name for name in RECORDED if name.split()[0] in FAMILIES])
+@pytest.mark.parametrize(
+    "name", [name for name in RECORDED if name.split()[0] in FAMILIES]
+)
 def test_recorded_case(name: str) -> None:
     case = RECORDED[name]
-    latency = json.loads(name[name.index("{") :]).get("lat", 0.0) if "{" in name else 0.0
+    latency = (
+        json.loads(name[name.index("{") :]).get("lat", 0.0) if "{" in name else 0.0
+    )
     plan = program(FAMILIES[name.split()[0]], **parameters(name))
 
     order = [" ".join(recorded(op, plan) for op in rank) for rank in case["order"]]
@@ -100,7 +107,9 @@ def test_recorded_case(name: str) -> None:
     assert list(execution.peak_activations) == case["peak"]
 
 
-@pytest.mark.parametrize("name", [name for name in RECORDED if name.startswith("hanayo")])
+@pytest.mark.parametrize(
+    "name", [name for name in RECORDED if name.startswith("hanayo")]
+)
 def test_hanayo_is_no_worse_than_the_recorded_order(name: str) -> None:
     """The recorded orders come from a greedy search: the same work in the same places, at most as
     long and as large.
@@ -124,11 +133,14 @@ def test_hanayo_in_waves(waves: int) -> None:
     for ranks in range(1, 7):
         for microbatches in range(1, 3 * ranks + 1):
             execution = simulate(
-                program("hanayo", ranks=ranks, microbatches=microbatches, waves=waves), Costs()
+                program("hanayo", ranks=ranks, microbatches=microbatches, waves=waves),
+                Costs(),
             )
             assert max(execution.peak_activations) <= 2 * waves * ranks
             if microbatches % ranks == 0:
-                assert execution.timeline.makespan == 6 * waves * microbatches + 4 * (ranks - 1)
+                assert execution.timeline.makespan == 6 * waves * microbatches + 4 * (
+                    ranks - 1
+                )
     assert refusal("hanayo", waves=0) == ["require"]
 
 
@@ -179,7 +191,9 @@ def test_two_thirds_of_1f1bs_memory(ranks: int) -> None:
     """
     claim = "assert peak() <= (2 * ranks + 1) / 3 + 1"
     assert claim in (PROGRAMS / "two_thirds_memory.sched").read_text()
-    execution = simulate(program("two_thirds_memory", ranks=ranks, microbatches=2 * ranks))
+    execution = simulate(
+        program("two_thirds_memory", ranks=ranks, microbatches=2 * ranks)
+    )
     timeline = execution.timeline
     assert max(execution.peak_activations) == (2 * ranks + 1) // 3 + 1
     assert timeline.makespan - max(timeline.busy) <= max(2 * ranks - 3, 1)
@@ -191,7 +205,9 @@ def test_zb_v_with_few_microbatches(ranks: int) -> None:
     first, and its weight gradient comes last. More of them never take less time.
     """
     makespans = [
-        simulate(program("zb_v", ranks=ranks, microbatches=microbatches)).timeline.makespan
+        simulate(
+            program("zb_v", ranks=ranks, microbatches=microbatches)
+        ).timeline.makespan
         for microbatches in range(1, 2 * ranks)
     ]
     assert makespans[1] == 4 * ranks + (4 if ranks == 3 else 3)
@@ -204,16 +220,24 @@ def test_closed_forms(ranks: int, microbatches: int) -> None:
     """(M + P - 1)(F + B) for GPipe and 1F1B; M(F + B + W) + (P - 1)(F + B - W) for ZB-H1 where M >=
     P.
     """
-    costs = Costs(forward_times=(3,), backward_times=(5,), input_times=(3,), weight_times=(2,))
+    costs = Costs(
+        forward_times=(3,), backward_times=(5,), input_times=(3,), weight_times=(2,)
+    )
     for name in ("gpipe", "1f1b", "1f1b_explicit", "eager_1f1b"):
-        execution = simulate(program(name, ranks=ranks, microbatches=microbatches), costs)
+        execution = simulate(
+            program(name, ranks=ranks, microbatches=microbatches), costs
+        )
         assert execution.timeline.makespan == (microbatches + ranks - 1) * 8
-    one_f_one_b = simulate(program("1f1b", ranks=ranks, microbatches=microbatches), costs)
+    one_f_one_b = simulate(
+        program("1f1b", ranks=ranks, microbatches=microbatches), costs
+    )
     assert list(one_f_one_b.peak_activations) == [
         min(ranks - rank, microbatches) for rank in range(ranks)
     ]
     if microbatches >= ranks:
-        zero_bubble = simulate(program("zb_h1", ranks=ranks, microbatches=microbatches), Costs())
+        zero_bubble = simulate(
+            program("zb_h1", ranks=ranks, microbatches=microbatches), Costs()
+        )
         assert zero_bubble.timeline.makespan == 3 * microbatches + ranks - 1
         assert max(zero_bubble.peak_activations) == ranks
 
@@ -251,10 +275,14 @@ LEGAL = {
     "pipedream_replicated": lambda ranks, microbatches: (
         ranks > 1 and microbatches % (ranks - 1) == 0
     ),
-    "helixpipe": lambda ranks, microbatches: ranks > 1 and microbatches % (2 * ranks) == 0,
+    "helixpipe": lambda ranks, microbatches: (
+        ranks > 1 and microbatches % (2 * ranks) == 0
+    ),
     "interleaved_zb": lambda ranks, microbatches: microbatches % ranks == 0,
     "weipipe": lambda ranks, microbatches: ranks > 1 and microbatches % ranks == 0,
-    "recycle": lambda ranks, microbatches: (ranks + 1) % 3 == 0 and microbatches % 6 == 0,
+    "recycle": lambda ranks, microbatches: (
+        (ranks + 1) % 3 == 0 and microbatches % 6 == 0
+    ),
     "stp": lambda ranks, microbatches: microbatches >= 3 * ranks - 1,
     "wpipe": lambda ranks, microbatches: microbatches % ranks == 0,
     "zeropp": lambda ranks, microbatches: microbatches % ranks == 0,
@@ -268,15 +296,21 @@ def legal(name: str, ranks: int, microbatches: int) -> bool:
 @pytest.mark.sampled
 @pytest.mark.parametrize("ranks", sizes(range(1, 8), lambda ranks: ranks > 4))
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
-def test_every_size_compiles_or_is_refused_with_its_reason(path: Path, ranks: int) -> None:
+def test_every_size_compiles_or_is_refused_with_its_reason(
+    path: Path, ranks: int
+) -> None:
     for microbatches in range(1, 4 * ranks + 1):
         codes = refusal(path.stem, ranks=ranks, microbatches=microbatches)
         is_legal = legal(path.stem, ranks, microbatches)
         assert codes == ([] if is_legal else ["require"]), microbatches
 
 
-@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 3), (2, 5), (4, 3), (4, 8), (5, 20)])
-def test_eager_1f1b_is_the_adaptive_schedule_of_dynapipe(ranks: int, microbatches: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "microbatches"), [(1, 3), (2, 5), (4, 3), (4, 8), (5, 20)]
+)
+def test_eager_1f1b_is_the_adaptive_schedule_of_dynapipe(
+    ranks: int, microbatches: int
+) -> None:
     """In each cycle a rank runs a backward and a forward of those that had come by its begin."""
     orders: list[list[str]] = [[] for _ in range(ranks)]
     come = {("F", 0): list(range(microbatches))}
@@ -308,10 +342,16 @@ def test_forward_only(path: Path) -> None:
     sizes = [(1, 3), (2, 4), (3, 6), (3, 7), (4, 8)]
     for ranks, microbatches in [size for size in sizes if legal(path.stem, *size)]:
         training = program(path.stem, ranks=ranks, microbatches=microbatches)
-        plan = program(path.stem, forward_only=True, ranks=ranks, microbatches=microbatches)
+        plan = program(
+            path.stem, forward_only=True, ranks=ranks, microbatches=microbatches
+        )
         for actions, inference in zip(training.ranks, plan.ranks, strict=True):
-            forwards = [row for row in map(actions.row, range(len(actions))) if row[0] == Kind.F]
-            forwards = [row[:3] for row in forwards if row[2] < plan.layout.units(row[1])]
+            forwards = [
+                row for row in map(actions.row, range(len(actions))) if row[0] == Kind.F
+            ]
+            forwards = [
+                row[:3] for row in forwards if row[2] < plan.layout.units(row[1])
+            ]
             compute = inference.compute().without_collectives()
             assert [compute.row(index)[:3] for index in range(len(compute))] == forwards
         assert not {Kind.SEND_B, Kind.RECV_B} & {
@@ -333,7 +373,9 @@ def test_interleaved_groups() -> None:
     for group in range(1, 12):
         for microbatches in range(1, 12):
             runs = 3 <= group <= microbatches and not 0 < microbatches % group < 3
-            codes = refusal("interleaved_1f1b", ranks=3, microbatches=microbatches, group=group)
+            codes = refusal(
+                "interleaved_1f1b", ranks=3, microbatches=microbatches, group=group
+            )
             assert codes == ([] if runs else ["require"])
 
 
@@ -341,9 +383,9 @@ def test_first_lines_say_what_and_where_from() -> None:
     for path in GALLERY:
         lines = path.read_text().splitlines()
         comment = " ".join(takewhile(lambda line: line.startswith("#"), lines))
-        assert re.search(r"\(.*(arXiv|19|20|order of|GPipe|Alpa|visualizer).*\)|, as ", comment), (
-            path
-        )
+        assert re.search(
+            r"\(.*(arXiv|19|20|order of|GPipe|Alpa|visualizer).*\)|, as ", comment
+        ), path
         assert ": " in comment, (
             f"{path}: the first clause of the comment is the program's row in the gallery's table"
         )
@@ -355,7 +397,9 @@ def test_the_table_is_current() -> None:
     printed = subprocess.run(
         command, capture_output=True, encoding="utf-8", check=True, timeout=60
     ).stdout
-    assert printed == (PROGRAMS / "README.md").read_text(encoding="utf-8"), "run `make gallery`"
+    assert printed == (PROGRAMS / "README.md").read_text(encoding="utf-8"), (
+        "run `make gallery`"
+    )
     rows = dict(re.findall(r"^\| \[(\w+)\]\(\1\.sched\) \| (.*) \|$", printed, re.M))
     assert list(rows) == [path.stem for path in GALLERY]
     assert rows["1f1b"].endswith("| 14 | 4 x 8 | 33 | 37.5% | 27.3% | 27.3% | 4 | 1")

@@ -49,10 +49,15 @@ def kept(old: str = "", new: str = "") -> Plan:
     return compile(Source("kept.sched", KEPT.replace(old, new) if old else KEPT))
 
 
-def test_the_keeper_holds_it_from_the_begin_of_the_offload_to_the_end_of_the_reload() -> None:
+def test_the_keeper_holds_it_from_the_begin_of_the_offload_to_the_end_of_the_reload() -> (
+    None
+):
     """The copies take from 1 to 4, and from 4 to 6; on rank 1, F0 begins at 1."""
     execution = simulate(kept(), Costs(offload_times=(3,), reload_times=(2,)))
-    assert [str(bar) for bar in execution.timeline.copies[0]] == ["0OFFLOAD0", "0RELOAD0"]
+    assert [str(bar) for bar in execution.timeline.copies[0]] == [
+        "0OFFLOAD0",
+        "0RELOAD0",
+    ]
     assert execution.memory == (
         ((0, 1), (1, 2), (4, 1), (4, 2), (8, 1), (10, 0)),
         ((1, 1), (1, 2), (4, 1), (4, 2), (6, 1), (7, 0)),
@@ -60,7 +65,10 @@ def test_the_keeper_holds_it_from_the_begin_of_the_offload_to_the_end_of_the_rel
     assert execution.peak_activations == (2, 2)
     on_the_host = simulate(kept("keep r on 1 - r", ""), Costs(offload_times=(3,)))
     assert on_the_host.peak_activations == (2, 1)
-    assert on_the_host.timeline.ranks == simulate(kept(), Costs(offload_times=(3,))).timeline.ranks
+    assert (
+        on_the_host.timeline.ranks
+        == simulate(kept(), Costs(offload_times=(3,))).timeline.ranks
+    )
 
 
 def test_bytes_are_those_of_the_stage_that_they_are_of() -> None:
@@ -139,7 +147,9 @@ def test_gathers_of_the_other_rank_are_not_kept() -> None:
 )
 def test_how_long_a_copy_takes(costs: Costs, time: float) -> None:
     plan = kept()
-    assert [bar.end - bar.start for bar in simulate(plan, costs).timeline.copies[0]] == [time] * 2
+    assert [
+        bar.end - bar.start for bar in simulate(plan, costs).timeline.copies[0]
+    ] == [time] * 2
     if costs.bandwidth_in_node and not costs.offload_times:
         host = simulate(kept("keep r on 1 - r", ""), costs)
         assert [bar.end - bar.start for bar in host.timeline.copies[0]] == [1, 1]
@@ -148,11 +158,20 @@ def test_how_long_a_copy_takes(costs: Costs, time: float) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("keep r on r", "are offloaded, and the rank keeps its own: `keep` must name another one"),
-        ("keep r on r + 1", r"error\[no-such-rank\]: rank 1 is kept on rank 2, there are ranks 0"),
+        (
+            "keep r on r",
+            "are offloaded, and the rank keeps its own: `keep` must name another one",
+        ),
+        (
+            "keep r on r + 1",
+            r"error\[no-such-rank\]: rank 1 is kept on rank 2, there are ranks 0",
+        ),
         ("keep r on r - 1", r"error\[no-such-rank\]: rank 0 is kept on rank -1"),
         ("keep r on 0.5", "the number of a rank"),
-        ("keep r on 1 - r  keep r on 1 - r", r"error\[repeated-part\]: a schedule has one `keep`"),
+        (
+            "keep r on 1 - r  keep r on 1 - r",
+            r"error\[repeated-part\]: a schedule has one `keep`",
+        ),
         ("keep r on 1 - s", r"error\[unknown-name\]"),
     ],
 )
@@ -207,7 +226,10 @@ def test_keepers_in_python() -> None:
 
 
 def test_a_difference_says_where_activations_are_kept() -> None:
-    sides = [side_of("kept.sched", plan, Costs()) for plan in (kept("keep r on 1 - r", ""), kept())]
+    sides = [
+        side_of("kept.sched", plan, Costs())
+        for plan in (kept("keep r on 1 - r", ""), kept())
+    ]
     assert Setting("keepers", "none", "1, 0") in differ(*sides).settings
 
 
@@ -243,8 +265,12 @@ def test_what_keepers_hold_is_counted_from_the_bars(schedule: Schedule) -> None:
             assert here == away - back
 
 
-@pytest.mark.parametrize(("ranks", "microbatches"), [(4, 8), (5, 11), (7, 9), (8, 40), (16, 24)])
-def test_bpipe_is_1f1b_with_as_much_on_every_rank(ranks: int, microbatches: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "microbatches"), [(4, 8), (5, 11), (7, 9), (8, 40), (16, 24)]
+)
+def test_bpipe_is_1f1b_with_as_much_on_every_rank(
+    ranks: int, microbatches: int
+) -> None:
     """Of the same ops in the same time, the rank that holds most holds half as much, and one more."""
     params = {"ranks": ranks, "microbatches": microbatches}
     bpipe = simulate(compile("bpipe", params))

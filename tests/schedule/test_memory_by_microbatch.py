@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from schedlang import CompileError, Costs, Kind, Plan, compile, read_plan, simulate, write_plan
+from schedlang import (
+    CompileError,
+    Costs,
+    Kind,
+    Plan,
+    compile,
+    read_plan,
+    simulate,
+    write_plan,
+)
 from schedlang.parametric.prove import prove_for_all
 from schedlang.schedule.costs import read_costs
 from schedlang.schedule.layout import Layout
@@ -61,7 +70,8 @@ def by_microbatch(layout: Layout, of_stages: list[list[int]]) -> list[list[objec
     if slices == 1:
         return [list(row) for row in of_stages]
     return [
-        [row[first : first + slices] for first in range(0, len(row), slices)] for row in of_stages
+        [row[first : first + slices] for first in range(0, len(row), slices)]
+        for row in of_stages
     ]
 
 
@@ -80,9 +90,12 @@ def counted_peak(bars: Sequence[Bar], costs: Costs, layout: Layout) -> float:
         if bar.kind in (Kind.F, Kind.B, Kind.I, Kind.W):
             forward = of(costs.forward_memory, bar)
             half = of(costs.input_memory, bar)
-            held += {Kind.F: forward, Kind.I: half, Kind.W: -forward - half, Kind.B: -forward}[
-                Kind(bar.kind)
-            ]
+            held += {
+                Kind.F: forward,
+                Kind.I: half,
+                Kind.W: -forward - half,
+                Kind.B: -forward,
+            }[Kind(bar.kind)]
             most = max(most, held)
     return most
 
@@ -115,8 +128,12 @@ def test_peaks_are_those_of_a_count_microbatch_by_microbatch() -> None:
 def test_equal_amounts_are_one_amount(name: str) -> None:
     plan = compile(name)
     stages = range(len(plan.placement))
-    units = [plan.layout.units_of_update(stage) // plan.layout.slices for stage in stages]
-    one = Costs(forward_memory=[3], input_memory=[-1], activation_bytes=[7], kept_bytes=[2])
+    units = [
+        plan.layout.units_of_update(stage) // plan.layout.slices for stage in stages
+    ]
+    one = Costs(
+        forward_memory=[3], input_memory=[-1], activation_bytes=[7], kept_bytes=[2]
+    )
     each = Costs(
         forward_memory=[[3] * units[stage] for stage in stages],
         input_memory=[[-1] * units[stage] for stage in stages],
@@ -133,9 +150,12 @@ def test_equal_amounts_are_one_amount(name: str) -> None:
 
 
 def test_a_program_says_them() -> None:
-    plan = compiled("memory F(s, m) = 10 * s + m  memory I(s) = -s  assert peak(0) == 1 + 2 + 3")
+    plan = compiled(
+        "memory F(s, m) = 10 * s + m  memory I(s) = -s  assert peak(0) == 1 + 2 + 3"
+    )
     assert plan.costs == Costs(
-        forward_memory=[[0, 1, 2, 3], [10, 11, 12, 13], [20, 21, 22, 23]], input_memory=[0, -1, -2]
+        forward_memory=[[0, 1, 2, 3], [10, 11, 12, 13], [20, 21, 22, 23]],
+        input_memory=[0, -1, -2],
     )
     # Rank r holds 3 - r microbatches at a time; the last ones are the largest.
     assert simulate(plan).peak_memory == (1 + 2 + 3, 12 + 13, 23)
@@ -144,7 +164,8 @@ def test_a_program_says_them() -> None:
 def test_slices_have_amounts_of_their_own() -> None:
     plan = compiled("memory F(s, m, k) = 1 + m + 10 * k", SLICED, slices=2)
     assert (
-        simulate(plan).peak_memory == (sum(1 + m + 10 * k for m in range(4) for k in (0, 1)),) * 3
+        simulate(plan).peak_memory
+        == (sum(1 + m + 10 * k for m in range(4) for k in (0, 1)),) * 3
     )
 
 
@@ -180,7 +201,9 @@ def test_plan_files_and_files_of_costs_keep_them(tmp_path: Path) -> None:
     write_plan(plan, path)
     assert read_plan(path).costs == plan.costs
     file = tmp_path / "costs.yaml"
-    file.write_text("activation_bytes: [[1, 2, 1, 1.5], 1, 1]\nforward_memory: [[1, 2, 1, 3]]\n")
+    file.write_text(
+        "activation_bytes: [[1, 2, 1, 1.5], 1, 1]\nforward_memory: [[1, 2, 1, 3]]\n"
+    )
     assert read_costs(file) == Costs(
         activation_bytes=[[1, 2, 1, 1.5], 1, 1], forward_memory=[[1, 2, 1, 3]]
     )
@@ -189,7 +212,10 @@ def test_plan_files_and_files_of_costs_keep_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        ("memory F(s, m, k) = 1", "write `memory F` or `memory F(s)` or `memory F(s, m)`"),
+        (
+            "memory F(s, m, k) = 1",
+            "write `memory F` or `memory F(s)` or `memory F(s, m)`",
+        ),
         ("memory gather(s, m) = 1", "write `memory gather` or `memory gather(s)`"),
         ("memory F = 1  memory F(s, m) = 1", "`memory F` is given already"),
     ],
@@ -203,10 +229,22 @@ def test_what_a_program_cannot_say(items: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"forward_memory": [[1, 2]]}, "2 memories of `F` are given for the microbatches of stage"),
-        ({"activation_bytes": [[1] * 4] * 2}, "2 `activation_bytes` are given, there are 3 stages"),
-        ({"gather_memory": [[1] * 4]}, "`gather_memory` is ((1, 1, 1, 1),): it must be numbers"),
-        ({"weights_bytes": [[1] * 4]}, "`weights_bytes` is ((1, 1, 1, 1),): it must be numbers"),
+        (
+            {"forward_memory": [[1, 2]]},
+            "2 memories of `F` are given for the microbatches of stage",
+        ),
+        (
+            {"activation_bytes": [[1] * 4] * 2},
+            "2 `activation_bytes` are given, there are 3 stages",
+        ),
+        (
+            {"gather_memory": [[1] * 4]},
+            "`gather_memory` is ((1, 1, 1, 1),): it must be numbers",
+        ),
+        (
+            {"weights_bytes": [[1] * 4]},
+            "`weights_bytes` is ((1, 1, 1, 1),): it must be numbers",
+        ),
     ],
 )
 def test_what_costs_cannot_be(values: dict[str, object], message: str) -> None:

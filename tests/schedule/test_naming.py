@@ -43,7 +43,13 @@ def test_stages_of_several_pipelines_are_called_as_programs_write_them() -> None
 def test_slices_are_those_of_their_microbatch() -> None:
     plan = plan_of("seq1f1b", ranks=1, microbatches=2, slices=3)
     assert plan.ranks[0].compute().text().split()[:4] == ["0F0", "0F1", "0F2", "0B2"]
-    assert names(plan, 0)[:5] == ["0F(m0.k0)", "0F(m0.k1)", "0F(m0.k2)", "0B(m0.k2)", "0F(m1.k0)"]
+    assert names(plan, 0)[:5] == [
+        "0F(m0.k0)",
+        "0F(m0.k1)",
+        "0F(m0.k2)",
+        "0B(m0.k2)",
+        "0F(m1.k0)",
+    ]
     assert plan.names.microbatches(6) == "slices m0.k0 to m1.k2"
 
 
@@ -64,26 +70,39 @@ def test_no_two_actions_of_a_plan_have_one_name(path: Path) -> None:
         called = [plan.name_of(rank, index) for index in of_one]
         assert len(set(called)) == len(called)
         assert all(
-            re.fullmatch(r"[a-z\d(),]+[A-Z]+(_[FB])?(\d*|\(m\d+\.k\d+\))", name) for name in called
+            re.fullmatch(r"[a-z\d(),]+[A-Z]+(_[FB])?(\d*|\(m\d+\.k\d+\))", name)
+            for name in called
         )
 
 
 @pytest.mark.parametrize("name", ["gems", "seq1f1b"])
-def test_every_view_has_these_names(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_view_has_these_names(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = plan_of(name, ranks=2, microbatches=4)
     execution = simulate(plan)
     called = {word for rank in range(2) for word in names(plan, rank)}
     events = json.loads(trace(lay_out(plan, execution)))["traceEvents"]
     assert {event["name"] for event in events if event["ph"] == "X"} == called
-    arguments = [str(PROGRAMS / f"{name}.sched"), "-p", "ranks=2", "-p", "microbatches=4"]
+    arguments = [
+        str(PROGRAMS / f"{name}.sched"),
+        "-p",
+        "ranks=2",
+        "-p",
+        "microbatches=4",
+    ]
     assert main(["show", *arguments, "--compute", "--ranks"]) == 0
     assert set(capsys.readouterr().out.split()) == called
     # A page writes them of these parts, a box has the microbatch without its letters.
-    data = json.loads(re.findall(r'id="data">(.*?)</script>', page([lay_out(plan, execution)]))[0])[
-        0
+    data = json.loads(
+        re.findall(r'id="data">(.*?)</script>', page([lay_out(plan, execution)]))[0]
+    )[0]
+    assert data["stages"] == [
+        plan.names.stage(stage) for stage in range(len(plan.placement))
     ]
-    assert data["stages"] == [plan.names.stage(stage) for stage in range(len(plan.placement))]
-    assert data["microbatches"][-1] == plan.names.microbatch(len(data["microbatches"]) - 1)
+    assert data["microbatches"][-1] == plan.names.microbatch(
+        len(data["microbatches"]) - 1
+    )
 
 
 def test_a_narrow_picture_says_what_its_numbers_stand_for() -> None:
@@ -92,7 +111,10 @@ def test_a_narrow_picture_says_what_its_numbers_stand_for() -> None:
     assert "up(1)F0" in draw(timeline, plan.names, 250)
     narrow = draw(timeline, plan.names, 120)
     assert "3F0" in narrow
-    assert narrow.splitlines()[-1] == "stages 0-1 are down(0) to down(1); 2-3 are up(0) to up(1)"
+    assert (
+        narrow.splitlines()[-1]
+        == "stages 0-1 are down(0) to down(1); 2-3 are up(0) to up(1)"
+    )
     # Where there is room for letters alone, there is nothing to explain.
     assert "stages" not in draw(timeline, plan.names, 40)
     slices = plan_of("seq1f1b", ranks=2, microbatches=2)
@@ -100,11 +122,15 @@ def test_a_narrow_picture_says_what_its_numbers_stand_for() -> None:
     assert "F1.1" in drawn
     assert "F3" not in drawn
     assert drawn.splitlines()[-1] == "0.1 is slice 1 of microbatch 0"
-    assert ">(0.1 is slice 1 of microbatch 0)<" in svg(lay_out(slices, simulate(slices)))
+    assert ">(0.1 is slice 1 of microbatch 0)<" in svg(
+        lay_out(slices, simulate(slices))
+    )
     assert "slice" not in svg(lay_out(plan, simulate(plan)))
 
 
-def test_messages_have_these_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_have_these_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "lacking.sched"
     file.write_text(
         "schedule lacking { param ranks = 2 param microbatches = 2\n"
@@ -120,7 +146,9 @@ def test_messages_have_these_names(tmp_path: Path, capsys: pytest.CaptureFixture
         "rank r { for m in 0 .. 2 { F(m, 0) F(m, 1) } B(0, 1) B(0, 0) B(1, 1) } }"
     )
     assert main(["compile", str(file)]) == 1
-    assert "the backward of slice m1.k0 never runs on stage 0" in capsys.readouterr().err
+    assert (
+        "the backward of slice m1.k0 never runs on stage 0" in capsys.readouterr().err
+    )
 
 
 def test_the_trace_of_named_actions_still_says_what_they_cost(tmp_path: Path) -> None:
@@ -128,7 +156,9 @@ def test_the_trace_of_named_actions_still_says_what_they_cost(tmp_path: Path) ->
     events = json.loads(trace(lay_out(plan, simulate(plan))))["traceEvents"]
     read = {(bar.kind, bar.stage, bar.microbatch) for _, bar in traced_actions(events)}
     ops = [actions.compute() for actions in plan.ranks]
-    assert read == {actions.row(index)[:3] for actions in ops for index in range(len(actions))}
+    assert read == {
+        actions.row(index)[:3] for actions in ops for index in range(len(actions))
+    }
 
 
 def test_a_program_of_one_pipeline_with_a_name() -> None:
@@ -174,7 +204,9 @@ def test_ops_of_a_block_that_collide_have_these_names() -> None:
     assert message in caught.value.diagnostics[0].message
 
 
-def test_what_is_said_of_stages_has_these_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_said_of_stages_has_these_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     arguments = [str(PROGRAMS / "gems.sched"), "-p", "ranks=2", "-p", "microbatches=2"]
     assert main(["explain-bubble", *arguments]) == 0
     assert "backward on stage up(1): 2 -> 1.8" in capsys.readouterr().out

@@ -34,7 +34,9 @@ def program(ops: str, head: str = "", ranks: int = 1, microbatches: int = 2) -> 
 def copies(source: Source, costs: Costs) -> list[list[str]]:
     """Each rank's copies with their times."""
     timeline = simulate(compile(source, {}, costs)).timeline
-    return [[f"{bar} {bar.start:g}-{bar.end:g}" for bar in rank] for rank in timeline.copies]
+    return [
+        [f"{bar} {bar.start:g}-{bar.end:g}" for bar in rank] for rank in timeline.copies
+    ]
 
 
 def test_copies_run_one_after_the_other_beside_the_ops() -> None:
@@ -76,7 +78,8 @@ def test_ranks_share_a_link_in_order_of_time() -> None:
     # Rank 1 asks for it between the two copies of rank 0.
     ops = "F(0) offload(0) F(1) F(2) offload(1) reload(1) reload(0) B(0) B(1) B(2)"
     first, second = copies(
-        program(ops, "link r on 0", ranks=2, microbatches=3), evolve(costs, forward_times=(0.25,))
+        program(ops, "link r on 0", ranks=2, microbatches=3),
+        evolve(costs, forward_times=(0.25,)),
     )
     assert (first[:2], second[0]) == (
         ["0OFFLOAD0 0.25-4.25", "0OFFLOAD1 8.25-12.25"],
@@ -96,8 +99,12 @@ def test_memory_is_held_until_the_copy_ends_and_from_when_the_next_begins(
     offload: float, peak: int
 ) -> None:
     microbatches = "F(0) offload(0) F(1) offload(1) F(2) offload(2)"
-    source = program(f"{microbatches} reload(2) B(2) reload(1) B(1) reload(0) B(0)", microbatches=3)
-    execution = simulate(compile(source, {}, Costs(offload_times=(offload,), reload_times=(0.25,))))
+    source = program(
+        f"{microbatches} reload(2) B(2) reload(1) B(1) reload(0) B(0)", microbatches=3
+    )
+    execution = simulate(
+        compile(source, {}, Costs(offload_times=(offload,), reload_times=(0.25,)))
+    )
     assert execution.peak_activations == (peak,)
 
 
@@ -116,8 +123,14 @@ def test_memory_is_held_until_the_copy_ends_and_from_when_the_next_begins(
             "F(0) F(1) reload(0) B(0) B(1)",
             "of microbatch 0 on stage 0 are reloaded, and never offloaded",
         ),
-        ("F(0) offload(0) F(1) B(0) reload(0) B(1)", "`0B0` on rank 0 runs before `0RELOAD0`"),
-        ("offload(0) F(0) F(1) reload(0) B(0) B(1)", "`0OFFLOAD0` on rank 0 runs before `0F0`"),
+        (
+            "F(0) offload(0) F(1) B(0) reload(0) B(1)",
+            "`0B0` on rank 0 runs before `0RELOAD0`",
+        ),
+        (
+            "offload(0) F(0) F(1) reload(0) B(0) B(1)",
+            "`0OFFLOAD0` on rank 0 runs before `0F0`",
+        ),
         (
             "F(0) F(1) reload(0) offload(0) B(0) B(1)",
             "`0RELOAD0` on rank 0 runs before `0OFFLOAD0`",
@@ -154,7 +167,9 @@ def test_passes_do_not_move_copies() -> None:
     ops = "F(0) offload(0) F(1) reload(0) B(0) B(1)"
     for item in ("reorder", "fill W"):
         source = program(ops)
-        with pytest.raises(CompileError, match=r"error\[pass\]: the ops cannot be moved: copies"):
+        with pytest.raises(
+            CompileError, match=r"error\[pass\]: the ops cannot be moved: copies"
+        ):
             compile(Source("s.sched", f"{source.text[:-1]} {item} }}"))
 
 
@@ -186,13 +201,17 @@ def offloaded(schedule: Schedule) -> Schedule:
 @examples(100)
 @given(schedules())
 def test_copies_that_take_no_time_change_nothing_but_memory(schedule: Schedule) -> None:
-    free = evolve(offloaded(schedule), costs=Costs(offload_times=(0,), reload_times=(0,)))
+    free = evolve(
+        offloaded(schedule), costs=Costs(offload_times=(0,), reload_times=(0,))
+    )
     before = prove(lower(schedule))
     after = prove(lower(free))
     assert after.timeline.ranks == before.timeline.ranks
     assert all(
         ours <= theirs
-        for ours, theirs in zip(after.peak_activations, before.peak_activations, strict=True)
+        for ours, theirs in zip(
+            after.peak_activations, before.peak_activations, strict=True
+        )
     )
     assert oracle(lower(free))
 
@@ -214,7 +233,9 @@ def test_slow_copies_only_delay(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "chunks"), [(4, 2), (4, 4), (8, 4)])
-def test_pipe_offload_against_the_same_order_without_it(ranks: int, chunks: int) -> None:
+def test_pipe_offload_against_the_same_order_without_it(
+    ranks: int, chunks: int
+) -> None:
     """Where a round trip takes as long as a forward, offload is free: of half the chunks it halves
     the peak.
 
@@ -236,4 +257,6 @@ def test_pipe_offload_against_the_same_order_without_it(ranks: int, chunks: int)
     assert max(half.peak_activations) <= max(plain.peak_activations) // 2
     assert max(whole.peak_activations) <= 5
     without = compile(source, {**params, "offloaded": 0})
-    assert [each.text() for each in without.ranks] == [each.text() for each in published.ranks]
+    assert [each.text() for each in without.ranks] == [
+        each.text() for each in published.ranks
+    ]

@@ -46,7 +46,12 @@ def damaged(plan: Plan, rank: int, old: str, new: str) -> Plan:
     changed = text.replace(old, new)
     sources = [0] * len(re.findall(r"\d+[A-Z]", changed))
     return evolve(
-        plan, ranks=(*plan.ranks[:rank], parse_actions(changed, sources), *plan.ranks[rank + 1 :])
+        plan,
+        ranks=(
+            *plan.ranks[:rank],
+            parse_actions(changed, sources),
+            *plan.ranks[rank + 1 :],
+        ),
     )
 
 
@@ -61,18 +66,30 @@ def codes(plan: Plan) -> set[str]:
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        ("skip s in 0 .. 1 from 2 to 0", "the skip from stage 2 to stage 0 does not lead forward"),
-        ("skip s in 0 .. 1 from 2 to 2", "the skip from stage 2 to stage 2 does not lead forward"),
+        (
+            "skip s in 0 .. 1 from 2 to 0",
+            "the skip from stage 2 to stage 0 does not lead forward",
+        ),
+        (
+            "skip s in 0 .. 1 from 2 to 2",
+            "the skip from stage 2 to stage 2 does not lead forward",
+        ),
         (
             "skip s in 0 .. 2 from s to s + 3",
             "the skip from stage 1 to stage 4 leads to no stage: there are stages 0",
         ),
-        ("skip s in 0 .. 2 from s - 1 to 3", "the skip from stage -1 to stage 3 leads to no stage"),
+        (
+            "skip s in 0 .. 2 from s - 1 to 3",
+            "the skip from stage -1 to stage 3 leads to no stage",
+        ),
         (
             "skip s in 0 .. 3 from s to 3",
             "the skip from stage 2 to stage 3 leads to the next stage, which gets",
         ),
-        ("skip s in 0 .. 2 from 0 to 2", "the skip from stage 0 to stage 2 is there already"),
+        (
+            "skip s in 0 .. 2 from 0 to 2",
+            "the skip from stage 0 to stage 2 is there already",
+        ),
         (
             "skip s in 0 .. 1 from 0 to 3 skip t in 0 .. 2 from t to 3",
             "from stage 0 to stage 3 is there already",
@@ -91,22 +108,27 @@ def test_keywords_are_names_as_well() -> None:
 
 
 def test_each_skip_has_a_number_behind_those_of_all_stages() -> None:
-    items = (
-        "pipeline down runs 1 stage s in 0 .. 4 on s pipeline up runs 1 stage s in 0 .. 4 on 3 - s "
-    )
+    items = "pipeline down runs 1 stage s in 0 .. 4 on s pipeline up runs 1 stage s in 0 .. 4 on 3 - s "
     items += "skip s in 0 .. 2 from s to 3 skip s in 0 .. 1 from 0 to 2"
-    with pytest.raises(CompileError, match="the skip from stage 1 to stage 3") as caught:
+    with pytest.raises(
+        CompileError, match="the skip from stage 1 to stage 3"
+    ) as caught:
         compile(program(items.replace("0 .. 2 from s", "0 .. 2 from 1")))
     assert [each.code for each in caught.value.diagnostics] == ["skip"]
     ops = "rank r { F(down(r), 0) F(up(3 - r), 0) B(down(r), 0) B(up(3 - r), 0) }"
     plan = compile(
-        Source("s.sched", f"schedule s {{ param ranks = 4 param microbatches = 2 {items} {ops} }}")
+        Source(
+            "s.sched",
+            f"schedule s {{ param ranks = 4 param microbatches = 2 {items} {ops} }}",
+        )
     )
     assert plan.layout.skips == ((0, 3), (1, 3), (0, 2))
     ends = {8: (0, 3), 9: (1, 3), 10: (0, 2), 11: (4, 7), 12: (5, 7), 13: (4, 6)}
     assert plan.layout.far_edges == ends
     for number, stages in ends.items():
-        earlier, later = (plan.ranks[plan.placement[stage]].text().split() for stage in stages)
+        earlier, later = (
+            plan.ranks[plan.placement[stage]].text().split() for stage in stages
+        )
         assert {f"{number}SEND_F0", f"{number}RECV_B0"} <= {*earlier}
         assert {f"{number}RECV_F0", f"{number}SEND_B0"} <= {*later}
 
@@ -116,11 +138,15 @@ def test_no_message_within_a_rank() -> None:
     v = "schedule v { param ranks = 4 param microbatches = 1 stage s in 0 .. 8 on if s < 4 then s else 7 - s "
     skips = "skip s in 0 .. 3 from s to 7 - s "
     ops = "rank r { F(r, 0) F(7 - r, 0) B(7 - r, 0) B(r, 0) } }"
-    skipping, plain = (compile(Source("v.sched", v + items + ops)) for items in (skips, ""))
+    skipping, plain = (
+        compile(Source("v.sched", v + items + ops)) for items in (skips, "")
+    )
     assert [actions.text() for actions in skipping.ranks] == [
         actions.text() for actions in plain.ranks
     ]
-    assert "0F0 0SEND_F0 7RECV_F0 7F0 free(7RECV_F0, 0SEND_F0, 0F0>7F0)" in frees(skipping, 0)
+    assert "0F0 0SEND_F0 7RECV_F0 7F0 free(7RECV_F0, 0SEND_F0, 0F0>7F0)" in frees(
+        skipping, 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +167,11 @@ def test_a_unet_runs_on_every_transport(transport: str) -> None:
             for text in re.findall(r"\d+SEND_[FB]\d+", actions.text())
         ]
         # Two for each microbatch, along the chain and by each skip.
-        assert len(sends) == len(set(sends)) == 2 * ranks * 2 * (ranks - 1 + (ranks - 1) // 2)
+        assert (
+            len(sends)
+            == len(set(sends))
+            == 2 * ranks * 2 * (ranks - 1 + (ranks - 1) // 2)
+        )
 
 
 def test_skips_take_the_time_of_what_they_carry() -> None:
@@ -158,7 +188,10 @@ def test_skips_take_the_time_of_what_they_carry() -> None:
         forward_times=(1, 0, 1),
         backward_times=(2, 0, 2),
     )
-    starts = [bars.start[0] for bars in simulate(compile(source), costs, ideal=True).timeline.ranks]
+    starts = [
+        bars.start[0]
+        for bars in simulate(compile(source), costs, ideal=True).timeline.ranks
+    ]
     assert starts == [0, 4, 4.5]
 
 
@@ -204,7 +237,9 @@ def test_transfers_that_a_program_writes_are_also_those_of_skips() -> None:
 def test_passes_know_skips() -> None:
     """A `W` is put behind a `B` that also waits for what comes by a skip; `R` takes that in again."""
     text = "schedule s { param ranks = 4 param microbatches = 8 skip s in 0 .. 1 from 0 to 3 "
-    order = "rank r { repeat microbatches { F(next) } repeat microbatches { B(next) } } }"
+    order = (
+        "rank r { repeat microbatches { F(next) } repeat microbatches { B(next) } } }"
+    )
     passes = "fill W recompute s in 3 .. 4 ", "recompute s in 3 .. 4 "
     filled, plain = (compile(Source("s.sched", text + each + order)) for each in passes)
     assert simulate(filled).timeline.makespan < simulate(plain).timeline.makespan
@@ -214,7 +249,8 @@ def test_passes_know_skips() -> None:
 def test_a_schedule_without_a_flush_repeats_its_skips() -> None:
     source = read_source(PROGRAMS / "pipedream_2bw.sched")
     text = source.text.replace(
-        "param microbatches = 4", "param microbatches = 4 skip s in 0 .. 2 from s to s + 2"
+        "param microbatches = 4",
+        "param microbatches = 4 skip s in 0 .. 2 from s to s + 2",
     )
     assert text != source.text
     plan = compile(Source("stream.sched", text))

@@ -42,15 +42,21 @@ def test_2bw_is_1f1b_without_a_flush() -> None:
     F(3') B(4) U.
     """
     plan = plan_of("pipedream_2bw", ranks=4, microbatches=4)
-    assert words(plan, 0).startswith("0F0 0F1 0F2 0F3 0B0 0F4 0B1 0F5 0B2 0F6 0B3 0U0 0F7 0B4")
+    assert words(plan, 0).startswith(
+        "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0F5 0B2 0F6 0B3 0U0 0F7 0B4"
+    )
     assert words(plan, 3).startswith("3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3U0 3F4 3B4")
 
 
 def test_wpipe_alternates_its_groups() -> None:
     """The kernels at P = M = 2, with the second group's stages 2 and 3."""
     plan = plan_of("wpipe", ranks=2, microbatches=2)
-    assert words(plan, 0).startswith("0F0 0F1 2F0 2F1 2B0 0F2 2B1 2U0 0F3 0B0 2F2 0B1 0U0 2F3 2B2")
-    assert words(plan, 1).startswith("1F0 1F1 3F0 3B0 3F1 3B1 3U0 1F2 1B0 1F3 1B1 1U0 3F2 3B2")
+    assert words(plan, 0).startswith(
+        "0F0 0F1 2F0 2F1 2B0 0F2 2B1 2U0 0F3 0B0 2F2 0B1 0U0 2F3 2B2"
+    )
+    assert words(plan, 1).startswith(
+        "1F0 1F1 3F0 3B0 3F1 3B1 3U0 1F2 1B0 1F3 1B1 1U0 3F2 3B2"
+    )
 
 
 def test_figures() -> None:
@@ -76,13 +82,16 @@ def test_figures() -> None:
         assert (versions.held, versions.staleness) == (held, staleness), name
     # Only the first of WPipe's groups of stages reads late weights.
     assert (
-        follow_weights(plan_of("wpipe", ranks=4, microbatches=4).for_updates(12)).held_of
+        follow_weights(
+            plan_of("wpipe", ranks=4, microbatches=4).for_updates(12)
+        ).held_of
         == (2,) * 4 + (1,) * 4
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "precede"), [("0F2", "0 updates precede"), ("0F0 0B0 0U0 0F3", "1 update precedes")]
+    ("text", "precede"),
+    [("0F2", "0 updates precede"), ("0F0 0B0 0U0 0F3", "1 update precedes")],
 )
 def test_a_forward_that_is_too_early_for_its_version(text: str, precede: str) -> None:
     plan = plan_of("pipedream_2bw", ranks=1, microbatches=1).for_updates(4)
@@ -100,9 +109,15 @@ def test_a_forward_that_is_too_early_for_its_version(text: str, precede: str) ->
 @pytest.mark.parametrize(
     ("ranks", "rounds"), [(1, 1), (2, 1), (2, 3), (3, 2), (4, 1), (5, 1), (8, 2)]
 )
-def test_a_plan_stands_for_any_number_of_updates(name: str, ranks: int, rounds: int) -> None:
+def test_a_plan_stands_for_any_number_of_updates(
+    name: str, ranks: int, rounds: int
+) -> None:
     """What repeats, repeated, is what lowering makes of the whole list; and it is proved."""
-    microbatches = 1 if name.startswith("pipedream") and name != "pipedream_2bw" else ranks * rounds
+    microbatches = (
+        1
+        if name.startswith("pipedream") and name != "pipedream_2bw"
+        else ranks * rounds
+    )
     source = read_source(PROGRAMS / f"{name}.sched")
     params = {"ranks": ranks, "microbatches": microbatches}
     plan = compile(source, params)
@@ -132,8 +147,14 @@ def test_the_plan_file_keeps_what_repeats(name: str, tmp_path: Path) -> None:
     ("damage", "reason"),
     [
         (lambda d: d | {"kernels": [[0, 1]]}, "`kernels` must be a pair of places"),
-        (lambda d: d | {"kernels": [[9, 3]] * 4}, "`kernels` must be places in the actions"),
-        (lambda d: d | {"kernels": [[0, 10**9]] * 4}, "`kernels` must be places in the actions"),
+        (
+            lambda d: d | {"kernels": [[9, 3]] * 4},
+            "`kernels` must be places in the actions",
+        ),
+        (
+            lambda d: d | {"kernels": [[0, 10**9]] * 4},
+            "`kernels` must be places in the actions",
+        ),
         (lambda d: d | {"kernels": [[0, 2]] * 4}, "error["),
         (lambda d: d | {"updates": 0}, "`updates` must be 1 or more"),
         (lambda d: d | {"updates": 5}, "must divide into 5 `updates`"),
@@ -141,7 +162,10 @@ def test_the_plan_file_keeps_what_repeats(name: str, tmp_path: Path) -> None:
             lambda d: d | {"weights": [{"name": "delay", "delay": 1}]},
             "a rule for each of the 4 stages",
         ),
-        (lambda d: d | {"weights": [{"name": "older", "delay": 1}] * 4}, "`weights` must be rules"),
+        (
+            lambda d: d | {"weights": [{"name": "older", "delay": 1}] * 4},
+            "`weights` must be rules",
+        ),
         (
             lambda d: d | {"weights": [{"name": "delay", "delay": -1}] * 4},
             "`weights` must be rules",
@@ -199,8 +223,24 @@ def test_where_no_version_is_kept_each_op_reads_what_is_there() -> None:
     plan = compile(Source("s.sched", stream(steady, rule)), {"microbatches": 2})
     read = follow_weights(plan.for_updates(4)).read
     # Rank 0 runs F3 to F6 in its first two updates: F3 and F4 before the first one.
-    assert [read[Kind.F, 0, microbatch] for microbatch in range(7)] == [0, 0, 0, 0, 0, 1, 1]
-    assert [read[Kind.B, 0, microbatch] for microbatch in range(7)] == [0, 0, 1, 1, 2, 2, 3]
+    assert [read[Kind.F, 0, microbatch] for microbatch in range(7)] == [
+        0,
+        0,
+        0,
+        0,
+        0,
+        1,
+        1,
+    ]
+    assert [read[Kind.B, 0, microbatch] for microbatch in range(7)] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+    ]
     late = "for m in 0 .. microbatches { F(m + ahead)  if m > 0 { B(m - 1) } }  U  B(3)"
     assert set(refusal(stream(late, rule))) == {"order"}
     again = "for m in 0 .. microbatches { F(m + ahead)  R(m)  B(m) }  U"
@@ -208,19 +248,25 @@ def test_where_no_version_is_kept_each_op_reads_what_is_there() -> None:
 
 
 def test_updates_that_are_missing_early_or_doubled() -> None:
-    assert refusal(stream("for m in 0 .. microbatches { F(m + ahead)  B(m) }")) == ["update"]
-    assert refusal(stream("U for m in 0 .. microbatches { F(m + ahead)  B(m) }")) == ["order"]
+    assert refusal(stream("for m in 0 .. microbatches { F(m + ahead)  B(m) }")) == [
+        "update"
+    ]
+    assert refusal(stream("U for m in 0 .. microbatches { F(m + ahead)  B(m) }")) == [
+        "order"
+    ]
     assert refusal(stream("for m in 0 .. microbatches { F(m + ahead)  B(m) } U U")) == [
         "repeated-op"
     ]
-    assert refusal(stream("for m in 0 .. microbatches { F(m + ahead)  B(m) } if r > 0 { U }")) == [
-        "missing-op"
-    ]
+    assert refusal(
+        stream("for m in 0 .. microbatches { F(m + ahead)  B(m) } if r > 0 { U }")
+    ) == ["missing-op"]
 
 
 def test_what_a_stream_must_not_write() -> None:
     assert refusal(stream("F(next)")) == ["which-microbatch"]
-    assert refusal(stream("for m in 0 .. 4 { F(m + ahead) B(m) W } U")) == ["which-microbatch"]
+    assert refusal(stream("for m in 0 .. 4 { F(m + ahead) B(m) W } U")) == [
+        "which-microbatch"
+    ]
     assert refusal(stream("} steady { U")) == ["repeated-part"]
     assert refusal(
         "schedule s { param ranks = 2 param microbatches = 1 rank r { steady { F(0) B(0) U } F(0) } }"

@@ -49,9 +49,14 @@ def measured(
     """The longest span of a rank, and what a rank works; `parts` is into how many chunks a stage is
     cut.
     """
-    forward, input, weight = (row[each] / parts for each in ("forward", "input", "weight"))
+    forward, input, weight = (
+        row[each] / parts for each in ("forward", "input", "weight")
+    )
     costs = Costs(
-        forward_times=(forward,), input_times=(input,), weight_times=(weight,), p2p_time=row["p2p"]
+        forward_times=(forward,),
+        input_times=(input,),
+        weight_times=(weight,),
+        p2p_time=row["p2p"],
     )
     execution = executed(
         program, costs, ranks=row["ranks"], microbatches=row["microbatches"], **params
@@ -65,7 +70,9 @@ def rate(span: float, work: float) -> float:
 
 
 @pytest.mark.parametrize(
-    "row", sizes(TABLE, is_large_row), ids=lambda row: f"{row['model']}-{row['microbatches']}"
+    "row",
+    sizes(TABLE, is_large_row),
+    ids=lambda row: f"{row['model']}-{row['microbatches']}",
 )
 def test_published_rates_of_fixed_orders(row: dict[str, Any]) -> None:
     for program in ("1f1b", "zb_h1", "zb_h2"):
@@ -88,7 +95,10 @@ def interleaved(row: dict[str, Any], chunks: int, waits_for_all: bool) -> float:
     clock = [0.0] * ranks
     at = [0] * ranks
     count = {(rank, word): 0 for rank in range(ranks) for word in "FB"}
-    warmups = [min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, total) for rank in range(ranks)]
+    warmups = [
+        min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, total)
+        for rank in range(ranks)
+    ]
     # Warm-up, one forward and one backward in turn, cool-down: which stage and microbatch each is
     # of follows from how many of its word there were.
     orders = ["F" * each + "FB" * (total - each) + "B" * each for each in warmups]
@@ -107,7 +117,9 @@ def interleaved(row: dict[str, Any], chunks: int, waits_for_all: bool) -> float:
                     stage = (chunks - 1 - chunk) * ranks + rank
                     need = ("B", stage + 1, microbatch)
                     wraps = rank == ranks - 1
-                if 0 <= need[1] < ranks * chunks and (first or not wraps or waits_for_all):
+                if 0 <= need[1] < ranks * chunks and (
+                    first or not wraps or waits_for_all
+                ):
                     # Another rank has to go on first.
                     if need not in ends:
                         break
@@ -120,9 +132,13 @@ def interleaved(row: dict[str, Any], chunks: int, waits_for_all: bool) -> float:
 
 
 @pytest.mark.parametrize(
-    "row", sizes(TABLE, is_large_row), ids=lambda row: f"{row['model']}-{row['microbatches']}"
+    "row",
+    sizes(TABLE, is_large_row),
+    ids=lambda row: f"{row['model']}-{row['microbatches']}",
 )
-def test_published_rates_of_interleaved_1f1b_leave_out_a_wait(row: dict[str, Any]) -> None:
+def test_published_rates_of_interleaved_1f1b_leave_out_a_wait(
+    row: dict[str, Any],
+) -> None:
     """With the wait left out, it is the published rate; with it, ours: the last rank's cool-down
     takes longer.
     """
@@ -136,9 +152,13 @@ def test_published_rates_of_interleaved_1f1b_leave_out_a_wait(row: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    "row", sizes(TABLE, is_large_row), ids=lambda row: f"{row['model']}-{row['microbatches']}"
+    "row",
+    sizes(TABLE, is_large_row),
+    ids=lambda row: f"{row['model']}-{row['microbatches']}",
 )
-def test_memory_limited_schedules_are_no_worse_than_published(row: dict[str, Any]) -> None:
+def test_memory_limited_schedules_are_no_worse_than_published(
+    row: dict[str, Any],
+) -> None:
     for program in ("zb_1p", "zb_2p"):
         found = measured(row, program, activation=row["activation"], kept=row["kept"])
         assert rate(*found) <= row["rates"][program]
@@ -176,14 +196,18 @@ def shape(case: dict[str, Any]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in RECORDED if case["schedule"].split()[0] in FIXED], ids=name
+    "case",
+    [case for case in RECORDED if case["schedule"].split()[0] in FIXED],
+    ids=name,
 )
 def test_recorded_fixed_orders(case: dict[str, Any]) -> None:
     program = FIXED[case["schedule"].split()[0]]
     params = shape(case)
     source = read_source(PROGRAMS / f"{program}.sched")
     plan = compile(
-        source, {"ranks": case["p"], "microbatches": case["m"], **params}, costs_of(case)
+        source,
+        {"ranks": case["p"], "microbatches": case["m"], **params},
+        costs_of(case),
     )
     execution = simulate(plan)
     assert execution.timeline.span == pytest.approx(case["cost"])
@@ -191,7 +215,8 @@ def test_recorded_fixed_orders(case: dict[str, Any]) -> None:
     assert list(execution.peak_activations) == case["peak_chunk_activations_until_W"]
     for rank, order in enumerate(case.get("order") or []):
         recorded = [
-            op(text, case, program, rank, params.get("slices", 1)) for text in order.split()
+            op(text, case, program, rank, params.get("slices", 1))
+            for text in order.split()
         ]
         assert plan.ranks[rank].compute().text().split() == recorded
 
@@ -208,11 +233,20 @@ def test_grouped_interleaving_is_better_than_recorded(case: dict[str, Any]) -> N
     params = {"ranks": case["p"], "microbatches": case["m"], **shape(case)}
     execution = executed("interleaved_low_memory", costs_of(case), **params)
     ranks = case["p"]
-    assert execution.timeline.makespan == case["flush_makespan"] - (ranks - 1) * case["cost_w"]
-    assert max(execution.peak_activations) <= max(case["peak_chunk_activations_until_W"])
+    assert (
+        execution.timeline.makespan
+        == case["flush_makespan"] - (ranks - 1) * case["cost_w"]
+    )
+    assert max(execution.peak_activations) <= max(
+        case["peak_chunk_activations_until_W"]
+    )
 
 
-LIMITED = [case for case in RECORDED if case["schedule"].startswith("ZB-") and case["mem_limit"]]
+LIMITED = [
+    case
+    for case in RECORDED
+    if case["schedule"].startswith("ZB-") and case["mem_limit"]
+]
 
 
 @pytest.mark.parametrize("case", sizes(LIMITED, is_large), ids=name)
@@ -225,7 +259,9 @@ def test_recorded_searches_within_a_memory_limit(case: dict[str, Any]) -> None:
         "memory": int(case["mem_limit"]) // activation // case["chunks"],
     }
     program = "zb_1p" if case["chunks"] == 1 else "zb_v"
-    execution = executed(program, costs_of(case), ranks=case["p"], microbatches=case["m"], **params)
+    execution = executed(
+        program, costs_of(case), ranks=case["p"], microbatches=case["m"], **params
+    )
     assert execution.timeline.span <= case["cost"]
     assert max(execution.peak_memory) <= case["mem_limit"]
 
@@ -241,13 +277,17 @@ SEARCHED = {"ZB-V": "zb_v", "V-Half": "v_half", "V-Min": "v_min", "1F1B-V": "1f1
 def test_recorded_searches_on_a_v(case: dict[str, Any]) -> None:
     """At most as long as recorded, by span for ZB-V and else by flush, at the same peak."""
     program = SEARCHED[case["schedule"]]
-    execution = executed(program, costs_of(case), ranks=case["p"], microbatches=case["m"])
+    execution = executed(
+        program, costs_of(case), ranks=case["p"], microbatches=case["m"]
+    )
     timeline = execution.timeline
     if program == "zb_v":
         assert timeline.span <= case["cost"]
     else:
         assert timeline.makespan <= case["flush_makespan"]
-    assert max(execution.peak_activations) <= max(case["peak_chunk_activations_until_W"])
+    assert max(execution.peak_activations) <= max(
+        case["peak_chunk_activations_until_W"]
+    )
 
 
 def test_a_limit_that_nothing_meets_is_refused() -> None:

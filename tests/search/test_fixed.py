@@ -17,7 +17,8 @@ from schedlang.search.partition import (
 SIZE = {"ranks": 2, "microbatches": 4}
 #: The last one takes twice as long.
 LAYERS = [
-    Layer(time, time, time / 2, name=f"layer{time}") for time in (1, 1.25, 1, 1.5, 1, 1.25, 3)
+    Layer(time, time, time / 2, name=f"layer{time}")
+    for time in (1, 1.25, 1, 1.5, 1, 1.25, 3)
 ]
 FIXED = Layer(0.25, 0.5, 0.125)
 
@@ -68,7 +69,10 @@ def test_it_is_part_of_every_figure() -> None:
     layout = found.plan.layout
     assert found.costs == costs_of_stages(LAYERS, found.sizes, layout, fixed=FIXED)
     bare = costs_of_stages(LAYERS, found.sizes, layout)
-    more = [a - b for a, b in zip(found.costs.forward_times, bare.forward_times, strict=True)]
+    more = [
+        a - b
+        for a, b in zip(found.costs.forward_times, bare.forward_times, strict=True)
+    ]
     assert more == pytest.approx([FIXED.forward] * layout.pieces)
     solution = solve(LAYERS, [found], fixed=FIXED)
     assert solution.makespan <= found.makespan

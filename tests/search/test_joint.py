@@ -23,7 +23,14 @@ from schedlang.search.partition import (
 SIZE = {"ranks": 2, "microbatches": 4}
 EIGHTHS = st.integers(1, 24).map(lambda eighths: eighths / 8)
 LAYERS = st.lists(
-    st.builds(Layer, EIGHTHS, EIGHTHS, EIGHTHS, activation_bytes=EIGHTHS, weights_bytes=EIGHTHS),
+    st.builds(
+        Layer,
+        EIGHTHS,
+        EIGHTHS,
+        EIGHTHS,
+        activation_bytes=EIGHTHS,
+        weights_bytes=EIGHTHS,
+    ),
     min_size=4,
     max_size=9,
 )
@@ -85,7 +92,9 @@ def test_the_search_gives_the_shortest_step_first() -> None:
     assert makespans == sorted(makespans)
     names = list(chain.from_iterable(fits[0].layout(layers)))
     assert names == [layer.name for layer in layers]
-    assert makespans[0] < makespan(layers, equal(layers, 2), "1f1b", compile("1f1b", SIZE))
+    assert makespans[0] < makespan(
+        layers, equal(layers, 2), "1f1b", compile("1f1b", SIZE)
+    )
 
 
 def test_the_gallery_for_one_model_and_a_flush() -> None:

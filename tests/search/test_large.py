@@ -37,7 +37,11 @@ PLACES = {
     "loop": (2, "s % ranks"),
 }
 MEASURED = Costs(
-    forward_times=(18,), input_times=(17,), weight_times=(9,), backward_times=(26,), p2p_time=1
+    forward_times=(18,),
+    input_times=(17,),
+    weight_times=(9,),
+    backward_times=(26,),
+    p2p_time=1,
 )
 
 
@@ -59,7 +63,9 @@ def problem_of(
         backward=f"I({last})  W({last})" if is_split else f"B({last})",
     )
     params = {"ranks": ranks, "microbatches": microbatches}
-    return Problem.of(compile(Source("plain.sched", text), params, costs or Costs()), limit)
+    return Problem.of(
+        compile(Source("plain.sched", text), params, costs or Costs()), limit
+    )
 
 
 def given(problem: Problem) -> Answer:
@@ -85,7 +91,9 @@ def check(problem: Problem, answer: Answer) -> None:
         ("loop", 8, True, {"interleaved_1f1b", "interleaved_low_memory", "looped_bfs"}),
     ],
 )
-def test_published_orders(place: str, limit: float, is_split: bool, names: set[str]) -> None:
+def test_published_orders(
+    place: str, limit: float, is_split: bool, names: set[str]
+) -> None:
     """Programs with stages where the problem has them run all of its ops, and no other."""
     problem = problem_of(place, 4, 8, limit, is_split=is_split)
     orders = dict(published(problem))

@@ -64,7 +64,9 @@ def problem_of(
         backward=f"I({last})  W({last})" if is_split else f"B({last})",
     )
     params = {"ranks": ranks, "microbatches": microbatches}
-    return Problem.of(compile(Source("any.sched", text), params, costs or Costs()), limit)
+    return Problem.of(
+        compile(Source("any.sched", text), params, costs or Costs()), limit
+    )
 
 
 def best_of(problem: Problem, enough: float = -math.inf) -> Answer:
@@ -99,7 +101,9 @@ def every_order(needed: list[set[int]], nodes: list[int]) -> Iterator[list[int]]
         yield []
     for node in nodes:
         if needed[node].isdisjoint(nodes):
-            for rest in every_order(needed, [other for other in nodes if other != node]):
+            for rest in every_order(
+                needed, [other for other in nodes if other != node]
+            ):
                 yield [node, *rest]
 
 
@@ -149,7 +153,11 @@ def least_of_all(seed: int) -> float:
     graph = problem.graph
     needed = needed_by(graph)
     of_ranks = [
-        [order for order in every_order(needed, nodes) if peak(graph, order) <= limit + 1e-9]
+        [
+            order
+            for order in every_order(needed, nodes)
+            if peak(graph, order) <= limit + 1e-9
+        ]
         for nodes, limit in zip(graph.order, problem.limits, strict=True)
     ]
     objective = graph.schedule.objective
@@ -192,7 +200,9 @@ def drawn(seed: int) -> Problem:
         costs |= {"forward_memory": [1], last: [-2]}
     objective = rng.choice(("makespan", "span"))
     limit = rng.randint(1, 4)
-    return problem_of(ranks, microbatches, stages, is_split, Costs(**costs), limit, objective)
+    return problem_of(
+        ranks, microbatches, stages, is_split, Costs(**costs), limit, objective
+    )
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -210,7 +220,9 @@ def test_no_order_at_all_is_better(seed: int) -> None:
     plan = compile(Source("best.sched", judged(problem, answer, "portable").text))
     execution = simulate(plan, ideal=True)
     assert getattr(execution.timeline, plan.objective) == pytest.approx(least)
-    assert list(execution.peak_memory) == [problem.graph.peak(order) for order in answer.orders]
+    assert list(execution.peak_memory) == [
+        problem.graph.peak(order) for order in answer.orders
+    ]
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -243,16 +255,23 @@ def test_what_is_held_over_time_fits(seed: int, extra: int, slack: int) -> None:
     costs = {f"{name}_memory": [-rng.choice((0, 1, 1, 2))] for name in names}
     costs["forward_memory"] = [rng.choice((1, 2))]
     costs["p2p_time"] = rng.choice((0, 0.5))
-    problem = problem_of(2 + extra % 2, 2 + extra, stages, is_split, Costs(**costs), slack + 2.0)
+    problem = problem_of(
+        2 + extra % 2, 2 + extra, stages, is_split, Costs(**costs), slack + 2.0
+    )
     instance = Instance.of(problem)
     for orders, _ in islice(starts(instance, seed), 5):
         end = [instance.units(value) for value in problem.graph.ends(orders)]
         for rank in range(len(problem.limits)):
             holdings, beside = instance.holdings(rank)
-            spans = [(end[h.taker] - instance.time[h.taker], end[h.user], h) for h in holdings]
+            spans = [
+                (end[h.taker] - instance.time[h.taker], end[h.user], h)
+                for h in holdings
+            ]
             for start, stop, holding in spans:
                 assert stop - start >= holding.long
-                held = sum(h.amount for begin, until, h in spans if begin <= start < until)
+                held = sum(
+                    h.amount for begin, until, h in spans if begin <= start < until
+                )
                 assert held <= instance.limits[rank] + beside
 
 
@@ -278,13 +297,18 @@ def test_every_program_of_the_gallery_can_be_written(path: Path) -> None:
     except ValueError as error:
         refusal = str(error)
     if refusal:
-        assert "only their own order fits them" in refusal or "no end to bring near" in refusal
+        assert (
+            "only their own order fits them" in refusal
+            or "no end to bring near" in refusal
+        )
         return
     order = problem.graph.order
     value = problem.value(order)
     answer = Answer(order, value, value, "nobody")
     plan = compile(Source("same.sched", judged(problem, answer, "portable").text))
-    assert getattr(simulate(plan, ideal=True).timeline, plan.objective) == pytest.approx(value)
+    assert getattr(
+        simulate(plan, ideal=True).timeline, plan.objective
+    ) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +331,9 @@ def test_the_program_has_its_costs(costs: Costs) -> None:
     stages = plan.layout
     assert plan.costs.every_duration(stages) == costs.every_duration(stages)
     # The claim counts: with a smaller figure the program is refused.
-    claimed = text.replace(f"assert makespan <= {answer.value:g}", "assert makespan <= 1")
+    claimed = text.replace(
+        f"assert makespan <= {answer.value:g}", "assert makespan <= 1"
+    )
     with pytest.raises(CompileError):
         compile(Source("best.sched", claimed))
 
@@ -373,9 +399,20 @@ def test_never_worse_than_a_recorded_search(case: dict[str, Any]) -> None:
     assert answer.bound <= recorded + 1e-6
 
 
-def test_the_command_says_how_good_it_is(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_how_good_it_is(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "best.sched"
-    arguments = ["optimize", "zb_h1", "-p", "ranks=3", "-p", "microbatches=4", "-o", str(path)]
+    arguments = [
+        "optimize",
+        "zb_h1",
+        "-p",
+        "ranks=3",
+        "-p",
+        "microbatches=4",
+        "-o",
+        str(path),
+    ]
     assert main([*arguments, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["proved"]
@@ -389,7 +426,9 @@ def test_too_little_memory_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no order was found that holds at most 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("memory", "named"), [("nan", "nan"), ("4,-1", "-1"), ("-2", "-2")])
+@pytest.mark.parametrize(
+    ("memory", "named"), [("nan", "nan"), ("4,-1", "-1"), ("-2", "-2")]
+)
 @pytest.mark.parametrize("option", [[], ["--block"]])
 def test_memory_that_is_none_is_refused(
     memory: str, named: str, option: list[str], capsys: pytest.CaptureFixture[str]
@@ -409,7 +448,9 @@ def test_what_has_no_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_the_solver_it_is_said_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("schedlang.search.optimize.optimize.find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "schedlang.search.optimize.optimize.find_spec", lambda name: None
+    )
     assert main(["optimize", "1f1b"]) == 2
     assert "pip install 'schedlang[optimize]'" in capsys.readouterr().err
 
@@ -419,7 +460,16 @@ def test_a_block_is_for_any_number_of_microbatches(
 ) -> None:
     """ZB-V in half of its memory, without a rank that ever waits once all are under way."""
     path = tmp_path / "block.sched"
-    arguments = ["optimize", "zb_v", "-p", "ranks=3", "-p", "microbatches=6", "--memory", "4"]
+    arguments = [
+        "optimize",
+        "zb_v",
+        "-p",
+        "ranks=3",
+        "-p",
+        "microbatches=6",
+        "--memory",
+        "4",
+    ]
     assert main([*arguments, "--block", "-o", str(path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["interval"] == document["work"] == 6
@@ -466,7 +516,9 @@ def test_an_interrupt_ends_it_with_the_best_so_far(
     solve = cp_model.CpSolver.solve
     begun = threading.Event()
 
-    def solve_until_interrupted(solver: cp_model.CpSolver, model: cp_model.CpModel) -> Any:
+    def solve_until_interrupted(
+        solver: cp_model.CpSolver, model: cp_model.CpModel
+    ) -> Any:
         begun.set()
         os.kill(os.getpid(), signal.SIGINT)
         return solve(solver, model)
@@ -474,7 +526,10 @@ def test_an_interrupt_ends_it_with_the_best_so_far(
     monkeypatch.setattr(cp_model.CpSolver, "solve", solve_until_interrupted)
     path = tmp_path / "best.sched"
     size = ["-p", "ranks=4", "-p", "microbatches=8", "--memory", "6"]
-    assert main(["optimize", "zb_v", *size, "--for", "10m", "-o", str(path), "--json"]) == 0
+    assert (
+        main(["optimize", "zb_v", *size, "--for", "10m", "-o", str(path), "--json"])
+        == 0
+    )
     assert begun.is_set()
     said = capsys.readouterr()
     assert "interrupted: this is the best so far" in said.err

@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedlang import Plan, compile, simulate
-from schedlang.search.partition import Layer, Sizes, costs_of_stages, names_by_stage, partition
+from schedlang.search.partition import (
+    Layer,
+    Sizes,
+    costs_of_stages,
+    names_by_stage,
+    partition,
+)
 
 #: One stage on each rank; a V; a loop; two pipelines; two waves, for which it is not exact.
 EXACT = [
@@ -46,7 +52,9 @@ def slowest(layers: list[Layer], sizes: Sizes, plan: Plan) -> tuple[float, float
     assert costs.backward_times
     of_stages = [
         forward + backward
-        for forward, backward in zip(costs.forward_times, costs.backward_times, strict=True)
+        for forward, backward in zip(
+            costs.forward_times, costs.backward_times, strict=True
+        )
     ]
     of_ranks = [0.0] * len(plan.ranks)
     for stage, rank in enumerate(plan.placement):
@@ -60,7 +68,9 @@ def fits(layers: list[Layer], sizes: Sizes, plan: Plan, capacity: float) -> bool
     return peaks is None or max(peaks) <= capacity
 
 
-def check_best(layers: list[Layer], sizes: Sizes, splits: list[Sizes], plan: Plan) -> None:
+def check_best(
+    layers: list[Layer], sizes: Sizes, splits: list[Sizes], plan: Plan
+) -> None:
     """No split has a slowest rank that is more than 1 % faster; and of those within 1 % of the
     best, none has a faster slowest stage.
     """
@@ -69,7 +79,9 @@ def check_best(layers: list[Layer], sizes: Sizes, splits: list[Sizes], plan: Pla
     others = [slowest(layers, split, plan) for split in splits]
     within = 1.01 * min(other for other, _ in others)
     assert rank <= within * (1 + 1e-9)
-    assert stage == min(slowest_stage for other, slowest_stage in others if other <= within)
+    assert stage == min(
+        slowest_stage for other, slowest_stage in others if other <= within
+    )
 
 
 @given(st.data())
@@ -98,7 +110,9 @@ def test_memory_is_kept(data: st.DataObject) -> None:
 
 
 @given(st.lists(LAYERS, min_size=8, max_size=11))
-def test_many_stages_on_a_rank_are_no_worse_than_an_equal_split(layers: list[Layer]) -> None:
+def test_many_stages_on_a_rank_are_no_worse_than_an_equal_split(
+    layers: list[Layer],
+) -> None:
     share, more = divmod(len(layers), 8)
     equal = tuple(share + (stage < more) for stage in range(8))
     sizes = partition(layers, WAVES)
@@ -119,11 +133,16 @@ def test_many_layers_within_memory() -> None:
     random = Random(0)
     layers = [Layer(random.random() + 0.5, 1, 1, activation_bytes=1) for _ in range(60)]
     for name in ("1f1b", "zb_v", "dualpipe", "interleaved_1f1b"):
-        assert sum(partition(layers, compile(name, {"ranks": 4, "microbatches": 8}), 500)) == 60
+        assert (
+            sum(partition(layers, compile(name, {"ranks": 4, "microbatches": 8}), 500))
+            == 60
+        )
 
 
 def test_the_split_in_the_words_of_the_runtime() -> None:
-    layers = [Layer(1, 1, 1, name=name) for name in ("embedding", "layers.0", "layers.1")]
+    layers = [
+        Layer(1, 1, 1, name=name) for name in ("embedding", "layers.0", "layers.1")
+    ]
     assert names_by_stage(layers, (1, 2)) == [["embedding"], ["layers.0", "layers.1"]]
 
 

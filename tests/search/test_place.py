@@ -22,10 +22,14 @@ LOOP = compile("interleaved_zb", SIZE)
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.lists(TIMES, min_size=4, max_size=4), st.sampled_from(["interleaved_zb", "zb_v"]))
+@given(
+    st.lists(TIMES, min_size=4, max_size=4), st.sampled_from(["interleaved_zb", "zb_v"])
+)
 def test_never_worse_and_proved(times: list[float], program: str) -> None:
     """And what is found compiles again, with its claims."""
-    costs = Costs(forward_times=times, backward_times=[2 * time for time in times], p2p_time=0.5)
+    costs = Costs(
+        forward_times=times, backward_times=[2 * time for time in times], p2p_time=0.5
+    )
     problem = Problem.of(compile(program, SIZE, costs))
     placed = place(problem)
     before = problem.value(problem.graph.order)
@@ -83,7 +87,10 @@ def test_partition_placement_and_order_together() -> None:
     layers = [Layer(1, 1, 1, name=f"layers.{index}") for index in range(8)]
     layers.append(Layer(3, 3, 3, name="head"))
     links = Costs(p2p_time=0.25)
-    fits = [fit(layers, program, {"ranks": 2, "microbatches": 4}, links) for program in ("zb_v",)]
+    fits = [
+        fit(layers, program, {"ranks": 2, "microbatches": 4}, links)
+        for program in ("zb_v",)
+    ]
     solution = solve(layers, fits, links)
     assert solution.makespan <= fits[0].makespan
     plan = compile(Source("found.sched", solution.program()), costs=solution.costs)
@@ -100,11 +107,29 @@ def test_a_capacity_is_kept() -> None:
     assert max(solution.execution.peak_bytes) <= 14
 
 
-def test_the_option_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_option_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It says where the stages are, and writes a program that has them there."""
     output = tmp_path / "placed.sched"
-    command = ["optimize", "interleaved_zb", "-p", "ranks=2", "-p", "microbatches=4", "--place"]
-    command += ["--forward-times", "1,2,1,4", "--for", "1s", "--json", "-o", str(output)]
+    command = [
+        "optimize",
+        "interleaved_zb",
+        "-p",
+        "ranks=2",
+        "-p",
+        "microbatches=4",
+        "--place",
+    ]
+    command += [
+        "--forward-times",
+        "1,2,1,4",
+        "--for",
+        "1s",
+        "--json",
+        "-o",
+        str(output),
+    ]
     assert main(command) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["value"] < document["given"]

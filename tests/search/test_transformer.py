@@ -54,8 +54,12 @@ def test_operations_are_those_of_the_papers() -> None:
     expected = 96 * b * s * L * H**2 * (1 + s / (6 * H) + V / (16 * L * H))
     assert seconds * fast.flops == pytest.approx(expected, rel=1e-6)
     # The halves of Qi et al. 2023, table 1: sbh (24h + 4s), sbh (24h + 8s), sbh 24h.
-    assert costs.forward_times[1] * fast.flops == pytest.approx(s * b * H * (24 * H + 4 * s))
-    assert costs.input_times[1] * fast.flops == pytest.approx(s * b * H * (24 * H + 8 * s))
+    assert costs.forward_times[1] * fast.flops == pytest.approx(
+        s * b * H * (24 * H + 4 * s)
+    )
+    assert costs.input_times[1] * fast.flops == pytest.approx(
+        s * b * H * (24 * H + 8 * s)
+    )
     assert costs.weight_times[1] * fast.flops == pytest.approx(s * b * H * 24 * H)
 
 
@@ -88,7 +92,9 @@ def test_operations_are_those_of_the_papers() -> None:
         ),
     ],
 )
-def test_as_many_weights_as_known_models(config: dict[str, object], weights: int) -> None:
+def test_as_many_weights_as_known_models(
+    config: dict[str, object], weights: int
+) -> None:
     model = transformer_of(config)
     costs = layer_costs(model, A100, 128, 1, checkpointed=False, efficiency=1)
     assert sum(costs.weights_bytes) == 16 * weights

@@ -38,7 +38,14 @@ MEASURED = {
     "weights_bytes": [5e9, 4e9, 4e9, 5e9],
 }
 #: Some of each kind: with and without chunks, passes, limits of memory, overlaps, two pipelines.
-FEW = ["1f1b", "interleaved_low_memory", "zb_1p", "zb_h2", "two_thirds_memory", "dualpipe"]
+FEW = [
+    "1f1b",
+    "interleaved_low_memory",
+    "zb_1p",
+    "zb_h2",
+    "two_thirds_memory",
+    "dualpipe",
+]
 #: All programs of the gallery.
 ALL = [path.stem for path in GALLERY]
 #: CONFIG of the command.
@@ -57,8 +64,12 @@ def programs(names: list[str]) -> list[Program]:
     return read_programs(str(path_of(name)) for name in names)
 
 
-def training(costs: Costs, layers: int, ranks: int, batch: int, memory: float = inf) -> Training:
-    return Training([layers_of_costs(costs, 1, [layers])], ranks, batch, memory, {}, "portable")
+def training(
+    costs: Costs, layers: int, ranks: int, batch: int, memory: float = inf
+) -> Training:
+    return Training(
+        [layers_of_costs(costs, 1, [layers])], ranks, batch, memory, {}, "portable"
+    )
 
 
 def of_measured(
@@ -134,7 +145,9 @@ def test_what_is_left_out_is_no_better(
 
 
 def test_no_result_is_better_than_its_bounds() -> None:
-    tuning = tune(programs(ALL), of_measured(ranks=2, batch=4, layers_of_stage=1), prune=False)
+    tuning = tune(
+        programs(ALL), of_measured(ranks=2, batch=4, layers_of_stage=1), prune=False
+    )
     words = {result.candidate.program.word for result in tuning.results}
     alike = {program.word for program in programs(ALL) if not unlike(program, {})}
     assert words == alike
@@ -203,7 +216,12 @@ def test_the_frontier_has_no_better_result_beside_it() -> None:
 def test_programs_that_train_otherwise_are_told_apart(path: Path) -> None:
     (program,) = read_programs([str(path)])
     plan = compile(path)
-    others = plan.is_forward_only or plan.kernels or plan.layout.skips or plan.layout.slices > 1
+    others = (
+        plan.is_forward_only
+        or plan.kernels
+        or plan.layout.skips
+        or plan.layout.slices > 1
+    )
     others = others or plan.layout.frozen or plan.layout.edges
     # A rank does not hold the weights of all of its stages.
     others = others or len(plan.columns.where(Kind.SEND_WEIGHTS))
@@ -215,7 +233,9 @@ def test_programs_that_train_otherwise_are_told_apart(path: Path) -> None:
 def test_every_size_and_kind_of_parameter_is_tried() -> None:
     (program,) = programs(["pipe_offload"])
     tried = candidates(program, of_measured(ranks=8, batch=16))
-    sizes = {(each.size.replicas, each.size.ranks, each.size.microbatches) for each in tried}
+    sizes = {
+        (each.size.replicas, each.size.ranks, each.size.microbatches) for each in tried
+    }
     # Replicas times ranks is 8 processes, and replicas times microbatches a batch of 16.
     assert sizes == {(8, 1, 2), (4, 2, 4), (2, 4, 8), (1, 8, 16)}
     values: dict[str, set[int]] = {}
@@ -226,7 +246,9 @@ def test_every_size_and_kind_of_parameter_is_tried() -> None:
     # Twelve layers: so many chunks of one rank at most.
     assert values["chunks"] == {1, 3, 4, 8}
     assert len({each.bounds.time for each in tried}) > 4
-    assert [each.bounds.time for each in tried] == sorted(each.bounds.time for each in tried)
+    assert [each.bounds.time for each in tried] == sorted(
+        each.bounds.time for each in tried
+    )
 
 
 def test_given_parameters_are_not_open() -> None:
@@ -330,8 +352,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-SMALL = "tune 1f1b zb_h1 interleaved_1f1b --ranks 4 --batch 8 --costs costs.json --layers 3"
-OF_MODEL = "tune 1f1b zb_h2 dualpipe_v --ranks 8 --batch 16 --model llama.json --sequence 4096"
+SMALL = (
+    "tune 1f1b zb_h1 interleaved_1f1b --ranks 4 --batch 8 --costs costs.json --layers 3"
+)
+OF_MODEL = (
+    "tune 1f1b zb_h2 dualpipe_v --ranks 8 --batch 16 --model llama.json --sequence 4096"
+)
 
 
 @pytest.mark.usefixtures("folder")
@@ -343,7 +369,9 @@ OF_MODEL = "tune 1f1b zb_h2 dualpipe_v --ranks 8 --batch 16 --model llama.json -
         ("model", f"{OF_MODEL} --device H100"),
     ],
 )
-def test_golden_tables(name: str, line: str, golden: Callable[[str, Path], None]) -> None:
+def test_golden_tables(
+    name: str, line: str, golden: Callable[[str, Path], None]
+) -> None:
     code, text, errors = schedc(*line.split())
     assert (code, errors) == (0, "")
     golden(text, GOLDEN / "tune" / f"{name}.txt")
@@ -367,7 +395,9 @@ def test_a_trace_is_where_it_can_start() -> None:
 @pytest.mark.usefixtures("folder")
 def test_a_program_of_one_s_own(folder: Path) -> None:
     text = (PROGRAMS / "gpipe.sched").read_text()
-    (folder / "own.sched").write_text(text.replace("param ranks = 4", "param ranks\n param x"))
+    (folder / "own.sched").write_text(
+        text.replace("param ranks = 4", "param ranks\n param x")
+    )
     line = "tune own.sched --ranks 4 --batch 8 --costs costs.json"
     code, _, errors = schedc(*line.split())
     assert (code, errors) == (
@@ -377,7 +407,10 @@ def test_a_program_of_one_s_own(folder: Path) -> None:
     assert "`x` has no value: give one with -p x=4" in schedc(*line.split())[1]
     code, text, errors = schedc(*line.split(), "-p", "x=3", "-p", "ranks=4")
     assert (code, errors) == (0, "")
-    assert "the fastest: schedc compile own.sched -p ranks=4 -p microbatches=8 -p x=3" in text
+    assert (
+        "the fastest: schedc compile own.sched -p ranks=4 -p microbatches=8 -p x=3"
+        in text
+    )
     (folder / "own.sched").write_text("schedule own { param ranks = 4 }")
     assert "missing-part" in schedc(*line.split())[2]
 
@@ -427,7 +460,9 @@ def test_the_command_that_is_printed_compiles_to_what_the_table_says(line: str) 
 
 
 def test_the_picture(folder: Path) -> None:
-    code, text, _ = schedc(*SMALL.split(), "--memory", "24GB", "-o", "tune.svg", "--json")
+    code, text, _ = schedc(
+        *SMALL.split(), "--memory", "24GB", "-o", "tune.svg", "--json"
+    )
     assert code == 0
     document = json.loads(text)
     root = ElementTree.parse(folder / "tune.svg").getroot()
@@ -443,31 +478,91 @@ def test_the_picture(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        ("tune --ranks 4 --batch 8", 2, "one of the arguments --model --costs is required"),
+        (
+            "tune --ranks 4 --batch 8",
+            2,
+            "one of the arguments --model --costs is required",
+        ),
         ("tune --batch 8 --costs costs.json", 2, "required: --ranks"),
         (f"{OF_MODEL}", 2, "--model needs --device"),
-        ("tune --ranks 4 --batch 8 --model llama.json --device H100", 2, "needs --sequence"),
+        (
+            "tune --ranks 4 --batch 8 --model llama.json --device H100",
+            2,
+            "needs --sequence",
+        ),
         (f"{OF_MODEL} --device H10", 2, "there is no `H10`, there is `A100`"),
         (f"{OF_MODEL} --device H100 --layers 3", 2, "--layers says what --costs has"),
         (f"{OF_MODEL} --device H100 --efficiency 1.5", 2, "`1.5` is not a share"),
-        (f"{OF_MODEL}0000000 --device H100", 2, "of 1 x 40,960,000,000 tokens are more than"),
+        (
+            f"{OF_MODEL}0000000 --device H100",
+            2,
+            "of 1 x 40,960,000,000 tokens are more than",
+        ),
         (f"{SMALL} --sequence 4096", 2, "--sequence is for --model"),
-        (f"{SMALL} --memory 20XB", 2, "`20XB` is not an amount of memory, such as 80GB"),
+        (
+            f"{SMALL} --memory 20XB",
+            2,
+            "`20XB` is not an amount of memory, such as 80GB",
+        ),
         (f"{SMALL} --for soon", 2, "`soon` is not a time, such as 60s"),
         (f"{SMALL} -p chunk=2", 2, "no program has a parameter `chunk`"),
         (f"{SMALL} -o tune.png", 2, "`tune.png` must end in .svg or .html"),
-        (f"{SMALL.replace('--layers 3', '--layers 3,3')}", 2, "costs of 4 stages, and layers of 2"),
+        (
+            f"{SMALL.replace('--layers 3', '--layers 3,3')}",
+            2,
+            "costs of 4 stages, and layers of 2",
+        ),
         (f"{SMALL} --memory 1GB", 1, "nothing fits into 1.0 GB: a rank holds at least"),
-        ("tune --ranks 5 --batch 8 --costs costs.json -p ranks=5", 1, "it does not divide"),
-        ("tune --ranks 4 --batch 8 --costs one.json", 2, "do not say how many there are"),
-        ("tune --ranks 2 --batch 8 --costs zero.json", 2, "nothing in the costs takes any time"),
-        ("tune --ranks 4 --batch 8 --costs two.json", 2, "`forward_times` has 2 numbers"),
-        ("tune --ranks 4 --batch 8 --costs three.json --memory 8GB", 2, "not how many are held"),
-        ("tune --ranks 4 --batch 8 --costs three.json -o t.svg", 2, "of bytes, which the costs"),
-        (f"{OF_MODEL.replace('llama', 'moe')} --device H100", 2, "it is a mixture of experts"),
-        (f"{OF_MODEL.replace('llama', 'bad')} --device H100", 2, "it has no `vocab_size`"),
-        (f"{OF_MODEL.replace('llama', 'text')} --device H100", 2, "`hidden_size` is 'x'"),
-        (f"{OF_MODEL.replace('llama', 'none')} --device H100", 2, "cannot read `none.json`"),
+        (
+            "tune --ranks 5 --batch 8 --costs costs.json -p ranks=5",
+            1,
+            "it does not divide",
+        ),
+        (
+            "tune --ranks 4 --batch 8 --costs one.json",
+            2,
+            "do not say how many there are",
+        ),
+        (
+            "tune --ranks 2 --batch 8 --costs zero.json",
+            2,
+            "nothing in the costs takes any time",
+        ),
+        (
+            "tune --ranks 4 --batch 8 --costs two.json",
+            2,
+            "`forward_times` has 2 numbers",
+        ),
+        (
+            "tune --ranks 4 --batch 8 --costs three.json --memory 8GB",
+            2,
+            "not how many are held",
+        ),
+        (
+            "tune --ranks 4 --batch 8 --costs three.json -o t.svg",
+            2,
+            "of bytes, which the costs",
+        ),
+        (
+            f"{OF_MODEL.replace('llama', 'moe')} --device H100",
+            2,
+            "it is a mixture of experts",
+        ),
+        (
+            f"{OF_MODEL.replace('llama', 'bad')} --device H100",
+            2,
+            "it has no `vocab_size`",
+        ),
+        (
+            f"{OF_MODEL.replace('llama', 'text')} --device H100",
+            2,
+            "`hidden_size` is 'x'",
+        ),
+        (
+            f"{OF_MODEL.replace('llama', 'none')} --device H100",
+            2,
+            "cannot read `none.json`",
+        ),
         (
             "tune bitpipe --ranks 3 --batch 8 --costs costs.json -p ranks=3",
             1,
@@ -478,9 +573,21 @@ def test_the_picture(folder: Path) -> None:
             1,
             "no candidate compiles",
         ),
-        ("tune forward_only --ranks 4 --batch 8 --costs costs.json", 1, "no program can stand"),
-        ("tune llama.json --ranks 4 --batch 8 --costs costs.json", 2, "`llama.json` is no program"),
-        (f"{SMALL} --write-costs costs.json", 2, "`costs.json` is read, and would be replaced"),
+        (
+            "tune forward_only --ranks 4 --batch 8 --costs costs.json",
+            1,
+            "no program can stand",
+        ),
+        (
+            "tune llama.json --ranks 4 --batch 8 --costs costs.json",
+            2,
+            "`llama.json` is no program",
+        ),
+        (
+            f"{SMALL} --write-costs costs.json",
+            2,
+            "`costs.json` is read, and would be replaced",
+        ),
     ],
 )
 def test_mistakes(line: str, code: int, message: str, folder: Path) -> None:

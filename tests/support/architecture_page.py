@@ -30,7 +30,9 @@ def imports_of(graph: ImportGraph) -> dict[str, set[str]]:
         if room is None:
             continue
         others = map(room_of, graph.find_modules_directly_imported_by(module))
-        imports.setdefault(room, set()).update(each for each in others if each not in (None, room))
+        imports.setdefault(room, set()).update(
+            each for each in others if each not in (None, room)
+        )
     return imports
 
 
@@ -55,12 +57,17 @@ def floors(imports: dict[str, set[str]]) -> list[list[str]]:
             if room not in heights and others <= heights.keys()
         ]
         if not ready:
-            raise ValueError(f"a circle among {sorted(imports.keys() - heights.keys())}")
+            raise ValueError(
+                f"a circle among {sorted(imports.keys() - heights.keys())}"
+            )
         for room in ready:
-            heights[room] = 1 + max((heights[other] for other in imports[room]), default=-1)
+            heights[room] = 1 + max(
+                (heights[other] for other in imports[room]), default=-1
+            )
     top = max(heights.values())
     return [
-        sorted(room for room in heights if heights[room] == height) for height in range(top, -1, -1)
+        sorted(room for room in heights if heights[room] == height)
+        for height in range(top, -1, -1)
     ]
 
 

@@ -40,7 +40,9 @@ def chromium() -> Iterator[Browser]:
         " (Debian: apt install chromium)"
     )
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=found, args=ARGUMENTS, timeout=_LIMIT)
+        started = playwright.chromium.launch(
+            executable_path=found, args=ARGUMENTS, timeout=_LIMIT
+        )
         yield started
         started.close()
 

@@ -15,7 +15,9 @@ def sequence() -> nn.Sequential:
     torch.manual_seed(0)
     shapes = [(8, 32), (32, 8), (8, 8), (8, 64), (64, 8), (8, 8)]
     layers = [
-        each for shape in shapes for each in (nn.Linear(*shape, dtype=torch.float64), nn.Tanh())
+        each
+        for shape in shapes
+        for each in (nn.Linear(*shape, dtype=torch.float64), nn.Tanh())
     ]
     return nn.Sequential(*layers, nn.LayerNorm(8, dtype=torch.float64))
 
@@ -34,7 +36,9 @@ def alone(model: nn.Module, loss_fn: object, inputs: Tensor, targets: Tensor) ->
     return torch.stack(losses)
 
 
-def gradients(stages: dict[int, nn.Module], model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+def gradients(
+    stages: dict[int, nn.Module], model: nn.Module
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Those of the weights of a rank, with the whole model's of the same name."""
     whole = dict(model.named_parameters(remove_duplicate=False))
     for stage in stages.values():

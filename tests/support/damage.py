@@ -11,7 +11,12 @@ from attrs import evolve
 
 from schedlang import Actions, CompileError, Kind, Schedule, compile, read_source
 from schedlang.lowering import lower
-from schedlang.schedule.actions import NO_MICROBATCH, is_collective, is_send, is_transfer
+from schedlang.schedule.actions import (
+    NO_MICROBATCH,
+    is_collective,
+    is_send,
+    is_transfer,
+)
 from schedlang.schedule.columns import actions_of
 from schedlang.schedule.frozen import in_use
 from schedlang.schedule.kinds import OPS, TRANSFERS
@@ -26,7 +31,9 @@ KINDS = tuple(map(Kind, (*OPS, *TRANSFERS)))
 Row = tuple[int, int, int, int, int]
 
 
-def changed(schedule: Schedule, rng: random.Random, only: str | None = None) -> Schedule:
+def changed(
+    schedule: Schedule, rng: random.Random, only: str | None = None
+) -> Schedule:
     """One action of a schedule dropped, doubled, moved, swapped, made another one, or issued
     otherwise.
 
@@ -44,7 +51,8 @@ def changed(schedule: Schedule, rng: random.Random, only: str | None = None) -> 
     rows = [schedule.ranks[rank].row(each) for each in range(len(schedule.ranks[rank]))]
     CHANGES[rng.choice(list(CHANGES))](schedule, rows, index, rng)
     return evolve(
-        schedule, ranks=(*schedule.ranks[:rank], in_form(rows), *schedule.ranks[rank + 1 :])
+        schedule,
+        ranks=(*schedule.ranks[:rank], in_form(rows), *schedule.ranks[rank + 1 :]),
     )
 
 
@@ -57,7 +65,9 @@ def in_form(rows: list[Row]) -> Actions:
     # alone.
     batches = {row[4] for row in rows if is_transfer(row[0])}
     for row in rows:
-        actions.add(*row[:4], row[4] if is_transfer(row[0]) == (row[4] in batches) else 0)
+        actions.add(
+            *row[:4], row[4] if is_transfer(row[0]) == (row[4] in batches) else 0
+        )
     for batch in actions.batches():
         if len(batch) == 1:
             actions.group[batch.start] = 0
@@ -80,7 +90,9 @@ def _move(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
 
 def _swap(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
     alike = [
-        each for each, row in enumerate(rows) if is_transfer(row[0]) == is_transfer(rows[index][0])
+        each
+        for each, row in enumerate(rows)
+        if is_transfer(row[0]) == is_transfer(rows[index][0])
     ]
     other = rng.choice(alike)
     rows[index], rows[other] = rows[other], rows[index]
@@ -93,7 +105,9 @@ def _other_kind(_: Schedule, rows: list[Row], index: int, rng: random.Random) ->
         rows[index] = (kind, rows[index][1], microbatch, *rows[index][3:])
 
 
-def _retarget(schedule: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
+def _retarget(
+    schedule: Schedule, rows: list[Row], index: int, rng: random.Random
+) -> None:
     rows[index] = (
         rows[index][0],
         rng.randrange(len(schedule.placement) + len(far_edges(schedule.layout))),
@@ -101,7 +115,9 @@ def _retarget(schedule: Schedule, rows: list[Row], index: int, rng: random.Rando
     )
 
 
-def _other_microbatch(schedule: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
+def _other_microbatch(
+    schedule: Schedule, rows: list[Row], index: int, rng: random.Random
+) -> None:
     if is_collective(rows[index][0]):
         return
     count = (
@@ -147,11 +163,15 @@ def gallery(sizes: tuple[tuple[int, int], ...], **params: int) -> tuple[Schedule
     return tuple(plan for plan in plans if plan is not None)
 
 
-def _compiled(path: Path, ranks: int, microbatches: int, **params: int) -> Schedule | None:
+def _compiled(
+    path: Path, ranks: int, microbatches: int, **params: int
+) -> Schedule | None:
     """A program at a size, with those of some parameters that it has; None where it is for others."""
     text = read_source(path).text
     own = {name: value for name, value in params.items() if f"param {name} " in text}
-    return _plan(path, tuple({"ranks": ranks, "microbatches": microbatches, **own}.items()))
+    return _plan(
+        path, tuple({"ranks": ranks, "microbatches": microbatches, **own}.items())
+    )
 
 
 @cache
@@ -178,14 +198,19 @@ def random_ops(rng: random.Random) -> Schedule:
     ranks = rng.randint(2, min(stages, 3))
     # Every rank has a stage, in any order, and who has more of them is drawn.
     placement = tuple(
-        rng.sample([*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages)
+        rng.sample(
+            [*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages
+        )
     )
     cut = rng.randrange(1, stages) if rng.random() < 0.3 else 0
     whole = Pipeline("", 0, stages, microbatches)
     models = (whole,)
     if cut:
         other = rng.choice([microbatches, microbatches, 1, 2])
-        models = (Pipeline("first", 0, cut, microbatches), Pipeline("second", cut, stages, other))
+        models = (
+            Pipeline("first", 0, cut, microbatches),
+            Pipeline("second", cut, stages, other),
+        )
     is_one = models[0].microbatches == models[-1].microbatches
     # Nothing leads to a model with another number of microbatches.
     every = [
@@ -212,7 +237,10 @@ def random_ops(rng: random.Random) -> Schedule:
 
 def scattered(schedule: Schedule, rng: random.Random) -> Schedule:
     """A plan with some of its transfers elsewhere, or in batches."""
-    return evolve(schedule, ranks=tuple(_scattered(schedule, each, rng) for each in schedule.ranks))
+    return evolve(
+        schedule,
+        ranks=tuple(_scattered(schedule, each, rng) for each in schedule.ranks),
+    )
 
 
 def with_frozen(schedule: Schedule, frozen: tuple[int, ...]) -> Schedule:
@@ -229,7 +257,10 @@ def batched_plan(rng: random.Random) -> Schedule:
     stages, microbatches = rng.choice([(2, 2), (2, 3), (2, 4), (3, 2), (3, 3)])
     ranks = []
     for stage in range(stages):
-        ops = {kind: [(kind, stage, each, 0) for each in range(microbatches)] for kind in Kind}
+        ops = {
+            kind: [(kind, stage, each, 0) for each in range(microbatches)]
+            for kind in Kind
+        }
         before = stage > 0
         after = stage < stages - 1
         # All forwards, then all transfers with the next rank, then all backwards.
@@ -257,15 +288,20 @@ def replicated_plan(rng: random.Random) -> Schedule:
     return lower(updated_ops(sizes, 1, rng))
 
 
-def updated_ops(sizes: tuple[int, int, int], updates: int, rng: random.Random) -> Schedule:
+def updated_ops(
+    sizes: tuple[int, int, int], updates: int, rng: random.Random
+) -> Schedule:
     """Pipelines of some stages each, so many, on some ranks, with a microbatch for each update."""
     pieces, count, ranks = sizes
     stages = pieces * count
     placement = tuple(
-        rng.sample([*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages)
+        rng.sample(
+            [*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages
+        )
     )
     pipelines = tuple(
-        Pipeline(f"p{each}", each * pieces, (each + 1) * pieces, updates) for each in range(count)
+        Pipeline(f"p{each}", each * pieces, (each + 1) * pieces, updates)
+        for each in range(count)
     )
     programs = _ops(pipelines, placement, ranks, rng)
     ranks_updated = tuple(_updated(each, updates, rng) for each in programs)
@@ -286,20 +322,29 @@ def _updated(actions: Actions, updates: int, rng: random.Random) -> Actions:
                 if row[0] in (Kind.B, Kind.W) and row[1] == stage
             ]
             last = max(index for unit, index in gradients if unit == update)
-            bound = min((index for _, index in gradients if index > last), default=len(rows))
+            bound = min(
+                (index for _, index in gradients if index > last), default=len(rows)
+            )
             at = last + 1 if rng.random() < 0.4 else rng.randint(last + 1, bound)
-            rows.insert(at, (Kind.U, stage, update if updates > 1 else NO_MICROBATCH, 0, 0))
+            rows.insert(
+                at, (Kind.U, stage, update if updates > 1 else NO_MICROBATCH, 0, 0)
+            )
     return in_form(rows)
 
 
-def _in_batches(ops: list[tuple[int, int, int, int]], group: int, rng: random.Random) -> list[Row]:
+def _in_batches(
+    ops: list[tuple[int, int, int, int]], group: int, rng: random.Random
+) -> list[Row]:
     """Transfers cut into batches of two and more."""
     cuts = [at for at in range(2, len(ops) - 1, 2) if rng.random() < 0.5]
     return [(*op, group + sum(at >= cut for cut in cuts)) for at, op in enumerate(ops)]
 
 
 def _ops(
-    pipelines: tuple[Pipeline, ...], placement: tuple[int, ...], ranks: int, rng: random.Random
+    pipelines: tuple[Pipeline, ...],
+    placement: tuple[int, ...],
+    ranks: int,
+    rng: random.Random,
 ) -> tuple[Actions, ...]:
     """Ops in the order in which one random execution does them."""
     programs = tuple(Actions() for _ in range(ranks))
@@ -312,12 +357,16 @@ def _ops(
     return programs
 
 
-def _chain(pipeline: Pipeline, microbatch: int, rng: random.Random) -> list[tuple[Kind, int, int]]:
+def _chain(
+    pipeline: Pipeline, microbatch: int, rng: random.Random
+) -> list[tuple[Kind, int, int]]:
     """The forwards and backwards of a microbatch, some of these in halves."""
     stages = range(pipeline.start, pipeline.stop)
     halves = {stage: rng.random() < 0.3 for stage in stages}
     chain = [(Kind.F, stage) for stage in stages]
-    chain += [(Kind.I if halves[stage] else Kind.B, stage) for stage in reversed(stages)]
+    chain += [
+        (Kind.I if halves[stage] else Kind.B, stage) for stage in reversed(stages)
+    ]
     return [(kind, stage, microbatch) for kind, stage in chain]
 
 
@@ -351,7 +400,11 @@ def _scattered(schedule: Schedule, actions: Actions, rng: random.Random) -> Acti
         step = 1 if is_send(row[0]) else rng.choice([-1, 1])
         rows.insert(max(0, at + step * rng.randint(1, 3)), rows.pop(at))
     for at in range(1, len(rows)):
-        if is_transfer(rows[at - 1][0]) and is_transfer(rows[at][0]) and rng.random() < batched:
+        if (
+            is_transfer(rows[at - 1][0])
+            and is_transfer(rows[at][0])
+            and rng.random() < batched
+        ):
             group = rows[at - 1][4] or at
             for place in (at - 1, at):
                 rows[place] = (*rows[place][:4], group)
@@ -365,7 +418,10 @@ def _received_late(schedule: Schedule, rows: list[Row]) -> list[Row]:
     for row in (row for row in rows if row[:3] not in receives):
         if row[0] in (Kind.F, Kind.B, Kind.I):
             need = Kind.RECV_F if row[0] == Kind.F else Kind.RECV_B
-            wanted = [(need, number, row[2]) for number in schedule.layout.numbers(need, row[1])]
+            wanted = [
+                (need, number, row[2])
+                for number in schedule.layout.numbers(need, row[1])
+            ]
             found += [receives[each] for each in wanted if each in receives]
         found.append(row)
     return found

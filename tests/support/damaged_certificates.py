@@ -28,7 +28,8 @@ def places(certificate: Mapping[str, Any]) -> list[Place]:
     return [
         place
         for place in _leaves(certificate)
-        if place[2:3] not in (("takes",), ("amounts",)) or (place[1], *place[3:5]) in used
+        if place[2:3] not in (("takes",), ("amounts",))
+        or (place[1], *place[3:5]) in used
     ]
 
 

@@ -71,7 +71,11 @@ def said_of(proof: Proof, microbatches: int) -> str:
         constraint = getattr(verdict, word)
         # A set is cut short where it is long, and then says nothing.
         names = {"microbatches": microbatches}
-        if constraint and "…" not in constraint and eval(constraint, {"__builtins__": {}}, names):
+        if (
+            constraint
+            and "…" not in constraint
+            and eval(constraint, {"__builtins__": {}}, names)
+        ):
             return word
     return "unknown"
 
@@ -99,10 +103,14 @@ def compare(
     name = rng.choice(names)
     if name in STREAMS:
         sizes = min(sizes, _SIZES_OF_STREAMS)
-    whole = re.sub(r'import "lib/v.sched".*', _V, (PROGRAMS / f"{name}.sched").read_text())
+    whole = re.sub(
+        r'import "lib/v.sched".*', _V, (PROGRAMS / f"{name}.sched").read_text()
+    )
     text = damaged(whole, rng)
     # Mostly few: mistakes at the ends of a pipeline show there, and a proof is quick.
-    ranks = rng.randrange(1, 6) if rng.random() < 0.8 else rng.randrange(6, MOST_RANKS + 1)
+    ranks = (
+        rng.randrange(1, 6) if rng.random() < 0.8 else rng.randrange(6, MOST_RANKS + 1)
+    )
     try:
         proof = prove_for_all(text, {"ranks": ranks})
     except CompileError:
@@ -111,12 +119,16 @@ def compare(
     for microbatches in rng.sample(range(1, MOST_MICROBATCHES + 1), sizes):
         said = said_of(proof, microbatches)
         if said != "unknown" and said != (real := compiled(text, ranks, microbatches)):
-            wrong.append(f"seed {seed}, {name}: {said} at {ranks} x {microbatches}, it is {real}")
+            wrong.append(
+                f"seed {seed}, {name}: {said} at {ranks} x {microbatches}, it is {real}"
+            )
     if proof.certificate:
         check(proof.certificate)
         other, place = damaged_certificate(proof.certificate, rng)
         if not is_refused(other):
-            wrong.append(f"seed {seed}, {name}: a certificate with another {place} passes")
+            wrong.append(
+                f"seed {seed}, {name}: a certificate with another {place} passes"
+            )
     (verdict,) = proof.verdicts.values()
     return verdict.word, wrong
 
@@ -134,7 +146,9 @@ def main(first: int, count: int) -> None:
         if seed % _BLOCK == _BLOCK - 1:
             took = process_time() - begin
             print(f"up to {seed}: {dict(verdicts)}, {took:.0f} s", flush=True)
-    print(f"{count} damaged programs, {len(disagreements)} disagreements: {dict(verdicts)}")
+    print(
+        f"{count} damaged programs, {len(disagreements)} disagreements: {dict(verdicts)}"
+    )
     sys.exit(bool(disagreements))
 
 

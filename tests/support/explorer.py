@@ -189,9 +189,14 @@ class _Explorer:
                 continue
             # On these a batch is no more than its transfers, each by itself.
             is_one = self.name not in ("gloo", "nccl-edge")
-            for part in [batch] if is_one else [range(index, index + 1) for index in batch]:
+            for part in (
+                [batch] if is_one else [range(index, index + 1) for index in batch]
+            ):
                 lane = self.lane(rank, part)
-                met = sum(self.add(rank, index, len(part), passed | lanes[lane]) for index in part)
+                met = sum(
+                    self.add(rank, index, len(part), passed | lanes[lane])
+                    for index in part
+                )
                 lanes[lane] |= met
                 brought |= {
                     self.message(*actions.row(i)[:3]): met
@@ -204,7 +209,9 @@ class _Explorer:
         sums, and for the gradients of all replicas.
         """
         layout = self.schedule.layout
-        for kind, stage, unit in (self.schedule.ranks[rank].row(index)[:3] for index in batch):
+        for kind, stage, unit in (
+            self.schedule.ranks[rank].row(index)[:3] for index in batch
+        ):
             if kind in EVENTS:
                 self.begin(rank, kind, stage, passed)
             wanted = Kind.REDUCE_GRAD if kind == Kind.U else Kind.UNSHARD
@@ -216,7 +223,8 @@ class _Explorer:
                 self.made[stage, unit] = rank, passed
             if kind == Kind.U and len(layout.pipelines) > 1:
                 sizes = {
-                    each: layout.units(each) // layout.updates for each in pieces(layout, stage)
+                    each: layout.units(each) // layout.updates
+                    for each in pieces(layout, stage)
                 }
                 first = max(unit, 0)
                 wanted = {
@@ -268,23 +276,42 @@ class _Explorer:
             return placement[self.skips[number - len(placement)][1 if forwards else 0]]
         return placement[number + (1 if forwards else -1)]
 
-    def needs(self, kind: int, stage: int, microbatch: int) -> list[tuple[int, int, int]]:
+    def needs(
+        self, kind: int, stage: int, microbatch: int
+    ) -> list[tuple[int, int, int]]:
         """The messages that an op may need: those that it needs are brought by receives before it."""
         if kind not in (Kind.F, Kind.B, Kind.I):
             return []
         forwards = kind == Kind.F
         stages = len(self.schedule.placement)
         neighbour = stage - 1 if forwards else stage + 1
-        numbers = [neighbour] if is_near(self.schedule.layout, min(stage, neighbour)) else []
-        numbers += [stages + i for i, skip in enumerate(self.skips) if skip[forwards] == stage]
-        return [(Kind.SEND_F if forwards else Kind.SEND_B, each, microbatch) for each in numbers]
+        numbers = (
+            [neighbour] if is_near(self.schedule.layout, min(stage, neighbour)) else []
+        )
+        numbers += [
+            stages + i for i, skip in enumerate(self.skips) if skip[forwards] == stage
+        ]
+        return [
+            (Kind.SEND_F if forwards else Kind.SEND_B, each, microbatch)
+            for each in numbers
+        ]
 
     def message(self, kind: int, stage: int, microbatch: int) -> tuple[int, int, int]:
         """What a transfer carries, as its send has it."""
         if kind in SENDS:
             return kind, stage, microbatch
-        step = 0 if stage >= len(self.schedule.placement) else -1 if kind == Kind.RECV_F else 1
-        return Kind.SEND_F if kind == Kind.RECV_F else Kind.SEND_B, stage + step, microbatch
+        step = (
+            0
+            if stage >= len(self.schedule.placement)
+            else -1
+            if kind == Kind.RECV_F
+            else 1
+        )
+        return (
+            Kind.SEND_F if kind == Kind.RECV_F else Kind.SEND_B,
+            stage + step,
+            microbatch,
+        )
 
     def add(self, rank: int, index: int, size: int, after: int) -> int:
         """Put a transfer on its channel; its bit."""
@@ -330,7 +357,9 @@ class _Explorer:
                 if not state & wait.bit and wait.after & state == wait.after:
                     yield state | wait.bit
         for event in self.events.values():
-            if not state & event.bit and all(side & state == side for side in event.sides):
+            if not state & event.bit and all(
+                side & state == side for side in event.sides
+            ):
                 yield state | event.bit
         for channel in self.channels.values():
             send = first_open(channel.sends, state)
@@ -343,7 +372,11 @@ class _Explorer:
                 yield state | send.bit | receive.bit
 
     def buffered(
-        self, state: int, channel: _Channel, send: _Transfer | None, receive: _Transfer | None
+        self,
+        state: int,
+        channel: _Channel,
+        send: _Transfer | None,
+        receive: _Transfer | None,
     ) -> Iterator[int]:
         """A message goes to where it waits, if there is room, or is taken from there, in the order
         of sends.
@@ -383,14 +416,19 @@ class _Explorer:
                     - group
                 )
                 group |= more
-            if all(rank in standing and standing[rank].after & ~state == 0 for rank in group):
+            if all(
+                rank in standing and standing[rank].after & ~state == 0
+                for rank in group
+            ):
                 yield state | sum(standing[rank].bit for rank in group)
 
 
 def transfers(schedule: Schedule, rank: int) -> Iterator[range]:
     """The batches of transfers of a rank."""
     return (
-        batch for batch in schedule.ranks[rank].batches() if is_of_transfers(schedule, rank, batch)
+        batch
+        for batch in schedule.ranks[rank].batches()
+        if is_of_transfers(schedule, rank, batch)
     )
 
 
@@ -401,7 +439,12 @@ def is_of_transfers(schedule: Schedule, rank: int, batch: range) -> bool:
 def first_open(order: list[_Transfer], state: int) -> _Transfer | None:
     """The first transfer of a channel that has started and is not met."""
     return next(
-        (each for each in order if not state & each.bit and each.after & state == each.after), None
+        (
+            each
+            for each in order
+            if not state & each.bit and each.after & state == each.after
+        ),
+        None,
     )
 
 
@@ -417,7 +460,9 @@ def all_meet_at_first_uses(schedule: Schedule) -> bool:
         everyone = frozenset(range(-1, len(schedule.ranks)))
         # The communicators that a rank uses, in the order of their first uses: only those are made.
         keys = [
-            everyone if len(each) > 1 else frozenset((rank, explorer.peer(rank, each.start)))
+            everyone
+            if len(each) > 1
+            else frozenset((rank, explorer.peer(rank, each.start)))
             for each in transfers(schedule, rank)
         ]
         uses.append(list(dict.fromkeys(keys)))
@@ -428,13 +473,16 @@ def all_meet_at_first_uses(schedule: Schedule) -> bool:
     while open_states:
         state = open_states.pop()
         standing = [
-            order[at] if at < len(order) else None for order, at in zip(uses, state, strict=True)
+            order[at] if at < len(order) else None
+            for order, at in zip(uses, state, strict=True)
         ]
         following = set()
         for key in {each for each in standing if each}:
             members = [rank for rank in key if rank >= 0]
             if all(standing[rank] == key for rank in members):
-                following.add(tuple(at + (rank in members) for rank, at in enumerate(state)))
+                following.add(
+                    tuple(at + (rank in members) for rank, at in enumerate(state))
+                )
         if not following and state != end:
             return False
         open_states += following - seen

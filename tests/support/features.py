@@ -34,7 +34,9 @@ def featured_plan(rng: random.Random) -> Schedule:
     """
     schedule = random_ops(rng)
     if rng.random() < 0.5:
-        sizes = rng.choice([(2, 1, 2), (3, 1, 2), (1, 2, 2), (1, 3, 3), (2, 2, 2), (2, 2, 3)])
+        sizes = rng.choice(
+            [(2, 1, 2), (3, 1, 2), (1, 2, 2), (1, 3, 3), (2, 2, 2), (2, 2, 3)]
+        )
         schedule = _with_rules(updated_ops(sizes, rng.choice([1, 2]), rng), rng)
     schedule = with_features(schedule, rng)
     if rng.random() < 0.5:
@@ -52,7 +54,9 @@ def _with_rules(schedule: Schedule, rng: random.Random) -> Schedule:
     rules = [*map(WeightRule, ("latest", "stash", "unstashed")), WeightRule("delay", 1)]
     stages = len(schedule.placement)
     is_one = rng.random() < 0.8
-    weights = (rng.choice(rules),) * stages if is_one else tuple(rng.choices(rules, k=stages))
+    weights = (
+        (rng.choice(rules),) * stages if is_one else tuple(rng.choices(rules, k=stages))
+    )
     return evolve(schedule, weights=weights)
 
 
@@ -64,7 +68,8 @@ def with_features(schedule: Schedule, rng: random.Random) -> Schedule:
     layout = schedule.layout
     if ranks > 1 and rng.random() < 0.5:
         keepers = tuple(
-            rng.choice([other for other in range(ranks) if other != rank]) for rank in range(ranks)
+            rng.choice([other for other in range(ranks) if other != rank])
+            for rank in range(ranks)
         )
         layout = evolve(layout, keepers=keepers)
     if rng.random() < 0.3:
@@ -74,7 +79,9 @@ def with_features(schedule: Schedule, rng: random.Random) -> Schedule:
     chosen = rng.choice([(), ("gathers",), ("sums",), ("gathers", "sums")])
     if _has_replicas(schedule):
         chosen = chosen[:1]
-    lists = [[actions.row(i) for i in range(len(actions))] for actions in schedule.ranks]
+    lists = [
+        [actions.row(i) for i in range(len(actions))] for actions in schedule.ranks
+    ]
     lists = [_again(schedule, rows, rng) for rows in lists]
     order = [stage for stage in range(layout.pieces) if rng.random() < 0.8]
     rng.shuffle(order)
@@ -97,7 +104,10 @@ def _again(schedule: Schedule, rows: list[Row], rng: random.Random) -> list[Row]
         if not schedule.layout.has_backward[stage]:
             continue
         more = rng.choice([(), (), (), (), (Kind.R,), (Kind.OFFLOAD, Kind.RELOAD)])
-        at = next(i for i, row in enumerate(rows) if row[:3] == (Kind.F, stage, unit)) + 1
+        at = (
+            next(i for i, row in enumerate(rows) if row[:3] == (Kind.F, stage, unit))
+            + 1
+        )
         for kind in more:
             at = rng.randint(at, rows.index(backward))
             rows.insert(at, (kind, stage, unit, 0, 0))
@@ -126,11 +136,17 @@ def _held(schedule: Schedule, rows: list[Row], order: list[int]) -> list[int]:
     """The stages of a rank's rows, by an order of the pieces that they are."""
     found = {row[1] for row in rows}
     piece = {stage: pieces(schedule.layout, stage)[0] for stage in found}
-    return sorted((s for s in found if piece[s] in order), key=lambda s: order.index(piece[s]))
+    return sorted(
+        (s for s in found if piece[s] in order), key=lambda s: order.index(piece[s])
+    )
 
 
 def _gathered(
-    schedule: Schedule, rows: list[Row], order: list[int], twice: bool, rng: random.Random
+    schedule: Schedule,
+    rows: list[Row],
+    order: list[int],
+    twice: bool,
+    rng: random.Random,
 ) -> list[Row]:
     """With the gathers of some stages, dropped before each update, and if `twice` between forwards
     and backwards; all ranks in one order of the stages.
@@ -142,21 +158,29 @@ def _gathered(
         for at, (kind, own, *_) in enumerate(rows):
             if own != stage or kind not in (*USES, Kind.U):
                 continue
-            if kind == Kind.U or (twice and runs[-1] and kind != Kind.F and _is_first(rows, at)):
+            if kind == Kind.U or (
+                twice and runs[-1] and kind != Kind.F and _is_first(rows, at)
+            ):
                 runs.append([])
             if kind != Kind.U:
                 runs[-1].append(at)
         before = 0
         for number, run in enumerate(filter(None, runs)):
             begins.append((number, stage, before, run[0]))
-            bound = next((i for i in range(run[-1] + 1, len(rows)) if rows[i][1] == stage), None)
+            bound = next(
+                (i for i in range(run[-1] + 1, len(rows)) if rows[i][1] == stage), None
+            )
             before = rng.randint(run[-1] + 1, len(rows) if bound is None else bound)
             ends.append((before, _of_stage(Kind.RESHARD, stage)))
     inserted: Insertions = []
     at = 0
     for _, stage, before, first in sorted(begins, key=lambda each: each[0]):
         # Those of replicas one behind the other, where that is not too late.
-        at = rng.randint(min(max(at, before), first), first) if rng.random() < 0.8 else first
+        at = (
+            rng.randint(min(max(at, before), first), first)
+            if rng.random() < 0.8
+            else first
+        )
         inserted.append((at, _of_stage(Kind.UNSHARD, stage)))
     return _with(rows, ends + inserted)
 
@@ -164,11 +188,17 @@ def _gathered(
 def _is_first(rows: list[Row], at: int) -> bool:
     """Whether an op is the first backward, or the first op made again, of its stage."""
     stage = rows[at][1]
-    return not any(row[1] == stage and row[0] in (*GRADIENTS, Kind.I, Kind.R) for row in rows[:at])
+    return not any(
+        row[1] == stage and row[0] in (*GRADIENTS, Kind.I, Kind.R) for row in rows[:at]
+    )
 
 
 def _summed(
-    schedule: Schedule, rows: list[Row], order: list[int], twice: bool, rng: random.Random
+    schedule: Schedule,
+    rows: list[Row],
+    order: list[int],
+    twice: bool,
+    rng: random.Random,
 ) -> list[Row]:
     """With the sums of some stages, before each update and at the end; and without replicas, if
     `twice`, others between.
@@ -183,7 +213,11 @@ def _summed(
             if not adds:
                 continue
             after = adds[-1] + 1
-            at = rng.randint(after, bound) if rng.random() < 0.3 else min(max(at, after), bound)
+            at = (
+                rng.randint(after, bound)
+                if rng.random() < 0.3
+                else min(max(at, after), bound)
+            )
             inserted.append((at, _of_stage(Kind.REDUCE_GRAD, stage)))
             if twice and len(adds) > 1 and not _has_replicas(schedule):
                 early = rng.choice(adds[:-1]) + 1
@@ -196,7 +230,9 @@ def _with_overlaps(schedule: Schedule, rng: random.Random) -> Schedule:
 
     def overlapped(actions: Actions) -> Actions:
         rows = [actions.row(i) for i in range(len(actions))]
-        for at in rng.sample(range(1, len(rows)), min(2, len(rows) - 1)) if rows else ():
+        for at in (
+            rng.sample(range(1, len(rows)), min(2, len(rows) - 1)) if rows else ()
+        ):
             pair = rows[at - 1 : at + 1]
             is_alike = pair[0][1:3] == pair[1][1:3]
             if any(kind not in (*USES, Kind.U) for kind, *_ in pair) or is_alike:
@@ -221,11 +257,15 @@ def _costs(schedule: Schedule, rng: random.Random) -> Costs:
 
     def by_microbatch() -> tuple[tuple[float, ...], ...]:
         return tuple(
-            tuple(time() for _ in range(layout.units_of_update(stage))) for stage in stages
+            tuple(time() for _ in range(layout.units_of_update(stage)))
+            for stage in stages
         )
 
     drawn: dict[str, Callable[[], object]] = {
-        **{f"{op}_times": by_microbatch for op in ("forward", "backward", "input", "weight")},
+        **{
+            f"{op}_times": by_microbatch
+            for op in ("forward", "backward", "input", "weight")
+        },
         **{f"{op}_times": by_microbatch for op in ("recompute", "offload", "reload")},
         **{f"{what}_times": by_stage for what in ("update", "sum", "gather")},
         "p2p_time": time,

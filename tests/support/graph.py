@@ -11,11 +11,20 @@ def far_edges(layout: Layout) -> list[tuple[int, int]]:
     """
     found = []
     if layout.models:
-        far = [edge for edge in layout.edges if edge[1] - edge[0] != 1 or is_between(layout, edge)]
+        far = [
+            edge
+            for edge in layout.edges
+            if edge[1] - edge[0] != 1 or is_between(layout, edge)
+        ]
         return [*far, *layout.skips]
     for pipeline in layout.pipelines:
-        pairs = [edge for edge in layout.edges if edge[1] - edge[0] != 1] + [*layout.skips]
-        found += [(pipeline.start + earlier, pipeline.start + later) for earlier, later in pairs]
+        pairs = [edge for edge in layout.edges if edge[1] - edge[0] != 1] + [
+            *layout.skips
+        ]
+        found += [
+            (pipeline.start + earlier, pipeline.start + later)
+            for earlier, later in pairs
+        ]
     return found
 
 
@@ -40,7 +49,8 @@ def is_near(layout: Layout, earlier: int) -> bool:
             inside = [
                 edge
                 for edge in layout.edges
-                if not layout.models or pipeline.start <= edge[0] < edge[1] < pipeline.stop
+                if not layout.models
+                or pipeline.start <= edge[0] < edge[1] < pipeline.stop
             ]
             return not inside or (piece, piece + 1) in inside
     return False
@@ -48,9 +58,13 @@ def is_near(layout: Layout, earlier: int) -> bool:
 
 def has_before(layout: Layout, stage: int) -> bool:
     """Whether any stage hands on to this one."""
-    return is_near(layout, stage - 1) or any(later == stage for _, later in far_edges(layout))
+    return is_near(layout, stage - 1) or any(
+        later == stage for _, later in far_edges(layout)
+    )
 
 
 def has_after(layout: Layout, stage: int) -> bool:
     """Whether this one hands on to any stage."""
-    return is_near(layout, stage) or any(earlier == stage for earlier, _ in far_edges(layout))
+    return is_near(layout, stage) or any(
+        earlier == stage for earlier, _ in far_edges(layout)
+    )

@@ -69,7 +69,9 @@ class Client(BaseLanguageClient):
         self.versions[uri] += 1
         document = types.VersionedTextDocumentIdentifier(self.versions[uri], uri)
         changes = [types.TextDocumentContentChangeWholeDocument(text)]
-        self.text_document_did_change(types.DidChangeTextDocumentParams(document, changes))
+        self.text_document_did_change(
+            types.DidChangeTextDocumentParams(document, changes)
+        )
 
     def close(self, uri: str) -> None:
         """Close a document."""
@@ -78,7 +80,9 @@ class Client(BaseLanguageClient):
         self.text_document_did_close(types.DidCloseTextDocumentParams(document))
 
     async def diagnostics(
-        self, uri: str, wanted: Callable[[list[types.Diagnostic]], bool] = lambda _: True
+        self,
+        uri: str,
+        wanted: Callable[[list[types.Diagnostic]], bool] = lambda _: True,
     ) -> list[types.Diagnostic]:
         """What is published of a document from now on, as soon as it is what is wanted."""
         # What was published before does not count, or a test could pass with an older answer.
@@ -101,7 +105,9 @@ def at(uri: str, text: str, piece: str, shift: int = 0) -> dict[str, Any]:
 def edited(text: str, edits: list[types.TextEdit]) -> str:
     """A text with edits made, as editors make them."""
     lines = Lines(text)
-    places = [(lines.offset(edit.range.start), lines.offset(edit.range.end)) for edit in edits]
+    places = [
+        (lines.offset(edit.range.start), lines.offset(edit.range.end)) for edit in edits
+    ]
     # From the end backwards, so that the places of those before stay right.
     for (start, end), edit in sorted(
         zip(places, edits, strict=True), key=lambda pair: pair[0], reverse=True

@@ -37,7 +37,9 @@ def place(of: DeviceMesh) -> tuple[int, int]:
     return of.get_local_rank("dp"), of.get_local_rank("pp")
 
 
-def on(of: DeviceMesh, plan: Plan, model: list[nn.Module], **options: object) -> Pipeline:
+def on(
+    of: DeviceMesh, plan: Plan, model: list[nn.Module], **options: object
+) -> Pipeline:
     mine = {stage: model[stage] for stage in plan.stages_of(of.get_local_rank("pp"))}
     return Pipeline(plan, mine, nn.functional.mse_loss, mesh=of, **options)
 
@@ -47,7 +49,8 @@ def weights(
 ) -> list[tuple[nn.Parameter, ...]]:
     """Those of some stages, side by side."""
     sides = [
-        [each for stage in stages for each in side[stage].parameters()] for side in (model, other)
+        [each for stage in stages for each in side[stage].parameters()]
+        for side in (model, other)
     ]
     return list(zip(*sides, strict=True))
 
@@ -61,7 +64,9 @@ def add_gradients(
 ) -> list:
     """Those of the mean over the microbatches of replicas; the losses of this one's."""
     losses = []
-    for x, y in zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True):
+    for x, y in zip(
+        inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True
+    ):
         loss = nn.functional.mse_loss(alone(model, x), y)
         (loss / plan.microbatches / replicas).backward()
         losses.append(loss.detach())
@@ -70,7 +75,9 @@ def add_gradients(
 
 def momentum(module: nn.Module, limit: float = math.inf) -> torch.optim.Optimizer:
     """Clips the gradient of its module, as the pages have it for plans with updates."""
-    optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+    optimizer = torch.optim.SGD(
+        module.parameters(), 0.1, momentum=0.9, weight_decay=0.01
+    )
 
     def clip(*_: object) -> None:
         nn.utils.clip_grad_norm_(module.parameters(), limit)

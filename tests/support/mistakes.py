@@ -28,7 +28,10 @@ def _order(text: str) -> int:
 
 
 def _replaced(
-    text: str, rng: Random, pattern: str, replacement: str | Callable[[re.Match[str]], str]
+    text: str,
+    rng: Random,
+    pattern: str,
+    replacement: str | Callable[[re.Match[str]], str],
 ) -> str:
     """The text with one match of a pattern, in the order of ranks, replaced."""
     order = _order(text)
@@ -60,7 +63,10 @@ def _another_name(text: str, rng: Random) -> str:
 def _swapped(text: str, rng: Random) -> str:
     pair = rf"({_CALL})(\s+)({_CALL})"
     return _replaced(
-        text, rng, pair, lambda match: f"{match.group(3)}{match.group(2)}{match.group(1)}"
+        text,
+        rng,
+        pair,
+        lambda match: f"{match.group(3)}{match.group(2)}{match.group(1)}",
     )
 
 
@@ -91,7 +97,9 @@ def _at_some_sizes(text: str, rng: Random) -> str:
         f"r != {rng.randrange(4)}",
     ]
     condition = rng.choice(conditions)
-    return _replaced(text, rng, _CALL, lambda match: f" if {condition} {{ {match.group()} }} ")
+    return _replaced(
+        text, rng, _CALL, lambda match: f" if {condition} {{ {match.group()} }} "
+    )
 
 
 def _another_microbatch(text: str, rng: Random) -> str:
@@ -138,7 +146,11 @@ def _by_steps(text: str, rng: Random) -> str:
     """Another order, or, where a step leaves some out, not all of them."""
     loop = r"(for m in \S+ \.\. \S+)( +\{)"
     step = rng.choice([-1, -1, 2, -2, 3])
-    rest = rng.choice(["", "for m in 1 .. microbatches by 2 { B(m) }  "]) if step == 2 else ""
+    rest = (
+        rng.choice(["", "for m in 1 .. microbatches by 2 { B(m) }  "])
+        if step == 2
+        else ""
+    )
 
     def other(match: re.Match[str]) -> str:
         return f"{rest}{match.group(1)} by {step}{match.group(2)}"
@@ -154,13 +166,17 @@ def _another_placement(text: str, rng: Random) -> str:
 
 
 def _frozen_stages(text: str, rng: Random) -> str:
-    return _declared(text, f"frozen {rng.choice(['0 .. 1', '1 .. 2', '0 .. ranks - 1'])}")
+    return _declared(
+        text, f"frozen {rng.choice(['0 .. 1', '1 .. 2', '0 .. ranks - 1'])}"
+    )
 
 
 def _another_edge(text: str, rng: Random) -> str:
     word = "edge" if "edge s" in text else "skip"
     first = rng.randrange(2)
-    return _declared(text, f"{word} s in {first} .. {first + 1} from s to s + {rng.choice((2, 3))}")
+    return _declared(
+        text, f"{word} s in {first} .. {first + 1} from s to s + {rng.choice((2, 3))}"
+    )
 
 
 _MISTAKES = (

@@ -52,10 +52,15 @@ def program_with(name: str, lines: str, **params: int) -> Plan:
     """A plan of a program in the gallery with more lines at its end, without what it claims."""
     # A claim is of the program as it is, and may not be true of it with more lines.
     text = re.sub(
-        r"^ *assert .*\n(?: *or .*\n)*", "", (PROGRAMS / f"{name}.sched").read_text(), flags=re.M
+        r"^ *assert .*\n(?: *or .*\n)*",
+        "",
+        (PROGRAMS / f"{name}.sched").read_text(),
+        flags=re.M,
     )
     text = f"{text[: text.rindex('}')]}    {lines}\n}}\n"
-    return compile(Source(f"{name}.sched", text), {"ranks": 4, "microbatches": 8} | params)
+    return compile(
+        Source(f"{name}.sched", text), {"ranks": 4, "microbatches": 8} | params
+    )
 
 
 class Summed(nn.Module):
@@ -83,9 +88,15 @@ def modules(
     torch.default_generator.manual_seed(0)
     if sliced:
         return [Summed(dtype) for _ in range(stages)]
-    found = [nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=dtype), nn.Tanh()) for _ in range(stages)]
+    found = [
+        nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=dtype), nn.Tanh())
+        for _ in range(stages)
+    ]
     return (
-        [Skipping(*each, later=[b for a, b in skips if a == n]) for n, each in enumerate(found)]
+        [
+            Skipping(*each, later=[b for a, b in skips if a == n])
+            for n, each in enumerate(found)
+        ]
         if skips
         else found
     )
@@ -161,7 +172,9 @@ DELAYS = {
 }
 OPTIMIZERS = {
     "sgd": lambda weights: torch.optim.SGD(weights, 0.1),
-    "momentum": lambda weights: torch.optim.SGD(weights, 0.1, momentum=0.9, weight_decay=0.01),
+    "momentum": lambda weights: torch.optim.SGD(
+        weights, 0.1, momentum=0.9, weight_decay=0.01
+    ),
     "adamw": lambda weights: torch.optim.AdamW(weights, 0.01),
     "fused": lambda weights: torch.optim.AdamW(weights, 0.01, fused=True),
 }
@@ -169,8 +182,12 @@ OPTIMIZERS = {
 
 def version_plan(name: str, ranks: int) -> Plan:
     """A plan with enough updates to tell every delay from others."""
-    plan = program(name, ranks=ranks, **({"microbatches": 2 * ranks} if name == "wpipe" else {}))
-    return plan.for_updates(max(plan.layout.updates, ranks + 3)) if plan.kernels else plan
+    plan = program(
+        name, ranks=ranks, **({"microbatches": 2 * ranks} if name == "wpipe" else {})
+    )
+    return (
+        plan.for_updates(max(plan.layout.updates, ranks + 3)) if plan.kernels else plan
+    )
 
 
 def normed(stages: int) -> list[nn.Module]:
@@ -182,7 +199,9 @@ def normed(stages: int) -> list[nn.Module]:
     ]
 
 
-def update_batches(plan: Plan, updates: range) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def update_batches(
+    plan: Plan, updates: range
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Inputs and targets of some updates."""
     rows = ROWS * plan.microbatches // plan.layout.updates
     generators = (torch.Generator().manual_seed(update) for update in updates)
@@ -200,13 +219,18 @@ class Versions:
 
     def _keep(self) -> None:
         self._kept.append(
-            [[weight.detach().clone() for weight in each.parameters()] for each in self.stages]
+            [
+                [weight.detach().clone() for weight in each.parameters()]
+                for each in self.stages
+            ]
         )
 
     def read(self, delays: list[int]) -> nn.Sequential:
         """The stages with their weights of so many updates before."""
         newest = len(self._kept) - 1
-        for stage, (reader, delay) in enumerate(zip(self._readers, delays, strict=True)):
+        for stage, (reader, delay) in enumerate(
+            zip(self._readers, delays, strict=True)
+        ):
             # Before there are as many versions, the first one is read.
             kept = self._kept[max(newest - delay, 0)][stage]
             for weight, old in zip(reader.parameters(), kept, strict=True):
@@ -223,13 +247,17 @@ class Versions:
     def take_gradients(self) -> None:
         """Give the stages the gradients of those that were read."""
         for stage, reader in zip(self.stages, self._readers, strict=True):
-            for weight, other in zip(stage.parameters(), reader.parameters(), strict=True):
+            for weight, other in zip(
+                stage.parameters(), reader.parameters(), strict=True
+            ):
                 if other.grad is not None:
                     weight.grad = other.grad
                     other.grad = None
 
 
-def delayed(plan: Plan, delays: list[int], optimizer: str, updates: int) -> list[nn.Module]:
+def delayed(
+    plan: Plan, delays: list[int], optimizer: str, updates: int
+) -> list[nn.Module]:
     """What one process makes of gradients that are so late."""
     stages = normed(len(delays))
     versions = Versions(stages)
@@ -237,7 +265,9 @@ def delayed(plan: Plan, delays: list[int], optimizer: str, updates: int) -> list
     per_update = plan.microbatches // plan.layout.updates
     for inputs, targets in update_batches(plan, range(updates)):
         read = versions.read(delays)
-        for x, y in zip(inputs.chunk(per_update), targets.chunk(per_update), strict=True):
+        for x, y in zip(
+            inputs.chunk(per_update), targets.chunk(per_update), strict=True
+        ):
             (nn.functional.mse_loss(read(x), y) / per_update).backward()
         versions.update(*optimizers)
     return stages

@@ -14,7 +14,9 @@ from datetime import date
 from tests.support.paths import CASES, ROOT
 
 WHY = json.loads((CASES / "survivors.json").read_text())
-MUTATED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutmut"]["only_mutate"]
+MUTATED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutmut"][
+    "only_mutate"
+]
 #: What mutmut says of mutants, and the column of the table that it is counted in.
 REFUSED = {"caught by type check"}
 KILLED = {"killed", "timeout"}
@@ -35,15 +37,20 @@ refuses, as `make test` would, need no test. Written on {date}.
 
 
 def mutmut(*words: str) -> str:
-    return subprocess.run(["mutmut", *words], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["mutmut", *words], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def outcomes() -> dict[str, str]:
     """What became of each mutant, by its name: `schedlang.proof.graph.x_walk__mutmut_1`."""
     lines = (
-        line.strip().rsplit(": ", 1) for line in mutmut("results", "--all", "true").splitlines()
+        line.strip().rsplit(": ", 1)
+        for line in mutmut("results", "--all", "true").splitlines()
     )
-    return {name: outcome for name, outcome in (line for line in lines if len(line) == 2)}
+    return {
+        name: outcome for name, outcome in (line for line in lines if len(line) == 2)
+    }
 
 
 def change(name: str) -> tuple[str, str]:
@@ -106,8 +113,12 @@ def page() -> str:
     for name, was, became in sorted(survivors):
         line = f"- `{function(name)}`: `{was}`\n  became `{became}`"
         reasons[reason(name, was, became)].append(line)
-    listed = "\n\n".join(f"{why}:\n\n" + "\n".join(lines) for why, lines in reasons.items())
-    return PAGE.format(date=date.today(), score="\n".join(rows), survivors=listed or "None.")
+    listed = "\n\n".join(
+        f"{why}:\n\n" + "\n".join(lines) for why, lines in reasons.items()
+    )
+    return PAGE.format(
+        date=date.today(), score="\n".join(rows), survivors=listed or "None."
+    )
 
 
 def row(name: str, counts: Counter[str]) -> str:

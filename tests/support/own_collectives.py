@@ -132,7 +132,9 @@ class _Run:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         computed = [each.compute() for each in schedule.ranks]
-        self.ranks = [[actions.row(i)[:3] for i in range(len(actions))] for actions in computed]
+        self.ranks = [
+            [actions.row(i)[:3] for i in range(len(actions))] for actions in computed
+        ]
         self.at = [0] * len(self.ranks)
         self.made: set[Row] = set()
         self.begun = Begun(schedule)
@@ -140,8 +142,13 @@ class _Run:
     def ends(self) -> bool:
         moves = True
         while moves:
-            moves = any([self.step(rank) for rank in range(len(self.ranks))] + [self.begun.meet()])
-        is_done = all(at == len(rows) for at, rows in zip(self.at, self.ranks, strict=True))
+            moves = any(
+                [self.step(rank) for rank in range(len(self.ranks))]
+                + [self.begun.meet()]
+            )
+        is_done = all(
+            at == len(rows) for at, rows in zip(self.at, self.ranks, strict=True)
+        )
         return is_done and not any(self.begun.open)
 
     def step(self, rank: int) -> bool:
@@ -153,7 +160,9 @@ class _Run:
         elif kind != Kind.RESHARD:
             if self.begun.keep(rank, kind, stage):
                 return False
-            if not all(need in self.made for need in needs(self.schedule, kind, stage, unit)):
+            if not all(
+                need in self.made for need in needs(self.schedule, kind, stage, unit)
+            ):
                 return False
             self.made.add((Kind.B if kind == Kind.I else kind, stage, unit))
         self.at[rank] += 1

@@ -12,7 +12,10 @@ from tests.support.own_needs import HOPS, needs
 
 #: A gradient: of a stage and a microbatch.
 Gradients = Counter[tuple[int, int]]
-_SENDS = {Kind.SEND_WEIGHTS: Kind.RECV_WEIGHTS, Kind.SEND_GRADIENTS: Kind.RECV_GRADIENTS}
+_SENDS = {
+    Kind.SEND_WEIGHTS: Kind.RECV_WEIGHTS,
+    Kind.SEND_GRADIENTS: Kind.RECV_GRADIENTS,
+}
 
 
 def without_hops(schedule: Schedule) -> Schedule:
@@ -21,7 +24,9 @@ def without_hops(schedule: Schedule) -> Schedule:
     """
     if not any(kind in HOPS for actions in schedule.ranks for kind in actions.kind):
         return schedule
-    return evolve(schedule, ranks=tuple(each.without_collectives() for each in schedule.ranks))
+    return evolve(
+        schedule, ranks=tuple(each.without_collectives() for each in schedule.ranks)
+    )
 
 
 def comes_home(schedule: Schedule) -> bool:
@@ -30,7 +35,10 @@ def comes_home(schedule: Schedule) -> bool:
     for piece in range(pieces):
         replicas = range(piece, len(schedule.placement), pieces)
         received = {
-            s for rows in _rows(schedule) for kind, s, _ in rows if kind == Kind.RECV_WEIGHTS
+            s
+            for rows in _rows(schedule)
+            for kind, s, _ in rows
+            if kind == Kind.RECV_WEIGHTS
         }
         if len({*replicas} - received) != 1:
             return False
@@ -58,21 +66,29 @@ class _Run:
         self.at = [0] * len(self.rows)
         self.made: set[tuple[int, int, int]] = set()
         stages = range(len(schedule.placement))
-        received = {s for rows in self.rows for kind, s, _ in rows if kind == Kind.RECV_WEIGHTS}
+        received = {
+            s for rows in self.rows for kind, s, _ in rows if kind == Kind.RECV_WEIGHTS
+        }
         self.home = {stage: stage not in received for stage in stages}
         self.has = dict(self.home)
         self.gradients = {stage: Gradients() for stage in stages}
         #: What each rank has come to, and is not over: kind, stage, and what a send carries.
-        self.begun: list[deque[tuple[int, int, Gradients]]] = [deque() for _ in self.rows]
+        self.begun: list[deque[tuple[int, int, Gradients]]] = [
+            deque() for _ in self.rows
+        ]
 
     def ends(self) -> bool:
         try:
             moves = True
             while moves:
-                moves = any([self.step(rank) for rank in range(len(self.rows))] + [self.meet()])
+                moves = any(
+                    [self.step(rank) for rank in range(len(self.rows))] + [self.meet()]
+                )
         except _Wrong:
             return False
-        are_done = all(at == len(rows) for at, rows in zip(self.at, self.rows, strict=True))
+        are_done = all(
+            at == len(rows) for at, rows in zip(self.at, self.rows, strict=True)
+        )
         return are_done and not any(self.begun) and self.are_home()
 
     def are_home(self) -> bool:
@@ -121,7 +137,9 @@ class _Run:
                 return False
             if not self.has[stage]:
                 raise _Wrong
-            if not all(need in self.made for need in needs(self.schedule, kind, stage, unit)):
+            if not all(
+                need in self.made for need in needs(self.schedule, kind, stage, unit)
+            ):
                 return False
             self.made.add((Kind.B if kind == Kind.I else kind, stage, unit))
             if kind in (Kind.B, Kind.W):

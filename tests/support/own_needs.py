@@ -14,8 +14,12 @@ def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op
     """The ops whose results an op needs; Kind.B is the gradient of an input, whoever makes it."""
     layout = schedule.layout
     if kind == Kind.F:
-        found: list[Op] = [(Kind.F, before, microbatch) for before in layout.before[stage]]
-        return found + ([(Kind.F, stage, microbatch - 1)] if microbatch % layout.slices else [])
+        found: list[Op] = [
+            (Kind.F, before, microbatch) for before in layout.before[stage]
+        ]
+        return found + (
+            [(Kind.F, stage, microbatch - 1)] if microbatch % layout.slices else []
+        )
     if kind in (Kind.B, Kind.I):
         # The activations: from the forward, or made again, or brought back from the host.
         own = Kind.R if (stage, microbatch) in schedule.recomputed else Kind.F
@@ -34,7 +38,12 @@ def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op
         ]
     if kind in (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD, *HOPS):
         return []
-    of_own = {Kind.W: Kind.B, Kind.R: Kind.F, Kind.OFFLOAD: Kind.F, Kind.RELOAD: Kind.OFFLOAD}
+    of_own = {
+        Kind.W: Kind.B,
+        Kind.R: Kind.F,
+        Kind.OFFLOAD: Kind.F,
+        Kind.RELOAD: Kind.OFFLOAD,
+    }
     return [(of_own[Kind(kind)], stage, microbatch)]
 
 

@@ -32,7 +32,8 @@ COPIES = (Kind.OFFLOAD, Kind.RELOAD)
 
 def is_in_order(schedule: Schedule) -> bool:
     all_rows = [
-        [actions.row(index)[:3] for index in range(len(actions))] for actions in schedule.ranks
+        [actions.row(index)[:3] for index in range(len(actions))]
+        for actions in schedule.ranks
     ]
     # Gathers and sums have rules of their own.
     rows = [[row for row in rank if row[0] not in COLLECTIVES] for rank in all_rows]
@@ -41,7 +42,11 @@ def is_in_order(schedule: Schedule) -> bool:
     versions: dict[tuple[int, int], set[int]] = defaultdict(set)
     return (
         len(everything) == len(set(everything))
-        and all(_exists(schedule, rank, *row) for rank, own in enumerate(rows) for row in own)
+        and all(
+            _exists(schedule, rank, *row)
+            for rank, own in enumerate(rows)
+            for row in own
+        )
         and _is_complete(schedule, set(everything))
         and all(_has_all_needs(schedule, rank) for rank in range(len(rows)))
         and all(
@@ -61,7 +66,9 @@ def _ends(schedule: Schedule, stage: int) -> tuple[int, int]:
 
 
 def _units(schedule: Schedule, stage: int) -> int:
-    pipeline = next(each for each in schedule.layout.pipelines if each.start <= stage < each.stop)
+    pipeline = next(
+        each for each in schedule.layout.pipelines if each.start <= stage < each.stop
+    )
     return pipeline.microbatches * schedule.layout.slices
 
 
@@ -71,13 +78,19 @@ def _stages(schedule: Schedule, kind: int, number: int) -> tuple[int, int]:
     # at their other end.
     step = 1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1
     skip = number - len(schedule.placement)
-    return (number, number + step) if skip < 0 else far_edges(schedule.layout)[skip][::step]
+    return (
+        (number, number + step)
+        if skip < 0
+        else far_edges(schedule.layout)[skip][::step]
+    )
 
 
 def _exists(schedule: Schedule, rank: int, kind: int, stage: int, unit: int) -> bool:
     """Whether there is such an action, on this rank."""
     placement = schedule.placement
-    if stage >= len(placement) + (len(far_edges(schedule.layout)) if kind >= Kind.SEND_F else 0):
+    if stage >= len(placement) + (
+        len(far_edges(schedule.layout)) if kind >= Kind.SEND_F else 0
+    ):
         return False
     if kind >= Kind.SEND_F:
         is_far = stage >= len(placement)
@@ -86,7 +99,9 @@ def _exists(schedule: Schedule, rank: int, kind: int, stage: int, unit: int) -> 
             return False
         if placement[other] == rank:
             return False
-        if kind in (Kind.SEND_B, Kind.RECV_B) and not _has_backward(schedule, min(stage, other)):
+        if kind in (Kind.SEND_B, Kind.RECV_B) and not _has_backward(
+            schedule, min(stage, other)
+        ):
             return False
     if placement[stage] != rank:
         return False
@@ -101,7 +116,9 @@ def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
     updates = any(kind == Kind.U for kind, *_ in found)
     # There are versions of weights where updates make them.
     stages = range(len(schedule.placement))
-    if not updates and any(schedule.weights_of(stage).name != "latest" for stage in stages):
+    if not updates and any(
+        schedule.weights_of(stage).name != "latest" for stage in stages
+    ):
         return False
     for stage in range(len(schedule.placement)):
         for unit in range(_units(schedule, stage)):
@@ -115,7 +132,9 @@ def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
             elif _is_trained(schedule, stage):
                 right = [{Kind.F, Kind.B}, {Kind.F, Kind.I, Kind.W}]
             else:
-                right = [{Kind.F, Kind.I} if _has_backward(schedule, stage) else {Kind.F}]
+                right = [
+                    {Kind.F, Kind.I} if _has_backward(schedule, stage) else {Kind.F}
+                ]
             if work not in right or (done > work and right == [{Kind.F}] and trains):
                 return False
             # A copy away without one back, or the other way round; or a copy of what is made again
@@ -127,8 +146,14 @@ def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
             rank = schedule.placement[stage]
             if copies and keepers and keepers[rank] == rank:
                 return False
-        made = {max(unit, 0) for kind, at, unit in found if (kind, at) == (Kind.U, stage)}
-        wanted = set(range(schedule.layout.updates)) if _is_trained(schedule, stage) else set()
+        made = {
+            max(unit, 0) for kind, at, unit in found if (kind, at) == (Kind.U, stage)
+        }
+        wanted = (
+            set(range(schedule.layout.updates))
+            if _is_trained(schedule, stage)
+            else set()
+        )
         if updates and made != wanted:
             return False
     return True
@@ -142,7 +167,9 @@ def _has_backward(schedule: Schedule, stage: int) -> bool:
     """Whether a stage is trained, or one before it."""
     if _is_trained(schedule, stage):
         return True
-    before = [earlier for earlier, later in far_edges(schedule.layout) if later == stage]
+    before = [
+        earlier for earlier, later in far_edges(schedule.layout) if later == stage
+    ]
     if is_near(schedule.layout, stage - 1):
         before.append(stage - 1)
     return any(_has_backward(schedule, earlier) for earlier in before)
@@ -152,8 +179,14 @@ def _has_all_needs(schedule: Schedule, rank: int) -> bool:
     """Whether what each action needs is made by actions before it, or a receive for it is issued."""
     actions = schedule.ranks[rank]
     there = There()
-    again = {row[1:3] for row in map(actions.row, range(len(actions))) if row[0] == Kind.R}
-    away = {row[1:3] for row in map(actions.row, range(len(actions))) if row[0] == Kind.OFFLOAD}
+    again = {
+        row[1:3] for row in map(actions.row, range(len(actions))) if row[0] == Kind.R
+    }
+    away = {
+        row[1:3]
+        for row in map(actions.row, range(len(actions)))
+        if row[0] == Kind.OFFLOAD
+    }
     for batch in actions.batches():
         rows = [actions.row(index)[:3] for index in batch]
         if len(rows) > 1 and any(row[0] in COPIES for row in rows):
@@ -163,10 +196,14 @@ def _has_all_needs(schedule: Schedule, rank: int) -> bool:
         made = There()
         for kind, number, unit in rows:
             stage, other = (
-                _stages(schedule, kind, number) if kind >= Kind.SEND_F else (number, number)
+                _stages(schedule, kind, number)
+                if kind >= Kind.SEND_F
+                else (number, number)
             )
             # What the backward reads: made again, brought back, or still there from the forward.
-            kept = "R" if (stage, unit) in again else "L" if (stage, unit) in away else "F"
+            kept = (
+                "R" if (stage, unit) in again else "L" if (stage, unit) in away else "F"
+            )
             if not _needs(schedule, kind, stage, unit, kept) <= there:
                 return False
             if kind in (Kind.RECV_F, Kind.RECV_B):
@@ -199,15 +236,21 @@ def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> T
         return (what, other, unit) if here else (what, other, unit, stage)
 
     if kind == Kind.F:
-        before = {of("F", stage - 1)} if is_near(schedule.layout, stage - 1) else There()
+        before = (
+            {of("F", stage - 1)} if is_near(schedule.layout, stage - 1) else There()
+        )
         before |= {
-            of("F", earlier) for earlier, later in far_edges(schedule.layout) if later == stage
+            of("F", earlier)
+            for earlier, later in far_edges(schedule.layout)
+            if later == stage
         }
         return before | ({("F", stage, unit - 1)} if unit % slices else set())
     if kind in (Kind.B, Kind.I):
         after = {of("B", stage + 1)} if is_near(schedule.layout, stage) else There()
         after |= {
-            of("B", later) for earlier, later in far_edges(schedule.layout) if earlier == stage
+            of("B", later)
+            for earlier, later in far_edges(schedule.layout)
+            if earlier == stage
         }
         return (
             {(kept, stage, unit)}
@@ -220,7 +263,10 @@ def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> T
         for same in pieces(schedule.layout, stage):
             if schedule.placement[same] == schedule.placement[stage]:
                 size = _units(schedule, same) // schedule.layout.updates
-                found |= {("G", same, each) for each in range(number * size, (number + 1) * size)}
+                found |= {
+                    ("G", same, each)
+                    for each in range(number * size, (number + 1) * size)
+                }
         return found
     needed = {
         Kind.W: "B",

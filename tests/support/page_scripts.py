@@ -53,7 +53,15 @@ def common(plan: Plan) -> Names:
     """What all scripts have."""
     inputs, targets = batch_of(0)
     imported = (init_device_mesh, parallelize_module, ColwiseParallel, RowwiseParallel)
-    imported += (Pipeline, AdamW, compile, read_source, split, load_model, load_optimizers)
+    imported += (
+        Pipeline,
+        AdamW,
+        compile,
+        read_source,
+        split,
+        load_model,
+        load_optimizers,
+    )
     return {
         **{each.__name__: each for each in imported},
         "torch": torch,
@@ -87,7 +95,10 @@ def of_torch() -> Iterator[Names]:
     names = common(program("1f1b", ranks=2, microbatches=4))
     rank = dist.get_rank()
     names |= {"schedlang": schedlang, "PipelineStage": PipelineStage, "rank": rank}
-    names |= {"ScheduleInterleaved1F1B": ScheduleInterleaved1F1B, "device": torch.device("cpu")}
+    names |= {
+        "ScheduleInterleaved1F1B": ScheduleInterleaved1F1B,
+        "device": torch.device("cpu"),
+    }
     inputs, targets = batch_of(0)
     names["inputs"] = [] if rank else [inputs]
     names["targets"] = targets if rank else None
@@ -118,7 +129,9 @@ def sharded() -> Iterator[Names]:
     """The same, with stages that FSDP shards."""
     from torch.distributed.fsdp import fully_shard
 
-    names = common(program("1f1b", ranks=2, microbatches=4)) | {"fully_shard": fully_shard}
+    names = common(program("1f1b", ranks=2, microbatches=4)) | {
+        "fully_shard": fully_shard
+    }
     yield names
     names["pipeline"].step(names["inputs"], names["targets"])
 
@@ -239,7 +252,9 @@ def components() -> Iterator[Names]:
     class Layer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.attention, self.router, self.experts = (nn.Linear(8, 8) for _ in range(3))
+            self.attention, self.router, self.experts = (
+                nn.Linear(8, 8) for _ in range(3)
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = end_component(x + self.attention(x))
@@ -286,7 +301,9 @@ def decoder() -> Iterator[Names]:
     names = common(plan) | {"encoder": [Encode()]}
     yield names
     given = torch.rand(4, 3, 16)
-    pipeline = Pipeline(plan, names["stages"], lambda made, to: F.mse_loss(made["x"], to))
+    pipeline = Pipeline(
+        plan, names["stages"], lambda made, to: F.mse_loss(made["x"], to)
+    )
     pipeline.step(given, given)
 
 
@@ -335,7 +352,10 @@ def packed() -> Iterator[Names]:
     config = small_llama(16)
     generator = torch.Generator().manual_seed(0)
     documents, following = (
-        [[torch.randint(32, [size], generator=generator) for size in row] for row in sizes]
+        [
+            [torch.randint(32, [size], generator=generator) for size in row]
+            for row in sizes
+        ]
         for sizes in [[[3, 5, 2], [4, 1]]] * 2
     )
     torch.manual_seed(0)
@@ -414,7 +434,9 @@ class Joining(nn.Module):
         self.join = Concatenation()
         self.layers = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 2)])
 
-    def forward(self, image: torch.Tensor, text: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, image: torch.Tensor, text: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Join, then run all layers."""
         x = self.join(image, text)
         for layer in self.layers:
@@ -445,9 +467,13 @@ def parts() -> Iterator[Names]:
     yield names
     inputs = {0: torch.rand(8, 6), 1: torch.rand(8, 3)}
     stages = names["stages"]
-    losses = Pipeline(plan, stages, nn.functional.mse_loss).step(inputs, torch.rand(8, 2))
+    losses = Pipeline(plan, stages, nn.functional.mse_loss).step(
+        inputs, torch.rand(8, 2)
+    )
     assert (losses is None) == (dist.get_rank() != 3)
-    assert all(weight.grad is not None for weight in stages[dist.get_rank()].parameters())
+    assert all(
+        weight.grad is not None for weight in stages[dist.get_rank()].parameters()
+    )
 
 
 def teacher() -> Iterator[Names]:
@@ -491,7 +517,9 @@ def llama() -> Iterator[Names]:
         "rows": 2,
         "inputs": tokens,
         "targets": tokens,
-        "loss_fn": lambda scores, to: F.cross_entropy(scores.flatten(0, 1), to.flatten()),
+        "loss_fn": lambda scores, to: F.cross_entropy(
+            scores.flatten(0, 1), to.flatten()
+        ),
     }
 
 

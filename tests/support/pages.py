@@ -78,7 +78,9 @@ class Block:
     @property
     def given(self) -> str:
         """The script that it is a part of."""
-        return next((word[6:] for word in self.words if word.startswith("given=")), "script")
+        return next(
+            (word[6:] for word in self.words if word.startswith("given=")), "script"
+        )
 
     @property
     def is_slow(self) -> bool:
@@ -120,7 +122,8 @@ def commands(block: Block) -> list[tuple[str, str]]:
 def matches(output: str, shown: str) -> bool:
     """Whether an output is what a page shows."""
     lines = [
-        "(?:.*\n)*" if line == "…\n" else line_pattern(line) for line in shown.splitlines(True)
+        "(?:.*\n)*" if line == "…\n" else line_pattern(line)
+        for line in shown.splitlines(True)
     ]
     return re.fullmatch("".join(lines), output) is not None
 
@@ -169,5 +172,7 @@ class Shell:
             # With the processes that it has started.
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
-            raise AssertionError(f"`{command}` takes longer than {LIMIT} s:\n{output}") from None
+            raise AssertionError(
+                f"`{command}` takes longer than {LIMIT} s:\n{output}"
+            ) from None
         return process.returncode, output

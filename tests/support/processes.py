@@ -19,7 +19,9 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 def python(*command: object) -> subprocess.CompletedProcess[str]:
     """Run Python with these arguments."""
     line = [sys.executable, *map(str, command)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
+    return subprocess.run(
+        line, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT
+    )
 
 
 def torchrun(ranks: int, *command: object) -> subprocess.CompletedProcess[str]:
@@ -38,15 +40,21 @@ def until(condition: Callable[[], object]) -> None:
 
 def children(pid: int) -> list[int]:
     """The processes that a process has started."""
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [
+        int(each)
+        for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    ]
 
 
 def worker_of(torchrun: int, rank: int) -> int:
     """The process of a rank."""
     # torchrun starts a process for each rank, and tells it which one it is by a variable.
     environments = {
-        each: Path(f"/proc/{each}/environ").read_bytes().split(b"\0") for each in children(torchrun)
+        each: Path(f"/proc/{each}/environ").read_bytes().split(b"\0")
+        for each in children(torchrun)
     }
     return next(
-        each for each, environment in environments.items() if f"RANK={rank}".encode() in environment
+        each
+        for each, environment in environments.items()
+        if f"RANK={rank}".encode() in environment
     )

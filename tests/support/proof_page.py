@@ -72,7 +72,9 @@ def any_ranks_row(name: str) -> str:
     word, where, bubble = said_of(proof)
     pieces = next((law.pieces for law in proof.laws if law.figure == "bubble"), ())
     if len(pieces) > 1:
-        bubble = "; ".join(f"`{value}` for `{condition}`" for condition, value in pieces)
+        bubble = "; ".join(
+            f"`{value}` for `{condition}`" for condition, value in pieces
+        )
     return f"| {name} | {word} | {where} | {bubble} |"
 
 
@@ -105,7 +107,9 @@ def main(first: int, last: int) -> None:
             of = str(at) if end == at else f"{at} to {end}"
             print(f"| {name} | {of} | {' | '.join(said)} |")
             at = end + 1
-    slowest = sorted(((took, *case) for case, (_, took) in rows.items()), reverse=True)[:8]
+    slowest = sorted(((took, *case) for case, (_, took) in rows.items()), reverse=True)[
+        :8
+    ]
     told = ", ".join(f"{name} at {ranks} {took:.0f} s" for took, ranks, name in slowest)
     total = sum(took for _, took in rows.values())
     print(f"processor time: {total:.0f} s; {told}", file=sys.stderr)

@@ -57,7 +57,9 @@ def rank_main(
 def join_store(rank: int, ranks: int, port: Path) -> dist.TCPStore:
     """The store of the process group, which rank 0 has."""
     if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+        store = dist.TCPStore(
+            "127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False
+        )
         write(port, str(store.port).encode())
         return store
     return dist.TCPStore("127.0.0.1", int(read(port).decode()), ranks, is_master=False)
@@ -76,7 +78,8 @@ def run(
     begin = time.monotonic()
     end = begin + limit
     children = [
-        fork(partial(rank_main, function, rank, ranks, joins, folder)) for rank in range(ranks)
+        fork(partial(rank_main, function, rank, ranks, joins, folder))
+        for rank in range(ranks)
     ]
     codes: dict[int, int | None] = {}
     while len(codes) < ranks:

@@ -46,7 +46,10 @@ class Outcome:
 
     def has_started(self) -> bool:
         """Whether all ranks have found each other."""
-        return all((self.folder / f"{rank}.started").exists() for rank in range(len(self.codes)))
+        return all(
+            (self.folder / f"{rank}.started").exists()
+            for rank in range(len(self.codes))
+        )
 
     def results(self) -> list[Any]:
         """What each rank returned; all must have.
@@ -69,7 +72,12 @@ class RankServer:
 
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
-        command = [sys.executable, "-m", "tests.support.rank_server", str(theirs.fileno())]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.support.rank_server",
+            str(theirs.fileno()),
+        ]
         self.process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=ENVIRONMENT, cwd=ROOT
         )
@@ -89,7 +97,9 @@ class RankServer:
         They join a process group, or not; they have the seconds from when all have started.
         """
         call = partial(function, *arguments)
-        self.connection.send_bytes(pickle.dumps((call, ranks, joins, folder, LIMIT, seconds)))
+        self.connection.send_bytes(
+            pickle.dumps((call, ranks, joins, folder, LIMIT, seconds))
+        )
         took, codes = self.connection.recv()
         logs = [(folder / f"{rank}.log").read_text() for rank in range(ranks)]
         return Outcome(took, codes, logs, folder)
@@ -104,7 +114,9 @@ def runner(server: RankServer, folder: Path) -> Run:
     """What runs functions for one test; each run has a folder of its own."""
     numbers = count()
 
-    def run(function: Callable[..., object], ranks: int, *given: object, **how: Any) -> Outcome:
+    def run(
+        function: Callable[..., object], ranks: int, *given: object, **how: Any
+    ) -> Outcome:
         own = folder / f"run{next(numbers)}"
         own.mkdir()
         return server.run(own, function, ranks, *given, **how)

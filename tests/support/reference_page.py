@@ -99,7 +99,9 @@ def anchor(package: str, name: str) -> str:
     return f"{package}.{name}".replace(".", "").lower()
 
 
-def definition(packages: griffe.Object | griffe.Alias, package: str, name: str) -> griffe.Object:
+def definition(
+    packages: griffe.Object | griffe.Alias, package: str, name: str
+) -> griffe.Object:
     """What a public name stands for."""
     inner = package.removeprefix("schedlang").lstrip(".")
     found = packages[f"{inner}.{name}" if inner else name]
@@ -127,7 +129,9 @@ def told(thing: griffe.Object) -> Iterator[str]:
     if thing.docstring:
         yield f"{thing.docstring.value}\n"
     elif isinstance(thing, griffe.Attribute):
-        comment = [line.strip().removeprefix("#:").strip() for line in comment_above(thing)]
+        comment = [
+            line.strip().removeprefix("#:").strip() for line in comment_above(thing)
+        ]
         yield "\n".join(comment) + "\n"
 
 
@@ -196,7 +200,9 @@ def value(thing: griffe.Object, text: str) -> str:
 def typed(thing: griffe.Object, annotation: object) -> str:
     """An annotation, with what its names stand for."""
     return re.sub(
-        r"(?<![\w.])[A-Za-z_]\w*(?![\w.])", lambda name: value(thing, name[0]), str(annotation)
+        r"(?<![\w.])[A-Za-z_]\w*(?![\w.])",
+        lambda name: value(thing, name[0]),
+        str(annotation),
     )
 
 
@@ -214,7 +220,9 @@ def head_of_class(name: str, of: griffe.Class) -> str:
 def fields(of: griffe.Class) -> Iterator[str]:
     """The lines of the fields of a class, with the comments above them."""
     for member in of.members.values():
-        is_field = isinstance(member, griffe.Attribute) and "property" not in member.labels
+        is_field = (
+            isinstance(member, griffe.Attribute) and "property" not in member.labels
+        )
         if not is_field or member.name.startswith("_") or not member.lineno:
             continue
         yield from comment_above(member)

@@ -47,7 +47,9 @@ class Replay:
         self.p2p = costs.over(schedule.costs).p2p_time or 0.0
         self.links = costs.over(schedule.costs).link_times
         self.capacity = (
-            float(transport.partition(":")[2] or "inf") if transport.startswith("buffered") else 0
+            float(transport.partition(":")[2] or "inf")
+            if transport.startswith("buffered")
+            else 0
         )
         self.blocks = transport == "blocking" or self.capacity > 0
         self.partner: dict[Place, Place] = {}
@@ -59,7 +61,9 @@ class Replay:
 
     def match(self) -> None:
         """Pair the n-th send of every channel with its n-th receive; on gloo, those of one message."""
-        channels: dict[object, tuple[list[Place], list[Place]]] = defaultdict(lambda: ([], []))
+        channels: dict[object, tuple[list[Place], list[Place]]] = defaultdict(
+            lambda: ([], [])
+        )
         for rank, actions in enumerate(self.schedule.ranks):
             for batch in actions.batches():
                 for index in batch:
@@ -67,7 +71,9 @@ class Replay:
                     if is_transfer(kind):
                         ends = [rank, self.schedule.peer(kind, stage)]
                         # Always sender, then receiver.
-                        channel: tuple[object, ...] = tuple(ends if is_send(kind) else ends[::-1])
+                        channel: tuple[object, ...] = tuple(
+                            ends if is_send(kind) else ends[::-1]
+                        )
                         if self.transport == "gloo":
                             sent = (
                                 (kind, stage)
@@ -77,7 +83,9 @@ class Replay:
                             channel = (*channel, *sent, microbatch)
                         if self.transport == "nccl":
                             channel = (*channel, len(batch) > 1)
-                        channels[channel][0 if is_send(kind) else 1].append((rank, index))
+                        channels[channel][0 if is_send(kind) else 1].append(
+                            (rank, index)
+                        )
         for sends, receives in channels.values():
             assert len(sends) == len(receives)
             self.partner |= dict(zip(sends, receives, strict=True)) | dict(
@@ -85,7 +93,9 @@ class Replay:
             )
             if 0 < self.capacity < len(sends):
                 # With room for 2, send 2 waits for receive 0, send 3 for receive 1, and so on.
-                self.room |= dict(zip(sends[int(self.capacity) :], receives, strict=False))
+                self.room |= dict(
+                    zip(sends[int(self.capacity) :], receives, strict=False)
+                )
 
     def steps(self, rank: int) -> Iterator[_Ops | _Transfers]:
         """What a rank does, batch by batch."""
@@ -105,7 +115,9 @@ class Replay:
                     yield _Transfers(self.lane(rank, batch), places, sends, there)
             else:
                 waits = [key for row in rows for key in self.waits(rank, *row)]
-                makes = [("made", s, m) for kind, s, m in rows if kind in (Kind.B, Kind.W)]
+                makes = [
+                    ("made", s, m) for kind, s, m in rows if kind in (Kind.B, Kind.W)
+                ]
                 takes = sum(self.durations.time(*row) for row in rows)
                 yield _Ops(takes, waits, makes)
 
@@ -115,10 +127,14 @@ class Replay:
             return batch
         if self.transport == "nccl" and len(batch) == 1:
             actions = self.schedule.ranks[rank]
-            return self.schedule.peer(actions.kind[batch.start], actions.stage[batch.start])
+            return self.schedule.peer(
+                actions.kind[batch.start], actions.stage[batch.start]
+            )
         return "rank"
 
-    def waits(self, rank: int, kind: int, stage: int, microbatch: int) -> Iterator[Hashable]:
+    def waits(
+        self, rank: int, kind: int, stage: int, microbatch: int
+    ) -> Iterator[Hashable]:
         """What an op waits for of other ranks: what is received, and updates for gradients."""
         for need in needs(self.schedule, kind, stage, microbatch):
             if self.schedule.placement[need[1]] != rank:
@@ -157,7 +173,9 @@ class Replay:
                 self.put(key, now)
         return now
 
-    def transfers(self, step: _Transfers, now: float, lanes: dict[Hashable, float]) -> float:
+    def transfers(
+        self, step: _Transfers, now: float, lanes: dict[Hashable, float]
+    ) -> float:
         start = max(now, lanes[step.lane])
         pairs = zip(step.places, step.sends, strict=True)
         ends = [self.transfer(place, sends, start) for place, sends in pairs]

@@ -32,7 +32,10 @@ class Summing(Skipping):
     """By slices of the second dimension: every position sees those before."""
 
     def forward(
-        self, x: Tensor, skips: dict[int, Tensor] | None = None, past: Tensor | None = None
+        self,
+        x: Tensor,
+        skips: dict[int, Tensor] | None = None,
+        past: Tensor | None = None,
     ) -> Any:
         returned = super().forward(x, skips)
         output, given = returned if self.later else (returned, {})
@@ -54,7 +57,9 @@ def in_order(stages: Iterable[nn.Module], x: Tensor) -> Tensor:
 
 
 def convolution(inside: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv1d(inside, WIDTH, 3, padding=1, dtype=torch.float64), nn.Tanh())
+    return nn.Sequential(
+        nn.Conv1d(inside, WIDTH, 3, padding=1, dtype=torch.float64), nn.Tanh()
+    )
 
 
 class UNet(nn.Module):
@@ -71,7 +76,9 @@ class UNet(nn.Module):
         #            └─── bottom 2 ────┘
         self.depth = (stages - 1) // 2
         self.down = nn.ModuleList(convolution(WIDTH) for _ in range(self.depth))
-        self.bottom = nn.ModuleList(convolution(WIDTH) for _ in range(stages - 2 * self.depth))
+        self.bottom = nn.ModuleList(
+            convolution(WIDTH) for _ in range(stages - 2 * self.depth)
+        )
         self.up = nn.ModuleList(convolution(2 * WIDTH) for _ in range(self.depth))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,7 +123,9 @@ class Up(nn.Module):
         self.earlier = earlier
 
     def forward(self, x: Tensor, skips: dict[int, Tensor]) -> Tensor:
-        return self.block(torch.cat([F.interpolate(x, scale_factor=2), skips[self.earlier]], dim=1))
+        return self.block(
+            torch.cat([F.interpolate(x, scale_factor=2), skips[self.earlier]], dim=1)
+        )
 
 
 class Translator(nn.Module):
@@ -152,7 +161,9 @@ class Translator(nn.Module):
         for stage, layer in enumerate(self.encoder):
             # The first stage of the decoder is its neighbour, and gets the memory as its input.
             memory_to = range(first + 1, count) if stage == first - 1 else ()
-            found.append(Encode(layer, self.source if stage == 0 else None, first, memory_to))
+            found.append(
+                Encode(layer, self.source if stage == 0 else None, first, memory_to)
+            )
         for stage, look in enumerate(self.decoder, first):
             ends = (
                 self.target if stage == first else None,
@@ -166,7 +177,11 @@ class Encode(nn.Module):
     """The first one gives the decoder its words; the last one gives what all have made."""
 
     def __init__(
-        self, layer: nn.Module, embed: nn.Module | None, first: int, memory_to: Iterable[int]
+        self,
+        layer: nn.Module,
+        embed: nn.Module | None,
+        first: int,
+        memory_to: Iterable[int],
     ) -> None:
         super().__init__()
         self.layer = layer
@@ -190,7 +205,11 @@ class Decode(nn.Module):
     """
 
     def __init__(
-        self, look: nn.Module, embed: nn.Module | None, scores: nn.Module | None, first: int
+        self,
+        look: nn.Module,
+        embed: nn.Module | None,
+        scores: nn.Module | None,
+        first: int,
     ) -> None:
         super().__init__()
         self.look = look

@@ -18,7 +18,9 @@ from tests.support.own_hops import without_hops
 
 
 @st.composite
-def schedules(draw: st.DrawFn, may_skip: bool = True, may_freeze: bool = True) -> Schedule:
+def schedules(
+    draw: st.DrawFn, may_skip: bool = True, may_freeze: bool = True
+) -> Schedule:
     """A compute-only schedule, whose stages may be a graph, have skips, be frozen, or be those of
     several models: ready ops chosen at random until all are done.
     """
@@ -29,9 +31,13 @@ def schedules(draw: st.DrawFn, may_skip: bool = True, may_freeze: bool = True) -
     pipelines = (Pipeline("", 0, stages, microbatches),)
     if stages > 1 and may_skip and draw(st.integers(0, 2)) == 0:
         pipelines = draw(models(stages, microbatches))
-    counts = [each.microbatches for each in pipelines for _ in range(each.start, each.stop)]
+    counts = [
+        each.microbatches for each in pipelines for _ in range(each.start, each.stop)
+    ]
     # Whether the backward of a stage and microbatch comes in two halves.
-    split = {(s, m): draw(st.booleans()) for s in range(stages) for m in range(counts[s])}
+    split = {
+        (s, m): draw(st.booleans()) for s in range(stages) for m in range(counts[s])
+    }
     starts = {each.start for each in pipelines}
     # What a skip may lead between: stages with as many microbatches, and no neighbours of one
     # model.
@@ -46,7 +52,14 @@ def schedules(draw: st.DrawFn, may_skip: bool = True, may_freeze: bool = True) -
         near = [(stage - 1, stage) for stage in range(1, stages) if stage not in starts]
         if pairs or near:
             edges = tuple(
-                draw(st.lists(st.sampled_from(pairs + near), unique=True, min_size=1, max_size=6))
+                draw(
+                    st.lists(
+                        st.sampled_from(pairs + near),
+                        unique=True,
+                        min_size=1,
+                        max_size=6,
+                    )
+                )
             )
         pairs = [pair for pair in pairs if pair not in edges]
     skips = (
@@ -54,10 +67,16 @@ def schedules(draw: st.DrawFn, may_skip: bool = True, may_freeze: bool = True) -
         if pairs and may_skip
         else ()
     )
-    layout = Layout(placement, pipelines, skips=skips, edges=edges, models=len(pipelines) > 1)
+    layout = Layout(
+        placement, pipelines, skips=skips, edges=edges, models=len(pipelines) > 1
+    )
     all_edges = far_edges(layout)
-    all_edges += [(stage, stage + 1) for stage in range(stages) if is_near(layout, stage)]
-    trained = [stage for stage in range(stages) if not may_freeze or draw(st.integers(0, 3))]
+    all_edges += [
+        (stage, stage + 1) for stage in range(stages) if is_near(layout, stage)
+    ]
+    trained = [
+        stage for stage in range(stages) if not may_freeze or draw(st.integers(0, 3))
+    ]
     # At least one, or the plan would be an inference.
     trained = trained or [draw(st.integers(0, stages - 1))]
     behind = trained_before(stages, all_edges, trained)
@@ -81,7 +100,9 @@ def models(draw: st.DrawFn, stages: int, microbatches: int) -> tuple[Pipeline, .
     counts = [microbatches, *(draw(st.integers(1, 3)) for _ in cuts)]
     return tuple(
         Pipeline(f"model{number}", start, stop, count)
-        for number, ((start, stop), count) in enumerate(zip(bounds, counts, strict=True))
+        for number, ((start, stop), count) in enumerate(
+            zip(bounds, counts, strict=True)
+        )
     )
 
 
@@ -126,9 +147,13 @@ def _ready(
     ready = []
     for s in range(len(behind)):
         for m in range(counts[s]):
-            if ("F", s, m) not in done and all(("F", a, m) in done for a, b in edges if b == s):
+            if ("F", s, m) not in done and all(
+                ("F", a, m) in done for a, b in edges if b == s
+            ):
                 ready.append(("F", s, m))
-            upstream = ("F", s, m) in done and all(backward_done(b, m) for a, b in edges if a == s)
+            upstream = ("F", s, m) in done and all(
+                backward_done(b, m) for a, b in edges if a == s
+            )
             if upstream and not backward_done(s, m) and behind[s]:
                 is_half = split[s, m] or s not in trained
                 ready.append(("I" if is_half else "B", s, m))
@@ -177,8 +202,12 @@ class _Oracle:
         self.done = [0] * len(schedule.placement)
         self.made = [0] * len(schedule.placement)
         self.updates = Kind.U in kinds
-        self.recomputed = {row[1:] for rank in self.rows for row in rank if row[0] == Kind.R}
-        self.offloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.OFFLOAD]
+        self.recomputed = {
+            row[1:] for rank in self.rows for row in rank if row[0] == Kind.R
+        }
+        self.offloads = [
+            row[1:] for rank in self.rows for row in rank if row[0] == Kind.OFFLOAD
+        ]
         layout = self.layout
         stages = len(self.layout.placement)
         #: The earlier and the later stage of each far edge, by its number.
@@ -186,13 +215,17 @@ class _Oracle:
         edges = [*self.skips.values()]
         edges += [(a, a + 1) for a in range(stages) if is_near(layout, a)]
         self.trained = {
-            stage for stage in range(stages) if self.replicas(stage)[0] not in layout.frozen
+            stage
+            for stage in range(stages)
+            if self.replicas(stage)[0] not in layout.frozen
         }
         self.behind = trained_before(stages, edges, self.trained)
         self.right_output = cache(self._right_output)
         self.right_gradient = cache(self._right_gradient)
         self.peer = cache(self._peer)
-        self.reloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.RELOAD]
+        self.reloads = [
+            row[1:] for rank in self.rows for row in rank if row[0] == Kind.RELOAD
+        ]
 
     def run(self) -> bool:
         # Round and round, as long as any rank gets on: where none does, the plan is stuck or done.
@@ -206,31 +239,45 @@ class _Oracle:
                         return False
                     progress |= moves
             progress |= self.begun.meet()
-        if any(at < len(batches) for at, batches in zip(self.at, self.batches, strict=True)):
+        if any(
+            at < len(batches) for at, batches in zip(self.at, self.batches, strict=True)
+        ):
             return False
         if any(self.begun.open):
             return False
         units = [
-            (s, u) for s in range(len(self.layout.placement)) for u in range(self.layout.units(s))
+            (s, u)
+            for s in range(len(self.layout.placement))
+            for u in range(self.layout.units(s))
         ]
-        if any(self.updates and self.done[s] != self.layout.updates for s in self.trained):
+        if any(
+            self.updates and self.done[s] != self.layout.updates for s in self.trained
+        ):
             return False
         # The gradient of a version comes to the weights by an update.
-        if not self.updates and any(rule.name != "latest" for rule in self.schedule.weights):
+        if not self.updates and any(
+            rule.name != "latest" for rule in self.schedule.weights
+        ):
             return False
-        if sorted(self.offloads) != sorted(self.reloads) or self.recomputed & set(self.offloads):
+        if sorted(self.offloads) != sorted(self.reloads) or self.recomputed & set(
+            self.offloads
+        ):
             return False
         keepers = self.layout.keepers
         holders = {self.layout.placement[stage] for stage, _ in self.offloads}
         if keepers and any(keepers[rank] == rank for rank in holders):
             return False
         # What has no backward shows in no gradient.
-        held = [self.held[self.layout.placement[s]].get(("out", s, u)) for s, u in units]
+        held = [
+            self.held[self.layout.placement[s]].get(("out", s, u)) for s, u in units
+        ]
         if held != [self.right_output(s, u) for s, u in units]:
             return False
         if self.forward_only:
             return True
-        right = [(s, u, self.right_gradient(s, u)) for s, u in units if s in self.trained]
+        right = [
+            (s, u, self.right_gradient(s, u)) for s, u in units if s in self.trained
+        ]
         has_all = all(
             ("grad", s, u) in self.held[self.layout.placement[s]]
             for s, u in units
@@ -244,7 +291,9 @@ class _Oracle:
         if self.rows[rank][batch.start][0] < Kind.SEND_F:
             # Ops that overlap see what was there before all of them.
             before = dict(self.held[rank])
-            if len(batch) > 1 and self.changes_what_is_read([self.rows[rank][i] for i in batch]):
+            if len(batch) > 1 and self.changes_what_is_read(
+                [self.rows[rank][i] for i in batch]
+            ):
                 return None
             if self.waits_for_replicas(rank, batch):
                 return False
@@ -263,7 +312,10 @@ class _Oracle:
             peer = self.peer(rank, i)
             if peer is None:
                 return None
-            if self.rows[rank][i][0] in (Kind.SEND_F, Kind.SEND_B) and i not in self.moved[rank]:
+            if (
+                self.rows[rank][i][0] in (Kind.SEND_F, Kind.SEND_B)
+                and i not in self.moved[rank]
+            ):
                 moves = self.move(rank, i, peer)
                 if moves is None:
                     return None
@@ -276,7 +328,9 @@ class _Oracle:
     def changes_what_is_read(self, rows: list[tuple[int, int, int]]) -> bool:
         """Whether one of some ops is an update of a module that another one runs."""
         updated = {self.replicas(s)[0] for kind, s, _ in rows if kind == Kind.U}
-        return any(kind != Kind.U and self.replicas(s)[0] in updated for kind, s, _ in rows)
+        return any(
+            kind != Kind.U and self.replicas(s)[0] in updated for kind, s, _ in rows
+        )
 
     def _peer(self, rank: int, i: int) -> int | None:
         kind, number, _ = self.rows[rank][i]
@@ -298,7 +352,9 @@ class _Oracle:
     def move(self, rank: int, i: int, peer: int) -> bool | None:
         """Hand a value to the rank that stands at its receive."""
         mine = [
-            j for j in self.pending(rank) if self.is_send(rank, j) and self.peer(rank, j) == peer
+            j
+            for j in self.pending(rank)
+            if self.is_send(rank, j) and self.peer(rank, j) == peer
         ]
         theirs = [
             j
@@ -310,16 +366,20 @@ class _Oracle:
         if not theirs or mine[0] != i:
             return False
         kind, number, unit = self.rows[rank][i]
-        stage = self.skips[number][kind == Kind.SEND_B] if number in self.skips else number
-        value = self.held[rank].get(("out" if kind == Kind.SEND_F else "grad", stage, unit))
+        stage = (
+            self.skips[number][kind == Kind.SEND_B] if number in self.skips else number
+        )
+        value = self.held[rank].get(
+            ("out" if kind == Kind.SEND_F else "grad", stage, unit)
+        )
         if value is not None and number in self.skips:
             value = hash(("by skip", number, value))
         if value is None or self.rows[rank][i] in self.sent:
             return None
         wanted = self.rows[peer][theirs[0]]
-        self.held[peer]["in" if wanted[0] == Kind.RECV_F else "grad_in", wanted[1], wanted[2]] = (
-            value
-        )
+        self.held[peer][
+            "in" if wanted[0] == Kind.RECV_F else "grad_in", wanted[1], wanted[2]
+        ] = value
         self.sent.add(self.rows[rank][i])
         self.moved[rank].add(i)
         self.moved[peer].add(theirs[0])
@@ -330,14 +390,21 @@ class _Oracle:
             return []
         batch = self.batches[rank][self.at[rank]]
         return [
-            i for i in batch if self.rows[rank][i][0] >= Kind.SEND_F and i not in self.moved[rank]
+            i
+            for i in batch
+            if self.rows[rank][i][0] >= Kind.SEND_F and i not in self.moved[rank]
         ]
 
     def is_send(self, rank: int, i: int) -> bool:
         return self.rows[rank][i][0] in (Kind.SEND_F, Kind.SEND_B)
 
     def compute(
-        self, rank: int, held: dict[tuple[str, int, int], int], kind: int, s: int, u: int
+        self,
+        rank: int,
+        held: dict[tuple[str, int, int], int],
+        kind: int,
+        s: int,
+        u: int,
     ) -> bool:
         """Carry out one op on the values a rank held before; False when one is missing, or the op
         comes twice.
@@ -363,7 +430,9 @@ class _Oracle:
         if kind == Kind.U:
             return self.update(rank, s, max(u, 0))
         if kind in (Kind.OFFLOAD, Kind.RELOAD):
-            source, target = ("out", "away") if kind == Kind.OFFLOAD else ("away", "back")
+            source, target = (
+                ("out", "away") if kind == Kind.OFFLOAD else ("away", "back")
+            )
             if (source, s, u) not in held or (target, s, u) in new:
                 return False
             new[target, s, u] = held[source, s, u]
@@ -385,7 +454,9 @@ class _Oracle:
             state = held.get(("out", s, u - 1)) if u % slices else 0
             if None in (value, state, *skipped) or ("out", s, u) in new:
                 return False
-            new["out", s, u] = hash(("f", s, value, *skipped, state, self.version[s, u]))
+            new["out", s, u] = hash(
+                ("f", s, value, *skipped, state, self.version[s, u])
+            )
         elif kind == Kind.R:
             if ("out", s, u) not in held or ("again", s, u) in new:
                 return False
@@ -399,7 +470,9 @@ class _Oracle:
                 else "out"
             )
             value = held.get((kept, s, u))
-            gradient = 1 if last else held.get(("grad_in", s, u), held.get(("grad", s + 1, u)))
+            gradient = (
+                1 if last else held.get(("grad_in", s, u), held.get(("grad", s + 1, u)))
+            )
             if not last and not is_near(self.layout, s):
                 gradient = 0
             skipped = [
@@ -430,7 +503,9 @@ class _Oracle:
     ) -> int | None:
         """What a skip brings from stage s: received, or made on the same rank."""
         value = held.get((made, s, u))
-        return held.get((received, k, u), None if value is None else hash(("by skip", k, value)))
+        return held.get(
+            (received, k, u), None if value is None else hash(("by skip", k, value))
+        )
 
     def reads(self, kind: int, s: int, u: int) -> bool:
         """Whether an op can read the weights that it must, and its gradient goes into the right
@@ -445,7 +520,8 @@ class _Oracle:
             # Where each reads what is there, forwards of one update may read different versions.
             piece = (s, u) if rule.name == "unstashed" else self.replicas(s)[0]
             return (
-                version <= done and self.by_update.setdefault((piece, update), version) == version
+                version <= done
+                and self.by_update.setdefault((piece, update), version) == version
             )
         # `latest` keeps one version only: a backward after an update would read other weights than
         # its forward has. `unstashed` wants that, but no recomputation with other weights.
@@ -457,7 +533,9 @@ class _Oracle:
         """Apply an update: it is the next one, and has the gradients of all its microbatches, also
         of replicas here.
         """
-        here = [each for each in self.replicas(s) if self.layout.placement[each] == rank]
+        here = [
+            each for each in self.replicas(s) if self.layout.placement[each] == rank
+        ]
         complete = self.has_gradients(s, number, exactly=True) and all(
             self.has_gradients(each, number) for each in here
         )

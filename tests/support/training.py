@@ -37,20 +37,30 @@ _SCRIPT = b"import runpy, sys; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 def train(run_ranks: Run, tmp_path: Path, ranks: int, *arguments: object) -> Training:
     """Run `schedlang.runtime` with these arguments on so many ranks; on 0, without a launcher."""
-    return launched(run_ranks, tmp_path, ranks, partial(module_main, list(map(str, arguments))))
+    return launched(
+        run_ranks, tmp_path, ranks, partial(module_main, list(map(str, arguments)))
+    )
 
 
-def run_script(run_ranks: Run, tmp_path: Path, ranks: int, *command: object) -> Training:
+def run_script(
+    run_ranks: Run, tmp_path: Path, ranks: int, *command: object
+) -> Training:
     """Run a script with arguments on so many ranks."""
-    return launched(run_ranks, tmp_path, ranks, partial(script_main, list(map(str, command))))
+    return launched(
+        run_ranks, tmp_path, ranks, partial(script_main, list(map(str, command)))
+    )
 
 
-def launched(run_ranks: Run, tmp_path: Path, ranks: int, main: Callable[[], None]) -> Training:
+def launched(
+    run_ranks: Run, tmp_path: Path, ranks: int, main: Callable[[], None]
+) -> Training:
     """What becomes of processes that do this."""
     folder = Path(mkdtemp(dir=tmp_path))
     given = partial(launch, ranks, main, folder)
     (codes,) = run_ranks(given, 1, joins=False).results()
-    return Training(codes, (folder / "stdout").read_text(), (folder / "stderr").read_text())
+    return Training(
+        codes, (folder / "stdout").read_text(), (folder / "stderr").read_text()
+    )
 
 
 def launch(ranks: int, main: Callable[[], None], folder: Path) -> list[int]:

@@ -45,7 +45,9 @@ def parsed(case: Case, parser: Lark) -> Case:
         tree = parser.parse(case.text)
     except UnexpectedInput:
         return evolve(case, is_wrong=True, tree="")
-    return evolve(case, is_wrong=False, tree="\n".join(_lines(tree, _comments(case.text))))
+    return evolve(
+        case, is_wrong=False, tree="\n".join(_lines(tree, _comments(case.text)))
+    )
 
 
 def written(found: Iterable[Case]) -> str:

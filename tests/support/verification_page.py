@@ -68,7 +68,9 @@ proved for these rules, or for all, must end with the gradients of one process; 
 """
 
 
-def read(folder: Path) -> tuple[dict[str, Counter[str]], dict[tuple[str, ...], set[int]]]:
+def read(
+    folder: Path,
+) -> tuple[dict[str, Counter[str]], dict[tuple[str, ...], set[int]]]:
     """The counts of each test over its blocks; and these blocks, by test and its other parameters."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     blocks: dict[tuple[str, ...], set[int]] = defaultdict(set)
@@ -90,7 +92,8 @@ def ranges(blocks: set[int]) -> str:
 
 def table(*rows: tuple[object, ...]) -> str:
     head, *body = [
-        [f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows
+        [f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row]
+        for row in rows
     ]
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *body])
@@ -101,17 +104,23 @@ def page(folder: Path) -> str:
     found, oracle, proved, dead = (
         counts[each] for each in (INTERLEAVINGS, ORACLE, PROVED, DEADLOCKS)
     )
-    verdicts = [("transport", "programs", "right", "wrong", "the verifier says otherwise")]
+    verdicts = [
+        ("transport", "programs", "right", "wrong", "the verifier says otherwise")
+    ]
     for each in ALL:
         right = found[f"{each} right"]
         wrong = found[f"{each} wrong"]
-        verdicts.append((each, right + wrong, right, wrong, found[f"{each} disagreements"]))
+        verdicts.append(
+            (each, right + wrong, right, wrong, found[f"{each} disagreements"])
+        )
     kinds = [
         f"- {found[f'{each} programs']:,} {WHAT[each]}: blocks {ranges(blocks[INTERLEAVINGS, each])}"
         for each in KINDS
     ]
     total = oracle["right"] + oracle["wrong"]
-    ran = [("", "proved", "of these hang", "wrong gradients", "deadlocks", "of these end")]
+    ran = [
+        ("", "proved", "of these hang", "wrong gradients", "deadlocks", "of these end")
+    ]
     for how, name in (
         ("blocking", "`blocking`"),
         ("gloo", "`gloo`"),

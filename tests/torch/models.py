@@ -49,7 +49,10 @@ def stages(
 ) -> list[PipelineStage]:
     """Stages of torch's, whose weights are those of their numbers."""
     cpu = torch.device("cpu")
-    return [PipelineStage(Block(number), number, count, cpu, group=group) for number in numbers]
+    return [
+        PipelineStage(Block(number), number, count, cpu, group=group)
+        for number in numbers
+    ]
 
 
 def mean(output: Tensor, target: Tensor, factor: float = 1.0) -> Tensor:
@@ -68,10 +71,14 @@ def built(
 ) -> Any:
     """A schedule of torch's with stages of its own."""
     ranks = dist.get_world_size(group)
-    of_rank = stages(held(dist.get_rank(group), name, ranks), ranks * SCHEDULES[name][0], group)
+    of_rank = stages(
+        held(dist.get_rank(group), name, ranks), ranks * SCHEDULES[name][0], group
+    )
     has_one = SCHEDULES[name][0] == 1
     made = getattr(schedules, name)
-    return made(of_rank[0] if has_one else of_rank, MICROBATCHES, loss_fn=loss, **options)
+    return made(
+        of_rank[0] if has_one else of_rank, MICROBATCHES, loss_fn=loss, **options
+    )
 
 
 def stages_of(schedule: Any) -> list[PipelineStage]:
@@ -79,7 +86,9 @@ def stages_of(schedule: Any) -> list[PipelineStage]:
 
 
 def gradients(schedule: Any) -> list[Tensor | None]:
-    weights = [weight for stage in stages_of(schedule) for weight in stage.submod.parameters()]
+    weights = [
+        weight for stage in stages_of(schedule) for weight in stage.submod.parameters()
+    ]
     return [weight.grad for weight in weights]
 
 

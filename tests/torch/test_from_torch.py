@@ -50,7 +50,9 @@ def compared() -> dict[str, list[float]]:
     losses this rank has.
     """
     found = {}
-    for name, (loss, scales) in itertools.product(SCHEDULES, [(mean, True), (total, False)]):
+    for name, (loss, scales) in itertools.product(
+        SCHEDULES, [(mean, True), (total, False)]
+    ):
         theirs = built(name, loss, scale_grads=scales)
         mine = built(name, loss, scale_grads=scales)
         losses, output = stepped(theirs, theirs)
@@ -89,7 +91,9 @@ def evaluated() -> dict[str, list[float]]:
         ours = schedlang.torch.pipeline(schedule)
         inputs, target = arguments(schedule, seed=1)
         stepped(ours, schedule)
-        once = [gradient.clone() for gradient in gradients(schedule) if gradient is not None]
+        once = [
+            gradient.clone() for gradient in gradients(schedule) if gradient is not None
+        ]
         losses: list[Tensor] = []
         output = ours.eval(*inputs, target=target, losses=losses)
         kept = distance(gradients(schedule), once)
@@ -100,7 +104,9 @@ def evaluated() -> dict[str, list[float]]:
             whole, _ = batch(seed=1)
             for number in range(RANKS * SCHEDULES[name][0]):
                 whole = Block(number)(whole)
-            parts = zip(whole.chunk(MICROBATCHES), target.chunk(MICROBATCHES), strict=True)
+            parts = zip(
+                whole.chunk(MICROBATCHES), target.chunk(MICROBATCHES), strict=True
+            )
             found[name] += [
                 distance([output], [whole.detach()]),
                 distance(losses, [mean(*part).detach() for part in parts]),
@@ -132,7 +138,11 @@ def given_by_microbatch() -> list[float]:
     cut_losses: list[Tensor] = []
     theirs.step(*inputs, target=target, loss_kwargs=loss_kwargs, factor=factor)
     output = schedlang.torch.pipeline(whole).step(
-        *inputs, target=target, losses=whole_losses, loss_kwargs=loss_kwargs, factor=factor
+        *inputs,
+        target=target,
+        losses=whole_losses,
+        loss_kwargs=loss_kwargs,
+        factor=factor,
     )
     ours = schedlang.torch.pipeline(cut)
     for stage in stages_of(cut):
@@ -170,7 +180,9 @@ def loaded(folder: Path) -> dict[str, float]:
         made = []
         for _ in range(2):
             own = stages(held(dist.get_rank(), "ScheduleZBVZeroBubble"), 2 * RANKS)
-            made.append(schedules._PipelineScheduleRuntime(own, MICROBATCHES, loss_fn=mean))
+            made.append(
+                schedules._PipelineScheduleRuntime(own, MICROBATCHES, loss_fn=mean)
+            )
             made[-1]._load_csv(str(file), format=form)
         theirs, mine = made
         stepped(theirs, theirs)

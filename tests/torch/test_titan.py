@@ -8,7 +8,15 @@ from attrs import frozen
 
 from schedlang import compile
 from schedlang.plan.torch_tables import export_table
-from tests.torch.titan import MICROBATCHES, RANKS, STEPS, Trained, run, side_by_side, write_assets
+from tests.torch.titan import (
+    MICROBATCHES,
+    RANKS,
+    STEPS,
+    Trained,
+    run,
+    side_by_side,
+    write_assets,
+)
 
 pytestmark = [pytest.mark.titan, pytest.mark.processes]
 
@@ -53,7 +61,9 @@ COMPARED = {
             Way("torchtitan, Interleaved1F1B", "Interleaved1F1B"),
             Way("its runtime, our table", "Interleaved1F1B", "interleaved_1f1b"),
             Way("our runtime", "Interleaved1F1B", is_ours=True),
-            Way("our interleaved_zb", "Interleaved1F1B", "interleaved_zb", is_ours=True),
+            Way(
+                "our interleaved_zb", "Interleaved1F1B", "interleaved_zb", is_ours=True
+            ),
         ],
     ),
     "Llama 3, in a V": Comparison(
@@ -65,7 +75,9 @@ COMPARED = {
         ],
         validates=False,
         other=Way(
-            "torchtitan, ZBVZeroBubble", "ZBVZeroBubble", options=("activation-checkpoint:none",)
+            "torchtitan, ZBVZeroBubble",
+            "ZBVZeroBubble",
+            options=("activation-checkpoint:none",),
         ),
     ),
     "DeepSeek-V3, in loops": Comparison(
@@ -94,13 +106,22 @@ def trained(way: Way, comparison: Comparison, folder: Path) -> Trained:
         module = "schedlang.torch.titan"
     if way.program is not None:
         chunks = {"chunks": 2} if way.program.startswith("interleaved") else {}
-        plan = compile(way.program, {"ranks": RANKS, "microbatches": MICROBATCHES} | chunks)
+        plan = compile(
+            way.program, {"ranks": RANKS, "microbatches": MICROBATCHES} | chunks
+        )
         table = folder / f"{way.program}.csv"
         table.write_text(export_table(plan, "torch-csv-compute"), newline="")
         options += ["--parallelism.pipeline_parallel_schedule_csv", str(table)]
     options += way.options
     print(f"\n{way.name} ", end="", flush=True)
-    return run(os.environ["TITAN_PYTHON"], folder, module, config, options, comparison.validates)
+    return run(
+        os.environ["TITAN_PYTHON"],
+        folder,
+        module,
+        config,
+        options,
+        comparison.validates,
+    )
 
 
 @pytest.mark.parametrize("title", COMPARED)

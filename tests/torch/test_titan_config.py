@@ -37,7 +37,9 @@ def test_a_configuration_is_found_by_its_module_and_name(
     ]
     (tmp_path / "configs_of_mine.py").write_text("\n".join(given))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(titan, "pipeline", lambda schedule: f"our runtime, for {schedule}")
+    monkeypatch.setattr(
+        titan, "pipeline", lambda schedule: f"our runtime, for {schedule}"
+    )
     config = getattr(titan, "configs_of_mine.small")()
     assert config.model_spec.pipelining_fn("a model", of="it") == (
         "our runtime, for the schedule of a model",

@@ -23,7 +23,9 @@ ROWS = re.findall(
 
 
 @pytest.mark.parametrize(("schedule", "programs"), ROWS)
-def test_programs_place_their_stages_as_torchtitan_does(schedule: str, programs: str) -> None:
+def test_programs_place_their_stages_as_torchtitan_does(
+    schedule: str, programs: str
+) -> None:
     for name in re.findall(r"`(\w+)`", programs):
         plan = compile(name, {"ranks": RANKS, "microbatches": 8})
         assert list(plan.placement) == PLACES[schedule], name

@@ -60,9 +60,13 @@ def trained(folder: Path) -> dict[str, float]:
             for stage in stages_of(schedule)
             for weight in blocks[stage.stage_index].parameters()
         ]
-        parts = zip(outputs.chunk(MICROBATCHES), targets.chunk(MICROBATCHES), strict=True)
+        parts = zip(
+            outputs.chunk(MICROBATCHES), targets.chunk(MICROBATCHES), strict=True
+        )
         expected = [mean(*part) for part in parts] if target is not None else []
-        found[name] = max(distance(gradients(schedule), alone), distance(losses, expected))
+        found[name] = max(
+            distance(gradients(schedule), alone), distance(losses, expected)
+        )
     return found
 
 
@@ -91,10 +95,16 @@ def refused() -> dict[str, str]:
     plan = compile("1f1b", params)
     own = stages([rank], 2)
     empty = schedules._PipelineScheduleRuntime(own, 4, loss_fn=mean)
-    with_function = schedules.ScheduleInterleaved1F1B(stages([rank, rank + 2], 4), 4, loss_fn=mean)
-    with_function.register_custom_function(schedules.OVERLAP_F_B, lambda action, context: None)
+    with_function = schedules.ScheduleInterleaved1F1B(
+        stages([rank, rank + 2], 4), 4, loss_fn=mean
+    )
+    with_function.register_custom_function(
+        schedules.OVERLAP_F_B, lambda action, context: None
+    )
     cpu = torch.device("cpu")
-    with_builder = PipelineStage(Block(rank), rank, 2, cpu, dw_builder=lambda: lambda: None)
+    with_builder = PipelineStage(
+        Block(rank), rank, 2, cpu, dw_builder=lambda: lambda: None
+    )
     built = from_torch(schedules.ScheduleGPipe(own[0], 4, loss_fn=mean))
     rows = torch.ones(4, 6)
     calls: dict[str, Callable[[], object]] = {
@@ -110,10 +120,14 @@ def refused() -> dict[str, str]:
         "single": lambda: from_torch(schedules._ScheduleForwardOnly(own[0], 4)),
         "no table": lambda: from_torch(empty),
         "functions": lambda: from_torch(with_function),
-        "builder": lambda: from_torch(schedules.ScheduleGPipe(with_builder, 4, loss_fn=mean)),
+        "builder": lambda: from_torch(
+            schedules.ScheduleGPipe(with_builder, 4, loss_fn=mean)
+        ),
         "timeout": lambda: from_torch(empty, timeout=0),
         "in loops": lambda: from_torch(
-            schedules.ScheduleZBVZeroBubble(stages([rank, rank + 2], 4), 4, loss_fn=mean)
+            schedules.ScheduleZBVZeroBubble(
+                stages([rank, rank + 2], 4), 4, loss_fn=mean
+            )
         ),
         "both ways": lambda: built.step(rows, arg_mbs=[(rows,)] * 4),
         "number": lambda: built.step(arg_mbs=[(rows,)] * 3),

@@ -55,7 +55,9 @@ class Trained:
 
 def write_assets(folder: Path) -> None:
     """A tokenizer and documents, of the pages of the documentation."""
-    words = [word for page in sorted(DOCS.glob("*.md")) for word in page.read_text().split()]
+    words = [
+        word for page in sorted(DOCS.glob("*.md")) for word in page.read_text().split()
+    ]
     special = ["<unk>", "<s>", "</s>"]
     known = special + [word for word, _ in Counter(words).most_common(KNOWN)]
     tokenizer = {
@@ -89,7 +91,12 @@ def write_assets(folder: Path) -> None:
 
 
 def run(
-    python: str, folder: Path, module: str, config: str, options: Sequence[str], validates: bool
+    python: str,
+    folder: Path,
+    module: str,
+    config: str,
+    options: Sequence[str],
+    validates: bool,
 ) -> Trained:
     """What a run of a configuration prints, with assets in a folder, and more options; a dot is
     shown for each of its steps.
@@ -105,8 +112,19 @@ def run(
         "validator.dataloader.dataset_path": documents,
         **SMALL,
     }
-    command = ["timeout", str(LIMIT), python, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(RANKS), str(Path(__file__).with_name("titan_on_cpu.py"))]
+    command = [
+        "timeout",
+        str(LIMIT),
+        python,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+    ]
+    command += [
+        "--nproc-per-node",
+        str(RANKS),
+        str(Path(__file__).with_name("titan_on_cpu.py")),
+    ]
     command += [word for name, value in given.items() for word in (f"--{name}", value)]
     # Every pipeline needs this.
     command += ["--training.disable_cuda_graphs"]
@@ -149,10 +167,15 @@ def read(text: str) -> Trained:
 def side_by_side(names: Sequence[str], runs: Sequence[Trained]) -> Iterator[str]:
     """Losses by step: those of the first run, and of the others with the difference from it."""
     yield f"  {'step':>8}" + "".join(f"  {name:>27}" for name in names)
-    rows = [(str(step + 1), [each.losses[step] for each in runs]) for step in range(STEPS)]
+    rows = [
+        (str(step + 1), [each.losses[step] for each in runs]) for step in range(STEPS)
+    ]
     if runs[0].validations:
         rows.append(("validate", [each.validations[-1] for each in runs]))
     for step, losses in rows:
         first, *others = losses
-        cells = [f"{first:.5f}", *(f"{loss:.5f} ({loss - first:+.5f})" for loss in others)]
+        cells = [
+            f"{first:.5f}",
+            *(f"{loss:.5f} ({loss - first:+.5f})" for loss in others),
+        ]
         yield f"  {step:>8}" + "".join(f"  {cell:>27}" for cell in cells)

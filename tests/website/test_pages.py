@@ -37,16 +37,21 @@ def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "website" / "zensical.toml").read_text()
     config = tomllib.loads(Template(text).substitute(gallery=gallery_entries()))
     pages = [page.relative_to(ROOT).as_posix() for page in DOCS.glob("*.md")]
-    pages += [page.relative_to(ROOT).as_posix() for page in (DOCS / "howto").glob("*.md")]
+    pages += [
+        page.relative_to(ROOT).as_posix() for page in (DOCS / "howto").glob("*.md")
+    ]
     pages += [f"programs/{name}.md" for name in names()]
-    pages += ["index.md", "CONTRIBUTING.md", "programs/index.md", "docs/errors/index.md"]
+    pages += [
+        "index.md",
+        "CONTRIBUTING.md",
+        "programs/index.md",
+        "docs/errors/index.md",
+    ]
     assert sorted(entries(config["project"]["nav"])) == sorted(pages)
 
 
 def test_what_is_for_tests_alone_is_not_on_the_site() -> None:
-    text = (
-        "```sched first.sched wrong\nschedule s {}\n```\n```sh elsewhere: two machines\nls\n```\n"
-    )
+    text = "```sched first.sched wrong\nschedule s {}\n```\n```sh elsewhere: two machines\nls\n```\n"
     assert for_site(text) == "```sched\nschedule s {}\n```\n```sh\nls\n```\n"
 
 
@@ -73,11 +78,15 @@ def check_started(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
     started = get_args_parser().parse_args(words)
     assert (started.module, started.training_script) == (True, "schedlang.runtime")
-    monkeypatch.setattr(sys, "argv", ["schedlang.runtime", *started.training_script_args])
+    monkeypatch.setattr(
+        sys, "argv", ["schedlang.runtime", *started.training_script_args]
+    )
     assert command._options().steps == 10000
 
 
-def test_the_job_for_kubernetes_starts_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_job_for_kubernetes_starts_what_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     service, job = yaml.safe_load_all(CLUSTERS["yaml"].text)
     (container,) = job["spec"]["template"]["spec"]["containers"]
     first, *words = container["command"]
@@ -102,7 +111,9 @@ def test_the_job_for_slurm_starts_what_there_is(
     subprocess.run(["bash", "-n", str(script)], check=True)
     (line,) = re.findall(r"^srun (.*)$", text.replace("\\\n", " "), re.M)
     line = (
-        line.replace('"$SLURM_NNODES"', "2").replace('"$SLURM_JOB_ID"', "1").replace("$first", "a")
+        line.replace('"$SLURM_NNODES"', "2")
+        .replace('"$SLURM_JOB_ID"', "1")
+        .replace("$first", "a")
     )
     first, *words = shlex.split(line)
     assert first == "torchrun"

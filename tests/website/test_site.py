@@ -71,7 +71,9 @@ def address() -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing is logged."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(SITE))) as server:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Handler, directory=str(SITE))
+    ) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
@@ -90,7 +92,9 @@ def page(browser: Browser, address: str) -> Iterator[Page]:
         heard.append(message.text)
 
     def look(request: Request) -> None:
-        if not request.url.startswith((address, "data:", "blob:", "about:", SITE.as_uri())):
+        if not request.url.startswith(
+            (address, "data:", "blob:", "about:", SITE.as_uri())
+        ):
             heard.append(request.url)
 
     opened.on("console", listen)
@@ -106,7 +110,9 @@ def page(browser: Browser, address: str) -> Iterator[Page]:
 
 @pytest.mark.parametrize("path", PAGES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessible(page: Page, address: str, path: str, scheme: Literal["light", "dark"]) -> None:
+def test_accessible(
+    page: Page, address: str, path: str, scheme: Literal["light", "dark"]
+) -> None:
     page.emulate_media(color_scheme=scheme)
     page.goto(address + path)
     assert violations(page) == []
@@ -125,7 +131,9 @@ def test_search_finds_also_from_a_folder(page: Page) -> None:
     page.keyboard.press("Control+k")
     page.wait_for_timeout(SECOND)
     page.keyboard.type("deadlock")
-    page.get_by_text("Ranks wait for each other in a circle").first.wait_for(timeout=20 * SECOND)
+    page.get_by_text("Ranks wait for each other in a circle").first.wait_for(
+        timeout=20 * SECOND
+    )
 
 
 # ----- the playground
@@ -141,7 +149,9 @@ def open_playground(page: Page, address: str, state: str = "") -> None:
 
 def wait_for_answer(page: Page) -> None:
     """All that was asked is answered."""
-    page.wait_for_function("document.body.dataset.answered === document.body.dataset.asked")
+    page.wait_for_function(
+        "document.body.dataset.answered === document.body.dataset.asked"
+    )
 
 
 def write(page: Page, text: str) -> None:
@@ -165,7 +175,9 @@ def test_first_paint_and_time_for_a_key(page: Page, address: str) -> None:
     """Of 8 ranks and 32 microbatches: a key, until the last verdict is shown."""
     page.goto(f"{address}playground/index.html")
     page.wait_for_selector("#figures td")
-    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    paint = page.evaluate(
+        "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+    )
     there = page.evaluate("performance.now()")
     page.wait_for_function("performance.getEntriesByName('ready').length")
     ready = page.evaluate("performance.getEntriesByName('ready')[0].startTime")
@@ -205,7 +217,9 @@ def test_every_program_of_the_gallery(
     monkeypatch.chdir(path_of("1f1b").parent)
     open_playground(page, address)
     select = page.locator("#programs")
-    assert select.locator("option").evaluate_all("all => all.map((each) => each.value)") == [
+    assert select.locator("option").evaluate_all(
+        "all => all.map((each) => each.value)"
+    ) == [
         "",
         *names(),
     ]
@@ -214,7 +228,8 @@ def test_every_program_of_the_gallery(
         wait_for_answer(page)
         assert set(verdicts(page)) == {"proved"}, name
         told = {
-            next(iter(answer)): answer for answer in map(json.loads, answers(text_of(name), {}))
+            next(iter(answer)): answer
+            for answer in map(json.loads, answers(text_of(name), {}))
         }
         assert page.locator("#bubbles").text_content() == told["bubbles"]["bubbles"]
         rows = page.locator("#figures tr").evaluate_all(
@@ -229,14 +244,18 @@ def test_every_program_of_the_gallery(
     assert drawn(page).startswith("chimera")
 
 
-def test_a_program_of_the_gallery_is_there_before_the_compiler(page: Page, address: str) -> None:
+def test_a_program_of_the_gallery_is_there_before_the_compiler(
+    page: Page, address: str
+) -> None:
     held: list[Route] = []
     page.route("**/wheels.json", lambda route: held.append(route))
     page.goto(f"{address}playground/index.html#program=zb_v")
     page.wait_for_function("document.querySelectorAll('#verdicts td').length")
     assert drawn(page).startswith("zb_v")
     page.locator("#programs").select_option("gpipe")
-    page.wait_for_function("document.querySelector('#bubbles').textContent.startsWith('gpipe')")
+    page.wait_for_function(
+        "document.querySelector('#bubbles').textContent.startsWith('gpipe')"
+    )
     assert set(verdicts(page)) == {"proved"}
     assert page.locator("#status").inner_text() == "proved; loading the compiler …"
     held[0].continue_()
@@ -267,7 +286,9 @@ def test_colours_are_those_of_the_grammar(page: Page, address: str) -> None:
     seen = page.locator(".cm-line span[class^=tok-]").evaluate_all(
         "all => all.map((each) => [each.className, each.textContent])"
     )
-    assert seen == [[f"tok-{of.value}", text[start:end]] for start, end, of in coloured(text)]
+    assert seen == [
+        [f"tok-{of.value}", text[start:end]] for start, end, of in coloured(text)
+    ]
 
 
 def test_an_address_shows_others_the_same(page: Page, address: str) -> None:
@@ -289,11 +310,15 @@ def test_an_address_shows_others_the_same(page: Page, address: str) -> None:
 
 def test_a_program_without_an_end_is_stopped(page: Page, address: str) -> None:
     open_playground(page, address)
-    slow = text_of("1f1b").replace("param microbatches = 8", "param microbatches = 400000")
+    slow = text_of("1f1b").replace(
+        "param microbatches = 8", "param microbatches = 400000"
+    )
     page.locator(".cm-content").click()
     page.keyboard.press("Control+a")
     page.keyboard.insert_text(slow)
-    page.wait_for_function("document.querySelector('#status').textContent === 'stopped'")
+    page.wait_for_function(
+        "document.querySelector('#status').textContent === 'stopped'"
+    )
     write(page, text_of("1f1b"))
     assert set(verdicts(page)) == {"proved"}
 
@@ -341,5 +366,7 @@ def test_contact_sheet(page: Page, address: str) -> None:
             shot = f"site-{len(rows)}-{scheme}.png"
             page.screenshot(path=folder / shot)
             rows.append(f'<img src="{shot}" width="48%" alt="{title}, {scheme}">')
-    (folder / "site.html").write_text("<!doctype html><title>Site</title>" + "\n".join(rows))
+    (folder / "site.html").write_text(
+        "<!doctype html><title>Site</title>" + "\n".join(rows)
+    )
     print(f"to be looked at: {folder / 'site.html'}")

@@ -35,7 +35,9 @@ class EvenLayers:
             check_whole("layers_per_stage", self.layers_per_stage, 1)
 
 
-def sizes_by_number(layout: EvenLayers, blocks: Sequence[str], stages: int) -> list[int]:
+def sizes_by_number(
+    layout: EvenLayers, blocks: Sequence[str], stages: int
+) -> list[int]:
     """How many blocks each of so many stages has; PipelineError where one would have less than
     none, or `layers_per_stage` makes another number of stages.
     """

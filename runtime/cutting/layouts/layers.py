@@ -12,7 +12,9 @@ def lists_of(blocks: Sequence[str]) -> list[range]:
     `layers.0`, `layers.1`, … are of one list. PipelineError where no block is of one.
     """
     lists = []
-    for is_layer, places in groupby(range(len(blocks)), lambda place: _list_of(blocks[place])):
+    for is_layer, places in groupby(
+        range(len(blocks)), lambda place: _list_of(blocks[place])
+    ):
         if is_layer is not None:
             of_list = list(places)
             lists.append(range(of_list[0], of_list[-1] + 1))

@@ -55,7 +55,12 @@ def sizes_by_letters(layout: str, blocks: Sequence[str]) -> list[int]:
             f"`layout` has no letter for `{between[0]}`, between two lists of layers: give the "
             "names of the blocks by stage"
         )
-    numbers = {"E": 1, "t": len(lists[0]), "m": len(lists[1]) if len(lists) > 1 else 0, "L": 1}
+    numbers = {
+        "E": 1,
+        "t": len(lists[0]),
+        "m": len(lists[1]) if len(lists) > 1 else 0,
+        "L": 1,
+    }
     _check(layout, letters, numbers)
     blocks_of = {"E": lists[0].start, "t": 1, "m": 1, "L": len(blocks) - lists[-1].stop}
     stages = [0]
@@ -85,7 +90,9 @@ def _check(layout: str, letters: Sequence[_Letter], numbers: dict[str, int]) -> 
         if len(given) != number:
             # Where the first one is that is too much, or the next one would be.
             behind = [
-                each.place for each in blocks if order.index(each.letter) > order.index(letter)
+                each.place
+                for each in blocks
+                if order.index(each.letter) > order.index(letter)
             ]
             place = [*given[number:], *behind, len(layout)][0]
             what = f"{len(given)} `{letter}`, {meaning}, where the model has {number}"
@@ -108,7 +115,9 @@ class _Parser:
         """All letters, with what is multiplied written out."""
         read: list[_Letter] = []
         while self.rest:
-            read += self.group() if self.rest[0].letter == "(" else self.multiplied_letter()
+            read += (
+                self.group() if self.rest[0].letter == "(" else self.multiplied_letter()
+            )
         return read
 
     def group(self) -> list[_Letter]:
@@ -121,14 +130,18 @@ class _Parser:
             raise self.error(start.place, "`(` without a `)` behind it")
         self.rest.popleft()
         if not self.is_next("*"):
-            raise self.error(start.place, "a group without `*` and a number behind it: `(tt|)*4`")
+            raise self.error(
+                start.place, "a group without `*` and a number behind it: `(tt|)*4`"
+            )
         return self.multiplied(letters)
 
     def multiplied_letter(self) -> list[_Letter]:
         """One letter, or the end of a stage, as often as the number behind it says."""
         letter = self.rest.popleft()
         if letter.letter not in (*_MEANINGS, _NEXT_STAGE):
-            there_is = ", ".join(f"{each} ({meaning})" for each, meaning in _MEANINGS.items())
+            there_is = ", ".join(
+                f"{each} ({meaning})" for each, meaning in _MEANINGS.items()
+            )
             what = f"`{letter.letter}`, where there is {there_is}, `|`, and `(t|)*3`"
             raise self.error(letter.place, what)
         return self.multiplied([letter]) if self.is_next("*") else [letter]

@@ -51,7 +51,9 @@ def _blocks_named(name: str, stage: int, blocks: Sequence[str]) -> list[str]:
         return of_list
     close = get_close_matches(name, blocks, n=1)
     way_out = f"did you mean `{close[0]}`?" if close else f"they are {_listed(blocks)}"
-    raise PipelineError(f"`layout` has `{name}` in stage {stage}, which is no block: {way_out}")
+    raise PipelineError(
+        f"`layout` has `{name}` in stage {stage}, which is no block: {way_out}"
+    )
 
 
 def _listed(blocks: Sequence[str]) -> str:

@@ -25,7 +25,14 @@ from schedlang.parametric.ranks.numbers import (
     between as are_between,
 )
 from schedlang.parametric.ranks.orders import Call
-from schedlang.parametric.ranks.statements import STAGE, UPDATE, UPDATES, Line, Statement, any_of
+from schedlang.parametric.ranks.statements import (
+    STAGE,
+    UPDATE,
+    UPDATES,
+    Line,
+    Statement,
+    any_of,
+)
 from schedlang.parametric.ranks.symbols import (
     between,
     floor_by,
@@ -66,7 +73,9 @@ class Calls:
         if self.is_stream:
             for call in self.calls:
                 if call.location in self.sites.unnumbered:
-                    raise Unreadable("an op of a stream that names no microbatch", call.span)
+                    raise Unreadable(
+                        "an op of a stream that names no microbatch", call.span
+                    )
         # What a call leaves open is filled in from the left, since each needs what is before it:
         #
         #     call        F(next)      W               of two stages on each rank
@@ -75,7 +84,8 @@ class Calls:
         #     unit        update, digits, slice        as cases, in each of which these are affine
         self.calls = [part for call in self.calls for part in self.with_stage(call)]
         numbered = [
-            call if self.is_owed(call) else self.with_microbatch(call) for call in self.calls
+            call if self.is_owed(call) else self.with_microbatch(call)
+            for call in self.calls
         ]
         calls: list[Call] = []
         for call in numbered:
@@ -86,7 +96,9 @@ class Calls:
                 statements.append(evolve(statement, number=len(statements)))
         if any(call.kind in TRANSFERS for call in calls):
             written = [
-                without(call.where, call.indices) for call in calls if call.kind in TRANSFERS
+                without(call.where, call.indices)
+                for call in calls
+                if call.kind in TRANSFERS
             ]
             silent = self.where - any_of(written)
             if not silent.is_empty():
@@ -122,7 +134,9 @@ class Calls:
         what = f"`{call.site.word}` of a stage that its rank does not hold"
         self.mistaken("not-on-this-rank", what, call.span, wrong)
         where = call.where - wrong
-        return [evolve(call, stage=stage, where=case) for case in _cases(where, [stage])]
+        return [
+            evolve(call, stage=stage, where=case) for case in _cases(where, [stage])
+        ]
 
     def with_microbatch(self, call: Call) -> Call:
         """The call with its microbatch: `next` counts the calls before it."""
@@ -134,7 +148,9 @@ class Calls:
         if sites.is_mixed:
             raise Unreadable("`next` beside ops that name their microbatch", call.span)
         word = sites.counted_as[call.location]
-        alike = [other for other in self.calls if sites.counted_as[other.location] == word]
+        alike = [
+            other for other in self.calls if sites.counted_as[other.location] == word
+        ]
         return evolve(call, microbatch=self.counted(call, alike))
 
     def owed(self, call: Call, calls: Sequence[Call]) -> list[Call]:
@@ -155,7 +171,9 @@ class Calls:
         self.mistaken("nothing-next", "`W`, but nothing is owed", call.span, nothing)
         call = evolve(call, where=call.where - nothing)
         # The first one that is owed is the one of the count, if that is how they became owed.
-        if call.stage is not None and all(self.is_in_turn(other, owing) for other in owing):
+        if call.stage is not None and all(
+            self.is_in_turn(other, owing) for other in owing
+        ):
             return [evolve(call, microbatch=taken)]
         result = []
         for other in owing:
@@ -166,7 +184,9 @@ class Calls:
             assert other.microbatch is not None
             # The n-th `W` takes what the n-th `I` has left: the pair whose counts of calls before
             # are the same.
-            before = self.counted(evolve(other, stage=call.stage and other.stage), owing)
+            before = self.counted(
+                evolve(other, stage=call.stage and other.stage), owing
+            )
             both = call.where & renamed(other.where, names)
             both = same(taken, with_names(before, names), both)
             stage = with_names(Number(other.stage), names).low
@@ -176,7 +196,11 @@ class Calls:
                 continue
             own = list(names.values())
             microbatch = with_names(other.microbatch, names)
-            high = None if microbatch.high is None else _through(both, own, microbatch.high)
+            high = (
+                None
+                if microbatch.high is None
+                else _through(both, own, microbatch.high)
+            )
             taken_by = Number(_through(both, own, microbatch.low), high)
             result.append(
                 evolve(
@@ -204,7 +228,9 @@ class Calls:
                 Many(other.where, other.indices, other.order, other.stage),
             )
             if counted is None:
-                raise Unreadable("`next` cannot be counted through these loops", call.span)
+                raise Unreadable(
+                    "`next` cannot be counted through these loops", call.span
+                )
             total = total.plus(counted)
         total = total.within(call.where)
         return Number(simplified(total.low), total.high)
@@ -212,13 +238,17 @@ class Calls:
     def reaching(self, call: Call, where: isl.Set) -> isl.Set:
         """Where a transfer has another rank to reach; elsewhere it becomes nothing."""
         if self.has_edges or self.is_stream:
-            raise Unreadable("transfers of its own, beside edges or without a flush", call.span)
+            raise Unreadable(
+                "transfers of its own, beside edges or without a flush", call.span
+            )
         assert call.stage is not None
         reached = nowhere()
         for line in self.lines:
             other = call.stage.add(number(TRANSFERS[call.kind].distance))
             end = line.first.add(line.stages)
-            both = between(line.first, call.stage, end) & between(line.first, other, end)
+            both = between(line.first, call.stage, end) & between(
+                line.first, other, end
+            )
             rank = renamed(line.holds(), {RANK: "_rank"}) & symbol(STAGE).eq_set(other)
             away = both & rank & symbol("_rank").ne_set(symbol(RANK))
             reached = reached | without(away, [STAGE, "_rank"])
@@ -313,7 +343,10 @@ def _cases(where: isl.Set, functions: Sequence[isl.PwAff]) -> list[isl.Set]:
     """A condition cut into cases, in each of which some functions are one affine function."""
     cases = [where]
     for function in functions:
-        pieces = [piece for piece, _ in function.intersect_domain(where).coalesce().get_pieces()]
+        pieces = [
+            piece
+            for piece, _ in function.intersect_domain(where).coalesce().get_pieces()
+        ]
         if len(pieces) > 1:
             cases = [case & piece for case in cases for piece in pieces]
     return [case.coalesce() for case in cases if not case.is_empty()]

@@ -14,7 +14,13 @@ from schedlang.parametric.ranks.numbers import digits
 from schedlang.parametric.ranks.prove import Case, Outcome
 from schedlang.parametric.ranks.stamps import Frame
 from schedlang.parametric.ranks.statements import STAGE, Statement, Weights
-from schedlang.parametric.ranks.symbols import everywhere, function_map, number, points, symbol
+from schedlang.parametric.ranks.symbols import (
+    everywhere,
+    function_map,
+    number,
+    points,
+    symbol,
+)
 
 #: The version of what a certificate has.
 VERSION = 4
@@ -26,7 +32,8 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
     relations = outcome.relations
     frame = Frame(reading.sizes, reading.base)
     depth = 1 + max(
-        (len(rows) for case in outcome.cases for rows in case.stamps.values()), default=0
+        (len(rows) for case in outcome.cases for rows in case.stamps.values()),
+        default=0,
     )
     width = depth * frame.digits
     return {
@@ -57,7 +64,9 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
             {
                 "where": str(case.where),
                 "stamps": {
-                    statement.name: str(_stamp(relations, statement, case, frame, width))
+                    statement.name: str(
+                        _stamp(relations, statement, case, frame, width)
+                    )
                     for statement in reading.statements
                 },
             }
@@ -73,7 +82,9 @@ def _rule(relations: Relations, weights: Weights) -> tuple[str, str]:
     items = relations.wanted().intersect(points(weights.stages, ITEM))
     update = symbol(ITEM[1]).sub(number(1)).sub(weights.delay)
     read = [symbol(STAGE), update, number(0), number(0), number(0)]
-    relation = function_map(everywhere(), ITEM, "", read).reset_tuple_id(isl.dim_type.in_)
+    relation = function_map(everywhere(), ITEM, "", read).reset_tuple_id(
+        isl.dim_type.in_
+    )
     return weights.rule, str(relation.intersect_domain(items))
 
 

@@ -193,7 +193,9 @@ class Relations:
                 if not pairs.is_empty():
                     result.append(Edge(one, other, pairs, "order"))
                 if one.batch and one.batch == other.batch and one is not other:
-                    result.append(Edge(one, other, self.together(one, other), "together"))
+                    result.append(
+                        Edge(one, other, self.together(one, other), "together")
+                    )
         # Messages are then the only way from rank to rank: both sides of one come together, and the
         # order of each rank does the rest.
         if self.writes_transfers:
@@ -209,7 +211,9 @@ class Relations:
 
     def same_rank(self, one: Statement, other: Statement) -> isl.Map:
         """The pairs of instances that are of one rank: it is the first of their indices."""
-        space = isl.Space.alloc(isl.DEFAULT_CONTEXT, 0, len(one.indices), len(other.indices))
+        space = isl.Space.alloc(
+            isl.DEFAULT_CONTEXT, 0, len(one.indices), len(other.indices)
+        )
         pairs = isl.Map.universe(space).equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
         pairs = pairs.set_tuple_name(isl.dim_type.in_, one.name)
         return pairs.set_tuple_name(isl.dim_type.out, other.name)
@@ -264,7 +268,9 @@ def _needed(reading: Reading, rule: Rule) -> isl.Map | None:
     pairs = _stages(reading, rule.of) & update.eq_set(update2)
     if rule.of != "replicas":
         same_piece = piece2.eq_set(piece.add(number(rule.slices)))
-        pairs = pairs & group.eq_set(group2) & microbatch.eq_set(microbatch2) & same_piece
+        pairs = (
+            pairs & group.eq_set(group2) & microbatch.eq_set(microbatch2) & same_piece
+        )
     needed = isl.Map.from_domain(points(pairs & reading.domain, [*ITEM, *NEEDED]))
     width = len(ITEM)
     needed = needed.move_dims(isl.dim_type.out, 0, isl.dim_type.in_, width, width)
@@ -319,7 +325,9 @@ def _coverage(relations: Relations) -> Iterator[Mistake]:
         yield from _mistake("missing-op", f"a {name} never runs", None, missing)
     for kind in (Kind.F, Kind.B, Kind.W, Kind.R, Kind.U):
         for one, other in _pairs(relations.of(*MAKERS[kind])):
-            pairs = relations.items[one.number].apply_range(relations.items[other.number].reverse())
+            pairs = relations.items[one.number].apply_range(
+                relations.items[other.number].reverse()
+            )
             if one is other:
                 pairs = pairs - isl.Map.identity(pairs.get_space())
             what = f"a {OPS[kind].name} runs twice"
@@ -345,7 +353,9 @@ def _coverage(relations: Relations) -> Iterator[Mistake]:
     yield from _mistake("missing-op", "a stage makes no update", None, lacking & some)
 
 
-def _mistake(code: str, message: str, span: Span | None, where: isl.Set) -> Iterator[Mistake]:
+def _mistake(
+    code: str, message: str, span: Span | None, where: isl.Set
+) -> Iterator[Mistake]:
     if not where.is_empty():
         yield Mistake(code, message, span, where.coalesce())
 
@@ -355,7 +365,9 @@ def _order(relations: Relations) -> Iterator[Mistake]:
     for rule, maker, user, pairs in relations.needs():
         late = pairs & relations.same_rank(maker, user)
         late = late - relations.before(maker, user)
-        what = f"`{user.kind.name}` stands before the {OPS[rule.made].name} that it needs"
+        what = (
+            f"`{user.kind.name}` stands before the {OPS[rule.made].name} that it needs"
+        )
         yield from _mistake("order", what, user.span, late.params())
 
 
@@ -367,10 +379,14 @@ def _transfers(relations: Relations) -> Iterator[Mistake]:
         return
     for kind in map(Kind, TRANSFERS):
         for one, other in _pairs(relations.of(kind)):
-            twice = relations.items[one.number].apply_range(relations.items[other.number].reverse())
+            twice = relations.items[one.number].apply_range(
+                relations.items[other.number].reverse()
+            )
             if one is other:
                 twice = twice - isl.Map.identity(twice.get_space())
-            yield from _mistake("repeated-send", "a transfer twice", other.span, twice.params())
+            yield from _mistake(
+                "repeated-send", "a transfer twice", other.span, twice.params()
+            )
     met = list(relations.messages())
     for statement in relations.of(*map(Kind, TRANSFERS)):
         alone = relations.items[statement.number].domain()
@@ -388,7 +404,9 @@ def _transfers(relations: Relations) -> Iterator[Mistake]:
                     relations.items[send.number].reverse()
                 )
                 late = pairs - relations.before(maker, send)
-                yield from _mistake("order", "a send before its op", send.span, late.params())
+                yield from _mistake(
+                    "order", "a send before its op", send.span, late.params()
+                )
     for rule, maker, user, pairs in relations.needs():
         if rule.made not in RECEIVES:
             continue
@@ -409,9 +427,13 @@ def check_batches(relations: Relations) -> Iterator[Mistake]:
     """Transfers that one side issues alone and the other one in a batch: on some transports, these
     never meet. Unreadable where a batch has several messages from one rank to another.
     """
-    in_batch = {s.number: batched(relations, s) for s in relations.of(*map(Kind, TRANSFERS))}
+    in_batch = {
+        s.number: batched(relations, s) for s in relations.of(*map(Kind, TRANSFERS))
+    }
     for send, receive, pairs in relations.messages():
-        one = pairs.intersect_domain(in_batch[send.number]).subtract_range(in_batch[receive.number])
+        one = pairs.intersect_domain(in_batch[send.number]).subtract_range(
+            in_batch[receive.number]
+        )
         other = pairs.subtract_domain(in_batch[send.number])
         other = other.intersect_range(in_batch[receive.number])
         what = "a transfer that only one side issues in a batch"
@@ -420,7 +442,9 @@ def check_batches(relations: Relations) -> Iterator[Mistake]:
         if one_side.batch and one_side.batch == other_side.batch:
             alike = one_side.kind == other_side.kind
             if one_side is not other_side and alike:
-                raise Unreadable("a batch of several transfers of one kind", one_side.span)
+                raise Unreadable(
+                    "a batch of several transfers of one kind", one_side.span
+                )
 
 
 def batched(relations: Relations, transfer: Statement) -> isl.Set:
@@ -469,13 +493,19 @@ def _versions(relations: Relations) -> Iterator[Mistake]:
                 case "latest":
                     # What reads the weights after the forward reads the same as that.
                     for kind in sorted(USES_WEIGHTS - {Kind.F}):
-                        yield from _between(relations, update, weights, Kind(kind), _SAME_ITEM)
+                        yield from _between(
+                            relations, update, weights, Kind(kind), _SAME_ITEM
+                        )
                 case "delay":
                     for op in relations.of(Kind.F):
-                        yield from _late_update(relations, op, update, weights, "weight-version")
+                        yield from _late_update(
+                            relations, op, update, weights, "weight-version"
+                        )
                 case "stash":
                     # So do all forwards of an update.
-                    yield from _between(relations, update, weights, Kind.F, _SAME_UPDATE)
+                    yield from _between(
+                        relations, update, weights, Kind.F, _SAME_UPDATE
+                    )
                 case "unstashed":
                     # Only a recomputation must make the same as its forward.
                     yield from _between(relations, update, weights, Kind.R, _SAME_ITEM)
@@ -499,7 +529,9 @@ def _between(
     item that is `alike`.
     """
     stages = points(weights.stages, ITEM)
-    same_stage = isl.Map("{ [s, u, g, m, k] -> [s, u2, g2, m2, k2] }").intersect_domain(stages)
+    same_stage = isl.Map("{ [s, u, g, m, k] -> [s, u2, g2, m2, k2] }").intersect_domain(
+        stages
+    )
     same = isl.Map(alike)
     of_update = relations.items[update.number].reverse()
     for one in relations.of(Kind.F):
@@ -508,14 +540,20 @@ def _between(
         earlier = earlier & relations.before(one, update)
         for other in relations.of(kind):
             between_both = earlier.apply_range(relations.before(update, other))
-            pairs = first.apply_range(same).apply_range(relations.items[other.number].reverse())
+            pairs = first.apply_range(same).apply_range(
+                relations.items[other.number].reverse()
+            )
             amiss = (between_both & pairs).params()
             what = f"`{kind.name}` reads another version of the weights"
             yield from _mistake("weight-version", what, other.span, amiss)
 
 
 def _of_update(
-    relations: Relations, op: Statement, update: Statement, stages: isl.Set, on: isl.PwAff
+    relations: Relations,
+    op: Statement,
+    update: Statement,
+    stages: isl.Set,
+    on: isl.PwAff,
 ) -> isl.Map:
     """From an op's instances, of some stages, to those of an update of its stage, so many updates
     on.
@@ -542,7 +580,9 @@ def all_mistakes(reading: Reading, more: Sequence[Mistake] = ()) -> isl.Set:
 
 def of_program(condition: isl.Set, reading: Reading) -> isl.Set:
     """The sizes at which a condition holds; of a stream, for some number of updates."""
-    return sizes_only(condition, [size for size in reading.sizes if size != UPDATES]).coalesce()
+    return sizes_only(
+        condition, [size for size in reading.sizes if size != UPDATES]
+    ).coalesce()
 
 
 def sizes_only(condition: isl.Set, sizes: Sequence[str]) -> isl.Set:

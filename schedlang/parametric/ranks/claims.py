@@ -57,7 +57,9 @@ def judged(reading: Reading, proved: isl.Set, forms: Iterable[Form]) -> Judgemen
             reason = "a claim for all: whether it holds depends on how many updates there are"
         if not there.is_equal(where):
             unknown = unknown | of_program(where - there, reading)
-            reason = "a claim for all: there is a closed form for some of the sizes only"
+            reason = (
+                "a claim for all: there is a closed form for some of the sizes only"
+            )
     return Judgement(fails.coalesce(), unknown - fails, reason)
 
 

@@ -115,7 +115,9 @@ def _parts(function: isl.PwAff) -> Iterator[tuple[isl.Set, isl.PwAff]]:
 
 def _or_zero(function: isl.PwAff) -> isl.PwAff:
     """A function that is 0 where it had no value."""
-    return function.union_add(number(0).intersect_domain(function.domain().complement()))
+    return function.union_add(
+        number(0).intersect_domain(function.domain().complement())
+    )
 
 
 def _is_single(condition: isl.Set, name: str) -> bool:

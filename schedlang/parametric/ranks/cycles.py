@@ -65,10 +65,13 @@ def instances(edge: Edge, sizes: Mapping[str, int]) -> list[tuple[Instance, Inst
         )
 
     flat = pairs.wrap().flatten()
-    flat.project_out(isl.dim_type.param, 0, flat.dim(isl.dim_type.param)).foreach_point(take)
+    flat.project_out(isl.dim_type.param, 0, flat.dim(isl.dim_type.param)).foreach_point(
+        take
+    )
     ones = len(edge.source.indices)
     return [
-        ((edge.source.number, point[:ones]), (edge.target.number, point[ones:])) for point in points
+        ((edge.source.number, point[:ones]), (edge.target.number, point[ones:]))
+        for point in points
     ]
 
 

@@ -30,7 +30,8 @@ def in_order(relations: Relations) -> isl.Set:
     used = isl.Set("{ [r, q] : 1 = 0 }")
     early = used
     late = {
-        transfer.number: _behind_batches(relations, transfer) for transfer in _transfers(relations)
+        transfer.number: _behind_batches(relations, transfer)
+        for transfer in _transfers(relations)
     }
     for send, receive, pairs in relations.messages():
         alone = pairs.subtract_domain(batched(relations, send))
@@ -49,7 +50,9 @@ def _behind_batches(relations: Relations, transfer: Statement) -> isl.Set:
     """The instances of a transfer that stand behind a batch of their rank."""
     result = isl.Set.empty(relations.items[transfer.number].domain().get_space())
     for other in _transfers(relations):
-        behind = relations.before(other, transfer).intersect_domain(batched(relations, other))
+        behind = relations.before(other, transfer).intersect_domain(
+            batched(relations, other)
+        )
         result = result | behind.range()
     return result
 
@@ -57,7 +60,11 @@ def _behind_batches(relations: Relations, transfer: Statement) -> isl.Set:
 def _ranks(instances: isl.Set) -> isl.Set:
     """The ranks of instances: the first of their indices."""
     width = instances.dim(isl.dim_type.set)
-    return instances.reset_tuple_id().project_out(isl.dim_type.set, 1, width - 1).reset_tuple_id()
+    return (
+        instances.reset_tuple_id()
+        .project_out(isl.dim_type.set, 1, width - 1)
+        .reset_tuple_id()
+    )
 
 
 def _pairs(messages: isl.Map) -> isl.Set:

@@ -89,6 +89,9 @@ def differs(
     the program.
     """
     updates = sizes.get(UPDATES, 1)
-    params = {**given, **{size: value for size, value in sizes.items() if size != UPDATES}}
+    params = {
+        **given,
+        **{size: value for size, value in sizes.items() if size != UPDATES},
+    }
     compiled = compiled_ops(source, tree, params, updates)
     return compiled != ops_at(relations, {**params, UPDATES: updates})

@@ -108,7 +108,9 @@ def _durations() -> dict[Kind, int]:
 def _base(reading: Reading) -> str | None:
     """The base of a program's figures, where they have two digits."""
     wanted = MICROBATCHES if reading.is_stream else _SLICES
-    is_any = wanted in reading.sizes and constant(symbol(wanted), reading.domain) is None
+    is_any = (
+        wanted in reading.sizes and constant(symbol(wanted), reading.domain) is None
+    )
     return wanted if is_any else reading.base
 
 
@@ -129,7 +131,9 @@ def _work(outcome: Outcome) -> Number | None:
     total = of_number(0).within(every)
     for stage in reading.own_stages:
         for line in reading.lines:
-            own = stage.domain() & between(line.first, stage, line.first.add(line.stages))
+            own = stage.domain() & between(
+                line.first, stage, line.first.add(line.stages)
+            )
             own = own & every
             run = _run_by(line, reading)
             if run is None:
@@ -151,7 +155,9 @@ def _run_by(line: Line, reading: Reading) -> Number | None:
     if multiple is None:
         return None
     _, bases, more = multiple
-    low, high = (symbol(UPDATES).scale_val(isl.Val(times * slices)) for times in (more, bases))
+    low, high = (
+        symbol(UPDATES).scale_val(isl.Val(times * slices)) for times in (more, bases)
+    )
     return Number(low, high, MICROBATCHES)
 
 
@@ -224,7 +230,9 @@ def _calls(cases: Sequence[Many]) -> list[Many]:
     calls: list[Many] = []
     for case in cases:
         if calls and calls[-1].order is case.order:
-            calls[-1] = evolve(calls[-1], where=(calls[-1].where | case.where).coalesce())
+            calls[-1] = evolve(
+                calls[-1], where=(calls[-1].where | case.where).coalesce()
+            )
         else:
             calls.append(case)
     return calls

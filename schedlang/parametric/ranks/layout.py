@@ -90,7 +90,9 @@ class Layout:
             case syntax.Pipeline():
                 raise Unreadable("pipelines with numbers", item.span)
             case syntax.Link():
-                raise Unreadable("copies on shared links wait for each other by time", item.span)
+                raise Unreadable(
+                    "copies on shared links wait for each other by time", item.span
+                )
             case syntax.Capacity():
                 if not isinstance(item.value, expressions.Number | expressions.Decimal):
                     raise Unreadable("a capacity that is computed", item.span)
@@ -102,7 +104,9 @@ class Layout:
                 pass
             case _:
                 word = type(item).__name__.lower()
-                raise Unreadable(f"`{word}` cannot be read for all sizes yet", item.span)
+                raise Unreadable(
+                    f"`{word}` cannot be read for all sizes yet", item.span
+                )
 
     def param(self, item: syntax.Param) -> None:
         """A parameter: a symbol if it is a size, else its value or its default."""
@@ -136,18 +140,26 @@ class Layout:
         amiss = where & (start.ne_set(number(0)) | stop.lt_set(number(1)))
         evaluator.mistaken("placement", "the stages must start from 0", stage, amiss)
         none = under(microbatches, of_number(1), where)
-        evaluator.mistaken("pipelines", "the pipeline runs no microbatches", stage, none)
+        evaluator.mistaken(
+            "pipelines", "the pipeline runs no microbatches", stage, none
+        )
         if self.lines:
             if not (name and self.lines[0].name):
-                raise Unreadable("a schedule has one `stage` line, or pipelines", stage.span)
+                raise Unreadable(
+                    "a schedule has one `stage` line, or pipelines", stage.span
+                )
             unlike = where & stop.ne_set(self.lines[0].stages)
-            evaluator.mistaken("pipelines", "pipelines have as many stages", stage, unlike)
+            evaluator.mistaken(
+                "pipelines", "pipelines have as many stages", stage, unlike
+            )
         inside = self.scope.inner()
         inside.values[stage.name.text] = of_symbol(STAGE)
         there = where & between(number(0), symbol(STAGE), stop)
         rank = evaluator.plain(stage.rank, inside, there)
         is_rank = between(number(0), rank, self.size("ranks"))
-        evaluator.mistaken("no-such-rank", "a stage is on no rank", stage.rank, there - is_rank)
+        evaluator.mistaken(
+            "no-such-rank", "a stage is on no rank", stage.rank, there - is_rank
+        )
         first = number(0)
         if self.lines:
             first = self.stages()
@@ -178,7 +190,9 @@ class Layout:
             together = together.plus(line.microbatches)
         unlike = self.where - same(together, microbatches, self.where)
         name = self.tree.name
-        self.evaluator.mistaken("pipelines", "the pipelines run other microbatches", name, unlike)
+        self.evaluator.mistaken(
+            "pipelines", "the pipelines run other microbatches", name, unlike
+        )
         held = any_of([line.holds() for line in self.lines]) & self.where
         every = self.where & between(number(0), symbol(RANK), ranks)
         idle = every - without(held, [STAGE])
@@ -216,7 +230,9 @@ class Layout:
         )
         ends = there & symbol(STAGE).eq_set(earlier) & symbol(LATER).eq_set(later)
         # Two numbers of the line have it: the same ends, with another number.
-        another = renamed(ends, {index: "_another"}) & symbol(index).lt_set(symbol("_another"))
+        another = renamed(ends, {index: "_another"}) & symbol(index).lt_set(
+            symbol("_another")
+        )
         twice = without(ends & another, [STAGE, LATER, index, "_another"])
         ends = without(ends, [index])
         for other in [*self.edges, *self.skips]:
@@ -259,7 +275,9 @@ class Layout:
         where = self.where
         if item.indices:
             if len(item.indices) > 1 or item.word == "send":
-                raise Unreadable("a cost of microbatches or of links that is computed", item.span)
+                raise Unreadable(
+                    "a cost of microbatches or of links that is computed", item.span
+                )
             inside.values[item.indices[0].text] = of_symbol(STAGE)
             where = where & between(number(0), symbol(STAGE), self.stages())
         amount, _ = self.amount(item.value, inside, where)
@@ -268,7 +286,9 @@ class Layout:
             what = "a duration is 0 or more"
             self.evaluator.mistaken("negative-cost", what, item.value, negative)
 
-    def amount(self, value: syntax.Node, scope: Scope, where: isl.Set) -> tuple[isl.PwAff, bool]:
+    def amount(
+        self, value: syntax.Node, scope: Scope, where: isl.Set
+    ) -> tuple[isl.PwAff, bool]:
         """The value of a cost, which may be no whole number; and whether it has decimals, as its
         arithmetic is exact then.
         """
@@ -305,7 +325,9 @@ class Layout:
         return self.lines[-1].first.add(self.lines[-1].stages)
 
 
-def _exact(operator: str, one: isl.PwAff, other: isl.PwAff, node: syntax.Node) -> isl.PwAff:
+def _exact(
+    operator: str, one: isl.PwAff, other: isl.PwAff, node: syntax.Node
+) -> isl.PwAff:
     """An operation on numbers that may be no whole ones."""
     if operator == "+":
         return one.add(other)

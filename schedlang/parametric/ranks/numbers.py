@@ -48,7 +48,9 @@ _MOST_CASES = 16
 class Unreadable(Exception):
     """What no quasi-affine function says, and so is not proved for every size."""
 
-    def __init__(self, reason: str, span: Span | None = None, is_large: bool = False) -> None:
+    def __init__(
+        self, reason: str, span: Span | None = None, is_large: bool = False
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.span = span
@@ -70,7 +72,9 @@ def in_time() -> Iterator[None]:
     except isl.Error as error:
         if "maximal number of operations" not in str(error):
             raise
-        raise Unreadable("its sets have too many cases to be looked at in time") from None
+        raise Unreadable(
+            "its sets have too many cases to be looked at in time"
+        ) from None
     finally:
         DEFAULT_CONTEXT.set_max_operations(0)
 
@@ -106,7 +110,10 @@ class Number:
             for there, high in highs:
                 both = where & there
                 if not both.is_empty():
-                    yield both.coalesce(), Number(of_low, isl.PwAff.from_aff(high), self.base)
+                    yield (
+                        both.coalesce(),
+                        Number(of_low, isl.PwAff.from_aff(high), self.base),
+                    )
 
     def plus(self, other: Number) -> Number:
         """The sum."""
@@ -229,7 +236,8 @@ def union(pieces: Sequence[Number]) -> Number:
     if all(piece.high is None for piece in pieces):
         return Number(joined(lows))
     highs = [
-        _like(p.low, 0).intersect_domain(p.domain()) if p.high is None else p.high for p in pieces
+        _like(p.low, 0).intersect_domain(p.domain()) if p.high is None else p.high
+        for p in pieces
     ]
     return Number(joined(lows), joined(highs), base_of(pieces))
 
@@ -335,7 +343,11 @@ def product(one: Number, other: Number, where: isl.Set) -> Number | None:
             pieces = list(_multiples(factor, where))
             if all(piece is not None for _, piece in pieces):
                 return union(
-                    [_times(times, factor, case, piece) for case, piece in pieces if piece]
+                    [
+                        _times(times, factor, case, piece)
+                        for case, piece in pieces
+                        if piece
+                    ]
                 )
     # A factor of few values.
     for factor, times in ((one, other), (other, one)):
@@ -343,7 +355,9 @@ def product(one: Number, other: Number, where: isl.Set) -> Number | None:
             values = factor.low.intersect_domain(where).coalesce().get_pieces()
             if all(value.is_cst() for _, value in values):
                 whole = [
-                    times.times(int(value.get_constant_val().to_python())).within(case & where)
+                    times.times(int(value.get_constant_val().to_python())).within(
+                        case & where
+                    )
                     for case, value in values
                 ]
                 return union(whole)
@@ -354,7 +368,9 @@ def product(one: Number, other: Number, where: isl.Set) -> Number | None:
 Multiple = tuple[int, int, int]
 
 
-def _multiples(value: Number, where: isl.Set) -> Iterator[tuple[isl.Set, Multiple | None]]:
+def _multiples(
+    value: Number, where: isl.Set
+) -> Iterator[tuple[isl.Set, Multiple | None]]:
     """A number by cases, in each of which it is a known multiple of the base and a known number, or
     a known part of them; None where it is neither.
     """
@@ -487,7 +503,11 @@ def digits(value: Number, where: isl.Set) -> tuple[isl.PwAff, isl.PwAff]:
         whole = _base(value.low, value.base).scale_val(isl.Val(carry))
         lows.append(value.low.sub(whole).intersect_domain(case))
         more = _like(value.low, carry)
-        highs.append((more if value.high is None else value.high.add(more)).intersect_domain(case))
+        highs.append(
+            (more if value.high is None else value.high.add(more)).intersect_domain(
+                case
+            )
+        )
     return joined(highs), joined(lows)
 
 
@@ -499,7 +519,9 @@ def row_of(index: str) -> str:
 def _like(function: isl.PwAff, value: int) -> isl.PwAff:
     """A number as a function of what another function is of."""
     local = isl.LocalSpace.from_space(function.get_domain_space())
-    return isl.PwAff.from_aff(isl.Aff.zero_on_domain(local).set_constant_val(isl.Val(value)))
+    return isl.PwAff.from_aff(
+        isl.Aff.zero_on_domain(local).set_constant_val(isl.Val(value))
+    )
 
 
 def _base(function: isl.PwAff, base: str) -> isl.PwAff:

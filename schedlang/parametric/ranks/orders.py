@@ -27,7 +27,14 @@ from schedlang.parametric.ranks.numbers import (
 )
 from schedlang.parametric.ranks.numbers import between as are_between
 from schedlang.parametric.ranks.statements import UPDATE, UPDATES, Claim
-from schedlang.parametric.ranks.symbols import between, constant, number, points, symbol, without
+from schedlang.parametric.ranks.symbols import (
+    between,
+    constant,
+    number,
+    points,
+    symbol,
+    without,
+)
 from schedlang.parametric.ranks.values import Evaluator, Scope
 from schedlang.schedule.actions import is_collective
 from schedlang.schedule.kinds import Kind
@@ -97,13 +104,17 @@ class Orders:
         self.rounds += 1
         return f"_i{self.rounds}"
 
-    def block(self, block: syntax.Block, scope: Scope, where: isl.Set, place: _Place) -> None:
+    def block(
+        self, block: syntax.Block, scope: Scope, where: isl.Set, place: _Place
+    ) -> None:
         """Read a block where a condition holds; what it brings into scope ends with it."""
         scope = scope.inner()
         for statement in block.statements:
             self.statement(statement, scope, where, place)
 
-    def statement(self, node: syntax.Node, scope: Scope, where: isl.Set, place: _Place) -> None:
+    def statement(
+        self, node: syntax.Node, scope: Scope, where: isl.Set, place: _Place
+    ) -> None:
         """Read one statement."""
         match node:
             case syntax.Let():
@@ -122,7 +133,9 @@ class Orders:
             case syntax.Repeat(times, body):
                 rounds = self.evaluator.value(times, scope, where)
                 negative = under(rounds, of_number(0), where)
-                self.evaluator.mistaken("negative-repeat", "`repeat` counts down", times, negative)
+                self.evaluator.mistaken(
+                    "negative-repeat", "`repeat` counts down", times, negative
+                )
                 self.loop("", of_number(0), rounds, body, scope, where, place)
             case syntax.If(condition, then, otherwise):
                 holds = self.evaluator.truth(condition, scope, where)
@@ -136,7 +149,9 @@ class Orders:
                 inside = around.inner()
                 for param, arg in zip(sequence.params, args, strict=True):
                     inside.values[param.text] = self.evaluator.value(arg, scope, where)
-                self.block(sequence.body, inside, where, _Place(place.next(), place.indices))
+                self.block(
+                    sequence.body, inside, where, _Place(place.next(), place.indices)
+                )
             case syntax.Part(name, body):
                 self.part(name, body, scope, where, place)
             case syntax.Exchange(parts) | syntax.Overlap(parts):
@@ -185,7 +200,12 @@ class Orders:
         """Read a loop: few rounds one by one, many as one statement with a symbol."""
         first = known(start, where)
         last = known(stop, where)
-        if name and first is not None and last is not None and last - first <= _FEW_ROUNDS:
+        if (
+            name
+            and first is not None
+            and last is not None
+            and last - first <= _FEW_ROUNDS
+        ):
             begin, rounds = steps_of(first, last, step, 0)
             for round in range(begin, begin + step * max(rounds, 0), step):
                 inside = scope.inner()
@@ -204,11 +224,15 @@ class Orders:
                 # The symbol counts the rounds from 0: what is later must be larger, also where a
                 # range is gone through from its last number down.
                 where = where & symbol(index).ge_set(number(0))
-                at = (start if step > 0 else stop.minus(of_number(1))).plus(at.times(step))
+                at = (start if step > 0 else stop.minus(of_number(1))).plus(
+                    at.times(step)
+                )
             if name:
                 inside.values[name] = at
             within = are_between(start, at, stop, where)
-            self.block(body, inside, within, _Place((*entries, index), (*place.indices, index)))
+            self.block(
+                body, inside, within, _Place((*entries, index), (*place.indices, index))
+            )
             return
         if step != 1:
             raise Unreadable("a range by a step, up to a product of sizes", body.span)
@@ -224,7 +248,9 @@ class Orders:
             if name:
                 inside.values[name] = value
             begin = len(self.calls)
-            self.block(body, inside, rounds, _Place(order, (*place.indices, high, index)))
+            self.block(
+                body, inside, rounds, _Place(order, (*place.indices, high, index))
+            )
             made = self.calls[begin:]
             del self.calls[begin:]
             return made
@@ -233,15 +259,21 @@ class Orders:
         within = are_between(start, value, stop, where)
         for call in calls(value, (*entries, high, index), within):
             # Rows are best counted from the first round that does something: they are whole then.
-            begin = points(call.where, [high, index]).lexmin_pw_multi_aff().get_pw_aff(1)
+            begin = (
+                points(call.where, [high, index]).lexmin_pw_multi_aff().get_pw_aff(1)
+            )
             if constant(begin, call.where) == 0:
                 self.calls.append(call)
                 continue
             for case, function in begin.coalesce().get_pieces():
-                value = Number(symbol(index).add(isl.PwAff.from_aff(function)), symbol(high))
+                value = Number(
+                    symbol(index).add(isl.PwAff.from_aff(function)), symbol(high)
+                )
                 within = are_between(start, value, stop, where & case)
                 again = calls(value, (*entries, *digits(value, within)), within)
-                self.calls += [other for other in again if other.location == call.location]
+                self.calls += [
+                    other for other in again if other.location == call.location
+                ]
 
     def op(
         self,
@@ -264,7 +296,9 @@ class Orders:
         if kind == Kind.U and batch:
             raise Unreadable("an update that overlaps with other ops", node.span)
         args: list[Number | None] = [
-            None if isinstance(arg, expressions.Next) else self.evaluator.value(arg, scope, where)
+            None
+            if isinstance(arg, expressions.Next)
+            else self.evaluator.value(arg, scope, where)
             for arg in node.args
         ]
         if where.is_empty():

@@ -90,7 +90,9 @@ def prove_for_all_ranks(
                 forms.append(form)
     laws = [Law(form.figure, pieces_of(form.value, sizes)) for form in forms]
     judgement = judged(outcome.reading, outcome.proved, forms)
-    verdicts = {name: _verdict(outcome, judgement, whole, tree, params, name) for name in names}
+    verdicts = {
+        name: _verdict(outcome, judgement, whole, tree, params, name) for name in names
+    }
     claims = claims_for_all(tree, whole)
     return Proof(
         tree.name.text,
@@ -111,7 +113,9 @@ def _certificate(outcome: Outcome) -> Mapping[str, Any] | None:
     try:
         return certificate_of(outcome) if outcome.cases else None
     except Unreadable as error:
-        raise ValueError(f"the stamps of the proof cannot be written: {error}") from None
+        raise ValueError(
+            f"the stamps of the proof cannot be written: {error}"
+        ) from None
 
 
 def _unproved(
@@ -127,12 +131,16 @@ def _unproved(
     return Proof(tree.name.text, dict(params), free, dict.fromkeys(names, verdict))
 
 
-def _check_params(source: Source, tree: syntax.Schedule, params: Mapping[str, int]) -> None:
+def _check_params(
+    source: Source, tree: syntax.Schedule, params: Mapping[str, int]
+) -> None:
     """CompileError for names and sizes that compiling refuses as well."""
     one = {
         item.name.text: 1
         for item in tree.items
-        if isinstance(item, syntax.Param) and item.name.text in SIZES and item.default is None
+        if isinstance(item, syntax.Param)
+        and item.name.text in SIZES
+        and item.default is None
     }
     check_text(source, tree, {**one, **params})
     if any(params.get(size, 1) < 1 for size in SIZES):
@@ -149,7 +157,9 @@ def _free(tree: syntax.Schedule, params: Mapping[str, int]) -> tuple[str, ...]:
 def _compared(outcome: Outcome) -> list[dict[str, int]]:
     """Small sizes at which a program is right."""
     right = outcome.proved
-    return [each for each in small_sizes(outcome.reading) if contains(right, each)][:_COMPARED]
+    return [each for each in small_sizes(outcome.reading) if contains(right, each)][
+        :_COMPARED
+    ]
 
 
 def _verdict(
@@ -178,7 +188,9 @@ def _verdict(
     )
     if wrong.is_empty():
         return verdict
-    smallest = next((each for each in small_sizes(outcome.reading) if contains(wrong, each)), None)
+    smallest = next(
+        (each for each in small_sizes(outcome.reading) if contains(wrong, each)), None
+    )
     if smallest is None:
         return verdict
     shown = {size: value for size, value in smallest.items() if size != UPDATES}

@@ -156,7 +156,11 @@ def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
     rest = (of_program(rest, reading) & reading.domain).coalesce()
     cases = [evolve(case, where=case.where - rest) for case in cases]
     cases = [case for case in cases if not case.where.is_empty()]
-    reason = "" if rest.is_empty() else "no affine time stamps were found, and no circle of waits"
+    reason = (
+        ""
+        if rest.is_empty()
+        else "no affine time stamps were found, and no circle of waits"
+    )
     return Outcome(
         reading,
         relations,
@@ -185,7 +189,9 @@ def _stamps(edges: Sequence[Edge], reading: Reading, where: isl.Set) -> Stamps |
     return find_stamps(pairs, frame) if pairs else {}
 
 
-def _circles(edges: Sequence[Edge], reading: Reading, rest: isl.Set) -> Iterator[Mistake]:
+def _circles(
+    edges: Sequence[Edge], reading: Reading, rest: isl.Set
+) -> Iterator[Mistake]:
     """Circles of waits, found at the smallest of some sizes that have any."""
     for sizes in small_sizes(reading):
         if not contains(rest, sizes):

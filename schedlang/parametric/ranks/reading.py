@@ -55,7 +55,9 @@ def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Rea
             case syntax.Weights() | syntax.Edge() | syntax.Cost():
                 later.append(item)
             case syntax.Repeated():
-                raise Unreadable("a building block is drawn for given sizes", item.interval.span)
+                raise Unreadable(
+                    "a building block is drawn for given sizes", item.interval.span
+                )
             case _:
                 layout.item(item)
     if order is None:
@@ -76,7 +78,9 @@ def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Rea
             case _:
                 layout.edge(line)
     at = {code.spans[location]: location for location in code.sites.ops}
-    orders = Orders(code.sites, at, layout.evaluator, layout.where, layout.size("ranks"))
+    orders = Orders(
+        code.sites, at, layout.evaluator, layout.where, layout.size("ranks")
+    )
     orders.read(order, layout.scope)
     slices = layout.size("slices") if "slices" in layout.scope.values else number(1)
     calls = Calls(

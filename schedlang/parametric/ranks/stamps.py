@@ -121,7 +121,9 @@ def find_stamps(pairs: Sequence[Pairs], frame: Frame) -> Stamps | None:
         rows = solve([*rest, *together], frame, is_strict=True)
         if rows is None:
             rows = solve([*rest, *together], frame, is_strict=False)
-        if rows is None or any(not keeps(each, frame, rows, 0) for each in [*rest, *together]):
+        if rows is None or any(
+            not keeps(each, frame, rows, 0) for each in [*rest, *together]
+        ):
             return None
         functions.append(rows)
         rest = [part for each in rest for part in _left(each, frame, rows)]
@@ -272,7 +274,9 @@ class _Program:
                 self.objective.SetCoefficient(up, _SMALL + float(value))
                 self.objective.SetCoefficient(down, _SMALL - float(value))
         for number, values in wish.fixed.items():
-            for (up, down), value in zip(self.columns.get(number, ()), values, strict=False):
+            for (up, down), value in zip(
+                self.columns.get(number, ()), values, strict=False
+            ):
                 up.SetBounds(max(float(value), 0), max(float(value), 0))
                 down.SetBounds(max(-float(value), 0), max(-float(value), 0))
 
@@ -293,11 +297,15 @@ class _Program:
         sizes = frame.width()
         for digit in range(frame.digits):
             of_source = self.columns[source.number][digit * ones : (digit + 1) * ones]
-            of_target = self.columns[target.number][digit * others : (digit + 1) * others]
+            of_target = self.columns[target.number][
+                digit * others : (digit + 1) * others
+            ]
             own = rows[digit * width : (digit + 1) * width]
             for row, variable in zip(own, of_source, strict=False):
                 _enter(row, variable, -1)
-            for row, variable in zip([*own[:sizes], *own[ones:]], of_target, strict=True):
+            for row, variable in zip(
+                [*own[:sizes], *own[ones:]], of_target, strict=True
+            ):
                 _enter(row, variable, 1)
         # The function less a weighted sum of the inequalities is a number: the delay, or more.
         infinity = self.solver.infinity()
@@ -311,7 +319,9 @@ class _Program:
             self.objective.SetCoefficient(grows, -1)
         for is_equality, factors in _inequalities(pairs.points, len(frame.sizes)):
             for digit in range(frame.digits):
-                weight = self.solver.NumVar(-infinity if is_equality else 0, infinity, "")
+                weight = self.solver.NumVar(
+                    -infinity if is_equality else 0, infinity, ""
+                )
                 own = rows[digit * width : (digit + 1) * width]
                 for row, factor in zip(own, factors, strict=True):
                     if factor:
@@ -340,7 +350,8 @@ def _told_by_others(statement: Statement) -> set[str]:
     for constraint in hull.get_constraints():
         divisions = range(hull.dim(isl.dim_type.div))
         if any(
-            not constraint.get_coefficient_val(isl.dim_type.div, at).is_zero() for at in divisions
+            not constraint.get_coefficient_val(isl.dim_type.div, at).is_zero()
+            for at in divisions
         ):
             continue
         for at, index in enumerate(statement.indices):
@@ -371,7 +382,9 @@ def _inequalities(points: isl.Set, sizes: int) -> list[tuple[bool, list[int]]]:
         constant = Fraction(int(constraint.get_constant_val().to_python()))
         factors = []
         for at, (stride, offset) in enumerate(strides):
-            value = int(constraint.get_coefficient_val(isl.dim_type.set, at).to_python())
+            value = int(
+                constraint.get_coefficient_val(isl.dim_type.set, at).to_python()
+            )
             factors.append(Fraction(value, stride))
             constant -= Fraction(value * offset, stride)
         common = lcm(*(value.denominator for value in [constant, *factors]))
@@ -385,13 +398,19 @@ def _stride(whole: isl.Set, at: int) -> tuple[int, int]:
     info = whole.get_stride_info(at)
     if not info.get_offset().is_cst():
         return 1, 0
-    return int(info.get_stride().to_python()), int(info.get_offset().get_constant_val().to_python())
+    return int(info.get_stride().to_python()), int(
+        info.get_offset().get_constant_val().to_python()
+    )
 
 
 def _strided(whole: isl.Set, strides: Sequence[tuple[int, int]]) -> isl.MultiAff:
     """From numbers that follow each other to those of some dimensions, which are at distances."""
     result = isl.MultiAff.identity(whole.get_space().map_from_set())
     for at, (stride, offset) in enumerate(strides):
-        value = result.get_at(at).scale_val(isl.Val(stride)).add_constant_val(isl.Val(offset))
+        value = (
+            result.get_at(at)
+            .scale_val(isl.Val(stride))
+            .add_constant_val(isl.Val(offset))
+        )
         result = result.set_at(at, value)
     return result

@@ -158,7 +158,11 @@ class Reading:
     @property
     def program_sizes(self) -> tuple[str, ...]:
         """The sizes as the program has them."""
-        names = ["microbatches" if size == GROUPS else size for size in self.sizes if size != REST]
+        names = [
+            "microbatches" if size == GROUPS else size
+            for size in self.sizes
+            if size != REST
+        ]
         return tuple(names)
 
     def are_microbatches(self, line: Line, group: str, microbatch: str) -> isl.Set:

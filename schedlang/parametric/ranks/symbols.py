@@ -55,7 +55,9 @@ def scaled(value: isl.PwAff) -> tuple[isl.PwAff, int]:
     """A function times a factor by which it is one of whole numbers, as isl compares no others; and
     the factor.
     """
-    factor = lcm(*(each.get_denominator_val().to_python() for _, each in value.get_pieces()))
+    factor = lcm(
+        *(each.get_denominator_val().to_python() for _, each in value.get_pieces())
+    )
     return value.scale_val(isl.Val(factor)), factor
 
 
@@ -81,7 +83,9 @@ def floor_by(value: isl.PwAff, divisor: int) -> isl.PwAff:
     return value.scale_down_val(isl.Val(divisor)).floor()
 
 
-def floor_by_symbol(value: isl.PwAff, divisor: isl.PwAff, where: isl.Set) -> isl.PwAff | None:
+def floor_by_symbol(
+    value: isl.PwAff, divisor: isl.PwAff, where: isl.Set
+) -> isl.PwAff | None:
     """A function divided by one that is positive, rounded down, by cases of what comes out; None if
     there are too many of these.
     """
@@ -119,7 +123,9 @@ def points(condition: isl.Set, names: Sequence[str], tuple_name: str = "") -> is
         if at < 0:
             result = result.add_dims(isl.dim_type.set, 1)
         else:
-            result = result.move_dims(isl.dim_type.set, place, isl.dim_type.param, at, 1)
+            result = result.move_dims(
+                isl.dim_type.set, place, isl.dim_type.param, at, 1
+            )
     return result.set_tuple_name(tuple_name) if tuple_name else result.reset_tuple_id()
 
 
@@ -143,7 +149,9 @@ def function_map(
         condition = condition & symbol(out).eq_set(value)
     both = points(condition, [*names, *outs])
     result = isl.Map.from_domain(both)
-    result = result.move_dims(isl.dim_type.out, 0, isl.dim_type.in_, len(names), len(outs))
+    result = result.move_dims(
+        isl.dim_type.out, 0, isl.dim_type.in_, len(names), len(outs)
+    )
     return result.set_tuple_name(isl.dim_type.in_, tuple_name)
 
 

@@ -35,7 +35,16 @@ from schedlang.parametric.ranks.numbers import (
     union,
 )
 from schedlang.parametric.ranks.prove import Outcome, parts_of
-from schedlang.parametric.ranks.stamps import Frame, Pairs, Row, Wish, gap, keeps, pairs_of, solve
+from schedlang.parametric.ranks.stamps import (
+    Frame,
+    Pairs,
+    Row,
+    Wish,
+    gap,
+    keeps,
+    pairs_of,
+    solve,
+)
 from schedlang.parametric.ranks.statements import (
     GROUPS,
     LATER,
@@ -97,12 +106,16 @@ def _ways(
     yield partial(_by_cases, timing)
     # With ops cut where their stamps are too late; sets of groups have too many cases for that.
     if not reading.in_base:
-        yield lambda rest: [each for each in [timing.bound(rest, is_cut=True)] if each is not None]
+        yield lambda rest: [
+            each for each in [timing.bound(rest, is_cut=True)] if each is not None
+        ]
     # More statements give more freedom for stamps; in the end these are for the sizes part by part.
     refined = _refined(reading)
     finer = _Timing(refined, takes, base)
     yield partial(_by_cases, finer)
-    yield lambda rest: [each for part in parts_of(rest, refined) for each in _by_cases(finer, part)]
+    yield lambda rest: [
+        each for part in parts_of(rest, refined) for each in _by_cases(finer, part)
+    ]
 
 
 def _refined(reading: Reading) -> Reading:
@@ -113,10 +126,13 @@ def _refined(reading: Reading) -> Reading:
     statements: list[Statement] = []
     rounds = [_rounds(one) for one in reading.statements]
     goes = [
-        without(isl.Set.from_basic_set(part), [LATER]) for part in reading.onward.get_basic_sets()
+        without(isl.Set.from_basic_set(part), [LATER])
+        for part in reading.onward.get_basic_sets()
     ]
     for one, own in zip(reading.statements, rounds, strict=True):
-        cuts = [without(part & symbol(STAGE).eq_set(one.stage), [STAGE]) for part in goes]
+        cuts = [
+            without(part & symbol(STAGE).eq_set(one.stage), [STAGE]) for part in goes
+        ]
         for other, others in zip(reading.statements, rounds, strict=True):
             if len(other.order) == len(one.order):
                 beside = own.intersect_range(others.range()).domain()
@@ -137,10 +153,15 @@ def _lasting(reading: Reading, takes: Takes) -> tuple[Reading, dict[int, int]]:
         overlapping = [
             (other, condition_of(relations.together(one, other).domain(), one.indices))
             for other in reading.statements
-            if one.batch and other.batch == one.batch and other is not one and one.kind in OPS
+            if one.batch
+            and other.batch == one.batch
+            and other is not one
+            and one.kind in OPS
         ]
         for part in _cut_by(one.domain, [where for _, where in overlapping]):
-            mates = [other.kind for other, where in overlapping if part.is_subset(where)]
+            mates = [
+                other.kind for other, where in overlapping if part.is_subset(where)
+            ]
             if one.kind in OPS:
                 lasts[len(statements)] = sum(takes[kind] for kind in [one.kind, *mates])
             statements.append(evolve(one, number=len(statements), domain=part))
@@ -164,7 +185,9 @@ def _rounds(statement: Statement) -> isl.Map:
     """From a statement's instances to the rounds of its loops."""
     entries = [entry(each, {}) for each in statement.order[:-1]]
     names = statement.indices
-    return function_map(statement.domain, names, statement.name, [symbol(RANK), *entries])
+    return function_map(
+        statement.domain, names, statement.name, [symbol(RANK), *entries]
+    )
 
 
 def _by_cases(timing: _Timing, where: isl.Set) -> list[Number]:
@@ -203,7 +226,9 @@ class _Timing:
                 if not pairs.is_empty():
                     edges.append(Edge(one, other, pairs, "order"))
                 if one is not other and one.batch and one.batch == other.batch:
-                    edges.append(Edge(one, other, relations.together(one, other), "together"))
+                    edges.append(
+                        Edge(one, other, relations.together(one, other), "together")
+                    )
         for _, maker, user, pairs in relations.needs():
             far = pairs - relations.same_rank(maker, user)
             if not far.is_empty():
@@ -251,7 +276,9 @@ class _Timing:
         if rows is None or late is None:
             return None
         is_right = all(
-            keeps(each, self.frame, stamps, each.delay) for each in pairs for stamps in (rows, late)
+            keeps(each, self.frame, stamps, each.delay)
+            for each in pairs
+            for stamps in (rows, late)
         )
         if not is_right:
             return None
@@ -268,10 +295,15 @@ class _Timing:
         """Whether a bound is the makespan at some small sizes: else it is too high, and has no
         chain.
         """
-        small = sorted(samples, key=lambda sample: prod(size + 1 for size in sample))[:_TRIED]
+        small = sorted(samples, key=lambda sample: prod(size + 1 for size in sample))[
+            :_TRIED
+        ]
         for sample in small:
             at = dict(zip(self.sizes, sample, strict=True))
-            bound = sum(one * other for one, other in zip(end, self.terms([sample]), strict=True))
+            bound = sum(
+                one * other
+                for one, other in zip(end, self.terms([sample]), strict=True)
+            )
             if bound != makespan_at(self.edges, self.lasts, at):
                 return False
         return True
@@ -284,10 +316,15 @@ class _Timing:
             if self.frame.base is not None:
                 base = sample[self.sizes.index(self.frame.base)]
                 terms += [base * term for term in terms]
-            total = [one + more for one, more in zip(total or [0] * len(terms), terms, strict=True)]
+            total = [
+                one + more
+                for one, more in zip(total or [0] * len(terms), terms, strict=True)
+            ]
         return tuple(map(Fraction, total))
 
-    def weights(self, where: isl.Set, samples: Sequence[Sequence[int]]) -> dict[int, Row]:
+    def weights(
+        self, where: isl.Set, samples: Sequence[Sequence[int]]
+    ) -> dict[int, Row]:
         """Weights by which all ops count alike at some sizes, by their first and last instances."""
         weights = {}
         for op in self.ops:
@@ -363,7 +400,10 @@ class _Chain:
             if op.number not in rows:
                 continue
             domain = _plain(timing.relations.items[op.number].domain(), where)
-            row = [one - other for one, other in zip(rows[op.number], late[op.number], strict=True)]
+            row = [
+                one - other
+                for one, other in zip(rows[op.number], late[op.number], strict=True)
+            ]
             domain = frame.aligned(domain)
             differs, _ = frame.number(domain, row)
             self.ops[op.number] = domain & differs.within(domain).equals(0)
@@ -387,7 +427,9 @@ class _Chain:
         # nothing changes. A chain is one of some ops: what loses some again and again can go.
         for turn in count():
             left = self.following(chained)
-            losing = {of for of, part in chained.items() if not part.is_subset(left[of])}
+            losing = {
+                of for of, part in chained.items() if not part.is_subset(left[of])
+            }
             if not losing:
                 break
             for of in losing:
@@ -397,7 +439,12 @@ class _Chain:
         ends = isl.Set("{ : 1 = 0 }")
         for edge, closed in self.tight:
             if edge.target.number == _END and edge.source.number in chained:
-                ends = ends | (closed & _as_source(chained[edge.source.number], closed)).params()
+                ends = (
+                    ends
+                    | (
+                        closed & _as_source(chained[edge.source.number], closed)
+                    ).params()
+                )
         return bool(self.where.is_subset(ends))
 
 
@@ -436,7 +483,9 @@ def _borders(some: isl.Set, statement: Statement) -> list[isl.Set]:
             continue
         for constraint in part.get_constraints():
             if constraint.involves_dims(isl.dim_type.set, 0, width):
-                border = isl.BasicSet.universe(part.get_space()).add_constraint(constraint)
+                border = isl.BasicSet.universe(part.get_space()).add_constraint(
+                    constraint
+                )
                 borders.append(isl.Set.from_basic_set(border))
     return [condition_of(border, statement.indices) for border in borders]
 
@@ -460,7 +509,9 @@ def _led_to(
     return {of: part.coalesce() for of, part in result.items()}
 
 
-def makespan_at(edges: Sequence[Edge], lasts: Mapping[int, int], sizes: Mapping[str, int]) -> int:
+def makespan_at(
+    edges: Sequence[Edge], lasts: Mapping[int, int], sizes: Mapping[str, int]
+) -> int:
     """The makespan at one size: as long as the longest chain of ops."""
     behind: dict[Instance, list[tuple[Instance, int]]] = defaultdict(list)
     for edge in edges:
@@ -508,7 +559,9 @@ def _samples(where: isl.Set, sizes: Sequence[str]) -> list[list[int]]:
     values = (1, 2, 3, 5, 8, 20, 60)
     for one in values:
         for other in values:
-            sample = [one, other, *(0 if size == REST else 2 for size in sizes[2:])][: len(sizes)]
+            sample = [one, other, *(0 if size == REST else 2 for size in sizes[2:])][
+                : len(sizes)
+            ]
             fixed = where
             for size, value in zip(sizes, sample, strict=True):
                 at = fixed.find_dim_by_name(isl.dim_type.param, size)
@@ -520,7 +573,10 @@ def _samples(where: isl.Set, sizes: Sequence[str]) -> list[list[int]]:
 
 
 def _coordinates(point: isl.Point, width: int) -> list[int]:
-    return [int(point.get_coordinate_val(isl.dim_type.set, at).to_python()) for at in range(width)]
+    return [
+        int(point.get_coordinate_val(isl.dim_type.set, at).to_python())
+        for at in range(width)
+    ]
 
 
 def _of_sizes(row: Row, frame: Frame) -> Number:

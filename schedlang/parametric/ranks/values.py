@@ -27,7 +27,13 @@ from schedlang.parametric.ranks.numbers import (
     under,
     union,
 )
-from schedlang.parametric.ranks.symbols import indicator, number, points, symbol, without
+from schedlang.parametric.ranks.symbols import (
+    indicator,
+    number,
+    points,
+    symbol,
+    without,
+)
 
 _COMPARISONS: dict[str, Callable[[Number, Number, isl.Set], isl.Set]] = {
     "==": same,
@@ -79,7 +85,11 @@ class Scope:
     def inner(self) -> Scope:
         """The same names, for a block that may have more of its own."""
         return Scope(
-            dict(self.values), dict(self.functions), self.pipelines, self.lists, self.sequences
+            dict(self.values),
+            dict(self.functions),
+            self.pipelines,
+            self.lists,
+            self.sequences,
         )
 
 
@@ -92,7 +102,9 @@ class Evaluator:
     own_stages: Sequence[isl.PwAff] = ()
     mistakes: list[Mistake] = field(factory=list)
 
-    def mistaken(self, code: str, message: str, node: syntax.Node, holds: isl.Set) -> None:
+    def mistaken(
+        self, code: str, message: str, node: syntax.Node, holds: isl.Set
+    ) -> None:
         """Something is wrong in a program where a condition holds."""
         if not holds.is_empty():
             self.mistakes.append(Mistake(code, message, node.span, holds))
@@ -182,12 +194,16 @@ class Evaluator:
         whole = quotient(left, right, where)
         if whole is None:
             what = "a division by a number that depends on sizes"
-            raise Unreadable(f"{what}, with more than a few outcomes", node.span, is_large=True)
+            raise Unreadable(
+                f"{what}, with more than a few outcomes", node.span, is_large=True
+            )
         if operator == "/":
             return folded(whole, where)
         multiple = product(whole, right, where)
         if multiple is None:
-            raise Unreadable("a rest of a division by a number that depends on sizes", node.span)
+            raise Unreadable(
+                "a rest of a division by a number that depends on sizes", node.span
+            )
         return folded(left.minus(multiple), where)
 
     def own_stage(
@@ -202,10 +218,14 @@ class Evaluator:
             if not case.is_empty():
                 pieces.append(stage.intersect_domain(case))
                 rest = rest - case
-        self.mistaken("no-such-stage", "`stage(…)` of a chunk that the rank lacks", node, rest)
+        self.mistaken(
+            "no-such-stage", "`stage(…)` of a chunk that the rank lacks", node, rest
+        )
         return joined(pieces) if pieces else number(-1)
 
-    def element(self, node: expressions.Element, scope: Scope, where: isl.Set) -> Number:
+    def element(
+        self, node: expressions.Element, scope: Scope, where: isl.Set
+    ) -> Number:
         """A value of a list, by the cases of its number."""
         name = node.name.text
         index = self.plain(node.number, scope, where)
@@ -216,10 +236,14 @@ class Evaluator:
             if not case.is_empty():
                 pieces.append(self.value(value, scope, case).within(case))
                 rest = rest - case
-        self.mistaken("no-such-value", f"`{name}[…]` of a value that there is not", node, rest)
+        self.mistaken(
+            "no-such-value", f"`{name}[…]` of a value that there is not", node, rest
+        )
         return union(pieces) if pieces else of_number(0)
 
-    def call(self, name: str, args: Sequence[syntax.Node], scope: Scope, where: isl.Set) -> Number:
+    def call(
+        self, name: str, args: Sequence[syntax.Node], scope: Scope, where: isl.Set
+    ) -> Number:
         """The value of a call: of a function that every program has, a pipeline's or its own."""
         values = [self.value(arg, scope, where) for arg in args]
         if name in BUILTINS:
@@ -272,9 +296,15 @@ def _can_fail(node: syntax.Node) -> bool:
     """
     for part in walk(node):
         match part:
-            case expressions.Binary("/" | "%", _, expressions.Number(value)) if value > 0:
+            case expressions.Binary("/" | "%", _, expressions.Number(value)) if (
+                value > 0
+            ):
                 continue
-            case expressions.Binary("/" | "%") | expressions.OwnStage() | expressions.Element():
+            case (
+                expressions.Binary("/" | "%")
+                | expressions.OwnStage()
+                | expressions.Element()
+            ):
                 return True
             case expressions.Call(name) if name.text not in BUILTINS:
                 return True

@@ -8,7 +8,13 @@ import islpy as isl
 from schedlang.parametric.ranks.counting import RANK
 from schedlang.parametric.ranks.numbers import BASE, Number
 from schedlang.parametric.ranks.statements import GROUPS, REST, UPDATES
-from schedlang.parametric.ranks.symbols import between, constant, everywhere, number, symbol
+from schedlang.parametric.ranks.symbols import (
+    between,
+    constant,
+    everywhere,
+    number,
+    symbol,
+)
 
 _PRODUCT = re.compile(r"(\d)([A-Za-z_(])")
 _REST = re.compile(r"\(([^()]*|\([^()]*\))\) mod (\d+)")
@@ -22,7 +28,9 @@ def condition_text(sizes: isl.Set, names: Sequence[str]) -> str:
     possible = possible_sizes(names)
     parts = []
     for part in sizes.coalesce().gist_params(possible).coalesce().get_basic_sets():
-        parts.append(_words(str(isl.Set.from_basic_set(part)).split(":", 1)[-1].rstrip(" }")))
+        parts.append(
+            _words(str(isl.Set.from_basic_set(part)).split(":", 1)[-1].rstrip(" }"))
+        )
     texts = [part.strip() for part in parts]
     if not texts or "" in texts or texts == ["true"]:
         return " and ".join(
@@ -44,7 +52,9 @@ def possible_sizes(names: Sequence[str]) -> isl.Set:
     if GROUPS in names:
         groups = symbol(GROUPS)
         rest = symbol(REST)
-        possible = possible & between(number(0), rest, symbol(BASE)) & groups.ge_set(number(0))
+        possible = (
+            possible & between(number(0), rest, symbol(BASE)) & groups.ge_set(number(0))
+        )
         possible = possible & groups.add(rest).ge_set(number(1))
     return possible
 
@@ -65,7 +75,9 @@ def pieces_of(value: Number, names: Sequence[str]) -> tuple[tuple[str, str], ...
         condition = where
         at = condition.find_dim_by_name(isl.dim_type.param, RANK)
         if at >= 0:
-            ranked = symbol(RANK).ge_set(number(0)) & symbol(RANK).lt_set(symbol("ranks"))
+            ranked = symbol(RANK).ge_set(number(0)) & symbol(RANK).lt_set(
+                symbol("ranks")
+            )
             condition = condition.gist_params(ranked)
         pieces.append((condition_text(condition, names), text))
     return tuple(pieces)
@@ -75,7 +87,9 @@ def _times_base(high: isl.PwAff) -> isl.PwAff | None:
     """A function of sizes times the base, where that is affine in the number of microbatches."""
     ((_, function),) = high.get_pieces()
     at = function.find_dim_by_name(isl.dim_type.param, GROUPS)
-    factor = function.get_coefficient_val(isl.dim_type.param, at) if at >= 0 else isl.Val(0)
+    factor = (
+        function.get_coefficient_val(isl.dim_type.param, at) if at >= 0 else isl.Val(0)
+    )
     rest = high.sub(symbol(GROUPS).scale_val(factor))
     more = constant(rest, everywhere())
     if more is None:

@@ -51,7 +51,9 @@ def dialect_of(version: str) -> str:
     number = _number(version)
     known = [dialect for dialect in DIALECTS if _number(dialect) <= number]
     if not known:
-        raise ValueError(f"torch {version} is older than {DIALECTS[0]}, the oldest known dialect")
+        raise ValueError(
+            f"torch {version} is older than {DIALECTS[0]}, the oldest known dialect"
+        )
     return known[-1]
 
 
@@ -70,7 +72,9 @@ def export_table(plan: Plan, form: str, dialect: str = NEWEST) -> str:
     for what, span, help in _not_in_tables(plan, form):
         message = f"torch's action tables have no {what}"
         label = Label(plan.spans[span])
-        raise CompileError([Diagnostic("torch-table", message, (label,), plan.source, help=help)])
+        raise CompileError(
+            [Diagnostic("torch-table", message, (label,), plan.source, help=help)]
+        )
     lines = []
     for rank, actions in enumerate(plan.ranks):
         if form == COMPUTE:
@@ -119,7 +123,9 @@ def _losses_out_of_order(plan: Plan) -> Iterator[tuple[str, int, str]]:
     last = len(plan.placement) - 1
     actions = plan.ranks[plan.placement[last]]
     expected = 0
-    for index, (kind, stage) in enumerate(zip(actions.kind, actions.stage, strict=True)):
+    for index, (kind, stage) in enumerate(
+        zip(actions.kind, actions.stage, strict=True)
+    ):
         if (kind, stage) != (Kind.F, last):
             continue
         if actions.microbatch[index] != expected:
@@ -133,7 +139,9 @@ def _more_sums(plan: Plan) -> Iterator[tuple[str, int, str]]:
     """Sums of a stage's gradients behind its first one."""
     for rank, actions in enumerate(plan.ranks):
         summed = set[int]()
-        for index, (kind, stage) in enumerate(zip(actions.kind, actions.stage, strict=True)):
+        for index, (kind, stage) in enumerate(
+            zip(actions.kind, actions.stage, strict=True)
+        ):
             if kind == Kind.REDUCE_GRAD:
                 if stage in summed:
                     what = f"second sum of a stage's gradients: `{plan.name_of(rank, index)}`"

@@ -32,10 +32,14 @@ def find_layout(source: Source, spans: list[Span], ranks: list[Actions]) -> Layo
                 others.setdefault(stage, (rank, cell))
     if not holders:
         label = Label(Span(0, 0))
-        raise CompileError([Diagnostic("placement", "no cell computes anything", (label,), source)])
+        raise CompileError(
+            [Diagnostic("placement", "no cell computes anything", (label,), source)]
+        )
     wrong: list[Diagnostic] = []
     for stage, (rank, cell) in others.items():
-        message = f"stage {stage} is computed on rank {rank}, and on rank {holders[stage]}"
+        message = (
+            f"stage {stage} is computed on rank {rank}, and on rank {holders[stage]}"
+        )
         first = (stage_cells[stage], "first here")
         wrong.append(_contradiction(source, spans, message, (cell, ""), first))
     wrong += _gap(source, spans, "stage", stage_cells)

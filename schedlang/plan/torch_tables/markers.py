@@ -50,8 +50,12 @@ def check_markers(schedule: Schedule, markers: list[Marker]) -> None:
             message = f"{marker}: there are stages 0 to {len(stages) - 1}"
             findings.append(Finding("no-such-stage", message, marker.rank, marker.cell))
         elif placement[marker.stage] != marker.rank:
-            message = f"{marker}: stage {marker.stage} is on rank {placement[marker.stage]}"
-            findings.append(Finding("not-on-this-rank", message, marker.rank, marker.cell))
+            message = (
+                f"{marker}: stage {marker.stage} is on rank {placement[marker.stage]}"
+            )
+            findings.append(
+                Finding("not-on-this-rank", message, marker.rank, marker.cell)
+            )
         elif marker.what == "REDUCE_GRAD":
             reductions[marker.stage].append(marker)
         elif marker.what in ("UNSHARD", "RESHARD"):
@@ -96,18 +100,24 @@ def _ops(schedule: Schedule, stage: int) -> list[int]:
     actions = schedule.ranks[schedule.placement[stage]]
     return [
         cell
-        for kind, number, cell in zip(actions.kind, actions.stage, actions.source, strict=True)
+        for kind, number, cell in zip(
+            actions.kind, actions.stage, actions.source, strict=True
+        )
         if number == stage and kind in OPS
     ]
 
 
-def _check_reductions(schedule: Schedule, stage: int, markers: list[Marker]) -> Iterator[Finding]:
+def _check_reductions(
+    schedule: Schedule, stage: int, markers: list[Marker]
+) -> Iterator[Finding]:
     """What is wrong, if a stage's gradients are not reduced once, after its last backward."""
     # A stage in a table has at least one op: that is how it is known.
     last = _ops(schedule, stage)[-1]
     rank = schedule.placement[stage]
     if not markers:
-        message = f"the gradients of stage {stage} are never reduced, those of others are"
+        message = (
+            f"the gradients of stage {stage} are never reduced, those of others are"
+        )
         label = f"`{stage}REDUCE_GRAD` belongs behind this"
         yield Finding("reduce-grad", message, rank, last, label)
         return
@@ -133,7 +143,9 @@ def _check_gathers(
         return
     rank = schedule.placement[stage]
     is_gathered = False
-    cells: list[tuple[int, Marker | None]] = [(marker.cell, marker) for marker in markers]
+    cells: list[tuple[int, Marker | None]] = [
+        (marker.cell, marker) for marker in markers
+    ]
     cells += [(cell, None) for cell in _ops(schedule, stage)]
     for cell, marker in sorted(cells, key=lambda pair: pair[0]):
         if marker is None and not is_gathered:

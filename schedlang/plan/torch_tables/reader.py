@@ -61,7 +61,9 @@ class Table:
     @property
     def has_communication(self) -> bool:
         """Whether the table is of the form with communication."""
-        transfers = any(is_transfer(kind) for actions in self.ranks for kind in actions.kind)
+        transfers = any(
+            is_transfer(kind) for actions in self.ranks for kind in actions.kind
+        )
         return transfers or self.reduces_gradients or self.has_waits
 
     @property
@@ -70,7 +72,9 @@ class Table:
         reduction by a cell of its own.
         """
         waits = any(is_wait(kind) for actions in self.ranks for kind in actions.kind)
-        return waits or any(marker.what == "WAIT_REDUCE_GRAD" for marker in self.markers)
+        return waits or any(
+            marker.what == "WAIT_REDUCE_GRAD" for marker in self.markers
+        )
 
     @property
     def reduces_gradients(self) -> bool:
@@ -116,7 +120,9 @@ class Table:
         """Read one action."""
         match = _ACTION.fullmatch(text)
         if match is None:
-            message = f"`{text}` is not an action" if text else "there is no action here"
+            message = (
+                f"`{text}` is not an action" if text else "there is no action here"
+            )
             self.mistake(message, span, _FORM)
             return
         stage, kind, microbatch, marker = match.groups()
@@ -130,7 +136,9 @@ class Table:
 
     def mistake(self, message: str, span: Span, help: str | None = None) -> None:
         """Note what is wrong with a part of the text."""
-        self.wrong.append(Diagnostic("table", message, (Label(span),), self.source, help=help))
+        self.wrong.append(
+            Diagnostic("table", message, (Label(span),), self.source, help=help)
+        )
 
 
 def _strip(text: str, start: int) -> tuple[str, Span]:
@@ -150,14 +158,19 @@ def read_table(source: Source) -> Table:
         start += len(line) + 1
     # In a table of the other form, a blank is a time step in which the rank idles.
     if table.has_communication and table.blanks:
-        table.mistake("a blank cell: only tables without communication have these", table.blanks[0])
+        table.mistake(
+            "a blank cell: only tables without communication have these",
+            table.blanks[0],
+        )
     if table.wrong:
         kind = kind_of(source.text)
         is_table = any(map(len, table.ranks)) or kind in (FileKind.TABLE, FileKind.TEXT)
         if not is_table:
             message = f"`{source.path}` is {kind.called}, not an action table of torch"
             help = _FORM if kind is FileKind.CSV else kind.help(source.path)
-            raise CompileError([Diagnostic("table", message, help=help, file=source.path)])
+            raise CompileError(
+                [Diagnostic("table", message, help=help, file=source.path)]
+            )
         raise CompileError(table.wrong)
     return table
 
@@ -178,7 +191,9 @@ def plan_of(table: Table, transport: str = PORTABLE) -> Plan:
         # As torch does when it loads such a table.
         return _proved(lower(schedule))
     except CompileError as error:
-        diagnostics = [_for_tables(table, transport, each) for each in error.diagnostics]
+        diagnostics = [
+            _for_tables(table, transport, each) for each in error.diagnostics
+        ]
         raise CompileError(diagnostics) from None
 
 
@@ -191,14 +206,18 @@ def _as_written(schedule: Schedule) -> Plan:
     is_portable = schedule.transport == PORTABLE
     for rule in (LOOSEST,) if is_portable else transports(schedule.transport):
         run_on(schedule, schedule.costs, rule)
-    without = tuple(actions.select(lambda kind: not is_wait(kind)) for actions in schedule.ranks)
+    without = tuple(
+        actions.select(lambda kind: not is_wait(kind)) for actions in schedule.ranks
+    )
     return _proved(evolve(schedule, ranks=without))
 
 
 def _proved(schedule: Schedule) -> Plan:
     """A schedule with communication as a plan."""
     execution = prove(schedule)
-    return Plan(**asdict(schedule, recurse=False), idle=execution.timeline.bubble_over_makespan)
+    return Plan(
+        **asdict(schedule, recurse=False), idle=execution.timeline.bubble_over_makespan
+    )
 
 
 def _runs_on(table: Table) -> list[str]:
@@ -216,7 +235,9 @@ def _runs_on(table: Table) -> list[str]:
         return True
 
     schedule = _schedule(table)
-    names = [name for name in NAMES if not any(rule.blocks for rule in transports(name))]
+    names = [
+        name for name in NAMES if not any(rule.blocks for rule in transports(name))
+    ]
     return list(filter(runs, names))
 
 
@@ -225,7 +246,9 @@ def _schedule(table: Table) -> Schedule:
     layout = find_layout(table.source, table.spans, table.ranks)
     params = {"ranks": len(table.ranks), "microbatches": layout.microbatches}
     name = Path(table.source.path).stem
-    return Schedule(name, params, layout, tuple(table.ranks), table.source, tuple(table.spans))
+    return Schedule(
+        name, params, layout, tuple(table.ranks), table.source, tuple(table.spans)
+    )
 
 
 def _for_tables(table: Table, transport: str, diagnostic: Diagnostic) -> Diagnostic:
@@ -237,7 +260,9 @@ def _for_tables(table: Table, transport: str, diagnostic: Diagnostic) -> Diagnos
         helps["order"] = leave_out
         helps["deadlock"] = leave_out
         if diagnostic.code == "deadlock":
-            helps["deadlock"] = _deadlock_help(table, transport, diagnostic) or leave_out
+            helps["deadlock"] = (
+                _deadlock_help(table, transport, diagnostic) or leave_out
+            )
     if not diagnostic.help:
         return diagnostic
     return evolve(diagnostic, help=helps.get(diagnostic.code, diagnostic.help))

@@ -61,7 +61,10 @@ def _cells(schedule: Schedule, markers: list[Marker], rank: int) -> list[_Cell]:
         for marker in markers
         if marker.rank == rank and marker.what.endswith(_REDUCTION)
     ]
-    return sorted(_Cell(cell, text.replace(_WAIT, ""), _WAIT in text, text) for cell, text in texts)
+    return sorted(
+        _Cell(cell, text.replace(_WAIT, ""), _WAIT in text, text)
+        for cell, text in texts
+    )
 
 
 def _check_pairs(rank: int, cells: list[_Cell]) -> Iterator[Finding]:
@@ -78,7 +81,9 @@ def _check_pairs(rank: int, cells: list[_Cell]) -> Iterator[Finding]:
         wait = f"`{texts.get(awaited)}` on rank {rank}"
         if not starts:
             message = f"{wait} waits for `{awaited}`, which the rank does not have"
-            yield from (Finding("wait", message, rank, place) for place in waits[awaited])
+            yield from (
+                Finding("wait", message, rank, place) for place in waits[awaited]
+            )
             continue
         if not waits[awaited]:
             message = f"nothing on rank {rank} waits for `{awaited}`"
@@ -91,10 +96,14 @@ def _check_pairs(rank: int, cells: list[_Cell]) -> Iterator[Finding]:
         early = [place for place in waits[awaited] if place < starts[0]]
         for place in early:
             message = f"{wait} comes before `{awaited}`, for which it waits"
-            yield Finding("wait", message, rank, place, related=((starts[0], "which is here"),))
+            yield Finding(
+                "wait", message, rank, place, related=((starts[0], "which is here"),)
+            )
         for first, place in pairwise(waits[awaited][len(early) :]):
             message = f"{wait} waits again for `{awaited}`"
-            yield Finding("wait", message, rank, place, related=((first, "as this does"),))
+            yield Finding(
+                "wait", message, rank, place, related=((first, "as this does"),)
+            )
 
 
 def _check_reductions(rank: int, cells: list[_Cell]) -> Iterator[Finding]:

@@ -40,16 +40,22 @@ class Alternatives:
         #: The indices of the steps that do the same on the same stages.
         self.alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
         words = list(zip(kind.tolist(), stage.tolist(), strict=True))
-        for index, (start, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        for index, (start, end) in enumerate(
+            zip(first.tolist(), last.tolist(), strict=True)
+        ):
             self.alike.setdefault(tuple(words[start:end]), []).append(index)
         self.kept = _Kept(waits, rank, amounts)
         self.arrivals: list[float] = waits.arrival[begin:stop].tolist()
-        self.lengths: list[float] = (waits.ends[begin:stop] - waits.starts[begin:stop]).tolist()
+        self.lengths: list[float] = (
+            waits.ends[begin:stop] - waits.starts[begin:stop]
+        ).tolist()
         self._measure(amounts, rows, first, last)
         # What is held up to the end of each step, while the rank waits for it and while it runs.
         starts = waits.starts[begin:stop].tolist()
         ends = waits.ends[begin:stop].tolist()
-        waiting = [self.kept.most(*times) for times in zip([0.0, *ends], starts, strict=False)]
+        waiting = [
+            self.kept.most(*times) for times in zip([0.0, *ends], starts, strict=False)
+        ]
         running = [self.kept.most(*times) for times in zip(starts, ends, strict=True)]
         self.highest: Floats = self.held + np.maximum(waiting, self.rise + running)
         self.peak = float(self.highest.max(initial=0.0))
@@ -88,7 +94,9 @@ class Alternatives:
         #     op          0F0    0F1    0B0            amounts 1, 1, -1
         #     levels      0      1      2      1
         #     highest     1      2      2              before or behind the op, whichever is more
-        levels = np.append(0.0, np.cumsum(amount * schedule.keeps_all(kind, stage, microbatch)))
+        levels = np.append(
+            0.0, np.cumsum(amount * schedule.keeps_all(kind, stage, microbatch))
+        )
         highest = np.maximum(levels[:-1], levels[:-1] + amount)
         # What goes on beside two steps is of neither.
         highest[columns.is_beside[rows]] = -np.inf

@@ -94,7 +94,15 @@ class IdleTime:
     def __iter__(self) -> Iterator[Idle]:
         causes = list(CAUSES)
         steps = self.waits.steps
-        fields = self.rank, self.start, self.end, self.cause, self.behind, self.about, self.other
+        fields = (
+            self.rank,
+            self.start,
+            self.end,
+            self.cause,
+            self.behind,
+            self.about,
+            self.other,
+        )
         for rank, start, end, cause, behind, about, other in zip(
             *(column.tolist() for column in fields), strict=True
         ):
@@ -120,10 +128,14 @@ class IdleTime:
         times: dict[str, list[float]] = {}
         for cause, number in _NUMBERS.items():
             parts = self.cause == number
-            times[cause] = counts_of(self.rank[parts], self.length[parts], ranks).tolist()
+            times[cause] = counts_of(
+                self.rank[parts], self.length[parts], ranks
+            ).tolist()
         return times
 
-    def by_subject(self, cause: str) -> list[tuple[tuple[int, ...], float, list[float]]]:
+    def by_subject(
+        self, cause: str
+    ) -> list[tuple[tuple[int, ...], float, list[float]]]:
         """For what a cause is about, the most first: the idle time of all ranks, and of each."""
         parts = np.flatnonzero(self.cause == _NUMBERS[cause])
         ranks = len(self.waits.schedule.ranks)
@@ -139,7 +151,13 @@ class IdleTime:
             part = parts[first[number]]
             about = (int(self.about[part]), int(self.other[part]))
             per_rank: list[float] = times[number].tolist()
-            rows.append((tuple(each for each in about if each != _NONE), sum(per_rank), per_rank))
+            rows.append(
+                (
+                    tuple(each for each in about if each != _NONE),
+                    sum(per_rank),
+                    per_rank,
+                )
+            )
         return sorted(rows, key=lambda each: -each[1])
 
 
@@ -161,7 +179,9 @@ def _gaps(waits: Waits) -> Gaps:
     """All times in which ranks wait."""
     of_ranks = [waits.gaps(rank) for rank in range(len(waits.schedule.ranks))]
     ranks = np.repeat(np.arange(len(of_ranks)), [len(index) for index, *_ in of_ranks])
-    return Gaps(ranks, *(np.concatenate(columns) for columns in zip(*of_ranks, strict=True)))
+    return Gaps(
+        ranks, *(np.concatenate(columns) for columns in zip(*of_ranks, strict=True))
+    )
 
 
 @frozen(eq=False)
@@ -237,9 +257,18 @@ class _Causes:
             about = self.waits.rank[behind.step[items]]
             other = behind.receiver[items]
             if why == Why.COLLECTIVE:
-                about = self.waits.schedule.columns.stage[self.waits.head[behind.step[items]]]
+                about = self.waits.schedule.columns.stage[
+                    self.waits.head[behind.step[items]]
+                ]
                 other = np.full(len(items), _NONE)
-            self.add(items, behind.start[items], behind.end[items], _NUMBERS[cause], about, other)
+            self.add(
+                items,
+                behind.start[items],
+                behind.end[items],
+                _NUMBERS[cause],
+                about,
+                other,
+            )
 
     def running(self, choices: _Choices, even: Floats) -> None:
         """The causes while an op runs; `even` is how long each step would take if all stages were
@@ -274,7 +303,13 @@ class _Causes:
         self.add(items, start, end, phase, about, nothing)
 
     def add(
-        self, items: Ints, start: Floats, end: Floats, cause: Ints | int, about: Ints, other: Ints
+        self,
+        items: Ints,
+        start: Floats,
+        end: Floats,
+        cause: Ints | int,
+        about: Ints,
+        other: Ints,
     ) -> None:
         """Note causes of some of what is behind gaps, where they last at all."""
         chosen = np.flatnonzero(start < end)

@@ -35,11 +35,15 @@ def critical_path(waits: Waits) -> list[Segment]:
     number = waits.last
     last = waits.steps[number]
     # From the end back to the start: behind the last op there may be a sum of gradients.
-    segments = _that_last([Segment("collective", last.end, waits.makespan, last, last.rank)], waits)
+    segments = _that_last(
+        [Segment("collective", last.end, waits.makespan, last, last.rank)], waits
+    )
     while number != NOTHING:
         step = waits.steps[number]
         segments.append(
-            Segment("copy" if step.is_copy else "op", step.start, step.end, step, step.rank)
+            Segment(
+                "copy" if step.is_copy else "op", step.start, step.end, step, step.rank
+            )
         )
         parts, number = _before(waits, number)
         segments += parts
@@ -93,4 +97,6 @@ def _before(waits: Waits, number: int) -> tuple[list[Segment], int]:
 
 def _that_last(segments: list[Segment], waits: Waits) -> list[Segment]:
     """Those that take any time."""
-    return [segment for segment in segments if segment.length > ROUNDING * waits.makespan]
+    return [
+        segment for segment in segments if segment.length > ROUNDING * waits.makespan
+    ]

@@ -49,10 +49,16 @@ class _Exposed:
             sums = self.sums[rank]
             for index in range(len(sums) - 1, len(self.waits.ranks[rank])):
                 maker, _ = self.waits.latest(rank, index)
-                if maker and not maker.is_copy and len(self.sums[maker.rank]) < maker.index + 2:
+                if (
+                    maker
+                    and not maker.is_copy
+                    and len(self.sums[maker.rank]) < maker.index + 2
+                ):
                     held.setdefault((maker.rank, maker.index), []).append(rank)
                     break
-                sums.append(sums[-1] + self.since(rank, index, self.idle_from(rank, index)))
+                sums.append(
+                    sums[-1] + self.since(rank, index, self.idle_from(rank, index))
+                )
                 ready += held.pop((rank, index), ())
 
     def between(self, rank: int, start: int, stop: int) -> float:
@@ -96,7 +102,11 @@ def _at_the_end(waits: Waits) -> float:
     behind = reasons(waits, whole)
     is_exposed = np.isin(behind.why, [Why.TRANSFER, Why.TRANSPORT, Why.COLLECTIVE])
     pieces = sorted(
-        zip(behind.start[is_exposed].tolist(), behind.end[is_exposed].tolist(), strict=True)
+        zip(
+            behind.start[is_exposed].tolist(),
+            behind.end[is_exposed].tolist(),
+            strict=True,
+        )
     )
     starts = [start for start, _ in pieces]
     # `later[n]` is the time in the last n pieces.

@@ -93,7 +93,9 @@ def _follow(waits: Waits, open: Gaps, gap: Ints, pieces: "_Pieces") -> _Open:
     #     made ─ transfer ─► arrival ─ transport ─► begun ─ collective ─► over ─ transport ─► end
     pieces.add(Why.TRANSPORT, is_step, gap, late, begun, behind, open.rank)
     since = np.where(is_step, begun, np.maximum(open.start, made))
-    pieces.add(Why.COLLECTIVE, np.full(len(gap), True), gap, since, over, step, open.rank)
+    pieces.add(
+        Why.COLLECTIVE, np.full(len(gap), True), gap, since, over, step, open.rank
+    )
     pieces.add(Why.TRANSPORT, is_step, gap, over, open.end, behind, open.rank)
     sent = np.maximum(open.start, made)
     there = np.minimum(open.end, arrival)
@@ -104,7 +106,9 @@ def _follow(waits: Waits, open: Gaps, gap: Ints, pieces: "_Pieces") -> _Open:
     pieces.add(Why.COPY, is_copy, gap, open.start, end, maker, sender)
     # While the maker's rank was not there yet, it ran something, or waited in its turn.
     goes_on = np.flatnonzero(is_made & ~is_copy & (open.start < end))
-    return _during(waits, sender[goes_on], open.start[goes_on], end[goes_on], gap[goes_on], pieces)
+    return _during(
+        waits, sender[goes_on], open.start[goes_on], end[goes_on], gap[goes_on], pieces
+    )
 
 
 def _during(
@@ -162,8 +166,12 @@ class _Pieces:
         """Pieces for some reason, those that last at all."""
         rows = np.flatnonzero(is_there & (start < end))
         columns = gap, start, end, step, receiver
-        self.parts.append((np.full(len(rows), why), *(column[rows] for column in columns)))
+        self.parts.append(
+            (np.full(len(rows), why), *(column[rows] for column in columns))
+        )
 
     def reasons(self) -> Reasons:
         """All of them."""
-        return Reasons(*(np.concatenate(columns) for columns in zip(*self.parts, strict=True)))
+        return Reasons(
+            *(np.concatenate(columns) for columns in zip(*self.parts, strict=True))
+        )

@@ -59,7 +59,9 @@ def explained(plan: Plan, account: Account) -> Explanation:
     """Where the time of an execution of a plan goes."""
     execution = account.execution
     faster = _faster(plan, execution.costs, account.path)
-    return Explanation(plan, execution.timeline.makespan, account.idle, account.path, faster)
+    return Explanation(
+        plan, execution.timeline.makespan, account.idle, account.path, faster
+    )
 
 
 def _faster(plan: Plan, costs: Costs, path: list[Segment]) -> list[Faster]:
@@ -85,7 +87,9 @@ def _faster(plan: Plan, costs: Costs, path: list[Segment]) -> list[Faster]:
     gains = []
     for field, stage in sorted(on_path, key=lambda op: -on_path[op])[:_TRIED]:
         faster = costs.faster(field, stage, plan.layout, _FACTOR)
-        gains.append(Faster(field, stage, durations[field][stage], makespan_at(plan, faster)))
+        gains.append(
+            Faster(field, stage, durations[field][stage], makespan_at(plan, faster))
+        )
     return gains
 
 
@@ -115,7 +119,12 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
             for each in explanation.idle
         ],
         "critical_path": [
-            {"kind": each.kind, "start": each.start, "end": each.end, "at": _place(plan, each.step)}
+            {
+                "kind": each.kind,
+                "start": each.start,
+                "end": each.end,
+                "at": _place(plan, each.step),
+            }
             for each in explanation.path
         ],
         "faster": [
@@ -134,12 +143,18 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
 def _place(plan: Plan, step: Step) -> dict[str, Any]:
     """A step for machines: its rank, its actions as in a plan, its line."""
     words = plan.ranks[step.rank].batch_text(step.rows)
-    return {"rank": step.rank, "actions": words, "line": plan.where(step.rank, step.rows.start)}
+    return {
+        "rank": step.rank,
+        "actions": words,
+        "line": plan.where(step.rank, step.rows.start),
+    }
 
 
 def explanation_text(explanation: Explanation) -> str:
     """The explanation for people: three tables, with what their rows mean."""
-    size = ", ".join(f"{name} = {value}" for name, value in explanation.plan.params.items())
+    size = ", ".join(
+        f"{name} = {value}" for name, value in explanation.plan.params.items()
+    )
     head = f"{explanation.plan.name} ({size}): makespan {explanation.makespan:.10g}"
     return "\n".join(
         [
@@ -198,7 +213,9 @@ def _path_text(explanation: Explanation) -> list[str]:
         runs = segment.kind in ("op", "copy")
         place = explanation.plan.where(rank, rows.start) if runs else segment.kind
         times[place] = times.get(place, 0.0) + segment.length
-        words = [f" {Kind(explanation.plan.ranks[rank].kind[row]).name}" for row in rows]
+        words = [
+            f" {Kind(explanation.plan.ranks[rank].kind[row]).name}" for row in rows
+        ]
         if segment.kind == "collective":
             stage = explanation.plan.ranks[rank].stage[rows.start]
             words = [f" x stage {explanation.plan.names.stage(stage)}"]
@@ -212,7 +229,9 @@ def _path_text(explanation: Explanation) -> list[str]:
         "a gap"
     ]
     for place, time in sorted(times.items(), key=lambda each: -each[1]):
-        what = ", ".join(f"{count}{word}" for word, count in counts[place].most_common(_SHOWN))
+        what = ", ".join(
+            f"{count}{word}" for word, count in counts[place].most_common(_SHOWN)
+        )
         lines.append(
             f"  {time:>10.6g} {_share(time, explanation.makespan):>6.1%}  {place:<{width}}  {what}"
         )
@@ -220,7 +239,9 @@ def _path_text(explanation: Explanation) -> list[str]:
 
 
 def _faster_text(explanation: Explanation) -> list[str]:
-    lines = [f"makespan with one op {1 - _FACTOR:.0%} faster, simulated with the same order of ops"]
+    lines = [
+        f"makespan with one op {1 - _FACTOR:.0%} faster, simulated with the same order of ops"
+    ]
     for each in explanation.faster:
         change = _share(each.makespan - explanation.makespan, explanation.makespan)
         stage = explanation.plan.names.stage(each.stage)

@@ -85,7 +85,10 @@ class Waits:
     @cached_property
     def _index(self) -> Ints:
         """Of each step its index; a copy comes before the first step behind it."""
-        return np.searchsorted(self.head[: self.first[-1]], self.head) - self.first[self.rank]
+        return (
+            np.searchsorted(self.head[: self.first[-1]], self.head)
+            - self.first[self.rank]
+        )
 
     @cached_property
     def ranks(self) -> list[list[Step]]:
@@ -100,7 +103,9 @@ class Waits:
         if number == self.first[rank + 1]:
             return self.steps[self.last], self.makespan
         maker = self.maker[number]
-        return (None if maker == NOTHING else self.steps[maker]), float(self.arrival[number])
+        return (None if maker == NOTHING else self.steps[maker]), float(
+            self.arrival[number]
+        )
 
     def gaps(self, rank: int) -> tuple[Ints, Floats, Floats]:
         """The idle time of a rank, as columns: the index of the step that it waits with, from when,
@@ -216,7 +221,9 @@ def _times(ranks: tuple[Bars, ...]) -> tuple[Floats, Floats]:
     return np.concatenate([np.zeros(0), *starts]), np.concatenate([np.zeros(0), *ends])
 
 
-def _latest(schedule: Schedule, costs: Costs, step_of: Ints, end: Floats) -> tuple[Ints, Floats]:
+def _latest(
+    schedule: Schedule, costs: Costs, step_of: Ints, end: Floats
+) -> tuple[Ints, Floats]:
     """Of each step the one whose result arrived last, and when it did."""
     needs = schedule.all_needs
     transfers = costs.over(schedule.costs).transfers(len(schedule.placement))

@@ -105,7 +105,9 @@ class Difference:
     def is_equal(self) -> bool:
         """Whether the two are one schedule, in all but name, parameters and origin."""
         return (
-            not self.settings and not self.elsewhere and all(rank.is_equal for rank in self.ranks)
+            not self.settings
+            and not self.elsewhere
+            and all(rank.is_equal for rank in self.ranks)
         )
 
 
@@ -123,13 +125,19 @@ def differ(before: Side, after: Side, compute: bool = False) -> Difference:
         after,
         tuple(_settings(*plans)),
         tuple(_elsewhere(*plans)),
-        tuple(rank_differences(*map(_compute, plans)) if compute else rank_differences(*plans)),
+        tuple(
+            rank_differences(*map(_compute, plans))
+            if compute
+            else rank_differences(*plans)
+        ),
     )
 
 
 def _compute(schedule: Schedule) -> Schedule:
     """A schedule without its transfers."""
-    return evolve(schedule, ranks=tuple(actions.compute() for actions in schedule.ranks))
+    return evolve(
+        schedule, ranks=tuple(actions.compute() for actions in schedule.ranks)
+    )
 
 
 def rank_differences(before: Schedule, after: Schedule) -> list[RankDifference]:
@@ -169,7 +177,9 @@ def _named(schedule: Schedule, rank: int) -> tuple[tuple[str, ...], dict[str, No
     actions = schedule.ranks[rank]
     several = (batch for batch in actions.batches() if len(batch) > 1)
     batches = dict.fromkeys(schedule.names.batch(actions, batch) for batch in several)
-    return tuple(schedule.names.of(actions, index) for index in range(len(actions))), batches
+    return tuple(
+        schedule.names.of(actions, index) for index in range(len(actions))
+    ), batches
 
 
 def _settings(before: Plan, after: Plan) -> list[Setting]:
@@ -187,7 +197,11 @@ def _setting_texts(plan: Plan) -> dict[str, str]:
     layout = plan.layout
     names = plan.names
     far = layout.far_edges.items()
-    skips = [" to ".join(map(names.stage, ends)) for number, ends in far if layout.is_skip(number)]
+    skips = [
+        " to ".join(map(names.stage, ends))
+        for number, ends in far
+        if layout.is_skip(number)
+    ]
     edges = [f"{earlier} to {later}" for earlier, later in layout.edges]
     rules = [str(plan.weights_of(stage)) for stage in range(len(plan.placement))]
     costs = plan.costs.to_json()
@@ -229,7 +243,9 @@ def _cost(value: Any) -> str:
     """
     if not isinstance(value, list):
         return str(value)
-    return ",".join(f"[{_cost(each)}]" if isinstance(each, list) else f"{each:g}" for each in value)
+    return ",".join(
+        f"[{_cost(each)}]" if isinstance(each, list) else f"{each:g}" for each in value
+    )
 
 
 def _elsewhere(before: Plan, after: Plan) -> list[tuple[str, int, int]]:

@@ -23,7 +23,8 @@ def difference_json(found: Difference) -> dict[str, Any]:
             for setting in found.settings
         ],
         "stages_elsewhere": [
-            {"stage": stage, "a": rank, "b": other} for stage, rank, other in found.elsewhere
+            {"stage": stage, "a": rank, "b": other}
+            for stage, rank, other in found.elsewhere
         ],
         "ranks": list(map(_rank, found.ranks)),
     }

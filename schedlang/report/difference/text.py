@@ -26,7 +26,11 @@ _LEGEND = "= in both, - only in A, + only in B, > moved"
 def difference_text(found: Difference, style: Style) -> str:
     """What differs, the whole first; equal actions are counted, all others named."""
     head = [f"A  {_title(found.before)}", f"B  {_title(found.after)}"]
-    parts = [head, *_settings(found), aligned([["", "A", "B", "change"], *_summary(found)])]
+    parts = [
+        head,
+        *_settings(found),
+        aligned([["", "A", "B", "change"], *_summary(found)]),
+    ]
     if found.is_equal:
         parts.append(["equal: all ranks do the same, in the same order"])
     else:
@@ -52,9 +56,13 @@ def _settings(found: Difference) -> Iterator[list[str]]:
         for setting in found.settings
     ]
     if found.elsewhere:
-        moves = [f"{stage} ({rank} to {other})" for stage, rank, other in found.elsewhere]
+        moves = [
+            f"{stage} ({rank} to {other})" for stage, rank, other in found.elsewhere
+        ]
         more = len(moves) - _MOST_STAGES
-        shown = ", ".join(moves[:_MOST_STAGES]) + (f", and {more} more" if more > 0 else "")
+        shown = ", ".join(moves[:_MOST_STAGES]) + (
+            f", and {more} more" if more > 0 else ""
+        )
         lines.append(f"stages on other ranks: {shown}")
     if lines:
         yield lines
@@ -68,7 +76,9 @@ def _summary(found: Difference) -> Iterator[list[str]]:
         yield _row(name, before.figures[name], after.figures[name])
     yield _row("ops", before.ops, after.ops)
     yield _row("transfers", before.transfers, after.transfers)
-    yield _row("makespan", before.figures["makespan"], after.figures["makespan"], is_time=True)
+    yield _row(
+        "makespan", before.figures["makespan"], after.figures["makespan"], is_time=True
+    )
     yield _row("idle time", before.idle_time, after.idle_time, is_time=True)
     for cause, of_ranks in before.idle.items():
         time = sum(of_ranks)
@@ -100,7 +110,9 @@ def _peaks(found: Difference) -> Iterator[tuple[str, list[float], list[float]]]:
     sides = [side.figures for side in (found.before, found.after)]
     for name, title in _PEAKS.items():
         # Where programs give no amounts of their own, the two are one figure.
-        if name == "peak_memory" and all(side[name] == side["peak_activations"] for side in sides):
+        if name == "peak_memory" and all(
+            side[name] == side["peak_activations"] for side in sides
+        ):
             continue
         if name == "versions" and all(max(side[name]) == 1 for side in sides):
             continue
@@ -147,8 +159,12 @@ def _rank_title(found: Difference, rank: RankDifference) -> str:
     if None in stages:
         where = "A" if stages[1] is None else "B"
         return f"rank {number}, only in {where}, {stages[0] or stages[1]}"
-    held = stages[0] if stages[0] == stages[1] else f"{stages[0]} in A, {stages[1]} in B"
-    counts = [f"{rank.count(change)} {change}" for change in Change if rank.count(change)]
+    held = (
+        stages[0] if stages[0] == stages[1] else f"{stages[0]} in A, {stages[1]} in B"
+    )
+    counts = [
+        f"{rank.count(change)} {change}" for change in Change if rank.count(change)
+    ]
     return f"rank {number}, {held}: {', '.join(counts)}"
 
 
@@ -159,10 +175,19 @@ def _figures(found: Difference, rank: int) -> Iterator[str]:
     if rank >= min(len(before.plan.ranks), len(after.plan.ranks)):
         return
     least = ROUNDING * max(side.figures["makespan"] for side in (before, after))
-    changes = {cause: after.idle[cause][rank] - times[rank] for cause, times in before.idle.items()}
-    causes = [f"{cause} {change:+.6g}" for cause, change in changes.items() if abs(change) > least]
+    changes = {
+        cause: after.idle[cause][rank] - times[rank]
+        for cause, times in before.idle.items()
+    }
+    causes = [
+        f"{cause} {change:+.6g}"
+        for cause, change in changes.items()
+        if abs(change) > least
+    ]
     if causes:
-        idle = [sum(times[rank] for times in side.idle.values()) for side in (before, after)]
+        idle = [
+            sum(times[rank] for times in side.idle.values()) for side in (before, after)
+        ]
         yield f"idle {idle[0]:.6g} -> {idle[1]:.6g}: {', '.join(causes)}"
     for title, of_before, of_after in _peaks(found):
         if of_before[rank] != of_after[rank]:
@@ -179,7 +204,9 @@ def _runs(rank: RankDifference, style: Style) -> list[str]:
         if change is Change.MOVED:
             texts = [_moved(rank, run) for run in runs]
         else:
-            texts = [_names(change, [name for run in runs for name in rank.actions(run)])]
+            texts = [
+                _names(change, [name for run in runs for name in rank.actions(run)])
+            ]
         lines += [style.paint(change, f"{_MARKS[change]} {text}") for text in texts]
     for batches, only_in in ((rank.apart, "A"), (rank.together, "B")):
         if batches:

@@ -127,7 +127,9 @@ def _durations(run: Run) -> list[Durations]:
         for stage, values in sorted(by_stage.items()):
             ratio = _ratio(means, stage)
             spread = _spread(values)
-            durations.append(Durations(kind, stage, len(values), means[stage], ratio, spread))
+            durations.append(
+                Durations(kind, stage, len(values), means[stage], ratio, spread)
+            )
     return durations
 
 

@@ -84,7 +84,9 @@ def _ranks(comparison: Comparison) -> list[str]:
 
 def _ops(comparison: Comparison) -> list[str]:
     """How long ops took, by kind and stage."""
-    rows = [["op", "stage", "mean, ms", "to the other stages", "spread of the middle half"]]
+    rows = [
+        ["op", "stage", "mean, ms", "to the other stages", "spread of the middle half"]
+    ]
     names = comparison.run.plan.names
     # By kind, so that stages can be compared.
     for duration in comparison.durations:

@@ -46,7 +46,9 @@ class Run:
         """The median step as an execution: its memory is what the plan holds at these times, and
         its costs are those that the run shows.
         """
-        return Execution("measured", self.plan, self.costs.over(self.plan.costs), self.median)
+        return Execution(
+            "measured", self.plan, self.costs.over(self.plan.costs), self.median
+        )
 
 
 def is_trace(text: str) -> bool:
@@ -64,7 +66,12 @@ def read_run(path: str | Path) -> Run:
         actions = traced_actions(document.get("traceEvents"))
     except (ValueError, RecursionError) as error:
         kind = kind_of_file(path)
-        if kind not in (FileKind.TRACE, FileKind.OBJECT, FileKind.DAMAGED, FileKind.TEXT):
+        if kind not in (
+            FileKind.TRACE,
+            FileKind.OBJECT,
+            FileKind.DAMAGED,
+            FileKind.TEXT,
+        ):
             message = f"it is {kind.called}, not a trace"
             raise _wrong(path, message, kind.help(path)) from None
         raise _wrong(path, f"not a whole trace: {error}") from None
@@ -134,7 +141,10 @@ def _timeline_from_zero(ranks: Sequence[list[Bar]]) -> Timeline:
     moved = []
     for bars in ranks:
         moved.append(
-            Bars.of(bar._replace(start=bar.start - first, end=bar.end - first) for bar in bars)
+            Bars.of(
+                bar._replace(start=bar.start - first, end=bar.end - first)
+                for bar in bars
+            )
         )
     return Timeline(tuple(moved), tuple(Bars() for _ in ranks))
 

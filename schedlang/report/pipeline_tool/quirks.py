@@ -38,7 +38,9 @@ def quirky_timeline(plan: Plan, costs: Costs, gaps: bool = True) -> Timeline:
         for node in order:
             # Ops that overlap are one node; each is drawn behind the one before.
             start = begin = ends[node] - graph.time[node]
-            for row, after in zip(graph.ops[node], durations.ends(graph.ops[node]), strict=True):
+            for row, after in zip(
+                graph.ops[node], durations.ends(graph.ops[node]), strict=True
+            ):
                 bars.add(*row, begin, start + after)
                 begin = start + after
         ranks.append(bars)

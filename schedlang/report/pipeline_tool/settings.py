@@ -136,13 +136,19 @@ def _devices(values: Mapping[str, Any], stages: int) -> int:
     """How many devices there are: as many as the strategy needs, if it is not said."""
     strategy = values["strategy"]
     if strategy not in _STRATEGIES:
-        raise ValueError(f"there is no strategy `{strategy}`, there are {', '.join(_STRATEGIES)}")
+        raise ValueError(
+            f"there is no strategy `{strategy}`, there are {', '.join(_STRATEGIES)}"
+        )
     _, per_device = _STRATEGIES[strategy]
     if values["num_devices"] is None:
         devices = stages // (per_device or 1)
     else:
         devices = _whole(values, "num_devices")
-    if devices < 1 or stages % devices or (per_device and stages != devices * per_device):
+    if (
+        devices < 1
+        or stages % devices
+        or (per_device and stages != devices * per_device)
+    ):
         rule = f"{per_device} per device" if per_device else "as many on each device"
         raise ValueError(
             f"`{strategy}` has {rule}, there are {stages} stages and {devices} devices"
@@ -171,7 +177,9 @@ def _costs(
     return make_costs(times)
 
 
-def _per_stage(op: str, value: Any, stages: int, warn: Callable[[str], None]) -> list[float]:
+def _per_stage(
+    op: str, value: Any, stages: int, warn: Callable[[str], None]
+) -> list[float]:
     """The time of an op on each stage: from one number, from a list, or from numbers by stage.
 
     A list that is too long is cut, and one that is too short goes on with its last number.
@@ -187,7 +195,11 @@ def _per_stage(op: str, value: Any, stages: int, warn: Callable[[str], None]) ->
     if not numbers:
         raise ValueError(f"there are no {op} times")
     if len(numbers) != stages:
-        change = "the last one is repeated" if len(numbers) < stages else "the others are left out"
+        change = (
+            "the last one is repeated"
+            if len(numbers) < stages
+            else "the others are left out"
+        )
         warn(f"there are {len(numbers)} {op} times for {stages} stages: {change}")
     return (numbers + numbers[-1:] * stages)[:stages]
 

@@ -18,7 +18,15 @@ from schedlang.report.views.png import png
 from schedlang.report.views.svg import svg
 from schedlang.report.views.trace import trace
 
-__all__ = ["WHOLE", "Part", "Picture", "check_path", "lay_out", "write_pictures", "write_view"]
+__all__ = [
+    "WHOLE",
+    "Part",
+    "Picture",
+    "check_path",
+    "lay_out",
+    "write_pictures",
+    "write_view",
+]
 
 #: The endings of files, and what is then in the file.
 _FORMATS: dict[str, Callable[[Sequence[Picture], Part], bytes]] = {
@@ -57,10 +65,14 @@ def check_path(path: str | Path, pictures: int, part: Part = WHOLE) -> None:
             f"several schedules stand side by side on a page, NAME.html, not in `{path}`"
         )
     if part != WHOLE and Path(path).suffix not in _STILL:
-        raise ValueError(f"a part is drawn in {' and '.join(_STILL)}, `{path}` has all of it")
+        raise ValueError(
+            f"a part is drawn in {' and '.join(_STILL)}, `{path}` has all of it"
+        )
 
 
-def write_pictures(pictures: Sequence[Picture], path: str | Path, part: Part = WHOLE) -> None:
+def write_pictures(
+    pictures: Sequence[Picture], path: str | Path, part: Part = WHOLE
+) -> None:
     """Write one picture, or a part of it, as `write_view` does, or several side by side on a page.
 
     ValueError for a part that there is not.

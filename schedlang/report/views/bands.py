@@ -18,7 +18,9 @@ def shares(bars: Sequence[Bar], edges: Sequence[float]) -> list[list[Share]]:
     hundredths that add up to 100; what rounds to 0 is left out.
     """
     kinds = sorted({bar.kind for bar in bars})
-    busy = np.array([_busy([bar for bar in bars if bar.kind == kind], edges) for kind in kinds])
+    busy = np.array(
+        [_busy([bar for bar in bars if bar.kind == kind], edges) for kind in kinds]
+    )
     lengths = np.diff(edges)
     # A row for each kind, a column for each edge: what the kind has taken by then. From one edge to
     # the next it grows by what it takes in that window.
@@ -27,7 +29,9 @@ def shares(bars: Sequence[Bar], edges: Sequence[float]) -> list[list[Share]]:
     of_windows = []
     for column in parts.T.tolist():
         hundredths = _hundredths([*column, max(1 - sum(column), 0.0)])
-        of_windows.append([each for each in zip(names, hundredths, strict=True) if each[1]])
+        of_windows.append(
+            [each for each in zip(names, hundredths, strict=True) if each[1]]
+        )
     return of_windows
 
 
@@ -50,6 +54,8 @@ def _hundredths(parts: Sequence[float]) -> list[int]:
     exact = [part * 100 for part in parts]
     whole = [int(part) for part in exact]
     missing = round(sum(exact)) - sum(whole)
-    for place in sorted(range(len(exact)), key=lambda place: whole[place] - exact[place])[:missing]:
+    for place in sorted(
+        range(len(exact)), key=lambda place: whole[place] - exact[place]
+    )[:missing]:
         whole[place] += 1
     return whole

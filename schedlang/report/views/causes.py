@@ -57,7 +57,9 @@ def causes_of(picture: Picture) -> Causes:
         (part, box_of[int(rows[part.step.rank]) + part.step.rows.start])
         for part in picture.account.path
     ]
-    return Causes(idle, maker, delay, int(boxes[all_waits.last]), boxes[idle.behind], path)
+    return Causes(
+        idle, maker, delay, int(boxes[all_waits.last]), boxes[idle.behind], path
+    )
 
 
 def _boxes(all_waits: Waits) -> Ints:

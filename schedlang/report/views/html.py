@@ -108,8 +108,12 @@ def marks_of(before: Picture, after: Picture) -> list[list[Mark]]:
             # The orders of a rank as texts are: equal runs, and between them what moved, went or
             # came.
             for run in align(_names(before, row), _names(after, row_after)):
-                for places, of_side in zip((run.before, run.after), of_row, strict=True):
-                    of_side[places.start : places.stop] = [_MARKS[run.change]] * len(places)
+                for places, of_side in zip(
+                    (run.before, run.after), of_row, strict=True
+                ):
+                    of_side[places.start : places.stop] = [_MARKS[run.change]] * len(
+                        places
+                    )
             for of_picture, of_side in zip(marks, of_row, strict=True):
                 of_picture += of_side
     return marks
@@ -160,7 +164,8 @@ def _data(picture: Picture, marks: Sequence[Mark]) -> dict[str, Any]:
         "microbatches": [names.microbatch(unit) for unit in units],
         "labels": [names.label(unit) for unit in units],
         "pipelines": [
-            [pipeline.name, pipeline.start, pipeline.stop] for pipeline in layout.pipelines
+            [pipeline.name, pipeline.start, pipeline.stop]
+            for pipeline in layout.pipelines
         ],
         "kinds": {int(kind): _kind(kind, picture.chunks) for kind in picture.kinds},
         "versions": palette.VERSIONS if picture.has_versions else [],
@@ -190,8 +195,12 @@ def _packed(picture: Picture, marks: Sequence[Mark], causes: Causes) -> dict[str
     path = causes.path
     path_starts = np.array([part.start for part, _ in path], float)
     path_ends = np.array([part.end for part, _ in path], float)
-    memory_times = np.array([time for steps in picture.memory for time, _ in steps], float)
-    amounts = np.array([amount for steps in picture.memory for _, amount in steps], float)
+    memory_times = np.array(
+        [time for steps in picture.memory for time, _ in steps], float
+    )
+    amounts = np.array(
+        [amount for steps in picture.memory for _, amount in steps], float
+    )
     components = [box for lane in picture.lanes for row in lane.rows for box in row]
     lane_starts = np.array([box.bar.start for box in components], float)
     lane_ends = np.array([box.bar.end for box in components], float)
@@ -223,7 +232,9 @@ def _packed(picture: Picture, marks: Sequence[Mark], causes: Causes) -> dict[str
         "overlap": [box.overlap for box in boxes],
         "mark": list(map(int, marks)),
         # Boxes before the one that waits, or needs: that repeats along a rank.
-        "makerBefore": np.where(causes.maker < 0, 0, np.arange(len(boxes)) - causes.maker),
+        "makerBefore": np.where(
+            causes.maker < 0, 0, np.arange(len(boxes)) - causes.maker
+        ),
         "delay": ticks.count(causes.delay),
         "needed": counts_of(targets, minlength=len(boxes)),
         "needBefore": targets - sources,

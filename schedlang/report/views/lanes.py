@@ -28,12 +28,19 @@ def lanes_of(execution: Execution, ops: Sequence[Sequence[Box]]) -> tuple[Lane, 
     if not durations.components:
         return ()
     rows = [
-        sorted(_components(row, durations), key=lambda component: component[1].bar.start)
+        sorted(
+            _components(row, durations), key=lambda component: component[1].bar.start
+        )
         for row in ops
     ]
     resources = dict.fromkeys(resource for row in rows for resource, _ in row)
     return tuple(
-        Lane(name, tuple(tuple(box for resource, box in row if resource == name) for row in rows))
+        Lane(
+            name,
+            tuple(
+                tuple(box for resource, box in row if resource == name) for row in rows
+            ),
+        )
         for name in resources
     )
 
@@ -49,5 +56,7 @@ def _components(row: Sequence[Box], durations: Durations) -> Iterator[tuple[str,
             chains = durations.pieces([box.bar[:3] for box in together])
             for box, chain in zip(together, chains, strict=True):
                 for piece in chain:
-                    bar = box.bar._replace(start=start + piece.start, end=start + piece.end)
+                    bar = box.bar._replace(
+                        start=start + piece.start, end=start + piece.end
+                    )
                     yield piece.component.resource, evolve(box, bar=bar)

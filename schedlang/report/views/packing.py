@@ -53,7 +53,9 @@ class Ticks:
     @classmethod
     def of(cls, arrays: Sequence[np.ndarray[Any, Any]]) -> "Ticks":
         """The longest tick of which all numbers in some columns are multiples, to nine digits."""
-        most = max((float(np.abs(array).max(initial=0.0)) for array in arrays), default=0.0)
+        most = max(
+            (float(np.abs(array).max(initial=0.0)) for array in arrays), default=0.0
+        )
         # The largest number has nine digits before the point then, so all are whole to as many
         # digits.
         power = floor(log10(most)) + 1 - _DIGITS if most else 0

@@ -59,7 +59,9 @@ class Part:
         count = len(picture.ops)
         ranks = self.ranks or tuple(range(count))
         if max(ranks) >= count:
-            raise ValueError(f"there is no rank {max(ranks)}, the last one is rank {count - 1}")
+            raise ValueError(
+                f"there is no rank {max(ranks)}, the last one is rank {count - 1}"
+            )
         return ranks
 
     def window(self, picture: "Picture") -> tuple[float, float]:
@@ -72,7 +74,9 @@ class Part:
             # As it was asked for, not what is left of it.
             asked = f"{start if self.start is None else self.start:g}.."
             asked += f"{end if self.end is None else self.end:g}"
-            raise ValueError(f"nothing runs in {asked}: the schedule runs in {first:g}..{last:g}")
+            raise ValueError(
+                f"nothing runs in {asked}: the schedule runs in {first:g}..{last:g}"
+            )
         return start, end
 
 
@@ -131,7 +135,9 @@ class Picture:
     @cached_property
     def peaks(self) -> list[float]:
         """The most that each rank holds."""
-        return [max((amount for _, amount in steps), default=0.0) for steps in self.memory]
+        return [
+            max((amount for _, amount in steps), default=0.0) for steps in self.memory
+        ]
 
     @cached_property
     def peak(self) -> float:
@@ -211,7 +217,10 @@ def _arrows(plan: Plan, bars: list[Bar]) -> tuple[tuple[int, int], ...]:
     boxes = {tuple(bar[:3]): index for index, bar in enumerate(bars)}
     columns = plan.columns
     ops = zip(
-        columns.kind.tolist(), columns.stage.tolist(), columns.microbatch.tolist(), strict=True
+        columns.kind.tolist(),
+        columns.stage.tolist(),
+        columns.microbatch.tolist(),
+        strict=True,
     )
     box_of = np.array([boxes.get(op, -1) for op in ops])
     # Receives need something as well, but have no box: the op that needs the message gets the
@@ -255,7 +264,9 @@ class _BoxMaker:
     def box(self, rank: int, bar: Bar, index: int) -> Box:
         actions = self.plan.ranks[rank]
         is_of_stage = bar.kind in OF_STAGE
-        label = OPS[bar.kind].word if is_of_stage else self.plan.names.label(bar.microbatch)
+        label = (
+            OPS[bar.kind].word if is_of_stage else self.plan.names.label(bar.microbatch)
+        )
         return Box(
             rank=rank,
             bar=bar,

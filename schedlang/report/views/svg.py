@@ -105,7 +105,9 @@ class _Frame:
 
     def x(self, time: float) -> float:
         """Where a time is, or the edge if it is not in the window."""
-        return _LEFT + (min(max(time, self.origin), self.end) - self.origin) * self.scale
+        return (
+            _LEFT + (min(max(time, self.origin), self.end) - self.origin) * self.scale
+        )
 
     def y(self, rank: int) -> int:
         return _TOP + self.ranks.index(rank) * self.pitch
@@ -150,7 +152,9 @@ def _frame(picture: Picture, part: Part) -> _Frame:
     span = (end - origin) or 1.0
     if part.width is not None:
         scale = max(part.width - _LEFT - right, 1) / span
-        return _Frame(origin, end, scale, pitch, ranks, memory, part.width, lanes, causes)
+        return _Frame(
+            origin, end, scale, pitch, ranks, memory, part.width, lanes, causes
+        )
     # The pixels for a unit of time that each label needs.
     needed = [
         (len(box.label) * _CHARACTER + 6) / (box.bar.end - box.bar.start)
@@ -200,7 +204,10 @@ def _idle(picture: Picture, frame: _Frame) -> Iterator[tuple[str, str]]:
     """The idle time of the ranks, in pieces of one cause each."""
     for rank, start, end, cause in idle.pieces(picture):
         if rank in frame.ranks and start < frame.end and end > frame.origin:
-            yield idle.fill(cause), _rect(frame.x(start), frame.y(rank), frame.x(end), _ROW)
+            yield (
+                idle.fill(cause),
+                _rect(frame.x(start), frame.y(rank), frame.x(end), _ROW),
+            )
 
 
 def _lanes(picture: Picture, frame: _Frame) -> Iterator[str]:
@@ -283,7 +290,10 @@ def _label(picture: Picture, frame: _Frame, box: Box) -> Iterator[tuple[str, str
         x = left + width / 2
         y = frame.y(box.rank) + _ROW / 2 + 4
         fill = palette.fill(box.bar.kind, box.chunk, picture.chunks)
-        yield palette.ink(fill), f'<text x="{number(x)}" y="{number(y)}">{box.label}</text>'
+        yield (
+            palette.ink(fill),
+            f'<text x="{number(x)}" y="{number(y)}">{box.label}</text>',
+        )
 
 
 def _overlaps(frame: _Frame, ops: list[Box]) -> Iterator[str]:
@@ -299,7 +309,9 @@ def _overlaps(frame: _Frame, ops: list[Box]) -> Iterator[str]:
         top = frame.y(boxes[0].rank)
         # Half of the line's width further in, so that it stays within the boxes.
         if right - left > 3:
-            yield _rect(left + 0.75, top + 0.75, right - 0.75, _ROW - 1.5, "none", stroke)
+            yield _rect(
+                left + 0.75, top + 0.75, right - 0.75, _ROW - 1.5, "none", stroke
+            )
 
 
 def _axis(picture: Picture, frame: _Frame) -> Iterator[str]:
@@ -377,14 +389,22 @@ def _entries(picture: Picture, frame: _Frame) -> Iterator[tuple[list[str], str]]
     if note:
         yield [], f"({note})"
     if any(box.overlap for row in picture.ops for box in row):
-        yield [square.format("none", f' stroke="{palette.INK}" stroke-width="1.5"')], "run as one"
+        yield (
+            [square.format("none", f' stroke="{palette.INK}" stroke-width="1.5"')],
+            "run as one",
+        )
     if picture.has_versions:
-        shades = [square.format(shade, f' stroke="{GRID}"') for shade in palette.VERSIONS]
+        shades = [
+            square.format(shade, f' stroke="{GRID}"') for shade in palette.VERSIONS
+        ]
         # A strip shows the remainder, since the colours begin again.
         yield shades, f"strip: version of the weights, modulo {len(shades)}"
     if frame.memory is not None:
         unit = "" if picture.memory_unit == "bytes" else f" {picture.memory_unit}"
-        yield [square.format(HELD, "")], f"memory, at most {picture.amount(picture.peak)}{unit}"
+        yield (
+            [square.format(HELD, "")],
+            f"memory, at most {picture.amount(picture.peak)}{unit}",
+        )
     border = f' stroke="{GRID}"'
     if not frame.causes:
         yield [square.format(palette.PAPER, border)], "idle"

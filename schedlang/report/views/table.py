@@ -17,7 +17,9 @@ def table(plan: Plan, timeline: Timeline) -> str:
     still runs; or `-`.
     """
     bars = [bar for rank in timeline.ranks for bar in rank]
-    times = sorted({round(time, _DIGITS) for bar in bars for time in (bar.start, bar.end)})
+    times = sorted(
+        {round(time, _DIGITS) for bar in bars for time in (bar.start, bar.end)}
+    )
     row_of = {time: row for row, time in enumerate(times)}
     stages = range(len(plan.placement))
     rows = [[["-"] for _ in stages] for _ in times]
@@ -33,7 +35,10 @@ def table(plan: Plan, timeline: Timeline) -> str:
     if all(cell == ["-"] for cell in rows[-1]):
         rows.pop()
     head = "Time\t" + "\t".join(f"Stage {stage}" for stage in stages)
-    lines = [f"Pipeline Timeline ({len(stages)} stages, {plan.microbatches} microbatches):", head]
+    lines = [
+        f"Pipeline Timeline ({len(stages)} stages, {plan.microbatches} microbatches):",
+        head,
+    ]
     lines.append("-" * (len(head) + 10))
     for time, cells in zip(times, rows, strict=False):
         lines.append(f"{time:g}\t" + "\t".join("+".join(cell) for cell in cells))

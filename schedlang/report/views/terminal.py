@@ -119,7 +119,9 @@ class _Frame:
 
     def time(self, value: float) -> str:
         """A time as text, short enough for the window that begins there."""
-        return time_text(value, self.seconds, _DIGITS if self.seconds is None else _DIGITS - 2)
+        return time_text(
+            value, self.seconds, _DIGITS if self.seconds is None else _DIGITS - 2
+        )
 
     def columns_of(self, bar: Bar) -> slice:
         return slice(self._column(bar.start), self._column(bar.end))
@@ -142,7 +144,9 @@ class _Frame:
 def _rows(timeline: Timeline) -> list[_Row]:
     """The rows of the ranks."""
     rows: list[_Row] = []
-    for rank, (bars, idle) in enumerate(zip(timeline.ranks, timeline.idle, strict=True)):
+    for rank, (bars, idle) in enumerate(
+        zip(timeline.ranks, timeline.idle, strict=True)
+    ):
         rows.append((f"rank {rank} ", bars, f" {idle:4.0%} idle"))
     return rows
 
@@ -212,7 +216,9 @@ def _notes(rows: Sequence[_Row], frame: _Frame, names: Names) -> list[str]:
             if first == last:
                 notes.append(f"{first} is {names.stage(first)}")
             else:
-                notes.append(f"{first}-{last} are {names.stage(first)} to {names.stage(last)}")
+                notes.append(
+                    f"{first}-{last} are {names.stage(first)} to {names.stage(last)}"
+                )
         notes[0] = f"stages {notes[0]}"
     if names.label_note:
         notes.append(names.label_note)
@@ -239,7 +245,9 @@ def _windows(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> list[str]:
     left = max(len(row[0]) for row in rows)
     # A part is a letter and two digits, and there is a blank between two. What takes no time has no
     # share.
-    parts = 1 + max(len({bar.kind for bar in bars if bar.end > bar.start}) for _, bars, _ in rows)
+    parts = 1 + max(
+        len({bar.kind for bar in bars if bar.end > bar.start}) for _, bars, _ in rows
+    )
     width = 4 * parts - 1
     count = max((frame.columns + 1) // (width + 1), 1)
     span = frame.columns / frame.scale
@@ -249,7 +257,9 @@ def _windows(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> list[str]:
     for before, bars, after in rows:
         cells = [_cell(window, width, paint) for window in shares(bars, edges)]
         lines.append(f"{before:<{left}}│{'│'.join(cells)}│{after}")
-    lines.append(f"{'':>{left}} shares in %, of windows of {frame.time(span / count)} each")
+    lines.append(
+        f"{'':>{left}} shares in %, of windows of {frame.time(span / count)} each"
+    )
     return lines
 
 

@@ -30,7 +30,9 @@ COMPUTE = "compute"
 
 #: The kinds of op that may have components, as programs call them.
 _KINDS = {kind.name: kind for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)}
-_FORM = 'such as "attention 2 compute": a name, its share of the op\'s time, and a resource'
+_FORM = (
+    'such as "attention 2 compute": a name, its share of the op\'s time, and a resource'
+)
 
 
 @frozen
@@ -84,10 +86,14 @@ def components_of(given: Any) -> Any:
                 f"{', '.join(_KINDS)}"
             )
         if isinstance(components, str) or not isinstance(components, Iterable):
-            raise TypeError(f"`components` of {kind} is {shown(components)}: it must be a list")
+            raise TypeError(
+                f"`components` of {kind} is {shown(components)}: it must be a list"
+            )
         made.append((kind, tuple(_component(kind, each) for each in components)))
         if not made[-1][1]:
-            raise ValueError(f"`components` of {kind} is an empty list: leave {kind} out")
+            raise ValueError(
+                f"`components` of {kind} is an empty list: leave {kind} out"
+            )
     return tuple(made)
 
 
@@ -103,9 +109,13 @@ def _component(kind: str, given: Any) -> Component:
         name, share, resource = words
         value = float(share)
     except ValueError:
-        raise ValueError(f"`components` of {kind} has {shown(given)}: it must be {_FORM}") from None
+        raise ValueError(
+            f"`components` of {kind} has {shown(given)}: it must be {_FORM}"
+        ) from None
     if not 0 < value < inf:
-        raise ValueError(f"`components` of {kind}: the share of {name} is {share}, not above 0")
+        raise ValueError(
+            f"`components` of {kind}: the share of {name} is {share}, not above 0"
+        )
     return Component(name, value, resource)
 
 
@@ -133,7 +143,9 @@ def alone(components: Sequence[Component], time: float) -> list[Piece]:
     return pieces
 
 
-def together(first: Sequence[Piece], second: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
+def together(
+    first: Sequence[Piece], second: Sequence[Piece]
+) -> tuple[list[Piece], list[Piece]]:
     """The components of two ops, each given as it runs alone, as they run together: the last of
     them ends as early as it can.
     """
@@ -141,7 +153,10 @@ def together(first: Sequence[Piece], second: Sequence[Piece]) -> tuple[list[Piec
     almost = _ALMOST * sum(ends)
     #: Pairs of components that cannot run at once.
     obstacles = [
-        (a, b) for a in first for b in second if a.component.resource == b.component.resource
+        (a, b)
+        for a in first
+        for b in second
+        if a.component.resource == b.component.resource
     ]
 
     # The plane of the two ops, with one rectangle in which both would use the same resource. A way

@@ -25,7 +25,9 @@ def measured_costs(actions: Sequence[Traced]) -> Costs:
     stages = range(1 + max((stage for _, stage in durations), default=-1))
     ran = {kind for kind, _ in durations}
     means: dict[str, Any] = {
-        f"{name}_times": tuple(_mean(durations.get((kind, stage), [0.0])) for stage in stages)
+        f"{name}_times": tuple(
+            _mean(durations.get((kind, stage), [0.0])) for stage in stages
+        )
         for kind, name in COST_OF.items()
         if kind in ran
     }
@@ -48,7 +50,9 @@ def latencies(actions: Sequence[Traced]) -> list[float]:
     # By kind, number and microbatch, one bar for each step of the run: the n-th send of a message
     # belongs to the n-th receive of it.
     bars: dict[tuple[int, int, int], list[Bar]] = {}
-    stages = 1 + max((bar.stage for _, bar in actions if not is_transfer(bar.kind)), default=-1)
+    stages = 1 + max(
+        (bar.stage for _, bar in actions if not is_transfer(bar.kind)), default=-1
+    )
     for _, bar in actions:
         bars.setdefault((bar.kind, bar.stage, bar.microbatch), []).append(bar)
     # How long a transfer took shows only where its receiver was there first:

@@ -43,7 +43,13 @@ _LINKS = (
     "latency_between_nodes",
     "bandwidth_between_nodes",
 )
-_MEMORY = ("forward_memory", "backward_memory", "input_memory", "weight_memory", "gather_memory")
+_MEMORY = (
+    "forward_memory",
+    "backward_memory",
+    "input_memory",
+    "weight_memory",
+    "gather_memory",
+)
 _BYTES = ("activation_bytes", "kept_bytes", "weights_bytes", "gathered_bytes")
 
 #: How long transfers take is given by one of these, or by links.
@@ -86,7 +92,9 @@ _UnitValues = tuple[float | tuple[float | tuple[float, ...], ...], ...] | None
 _Matrix = tuple[tuple[float, ...], ...] | None
 
 #: What arguments and attributes of `Costs` were called before they were called as in files.
-_OLD_NAMES = {name.removesuffix("_times"): name for name in _TIMES} | {"p2p": "p2p_time"}
+_OLD_NAMES = {name.removesuffix("_times"): name for name in _TIMES} | {
+    "p2p": "p2p_time"
+}
 
 
 class WrongNumber(ValueError):
@@ -195,13 +203,18 @@ class Durations(Amounts):
         """
         chains = []
         for op in ops:
-            components = self.components.get(op[0], (Component(Kind(op[0]).name, 1.0, COMPUTE),))
+            components = self.components.get(
+                op[0], (Component(Kind(op[0]).name, 1.0, COMPUTE),)
+            )
             chains.append(alone(components, self.time(*op)))
         if len(chains) == 2:
             return list(together(*chains))
         starts = accumulate((chain[-1].end for chain in chains), initial=0.0)
         return [
-            [Piece(piece.component, start + piece.start, start + piece.end) for piece in chain]
+            [
+                Piece(piece.component, start + piece.start, start + piece.end)
+                for piece in chain
+            ]
             for start, chain in zip(starts, chains, strict=False)
         ]
 
@@ -219,7 +232,9 @@ def _with_old_names(cls: type[T]) -> type[T]:
 
     def attribute(self: T, name: str) -> Any:
         if name not in _OLD_NAMES:
-            raise AttributeError(f"`{cls.__name__}` has no `{name}`", name=name, obj=self)
+            raise AttributeError(
+                f"`{cls.__name__}` has no `{name}`", name=name, obj=self
+            )
         return getattr(self, _new_name(name))
 
     cls.__init__ = with_old_names  # type: ignore[method-assign, assignment]
@@ -231,7 +246,9 @@ def _new_name(name: str) -> str:
     """The name that something has now, with a warning if it had another one."""
     if name not in _OLD_NAMES:
         return name
-    message = f"`{name}` of `Costs` is `{_OLD_NAMES[name]}` now, as in files and options"
+    message = (
+        f"`{name}` of `Costs` is `{_OLD_NAMES[name]}` now, as in files and options"
+    )
     warnings.warn(message, DeprecationWarning, stacklevel=3)
     return _OLD_NAMES[name]
 
@@ -309,7 +326,9 @@ class Costs:
         that do not go together.
         """
         for name in self._given(NAMES):
-            (_check_single if name in SINGLE else _check_values)(name, getattr(self, name))
+            (_check_single if name in SINGLE else _check_values)(
+                name, getattr(self, name)
+            )
         links = self._given(_LINKS)
         if self.link_times is not None:
             _check_matrix(self.link_times)
@@ -319,7 +338,9 @@ class Costs:
                     f"`link_times` are the times of all transfers, `{others[0]}` says others"
                 )
         bandwidths = self._given(("bandwidth_in_node", "bandwidth_between_nodes"))
-        between_nodes = self._given(("latency_between_nodes", "bandwidth_between_nodes"))
+        between_nodes = self._given(
+            ("latency_between_nodes", "bandwidth_between_nodes")
+        )
         if self.p2p_time is not None and links:
             raise ValueError(
                 f"`p2p_time` is the time of every transfer, `{links[0]}` says that they differ"
@@ -377,7 +398,9 @@ class Costs:
 
     def _have_lists(self, names: Iterable[str]) -> bool:
         """Whether some of these costs have a list with one for each microbatch."""
-        return any(_has_lists(getattr(self, name)) for name in self._given(tuple(names)))
+        return any(
+            _has_lists(getattr(self, name)) for name in self._given(tuple(names))
+        )
 
     def check(self, layout: Layout | int) -> None:
         """ValueError where what is given per stage, microbatch, slice or rank is not for those of a
@@ -406,7 +429,9 @@ class Costs:
         """How long compute actions take in a layout, or on each of so many stages if they are alike
         for all microbatches; ValueError for a wrong number of values.
         """
-        by_unit = _TIMES_BY_UNIT | (_BYTES_BY_UNIT if self._goes_by_link(layout) else frozenset())
+        by_unit = _TIMES_BY_UNIT | (
+            _BYTES_BY_UNIT if self._goes_by_link(layout) else frozenset()
+        )
         tables = self._tables(by_unit, layout)
         stages = tables.stages
 
@@ -420,7 +445,9 @@ class Costs:
         half = spread("`B`", self.backward_times, 2 * ones) / 2
         input = spread("`I`", self.input_times, half)
         weight = spread("`W`", self.weight_times, half)
-        offload = spread("`offload`", self.offload_times, self._to_keepers(tables, forward))
+        offload = spread(
+            "`offload`", self.offload_times, self._to_keepers(tables, forward)
+        )
         takes: dict[int, Floats] = {
             Kind.F: forward,
             Kind.B: spread("`B`", self.backward_times, input + weight),
@@ -458,7 +485,9 @@ class Costs:
         units = np.ones(stages, np.int64)
         if self._have_lists(names):
             if isinstance(layout, int):
-                raise ValueError("the costs differ by microbatch: they are for a layout")
+                raise ValueError(
+                    "the costs differ by microbatch: they are for a layout"
+                )
             units = np.array(list(map(layout.units_of_update, range(stages))), np.int64)
         return _Tables(layout, stages, units)
 
@@ -494,7 +523,9 @@ class Costs:
             by_name["overlap"] = durations.overlap
         return by_name
 
-    def faster(self, name: str, stage: int, layout: Layout | int, factor: float) -> "Costs":
+    def faster(
+        self, name: str, stage: int, layout: Layout | int, factor: float
+    ) -> "Costs":
         """The costs if something, such as `forward`, took `factor` times as long on a stage."""
         durations = self.durations(layout)
         changed: dict[str, Any] = {}
@@ -502,7 +533,9 @@ class Costs:
             values: list[Any] = list(means)
             kind = _KIND_OF.get(cost)
             if kind in durations.by_unit and not isinstance(layout, int):
-                rows = zip(durations.by_unit[kind], durations.units.tolist(), strict=True)
+                rows = zip(
+                    durations.by_unit[kind], durations.units.tolist(), strict=True
+                )
                 values = [_nested(row[:length], layout.slices) for row, length in rows]
             if cost == name:
                 values[stage] = _scaled(values[stage], factor)
@@ -580,7 +613,9 @@ class Costs:
         if given is None:
             return None
         if len(given) not in (1, ranks):
-            raise WrongNumber(f"{len(given)} `capacity_bytes` are given, there are {ranks} ranks")
+            raise WrongNumber(
+                f"{len(given)} `capacity_bytes` are given, there are {ranks} ranks"
+            )
         return list(given) * (ranks if len(given) == 1 else 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -603,7 +638,9 @@ class Costs:
 
 #: The names of what can be given as numbers, here and in a file; times can also be given at a
 #: command. Beside them there are `components`.
-NAMES = tuple(attribute.name for attribute in fields(Costs) if attribute.name != "components")
+NAMES = tuple(
+    attribute.name for attribute in fields(Costs) if attribute.name != "components"
+)
 #: The costs that leave everything open: unit costs.
 UNIT = Costs()
 
@@ -667,7 +704,9 @@ def _check_single(name: str, value: Any) -> None:
     check_number(name, value)
     least = 1 / _MOST if name.startswith("bandwidth") else 0
     if not least <= value <= _MOST:
-        raise ValueError(f"`{name}` is {value:g}: it must be a number from {least:g} to {_MOST:g}")
+        raise ValueError(
+            f"`{name}` is {value:g}: it must be a number from {least:g} to {_MOST:g}"
+        )
 
 
 @frozen
@@ -690,7 +729,12 @@ class _Tables:
         return _by_unit(what, values, self.layout, self.units)
 
     def changes(
-        self, forward: Floats, backward: Floats, input: Floats, weight: Floats, gathered: Floats
+        self,
+        forward: Floats,
+        backward: Floats,
+        input: Floats,
+        weight: Floats,
+        gathered: Floats,
     ) -> Amounts:
         """What each kind of op adds to memory: a recomputation or a copy back what the forward did;
         and a gather until its end.
@@ -699,11 +743,17 @@ class _Tables:
             # Where a stage is frozen no `W` follows, so an `I` gives back all that a whole backward
             # does; or nothing, where nothing is kept for it.
             stages = range(self.stages)
-            trains = np.array([self.layout.trains(each) for each in stages])[:, np.newaxis]
+            trains = np.array([self.layout.trains(each) for each in stages])[
+                :, np.newaxis
+            ]
             has_backward = np.array(self.layout.has_backward)[:, np.newaxis]
             input = np.where(trains, input, np.where(has_backward, backward, 0.0))
         amounts = {kind: op.holds * forward for kind, op in OPS.items()}
-        amounts |= {Kind.UNSHARD: gathered, Kind.RECV_WEIGHTS: gathered, Kind.RESHARD: -gathered}
+        amounts |= {
+            Kind.UNSHARD: gathered,
+            Kind.RECV_WEIGHTS: gathered,
+            Kind.RESHARD: -gathered,
+        }
         amounts |= {Kind.B: backward, Kind.I: input, Kind.W: weight}
         return Amounts(*self.numbers(amounts))
 
@@ -760,7 +810,9 @@ def _means(table: Floats, units: Ints) -> list[float]:
     if table.shape[1] == 1:
         means: list[float] = table[:, 0].tolist()
         return means
-    return [float(row[:length].mean()) for row, length in zip(table, units, strict=True)]
+    return [
+        float(row[:length].mean()) for row, length in zip(table, units, strict=True)
+    ]
 
 
 def _nested(row: Floats, slices: int) -> tuple[Any, ...]:

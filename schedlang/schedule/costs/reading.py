@@ -83,7 +83,9 @@ def _traced_costs(events: Any) -> Costs:
     """The costs in the events of a trace."""
     actions = traced_actions(events)
     if not actions:
-        raise ValueError("the trace has no actions, such as an event `2F0` with a duration")
+        raise ValueError(
+            "the trace has no actions, such as an event `2F0` with a duration"
+        )
     return measured_costs(actions)
 
 
@@ -102,4 +104,6 @@ def read_costs(path: str | Path) -> Costs:
         if kind not in _MAY_BE_COSTS:
             message = f"`{path}` is {kind.called}, not costs"
             help = kind.help(path)
-        raise CompileError([Diagnostic("costs", message, help=help, file=str(path))]) from None
+        raise CompileError(
+            [Diagnostic("costs", message, help=help, file=str(path))]
+        ) from None

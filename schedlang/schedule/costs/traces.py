@@ -27,7 +27,9 @@ def traced_actions(events: Any) -> list[Traced]:
                 start = event.get("ts", 0)
                 rank = event.get("pid", 0)
                 if not (isfinite(duration) and duration >= 0):
-                    raise ValueError(f"`{name}` lasts {duration}, it must be a number from 0")
+                    raise ValueError(
+                        f"`{name}` lasts {duration}, it must be a number from 0"
+                    )
                 is_time = isinstance(start, int | float) and isfinite(start)
                 if not is_time or not isinstance(rank, int):
                     message = f"`{name}` starts at {start} on process {rank}"

@@ -48,7 +48,9 @@ def best_block(problem: Problem, seconds: float, workers: int = 1) -> Repeated |
     instance = Instance.of(problem)
     # Alike microbatches have one chain for each op; more chains mean that some differ.
     if len(instance.chains) != len(set(problem.names)):
-        raise ValueError("a block is for microbatches that are alike in what they do and cost")
+        raise ValueError(
+            "a block is for microbatches that are alike in what they do and cost"
+        )
     order = problem.graph.order
     given = Answer(order, problem.value(order), 0.0, "")
     *_, known = [given, *from_gallery(problem, given, _SHARE_OF_GALLERY * seconds)]
@@ -57,7 +59,9 @@ def best_block(problem: Problem, seconds: float, workers: int = 1) -> Repeated |
     found = list(blocks(instance, hint, (1 - _SHARE_OF_GALLERY) * seconds, workers))
     if not found:
         return None
-    best = min(found, key=lambda block: (block.interval / block.microbatches, block.length))
+    best = min(
+        found, key=lambda block: (block.interval / block.microbatches, block.length)
+    )
     first = [chain[0] for chain in instance.chains]
     work = [0.0] * len(problem.limits)
     for node in first:
@@ -86,7 +90,12 @@ def program_of_block(instance: Instance, block: Block) -> str:
     words = words_for({kind for ops in problem.graph.ops for kind, _, _ in ops})
     rules = [str(schedule.weights_of(stage)) for stage in range(len(layout.placement))]
     head = Head(
-        schedule.name, len(schedule.ranks), schedule.microbatches, layout, rules, schedule.costs
+        schedule.name,
+        len(schedule.ranks),
+        schedule.microbatches,
+        layout,
+        rules,
+        schedule.costs,
     )
     names = _NAMES[: block.microbatches]
     lines = [f"schedule {schedule.name} {{"]
@@ -103,7 +112,11 @@ def program_of_block(instance: Instance, block: Block) -> str:
     if block.unit == int(block.unit):
         # Of other units, products would be decimals, which programs have only as numbers.
         unit = int(block.unit)
-        repeats = f"((microbatches - 1) / {len(names)})" if len(names) > 1 else "(microbatches - 1)"
+        repeats = (
+            f"((microbatches - 1) / {len(names)})"
+            if len(names) > 1
+            else "(microbatches - 1)"
+        )
         lines.append(
             f"    assert makespan <= {block.interval * unit} * {repeats} + {block.length * unit}"
         )

@@ -32,7 +32,9 @@ class Exact:
     workers: int = 1
     seed: int = 0
 
-    def __call__(self, problem: Problem, known: Answer, seconds: float) -> Iterator[Answer]:
+    def __call__(
+        self, problem: Problem, known: Answer, seconds: float
+    ) -> Iterator[Answer]:
         """Better and better answers, until the best is found and proved."""
         deadline = monotonic() + seconds
         yield from _Search(problem, known, deadline, self.workers, self.seed).answers()
@@ -70,7 +72,11 @@ class _Search:
         for _ in self._steps():
             yield self.answer
             # Where nothing is left to look at, no order holds so little.
-            if self.answer.is_best or self.low >= self.high or monotonic() >= self.deadline:
+            if (
+                self.answer.is_best
+                or self.low >= self.high
+                or monotonic() >= self.deadline
+            ):
                 return
 
     def _steps(self) -> Iterator[None]:
@@ -100,7 +106,9 @@ class _Search:
         self.high = min(self.high, self.instance.units(value))
         return True
 
-    def _look(self, high: int, effort: float, ranks: list[int] | None = None) -> Outcome:
+    def _look(
+        self, high: int, effort: float, ranks: list[int] | None = None
+    ) -> Outcome:
         left = max(self.deadline - monotonic(), 0.01)
         workers = self.workers if ranks is None else 1
         effort_left = Effort(effort, left, workers, self.seed)
@@ -133,7 +141,9 @@ class _Search:
         if self.answer.value == inf:
             return
         if self.windows is None or self.answer.value < self.windows.answer.value:
-            self.windows = Windows(self.problem, self.answer, self.deadline, self.workers)
+            self.windows = Windows(
+                self.problem, self.answer, self.deadline, self.workers
+            )
             self.to_come = self.windows.answers()
         until = self.windows.spent + effort
         for answer in self.to_come:

@@ -23,7 +23,9 @@ def greedy(
 class _Run:
     """An execution in which ranks decide as they go."""
 
-    def __init__(self, instance: Instance, urgency: Sequence[float], room: Sequence[int]) -> None:
+    def __init__(
+        self, instance: Instance, urgency: Sequence[float], room: Sequence[int]
+    ) -> None:
         self.instance = instance
         self.room = room
         self.urgency = urgency
@@ -56,7 +58,9 @@ class _Run:
             # comes till then.
             if self.ready[node] > now:
                 heappush(self.events, (self.ready[node], rank))
-            elif self._fits(node) and (best < 0 or self.urgency[node] > self.urgency[best]):
+            elif self._fits(node) and (
+                best < 0 or self.urgency[node] > self.urgency[best]
+            ):
                 best = node
         if best >= 0:
             self._begin(best, rank, now)

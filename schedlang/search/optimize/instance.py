@@ -73,7 +73,9 @@ class Instance:
         finite = [limit for limit in problem.limits if limit < inf]
         _, amount = _in_units([*graph.rise, *graph.change, *finite])
         # More than anything can hold, for a rank without a limit.
-        held = sum(map(abs, map(amount, graph.change))) + sum(map(abs, map(amount, graph.rise)))
+        held = sum(map(abs, map(amount, graph.change))) + sum(
+            map(abs, map(amount, graph.rise))
+        )
         instance = cls(
             problem,
             unit,
@@ -102,7 +104,9 @@ class Instance:
         lags: list[Lag] = []
         # Those of one stage and of microbatches that are alike begin with the same microbatch.
         by_first = {
-            graph.ops[chain[0]][0]: chain for chain in self.chains if len(graph.ops[chain[0]]) == 1
+            graph.ops[chain[0]][0]: chain
+            for chain in self.chains
+            if len(graph.ops[chain[0]]) == 1
         }
         for (kind, stage, microbatch), holders in by_first.items():
             # With room for three, where F holds 1 and B lets go of it:
@@ -137,7 +141,9 @@ class Instance:
             for first, second, lag in self.lags
         ]
         # Turned round, what the node left is there before it, and from that it rises to its peak.
-        rise = [max(up, 0) - after for up, after in zip(self.rise, self.change, strict=True)]
+        rise = [
+            max(up, 0) - after for up, after in zip(self.rise, self.change, strict=True)
+        ]
         change = [-after for after in self.change]
         chains = [chain[::-1] for chain in self.chains]
         return evolve(self, rise=rise, change=change, chains=chains, lags=lags)
@@ -247,7 +253,9 @@ class Instance:
             follows |= to[:, None] + on[None, :] >= among
         np.fill_diagonal(follows, True)
         pairs = zip(*np.nonzero((among >= 0) & ~follows), strict=True)
-        return [(nodes[one], nodes[other], int(among[one, other])) for one, other in pairs]
+        return [
+            (nodes[one], nodes[other], int(among[one, other])) for one, other in pairs
+        ]
 
     @cached_property
     def nodes_of_rank(self) -> list[list[int]]:
@@ -333,13 +341,18 @@ class Instance:
         """
         before, behind = self.windows
         return max(
-            (_one_machine(nodes, before, self.time, behind) for nodes in self.nodes_of_rank),
+            (
+                _one_machine(nodes, before, self.time, behind)
+                for nodes in self.nodes_of_rank
+            ),
             default=0,
         )
 
     def in_chains(self, orders: Orders) -> Orders:
         """Some orders with the nodes of each chain in its order: they come to the same or less."""
-        chain_of = {node: number for number, chain in enumerate(self.chains) for node in chain}
+        chain_of = {
+            node: number for number, chain in enumerate(self.chains) for node in chain
+        }
         following = [iter(chain) for chain in self.chains]
         return [[next(following[chain_of[node]]) for node in order] for order in orders]
 
@@ -413,12 +426,18 @@ def chains_of(problem: Problem) -> list[list[int]]:
     return list(chains.values())
 
 
-def _in_units(values: Sequence[float], most: float = inf) -> tuple[float, Callable[[float], int]]:
+def _in_units(
+    values: Sequence[float], most: float = inf
+) -> tuple[float, Callable[[float], int]]:
     """A unit, and a function that counts values in it: exactly, or, if that would take more than
     `most` units for all of them together, rounded down.
     """
-    exact = {value: Fraction(repr(round(float(value), _DIGITS))) for value in set(values)}
-    divisor = lcm(*(fraction.denominator for fraction in exact.values())) if exact else 1
+    exact = {
+        value: Fraction(repr(round(float(value), _DIGITS))) for value in set(values)
+    }
+    divisor = (
+        lcm(*(fraction.denominator for fraction in exact.values())) if exact else 1
+    )
     scale = Fraction(divisor)
     total = sum(abs(exact[value]) for value in values)
     if total * scale > most:
@@ -430,7 +449,10 @@ def _in_units(values: Sequence[float], most: float = inf) -> tuple[float, Callab
 
 
 def _one_machine(
-    nodes: Sequence[int], before: Sequence[int], time: Sequence[int], behind: Sequence[int]
+    nodes: Sequence[int],
+    before: Sequence[int],
+    time: Sequence[int],
+    behind: Sequence[int],
 ) -> int:
     """The least end of one rank's nodes, if each may be interrupted: at any moment it does, of
     those that can start, the one with the most behind it.

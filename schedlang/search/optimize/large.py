@@ -21,7 +21,9 @@ class Large:
 
     workers: int = 1
 
-    def __call__(self, problem: Problem, known: Answer, seconds: float) -> Iterator[Answer]:
+    def __call__(
+        self, problem: Problem, known: Answer, seconds: float
+    ) -> Iterator[Answer]:
         """Better and better answers, until nothing gains, or the time is over."""
         deadline = monotonic() + seconds
         answer = known

@@ -104,7 +104,9 @@ class _Model:
         self.high = high
         self.is_whole = ranks is None
         self.ranks = list(range(len(instance.limits))) if ranks is None else ranks
-        self.nodes = [node for rank in self.ranks for node in instance.nodes_of_rank[rank]]
+        self.nodes = [
+            node for rank in self.ranks for node in instance.nodes_of_rank[rank]
+        ]
         self.model = cp_model.CpModel()
         self.value = self.model.new_int_var(low, high, "value")
         self.before: dict[tuple[int, int], _Before] = {}
@@ -131,7 +133,11 @@ class _Model:
         instance = self.instance
         self.is_span = instance.problem.graph.schedule.objective == "span"
         # What no rank's first start is behind: of ranks that follow each other, each has a span.
-        latest = (self.high + instance.longest_delay) * len(instance.limits) if self.is_span else 0
+        latest = (
+            (self.high + instance.longest_delay) * len(instance.limits)
+            if self.is_span
+            else 0
+        )
         self.start = {}
         before, behind = instance.windows
         for rank in self.ranks:
@@ -141,7 +147,9 @@ class _Model:
                 last = self.high - behind[node] - time
                 if last < before[node]:
                     raise _Impossible
-                start = self.model.new_int_var(before[node], last + latest, f"start_{node}")
+                start = self.model.new_int_var(
+                    before[node], last + latest, f"start_{node}"
+                )
                 self.start[node] = start
                 self.model.add(start - begin >= before[node])
                 self.model.add(start + time + behind[node] - begin <= self.value)
@@ -158,7 +166,9 @@ class _Model:
         instance = self.instance
         nodes = instance.nodes_of_rank[rank]
         self.model.add_no_overlap(
-            self.model.new_fixed_size_interval_var(self.start[node], instance.time[node], "")
+            self.model.new_fixed_size_interval_var(
+                self.start[node], instance.time[node], ""
+            )
             for node in nodes
         )
         own = set(nodes)
@@ -166,13 +176,17 @@ class _Model:
             if chain[0] in own:
                 for index, node in enumerate(chain):
                     self.before.update(((other, node), True) for other in chain[:index])
-        for rows, columns in combinations([c for c in instance.chains if c[0] in own], 2):
+        for rows, columns in combinations(
+            [c for c in instance.chains if c[0] in own], 2
+        ):
             self._staircase(rows, columns)
 
     def _staircase(self, rows: list[int], columns: list[int]) -> None:
         """The literals of two chains."""
         grid = [[self._literal(row, column) for column in columns] for row in rows]
-        for row, column in ((r, c) for r in range(len(rows)) for c in range(len(columns))):
+        for row, column in (
+            (r, c) for r in range(len(rows)) for c in range(len(columns))
+        ):
             literal = grid[row][column]
             if isinstance(literal, bool):
                 continue
@@ -198,10 +212,14 @@ class _Model:
             start = self.start
             after = self.model.add(start[second] - start[first] >= instance.time[first])
             after.only_enforce_if(literal)
-            after = self.model.add(start[first] - start[second] >= instance.time[second])
+            after = self.model.add(
+                start[first] - start[second] >= instance.time[second]
+            )
             after.only_enforce_if(~literal)
         self.before[first, second] = literal
-        self.before[second, first] = not literal if isinstance(literal, bool) else ~literal
+        self.before[second, first] = (
+            not literal if isinstance(literal, bool) else ~literal
+        )
         return literal
 
     def _may_precede(self, first: int, second: int) -> bool:
@@ -266,7 +284,9 @@ class _Model:
         for holding in holdings:
             start = self.start[holding.taker]
             end = self.start[holding.user] + instance.time[holding.user]
-            long = self.model.new_int_var(holding.long, max(self.high, holding.long), "")
+            long = self.model.new_int_var(
+                holding.long, max(self.high, holding.long), ""
+            )
             intervals.append(self.model.new_interval_var(start, long, end, ""))
         self.model.add_cumulative(intervals, amounts, room)
 
@@ -312,8 +332,14 @@ class _Model:
         def turn(node: int) -> tuple[int, int, int]:
             # Nodes that take no time may start together: then the literals say which is first.
             others = (self.before.get((other, node), False) for other in nodes)
-            precede = (o if isinstance(o, bool) else solver.boolean_value(o) for o in others)
-            return solver.value(self.start[node]), sum(precede), self.instance.position[node]
+            precede = (
+                o if isinstance(o, bool) else solver.boolean_value(o) for o in others
+            )
+            return (
+                solver.value(self.start[node]),
+                sum(precede),
+                self.instance.position[node],
+            )
 
         nodes = self.instance.nodes_of_rank[rank]
         return sorted(nodes, key=turn)

@@ -25,7 +25,9 @@ from schedlang.search.optimize.starts import from_greedy
 _MOST_AT_ONCE = 800
 
 
-def optimize(problem: Problem, seconds: float, workers: int = 1, seed: int = 0) -> Iterator[Answer]:
+def optimize(
+    problem: Problem, seconds: float, workers: int = 1, seed: int = 0
+) -> Iterator[Answer]:
     """Answers, each at least as good as the one before; the first is the order as it was given, if
     that holds no more than it may.
 
@@ -54,7 +56,9 @@ def optimize(problem: Problem, seconds: float, workers: int = 1, seed: int = 0) 
 def check_solver() -> None:
     """ImportError that says how to get the solver, if it is not installed."""
     if find_spec("ortools") is None:
-        raise ImportError("to optimize takes OR-tools: pip install 'schedlang[optimize]'")
+        raise ImportError(
+            "to optimize takes OR-tools: pip install 'schedlang[optimize]'"
+        )
 
 
 @frozen
@@ -76,14 +80,18 @@ def judged(problem: Problem, answer: Answer, transport: str) -> Judged:
     costs = problem.graph.schedule.costs
     given = UNIT if can_write_times(problem) else costs
     plan = compile(
-        Source(f"{problem.graph.schedule.name}.sched", text), costs=given, transport=transport
+        Source(f"{problem.graph.schedule.name}.sched", text),
+        costs=given,
+        transport=transport,
     )
     # The transport named here is the one that is simulated.
     execution = simulate(plan, costs)
     return Judged(text, execution.transport, execution.timeline.makespan)
 
 
-def _solvers(problem: Problem, workers: int, seed: int) -> Iterator[tuple[Solver, float]]:
+def _solvers(
+    problem: Problem, workers: int, seed: int
+) -> Iterator[tuple[Solver, float]]:
     """Those that look for orders, the quickest first, and which share of the time each may take."""
     yield partial(from_greedy, seed=seed), 0.1
     yield from_gallery, 0.2
@@ -98,6 +106,8 @@ def _solvers(problem: Problem, workers: int, seed: int) -> Iterator[tuple[Solver
 def _tell(answer: Answer) -> None:
     """Say how far it is."""
     if answer.value < inf:
-        doing(f"best {answer.value:.10g}, none below {answer.bound:.10g}, gap {answer.gap:.2%}")
+        doing(
+            f"best {answer.value:.10g}, none below {answer.bound:.10g}, gap {answer.gap:.2%}"
+        )
     else:
         doing(f"no order yet, none below {answer.bound:.10g}")

@@ -57,7 +57,9 @@ class Block:
         return [[node for _, _, node in sorted(of_rank)] for of_rank in rows]
 
 
-def periodic(problem: Problem, known: Answer, seconds: float, workers: int = 1) -> Iterator[Answer]:
+def periodic(
+    problem: Problem, known: Answer, seconds: float, workers: int = 1
+) -> Iterator[Answer]:
     """See `Solver`. It proves nothing, and yields nothing where microbatches are not alike."""
     deadline = monotonic() + seconds
     answer = known
@@ -66,13 +68,17 @@ def periodic(problem: Problem, known: Answer, seconds: float, workers: int = 1) 
         for orders in passed(problem, instance.in_chains(block.orders(instance))):
             value = problem.value(orders)
             if value < answer.value:
-                answer = evolve(answer, orders=orders, value=value, source="a repeating block")
+                answer = evolve(
+                    answer, orders=orders, value=value, source="a repeating block"
+                )
                 yield answer
             if answer.is_best or monotonic() >= deadline:
                 return
 
 
-def blocks(instance: Instance, known: Orders, seconds: float, workers: int = 1) -> Iterator[Block]:
+def blocks(
+    instance: Instance, known: Orders, seconds: float, workers: int = 1
+) -> Iterator[Block]:
     """Blocks of one and of a few microbatches within the memory of the ranks, each with the
     shortest interval that was found, and of these with the shortest way of a microbatch.
 
@@ -109,7 +115,9 @@ def _middle(instance: Instance, orders: Orders, unit: float) -> list[list[int]]:
     middle = [chain[first : first + max(_MICROBATCHES)] for chain in instance.chains]
     starts = [[ends[node] - graph.time[node] for node in nodes] for nodes in middle]
     begin = min(start for of_chain in starts for start in of_chain)
-    return [[round((start - begin) / unit) for start in of_chain] for of_chain in starts]
+    return [
+        [round((start - begin) / unit) for start in of_chain] for of_chain in starts
+    ]
 
 
 def _is_periodic(instance: Instance) -> bool:
@@ -167,7 +175,11 @@ class _Rough:
 
     def work_of(self, rank: int) -> int:
         """What a rank works for a microbatch."""
-        return sum(time for time, mine in zip(self.time, self.rank, strict=True) if mine == rank)
+        return sum(
+            time
+            for time, mine in zip(self.time, self.rank, strict=True)
+            if mine == rank
+        )
 
     @property
     def length(self) -> int:
@@ -177,7 +189,9 @@ class _Rough:
         for _ in self.time:
             before = list(end)
             for one, other, lag in self.lags:
-                end[other] = max(end[other], end[one] - self.time[one] + lag + self.time[other])
+                end[other] = max(
+                    end[other], end[one] - self.time[one] + lag + self.time[other]
+                )
             if end == before:
                 break
         return max(end)
@@ -219,14 +233,20 @@ def _solved(
         turns = [start[number, place] for place in range(microbatches)]
         # Microbatches of a chain come in their order, also from the last of a block to the first of
         # the next.
-        for turn, following in zip(turns, [*turns[1:], turns[0] + interval], strict=True):
+        for turn, following in zip(
+            turns, [*turns[1:], turns[0] + interval], strict=True
+        ):
             model.add(following >= turn + rough.time[number])
     for rank in sorted(set(rough.rank)):
         mine = [op for op in ops if rough.rank[op[0]] == rank]
         _take_turns(model, rough, rank, mine, phase, later, interval)
     # All may begin earlier or later together.
     first = rough.instance.topological[0]
-    origin = next(number for number, chain in enumerate(rough.instance.chains) if chain[0] == first)
+    origin = next(
+        number
+        for number, chain in enumerate(rough.instance.chains)
+        if chain[0] == first
+    )
     model.add(phase[origin, 0] == 0)
     model.add(later[origin, 0] == 0)
     end = model.new_int_var(0, interval * (most + 2), "")
@@ -263,7 +283,8 @@ def _take_turns(
     more than the rank may.
     """
     model.add_no_overlap(
-        model.new_fixed_size_interval_var(phase[op], rough.time[op[0]], "") for op in ops
+        model.new_fixed_size_interval_var(phase[op], rough.time[op[0]], "")
+        for op in ops
     )
     before: dict[tuple[_Op, _Op], cp_model.LiteralT] = {}
     for one, other in combinations(ops, 2):

@@ -35,7 +35,9 @@ class Problem:
     limits: tuple[float, ...]
 
     @classmethod
-    def of(cls, schedule: Schedule, limits: Sequence[float] | float | None = None) -> "Problem":
+    def of(
+        cls, schedule: Schedule, limits: Sequence[float] | float | None = None
+    ) -> "Problem":
         """The problem of a schedule, with or without communication, which is left out. There is one
         limit for all ranks, or one for each; by default it is the highest peak of the schedule.
 
@@ -60,13 +62,18 @@ class Problem:
         for limit in each:
             # NaN is not at least 0 either.
             if not limit >= 0:
-                raise ValueError(f"what a rank may hold at most is a number from 0, not {limit:g}")
+                raise ValueError(
+                    f"what a rank may hold at most is a number from 0, not {limit:g}"
+                )
         return cls(graph, each * len(ranks) if len(each) == 1 else each)
 
     def fits(self, orders: Orders) -> bool:
         """Whether no rank holds more than its limit."""
         peaks = map(self.graph.peak, orders)
-        return all(peak <= limit + ROUNDING for peak, limit in zip(peaks, self.limits, strict=True))
+        return all(
+            peak <= limit + ROUNDING
+            for peak, limit in zip(peaks, self.limits, strict=True)
+        )
 
     def value(self, orders: Orders) -> float:
         """The objective of some orders; infinite for those that hold too much, or cannot run."""
@@ -121,5 +128,7 @@ class Solver(Protocol):
     is never worse than the one before. Who asked may stop listening at any moment.
     """
 
-    def __call__(self, problem: Problem, known: Answer, seconds: float) -> Iterator[Answer]:
+    def __call__(
+        self, problem: Problem, known: Answer, seconds: float
+    ) -> Iterator[Answer]:
         """The answers, each at least as good as the one before."""

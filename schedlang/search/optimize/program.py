@@ -33,9 +33,16 @@ def program_of(problem: Problem, answer: Answer) -> str:
     schedule = graph.schedule
     costs = schedule.costs
     words = words_for({kind for ops in graph.ops for kind, _, _ in ops})
-    rules = [str(schedule.weights_of(stage)) for stage in range(len(schedule.placement))]
+    rules = [
+        str(schedule.weights_of(stage)) for stage in range(len(schedule.placement))
+    ]
     head = Head(
-        schedule.name, len(schedule.ranks), schedule.microbatches, schedule.layout, rules, costs
+        schedule.name,
+        len(schedule.ranks),
+        schedule.microbatches,
+        schedule.layout,
+        rules,
+        costs,
     )
     lines = [*_comment(problem, answer), f"schedule {schedule.name} {{"]
     lines += [f"    {line}" for line in head_lines(head, words)]
@@ -48,7 +55,9 @@ def program_of(problem: Problem, answer: Answer) -> str:
         lines.append("        }")
     peaks = [round(graph.peak(order), _DIGITS) for order in answer.orders]
     most = by_number("r", peaks)
-    lines.append(f"        assert peak(r) <= {f'({most})' if most.startswith('if') else most}")
+    lines.append(
+        f"        assert peak(r) <= {f'({most})' if most.startswith('if') else most}"
+    )
     lines.append("    }")
     if can_write_times(problem):
         value = number_text(round(answer.value, _DIGITS))
@@ -83,7 +92,9 @@ def _comment(problem: Problem, answer: Answer) -> Iterator[str]:
         yield "# Its latencies and bandwidths are not written here: give them with --costs."
 
 
-def _calls(graph: Graph, order: Sequence[int], head: Head, words: dict[int, str]) -> list[str]:
+def _calls(
+    graph: Graph, order: Sequence[int], head: Head, words: dict[int, str]
+) -> list[str]:
     """The ops of a rank as a program has them: of the next microbatch, where they come in turn."""
     layout = graph.schedule.layout
     following: dict[tuple[int, int], int] = {}

@@ -48,7 +48,9 @@ def from_gallery(problem: Problem, known: Answer, seconds: float) -> Iterator[An
         for changed in passed(problem, orders):
             value = problem.value(changed)
             if value < answer.value:
-                answer = evolve(answer, orders=changed, value=value, source=f"from {name}")
+                answer = evolve(
+                    answer, orders=changed, value=value, source=f"from {name}"
+                )
                 yield answer
             if answer.is_best or monotonic() >= deadline:
                 return
@@ -112,7 +114,9 @@ def _sizes(tree: syntax.Schedule, layout: Layout) -> Iterator[dict[str, int]]:
         yield dict(zip(mine, values, strict=True))
 
 
-def _is_laid_out(tree: syntax.Schedule, params: Mapping[str, int], layout: Layout) -> bool:
+def _is_laid_out(
+    tree: syntax.Schedule, params: Mapping[str, int], layout: Layout
+) -> bool:
     """Whether the stages of a program are where a layout has them."""
     try:
         theirs = declare(tree, params).layout()

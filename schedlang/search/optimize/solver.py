@@ -15,7 +15,9 @@ def solve(solver: cp_model.CpSolver, model: cp_model.CpModel) -> int:
     # Its own way to take Ctrl-C would end this model alone, and the search would go on.
     solver.parameters.catch_sigint_signal = False
     statuses: list[int] = []
-    thread = Thread(target=lambda: statuses.append(int(solver.solve(model))), daemon=True)
+    thread = Thread(
+        target=lambda: statuses.append(int(solver.solve(model))), daemon=True
+    )
     thread.start()
     try:
         while thread.is_alive():

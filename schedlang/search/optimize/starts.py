@@ -26,13 +26,17 @@ _MOST = 600
 _SHARE = 0.3
 
 
-def from_greedy(problem: Problem, known: Answer, seconds: float, seed: int = 0) -> Iterator[Answer]:
+def from_greedy(
+    problem: Problem, known: Answer, seconds: float, seed: int = 0
+) -> Iterator[Answer]:
     """See `Solver`: the best of some hundred orders. The first are as urgent as in published
     schedules, whatever these hold.
     """
     deadline = monotonic() + seconds
     instance = Instance.of(problem)
-    for orders, value in chain(_as_published(instance), islice(starts(instance, seed), _MOST)):
+    for orders, value in chain(
+        _as_published(instance), islice(starts(instance, seed), _MOST)
+    ):
         if value < known.value:
             known = Answer(orders, value, known.bound, "greedy")
             yield known
@@ -46,7 +50,10 @@ def _as_published(instance: Instance) -> Iterator[tuple[Orders, float]]:
     backwards = instance.reversed()
     for _, orders in published(instance.problem):
         # Published orders may hold more than they may here, but they say what is early.
-        urgency = [time - end for end, time in zip(graph.ends(orders), graph.time, strict=False)]
+        urgency = [
+            time - end
+            for end, time in zip(graph.ends(orders), graph.time, strict=False)
+        ]
         if urgency:
             yield from _to_and_fro(instance, backwards, urgency, instance.room_for)
 
@@ -87,7 +94,9 @@ class _Change:
         """The urgency of all nodes, and the room for them."""
         urgency = [float(tail) for tail in instance.tails]
         room = list(instance.room_for)
-        for nodes, shift, fewer in zip(instance.chains, self.urgency, self.fewer, strict=True):
+        for nodes, shift, fewer in zip(
+            instance.chains, self.urgency, self.fewer, strict=True
+        ):
             for node in nodes:
                 urgency[node] += shift
                 room[node] -= fewer * max(instance.rise[node], 0)
@@ -102,14 +111,19 @@ class _Change:
             for shift in self.urgency
         ]
         fewer = [
-            max(count + random.choice((-1, 0, 1)), 0) if random.random() < often / 2 else count
+            max(count + random.choice((-1, 0, 1)), 0)
+            if random.random() < often / 2
+            else count
             for count in self.fewer
         ]
         return _Change(urgency, fewer)
 
 
 def _to_and_fro(
-    instance: Instance, backwards: Instance, urgency: Sequence[float], room: Sequence[int]
+    instance: Instance,
+    backwards: Instance,
+    urgency: Sequence[float],
+    room: Sequence[int],
 ) -> Iterator[tuple[Orders, float]]:
     """Orders from the begin to the end and back again, until that gains no more."""
     graph = instance.problem.graph

@@ -29,7 +29,9 @@ _EFFORT = 5.0
 _NEVER = -(2**60)
 
 
-def windows(problem: Problem, known: Answer, seconds: float, workers: int = 1) -> Iterator[Answer]:
+def windows(
+    problem: Problem, known: Answer, seconds: float, workers: int = 1
+) -> Iterator[Answer]:
     """See `Solver`. It needs orders to begin with, and proves nothing."""
     if not known.orders:
         return
@@ -73,7 +75,9 @@ class Windows:
     def __attrs_post_init__(self) -> None:
         self.instance = Instance.of(self.problem)
         self.chain = {
-            node: number for number, chain in enumerate(self.instance.chains) for node in chain
+            node: number
+            for number, chain in enumerate(self.instance.chains)
+            for node in chain
         }
         self.is_span = self.problem.graph.schedule.objective == "span"
         begin = self.execute(self.instance.in_chains(self.answer.orders))
@@ -181,7 +185,9 @@ class _Window:
             )
             for order in now.orders
         ]
-        self.nodes = [order[i:j] for order, (i, j) in zip(now.orders, self.places, strict=True)]
+        self.nodes = [
+            order[i:j] for order, (i, j) in zip(now.orders, self.places, strict=True)
+        ]
         self.inside = {node for nodes in self.nodes for node in nodes}
 
     def solved(self) -> Orders | None:
@@ -196,7 +202,9 @@ class _Window:
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = self.search.workers
         solver.parameters.max_deterministic_time = _EFFORT
-        solver.parameters.max_time_in_seconds = max(self.search.deadline - monotonic(), 0.01)
+        solver.parameters.max_time_in_seconds = max(
+            self.search.deadline - monotonic(), 0.01
+        )
         status = solve(solver, self.model)
         self.search.spent += solver.deterministic_time
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -205,7 +213,10 @@ class _Window:
         for order, (i, j) in zip(self.search.now.orders, self.places, strict=True):
             inside = sorted(
                 order[i:j],
-                key=lambda node: (solver.value(self.start[node]), self.instance.time[node]),
+                key=lambda node: (
+                    solver.value(self.start[node]),
+                    self.instance.time[node],
+                ),
             )
             orders.append([*order[:i], *inside, *order[j:]])
         return orders
@@ -219,7 +230,9 @@ class _Window:
         self.start = {}
         for order, (i, j) in zip(now.orders, self.places, strict=True):
             # From when the rank is done with what comes before the window.
-            free = now.start[order[i - 1]] + self.instance.time[order[i - 1]] if i else 0
+            free = (
+                now.start[order[i - 1]] + self.instance.time[order[i - 1]] if i else 0
+            )
             for node in order[i:j]:
                 self.start[node] = self.model.new_int_var(free, latest, "")
                 self.model.add_hint(self.start[node], now.start[node])
@@ -245,18 +258,26 @@ class _Window:
             if self.search.chain[first] != self.search.chain[second]:
                 literal = self.model.new_bool_var("")
                 self.model.add_hint(literal, True)
-                behind = self.model.add(start[second] - start[first] >= instance.time[first])
+                behind = self.model.add(
+                    start[second] - start[first] >= instance.time[first]
+                )
                 behind.only_enforce_if(literal)
-                ahead = self.model.add(start[first] - start[second] >= instance.time[second])
+                ahead = self.model.add(
+                    start[first] - start[second] >= instance.time[second]
+                )
                 ahead.only_enforce_if(~literal)
             before[first, second] = literal
-            before[second, first] = not literal if isinstance(literal, bool) else ~literal
+            before[second, first] = (
+                not literal if isinstance(literal, bool) else ~literal
+            )
         i, _ = self.places[rank]
         held = sum(instance.change[node] for node in self.search.now.orders[rank][:i])
         for node in nodes:
             if instance.rise[node] <= 0:
                 continue
-            others = [other for other in nodes if other != node and instance.change[other]]
+            others = [
+                other for other in nodes if other != node and instance.change[other]
+            ]
             literals = [before[other, node] for other in others]
             amounts = [instance.change[other] for other in others]
             room = instance.limits[rank] - held - instance.rise[node]
@@ -265,7 +286,9 @@ class _Window:
     def _minimise(self) -> None:
         """Minimise the objective, and of equals how long ranks are in the window."""
         now = self.search.now
-        horizon = 2 * (max(now.start) + sum(self.instance.time[node] for node in self.inside))
+        horizon = 2 * (
+            max(now.start) + sum(self.instance.time[node] for node in self.inside)
+        )
         value = self.model.new_int_var(0, horizon, "value")
         groups = range(now.after.shape[1])
         begins = [self._begin(group) for group in groups]
@@ -312,7 +335,9 @@ class _Window:
             if second not in self.inside:
                 np.maximum(longest, now.after[second] + lag, out=longest)
         if following is not None:
-            np.maximum(longest, now.after[following] + self.instance.time[node], out=longest)
+            np.maximum(
+                longest, now.after[following] + self.instance.time[node], out=longest
+            )
         for number, length in enumerate(longest.tolist()):
             if length > 0:
                 yield number, length

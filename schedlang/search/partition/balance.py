@@ -105,7 +105,9 @@ def _exactly(
     cuts, most = best_cuts(costs, pieces, loads, limits)
     if any(len(load) > 1 for load in loads):
         stages = [{piece: 1.0} for piece in range(pieces)]
-        cuts, _ = best_cuts(costs, pieces, stages, limits, [(loads, most * (1 + _MORE))])
+        cuts, _ = best_cuts(
+            costs, pieces, stages, limits, [(loads, most * (1 + _MORE))]
+        )
     return sizes_of(cuts)
 
 
@@ -121,7 +123,9 @@ def _nearly(
     def value(sizes: Sizes) -> tuple[float, float, float]:
         cuts = tuple(accumulate(sizes, initial=0))
         work = costs_of_pieces(costs, cuts)
-        ranks = [sum(share * work[piece] for piece, share in load.items()) for load in loads]
+        ranks = [
+            sum(share * work[piece] for piece, share in load.items()) for load in loads
+        ]
         excess = sum(max(_held(limit, cuts) - limit.most, 0.0) for limit in limits)
         return excess, max(ranks), sum(time * time for time in work)
 
@@ -158,7 +162,9 @@ def equal_sizes(layers: int, stages: int) -> Sizes:
 
 def _held(limit: Limit, cuts: Cuts) -> float:
     """What the pieces of a limit hold together."""
-    return sum(sum(of[cuts[piece] : cuts[piece + 1]]) for piece, of in limit.amounts.items())
+    return sum(
+        sum(of[cuts[piece] : cuts[piece + 1]]) for piece, of in limit.amounts.items()
+    )
 
 
 def neighbours(sizes: Sizes) -> Iterator[Sizes]:
@@ -205,11 +211,15 @@ def capacities(capacity: Capacity, ranks: int) -> list[float]:
     if isinstance(capacity, int | float):
         return [float(capacity)] * ranks
     if len(capacity) != ranks:
-        raise ValueError(f"`capacity` has {len(capacity)} numbers, there are {ranks} ranks")
+        raise ValueError(
+            f"`capacity` has {len(capacity)} numbers, there are {ranks} ranks"
+        )
     return list(map(float, capacity))
 
 
-def _does_not_fit(layers: Sequence[Layer], layout: Layout, capacity: Capacity | None) -> str:
+def _does_not_fit(
+    layers: Sequence[Layer], layout: Layout, capacity: Capacity | None
+) -> str:
     weights = sum(layer.weights_bytes for layer in layers)
     ranks = max(layout.placement) + 1
     return (
@@ -247,7 +257,9 @@ def held_activations(execution: Execution) -> list[int]:
         #     3B0      0 -1       1  0
         changes: Ints = np.zeros((len(kind), stages), np.int64)
         stays = schedule.keeps_all(kind, stage, microbatch)
-        changes[np.arange(len(kind)), stage] = counted.of(kind, stage, microbatch) * stays
+        changes[np.arange(len(kind)), stage] = (
+            counted.of(kind, stage, microbatch) * stays
+        )
         counts = np.cumsum(changes, axis=0)
         fullest = int(np.argmax(counts @ sizes))
         for own in set(stage.tolist()):

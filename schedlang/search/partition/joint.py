@@ -100,7 +100,9 @@ def fit(
     CompileError for a program that does not compile; ValueError where there are too few layers, or
     none of the partitions fits.
     """
-    return _Attempt.of(Fitting(layers, links, capacity, fixed), program, params, starts).fit()
+    return _Attempt.of(
+        Fitting(layers, links, capacity, fixed), program, params, starts
+    ).fit()
 
 
 def search(
@@ -273,7 +275,8 @@ class Fitting:
         if self.capacity is not None and execution.peak_bytes is not None:
             most = capacities(self.capacity, len(plan.ranks))
             over = (
-                max(peak - own, 0.0) for peak, own in zip(execution.peak_bytes, most, strict=True)
+                max(peak - own, 0.0)
+                for peak, own in zip(execution.peak_bytes, most, strict=True)
             )
             excess = sum(over)
         return Trial(sizes, plan, costs, execution, excess)
@@ -303,7 +306,10 @@ class Fitting:
 
 
 def _starts(
-    layers: Sequence[Layer], plan: Plan, capacity: Capacity | None, others: Iterable[Sizes]
+    layers: Sequence[Layer],
+    plan: Plan,
+    capacity: Capacity | None,
+    others: Iterable[Sizes],
 ) -> list[Sizes]:
     """The partitions to begin with."""
     layout: Layout = plan.layout

@@ -50,7 +50,9 @@ class Layer:
             value = getattr(self, name)
             check_number(name, value)
             if value < 0:
-                raise ValueError(f"`{name}` of a layer is {value:g}: it must be a number from 0")
+                raise ValueError(
+                    f"`{name}` of a layer is {value:g}: it must be a number from 0"
+                )
 
     @property
     def time(self) -> float:
@@ -83,7 +85,9 @@ def check_layers(layers: Sequence[Layer], stages: int) -> None:
             "take a schedule with fewer stages, or cut the model into more layers"
         )
     if not any(layer.time for layer in layers):
-        raise ValueError("the layers take no time: give their `forward`, `input` and `weight`")
+        raise ValueError(
+            "the layers take no time: give their `forward`, `input` and `weight`"
+        )
 
 
 #: What ops take besides the layers of their stages, where nothing is known of it.
@@ -115,7 +119,9 @@ def costs_of_stages(
         backward_times=[stage.backward for stage in replicas],
         input_times=[stage.input for stage in replicas],
         weight_times=[stage.weight for stage in replicas],
-        boundary_bytes=[stage.boundary_bytes for stage in replicas] if bandwidth else None,
+        boundary_bytes=[stage.boundary_bytes for stage in replicas]
+        if bandwidth
+        else None,
     )
     if not has_bytes:
         return costs
@@ -131,7 +137,9 @@ def _stages(layout: Layout) -> range:
     return range(len(layout.placement))
 
 
-def layers_by_stage(layers: Sequence[Layer], sizes: Sequence[int]) -> list[Sequence[Layer]]:
+def layers_by_stage(
+    layers: Sequence[Layer], sizes: Sequence[int]
+) -> list[Sequence[Layer]]:
     """The layers of each stage of the model; ValueError unless these are all layers."""
     if sum(sizes) != len(layers):
         raise ValueError(f"`sizes` has {sum(sizes)} layers, there are {len(layers)}")
@@ -215,6 +223,9 @@ def layers_of_run(
 def _together(layers: Sequence[Layer]) -> Layer:
     """What some layers in a row cost as one."""
     return Layer(
-        **{name: sum(getattr(layer, name) for layer in layers) for name in _NUMBERS[:-1]},
+        **{
+            name: sum(getattr(layer, name) for layer in layers)
+            for name in _NUMBERS[:-1]
+        },
         boundary_bytes=layers[-1].boundary_bytes,
     )

@@ -50,7 +50,9 @@ def place(problem: Problem, weights: Sequence[float] = ()) -> Problem:
     as_given = search.problem(problem.graph.schedule, own)
     best = _Placed(as_given, as_given.value(as_given.graph.order))
     firsts = {own, *_first_placements(search.work, len(problem.limits))}
-    best = min([best, *map(search.placed, sorted(firsts))], key=lambda placed: placed.value)
+    best = min(
+        [best, *map(search.placed, sorted(firsts))], key=lambda placed: placed.value
+    )
     while (better := search.first_better(best)) is not None:
         best = better
     return best.problem
@@ -150,7 +152,9 @@ def _first_placements(work: Sequence[float], ranks: int) -> Iterator[Placement]:
     """In a row, as even as can be; a loop; a V and back again."""
     stages = len(work)
     cuts, _ = best_cuts(work, ranks, [{rank: 1.0} for rank in range(ranks)])
-    yield tuple(rank for rank in range(ranks) for _ in range(cuts[rank], cuts[rank + 1]))
+    yield tuple(
+        rank for rank in range(ranks) for _ in range(cuts[rank], cuts[rank + 1])
+    )
     yield tuple(stage % ranks for stage in range(stages))
     there_and_back = [*range(ranks), *reversed(range(ranks))]
     yield tuple(there_and_back[stage % (2 * ranks)] for stage in range(stages))
@@ -169,6 +173,8 @@ def moved(schedule: Schedule, placement: Placement) -> Schedule:
     is_backward = turn > 0
     stage = np.where(is_backward, -columns.stage, columns.stage)
     order = np.lexsort((turn, stage, is_backward, columns.microbatch, rank))
-    ranks = actions_of(len(schedule.ranks), evolve(columns.taken(order), rank=rank[order]))
+    ranks = actions_of(
+        len(schedule.ranks), evolve(columns.taken(order), rank=rank[order])
+    )
     layout = evolve(schedule.layout, placement=placement)
     return evolve(schedule, ranks=ranks, layout=layout, slots=None)

@@ -48,12 +48,20 @@ def bounds_of(layout: Layout, costs: Costs) -> Bounds:
         first = min(reached[stage] for stage in own)
         last = min(left[stage] for stage in own)
         if durations.add_up:
-            work = sum(layout.units(stage) * (forward[stage] + whole[stage]) for stage in own)
-            chain = sum(layout.units(stage) * (forward[stage] + gradient[stage]) for stage in own)
+            work = sum(
+                layout.units(stage) * (forward[stage] + whole[stage]) for stage in own
+            )
+            chain = sum(
+                layout.units(stage) * (forward[stage] + gradient[stage])
+                for stage in own
+            )
             time = max(time, first + work, first + chain + last)
         else:
             time = max(time, first + last)
-        most = max(most, sum(weights[stage] for stage in own) + max(held[stage] for stage in own))
+        most = max(
+            most,
+            sum(weights[stage] for stage in own) + max(held[stage] for stage in own),
+        )
     return Bounds(time, most)
 
 

@@ -87,15 +87,23 @@ def sizes(training: Training, layers: Layers) -> Iterator[Size]:
             continue
         microbatches = training.batch // (replicas * layers.samples)
         chosen = {"ranks": ranks, "microbatches": microbatches}
-        if all(training.params.get(name, value) == value for name, value in chosen.items()):
+        if all(
+            training.params.get(name, value) == value for name, value in chosen.items()
+        ):
             yield Size(replicas, ranks, microbatches, layers.samples)
 
 
-def candidates(program: Program, training: Training, deadline: float = inf) -> list[Candidate]:
+def candidates(
+    program: Program, training: Training, deadline: float = inf
+) -> list[Candidate]:
     """All that may be tried of a program, by the least time that it may take, and then by the
     fewest bytes; or what of it is known by a `deadline`, as `time.monotonic` counts.
     """
-    fixed = {name: training.params[name] for name in program.parameters if name in training.params}
+    fixed = {
+        name: training.params[name]
+        for name in program.parameters
+        if name in training.params
+    }
     of_program: list[Candidate] = []
     for layers in training.layers:
         for size in sizes(training, layers):
@@ -139,8 +147,12 @@ def _priced(layout: Layout, layers: Layers, size: Size) -> tuple[_Priced, ...]:
     for shares in _shares(layers.work, _with_few(layout)):
         costs = layers.of_stages(shares, layout)
         if costs.ranks_per_node and size.replicas > 1:
-            costs = evolve(costs, ranks_per_node=_per_node(costs.ranks_per_node, size.ranks))
-        sums = _time_of_sums(layers.summed_by_rank(shares, layout), layout, layers, size)
+            costs = evolve(
+                costs, ranks_per_node=_per_node(costs.ranks_per_node, size.ranks)
+            )
+        sums = _time_of_sums(
+            layers.summed_by_rank(shares, layout), layout, layers, size
+        )
         bounds = bounds_of(layout, costs)
         all_bounds = Bounds(bounds.time + sums, bounds.bytes + layers.beside)
         ways.append(_Priced(shares, costs, sums, all_bounds))
@@ -182,7 +194,9 @@ def _per_node(per_node: int, ranks: int) -> int:
     return per_node if per_node % ranks == 0 else gcd(per_node, ranks)
 
 
-def _time_of_sums(summed: list[float], layout: Layout, layers: Layers, size: Size) -> float:
+def _time_of_sums(
+    summed: list[float], layout: Layout, layers: Layers, size: Size
+) -> float:
     """How long replicas take to sum their gradients behind the schedule, as a ring: each link
     passes on 2 (n - 1) / n of them (Patarasuk and Yuan 2009, Bandwidth optimal all-reduce
     algorithms, section 3).

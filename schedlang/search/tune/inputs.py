@@ -36,7 +36,9 @@ def layers_of_model(
         if one_layer > memory:
             break
         for checkpointed in (False, True):
-            costs = layer_costs(model, device, sequence, samples, checkpointed, efficiency)
+            costs = layer_costs(
+                model, device, sequence, samples, checkpointed, efficiency
+            )
             assert costs.weights_bytes is not None
             choices.append(
                 Layers(
@@ -57,7 +59,9 @@ def layers_of_costs(costs: Costs, samples: int, counts: Sequence[int] | None) ->
     where nobody says how many there are, and for costs that are not of layers.
     """
     if costs.differ_by_microbatch:
-        raise ValueError("the costs differ by microbatch: those of layers are the same for all")
+        raise ValueError(
+            "the costs differ by microbatch: those of layers are the same for all"
+        )
     if costs.link_times is not None:
         raise ValueError(
             "`link_times` are of one number of ranks: give `p2p_time`, or latencies and bandwidths"

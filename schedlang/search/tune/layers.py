@@ -17,7 +17,9 @@ from schedlang.search.partition.balance import Sizes
 _OF_RANKS = ("link_times", "capacity_bytes")
 #: What has a number for each layer. All of them add up over the layers of a stage, but for what it
 #: hands on, which is its last layer's.
-_PER_LAYER = tuple(name for name in NAMES if name not in SINGLE and name not in _OF_RANKS)
+_PER_LAYER = tuple(
+    name for name in NAMES if name not in SINGLE and name not in _OF_RANKS
+)
 _HANDED_ON = "boundary_bytes"
 #: To how many digits layers are compared.
 _DIGITS = 9
@@ -52,7 +54,8 @@ class Layers:
         times = [
             forward + max(whole, input + weight)
             for forward, whole, input, weight in zip(
-                *(durations[kind] for kind in (Kind.F, Kind.B, Kind.I, Kind.W)), strict=True
+                *(durations[kind] for kind in (Kind.F, Kind.B, Kind.I, Kind.W)),
+                strict=True,
             )
         ]
         return tuple(round(time / sum(times), _DIGITS) for time in times)
@@ -112,7 +115,9 @@ def divided(costs: Costs, layers: Sequence[int]) -> Costs:
     """
     stages = layers_in(costs)
     if len(layers) not in (1, stages):
-        raise ValueError(f"there are costs of {stages} stages, and layers of {len(layers)}")
+        raise ValueError(
+            f"there are costs of {stages} stages, and layers of {len(layers)}"
+        )
     counts = list(layers) * (stages if len(layers) == 1 else 1)
     split: dict[str, Any] = {}
     for name in _PER_LAYER:

@@ -98,7 +98,9 @@ def frontier_svg(tuning: Tuning, units: Units) -> str:
     ]
     if memory < inf:
         x = number(frame.x(memory))
-        lines.append(f'<path d="M{x} {_TOP}V{_HEIGHT - _BOTTOM}" stroke="{_LIMIT}" fill="none"/>')
+        lines.append(
+            f'<path d="M{x} {_TOP}V{_HEIGHT - _BOTTOM}" stroke="{_LIMIT}" fill="none"/>'
+        )
         lines.append(
             f'<text x="{x}" y="{_TOP - 8}" text-anchor="middle">{gigabytes(memory)}</text>'
         )
@@ -113,7 +115,9 @@ def frontier_svg(tuning: Tuning, units: Units) -> str:
 
 def _title(tuning: Tuning) -> str:
     training = tuning.training
-    return f"{training.ranks} ranks, a batch of {training.batch}: step time against memory"
+    return (
+        f"{training.ranks} ranks, a batch of {training.batch}: step time against memory"
+    )
 
 
 def _axes(frame: _Frame, units: Units) -> Iterator[str]:

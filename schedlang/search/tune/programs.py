@@ -52,8 +52,14 @@ class Program:
         pipelines, or in values and functions that stand there.
         """
         items = self.tree.items
-        places = [item for item in items if isinstance(item, syntax.Stage | syntax.Pipeline)]
-        values = [item for item in items if isinstance(item, syntax.Let | syntax.List | syntax.Fn)]
+        places = [
+            item for item in items if isinstance(item, syntax.Stage | syntax.Pipeline)
+        ]
+        values = [
+            item
+            for item in items
+            if isinstance(item, syntax.Let | syntax.List | syntax.Fn)
+        ]
         known: dict[str, syntax.Node] = {item.name.text: item for item in values}
         left: list[syntax.Node] = [*places]
         used: set[str] = set()
@@ -109,14 +115,18 @@ def unlike(program: Program, fixed: Mapping[str, int]) -> str | None:
     known = {*SIZES, *fixed}
     for item in items:
         if item.default is None and item.name.text not in known:
-            return f"`{item.name.text}` has no value: give one with -p {item.name.text}=4"
+            return (
+                f"`{item.name.text}` has no value: give one with -p {item.name.text}=4"
+            )
     nodes = list(syntax.walk(program.tree))
     kinds = {node.kind for node in nodes if isinstance(node, syntax.Op)}
     if not kinds & {"B", "BW", "I"}:
         return "no backward: it is for inference"
     if any(isinstance(node, syntax.Part) for node in nodes):
         return "gradients of older weights: it has no flush"
-    if any(isinstance(node, syntax.Pipeline) and node.word == "model" for node in nodes):
+    if any(
+        isinstance(node, syntax.Pipeline) and node.word == "model" for node in nodes
+    ):
         return "several models"
     if any(isinstance(node, syntax.Edge) for node in nodes):
         return "edges between stages, which the model must have"
@@ -191,7 +201,9 @@ def _values(default: int | None) -> list[int]:
     return sorted(value for value in values if value > 0 and value != default)
 
 
-def _declared(program: Program, params: Mapping[str, int]) -> tuple[dict[str, int], Layout | None]:
+def _declared(
+    program: Program, params: Mapping[str, int]
+) -> tuple[dict[str, int], Layout | None]:
     """The values of all parameters, as far as the program gets with these; and the layout, or None
     if it refuses them.
     """

@@ -65,11 +65,18 @@ def tuning_text(tuning: Tuning, units: Units) -> str:
         # The best of all is on the frontier as well; the rest of it takes longer, in less memory.
         cheaper = [result for result in tuning.frontier if result.bytes < best[0].bytes]
         if cheaper:
-            lines = ["faster than all others in as little memory:", *_table(cheaper, tuning, units)]
+            lines = [
+                "faster than all others in as little memory:",
+                *_table(cheaper, tuning, units),
+            ]
             parts.append("\n".join(lines))
         text = "\n".join(parts)
-        meanings = {name: meaning for name, meaning in _MEANINGS.items() if name in text}
-        parts.append("\n".join(f"{name:<17} {meaning}" for name, meaning in meanings.items()))
+        meanings = {
+            name: meaning for name, meaning in _MEANINGS.items() if name in text
+        }
+        parts.append(
+            "\n".join(f"{name:<17} {meaning}" for name, meaning in meanings.items())
+        )
     parts.append("\n".join(_left_out(tuning)))
     return "\n\n".join(parts)
 
@@ -127,7 +134,9 @@ def _left_out(tuning: Tuning) -> list[str]:
     # Measured costs do not say how large gradients are.
     choices = tuning.training.layers
     is_summed = any(layers.summed or layers.costs.sum_times for layers in choices)
-    if not is_summed and any(result.candidate.size.replicas > 1 for result in tuning.results):
+    if not is_summed and any(
+        result.candidate.size.replicas > 1 for result in tuning.results
+    ):
         lines.append(
             "not counted: the time in which replicas sum their gradients, of which the costs say "
             "nothing; -p ranks=N keeps one number of ranks for a pipeline"
@@ -150,7 +159,9 @@ def costs_within(candidate: Candidate, memory: float) -> Costs:
     return evolve(candidate.costs, capacity_bytes=(memory - candidate.layers.beside,))
 
 
-def command_of(candidate: Candidate, transport: str, costs: str | None, plan: str) -> str:
+def command_of(
+    candidate: Candidate, transport: str, costs: str | None, plan: str
+) -> str:
     """The command that compiles a candidate, with its costs if they are in a file."""
     words = ["schedc", "compile", candidate.program.word]
     for name, value in candidate.all_params.items():

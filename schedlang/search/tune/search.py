@@ -86,7 +86,9 @@ class Tuning:
     @property
     def fitting(self) -> list[Result]:
         """The results within the memory of a rank."""
-        return [result for result in self.results if result.bytes <= self.training.memory]
+        return [
+            result for result in self.results if result.bytes <= self.training.memory
+        ]
 
     @property
     def best_of_programs(self) -> list[Result]:
@@ -129,7 +131,9 @@ def tune(
         doing("listing candidates", 0, len(tried))
         waiting: list[list[Candidate]] = []
         # Programs come one by one, as they are listed, in their order.
-        for own in pool.map(candidates, tried, [training] * len(tried), [deadline] * len(tried)):
+        for own in pool.map(
+            candidates, tried, [training] * len(tried), [deadline] * len(tried)
+        ):
             waiting.append(own)
             doing("listing candidates", len(waiting), len(tried))
         tuning.candidates = sum(map(len, waiting))
@@ -165,7 +169,9 @@ def tune(
     return tuning
 
 
-def _taken(own: list[Candidate], best: "_Best | None", tuning: Tuning) -> list[Candidate]:
+def _taken(
+    own: list[Candidate], best: "_Best | None", tuning: Tuning
+) -> list[Candidate]:
     """The next candidates of a program; those that cannot matter any more are left out."""
     taken: list[Candidate] = []
     while own and len(taken) < _AT_ONCE:
@@ -196,7 +202,9 @@ class _Best:
             return False
         if time < self._of_program.get(candidate.program.word, inf):
             return True
-        return any(least <= level and time < known for level, known in self._levels.items())
+        return any(
+            least <= level and time < known for level, known in self._levels.items()
+        )
 
     def add(self, result: Result) -> None:
         """Take note of a result."""

@@ -47,7 +47,12 @@ _OTHER_NAMES = {
     "intermediate_size": "n_inner",
 }
 #: What a configuration has whose layers are not those that are counted here.
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
+_EXPERTS = (
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+    "moe_intermediate_size",
+)
 
 
 @frozen
@@ -82,7 +87,10 @@ class Transformer:
     @property
     def weights_of_layer(self) -> int:
         """How many weights a layer has: its matrices, and two norms."""
-        return sum(given * made for given, made in self.matrices.values()) + 2 * self.hidden
+        return (
+            sum(given * made for given, made in self.matrices.values())
+            + 2 * self.hidden
+        )
 
     @property
     def weights_of_embedding(self) -> int:
@@ -120,7 +128,9 @@ def read_transformer(path: str | Path) -> Transformer:
     except ValueError as error:
         message = f"the model in `{path}`: {error}"
         help = "or give what its layers were measured to take: --costs FILE"
-        raise CompileError([Diagnostic("costs", message, help=help, file=str(path))]) from None
+        raise CompileError(
+            [Diagnostic("costs", message, help=help, file=str(path))]
+        ) from None
 
 
 def transformer_of(config: Any) -> Transformer:
@@ -224,14 +234,18 @@ def layer_costs(
         backward_times=tuple(map(sum, zip(input, weight, strict=True))),
         input_times=tuple(input),
         weight_times=tuple(weight),
-        offload_times=tuple(amount / device.bandwidth_to_host for amount in activations),
+        offload_times=tuple(
+            amount / device.bandwidth_to_host for amount in activations
+        ),
         boundary_bytes=(boundary,) * len(layers),
         ranks_per_node=device.per_node,
         bandwidth_in_node=device.bandwidth_in_node,
         bandwidth_between_nodes=device.bandwidth_between_nodes,
         activation_bytes=tuple(activations),
         kept_bytes=tuple(layer.kept for layer in layers),
-        weights_bytes=tuple(float(_BYTES_PER_WEIGHT * layer.weights) for layer in layers),
+        weights_bytes=tuple(
+            float(_BYTES_PER_WEIGHT * layer.weights) for layer in layers
+        ),
     )
 
 
@@ -250,7 +264,9 @@ def gradient_bytes(weights_bytes: float) -> float:
 
 
 def _block(model: Transformer, sequence: int, tokens: int) -> _Amounts:
-    products = 2.0 * tokens * sum(given * made for given, made in model.matrices.values())
+    products = (
+        2.0 * tokens * sum(given * made for given, made in model.matrices.values())
+    )
     attention = 4.0 * tokens * sequence * model.heads * model.head_size
     activations = float(tokens * model.activations_of_layer)
     return _Amounts(

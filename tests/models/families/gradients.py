@@ -112,8 +112,12 @@ def hook_of_a_shared_weight(stages: int) -> Model:
     def stage(_: int) -> nn.Module:
         part = linear()
         # Not linear: it must see the sum of the gradients of both uses, and not each by itself.
-        part[0].weight.register_hook(lambda gradient: gradient.sign() * gradient.square())
-        return Does(lambda self, x: self.part(self.part(x)) @ self.part[0].weight, part=part)
+        part[0].weight.register_hook(
+            lambda gradient: gradient.sign() * gradient.square()
+        )
+        return Does(
+            lambda self, x: self.part(self.part(x)) @ self.part[0].weight, part=part
+        )
 
     return chain(stage, stages)
 
@@ -214,7 +218,9 @@ def forward_hooks(stages: int) -> Model:
 
     def add(stage: Any) -> None:
         stage[1].register_forward_pre_hook(lambda module, inputs: (inputs[0] * 0.5,))
-        stage[1].register_forward_hook(lambda module, inputs, output: output + inputs[0])
+        stage[1].register_forward_hook(
+            lambda module, inputs, output: output + inputs[0]
+        )
 
     return everywhere(stages, add)
 
@@ -234,7 +240,9 @@ def backward_hooks(stages: int) -> Model:
     """Full backward hooks of modules, which change the gradient of their input"""
 
     def add(stage: Any) -> None:
-        stage[1].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 0.5,))
+        stage[1].register_full_backward_hook(
+            lambda module, inputs, outputs: (inputs[0] * 0.5,)
+        )
 
     return everywhere(stages, add)
 
@@ -244,7 +252,9 @@ def backward_pre_hooks(stages: int) -> Model:
     """Full backward pre-hooks of modules, which change the gradient of their output"""
 
     def add(stage: Any) -> None:
-        stage[1].register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 0.5,))
+        stage[1].register_full_backward_pre_hook(
+            lambda module, outputs: (outputs[0] * 0.5,)
+        )
 
     return everywhere(stages, add)
 
@@ -270,7 +280,9 @@ def backward_hook_of_a_leaf_module(stages: int) -> Model:
     """A full backward hook of a linear layer, which a split backward leaves to W"""
 
     def add(stage: Any) -> None:
-        stage[1][0].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 0.5,))
+        stage[1][0].register_full_backward_hook(
+            lambda module, inputs, outputs: (inputs[0] * 0.5,)
+        )
 
     return everywhere(stages, add)
 
@@ -279,7 +291,10 @@ def backward_hook_of_a_leaf_module(stages: int) -> Model:
 def unused_weight(stages: int) -> Model:
     """A weight that no forward uses: alone it has no gradient, and stays as it is"""
     return chain(
-        lambda _: Does(lambda self, x: self.part(x), part=linear(), unused=weight(WIDTH)), stages
+        lambda _: Does(
+            lambda self, x: self.part(x), part=linear(), unused=weight(WIDTH)
+        ),
+        stages,
     )
 
 
@@ -348,7 +363,9 @@ def ignored_input(stages: int) -> Model:
     def stage(number: int) -> nn.Module:
         if number < stages - 1:
             return linear()
-        return Does(lambda self, x: torch.zeros_like(x) + self.weight, weight=weight(WIDTH))
+        return Does(
+            lambda self, x: torch.zeros_like(x) + self.weight, weight=weight(WIDTH)
+        )
 
     return chain(stage, stages)
 
@@ -357,7 +374,9 @@ def ignored_input(stages: int) -> Model:
 def input_used_in_part(stages: int) -> Model:
     """Stages that use a half of their input"""
     return chain(
-        lambda _: Does(lambda self, x: self.part(x[..., :4]).repeat(1, 1, 2), part=linear(4)),
+        lambda _: Does(
+            lambda self, x: self.part(x[..., :4]).repeat(1, 1, 2), part=linear(4)
+        ),
         stages,
     )
 
@@ -458,7 +477,10 @@ def _shared(stages: int) -> Model:
 def shared_layer_by_hand(stages: int) -> Model:
     """One module in two stages, and nobody says so"""
     shared = linear()
-    return chain(lambda number: nn.Sequential(shared if number < 2 else linear(), linear()), stages)
+    return chain(
+        lambda number: nn.Sequential(shared if number < 2 else linear(), linear()),
+        stages,
+    )
 
 
 @feature("gradients")
@@ -502,7 +524,9 @@ def loss_of_counted_words(stages: int) -> Model:
     """
 
     def loss(scores: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=0)
+        return nn.functional.cross_entropy(
+            scores.flatten(0, 1), targets.flatten(), ignore_index=0
+        )
 
     return language_model(stages, nn.Embedding(11, WIDTH), loss=loss)
 
@@ -513,7 +537,9 @@ def hooked_optimizer(stages: int) -> Model:
 
     def optimizer(module: nn.Module) -> torch.optim.Optimizer:
         made = torch.optim.SGD(module.parameters(), 0.1)
-        made.register_step_pre_hook(lambda *_: clip_grad_norm_(module.parameters(), 0.01) and None)
+        made.register_step_pre_hook(
+            lambda *_: clip_grad_norm_(module.parameters(), 0.01) and None
+        )
         return made
 
     return chain(lambda _: linear(), stages, optimizer=optimizer)
@@ -560,7 +586,9 @@ def loss_that_changes_the_output(stages: int) -> Model:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         return output.sub_(target).square().mean()
 
-    return chain(lambda _: nn.Sequential(linear(), nn.Linear(WIDTH, WIDTH)), stages, loss=loss)
+    return chain(
+        lambda _: nn.Sequential(linear(), nn.Linear(WIDTH, WIDTH)), stages, loss=loss
+    )
 
 
 @feature("gradients", is_mistake=True)

@@ -5,7 +5,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
+from torch.nn.utils import (
+    parametrizations,
+    parametrize,
+    prune,
+    spectral_norm,
+    weight_norm,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
@@ -53,13 +59,17 @@ def norms(stages: int) -> Model:
 
 
 def channels_first(inner: nn.Module) -> nn.Module:
-    return Does(lambda self, x: self.inner(x.transpose(1, 2)).transpose(1, 2), inner=inner)
+    return Does(
+        lambda self, x: self.inner(x.transpose(1, 2)).transpose(1, 2), inner=inner
+    )
 
 
 @feature("layers")
 def batch_norm(stages: int) -> Model:
     """BatchNorm, whose running statistics are buffers"""
-    return chain(lambda _: nn.Sequential(linear(), channels_first(nn.BatchNorm1d(WIDTH))), stages)
+    return chain(
+        lambda _: nn.Sequential(linear(), channels_first(nn.BatchNorm1d(WIDTH))), stages
+    )
 
 
 @feature("layers")
@@ -121,7 +131,9 @@ def down_and_up(stages: int) -> Model:
 
     def stage(number: int) -> nn.Module:
         if number == 0:
-            return nn.Sequential(nn.Conv1d(LENGTH, 6, 3, stride=2, padding=1), nn.GELU())
+            return nn.Sequential(
+                nn.Conv1d(LENGTH, 6, 3, stride=2, padding=1), nn.GELU()
+            )
         if number == stages - 1:
             return nn.Sequential(
                 nn.ConvTranspose1d(6, LENGTH, 2, stride=2), nn.Upsample(scale_factor=1)
@@ -135,7 +147,9 @@ def down_and_up(stages: int) -> Model:
 def gru(stages: int) -> Model:
     """GRU"""
     return chain(
-        lambda _: Does(lambda self, x: self.gru(x)[0], gru=nn.GRU(WIDTH, WIDTH, batch_first=True)),
+        lambda _: Does(
+            lambda self, x: self.gru(x)[0], gru=nn.GRU(WIDTH, WIDTH, batch_first=True)
+        ),
         stages,
     )
 
@@ -155,7 +169,10 @@ def lstm(stages: int) -> Model:
 def attention(stages: int) -> Model:
     """An encoder layer of torch, with attention"""
     return chain(
-        lambda _: nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, 0.0, batch_first=True), stages
+        lambda _: nn.TransformerEncoderLayer(
+            WIDTH, 2, 2 * WIDTH, 0.0, batch_first=True
+        ),
+        stages,
     )
 
 
@@ -191,7 +208,9 @@ def warnings_off() -> Any:
 def new_weight_norm(stages: int) -> Model:
     """weight_norm of torch.nn.utils.parametrizations"""
     return chain(
-        lambda _: nn.Sequential(parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)), nn.Tanh()),
+        lambda _: nn.Sequential(
+            parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)), nn.Tanh()
+        ),
         stages,
     )
 
@@ -199,14 +218,19 @@ def new_weight_norm(stages: int) -> Model:
 @feature("layers")
 def old_spectral_norm(stages: int) -> Model:
     """torch.nn.utils.spectral_norm, whose forward changes a buffer"""
-    return chain(lambda _: nn.Sequential(spectral_norm(nn.Linear(WIDTH, WIDTH)), nn.Tanh()), stages)
+    return chain(
+        lambda _: nn.Sequential(spectral_norm(nn.Linear(WIDTH, WIDTH)), nn.Tanh()),
+        stages,
+    )
 
 
 @feature("layers")
 def new_spectral_norm(stages: int) -> Model:
     """spectral_norm of torch.nn.utils.parametrizations, whose forward changes a buffer"""
     return chain(
-        lambda _: nn.Sequential(parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)), nn.Tanh()),
+        lambda _: nn.Sequential(
+            parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)), nn.Tanh()
+        ),
         stages,
     )
 
@@ -215,7 +239,9 @@ def new_spectral_norm(stages: int) -> Model:
 def orthogonal(stages: int) -> Model:
     """An orthogonal parametrization"""
     return chain(
-        lambda _: nn.Sequential(parametrizations.orthogonal(nn.Linear(WIDTH, WIDTH)), nn.Tanh()),
+        lambda _: nn.Sequential(
+            parametrizations.orthogonal(nn.Linear(WIDTH, WIDTH)), nn.Tanh()
+        ),
         stages,
     )
 
@@ -263,7 +289,8 @@ def weight_standardization(stages: int) -> Model:
         return F.linear(x, weight, self.bias).tanh()
 
     return chain(
-        lambda _: Does(standardized, weight=weight(WIDTH, WIDTH), bias=weight(WIDTH)), stages
+        lambda _: Does(standardized, weight=weight(WIDTH, WIDTH), bias=weight(WIDTH)),
+        stages,
     )
 
 
@@ -285,7 +312,9 @@ def quantization_aware(stages: int) -> Model:
 
     def quantized(self: Any, x: Tensor) -> Tensor:
         x = Rounded.apply(x, 1 / 16)
-        return F.linear(x, Rounded.apply(self.part.weight, 1 / 64), self.part.bias).tanh()
+        return F.linear(
+            x, Rounded.apply(self.part.weight, 1 / 64), self.part.bias
+        ).tanh()
 
     return chain(lambda _: Does(quantized, part=nn.Linear(WIDTH, WIDTH)), stages)
 
@@ -299,7 +328,11 @@ def fake_quantize(stages: int) -> Model:
         self.largest.copy_(torch.maximum(self.largest, x.detach().abs().max()))
         scale = (self.largest / 127).float()
         weight = torch.fake_quantize_per_tensor_affine(
-            self.part.weight.float(), scale, torch.zeros((), dtype=torch.int32), -128, 127
+            self.part.weight.float(),
+            scale,
+            torch.zeros((), dtype=torch.int32),
+            -128,
+            127,
         )
         return F.linear(x, weight.double(), self.part.bias).tanh()
 
@@ -377,7 +410,9 @@ class Reversed(torch.autograd.Function):
 def gradient_reversal(stages: int) -> Model:
     """A gradient that is turned round between two layers"""
     return chain(
-        lambda _: Does(lambda self, x: self.b(Reversed.apply(self.a(x))), a=linear(), b=linear()),
+        lambda _: Does(
+            lambda self, x: self.b(Reversed.apply(self.a(x))), a=linear(), b=linear()
+        ),
         stages,
     )
 
@@ -388,7 +423,8 @@ def checkpoint_without_reentry(stages: int) -> Model:
     inner = lambda: nn.Sequential(linear(), nn.Dropout(0.3), linear())  # noqa: E731
     return chain(
         lambda _: Does(
-            lambda self, x: checkpoint(self.inner, x, use_reentrant=False), inner=inner()
+            lambda self, x: checkpoint(self.inner, x, use_reentrant=False),
+            inner=inner(),
         ),
         stages,
     )
@@ -426,12 +462,16 @@ def experts(stages: int) -> Model:
             (picked,) = (chosen == number).nonzero(as_tuple=True)
             # An expert without rows makes no part of the graph, so its weights have no gradient.
             if len(picked):
-                out = out.index_add(0, picked, expert(flat[picked]) * weights[picked, None])
+                out = out.index_add(
+                    0, picked, expert(flat[picked]) * weights[picked, None]
+                )
         return x + out.view_as(x)
 
     def stage(_: int) -> nn.Module:
         return Does(
-            route, router=nn.Linear(WIDTH, 6), experts=nn.ModuleList(linear() for _ in range(6))
+            route,
+            router=nn.Linear(WIDTH, 6),
+            experts=nn.ModuleList(linear() for _ in range(6)),
         )
 
     return chain(stage, stages)
@@ -450,7 +490,9 @@ def stochastic_depth(stages: int) -> Model:
 @feature("layers")
 def module_twice(stages: int) -> Model:
     """A module that a stage calls twice"""
-    return chain(lambda _: Does(lambda self, x: self.part(self.part(x)), part=linear()), stages)
+    return chain(
+        lambda _: Does(lambda self, x: self.part(self.part(x)), part=linear()), stages
+    )
 
 
 @feature("layers")
@@ -537,7 +579,11 @@ def weight_in_a_layer_and_beside(stages: int) -> Model:
 
     def both(self: Any, x: Tensor) -> Tensor:
         matrix = self.part.weight
-        y = self.part(x) @ matrix + matrix.square().sum() * 0.01 + matrix.diagonal().exp()
+        y = (
+            self.part(x) @ matrix
+            + matrix.square().sum() * 0.01
+            + matrix.diagonal().exp()
+        )
         return (y + self.part.bias).tanh()
 
     return chain(lambda _: Does(both, part=nn.Linear(WIDTH, WIDTH)), stages)
@@ -571,8 +617,13 @@ def other_norms(stages: int) -> Model:
     """InstanceNorm with running statistics, a bilinear layer, PReLU"""
 
     def stage(_: int) -> nn.Module:
-        norm = channels_first(nn.InstanceNorm1d(WIDTH, affine=True, track_running_stats=True))
-        pair = Does(lambda self, x: self.pair(x, x.tanh()), pair=nn.Bilinear(WIDTH, WIDTH, WIDTH))
+        norm = channels_first(
+            nn.InstanceNorm1d(WIDTH, affine=True, track_running_stats=True)
+        )
+        pair = Does(
+            lambda self, x: self.pair(x, x.tanh()),
+            pair=nn.Bilinear(WIDTH, WIDTH, WIDTH),
+        )
         return nn.Sequential(linear(), norm, pair, nn.PReLU())
 
     return chain(stage, stages)
@@ -588,10 +639,15 @@ def weighted_bags(stages: int) -> Model:
         return words, rows(WIDTH)(step, microbatches)[1]
 
     def bag(self: Any, words: Tensor) -> Tensor:
-        return self.part(self.bag(words, per_sample_weights=self.weights.expand(len(words), -1)))
+        return self.part(
+            self.bag(words, per_sample_weights=self.weights.expand(len(words), -1))
+        )
 
     first = Does(
-        bag, part=linear(), bag=nn.EmbeddingBag(11, WIDTH, mode="sum"), weights=weight(LENGTH)
+        bag,
+        part=linear(),
+        bag=nn.EmbeddingBag(11, WIDTH, mode="sum"),
+        weights=weight(LENGTH),
     )
     return chain(lambda number: linear() if number else first, stages, batch=draw)
 
@@ -644,7 +700,9 @@ def activations_compressed(stages: int) -> Model:
         with rounding_what_is_saved():
             return self.part(x)
 
-    return chain(lambda _: Does(compressed, part=nn.Sequential(linear(), linear())), stages)
+    return chain(
+        lambda _: Does(compressed, part=nn.Sequential(linear(), linear())), stages
+    )
 
 
 @feature("layers")
@@ -663,7 +721,8 @@ def functional_weights(stages: int) -> Model:
         return F.linear(F.linear(x, a).tanh(), b + self.more.T).tanh()
 
     return chain(
-        lambda _: Does(views, both=weight(2 * WIDTH, WIDTH), more=weight(WIDTH, WIDTH)), stages
+        lambda _: Does(views, both=weight(2 * WIDTH, WIDTH), more=weight(WIDTH, WIDTH)),
+        stages,
     )
 
 
@@ -677,7 +736,10 @@ def functional_call_inside(stages: int) -> Model:
         return torch.func.functional_call(self.part, weights, (x,)).tanh()
 
     return chain(
-        lambda _: Does(call, part=nn.Linear(WIDTH, WIDTH), maker=nn.Linear(WIDTH, WIDTH)), stages
+        lambda _: Does(
+            call, part=nn.Linear(WIDTH, WIDTH), maker=nn.Linear(WIDTH, WIDTH)
+        ),
+        stages,
     )
 
 
@@ -696,7 +758,9 @@ def jacobian_inside(stages: int) -> Model:
     """torch.func.jvp in the forward"""
 
     def differentiated(self: Any, x: Tensor) -> Tensor:
-        value, tangent = torch.func.jvp(lambda y: self.part(y).tanh(), (x,), (torch.ones_like(x),))
+        value, tangent = torch.func.jvp(
+            lambda y: self.part(y).tanh(), (x,), (torch.ones_like(x),)
+        )
         return value + tangent
 
     return chain(lambda _: Does(differentiated, part=nn.Linear(WIDTH, WIDTH)), stages)
@@ -726,7 +790,9 @@ def gradient_wide(stages: int) -> Model:
         (force,) = torch.autograd.grad(energy, y, create_graph=True)
         return x + force
 
-    return chain(lambda _: Does(forces, part=linear(), weight=weight(WIDTH, WIDTH)), stages)
+    return chain(
+        lambda _: Does(forces, part=linear(), weight=weight(WIDTH, WIDTH)), stages
+    )
 
 
 @feature("layers")
@@ -738,7 +804,9 @@ def gradient_of_weights(stages: int) -> Model:
         (slope,) = torch.autograd.grad(y.square().sum(), self.weight, create_graph=True)
         return y + 0.1 * slope.sum(0)
 
-    return chain(lambda _: Does(penalized, part=linear(), weight=weight(WIDTH, WIDTH)), stages)
+    return chain(
+        lambda _: Does(penalized, part=linear(), weight=weight(WIDTH, WIDTH)), stages
+    )
 
 
 @feature("layers")
@@ -771,7 +839,9 @@ def gradient_in_a_checkpoint(stages: int) -> Model:
         y = x if x.requires_grad else x.detach().requires_grad_()
         return checkpoint(forces, self, y, use_reentrant=False)
 
-    return chain(lambda _: Does(checkpointed, part=linear(), weight=weight(WIDTH, WIDTH)), stages)
+    return chain(
+        lambda _: Does(checkpointed, part=linear(), weight=weight(WIDTH, WIDTH)), stages
+    )
 
 
 @feature("layers")
@@ -790,7 +860,9 @@ def fixed_point(stages: int) -> Model:
     def checkpointed(self: Any, x: Tensor) -> Tensor:
         return checkpoint(steps, self, x, use_reentrant=False)
 
-    return chain(lambda _: Does(checkpointed, part=linear(), weight=weight(WIDTH, WIDTH)), stages)
+    return chain(
+        lambda _: Does(checkpointed, part=linear(), weight=weight(WIDTH, WIDTH)), stages
+    )
 
 
 @feature("layers")
@@ -798,7 +870,8 @@ def compiled_block(stages: int) -> Model:
     """A block in torch.compile, backend aot_eager"""
     torch._dynamo.reset()
     return chain(
-        lambda _: nn.Sequential(linear(), torch.compile(linear(), backend="aot_eager")), stages
+        lambda _: nn.Sequential(linear(), torch.compile(linear(), backend="aot_eager")),
+        stages,
     )
 
 
@@ -840,13 +913,17 @@ def _complex(stages: int, width: int, length: int) -> Model:
         return x + y.real + y.imag
 
     def stage(_: int) -> nn.Module:
-        first, second = (nn.Linear(width, width, dtype=torch.complex128) for _ in range(2))
+        first, second = (
+            nn.Linear(width, width, dtype=torch.complex128) for _ in range(2)
+        )
         return Does(
             rotated,
             first=first,
             second=second,
             scale=nn.Parameter(torch.randn(width, dtype=torch.complex128)),
-            third=nn.Parameter(torch.randn(width, width, dtype=torch.complex128) / width),
+            third=nn.Parameter(
+                torch.randn(width, width, dtype=torch.complex128) / width
+            ),
         )
 
     return chain(stage, stages, batch=rows(length, width))

@@ -3,7 +3,11 @@
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from tests.models.model import WIDTH, Model, chain, feature, linear
 
@@ -27,7 +31,9 @@ def fully_sharded(stages: int) -> Model:
     def shard(module: nn.Module, mesh: DeviceMesh) -> None:
         fully_shard(module, mesh=mesh)
 
-    return chain(lambda _: nn.Sequential(nn.LayerNorm(WIDTH), linear()), stages, spread=shard)
+    return chain(
+        lambda _: nn.Sequential(nn.LayerNorm(WIDTH), linear()), stages, spread=shard
+    )
 
 
 @feature("meshes", mesh="dp")
@@ -48,9 +54,13 @@ def tensor_parallel(stages: int) -> Model:
     """Two layers that are cut by columns and by rows (DTensor)"""
 
     def cut(module: nn.Module, mesh: DeviceMesh) -> None:
-        parallelize_module(module, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        parallelize_module(
+            module, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        )
 
     def stage(_: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH))
+        return nn.Sequential(
+            nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH)
+        )
 
     return chain(stage, stages, spread=cut)

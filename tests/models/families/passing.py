@@ -79,7 +79,11 @@ def masks_and_positions(stages: int) -> Model:
         return self.part(x), x[..., 0] > 0, torch.arange(x.shape[1], dtype=torch.int32)
 
     def middle(self: Any, x: Tensor, mask: Tensor, positions: Tensor) -> Any:
-        return self.part(x) * mask[..., None] + positions[:, None] * 0.1, ~mask, positions + 1
+        return (
+            self.part(x) * mask[..., None] + positions[:, None] * 0.1,
+            ~mask,
+            positions + 1,
+        )
 
     return ends(stages, first, middle, lambda self, *given: middle(self, *given)[0])
 
@@ -91,7 +95,11 @@ def only_integers(stages: int) -> Model:
     def stage(number: int) -> nn.Module:
         if number == 0:
             return Does(lambda self, x: (x + 1) % 11)
-        layer = linear() if number < stages - 1 else nn.Sequential(linear(), nn.Linear(WIDTH, 11))
+        layer = (
+            linear()
+            if number < stages - 1
+            else nn.Sequential(linear(), nn.Linear(WIDTH, 11))
+        )
         return nn.Sequential(nn.Embedding(11, WIDTH), layer) if number == 1 else layer
 
     return Model(
@@ -163,7 +171,9 @@ def views_of_one(stages: int) -> Model:
         y = self.part(given[0] if len(given) == 1 else torch.cat(given, -1))
         return y[..., :4], y[..., 4:]
 
-    return ends(stages, both, both, lambda self, *given: torch.cat(both(self, *given), -1))
+    return ends(
+        stages, both, both, lambda self, *given: torch.cat(both(self, *given), -1)
+    )
 
 
 @feature("passing", not_for={"slices", "skips"})
@@ -194,7 +204,9 @@ def weight_handed_on(stages: int) -> Model:
 
     def stage(number: int) -> nn.Module:
         if number == 0:
-            return Does(lambda self, x: (self.part(x), self.part[0].weight), part=linear())
+            return Does(
+                lambda self, x: (self.part(x), self.part[0].weight), part=linear()
+            )
         if number == stages - 1:
             return Does(lambda self, x, w: self.part(x) @ w, part=linear())
         return Does(lambda self, x, w: (self.part(x) @ w, w), part=linear())
@@ -234,7 +246,10 @@ def identity_stage(stages: int) -> Model:
 def view_of_the_input(stages: int) -> Model:
     """A stage that returns a view of what it is given"""
     return chain(
-        lambda number: Does(lambda self, x: x.flip(-1)[..., :]) if number == 1 else linear(), stages
+        lambda number: (
+            Does(lambda self, x: x.flip(-1)[..., :]) if number == 1 else linear()
+        ),
+        stages,
     )
 
 
@@ -288,7 +303,10 @@ def batch_of_dictionaries(stages: int) -> Model:
 
     def draw(step: int, microbatches: int) -> Any:
         inputs, targets = rows(LENGTH, WIDTH)(step, microbatches)
-        return {"x": inputs, "mask": inputs > 0}, {"y": targets, "weight": targets.abs()}
+        return {"x": inputs, "mask": inputs > 0}, {
+            "y": targets,
+            "weight": targets.abs(),
+        }
 
     def loss(output: Tensor, target: dict[str, Tensor]) -> Tensor:
         return (target["weight"] * (output - target["y"]).square()).mean()

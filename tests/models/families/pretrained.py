@@ -43,7 +43,9 @@ class Scores(nn.Module):
 
 def _draw(step: int, microbatches: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1000 + step)
-    inputs, targets = torch.randint(WORDS, (2, 2 * microbatches, LENGTH), generator=generator)
+    inputs, targets = torch.randint(
+        WORDS, (2, 2 * microbatches, LENGTH), generator=generator
+    )
     return inputs, targets
 
 
@@ -81,9 +83,14 @@ def _build(family: str, stages: int, **more: Any) -> Model:
         first, *others = [(parts[stage], name) for stage, name in names.items()]
         for stage, name in others:
             owner, _, attribute = name.rpartition(".")
-            setattr(stage.get_submodule(owner), attribute, first[0].get_parameter(first[1]))
+            setattr(
+                stage.get_submodule(owner), attribute, first[0].get_parameter(first[1])
+            )
     return Model(
-        [parts[number] for number in range(stages)], batch=_draw, loss=words_loss, tied=tied
+        [parts[number] for number in range(stages)],
+        batch=_draw,
+        loss=words_loss,
+        tied=tied,
     )
 
 
@@ -92,7 +99,9 @@ for _family in FAMILIES:
         _family.replace("_", " "),
         "transformers",
         f"`{_family}` of transformers",
-        lambda stages, family=_family: _build(family, stages, tie_word_embeddings=False),
+        lambda stages, family=_family: _build(
+            family, stages, tie_word_embeddings=False
+        ),
         not_for=frozenset({"slices", "skips"}),
     )
 FEATURES["llama with tied embeddings"] = Feature(

@@ -9,7 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.models.model import LENGTH, WIDTH, Does, Model, chain, feature, linear, rows, weight
+from tests.models.model import (
+    LENGTH,
+    WIDTH,
+    Does,
+    Model,
+    chain,
+    feature,
+    linear,
+    rows,
+    weight,
+)
 
 
 @feature("state")
@@ -33,7 +43,8 @@ def counter_that_nothing_reads(stages: int) -> Model:
         return self.part(x)
 
     return chain(
-        lambda _: Does(count, part=linear(), count=torch.zeros((), dtype=torch.int64)), stages
+        lambda _: Does(count, part=linear(), count=torch.zeros((), dtype=torch.int64)),
+        stages,
     )
 
 
@@ -68,7 +79,9 @@ def buffer_replaced(stages: int) -> Model:
         self.mean = 0.9 * self.mean + 0.1 * x.detach().mean((0, 1))
         return self.part(x - self.mean)
 
-    return chain(lambda _: Does(replace, part=linear(), mean=torch.zeros(WIDTH)), stages)
+    return chain(
+        lambda _: Does(replace, part=linear(), mean=torch.zeros(WIDTH)), stages
+    )
 
 
 @feature("state")
@@ -84,7 +97,9 @@ def codebook(stages: int) -> Model:
             self.codes.index_add_(0, chosen, 0.1 * (flat - self.codes[chosen]))
         return y + (near - y).detach() * 0.5
 
-    return chain(lambda _: Does(quantize, part=linear(), codes=torch.randn(5, WIDTH)), stages)
+    return chain(
+        lambda _: Does(quantize, part=linear(), codes=torch.randn(5, WIDTH)), stages
+    )
 
 
 @feature("state", not_for={"slices", "skips"})
@@ -127,7 +142,10 @@ def running_hidden_state(stages: int) -> Model:
         self.hidden = y.detach()
         return y
 
-    return chain(lambda _: Does(carry, part=linear(), hidden=torch.zeros(2, LENGTH, WIDTH)), stages)
+    return chain(
+        lambda _: Does(carry, part=linear(), hidden=torch.zeros(2, LENGTH, WIDTH)),
+        stages,
+    )
 
 
 @feature("state")
@@ -153,7 +171,10 @@ def input_changed_in_place(stages: int) -> Model:
     # Alone, the output of a tanh may not be changed: its backward reads it.
     def stage(_: int) -> nn.Module:
         return Does(
-            change, part=nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+            change,
+            part=nn.Sequential(
+                nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)
+            ),
         )
 
     return chain(stage, stages)
@@ -216,7 +237,10 @@ def data_changed_in_place(stages: int) -> Model:
 
     def stage(_: int) -> nn.Module:
         return Does(
-            change, part=nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+            change,
+            part=nn.Sequential(
+                nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)
+            ),
         )
 
     return chain(stage, stages)
@@ -302,7 +326,10 @@ def weight_clamped_in_the_forward(stages: int) -> Model:
 def python_random_numbers(stages: int) -> Model:
     """Random numbers of Python in the forward"""
     return chain(
-        lambda _: Does(lambda self, x: self.part(x) * (1 + random.random()), part=linear()), stages
+        lambda _: Does(
+            lambda self, x: self.part(x) * (1 + random.random()), part=linear()
+        ),
+        stages,
     )
 
 
@@ -310,7 +337,9 @@ def python_random_numbers(stages: int) -> Model:
 def numpy_random_numbers(stages: int) -> Model:
     """Random numbers of numpy in the forward"""
     return chain(
-        lambda _: Does(lambda self, x: self.part(x) * (1 + numpy.random.rand()), part=linear()),
+        lambda _: Does(
+            lambda self, x: self.part(x) * (1 + numpy.random.rand()), part=linear()
+        ),
         stages,
     )
 
@@ -323,7 +352,9 @@ def own_generator(stages: int) -> Model:
         return self.part(x) + 0.1 * torch.randn(x.shape, generator=self.generator)
 
     return chain(
-        lambda stage: Does(noisy, part=linear(), generator=torch.Generator().manual_seed(stage)),
+        lambda stage: Does(
+            noisy, part=linear(), generator=torch.Generator().manual_seed(stage)
+        ),
         stages,
     )
 
@@ -379,7 +410,9 @@ def embedding_with_max_norm(stages: int) -> Model:
 def sparse_embedding(stages: int) -> Model:
     """An embedding with sparse gradients"""
     optimizer = lambda module: torch.optim.SGD(module.parameters(), 0.1)  # noqa: E731
-    return language_model(stages, nn.Embedding(11, WIDTH, sparse=True), optimizer=optimizer)
+    return language_model(
+        stages, nn.Embedding(11, WIDTH, sparse=True), optimizer=optimizer
+    )
 
 
 @feature("state")
@@ -410,6 +443,8 @@ def weights_as_positions(stages: int) -> Model:
 
     sines = torch.arange(LENGTH * WIDTH).view(LENGTH, WIDTH).double().sin()
     return chain(
-        lambda _: Does(place, part=linear(), place=weight(LENGTH, WIDTH), sines=sines.clone()),
+        lambda _: Does(
+            place, part=linear(), place=weight(LENGTH, WIDTH), sines=sines.clone()
+        ),
         stages,
     )

@@ -59,7 +59,9 @@ def foreach_adam(stages: int) -> Model:
 @feature("training")
 def fused_sgd(stages: int) -> Model:
     """SGD, fused=True, with Nesterov's momentum"""
-    return _with(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, fused=True)(stages)
+    return _with(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, fused=True)(
+        stages
+    )
 
 
 @feature("training")
@@ -77,7 +79,10 @@ def options_by_parameter(stages: int) -> Model:
     def optimizer(module: nn.Module) -> Optimizer:
         matrices = [each for each in module.parameters() if each.ndim > 1]
         others = [each for each in module.parameters() if each.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "lr": 0.01}]
+        groups = [
+            {"params": matrices, "weight_decay": 0.1},
+            {"params": others, "lr": 0.01},
+        ]
         return torch.optim.SGD(groups, 0.1, momentum=0.9)
 
     return chain(lambda _: normed(), stages, optimizer=optimizer)
@@ -91,7 +96,9 @@ def decay_of_unused_weights(stages: int) -> Model:
         stages,
         # The gradient of some biases, as of the keys of attention, is 0 but for rounding, of which
         # Adam makes steps: with a rate of 0.1, they would look like a difference.
-        optimizer=lambda module: torch.optim.AdamW(module.parameters(), 0.01, weight_decay=0.5),
+        optimizer=lambda module: torch.optim.AdamW(
+            module.parameters(), 0.01, weight_decay=0.5
+        ),
     )
 
 
@@ -100,7 +107,10 @@ def learning_rate_schedule(stages: int) -> Model:
     """A schedule of learning rates, a step of it after each update"""
 
     def script(side: Side) -> None:
-        schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in side.optimizers]
+        schedulers = [
+            torch.optim.lr_scheduler.ExponentialLR(each, 0.5)
+            for each in side.optimizers
+        ]
         for step in range(3):
             side.train(step)
             side.update()
@@ -151,7 +161,9 @@ def average_of_weights(stages: int) -> Model:
             side.train(step)
             side.update()
             for average, module in zip(averages, side.modules, strict=True):
-                for mean, weight in zip(average.parameters(), module.parameters(), strict=True):
+                for mean, weight in zip(
+                    average.parameters(), module.parameters(), strict=True
+                ):
                     mean.data.lerp_(weight.data, 0.25)
         for average, module in zip(averages, side.modules, strict=True):
             module.load_state_dict(average.state_dict())
@@ -381,5 +393,8 @@ def autocast_and_own_backward(stages: int) -> Model:
 def scaled_loss_in_float16(stages: int) -> Model:
     """A step inside torch.autocast to float16, with a scaled loss"""
     return in_float(
-        stages, normed, around=partial(torch.autocast, "cpu", torch.float16), loss_scale=256.0
+        stages,
+        normed,
+        around=partial(torch.autocast, "cpu", torch.float16),
+        loss_scale=256.0,
     )
