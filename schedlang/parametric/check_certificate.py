@@ -53,23 +53,15 @@ def _over(makers: Any, maker: Any, k: Any, wanted: Any, both: Any) -> Any:
     last, made, over = makers[maker]
     at = [_at(k, x) for x in both]
     _hold(all(_is_least(x, ZERO) and _is_least(last, x) for x in at), "no round")
-    _hold(
-        [_at(made, x) for x in at] == [_at(wanted, x) for x in both], "another is made"
-    )
+    _hold([_at(made, x) for x in at] == [_at(wanted, x) for x in both], "another is made")
     return _at(over, k)
 
 
 def check(document: Any) -> None:
     """Wrong, or another error, unless a certificate proves what it says."""
-    _hold(
-        document["format"] == "schedlang certificate 3" and document["classes"],
-        "nothing known",
-    )
+    _hold(document["format"] == "schedlang certificate 3" and document["classes"], "nothing known")
     content = json.dumps([document["program"], document["params"]], sort_keys=True)
-    _hold(
-        hashlib.sha256(content.encode()).hexdigest() == document["sha256"],
-        "another hash",
-    )
+    _hold(hashlib.sha256(content.encode()).hexdigest() == document["sha256"], "another hash")
     for one in document["classes"]:
         _Class(one).check()
 
@@ -82,14 +74,9 @@ class _Class:
     def __init__(self, one: Any) -> None:
         self.one = one
         self.ways = {tuple(key): _number(way) for *key, way in one["ways"]}
-        _hold(
-            all(_is_least(way, ZERO) for way in self.ways.values()),
-            "received before it is sent",
-        )
+        _hold(all(_is_least(way, ZERO) for way in self.ways.values()), "received before it is sent")
         self.pieces: list[Any] = []
-        self.made: dict[Any, list[Any]] = {
-            (thing, stage): [] for thing, stage in one["makes"]
-        }
+        self.made: dict[Any, list[Any]] = {(thing, stage): [] for thing, stage in one["makes"]}
         #: Of each rank: when it ends, how long it runs, how long it works, what it holds at times.
         self.ranks = [self._rank(*each) for each in enumerate(one["ranks"])]
 
@@ -104,16 +91,10 @@ class _Class:
             last = _plus(_number(piece["rounds"]), ONE, -1)
             _hold(_is_least(last, ZERO), "a piece has no rounds")
             batches = [self._batch(batch, rank, last) for batch in piece["batches"]]
-            starts += [
-                _at(start, ZERO)
-                for ops, start, *_ in batches
-                if ops[0][0] not in BESIDE
-            ]
+            starts += [_at(start, ZERO) for ops, start, *_ in batches if ops[0][0] not in BESIDE]
             self.pieces.append((last, batches, free))
             free = _at(batches[-1][2], last)
-            work = _plus(
-                work, _plus(last, ONE), sum(end[0] - at[0] for _, at, end, _ in batches)
-            )
+            work = _plus(work, _plus(last, ONE), sum(end[0] - at[0] for _, at, end, _ in batches))
             level = ZERO
             before = len(levels)
             ops = [op for batch in batches for op in batch[0]]
@@ -127,40 +108,21 @@ class _Class:
             held = _plus(_plus(held, level), last, level[0])
             done += ops * (1 if last == ZERO else 2)
         for stage in {op[1] for op in done}:
-            of = "".join(
-                BESIDE.get(kind, kind) for kind, other, _ in done if other == stage
-            )
-            _hold(
-                fullmatch("(<[FBIWR]*>)*|[^<>]*", of.replace("+", "")),
-                "weights are not there",
-            )
-            _hold(
-                fullmatch(r"([BW]+\+)*|[BW]*", sub("[^BW+]", "", of)),
-                "gradients are not summed",
-            )
+            of = "".join(BESIDE.get(kind, kind) for kind, other, _ in done if other == stage)
+            _hold(fullmatch("(<[FBIWR]*>)*|[^<>]*", of.replace("+", "")), "weights are not there")
+            _hold(fullmatch(r"([BW]+\+)*|[BW]*", sub("[^BW+]", "", of)), "gradients are not summed")
         return free, _plus(free, starts[0], -1), work, levels
 
     def _batch(self, batch: Any, rank: Any, last: Any) -> Any:
         ops = [(kind, stage, _number(of)) for kind, stage, *of in batch["ops"]]
         start = _number(batch["start"])
-        by_round = [
-            start[2],
-            *(of[2] for kind, _, of in ops if kind not in BESIDE or of != ZERO),
-        ]
-        _hold(
-            [step == 0 for step in by_round] == [last == ZERO] * len(by_round),
-            "rounds are one",
-        )
+        by_round = [start[2], *(of[2] for kind, _, of in ops if kind not in BESIDE or of != ZERO)]
+        _hold([step == 0 for step in by_round] == [last == ZERO] * len(by_round), "rounds are one")
         takes = [_number(self.one["takes"][kind][stage]) for kind, stage, _ in ops]
         end = _plus(start, map(sum, zip(*takes, strict=True)))
-        _hold(
-            _is_least(end, start) and (end == start) == (ops[0][0] in BESIDE),
-            "no time is taken",
-        )
+        _hold(_is_least(end, start) and (end == start) == (ops[0][0] in BESIDE), "no time is taken")
         for kind, stage, of in ops:
-            _hold(
-                stage >= 0 and self.one["placement"][stage] == rank, "on another rank"
-            )
+            _hold(stage >= 0 and self.one["placement"][stage] == rank, "on another rank")
             for thing in MAKES[kind]:
                 self.made.setdefault((thing, stage), []).append((last, of, end))
         return ops, start, end, batch["waits"]
@@ -176,10 +138,7 @@ class _Class:
         figures = self.one["figures"]
         said = [figures["makespan"], figures["span"], figures["work"], *figures["peak"]]
         for figure, values in zip(map(_number, said), [*times, *levels], strict=True):
-            _hold(
-                figure in values and all(_is_least(figure, of) for of in values),
-                "no figure",
-            )
+            _hold(figure in values and all(_is_least(figure, of) for of in values), "no figure")
 
     def _once(self, units: Any, made: Any) -> None:
         """Whether a thing is made once of each microbatch, in loops that go on by one step."""
@@ -193,10 +152,7 @@ class _Class:
         for at in [(rest, 0, 0) for rest in range(step)]:
             while at in follows:
                 at = follows.pop(at)
-            _hold(
-                _plus(at, units, -1) in [(c, 0, 0) for c in range(step)],
-                "an op is missing",
-            )
+            _hold(_plus(at, units, -1) in [(c, 0, 0) for c in range(step)], "an op is missing")
         _hold(not follows, "an op is of no microbatch")
 
     def _needs(self, kind: Any, stage: Any, of: Any) -> Any:
@@ -223,27 +179,15 @@ class _Class:
                 both = begin, _plus(end, ONE, -1)
                 _hold(_is_least(both[1], begin), "rounds have no order")
                 is_first = place == 0 and begin == ZERO
-                _hold(
-                    not is_first or end == ONE,
-                    "the first round has the piece before it",
-                )
+                _hold(not is_first or end == ONE, "the first round has the piece before it")
                 there = [free if is_first else before[place]]
                 for (kind, stage, of), row in zip(ops, rows, strict=True):
                     needs = sorted(self._needs(kind, stage, of))
-                    for (thing, other, wanted), (maker, k) in zip(
-                        needs, row, strict=True
-                    ):
-                        over = _over(
-                            self.made[thing, other], maker, _number(k), wanted, both
-                        )
-                        there.append(
-                            _plus(over, self.ways.get((thing, stage, other), ZERO))
-                        )
+                    for (thing, other, wanted), (maker, k) in zip(needs, row, strict=True):
+                        over = _over(self.made[thing, other], maker, _number(k), wanted, both)
+                        there.append(_plus(over, self.ways.get((thing, stage, other), ZERO)))
                 late = [[_at(_plus(start, of, -1), k) for k in both] for of in there]
-                _hold(
-                    all(_is_least(x, ZERO) for of in late for x in of),
-                    "a start is too early",
-                )
+                _hold(all(_is_least(x, ZERO) for of in late for x in of), "a start is too early")
                 _hold([ZERO, ZERO] in late, "a start is too late")
                 begin = end
             _hold(begin == _plus(last, ONE), "rounds are left out")

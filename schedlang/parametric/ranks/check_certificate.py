@@ -51,9 +51,7 @@ def faults_of(certificate: dict[str, Any]) -> list[str]:
         cases = isl.Set("{ : 1 = 0 }")
         for case in certificate["cases"]:
             cases = cases | isl.Set(case["where"])
-            faults += [
-                what for holds, what in _Case(certificate, case).facts() if not holds
-            ]
+            faults += [what for holds, what in _Case(certificate, case).facts() if not holds]
         if not isl.Set(certificate["proved"]).is_subset(cases):
             faults.append("the cases are not all of the sizes")
         return faults
@@ -69,9 +67,7 @@ class _Case:
         self.where = isl.Set(case["where"])
         self.held = isl.Map(document["held"])
         self.wanted = isl.UnionSet(document["wanted"]).intersect_params(self.where)
-        self.ops = [
-            {**op, "stamp": case["stamps"][op["name"]]} for op in document["statements"]
-        ]
+        self.ops = [{**op, "stamp": case["stamps"][op["name"]]} for op in document["statements"]]
         # An op S0[r, m] has an item [s, u, g, m, k], by which all is found that it needs; a place
         # [0, m, 0] in the order of its rank [r]; and a stamp [2m + r], which grows along all edges.
         places = self.of(of="place")
@@ -90,9 +86,7 @@ class _Case:
             if part.get_tuple_name(isl.dim_type.in_) != op["name"]:
                 raise ValueError("a relation of another statement")
             if not kinds or op["kind"] in kinds:
-                result = result.union(
-                    UnionMap.from_map(part.intersect_params(self.where))
-                )
+                result = result.union(UnionMap.from_map(part.intersect_params(self.where)))
         return result
 
     def facts(self) -> Iterator[tuple[bool, str]]:
@@ -106,34 +100,18 @@ class _Case:
         yield items.range().is_subset(every), "an op of an item that there is not"
         holders = items.apply_range(_items(self.held, "[u, g, m, k] -> []"))
         yield self.held.is_single_valued(), "a stage on two ranks"
-        yield (
-            self.of(of="rank").is_subset(holders),
-            "an op on another rank than its stage",
-        )
+        yield self.of(of="rank").is_subset(holders), "an op on another rank than its stage"
         others = self.together.subtract(items.domain().identity())
         yield others.is_subset(self.stays), "two ops at one place, and not at one stamp"
-        yield (
-            self.before.is_subset(self.grows),
-            "a stamp does not grow along the order of a rank",
-        )
-        writes = not self.of(
-            *(kind for ends in _MESSAGES.values() for kind in ends[:2])
-        ).is_empty()
+        yield self.before.is_subset(self.grows), "a stamp does not grow along the order of a rank"
+        writes = not self.of(*(kind for ends in _MESSAGES.values() for kind in ends[:2])).is_empty()
         for user, made, pairs in self.needs():
             what = f"{user}, which needs {made}"
             far = pairs.subtract(self.near)
-            yield (
-                pairs.intersect(self.near).is_subset(self.before),
-                f"{what}, stands before it",
-            )
-            yield (
-                far.is_subset(self.grows),
-                f"{what}: a stamp does not grow along the message",
-            )
+            yield pairs.intersect(self.near).is_subset(self.before), f"{what}, stands before it"
+            yield far.is_subset(self.grows), f"{what}: a stamp does not grow along the message"
             if writes and made in _MESSAGES:
-                receives = self.of(_MESSAGES[made][1]).apply_range(
-                    self.of(*user).reverse()
-                )
+                receives = self.of(_MESSAGES[made][1]).apply_range(self.of(*user).reverse())
                 there = receives.intersect(self.before).range()
                 yield far.range().is_subset(there), f"{what}, stands before the receive"
         yield from self.once()
@@ -147,10 +125,7 @@ class _Case:
             yield self.of(*kinds).is_injective(), f"{made} is made twice"
         for made, due in (("F", self.where), ("B", trains), ("W", trains)):
             wanted = self.wanted.intersect_params(due)
-            yield (
-                wanted.is_subset(self.of(*_MAKERS[made]).range()),
-                f"{made} is not always made",
-            )
+            yield wanted.is_subset(self.of(*_MAKERS[made]).range()), f"{made} is not always made"
         updates = self.of("U").range()
         is_due = any(rule != "latest" for rule, _ in self.document["weights"])
         some = self.where if is_due or self.document["stream"] else updates.params()
@@ -160,11 +135,7 @@ class _Case:
     def needs(self) -> Iterator[tuple[str, str, UnionMap]]:
         """For each rule the pairs of an op that makes something and one that needs it."""
         after = isl.Map(self.document["after"])
-        stages = {
-            "own": isl.Map("{ [s] -> [s] }"),
-            "after": after,
-            "before": after.reverse(),
-        }
+        stages = {"own": isl.Map("{ [s] -> [s] }"), "after": after, "before": after.reverse()}
         stages["replicas"] = isl.Map(self.document["replicas"])
         for user, made, of, rest in _NEEDS:
             needed = self.pairs(user, _items(stages[of], rest), _MAKERS[made])
@@ -173,28 +144,18 @@ class _Case:
     def messages(self) -> Iterator[tuple[bool, str]]:
         """Transfers that a program writes meet: each send one receive, at one stamp."""
         for made, (send, receive, on) in _MESSAGES.items():
-            met = self.pairs(
-                [send], _items(isl.Map(f"{{ [s] -> [s + {on}] }}"), _SAME), [receive]
-            )
+            met = self.pairs([send], _items(isl.Map(f"{{ [s] -> [s + {on}] }}"), _SAME), [receive])
             ends = self.of(send, receive).domain()
             all_meet = met.domain().union(met.range()).is_equal(ends)
-            yield (
-                all_meet,
-                f"a send of {made} that nobody receives, or a receive that nobody sends",
-            )
-            yield (
-                met.is_bijective() and met.is_subset(self.stays),
-                f"{made} is sent otherwise",
-            )
+            yield all_meet, f"a send of {made} that nobody receives, or a receive that nobody sends"
+            yield met.is_bijective() and met.is_subset(self.stays), f"{made} is sent otherwise"
             made_for = self.of(*_MAKERS[made]).apply_range(self.of(send).reverse())
             yield made_for.is_subset(self.before), f"a send before its {made}"
 
     def versions(self) -> Iterator[tuple[bool, str]]:
         """Every op adds to the gradient of its own update, and reads the version that it should."""
         behind = [("BW", UnionMap("{ [s, u, g, m, k] -> [s, u - 1, 0, 0, 0] }"))]
-        updates = self.pairs(
-            "F", UnionMap("{ [s, u, g, m, k] -> [s, u2, 0, 0, 0] }"), "U"
-        )
+        updates = self.pairs("F", UnionMap("{ [s, u, g, m, k] -> [s, u2, 0, 0, 0] }"), "U")
         between = updates.intersect(self.before).apply_range(self.before)
         ruled = isl.UnionSet("{ }")
         for rule, text in self.document["weights"]:
@@ -204,21 +165,14 @@ class _Case:
                 behind.append(("F", read))
             else:
                 kinds, alike = _READ_SAME[rule]
-                same = self.pairs(
-                    "F", UnionMap(alike).intersect_domain(read.domain()), kinds
-                )
-                yield (
-                    between.intersect(same).is_empty(),
-                    f"an update between F and {kinds}",
-                )
+                same = self.pairs("F", UnionMap(alike).intersect_domain(read.domain()), kinds)
+                yield between.intersect(same).is_empty(), f"an update between F and {kinds}"
         yield self.wanted.is_subset(ruled), "a stage whose weights have no rule"
         for kinds, read in behind:
             is_behind = self.pairs("U", read.reverse(), kinds).is_subset(self.before)
             yield is_behind, f"{kinds} before the update that makes what it reads"
 
-    def pairs(
-        self, ones: Sequence[str], items: UnionMap, others: Sequence[str]
-    ) -> UnionMap:
+    def pairs(self, ones: Sequence[str], items: UnionMap, others: Sequence[str]) -> UnionMap:
         """The pairs of ops of some kinds and of others, of which the items are related."""
         return self.of(*ones).apply_range(items).apply_range(self.of(*others).reverse())
 
