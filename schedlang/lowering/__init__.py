@@ -49,8 +49,10 @@ def lower(schedule: Schedule) -> Schedule:
 def writes_communication(schedule: Schedule) -> bool:
     """Whether a schedule has sends or receives, or its updates, where it has no flush."""
     stream = schedule.stream
-    lists = (stream.warmup, stream.steady) if stream else (schedule.ranks,)
-    return any(bool(columns_of(ranks).is_transfer.any()) for ranks in lists)
+    if not stream:
+        return bool(schedule.columns.is_transfer.any())
+    parts = (stream.warmup, stream.steady)
+    return any(bool(columns_of(ranks).is_transfer.any()) for ranks in parts)
 
 
 def _reachable(schedule: Schedule) -> Sequence[Actions]:

@@ -1,13 +1,15 @@
 """What a rank holds over time."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from attrs import frozen
 
-from schedlang.schedule.columns import Floats, Ints, is_any
+from schedlang.schedule.columns import Floats, Ints, is_any, repeated
 from schedlang.schedule.costs import Amounts
 from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
 
@@ -48,10 +50,38 @@ def levels(
     does not keep (see `Schedule.keeps`) it holds only as it begins. A rank that keeps what others
     offload holds that from the begin of their `offload` to the end of their `reload`.
     """
-    return [
-        _level(schedule, timeline, rank, amounts, first[rank] if first else 0.0)
-        for rank in range(len(timeline.ranks))
-    ]
+    ops = _changes(timeline, schedule.layout)
+    amount = ops.sign * amounts.of(ops.kind, ops.stage, ops.microbatch)
+    stays = schedule.keeps_all(ops.kind, ops.stage, ops.microbatch)
+    time = np.where(amount > 0, ops.start, ops.end)
+    # An op sees all that has changed up to its start, but nothing of what ops issued behind it
+    # change. Of one time, what is given back comes first.
+    row = np.arange(len(time))
+    seen_by = np.maximum(ops.seen_at(time), row + 1)
+    # What does not stay is taken and given back at once, when all before has changed.
+    kept = np.flatnonzero(stays)
+    passing = np.flatnonzero(~stays)
+    op = np.concatenate([kept, passing, passing])
+    changes = np.concatenate([amount[kept], amount[passing], -amount[passing]])
+    times = np.concatenate([time[kept], ops.start[passing], ops.start[passing]])
+    turns = np.concatenate([seen_by[kept], passing, passing])
+    is_later = np.repeat([0, 1, 2], [len(kept), len(passing), len(passing)])
+    # Without copies, each change is seen by the op behind it, and all are in order.
+    if (np.diff(turns) <= 0).any():
+        order = np.lexsort((changes, times, is_later, turns, ops.rank[op]))
+        op = op[order]
+        changes = changes[order]
+        times = times[order]
+    found = []
+    bounds = np.searchsorted(ops.rank[op], np.arange(len(ops.first)))
+    for rank, (begin, end) in enumerate(pairwise(bounds.tolist())):
+        own = slice(begin, end)
+        held = first[rank] if first else 0.0
+        amounts_held = np.cumsum(np.append(held, changes[own]))[1:]
+        stages = ops.stage[op[own]]
+        microbatches = ops.microbatch[op[own]]
+        found.append(Level(held, times[own], amounts_held, stages, microbatches))
+    return found
 
 
 def peaks(
@@ -64,58 +94,67 @@ def peaks(
     return tuple(level.peak for level in levels(schedule, timeline, amounts, first))
 
 
-def _level(
-    schedule: Schedule, timeline: Timeline, rank: int, amounts: Amounts, first: float
-) -> Level:
-    kept_for = schedule.layout.kept_by(rank)
-    kind, stage, microbatch, start, end, sign = _changes(timeline, rank, kept_for)
-    amount = sign * amounts.of(kind, stage, microbatch)
-    stays = schedule.keeps_all(kind, stage, microbatch)
-    time = np.where(amount > 0, start, end)
-    # An op sees all that has changed up to its start, but nothing of what ops issued behind it
-    # change. Of one time, what is given back comes first.
-    seen_by = np.maximum(np.searchsorted(start, time, "left"), np.arange(len(time)) + 1)
-    # What does not stay is taken and given back at once, when all before has changed.
-    kept = np.flatnonzero(stays)
-    passing = np.flatnonzero(~stays)
-    op = np.concatenate([kept, passing, passing])
-    changes = np.concatenate([amount[kept], amount[passing], -amount[passing]])
-    times = np.concatenate([time[kept], start[passing], start[passing]])
-    turns = np.concatenate([seen_by[kept], passing, passing])
-    is_later = np.repeat([0, 1, 2], [len(kept), len(passing), len(passing)])
-    order = np.lexsort((changes, times, is_later, turns))
-    held = np.cumsum(np.append(first, changes[order]))[1:]
-    return Level(first, times[order], held, stage[op[order]], microbatch[op[order]])
-
-
-def _changes(
-    timeline: Timeline, rank: int, kept_for: Sequence[int]
-) -> tuple[Ints, Ints, Ints, Floats, Floats, Ints]:
-    """What changes what a rank holds, in order of its start: its ops and copies, and the copies of
-    the ranks that it keeps something for, which take from it what they give to those: their sign is
-    -1. Of one start, copies come first, since an op that starts together with a copy was issued
-    after it.
+@frozen(eq=False)
+class _Changes:
+    """What changes what ranks hold, rank after rank, of each in order of its start: its ops and
+    copies, and the copies of the ranks that it keeps something for, which take from it what they
+    give to those: their `sign` is -1. Rank r has the rows `first[r]` up to `first[r + 1]`.
     """
-    bars = []
-    for each in (*kept_for, rank):
-        # A run has recorded copies among the ops.
-        bars += [
-            timeline.copies[each] if timeline.copies else Bars(),
-            timeline.ranks[each],
+
+    kind: Ints
+    stage: Ints
+    microbatch: Ints
+    start: Floats
+    end: Floats
+    sign: Ints
+    rank: Ints
+    first: Ints
+
+    def seen_at(self, times: Floats) -> Ints:
+        """For the time of each row, the first row of its rank that does not start before it; or
+        where its rank ends.
+        """
+        places = [
+            begin + np.searchsorted(self.start[begin:end], times[begin:end])
+            for begin, end in pairwise(self.first.tolist())
         ]
+        return np.concatenate([np.zeros(0, np.int64), *places])
+
+
+def _changes(timeline: Timeline, layout: Layout) -> _Changes:
+    # A run has recorded copies among the ops.
+    copies = timeline.copies or [Bars()] * len(timeline.ranks)
+    parts: list[Bars] = []
+    signs: list[int] = []
+    ranks: list[int] = []
+    for rank, own in enumerate(timeline.ranks):
+        for kept in layout.kept_by(rank):
+            parts += [copies[kept], timeline.ranks[kept]]
+            signs += [-1, -1]
+        # Of one start, copies come first, since an op that starts together with a copy was issued
+        # after it.
+        parts += [copies[rank], own]
+        signs += [1, 1]
+        ranks += [rank] * (len(signs) - len(ranks))
     kind, stage, microbatch, start, end = (
         np.concatenate([np.asarray(column) for column in columns])
-        for columns in zip(*(each.columns for each in bars), strict=True)
+        for columns in zip(*(part.columns for part in parts), strict=True)
     )
-    sign = np.ones(len(kind), np.int64)
-    sign[: sum(map(len, bars[:-2]))] = -1
-    changes = np.flatnonzero((sign > 0) | is_any(kind, Kind.OFFLOAD, Kind.RELOAD))
-    order = changes[np.argsort(start[changes], kind="stable")]
-    return (
+    lengths = list(map(len, parts))
+    sign = repeated(np.array(signs), lengths)
+    rank_of = repeated(np.array(ranks), lengths)
+    order = np.lexsort((start, rank_of))
+    if -1 in signs:
+        is_change = (sign > 0) | is_any(kind, Kind.OFFLOAD, Kind.RELOAD)
+        order = order[is_change[order]]
+    rank_of = rank_of[order]
+    return _Changes(
         kind[order],
         stage[order],
         microbatch[order],
         start[order],
         end[order],
         sign[order],
+        rank_of,
+        np.searchsorted(rank_of, np.arange(len(timeline.ranks) + 1)),
     )

@@ -202,19 +202,14 @@ def _missing(schedule: Schedule) -> list[Finding]:
     columns = schedule.columns
     stages = len(schedule.placement)
     wanted = (Kind.F,) if schedule.is_forward_only else (Kind.F, Kind.B, Kind.W)
+    units = [schedule.layout.units(stage) for stage in range(stages)]
     for made in wanted:
         rows = columns.where(*MAKERS[made])
-        counts = counts_of(columns.stage[rows], minlength=stages).tolist()
-        lacking = [
-            schedule.layout.units(stage) - counts[stage]
-            if schedule.layout.makes(made, stage)
-            else 0
-            for stage in range(stages)
-        ]
+        lacking = units - counts_of(columns.stage[rows], minlength=stages)
         findings = [
-            _missing_op(schedule, made, stage, lacking[stage])
-            for stage in range(stages)
-            if lacking[stage]
+            _missing_op(schedule, made, stage, int(lacking[stage]))
+            for stage in np.flatnonzero(lacking).tolist()
+            if schedule.layout.makes(made, stage)
         ]
         if findings:
             return findings

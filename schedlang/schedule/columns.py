@@ -113,10 +113,23 @@ class Columns:
         """Which actions are ops that their rank computes, one after the other."""
         return ~self.is_transfer & ~self.is_beside
 
+    @cached_property
+    def _by_kind(self) -> dict[int, Ints]:
+        """The rows of each kind that there is, in order."""
+        order = np.argsort(self.kind, kind="stable").astype(np.int32)
+        counts = counts_of(self.kind)
+        there = np.flatnonzero(counts)
+        ends = np.cumsum(counts[there])
+        return dict(zip(there.tolist(), np.split(order, ends[:-1]), strict=True))
+
     def where(self, *kinds: int) -> Ints:
         """The rows of some kinds, in order."""
         if kinds not in self._rows:
-            self._rows[kinds] = is_any(self.kind, *kinds).nonzero()[0].astype(np.int32)
+            of_kinds = [self._by_kind[kind] for kind in kinds if kind in self._by_kind]
+            rows = np.concatenate([np.zeros(0, np.int32), *of_kinds])
+            if len(of_kinds) > 1:
+                rows.sort()
+            self._rows[kinds] = rows
         return self._rows[kinds]
 
     def taken(self, rows: Ints) -> "Columns":

@@ -309,10 +309,9 @@ class _Rules:
     def _comes_from(self, rows: Ints) -> Ints:
         """Where the activations of some ops' own forwards come from: the kind that made them."""
         slots = self.slot(self.columns.stage[rows], self.columns.microbatch[rows])
-        is_away = self.rows_of(Kind.OFFLOAD)[slots] >= 0
-        is_dropped = self.rows_of(Kind.R)[slots] >= 0
-        comes_from: Ints = np.where(is_dropped, Kind.R, Kind.F)
-        comes_from[is_away] = Kind.RELOAD
+        comes_from = np.full(len(rows), int(Kind.F))
+        comes_from[self.rows_of(Kind.R)[slots] >= 0] = Kind.R
+        comes_from[self.rows_of(Kind.OFFLOAD)[slots] >= 0] = Kind.RELOAD
         return comes_from
 
     def neighbours(self, rule: Rule) -> _Part:

@@ -3,9 +3,9 @@
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from operator import sub
 from typing import Any, NamedTuple, overload
 
+import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
@@ -108,7 +108,9 @@ class Bars(Sequence[Bar]):
     @property
     def busy(self) -> float:
         """The time that they take."""
-        return sum(map(sub, self.end, self.start), 0.0)
+        durations = np.asarray(self.end) - np.asarray(self.start)
+        # One after the other, as ranks work: `sum` rounds in another way from Python 3.12 on.
+        return float(np.cumsum(np.append(0.0, durations))[-1])
 
 
 @frozen
@@ -135,7 +137,7 @@ class Timeline:
         """From the first start on any rank to the last end on any rank, of an op, or of a sum or a
         gather that takes time.
         """
-        ends = [max(bars.end) for bars in self.ranks if bars]
+        ends = [np.max(bars.end).item() for bars in self.ranks if bars]
         return (
             max([*ends, *(each.end for each in self.beside)], default=0.0) - self.start
         )
@@ -143,7 +145,7 @@ class Timeline:
     @cached_property
     def start(self) -> float:
         """When the first op, sum or gather starts."""
-        starts = [min(bars.start) for bars in self.ranks if bars]
+        starts = [np.min(bars.start).item() for bars in self.ranks if bars]
         return min([*starts, *(each.start for each in self.beside)], default=0.0)
 
     @cached_property
