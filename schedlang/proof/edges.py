@@ -74,9 +74,9 @@ class Events:
     """The event graph of a schedule, and which of its items are which actions.
 
     `item[row]` is the item with which an action is over, or NOTHING for one that has none of its
-    own: transfers on gloo, and ideally. `come[row]` is, for transfers and copies, the event by
-    which the rank has come to it, or NOTHING. `about[edge]` is the action that an edge is about:
-    the receive that brings what is needed, the op that needs a sum, or what waits for a send.
+    own: transfers on gloo, and ideally. `on_rank` are the heads of the batches on the threads of
+    ranks, by their rows, in order. `about[edge]` is the action that an edge is about: the receive
+    that brings what is needed, the op that needs a sum, or what waits for a send.
     `receive[edge]` is the receive of the message whose way is the delay of an edge, or NOTHING.
     `beside` has three rows: the items of sums and gathers that take time, and of each the actions
     after and before it (see `Beside`).
@@ -85,12 +85,18 @@ class Events:
     schedule: Schedule
     graph: Graph
     item: Ints
-    come: Ints
+    on_rank: Ints
     about: Ints
     receive: Ints
     beside: Ints
     channels: Channels | None
     after: Floats
+
+    def come(self, rows: Ints) -> Ints:
+        """The events by which ranks have come to some transfers and copies, or NOTHING."""
+        columns = self.schedule.columns
+        before = _items_before(columns, self.item, self.on_rank, columns.batch[rows])
+        return np.where(before >= 0, self.graph.over[before], NOTHING)
 
     def timeline(self) -> Timeline:
         """When each op and each copy runs."""
@@ -211,7 +217,7 @@ def _in_turns(
     # does not change any more. So there is an end to it.
     turns = None
     while events.graph.is_whole:
-        waits = graph_of(events).times_of(events.come[copies])
+        waits = graph_of(events).times_of(events.come(copies))
         following = np.argsort(
             np.lexsort((copies, schedule.columns.rank[copies], waits))
         )
@@ -360,12 +366,7 @@ class _Build:
 
     def rank_before(self, rows: Ints) -> Ints:
         """The item on its rank's thread that comes before each action, or NOTHING."""
-        if not len(self.on_rank):
-            return np.full(len(rows), NOTHING)
-        before = np.searchsorted(self.on_rank, rows) - 1
-        heads = self.on_rank[before]
-        is_there = (before >= 0) & (self.columns.rank[heads] == self.columns.rank[rows])
-        return np.where(is_there, self.item[heads], NOTHING)
+        return _items_before(self.columns, self.item, self.on_rank, rows)
 
     def place_copies(self) -> None:
         """Put copies on the threads of their links: each is begun when its rank comes to it."""
@@ -748,10 +749,6 @@ class _Build:
     def events(self, channels: Channels | None = None) -> Events:
         """All of it as a graph."""
         graph = self.items.graph()
-        come = np.full(len(self.columns), NOTHING, np.int32)
-        rows = np.flatnonzero(self.columns.is_transfer | self.columns.is_beside)
-        before = self.rank_before(self.columns.batch[rows])
-        come[rows] = np.where(before >= 0, graph.over[before], NOTHING)
         about, receive = (
             np.concatenate(parts) if parts else np.zeros(0, np.int64)
             for parts in (self.about, self.receive)
@@ -761,13 +758,25 @@ class _Build:
             self.schedule,
             graph,
             self.item,
-            come,
+            self.on_rank,
             about,
             receive,
             beside,
             channels,
             self.after,
         )
+
+
+def _items_before(columns: Columns, item: Ints, on_rank: Ints, rows: Ints) -> Ints:
+    """The item on its rank's thread that comes before each of some actions, or NOTHING; `on_rank`
+    are the heads of the batches there.
+    """
+    if not len(on_rank):
+        return np.full(len(rows), NOTHING)
+    before = np.searchsorted(on_rank, rows) - 1
+    heads = on_rank[before]
+    is_there = (before >= 0) & (columns.rank[heads] == columns.rank[rows])
+    return np.where(is_there, item[heads], NOTHING)
 
 
 def issued_with(columns: Columns, transport: Transport) -> Ints:

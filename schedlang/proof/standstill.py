@@ -101,9 +101,14 @@ class Standstill:
             )
         ]
 
+    @cached_property
+    def _come(self) -> Ints:
+        """The event by which its rank has come to each transfer."""
+        return self.events.come(np.arange(len(self.schedule.columns)))
+
     def has_come(self, row: int) -> bool:
         """Whether its rank has come to a transfer, and issued it."""
-        return self.events.graph.happened(int(self.events.come[row]))
+        return self.events.graph.happened(int(self._come[row]))
 
     def has_started(self, row: int) -> bool:
         """Whether a transfer is issued, and the first in its lane."""

@@ -11,6 +11,7 @@ The actions of rank 0 come first, then those of rank 1, and so on; row i of all 
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -117,10 +118,13 @@ class Columns:
     def _by_kind(self) -> dict[int, Ints]:
         """The rows of each kind that there is, in order."""
         order = np.argsort(self.kind, kind="stable").astype(np.int32)
-        counts = counts_of(self.kind)
-        there = np.flatnonzero(counts)
-        ends = np.cumsum(counts[there])
-        return dict(zip(there.tolist(), np.split(order, ends[:-1]), strict=True))
+        ends = np.cumsum(counts_of(self.kind)).tolist()
+        slices = pairwise([0, *ends])
+        return {
+            kind: order[begin:end]
+            for kind, (begin, end) in enumerate(slices)
+            if begin < end
+        }
 
     def where(self, *kinds: int) -> Ints:
         """The rows of some kinds, in order."""

@@ -186,7 +186,7 @@ def test_turns_on_a_link_are_those_of_each_run() -> None:
     for factors in factors_of(plan, COSTS, NOISE, 10).T:
         by_run = events_of(plan, costs, False, factors)
         graph = graph_of_one(by_run, factors)
-        come = graph.times_of(by_run.come[copies])
+        come = graph.times_of(by_run.come(copies))
         starts = graph.starts[by_run.item[copies]]
         orders.add(tuple(np.argsort(starts, kind="stable").tolist()))
         for each in np.unique(link):
