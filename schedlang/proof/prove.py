@@ -107,7 +107,7 @@ def can_run(schedule: Schedule) -> bool:
 def check_versions(schedule: Schedule) -> None:
     """CompileError when an op reads other weights than it should."""
     versions = follow_weights(schedule)
-    findings = [*versions.findings] or mixed_versions(schedule, versions)
+    findings = versions.findings or mixed_versions(schedule, versions)
     if findings:
         raise CompileError(diagnose(schedule, findings))
 

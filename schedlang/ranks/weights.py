@@ -32,25 +32,50 @@ from schedlang.schedule.schedule import Schedule
 _READS_AGAIN = tuple(USES_WEIGHTS - {Kind.F})
 
 
-@frozen
+@frozen(eq=False)
 class Versions:
-    """What the ranks hold and how late their gradients are.
-
-    `held[r]` is the most versions of one stage's weights that rank r holds at once, `held_of[s]`
-    the most of stage s; `staleness` is the most updates by which a forward's weights are behind: 0
-    for a synchronous schedule.
+    """What the ranks of a schedule hold, and how late their gradients are; each found out when it
+    is asked for.
     """
 
-    held: tuple[int, ...]
-    held_of: tuple[int, ...]
-    staleness: int
-    findings: tuple[Finding, ...]
-    _reads: "_Reads | None" = field(default=None, eq=False, repr=False)
+    _schedule: Schedule = field(repr=False)
+    #: None without updates: then there is one version.
+    _reads: "_Reads | None" = field(repr=False)
+
+    @cached_property
+    def held_of(self) -> tuple[int, ...]:
+        """The most versions of each stage's weights that are held at once."""
+        if self._reads is None:
+            return (1,) * len(self._schedule.placement)
+        return tuple(self._reads.most_held())
+
+    @cached_property
+    def held(self) -> tuple[int, ...]:
+        """For each rank, the most versions of the weights of one of its stages."""
+        held = [1] * len(self._schedule.ranks)
+        for stage, rank in enumerate(self._schedule.placement):
+            held[rank] = max(held[rank], self.held_of[stage])
+        return tuple(held)
+
+    @cached_property
+    def staleness(self) -> int:
+        """The most updates by which a forward's weights are behind: 0 for a synchronous
+        schedule.
+        """
+        return 0 if self._reads is None else self._reads.staleness()
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """The ops that read other weights than they should."""
+        if self._reads is None:
+            return []
+        # Where updates themselves are amiss, so are the versions that they make.
+        return self._reads.updates_amiss() or self._reads.versions_amiss()
 
     @cached_property
     def read(self) -> dict[tuple[int, int, int], int]:
-        """The version that an op reads, by its kind, stage and microbatch; empty without updates:
-        there is one version.
+        """The version that an op reads, by its kind, stage and microbatch; empty without
+        updates.
         """
         if self._reads is None:
             return {}
@@ -69,19 +94,8 @@ class Versions:
 
 def follow_weights(schedule: Schedule) -> Versions:
     """The weight versions of a schedule that has the right structure."""
-    stages = len(schedule.placement)
-    if schedule.layout.updates == 1 and not schedule.has_updates:
-        return Versions((1,) * len(schedule.ranks), (1,) * stages, 0, ())
-    reads = _Reads(schedule)
-    held_of = reads.most_held()
-    held = [1] * len(schedule.ranks)
-    for stage, rank in enumerate(schedule.placement):
-        held[rank] = max(held[rank], held_of[stage])
-    # Where updates themselves are amiss, so are the versions that they make.
-    findings = reads.updates_amiss() or reads.versions_amiss()
-    return Versions(
-        tuple(held), tuple(held_of), reads.staleness(), tuple(findings), reads
-    )
+    has_updates = schedule.layout.updates > 1 or schedule.has_updates
+    return Versions(schedule, _Reads(schedule) if has_updates else None)
 
 
 def bytes_of_weights(schedule: Schedule, costs: Costs) -> list[float]:
