@@ -2,8 +2,11 @@
 `make explore`.
 """
 
+import gc
 import json
+import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +17,11 @@ from hypothesis import settings
 
 from tests.support.ranks import RankServer, Run, runner
 from tests.support.sizes import LARGE, MORE, USUAL
+
+# Python compiles a module once, also where the environment forbids to keep what came of it: the tests
+# start hundreds of processes, which would each compile all modules of the compiler and the runtime.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # How long one example takes depends on what else the machine does. Where a test does not say how many
 # there are, hypothesis makes up 100.
@@ -87,6 +95,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # By a hash of the name, other tests have other cases, and the same ones every time.
         if item.get_closest_marker("sampled") and crc32(item.nodeid.encode()) % MORE:
             item.add_marker(pytest.mark.large)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays until the end, and is not looked through for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
