@@ -2,6 +2,8 @@
 # in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests start hundreds of processes: Python compiles a module once, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo example test large test-torch test-browser test-editor site titan explore models trainings faults pages nodes fuzz
 .PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table gains reference pictures

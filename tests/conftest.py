@@ -4,9 +4,7 @@
 
 import gc
 import json
-import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,11 +15,6 @@ from hypothesis import settings
 
 from tests.support.ranks import RankServer, Run, runner
 from tests.support.sizes import LARGE, MORE, USUAL
-
-# Python compiles a module once, also where the environment forbids to keep what came of it: the tests
-# start hundreds of processes, which would each compile all modules of the compiler and the runtime.
-sys.dont_write_bytecode = False
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # How long one example takes depends on what else the machine does. Where a test does not say how many
 # there are, hypothesis makes up 100.

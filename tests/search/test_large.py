@@ -202,7 +202,9 @@ def test_large_problems_get_better() -> None:
     """From the published order on, within the memory; the best is known to be above the bound."""
     problem = problem_of("V", 4, 8, 6, MEASURED, is_split=False)
     *_, known = from_gallery(problem, given(problem), 60)
-    # The first one that is better is enough: how far it gets in some time is the benchmark's.
-    answer = next(Large()(problem, known, 60))
+    # The first one that is better is enough: how far it gets in some time is the benchmark's. No block
+    # is better, and the search for one takes its share of the time, 3 s; the first window that gains
+    # is found in 0.2 s of the others.
+    answer = next(Large()(problem, known, 10))
     check(problem, answer)
     assert Instance.of(problem).least <= answer.value < known.value
