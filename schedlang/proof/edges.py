@@ -14,7 +14,7 @@ from attrs import define, field, frozen
 
 from schedlang.proof.channels import Channels, channels_of
 from schedlang.proof.collectives import collectives
-from schedlang.proof.graph import NEVER, NOTHING, Graph, Items
+from schedlang.proof.graph import NEVER, NOTHING, Graph, Items, once
 from schedlang.proof.presence import writes
 from schedlang.ranks.shards import gathers
 from schedlang.schedule.columns import Columns, Floats, Ints, counts_of, pairs_within
@@ -148,6 +148,18 @@ def ideal_events(
 
     An op that needs something of its own rank, which is not made before it, never runs.
     """
+    if costs == schedule.costs and graph_of is _at_costs:
+        return _own_ideal_events(schedule)
+    return _ideal_in_turns(schedule, costs, graph_of)
+
+
+@once
+def _own_ideal_events(schedule: Schedule) -> Events:
+    """The ideal events of a schedule at its own costs."""
+    return _ideal_in_turns(schedule, schedule.costs, _at_costs)
+
+
+def _ideal_in_turns(schedule: Schedule, costs: Costs, graph_of: GraphOf) -> Events:
     return _in_turns(
         schedule,
         costs,

@@ -13,6 +13,7 @@ brings all of that to one other replica. So it is enough that none is left elsew
 which each rank shows by itself (`schedlang.proof.collectives`).
 """
 
+from schedlang.proof.graph import once
 from schedlang.ranks.hops import homes_among
 from schedlang.schedule.columns import is_any
 from schedlang.schedule.findings import Finding, ranks_text
@@ -20,6 +21,7 @@ from schedlang.schedule.kinds import OF_HOPS, Kind
 from schedlang.schedule.schedule import Schedule
 
 
+@once
 def homes(schedule: Schedule) -> dict[int, list[int]]:
     """For each stage with hops, by its first replica, the replicas that never receive its
     weights.
