@@ -550,7 +550,7 @@ class _Build:
         rank = columns.rank[rows]
         kind = columns.kind[rows]
         begun = self.items.add(self.threads + rank, rows * 2 + _ISSUED)
-        self.wait(begun, self.rank_before(rows), rows)
+        self.wait_for_rank(begun, rows)
         together = self.items.add(self.threads + rank, rows * 2 + _STANDS)
         # Replicas have one event, which takes the longest time that is given for any of them.
         each = self.durations.of(kind, columns.stage[rows], columns.microbatch[rows])
@@ -586,13 +586,23 @@ class _Build:
         thread = self.threads + np.where(is_held, 0, 1 + len(_STREAMS)) * ranks
         ends = self.items.add(thread + columns.rank[releases], releases * 2 + _ISSUED)
         self.item[releases] = ends
-        self.wait(ends, self.rank_before(releases), releases)
+        for of_thread in (np.flatnonzero(is_held), np.flatnonzero(~is_held)):
+            self.wait_for_rank(ends[of_thread], releases[of_thread])
         self.wait(self.item[waiting], self.item[sent], sent)
         self.hold_rank(waiting, sent)
         self.threads += (2 + len(_STREAMS)) * ranks
         timed = np.flatnonzero(takes[written.event] > 0)
         before = np.where(columns.is_computed[user[timed]], user[timed], NOTHING)
         self.beside.append(np.stack([items[timed], written.last[timed], before]))
+
+    def wait_for_rank(self, items: Ints, rows: Ints) -> None:
+        """Let items wait until their ranks come to some actions; those of a rank stand on one
+        thread, in the order of the actions.
+        """
+        # Of actions behind one op, the first waits for it, and the others stand behind that.
+        before = self.rank_before(rows)
+        first = np.flatnonzero(np.diff(before, prepend=NOTHING))
+        self.wait(items[first], before[first], rows[first])
 
     def hold_rank(self, rows: Ints, hops: Ints) -> None:
         """Let ranks wait at some actions beside their ops until hops are over: what comes next
