@@ -135,6 +135,20 @@ class _Formula:
         """Whether it is written out where it is called."""
         return not self.is_remembered and len(self.text) <= _SHORT
 
+    def takes(self, args: tuple[syntax.Node, ...]) -> bool:
+        """Whether it may be written out with some arguments: each is worked out once as in a call,
+        or as fast as it would be read there.
+        """
+        pairs = zip(self.parameters, args, strict=True)
+        long = [name for name, arg in pairs if not _is_short(arg)]
+        if not long:
+            return True
+        # One of which the order counts, and where nothing says that it is not needed.
+        reads = re.findall(rf"\b{long[0]}\b", self.text)
+        return len(long) == len(reads) == 1 and not re.search(
+            " (if|and|or) ", self.text
+        )
+
     def of(self, values: list[str]) -> str:
         """The same of some values."""
         given = dict(zip(self.parameters, values, strict=True))
@@ -253,13 +267,13 @@ class Codegen:
         return False
 
     def call(self, name: str, args: tuple[syntax.Node, ...]) -> str:
-        """The call of a function; or a short function itself, where its arguments are as short."""
+        """The call of a function; or a short function itself, where its arguments allow it."""
         values = list(map(self.expression, args))
         # Of a single argument, Python's `min` and `max` want a list.
         if name in BUILTINS and len(args) == 1 and name != "abs":
             return values[0]
         formula = self._scope.formulas.get(name)
-        if formula and formula.is_short and all(map(_is_short, args)):
+        if formula and formula.is_short and formula.takes(args):
             return formula.of(values)
         called = name if name in BUILTINS else variable(name)
         return f"{called}({', '.join(values)})"

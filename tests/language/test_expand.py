@@ -73,9 +73,20 @@ def test_functions_are_of_the_values_that_they_are_given() -> None:
     assert order(local, head) == "0F1 0F3"
 
 
-def test_arguments_are_worked_out_also_where_nothing_needs_them() -> None:
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        ("first(a, b) = a", "first(1, 1 / k)"),
+        ("unless(a) = if k then a else 0", "unless(1 / k)"),
+        ("both(a) = k and a", "both(1 / k)"),
+        ("either(a) = not k or a", "either(1 / k)"),
+    ],
+)
+def test_arguments_are_worked_out_also_where_nothing_needs_them(
+    function: str, call: str
+) -> None:
     with pytest.raises(CompileError, match="division by zero"):
-        value("first(1, 1 / k)", "let k = 0  fn first(a, b) = a")
+        value(call, f"let k = 0  fn {function}")
 
 
 @pytest.mark.parametrize("parameters", ["x", "x, y"])
