@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from schedlang.proof.channels import Channels, channels_of
 from schedlang.proof.collectives import collectives
@@ -163,7 +163,7 @@ def _ideal_in_turns(schedule: Schedule, costs: Costs, graph_of: GraphOf) -> Even
     return _in_turns(
         schedule,
         costs,
-        lambda turns: _ideal_events(_Build(schedule, costs, turns)),
+        lambda costs, turns: _ideal_events(_Build(schedule, costs, turns)),
         graph_of,
     )
 
@@ -182,7 +182,7 @@ def transport_events(
     return _in_turns(
         schedule,
         costs,
-        lambda turns: _transport_events(
+        lambda costs, turns: _transport_events(
             _Build(schedule, costs, turns), channels, transport
         ),
         graph_of,
@@ -206,7 +206,7 @@ def takes_turns(schedule: Schedule, costs: Costs) -> bool:
 def _in_turns(
     schedule: Schedule,
     costs: Costs,
-    events_of: Callable[[Ints | None], Events],
+    events_of: Callable[[Costs, Ints | None], Events],
     graph_of: GraphOf,
 ) -> Events:
     """The events where copies of several ranks take turns on their links, in the order in which
@@ -215,12 +215,16 @@ def _in_turns(
     That order follows from the times, and these from it. So it is looked for: from an order, the
     times, and from these the order, until it stays.
     """
-    events = events_of(None)
     if not takes_turns(schedule, costs):
-        return events
+        return events_of(costs, None)
     copies = np.flatnonzero(schedule.columns.is_copy)
+    # The first order is that of copies that take no time. The compiler places transfers by that
+    # execution, so it knows the times.
+    events = events_of(evolve(costs, offload_times=(0.0,), reload_times=(0.0,)), None)
+    found = None
     # Each round the first copy that had a wrong turn gets its right one, since what comes before it
-    # does not change any more. So there is an end to it.
+    # does not change any more. So there is an end to it. Where ops take no time, ranks that come at
+    # one time may need each other's copies first.
     turns = None
     while events.graph.is_whole:
         waits = graph_of(events).times_of(events.come[copies])
@@ -230,12 +234,10 @@ def _in_turns(
         if turns is not None and (following == turns).all():
             break
         turns = following
-        in_turn = events_of(turns)
-        # Where ops take no time, ranks that come at one time may need each other's copies first.
-        if not in_turn.graph.is_whole:
-            break
-        events = in_turn
-    return events
+        events = events_of(costs, turns)
+        if events.graph.is_whole:
+            found = events
+    return events_of(costs, None) if found is None else found
 
 
 def _ideal_events(build: "_Build") -> Events:
