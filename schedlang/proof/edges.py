@@ -551,9 +551,13 @@ class _Build:
         rows = written.row
         rank = columns.rank[rows]
         kind = columns.kind[rows]
-        begun = self.items.add(self.threads + rank, rows * 2 + _ISSUED)
-        self.wait_for_rank(begun, rows)
-        together = self.items.add(self.threads + rank, rows * 2 + _STANDS)
+        thread = self.threads + rank
+        # Of those behind one op, the first waits for it, and the others stand behind that.
+        before = self.rank_before(rows)
+        first = np.flatnonzero(np.diff(before, prepend=NOTHING))
+        begun = self.items.add(thread[first], rows[first] * 2 + _ISSUED)
+        self.wait(begun, before[first], rows[first])
+        together = self.items.add(thread, rows * 2 + _STANDS)
         # Replicas have one event, which takes the longest time that is given for any of them.
         each = self.durations.of(kind, columns.stage[rows], columns.microbatch[rows])
         takes = np.zeros(int(written.event.max(initial=-1)) + 1)
@@ -570,41 +574,33 @@ class _Build:
             self.wait(items[one], items[other], rows[one], at_begin=True)
         self.item[rows] = items
         # What is needed is waited for: by the op, or where a send passes it on, before that.
-        begun_at = np.full(len(columns), NOTHING)
-        begun_at[rows] = begun
         user = written.user
         is_needed = np.flatnonzero(user != NOTHING)
         is_op = columns.is_computed[user[is_needed]]
         by_ops = is_needed[is_op]
         self.wait(self.item[user[by_ops]], items[by_ops], rows[by_ops])
         by_sends = is_needed[~is_op]
-        self.wait(begun_at[user[by_sends]], items[by_sends], rows[by_sends])
         self.hold_rank(user[by_sends], rows[by_sends])
         # Weights go at once when the rank comes there; what nothing has used, once it is there; and
         # what was sent, once that is over.
         releases = columns.where(Kind.RESHARD)
         waiting, sent = written.ends
         is_held = np.isin(releases, waiting)
-        thread = self.threads + np.where(is_held, 0, 1 + len(_STREAMS)) * ranks
-        ends = self.items.add(thread + columns.rank[releases], releases * 2 + _ISSUED)
+        stream = self.threads + np.where(is_held, 0, 1 + len(_STREAMS)) * ranks
+        ends = self.items.add(stream + columns.rank[releases], releases * 2 + _ISSUED)
         self.item[releases] = ends
-        for of_thread in (np.flatnonzero(is_held), np.flatnonzero(~is_held)):
-            self.wait_for_rank(ends[of_thread], releases[of_thread])
-        self.wait(self.item[waiting], self.item[sent], sent)
+        self.wait(ends, self.rank_before(releases), releases)
         self.hold_rank(waiting, sent)
+        if items is not together:
+            # Without streams, they stand behind what they wait for.
+            sends = user[by_sends]
+            come = self.items.add(thread[by_sends], sends * 2 + _ISSUED)
+            self.wait(come, items[by_sends], rows[by_sends])
+            self.wait(self.item[waiting], self.item[sent], sent)
         self.threads += (2 + len(_STREAMS)) * ranks
         timed = np.flatnonzero(takes[written.event] > 0)
         before = np.where(columns.is_computed[user[timed]], user[timed], NOTHING)
         self.beside.append(np.stack([items[timed], written.last[timed], before]))
-
-    def wait_for_rank(self, items: Ints, rows: Ints) -> None:
-        """Let items wait until their ranks come to some actions; those of a rank stand on one
-        thread, in the order of the actions.
-        """
-        # Of actions behind one op, the first waits for it, and the others stand behind that.
-        before = self.rank_before(rows)
-        first = np.flatnonzero(np.diff(before, prepend=NOTHING))
-        self.wait(items[first], before[first], rows[first])
 
     def hold_rank(self, rows: Ints, hops: Ints) -> None:
         """Let ranks wait at some actions beside their ops until hops are over: what comes next
