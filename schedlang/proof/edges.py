@@ -78,8 +78,9 @@ class Events:
     which the rank has come to it, or NOTHING. `about[edge]` is the action that an edge is about:
     the receive that brings what is needed, the op that needs a sum, or what waits for a send.
     `receive[edge]` is the receive of the message whose way is the delay of an edge, or NOTHING.
-    `beside` has three rows: the items of sums and gathers that take time, and of each the actions
-    after and before it (see `Beside`).
+    `awaited` has two rows: ops, and the gathers, sums and hops of their ranks for which they wait.
+    `beside` has three: the items of sums and gathers that take time, and of each the actions after
+    and before it (see `Beside`).
     """
 
     schedule: Schedule
@@ -88,6 +89,7 @@ class Events:
     come: Ints
     about: Ints
     receive: Ints
+    awaited: Ints
     beside: Ints
     channels: Channels | None
     after: Floats
@@ -300,6 +302,8 @@ class _Build:
     threads: int = 0
     about: list[Ints] = field(factory=list)
     receive: list[Ints] = field(factory=list)
+    #: Ops, and the gathers, sums and hops for which they wait, in the order in which they are told.
+    awaited: Ints = field(factory=lambda: np.zeros((2, 0), np.int64))
     #: The items of sums and gathers, and what comes before and after them.
     beside: list[Ints] = field(factory=list)
     item: Ints = field(init=False)
@@ -563,6 +567,7 @@ class _Build:
         takes = np.zeros(int(written.event.max(initial=-1)) + 1)
         np.maximum.at(takes, written.event, each)
         items = together
+        stream = thread
         one, other = pairs_within(written.event)
         self.wait(together[one], together[other], rows[one], at_begin=True)
         # Where none takes any time, each is over as soon as all its ranks have begun it: then no
@@ -578,19 +583,22 @@ class _Build:
         is_needed = np.flatnonzero(user != NOTHING)
         is_op = columns.is_computed[user[is_needed]]
         by_ops = is_needed[is_op]
-        self.wait(self.item[user[by_ops]], items[by_ops], rows[by_ops])
         by_sends = is_needed[~is_op]
-        self.hold_rank(user[by_sends], rows[by_sends])
         # Weights go at once when the rank comes there; what nothing has used, once it is there; and
         # what was sent, once that is over.
         releases = columns.where(Kind.RESHARD)
         waiting, sent = written.ends
         is_held = np.isin(releases, waiting)
-        stream = self.threads + np.where(is_held, 0, 1 + len(_STREAMS)) * ranks
-        ends = self.items.add(stream + columns.rank[releases], releases * 2 + _ISSUED)
+        begins = self.threads + np.where(is_held, 0, 1 + len(_STREAMS)) * ranks
+        ends = self.items.add(begins + columns.rank[releases], releases * 2 + _ISSUED)
         self.item[releases] = ends
         self.wait(ends, self.rank_before(releases), releases)
-        self.hold_rank(waiting, sent)
+        held = [
+            np.stack([columns.batch[user[by_ops]], rows[by_ops]]),
+            self.behind(user[by_sends], rows[by_sends]),
+            self.behind(waiting, sent),
+        ]
+        self.wait_in_streams(np.concatenate(held, axis=1), rows, stream)
         if items is not together:
             # Without streams, they stand behind what they wait for.
             sends = user[by_sends]
@@ -602,16 +610,29 @@ class _Build:
         before = np.where(columns.is_computed[user[timed]], user[timed], NOTHING)
         self.beside.append(np.stack([items[timed], written.last[timed], before]))
 
-    def hold_rank(self, rows: Ints, hops: Ints) -> None:
-        """Let ranks wait at some actions beside their ops until hops are over: what comes next
-        there waits.
+    def behind(self, rows: Ints, hops: Ints) -> Ints:
+        """What stands on the ranks' threads behind some actions at which ranks wait until hops are
+        over: these, and the hops.
         """
         after = np.searchsorted(self.on_rank, rows)
         is_there = np.flatnonzero(after < len(self.on_rank))
         heads = self.on_rank[after[is_there]]
         hops = hops[is_there]
         is_same = self.columns.rank[heads] == self.columns.rank[hops]
-        self.wait(self.item[heads[is_same]], self.item[hops[is_same]], hops[is_same])
+        return np.stack([heads[is_same], hops[is_same]])
+
+    def wait_in_streams(self, awaited: Ints, written: Ints, stream: Ints) -> None:
+        """Let ops wait for gathers, sums and hops of their ranks, and keep which these are. Of all
+        that are written, the threads are given.
+        """
+        self.awaited = awaited
+        # Of one thread, the last is over last: only that is waited for.
+        heads, rows = awaited
+        pair = heads * np.int64(stream.max(initial=0) + 1)
+        pair += stream[np.searchsorted(written, rows)]
+        order = np.lexsort((rows, pair))
+        last = order[np.diff(pair[order], append=NOTHING) != 0]
+        self.wait(self.item[heads[last]], self.item[rows[last]], rows[last])
 
     def wait_for_messages(self, channels: Channels) -> None:
         """Each transfer is on its own: ops wait for the sends of what they need, and the way."""
@@ -784,6 +805,7 @@ class _Build:
             come,
             about,
             receive,
+            self.awaited,
             beside,
             channels,
             self.after,
