@@ -21,7 +21,7 @@ import numpy as np
 from attrs import frozen
 
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.proof.graph import once
+from schedlang.proof.graph import NOTHING, once
 from schedlang.proof.hops import check_hops
 from schedlang.proof.presence import presence
 from schedlang.schedule.columns import (
@@ -121,7 +121,7 @@ def sides_of(schedule: Schedule) -> Sides:
     # Whose they are, by kind and stage.
     event_kind = np.arange(ROWS)
     event_stage = np.tile(np.arange(stages), (ROWS, 1))
-    written = np.unique(columns.stage[rows]).tolist()
+    written = np.flatnonzero(counts_of(columns.stage[rows])).tolist()
     for replicas in {tuple(layout.replicas(stage)) for stage in written}:
         event_stage[np.ix_(_OF_ALL, replicas)] = min(replicas)
         event_stage[np.ix_([*HOPS.values()], [*map(layout.next_replica, replicas)])] = (
@@ -150,12 +150,12 @@ def _side_by_side(schedule: Schedule) -> Iterator[Finding]:
     """Stages with written gathers, sums or hops that share their rank with a replica."""
     columns = schedule.columns
     rows = np.flatnonzero(columns.is_collective)
-    for stage, first in zip(
-        *np.unique(columns.stage[rows], return_index=True), strict=True
-    ):
-        row = int(rows[first])
+    first = np.full(len(schedule.placement), NOTHING)
+    first[columns.stage[rows[::-1]]] = rows[::-1]
+    for stage in np.flatnonzero(first != NOTHING).tolist():
+        row = int(first[stage])
         rank, index = columns.place(row)
-        held = {*schedule.stages_of(rank)} & {*schedule.layout.replicas(int(stage))}
+        held = {*schedule.stages_of(rank)} & {*schedule.layout.replicas(stage)}
         if len(held) > 1:
             names = schedule.names.stages(sorted(held))
             message = (
