@@ -310,6 +310,8 @@ class _Build:
     after: Floats = field(init=False)
     #: The heads of the batches on the ranks' threads, by their rows, in order.
     on_rank: Ints = field(init=False)
+    #: How many of these come before each action, of all ranks.
+    heads_before: Ints = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.item = np.full(len(self.columns), NOTHING, np.int32)
@@ -364,7 +366,9 @@ class _Build:
         is_head = columns.batch == np.arange(len(columns))
         is_op = columns.is_computed
         on_rank = is_op | columns.is_transfer if with_batches else is_op
-        self.on_rank = np.flatnonzero(is_head & on_rank)
+        is_there = is_head & on_rank
+        self.on_rank = np.flatnonzero(is_there)
+        self.heads_before = np.cumsum(is_there) - is_there
         # Ops that overlap are one item, which takes until the last of them ends.
         self.after[is_op] = op_ends(columns, np.flatnonzero(is_op), self.durations)
         takes = np.zeros(len(columns))
@@ -380,7 +384,7 @@ class _Build:
         """The item on its rank's thread that comes before each action, or NOTHING."""
         if not len(self.on_rank):
             return np.full(len(rows), NOTHING)
-        before = np.searchsorted(self.on_rank, rows) - 1
+        before = self.heads_before[rows] - 1
         heads = self.on_rank[before]
         is_there = (before >= 0) & (self.columns.rank[heads] == self.columns.rank[rows])
         return np.where(is_there, self.item[heads], NOTHING)
@@ -614,7 +618,7 @@ class _Build:
         """What stands on the ranks' threads behind some actions at which ranks wait until hops are
         over: these, and the hops.
         """
-        after = np.searchsorted(self.on_rank, rows)
+        after = self.heads_before[rows]
         is_there = np.flatnonzero(after < len(self.on_rank))
         heads = self.on_rank[after[is_there]]
         hops = hops[is_there]
