@@ -22,11 +22,11 @@ def co_issue(schedule: Schedule) -> Schedule:
 
     Where the ops come to a standstill, each rank just goes on from there: the proof says why.
     """
-    messages = _messages(schedule)
-    if not len(messages.user):
+    if not schedule.needs.is_message.any():
         return schedule
     columns = schedule.columns
     moments = Moments(global_events(schedule))
+    messages = _messages(schedule)
     # A message is sent when its maker hands it over, and received in the same moment; or, if it
     # never is, right before the op that lacks it.
     is_handed = (messages.maker >= 0) & ~moments.is_stuck[messages.maker]

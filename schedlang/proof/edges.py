@@ -150,7 +150,10 @@ def ideal_events(
 
     An op that needs something of its own rank, which is not made before it, never runs.
     """
-    if costs == schedule.costs and graph_of is _at_costs:
+    # The order of gathers and hops is asked of the same events (`schedlang.proof.rounds`). Others
+    # are not kept: to find new room takes longer than to make a graph anew.
+    is_asked = schedule.columns.is_collective.any() and costs == schedule.costs
+    if is_asked and graph_of is _at_costs:
         return _own_ideal_events(schedule)
     return _ideal_in_turns(schedule, costs, graph_of)
 
