@@ -7,6 +7,7 @@ where they stand in the program with their last argument, a location: an index i
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from types import CodeType
 
@@ -39,6 +40,17 @@ _PYTHON = {"/": "//"}
 _CHECKED = {"/": "divide_quotient", "%": "divide_rest", "*": "multiply"}
 #: No parameter is larger than this.
 LARGEST_PARAMETER = 10**9
+#: Which operations give truth values.
+_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+
+#: Ranks mostly ask for the same values of a function of one parameter, so they are remembered: to
+#: look for one takes as long as a few operations, those of so many characters.
+_TINY = 40
+#: Of several parameters they are mostly others each time, and to look for these takes longer: so
+#: such a function is remembered only if it is longer, with those that it calls.
+_LONG = 1000
+#: How many characters of a function that is not remembered are written out where it is called.
+_SHORT = 300
 
 
 def variable(name: str) -> str:
@@ -105,6 +117,44 @@ def _generate(
     )
 
 
+@frozen
+class _Formula:
+    """What a function gives, as Python: of its parameters, in how many characters, those of the
+    functions that it calls included; whether that is a truth value; and whether its values are
+    remembered.
+    """
+
+    parameters: tuple[str, ...]
+    text: str
+    size: int
+    is_truth: bool
+    is_remembered: bool = False
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is written out where it is called."""
+        return not self.is_remembered and len(self.text) <= _SHORT
+
+    def takes(self, args: tuple[syntax.Node, ...]) -> bool:
+        """Whether it may be written out with some arguments: each is worked out once as in a call,
+        or as fast as it would be read there.
+        """
+        pairs = zip(self.parameters, args, strict=True)
+        long = [name for name, arg in pairs if not _is_short(arg)]
+        if not long:
+            return True
+        # One of which the order counts, and where nothing says that it is not needed.
+        reads = re.findall(rf"\b{long[0]}\b", self.text)
+        return len(long) == len(reads) == 1 and not re.search(
+            " (if|and|or) ", self.text
+        )
+
+    def of(self, values: list[str]) -> str:
+        """The same of some values."""
+        given = dict(zip(self.parameters, values, strict=True))
+        return re.sub(r"\bv_\w+", lambda name: given.get(name[0], name[0]), self.text)
+
+
 @define
 class _Scope:
     """The names that are known at one point of the program."""
@@ -114,10 +164,14 @@ class _Scope:
     loops: list[str] = field(factory=list)
     #: Functions, and lists, which are functions of a number.
     functions: dict[str, syntax.Fn | syntax.List] = field(factory=dict)
+    #: What the functions give, but for lists.
+    formulas: dict[str, _Formula] = field(factory=dict)
 
     def copy(self) -> _Scope:
         """The same names, for a block that may have more of its own."""
-        return _Scope(self.values[:], self.loops[:], dict(self.functions))
+        return _Scope(
+            self.values[:], self.loops[:], dict(self.functions), dict(self.formulas)
+        )
 
 
 @define
@@ -172,19 +226,57 @@ class Codegen:
             case expressions.Element(name, number):
                 return f"{variable(name.text)}({self.expression(number)}, {self.location(node)})"
             case expressions.Call(name, args):
-                called = name.text if name.text in BUILTINS else variable(name.text)
-                # Of a single argument, Python's `min` and `max` want a list.
-                if name.text in BUILTINS and len(args) == 1 and name.text != "abs":
-                    return self.expression(args[0])
-                return f"{called}({', '.join(map(self.expression, args))})"
+                return self.call(name.text, args)
             case expressions.Conditional(condition, value, other):
-                parts = [self.expression(part) for part in (value, condition, other)]
-                return "({} if {} else {})".format(*parts)
+                value_text = self.expression(value)
+                condition_text = self.condition(condition)
+                return (
+                    f"({value_text} if {condition_text} else {self.expression(other)})"
+                )
+            case expressions.Binary("and" | "or") | expressions.Unary("not"):
+                text = self.condition(node)
+                # Python's own would give one of its operands, as in `2 and 3`.
+                return text if self.is_truth(node) else f"bool({text})"
             case expressions.Unary(operator, operand):
                 return f"({operator} {self.expression(operand)})"
             case expressions.Binary(operator, left, right):
                 return self.binary(node, operator, left, right)
         raise TypeError(f"not an expression: {node}")
+
+    def condition(self, node: syntax.Node) -> str:
+        """A Python expression that is true or false as some expression is, where no more counts."""
+        match node:
+            case expressions.Binary("and" | "or" as operator, left, right):
+                return f"({self.condition(left)} {operator} {self.condition(right)})"
+            case expressions.Unary("not", operand):
+                return f"(not {self.condition(operand)})"
+        return self.expression(node)
+
+    def is_truth(self, node: syntax.Node) -> bool:
+        """Whether an expression, as Python has it, gives a truth value."""
+        match node:
+            case expressions.Binary("and" | "or", left, right):
+                return self.is_truth(left) and self.is_truth(right)
+            case expressions.Binary(operator):
+                return operator in _COMPARISONS
+            case expressions.Unary(operator):
+                return operator == "not"
+            case expressions.Call(name):
+                formula = self._scope.formulas.get(name.text)
+                return formula is not None and formula.is_truth
+        return False
+
+    def call(self, name: str, args: tuple[syntax.Node, ...]) -> str:
+        """The call of a function; or a short function itself, where its arguments allow it."""
+        values = list(map(self.expression, args))
+        # Of a single argument, Python's `min` and `max` want a list.
+        if name in BUILTINS and len(args) == 1 and name != "abs":
+            return values[0]
+        formula = self._scope.formulas.get(name)
+        if formula and formula.is_short and formula.takes(args):
+            return formula.of(values)
+        called = name if name in BUILTINS else variable(name)
+        return f"{called}({', '.join(values)})"
 
     def binary(
         self, node: syntax.Node, operator: str, left: syntax.Node, right: syntax.Node
@@ -203,9 +295,6 @@ class Codegen:
             # A call takes many times as long as an operator, so only what may fail is one.
             if not 0 < self.bound(right) <= LARGEST:
                 return f"{_CHECKED[operator]}({left_text}, {right_text}, {location})"
-        # Python's own would give one of its operands, as in `2 and 3`.
-        if operator in ("and", "or"):
-            return f"bool({left_text} {operator} {right_text})"
         return f"({left_text} {_PYTHON.get(operator, operator)} {right_text})"
 
     def bound(self, node: syntax.Node) -> int:
@@ -242,9 +331,14 @@ class Codegen:
                 line = f"{variable(name.text)} = param({name.text!r}, {value}, {place})"
                 self._scope.values.append(name.text)
                 return [line]
-            case syntax.Fn():
-                # What it calls and refers to stays the same; ranks mostly ask for the same values.
-                return ["@remembered", *self.statement(item)]
+            case syntax.Fn(name):
+                lines = self.statement(item)
+                # What it calls and refers to stays the same.
+                formula = self._scope.formulas[name.text]
+                if formula.size <= (_LONG if len(formula.parameters) > 1 else _TINY):
+                    return lines
+                self._scope.formulas[name.text] = evolve(formula, is_remembered=True)
+                return ["@remembered", *lines]
             case syntax.Let() | syntax.List() | syntax.Require() | syntax.Assert():
                 return self.statement(item)
             case syntax.Stage():
@@ -298,7 +392,7 @@ class Codegen:
                 word = "skip" if isinstance(item, syntax.Skip) else "edge"
                 return f"{word}({self.bounds(range)}, {ends}, {self.location(item)})"
             case syntax.Frozen(expressions.Reference(name) as model):
-                return f"frozen_model({variable(name)}, {self.location(model)})"
+                return f"frozen_model({name!r}, {self.location(model)})"
             case syntax.Frozen(_, syntax.Range() as range):
                 return f"frozen({self.bounds(range)}, {self.location(range)})"
             case syntax.Link(name, number):
@@ -382,10 +476,16 @@ class Codegen:
                 self._scope.functions[name.text] = node
                 return [f"{variable(name.text)} = listed({name.text!r}, ({texts}))"]
             case syntax.Fn(name, params, body):
-                names = ", ".join(variable(param.text) for param in params)
-                line = f"def {variable(name.text)}({names}): return {self.expression(body)}"
+                names = tuple(variable(param.text) for param in params)
+                text = self.expression(body)
+                called = re.findall(r"\bv_(\w+)\(", text)
+                formulas = self._scope.formulas
+                sizes = [formulas[each].size for each in called if each in formulas]
+                size = len(text) + sum(sizes)
+                formula = _Formula(names, text, size, self.is_truth(body))
                 self._scope.functions[name.text] = node
-                return [line]
+                formulas[name.text] = formula
+                return [f"def {variable(name.text)}({', '.join(names)}): return {text}"]
             case syntax.Require(condition, reason):
                 holds = self.expression(condition)
                 return [f"require({holds}, {reason!r}, {self.location(condition)})"]
@@ -395,8 +495,8 @@ class Codegen:
                 )
                 numbers = f"count({arguments})"
                 if step is not None:
-                    size = f"{self.expression(step)}, {self.location(step)}"
-                    numbers = f"by_steps({arguments}, {size})"
+                    by = f"{self.expression(step)}, {self.location(step)}"
+                    numbers = f"by_steps({arguments}, {by})"
                 loop = f"for {variable(name.text)} in {numbers}:"
                 return [loop, *self.block(body.statements, name.text)]
             case syntax.Repeat(count, body):
@@ -451,13 +551,13 @@ class Codegen:
     def branches(self, node: syntax.If) -> list[str]:
         """An `if` with its `else if`s; these do not nest in Python either."""
         lines = [
-            f"if {self.expression(node.condition)}:",
+            f"if {self.condition(node.condition)}:",
             *self.block(node.then.statements),
         ]
         while isinstance(node.otherwise, syntax.If):
             node = node.otherwise
             lines += [
-                f"elif {self.expression(node.condition)}:",
+                f"elif {self.condition(node.condition)}:",
                 *self.block(node.then.statements),
             ]
         if node.otherwise is not None:
@@ -577,3 +677,17 @@ class Codegen:
             lines.append(f"  {call[:-2]}, {self.expression(placed.slot)}))")
         self._scope = outside
         return lines
+
+
+def _is_short(node: syntax.Node) -> bool:
+    """Whether an expression is worked out as fast as a name is read, and cannot fail: a name, a
+    number, or two of them added or subtracted.
+    """
+    match node:
+        case expressions.Binary("+" | "-", left, right):
+            return _is_atom(left) and _is_atom(right)
+    return _is_atom(node)
+
+
+def _is_atom(node: syntax.Node) -> bool:
+    return isinstance(node, expressions.Reference | expressions.Number)

@@ -26,7 +26,13 @@ from schedlang.language.arithmetic import (
 from schedlang.language.codegen import LARGEST_PARAMETER, Code, generate
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
-from schedlang.language.stages import NumberedStages, Stages, stage_range
+from schedlang.language.stages import (
+    NumberedStageOf,
+    StageOf,
+    numbered_stage_of,
+    stage_of,
+    stage_range,
+)
 from schedlang.schedule.layout import (
     Layout,
     Pipeline,
@@ -245,7 +251,7 @@ class Declarations:
 
     def pipeline(
         self, name: str, share: int, line: StageLine, microbatches: int
-    ) -> Stages:
+    ) -> StageOf:
         """Lay out one of several pipelines, with a name of its own."""
         self._share = share
         return self._lay_out(name, line, microbatches)
@@ -258,7 +264,7 @@ class Declarations:
         stop: int,
         location: int,
         pipeline_of: Callable[[int], tuple[StageLine, int]],
-    ) -> NumberedStages:
+    ) -> NumberedStageOf:
         """Lay out pipelines that differ by a number, which counts from 0."""
         if start != 0 or stop < 1:
             message = f"the pipelines are {start} .. {stop}, they must start from 0"
@@ -268,9 +274,9 @@ class Declarations:
             self._lay_out(f"{name}({number})", *pipeline_of(number))
             for number in self.count(0, stop, 1, location)
         ]
-        return NumberedStages(tuple(pipelines))
+        return numbered_stage_of(pipelines)
 
-    def _lay_out(self, name: str, line: StageLine, microbatches: int) -> Stages:
+    def _lay_out(self, name: str, line: StageLine, microbatches: int) -> StageOf:
         """Lay out the stages of a pipeline."""
         self._check_pipeline(name, line, microbatches)
         self._placed = line.rank_location
@@ -286,7 +292,7 @@ class Declarations:
                 raise Fault("no-such-rank", message, line.rank_location)
             self.placement.append(rank)
         self.pipelines.append(Pipeline(name, first, first + line.stop, microbatches))
-        return Stages(first, line.stop)
+        return stage_of(first, line.stop)
 
     def expect(self, stages: int, microbatches: int, location: int) -> None:
         """A fault for stages and microbatches whose forwards alone are more than a program can
@@ -397,12 +403,11 @@ class Declarations:
                 raise Fault("frozen", message, line.location, help)
         return tuple(sorted(frozen))
 
-    def frozen_model(self, model: Stages | NumberedStages, location: int) -> None:
+    def frozen_model(self, name: str, location: int) -> None:
         """Say that the weights of a model, or of several that differ by a number, do not change."""
-        for stages in [model] if isinstance(model, Stages) else model.pipelines:
-            self._frozen.append(
-                _Frozen(stages.first, stages.first + stages.count, location)
-            )
+        for pipeline in self.pipelines:
+            if pipeline.name.partition("(")[0] == name:
+                self._frozen.append(_Frozen(pipeline.start, pipeline.stop, location))
 
     def link(self, number_of: Callable[[int], int], location: int) -> None:
         """Say which link to the host each rank's copies take."""

@@ -17,7 +17,7 @@ from attrs import define
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
 from schedlang.schedule.actions import NO_MICROBATCH, Actions
-from schedlang.schedule.columns import actions_of, columns_of
+from schedlang.schedule.columns import actions_from, actions_of, columns_of
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
@@ -211,9 +211,13 @@ class Order:
         takes_oldest = self.sites.takes_oldest
         kinds = self.sites.kinds
         halves = self.sites.halves
-        # For each stage the microbatches that are owed, each with the call of its `I`: in a
-        # dictionary, so that one which a `W` names is found as well as the oldest.
-        owed: dict[int, OrderedDict[int, int]] = {
+        ops = self.sites.ops
+        of_rank = {location for location in takes_oldest if ops[location].is_bare}
+        # The stages and microbatches that are owed, the oldest first: all of the rank, and those of
+        # each stage. They are the keys of dictionaries, so that one which a `W` names is found as
+        # well as the oldest.
+        owed: OrderedDict[tuple[int, int], None] = OrderedDict()
+        owed_of: dict[int, OrderedDict[tuple[int, int], None]] = {
             stage: OrderedDict() for stage in self.held
         }
         waiting = [
@@ -222,27 +226,26 @@ class Order:
         for index in waiting:
             location = self.locations[index]
             stage = self.stages[index]
+            unit = (stage, self.microbatches[index])
             if kinds[location] == Kind.I:
-                owed[stage].setdefault(self.microbatches[index], index)
+                owed.setdefault(unit)
+                owed_of[stage].setdefault(unit)
                 continue
             if location not in takes_oldest:
-                owed[stage].pop(self.microbatches[index], None)
+                owed.pop(unit, None)
+                owed_of[stage].pop(unit, None)
                 continue
-            named = self.held if self.sites.ops[location].is_bare else (stage,)
-            oldest = [
-                (next(iter(owed[stage].values())), stage)
-                for stage in named
-                if owed[stage]
-            ]
-            if not oldest:
-                is_bare = self.sites.ops[location].is_bare
+            oldest = next(iter(owed if location in of_rank else owed_of[stage]), None)
+            if oldest is None:
+                is_bare = location in of_rank
                 of = "" if is_bare else f" of stage {Names(self.layout).stage(stage)}"
                 message = f"`W`, but no weight gradient{of} is owed here"
                 self.end_before(index, Fault("nothing-next", message, location))
                 return
-            # The one whose `I` came first among the calls of the rank.
-            self.stages[index] = min(oldest)[1]
-            self.microbatches[index] = owed[self.stages[index]].popitem(last=False)[0]
+            del owed[oldest]
+            del owed_of[oldest[0]][oldest]
+            self.stages[index] = oldest[0]
+            self.microbatches[index] = oldest[1]
 
     def check_microbatches(self) -> None:
         """Check that a stage's microbatches are those of its pipeline; in a stream they run on."""
@@ -286,21 +289,17 @@ class Order:
 
     def actions(self) -> Actions:
         """The actions of the calls."""
-        if self.sites.of_stage:
-            of_stage = self.sites.of_stage
-            self.microbatches = [
-                NO_MICROBATCH if location in of_stage else microbatch
-                for location, microbatch in zip(
-                    self.locations, self.microbatches, strict=True
-                )
-            ]
-        return Actions(
-            array("b", bytes(map(self.sites.kinds.__getitem__, self.locations))),
-            array("i", self.stages),
-            array("i", self.microbatches),
-            self._groups(),
-            array("i", self.locations),
-        )
+        sites = self.sites
+        location = np.asarray(array("i", self.locations))
+        microbatch = np.asarray(array("i", self.microbatches))
+        if sites.of_stage:
+            is_of_stage = np.isin(location, list(sites.of_stage))
+            microbatch = np.where(is_of_stage, NO_MICROBATCH, microbatch)
+        kinds = np.zeros(max(sites.kinds, default=0) + 1, np.int8)
+        kinds[list(sites.kinds)] = list(sites.kinds.values())
+        stage = np.asarray(array("i", self.stages))
+        group = np.asarray(self._groups())
+        return actions_from((kinds[location], stage, microbatch, location, group))
 
     def _groups(self) -> "array[int]":
         """The group of each action: those that are issued together have a number of their own."""

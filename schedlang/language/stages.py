@@ -1,57 +1,57 @@
 """The functions by which a program names the stages of its pipelines: `down(s)`, `lane(i, s)`."""
 
-from collections.abc import Sequence
-
-from attrs import frozen
+from collections.abc import Callable, Sequence
 
 from schedlang.language.codegen import variable
 from schedlang.language.faults import Fault
 from schedlang.schedule.layout import Pipeline
 
+# A program may ask for the stage of each of a million ops, and Python calls a function in half the
+# time that it takes for an object.
 
-@frozen
-class Stages:
-    """The stages of a pipeline by their numbers in it: their numbers in the schedule."""
+#: The number in the schedule of a stage of a pipeline, by its number there; or of one of several
+#: pipelines, by the number of that and of the stage.
+StageOf = Callable[[int], int]
+NumberedStageOf = Callable[[int, int], int]
 
-    first: int
-    count: int
 
-    def __call__(self, stage: int) -> int:
-        """The number of a stage of this pipeline in the schedule."""
+def stage_of(first: int, count: int) -> StageOf:
+    """The function of a pipeline with so many stages, of which the first has a number."""
+
+    def number_of(stage: int) -> int:
         # Past the pipeline's own stages there are none, not those of the next pipeline.
-        return self.first + stage if 0 <= stage < self.count else -1
+        return first + stage if 0 <= stage < count else -1
+
+    return number_of
 
 
-@frozen
-class NumberedStages:
-    """The stages of pipelines that differ by a number."""
+def numbered_stage_of(pipelines: Sequence[StageOf]) -> NumberedStageOf:
+    """The function of pipelines that differ by a number."""
+    count = len(pipelines)
 
-    pipelines: tuple[Stages, ...]
-
-    def __call__(self, number: int, stage: int) -> int:
-        """The number of a stage of one of the pipelines in the schedule."""
+    def number_of(number: int, stage: int) -> int:
         # Past the last pipeline there are no stages.
-        return (
-            self.pipelines[number](stage) if 0 <= number < len(self.pipelines) else -1
-        )
+        return pipelines[number](stage) if 0 <= number < count else -1
+
+    return number_of
 
 
 def stage_functions(
     pipelines: Sequence[Pipeline],
-) -> dict[str, Stages | NumberedStages]:
+) -> dict[str, StageOf | NumberedStageOf]:
     """The functions that give the stages of pipelines, by their names in the program's Python."""
-    named: dict[str, Stages | NumberedStages] = {}
-    numbered: dict[str, list[Stages]] = {}
+    named: dict[str, StageOf | NumberedStageOf] = {}
+    numbered: dict[str, list[StageOf]] = {}
     for pipeline in pipelines:
         # `lane(0)`, `lane(1)`: pipelines that differ by a number have one function.
         name, _, number = pipeline.name.partition("(")
-        stages = Stages(pipeline.start, pipeline.stop - pipeline.start)
+        stages = stage_of(pipeline.start, pipeline.stop - pipeline.start)
         if number:
             numbered.setdefault(variable(name), []).append(stages)
         else:
             named[variable(name)] = stages
     return named | {
-        name: NumberedStages(tuple(stages)) for name, stages in numbered.items()
+        name: numbered_stage_of(functions) for name, functions in numbered.items()
     }
 
 

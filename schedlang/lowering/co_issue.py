@@ -22,6 +22,8 @@ def co_issue(schedule: Schedule) -> Schedule:
 
     Where the ops come to a standstill, each rank just goes on from there: the proof says why.
     """
+    if not schedule.needs.is_message.any():
+        return schedule
     columns = schedule.columns
     moments = Moments(global_events(schedule))
     messages = _messages(schedule)

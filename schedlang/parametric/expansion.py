@@ -28,7 +28,12 @@ from schedlang.language.codegen import generate
 from schedlang.language.declarations import StageLine
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
-from schedlang.language.stages import NumberedStages, Stages
+from schedlang.language.stages import (
+    NumberedStageOf,
+    StageOf,
+    numbered_stage_of,
+    stage_of,
+)
 from schedlang.parametric.budget import Budget
 from schedlang.parametric.linear import (
     Linear,
@@ -204,7 +209,7 @@ class _Run:
         self.params[name] = value
         return value
 
-    def lay_out(self, line: StageLine, microbatches: Any) -> Stages:
+    def lay_out(self, line: StageLine, microbatches: Any) -> StageOf:
         stages = range(_whole(line.start), _whole(line.stop))
         first = len(self.placement)
         if stages.start != 0 or stages.stop < 1 or microbatches < 1:
@@ -224,14 +229,14 @@ class _Run:
                 )
             self.placement.append(rank)
             self.units.append(microbatches * self.params.get("slices", 1))
-        return Stages(first, stages.stop)
+        return stage_of(first, stages.stop)
 
     def pipelines(
         self, _: str, __: int, start: Any, stop: Any, ___: int, pipeline_of: Any
-    ) -> NumberedStages:
+    ) -> NumberedStageOf:
         numbers = range(_whole(start), _whole(stop))
-        return NumberedStages(
-            tuple(self.lay_out(*pipeline_of(number)) for number in numbers)
+        return numbered_stage_of(
+            [self.lay_out(*pipeline_of(number)) for number in numbers]
         )
 
     def weights(self, *_: Any) -> None:

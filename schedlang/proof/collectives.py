@@ -1,5 +1,6 @@
 """Gathers, sums and hops that a program writes itself: is what they are for there when it is
-needed, and do all replicas come to them in one order?
+needed, and do all replicas come to them? Whether they do in one order is another question
+(`schedlang.proof.rounds`).
 
 A gather of a stage's weights, or a sum of its gradients, is one event of all ranks that hold a
 replica of the stage. The first gather of a stage meets the first of each replica, the second one
@@ -15,14 +16,12 @@ what it passes on is there, and at the end of weights until all that was sent of
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
 
 import numpy as np
 from attrs import frozen
 
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.proof.graph import Items
+from schedlang.proof.graph import NOTHING, once
 from schedlang.proof.hops import check_hops
 from schedlang.proof.presence import presence
 from schedlang.schedule.columns import (
@@ -30,9 +29,8 @@ from schedlang.schedule.columns import (
     counts_of,
     how_many_before,
     is_any,
-    pairs_within,
 )
-from schedlang.schedule.findings import Finding, ranks_text
+from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import HOPS, OF_HOPS, OPS, ROWS, Kind
 from schedlang.schedule.schedule import Schedule
 
@@ -62,7 +60,7 @@ class Collectives:
 
 def collectives(schedule: Schedule) -> Collectives:
     """The gathers, sums and hops of a schedule that `check_collectives` accepts."""
-    sides = _sides(schedule)
+    sides = sides_of(schedule)
     there = presence(schedule)
     row = sides.row
     return Collectives(row, sides.event, there.user[row], there.last[row], there.ends)
@@ -70,7 +68,7 @@ def collectives(schedule: Schedule) -> Collectives:
 
 def have_replicas(schedule: Schedule) -> bool:
     """Whether some gathers, sums or hops are events of several ranks."""
-    return bool((_sides(schedule).counts > 1).any())
+    return bool((sides_of(schedule).counts > 1).any())
 
 
 def check_collectives(schedule: Schedule) -> list[Finding]:
@@ -84,8 +82,7 @@ def check_collectives(schedule: Schedule) -> list[Finding]:
     found = found or list(_side_by_side(schedule)) or list(_alone(schedule))
     if found:
         return found
-    sides = _sides(schedule)
-    return list(_unmet(schedule, sides)) or _orders(schedule, sides)
+    return list(_unmet(schedule, sides_of(schedule)))
 
 
 def _name(schedule: Schedule, row: int) -> str:
@@ -93,7 +90,7 @@ def _name(schedule: Schedule, row: int) -> str:
 
 
 @frozen(eq=False)
-class _Sides:
+class Sides:
     """The gathers, sums and hops that are written, an item for each on each rank, in the order of
     the schedule's columns: item i is the action `row[i]`, and a side of an event.
 
@@ -114,7 +111,8 @@ class _Sides:
         return counts_of(self.event)[self.event]
 
 
-def _sides(schedule: Schedule) -> _Sides:
+@once
+def sides_of(schedule: Schedule) -> Sides:
     """The sides of the events of a schedule."""
     columns = schedule.columns
     layout = schedule.layout
@@ -123,7 +121,7 @@ def _sides(schedule: Schedule) -> _Sides:
     # Whose they are, by kind and stage.
     event_kind = np.arange(ROWS)
     event_stage = np.tile(np.arange(stages), (ROWS, 1))
-    written = np.unique(columns.stage[rows]).tolist()
+    written = np.flatnonzero(counts_of(columns.stage[rows])).tolist()
     for replicas in {tuple(layout.replicas(stage)) for stage in written}:
         event_stage[np.ix_(_OF_ALL, replicas)] = min(replicas)
         event_stage[np.ix_([*HOPS.values()], [*map(layout.next_replica, replicas)])] = (
@@ -145,19 +143,19 @@ def _sides(schedule: Schedule) -> _Sides:
     first[place[::-1]] = items[::-1]
     is_first = first[place] == items
     event = (np.cumsum(is_first) - 1)[first[place]]
-    return _Sides(rows, kind, stage, number, event)
+    return Sides(rows, kind, stage, number, event)
 
 
 def _side_by_side(schedule: Schedule) -> Iterator[Finding]:
     """Stages with written gathers, sums or hops that share their rank with a replica."""
     columns = schedule.columns
     rows = np.flatnonzero(columns.is_collective)
-    for stage, first in zip(
-        *np.unique(columns.stage[rows], return_index=True), strict=True
-    ):
-        row = int(rows[first])
+    first = np.full(len(schedule.placement), NOTHING)
+    first[columns.stage[rows[::-1]]] = rows[::-1]
+    for stage in np.flatnonzero(first != NOTHING).tolist():
+        row = int(first[stage])
         rank, index = columns.place(row)
-        held = {*schedule.stages_of(rank)} & {*schedule.layout.replicas(int(stage))}
+        held = {*schedule.stages_of(rank)} & {*schedule.layout.replicas(stage)}
         if len(held) > 1:
             names = schedule.names.stages(sorted(held))
             message = (
@@ -201,7 +199,7 @@ def _alone(schedule: Schedule) -> Iterator[Finding]:
             break
 
 
-def _unmet(schedule: Schedule, sides: _Sides) -> Iterator[Finding]:
+def _unmet(schedule: Schedule, sides: Sides) -> Iterator[Finding]:
     """The first side of each stage's hops that has no other one."""
     columns = schedule.columns
     names = schedule.names
@@ -229,65 +227,3 @@ def _unmet(schedule: Schedule, sides: _Sides) -> Iterator[Finding]:
         rank = int(columns.rank[row])
         place = int(columns.source[row])
         yield Finding("collective", message, rank, place, help=help)
-
-
-def _orders(schedule: Schedule, sides: _Sides) -> list[Finding]:
-    """Ranks that come to the events of several replicas in different orders: a round of events, of
-    which each comes before the next one on some rank.
-    """
-    # Two ranks with replicas of the stages a and b:
-    #
-    #     rank 0    sum of a ──▶ sum of b
-    #     rank 1    sum of b ──▶ sum of a
-    columns = schedule.columns
-    is_met = sides.counts > 1
-    rows = sides.row[is_met]
-    event = sides.event[is_met]
-    items = Items()
-    items.add(columns.rank[rows], rows)
-    one, other = pairs_within(event)
-    items.wait(one, other, at_begin=True)
-    if items.graph().is_whole:
-        return []
-    sorter = TopologicalSorter[int]()
-    behind: dict[tuple[int, int], tuple[int, int]] = {}
-    of_several = zip(rows.tolist(), event.tolist(), strict=True)
-    for (row, of_row), (following, of_following) in pairwise(of_several):
-        if columns.rank[row] == columns.rank[following]:
-            sorter.add(of_following, of_row)
-            behind.setdefault((of_row, of_following), (row, following))
-    try:
-        sorter.prepare()
-    except CycleError as error:
-        steps = [behind[pair] for pair in pairwise(error.args[1])]
-    else:
-        return []
-    # Begin with the lowest rank.
-    first = min(range(len(steps)), key=lambda step: int(columns.rank[steps[step][0]]))
-    steps = steps[first:] + steps[:first]
-    texts = [
-        f"rank {columns.rank[one]} makes `{_name(schedule, one)}` before `{_name(schedule, other)}`"
-        for one, other in steps
-    ]
-    ranks = ranks_text(sorted({int(columns.rank[one]) for one, _ in steps}))
-    is_hop = any(columns.kind[one] in OF_HOPS for one, _ in steps)
-    what = "hops" if is_hop else "gathers and sums"
-    message = f"{ranks} come to {what} in different orders: {', '.join(texts)}"
-    related = tuple(
-        (int(columns.source[one]), text)
-        for (one, _), text in zip(steps[1:], texts[1:], strict=True)
-    )
-    row = steps[0][0]
-    return [
-        Finding(
-            "collective",
-            message,
-            int(columns.rank[row]),
-            int(columns.source[row]),
-            texts[0],
-            related,
-            help="let some ranks of the ring receive first, as every second one"
-            if is_hop
-            else "write them in one order on all ranks that hold replicas",
-        )
-    ]

@@ -10,11 +10,11 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from schedlang.proof.channels import Channels, channels_of
 from schedlang.proof.collectives import collectives
-from schedlang.proof.graph import NEVER, NOTHING, Graph, Items
+from schedlang.proof.graph import NEVER, NOTHING, Graph, Items, once
 from schedlang.proof.presence import writes
 from schedlang.ranks.shards import gathers
 from schedlang.schedule.columns import Columns, Floats, Ints, counts_of, pairs_within
@@ -78,8 +78,9 @@ class Events:
     ranks, by their rows, in order. `about[edge]` is the action that an edge is about: the receive
     that brings what is needed, the op that needs a sum, or what waits for a send.
     `receive[edge]` is the receive of the message whose way is the delay of an edge, or NOTHING.
-    `beside` has three rows: the items of sums and gathers that take time, and of each the actions
-    after and before it (see `Beside`).
+    `awaited` has two rows: ops, and the gathers, sums and hops of their ranks for which they wait.
+    `beside` has three: the items of sums and gathers that take time, and of each the actions after
+    and before it (see `Beside`).
     """
 
     schedule: Schedule
@@ -88,6 +89,7 @@ class Events:
     on_rank: Ints
     about: Ints
     receive: Ints
+    awaited: Ints
     beside: Ints
     channels: Channels | None
     after: Floats
@@ -95,8 +97,10 @@ class Events:
     def come(self, rows: Ints) -> Ints:
         """The events by which ranks have come to some transfers and copies, or NOTHING."""
         columns = self.schedule.columns
-        before = _items_before(columns, self.item, self.on_rank, columns.batch[rows])
-        return np.where(before >= 0, self.graph.over[before], NOTHING)
+        heads = columns.batch[rows]
+        before = np.searchsorted(self.on_rank, heads)
+        items = _last_items(columns, self.item, self.on_rank, heads, before)
+        return np.where(items >= 0, self.graph.over[items], NOTHING)
 
     def timeline(self) -> Timeline:
         """When each op and each copy runs."""
@@ -154,10 +158,25 @@ def ideal_events(
 
     An op that needs something of its own rank, which is not made before it, never runs.
     """
+    # The order of gathers and hops is asked of the same events (`schedlang.proof.rounds`). Others
+    # are not kept: to find new room takes longer than to make a graph anew.
+    is_asked = schedule.columns.is_collective.any() and costs == schedule.costs
+    if is_asked and graph_of is _at_costs:
+        return _own_ideal_events(schedule)
+    return _ideal_in_turns(schedule, costs, graph_of)
+
+
+@once
+def _own_ideal_events(schedule: Schedule) -> Events:
+    """The ideal events of a schedule at its own costs."""
+    return _ideal_in_turns(schedule, schedule.costs, _at_costs)
+
+
+def _ideal_in_turns(schedule: Schedule, costs: Costs, graph_of: GraphOf) -> Events:
     return _in_turns(
         schedule,
         costs,
-        lambda turns: _ideal_events(_Build(schedule, costs, turns)),
+        lambda costs, turns: _ideal_events(_Build(schedule, costs, turns)),
         graph_of,
     )
 
@@ -176,7 +195,7 @@ def transport_events(
     return _in_turns(
         schedule,
         costs,
-        lambda turns: _transport_events(
+        lambda costs, turns: _transport_events(
             _Build(schedule, costs, turns), channels, transport
         ),
         graph_of,
@@ -200,7 +219,7 @@ def takes_turns(schedule: Schedule, costs: Costs) -> bool:
 def _in_turns(
     schedule: Schedule,
     costs: Costs,
-    events_of: Callable[[Ints | None], Events],
+    events_of: Callable[[Costs, Ints | None], Events],
     graph_of: GraphOf,
 ) -> Events:
     """The events where copies of several ranks take turns on their links, in the order in which
@@ -209,12 +228,16 @@ def _in_turns(
     That order follows from the times, and these from it. So it is looked for: from an order, the
     times, and from these the order, until it stays.
     """
-    events = events_of(None)
     if not takes_turns(schedule, costs):
-        return events
+        return events_of(costs, None)
     copies = np.flatnonzero(schedule.columns.is_copy)
+    # The first order is that of copies that take no time. The compiler places transfers by that
+    # execution, so it knows the times.
+    events = events_of(evolve(costs, offload_times=(0.0,), reload_times=(0.0,)), None)
+    found = None
     # Each round the first copy that had a wrong turn gets its right one, since what comes before it
-    # does not change any more. So there is an end to it.
+    # does not change any more. So there is an end to it. Where ops take no time, ranks that come at
+    # one time may need each other's copies first.
     turns = None
     while events.graph.is_whole:
         waits = graph_of(events).times_of(events.come(copies))
@@ -224,12 +247,10 @@ def _in_turns(
         if turns is not None and (following == turns).all():
             break
         turns = following
-        in_turn = events_of(turns)
-        # Where ops take no time, ranks that come at one time may need each other's copies first.
-        if not in_turn.graph.is_whole:
-            break
-        events = in_turn
-    return events
+        events = events_of(costs, turns)
+        if events.graph.is_whole:
+            found = events
+    return events_of(costs, None) if found is None else found
 
 
 def _ideal_events(build: "_Build") -> Events:
@@ -292,6 +313,8 @@ class _Build:
     threads: int = 0
     about: list[Ints] = field(factory=list)
     receive: list[Ints] = field(factory=list)
+    #: Ops, and the gathers, sums and hops for which they wait, in the order in which they are told.
+    awaited: Ints = field(factory=lambda: np.zeros((2, 0), np.int64))
     #: The items of sums and gathers, and what comes before and after them.
     beside: list[Ints] = field(factory=list)
     item: Ints = field(init=False)
@@ -364,9 +387,18 @@ class _Build:
         rows = np.flatnonzero(on_rank)
         self.item[rows] = self.item[columns.batch[rows]]
 
+    @cached_property
+    def heads_before(self) -> Ints:
+        """How many heads of batches on the ranks' threads come before each action, of all ranks."""
+        is_there = np.zeros(len(self.columns), bool)
+        is_there[self.on_rank] = True
+        before: Ints = np.cumsum(is_there) - is_there
+        return before
+
     def rank_before(self, rows: Ints) -> Ints:
         """The item on its rank's thread that comes before each action, or NOTHING."""
-        return _items_before(self.columns, self.item, self.on_rank, rows)
+        before = self.heads_before[rows]
+        return _last_items(self.columns, self.item, self.on_rank, rows, before)
 
     def place_copies(self) -> None:
         """Put copies on the threads of their links: each is begun when its rank comes to it."""
@@ -538,14 +570,19 @@ class _Build:
         rows = written.row
         rank = columns.rank[rows]
         kind = columns.kind[rows]
-        begun = self.items.add(self.threads + rank, rows * 2 + _ISSUED)
-        self.wait(begun, self.rank_before(rows), rows)
-        together = self.items.add(self.threads + rank, rows * 2 + _STANDS)
+        thread = self.threads + rank
+        # Of those behind one op, the first waits for it, and the others stand behind that.
+        before = self.rank_before(rows)
+        first = np.flatnonzero(np.diff(before, prepend=NOTHING))
+        begun = self.items.add(thread[first], rows[first] * 2 + _ISSUED)
+        self.wait(begun, before[first], rows[first])
+        together = self.items.add(thread, rows * 2 + _STANDS)
         # Replicas have one event, which takes the longest time that is given for any of them.
         each = self.durations.of(kind, columns.stage[rows], columns.microbatch[rows])
         takes = np.zeros(int(written.event.max(initial=-1)) + 1)
         np.maximum.at(takes, written.event, each)
         items = together
+        stream = thread
         one, other = pairs_within(written.event)
         self.wait(together[one], together[other], rows[one], at_begin=True)
         # Where none takes any time, each is over as soon as all its ranks have begun it: then no
@@ -557,42 +594,60 @@ class _Build:
             self.wait(items[one], items[other], rows[one], at_begin=True)
         self.item[rows] = items
         # What is needed is waited for: by the op, or where a send passes it on, before that.
-        begun_at = np.full(len(columns), NOTHING)
-        begun_at[rows] = begun
         user = written.user
         is_needed = np.flatnonzero(user != NOTHING)
         is_op = columns.is_computed[user[is_needed]]
         by_ops = is_needed[is_op]
-        self.wait(self.item[user[by_ops]], items[by_ops], rows[by_ops])
         by_sends = is_needed[~is_op]
-        self.wait(begun_at[user[by_sends]], items[by_sends], rows[by_sends])
-        self.hold_rank(user[by_sends], rows[by_sends])
         # Weights go at once when the rank comes there; what nothing has used, once it is there; and
         # what was sent, once that is over.
         releases = columns.where(Kind.RESHARD)
         waiting, sent = written.ends
         is_held = np.isin(releases, waiting)
-        thread = self.threads + np.where(is_held, 0, 1 + len(_STREAMS)) * ranks
-        ends = self.items.add(thread + columns.rank[releases], releases * 2 + _ISSUED)
+        begins = self.threads + np.where(is_held, 0, 1 + len(_STREAMS)) * ranks
+        ends = self.items.add(begins + columns.rank[releases], releases * 2 + _ISSUED)
         self.item[releases] = ends
         self.wait(ends, self.rank_before(releases), releases)
-        self.wait(self.item[waiting], self.item[sent], sent)
-        self.hold_rank(waiting, sent)
+        held = [
+            np.stack([columns.batch[user[by_ops]], rows[by_ops]]),
+            self.behind(user[by_sends], rows[by_sends]),
+            self.behind(waiting, sent),
+        ]
+        self.wait_in_streams(np.concatenate(held, axis=1), rows, stream)
+        if items is not together:
+            # Without streams, they stand behind what they wait for.
+            sends = user[by_sends]
+            come = self.items.add(thread[by_sends], sends * 2 + _ISSUED)
+            self.wait(come, items[by_sends], rows[by_sends])
+            self.wait(self.item[waiting], self.item[sent], sent)
         self.threads += (2 + len(_STREAMS)) * ranks
         timed = np.flatnonzero(takes[written.event] > 0)
         before = np.where(columns.is_computed[user[timed]], user[timed], NOTHING)
         self.beside.append(np.stack([items[timed], written.last[timed], before]))
 
-    def hold_rank(self, rows: Ints, hops: Ints) -> None:
-        """Let ranks wait at some actions beside their ops until hops are over: what comes next
-        there waits.
+    def behind(self, rows: Ints, hops: Ints) -> Ints:
+        """What stands on the ranks' threads behind some actions at which ranks wait until hops are
+        over: these, and the hops.
         """
-        after = np.searchsorted(self.on_rank, rows)
+        after = self.heads_before[rows]
         is_there = np.flatnonzero(after < len(self.on_rank))
         heads = self.on_rank[after[is_there]]
         hops = hops[is_there]
         is_same = self.columns.rank[heads] == self.columns.rank[hops]
-        self.wait(self.item[heads[is_same]], self.item[hops[is_same]], hops[is_same])
+        return np.stack([heads[is_same], hops[is_same]])
+
+    def wait_in_streams(self, awaited: Ints, written: Ints, stream: Ints) -> None:
+        """Let ops wait for gathers, sums and hops of their ranks, and keep which these are. Of all
+        that are written, the threads are given.
+        """
+        self.awaited = awaited
+        # Of one thread, the last is over last: only that is waited for.
+        heads, rows = awaited
+        pair = heads * np.int64(stream.max(initial=0) + 1)
+        pair += stream[np.searchsorted(written, rows)]
+        order = np.lexsort((rows, pair))
+        last = order[np.diff(pair[order], append=NOTHING) != 0]
+        self.wait(self.item[heads[last]], self.item[rows[last]], rows[last])
 
     def wait_for_messages(self, channels: Channels) -> None:
         """Each transfer is on its own: ops wait for the sends of what they need, and the way."""
@@ -761,21 +816,23 @@ class _Build:
             self.on_rank,
             about,
             receive,
+            self.awaited,
             beside,
             channels,
             self.after,
         )
 
 
-def _items_before(columns: Columns, item: Ints, on_rank: Ints, rows: Ints) -> Ints:
+def _last_items(
+    columns: Columns, item: Ints, on_rank: Ints, rows: Ints, before: Ints
+) -> Ints:
     """The item on its rank's thread that comes before each of some actions, or NOTHING; `on_rank`
-    are the heads of the batches there.
+    are the heads of the batches on all ranks' threads, of which so many come `before`.
     """
     if not len(on_rank):
         return np.full(len(rows), NOTHING)
-    before = np.searchsorted(on_rank, rows) - 1
-    heads = on_rank[before]
-    is_there = (before >= 0) & (columns.rank[heads] == columns.rank[rows])
+    heads = on_rank[before - 1]
+    is_there = (before > 0) & (columns.rank[heads] == columns.rank[rows])
     return np.where(is_there, item[heads], NOTHING)
 
 

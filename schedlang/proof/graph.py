@@ -18,11 +18,12 @@ longest path to it.
 
 import hashlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, wraps
 from math import inf
+from typing import Any, TypeVar
 
 import numpy as np
 from attrs import define, field, frozen
@@ -33,13 +34,20 @@ from schedlang.schedule.columns import Flags, Floats, Ints, counts_of, repeated
 NEVER = -2
 NOTHING = -1
 
+S = TypeVar("S")
+T = TypeVar("T")
+
 
 @define
 class _Walks:
-    """The times of the last few graphs that were walked, by a hash of their events."""
+    """The times of the last few graphs that were walked, by a hash of their events; and what was
+    found out of the last schedule, by who did.
+    """
 
     times: dict[bytes, Floats] = field(factory=dict)
     most: int = 4
+    schedule: object = None
+    found: dict[object, Any] = field(factory=dict)
 
     def of(self, graph: "Graph") -> Floats:
         """The times of a graph, walked only if it is none of the last ones."""
@@ -78,6 +86,33 @@ def remembered_walks() -> Iterator[None]:
         yield
     finally:
         _WALKS.reset(token)
+
+
+def once(find: Callable[[S], T]) -> Callable[[S], T]:
+    """What finds out something of a schedule, such that within `remembered_walks` it does so once.
+
+    Only what was found out of one schedule is kept, the one that was asked about last: it takes
+    room.
+    """
+
+    @wraps(find)
+    def found(schedule: S) -> T:
+        walks = _WALKS.get()
+        if walks is None:
+            return find(schedule)
+        if walks.schedule is not schedule:
+            walks.found.clear()
+            walks.schedule = schedule
+        if find not in walks.found:
+            result = find(schedule)
+            # Meanwhile another schedule may have been asked about.
+            if walks.schedule is not schedule:
+                return result
+            walks.found[find] = result
+        result = walks.found[find]
+        return result
+
+    return found
 
 
 @frozen(eq=False)

@@ -13,22 +13,33 @@ brings all of that to one other replica. So it is enough that none is left elsew
 which each rank shows by itself (`schedlang.proof.collectives`).
 """
 
+import numpy as np
+
+from schedlang.proof.graph import once
 from schedlang.ranks.hops import homes_among
-from schedlang.schedule.columns import is_any
+from schedlang.schedule.columns import counts_of, is_any
 from schedlang.schedule.findings import Finding, ranks_text
 from schedlang.schedule.kinds import OF_HOPS, Kind
 from schedlang.schedule.schedule import Schedule
 
 
+@once
 def homes(schedule: Schedule) -> dict[int, list[int]]:
     """For each stage with hops, by its first replica, the replicas that never receive its
     weights.
     """
     columns = schedule.columns
     layout = schedule.layout
-    receives = {*columns.stage[columns.where(Kind.RECV_WEIGHTS)].tolist()}
-    hopping = columns.stage[columns.where(*OF_HOPS)].tolist()
-    firsts = dict.fromkeys(min(layout.replicas(stage)) for stage in sorted({*hopping}))
+
+    def stages_with(*kinds: int) -> list[int]:
+        of_kinds = columns.stage[columns.where(*kinds)]
+        stages: list[int] = np.flatnonzero(counts_of(of_kinds)).tolist()
+        return stages
+
+    receives = {*stages_with(Kind.RECV_WEIGHTS)}
+    firsts = dict.fromkeys(
+        min(layout.replicas(stage)) for stage in stages_with(*OF_HOPS)
+    )
     return {first: homes_among(layout.replicas(first), receives) for first in firsts}
 
 

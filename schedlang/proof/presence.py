@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from attrs import define
 
-from schedlang.proof.graph import NOTHING
+from schedlang.proof.graph import NOTHING, once
 from schedlang.proof.hops import homes
 from schedlang.schedule.columns import Flags, Ints, is_any
 from schedlang.schedule.findings import Finding
@@ -302,6 +302,7 @@ class Presence:
         return items[is_there], others[behind[is_there]]
 
 
+@once
 def presence(schedule: Schedule) -> Presence:
     """What a schedule writes of where weights and gradients are."""
     columns = schedule.columns

@@ -62,10 +62,12 @@ class _Proof:
         check_frozen(schedule)
         self.schedule = schedule
         self.ideal = ideal_events(schedule, schedule.costs)
-        # Moments say nothing of collectives that ranks of the plan have together.
-        self.follows_moments = not have_replicas(schedule) and follows_moments(
-            schedule, self.ideal
-        )
+        if have_replicas(schedule):
+            # Moments say nothing of collectives that ranks of the plan have together: where there
+            # is nothing else between ranks, all transports are as the ideal one.
+            self.runs = not has_messages(schedule) and self.ideal.graph.is_whole
+        else:
+            self.runs = follows_moments(schedule, self.ideal)
 
     def on(self, name: str) -> Execution:
         """The ideal execution, if the schedule is right on a transport."""
@@ -76,7 +78,7 @@ class _Proof:
         #                  └── no ──► the event graph of the transport, walked ──► right, or why not
         schedule = self.schedule
         rules = transports(name, has_batches(schedule.columns))
-        if self.follows_moments:
+        if self.runs:
             # It runs on every transport, but for what there is besides transfers.
             if any(transport.first_use for transport in rules):
                 check_first_use(schedule)
@@ -120,6 +122,11 @@ def ideal_execution(schedule: Schedule) -> Execution | None:
     if not ideal.graph.is_whole:
         return None
     return _execution(schedule, schedule.costs, "ideal", ideal)
+
+
+def has_messages(schedule: Schedule) -> bool:
+    """Whether some op needs what another rank makes, or some transfers are there."""
+    return bool(schedule.columns.is_transfer.any() or schedule.needs.is_message.any())
 
 
 def has_batches(columns: Columns) -> bool:

@@ -171,7 +171,13 @@ class Standstill:
         item = int(self.events.item[head])
         events = range(self._thread(item), int(graph.over[item]) + 1)
         event = next(event for event in events if not graph.happened(event))
-        return int(self.events.about[graph.edge[event]])
+        about = int(self.events.about[graph.edge[event]])
+        if not columns.is_collective[about]:
+            return about
+        # It waits for the last of its stream: told is the first that is not over.
+        ops, awaited = self.events.awaited
+        of_op = awaited[ops == head].tolist()
+        return next(int(row) for row in of_op if not self.is_over(row))
 
     def _thread(self, item: int) -> int:
         """The first event of the thread of an item."""

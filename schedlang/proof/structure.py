@@ -6,6 +6,8 @@ import numpy as np
 
 from schedlang.diagnostics.diagnostic import CompileError, counted
 from schedlang.proof.collectives import check_collectives
+from schedlang.proof.graph import once
+from schedlang.proof.rounds import check_rounds
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Columns, Ints, counts_of, is_any, repeats
 from schedlang.schedule.findings import Finding, diagnose
@@ -14,6 +16,7 @@ from schedlang.schedule.kinds import MAKERS, OF_STAGE, OPS, Kind
 from schedlang.schedule.schedule import Schedule, WeightRule
 
 
+@once
 def check_structure(schedule: Schedule) -> None:
     """CompileError when an action is unknown, on the wrong rank, missing, or there twice."""
     check_actions(schedule)
@@ -24,6 +27,7 @@ def check_structure(schedule: Schedule) -> None:
         _beside_updates,
         _offloads,
         check_collectives,
+        check_rounds,
     ):
         findings = check(schedule)
         if findings:

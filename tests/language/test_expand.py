@@ -64,6 +64,43 @@ def test_functions_see_what_is_declared_above_them() -> None:
     )
 
 
+def test_functions_are_of_the_values_that_they_are_given() -> None:
+    """Whether they are written out where they are called or not, also where names are the same."""
+    head = "let k = 1  fn less(a, b) = a - b  fn back(a, b) = less(b, a)  fn both(a, b) = a and b"
+    body = "let a = 2  let b = 7  F(back(a, b)) F(less(b + k, a)) F(both(a, b) + both(b, a))"
+    assert order(body, head, microbatches=8) == "0F5 0F6 0F2"
+    local = "for m in 0 .. 2 { let n = m + k  fn more(i) = i + n  F(more(m)) }"
+    assert order(local, head) == "0F1 0F3"
+
+
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        ("first(a, b) = a", "first(1, 1 / k)"),
+        ("unless(a) = if k then a else 0", "unless(1 / k)"),
+        ("both(a) = k and a", "both(1 / k)"),
+        ("either(a) = not k or a", "either(1 / k)"),
+    ],
+)
+def test_arguments_are_worked_out_also_where_nothing_needs_them(
+    function: str, call: str
+) -> None:
+    with pytest.raises(CompileError, match="division by zero"):
+        value(call, f"let k = 0  fn {function}")
+
+
+@pytest.mark.parametrize("parameters", ["x", "x, y"])
+def test_functions_that_call_others_twice_take_no_time_of_their_product(
+    parameters: str,
+) -> None:
+    calls = " ".join(
+        f"fn f{each + 1}({parameters}) = (f{each}({parameters}) + f{each}({parameters})) % 1000"
+        for each in range(60)
+    )
+    arguments = ", ".join("1" * len(parameters.split(",")))
+    assert value(f"f60({arguments})", f"fn f0({parameters}) = x {calls}") == 976
+
+
 def test_loops_and_branches() -> None:
     assert (
         order(

@@ -24,7 +24,15 @@ from schedlang.lowering import lower
 from schedlang.lowering.fuse import fuse
 from schedlang.proof import graph as of_graph
 from schedlang.proof.edges import ideal_events, transport_events
-from schedlang.proof.graph import NEVER, NOTHING, Graph, Items, remembered_walks, walk
+from schedlang.proof.graph import (
+    NEVER,
+    NOTHING,
+    Graph,
+    Items,
+    once,
+    remembered_walks,
+    walk,
+)
 from schedlang.proof.moments import follows_moments
 from schedlang.proof.order import check_order
 from schedlang.proof.prove import has_batches
@@ -123,6 +131,34 @@ def test_a_graph_is_walked_once_by_work_that_remembers_it(
     assert len(walked) == 2
     assert evolve(one).times is not one.times
     assert len(walked) == 3
+
+
+def test_what_is_found_out_once_is_of_the_schedule_that_was_asked_of_last() -> None:
+    asked: list[object] = []
+
+    @once
+    def found(schedule: list[int]) -> list[int]:
+        asked.append(schedule)
+        return [len(asked)]
+
+    @once
+    def beside(schedule: list[int]) -> list[int]:
+        # It asks about another one, too.
+        return found([]) + found(schedule)
+
+    # They are equal, and not the same.
+    one: list[int] = []
+    other: list[int] = []
+    with remembered_walks():
+        assert [found(one), found(one), found(other), found(one)] == [
+            [1],
+            [1],
+            [2],
+            [3],
+        ]
+        assert beside(one) == [4, 5]
+        assert found(one) == [5]
+    assert [found(one), found(one)] == [[6], [7]]
 
 
 @examples(200)

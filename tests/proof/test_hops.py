@@ -119,8 +119,47 @@ WAITING = """schedule both {
     }
 }
 """
+#: Rank 0 sends the weights of two stages behind an op that needs what rank 1 makes, which passes on
+#: both before it.
+PASSED = """schedule passed {
+    param ranks = 3
+    param microbatches = 3
+    pipeline lane(d) in 0 .. ranks runs 1 stage s in 0 .. 4 on (d + s % 2 * 2) % ranks
+    rank r {
+        let d = (r + 1) % ranks
+        if r == 0 { F(lane(d, 1), 0) }
+        for s in 0 .. 2 { if r > 0 { recv weights(lane(r, 2 * s)) } }
+        for s in 0 .. 2 { if r < 2 { send weights(lane(r, 2 * s)) } }
+        F(lane(r, 0), 0)
+        if r > 0 { F(lane(d, 1), 0) }
+        F(lane(r, 2), 0)  F(lane(d, 3), 0)  B(lane(d, 3), 0)  B(lane(r, 2), 0)  B(lane(d, 1), 0)  B(lane(r, 0), 0)
+        for s in 0 .. 2 { if r == 2 { recv gradients(lane(r, 2 * s)) } }
+        for s in 0 .. 2 { if r > 0 { send gradients(lane(r, 2 * s)) } else { recv gradients(lane(r, 2 * s)) } }
+        for s in 0 .. 2 { if r > 0 { reshard(lane(r, 2 * s)) } }
+    }
+}
+"""
+#: Weights are passed on as they should, and messages cross.
+CROSSING = """schedule crossing {
+    param ranks = 2
+    param microbatches = 2
+    pipeline down runs 1 stage s in 0 .. 2 on s
+    pipeline up runs 1 stage s in 0 .. 2 on 1 - s
+    rank r {
+        let d = r == 0
+        if d { send weights(down(0))  recv weights(up(1)) } else { recv weights(up(0))  send weights(down(1)) }
+        if d { F(down(0), 0)  send F(down(0), 0)  recv F(up(1), 0)  F(up(1), 0) }
+        else { F(up(0), 0)  send F(up(0), 0)  recv F(down(1), 0)  F(down(1), 0) }
+        if d { B(up(1), 0)  send B(up(1), 0)  recv B(down(0), 0)  B(down(0), 0) }
+        else { B(down(1), 0)  recv B(up(0), 0)  send B(down(1), 0)  B(up(0), 0) }
+        if d { send gradients(up(1))  recv gradients(down(0)) } else { recv gradients(down(1))  send gradients(up(0)) }
+        reshard(if d then up(1) else up(0))
+    }
+}
+"""
 #: What rank 0 and rank 1 do, with a mistake.
 WRONG = (
+    (HOME.replace("F(0)  B(0)", "B(0)  F(0)"), AWAY),
     (HOME, f"F(0)  {AWAY.replace('F(0)', '')}"),
     (HOME, f"recv weights(lane(1, 0))  {AWAY}"),
     (HOME, f"{AWAY}  reshard"),
@@ -160,7 +199,7 @@ WRONG = (
 
 def test_what_is_wrong_with_hops(golden: Callable[[str, Path], None]) -> None:
     sections = [section(f"{home}\n{away}", wrong(home, away)) for home, away in WRONG]
-    for program in (ALONE, SIDE_BY_SIDE, HOMELESS, WAITING):
+    for program in (ALONE, SIDE_BY_SIDE, HOMELESS, WAITING, PASSED, CROSSING):
         with pytest.raises(CompileError) as caught:
             compile(Source("wrong.sched", program))
         sections.append(section(program, str(caught.value)))
