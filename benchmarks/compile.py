@@ -69,6 +69,7 @@ SIZE = (32, 640)
 SIZES = {
     "1f1b_uneven": (4, 5120),
     "forward_only": (32, 1280),
+    "frozen_1f1b": (32, 760),
     "pipedream": (96, 1),
     "pipedream_2bw": (32, 256),
     "pipedream_replicated": (17, 4800),

@@ -268,7 +268,8 @@ def _lookup(keys: Ints, values: Ints, wanted: Ints) -> Ints:
     """The value of each wanted key, or NO_PARTNER."""
     if not len(keys):
         return np.full(len(wanted), NO_PARTNER, np.int64)
-    order = np.argsort(keys)
+    # Those of a rank are nearly in order, which only a stable sort makes use of.
+    order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     # `searchsorted` says where a key would stand, not that it is there; past the end, the last one
     # is looked at, which is then another one.

@@ -47,7 +47,7 @@ from schedlang.proof.execution import Execution
 from schedlang.proof.graph import NOTHING
 from schedlang.proof.prove import has_batches, prove
 from schedlang.ranks.weights import follow_weights
-from schedlang.schedule.columns import Flags, Ints, actions_of
+from schedlang.schedule.columns import Columns, Flags, Ints, actions_of
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.kinds import ROWS, USES_WEIGHTS, Kind
@@ -116,12 +116,16 @@ def goes_on(
     length = np.array([kernel.stop for kernel in kernels]) - start
     for rules in transports(longer.transport, has_batches(longer.columns)):
         partner = channels_of(longer, rules).partner
-        first, pending = _come_to(longer, partner, start + times * length, rules)
+        most = start + times * length
+        first, pending = _come_to(longer, partner, most, start, rules)
         # A rank that has not come to its kernel yet shows nothing of what repeats.
         if (first < start).any():
             return False
-        second, pending_later = _come_to(longer, partner, first + length, rules)
-        if (second != first + length).any():
+        next_update = first + length
+        second, pending_later = _come_to(
+            longer, partner, next_update, next_update, rules
+        )
+        if (second != next_update).any():
             return False
         if not np.array_equal(
             _waiting(longer, pending_later, 1), _waiting(longer, pending, 0)
@@ -198,21 +202,24 @@ def _reads_later(before: Schedule, longer: Schedule, places: Ints) -> bool:
 
 
 def _come_to(
-    schedule: Schedule, partner: Ints, places: Ints, rules: Transport
+    schedule: Schedule, partner: Ints, places: Ints, least: Ints, rules: Transport
 ) -> tuple[Ints, Ints]:
     """The places to which all ranks come on a transport if none goes beyond a place, nor issues a
     part of a batch; and the pending transfers. `partner` is the other side of each transfer.
+
+    Where they can stop before that, and behind the `least` places, so that nothing is pending, it
+    is there.
     """
+    closed = _closed(schedule, partner, places, least)
+    if (closed >= least).all():
+        return closed, np.zeros(0, np.int64)
     columns = schedule.columns
-    rows = columns.first[:-1] + places
-    # A place within a batch goes back to the batch's start: it is issued as a whole or not at all.
-    heads = np.append(columns.batch, len(columns))[rows]
-    places = places - np.where(rows < columns.first[1:], rows - heads, 0)
+    places = _ends_of_batches(columns, columns.first[:-1] + places) - columns.first[:-1]
     # Ranks that take turns on a link to the host keep nobody from going on.
     alone = evolve(schedule, layout=evolve(schedule.layout, links=()))
     # Cutting one rank short may leave another one waiting for what is now missing, so it is cut
     # short as well, and so on. Places only ever go back, so this ends.
-    while not _is_closed(schedule, _is_before(schedule, places), partner):
+    while True:
         before = np.flatnonzero(_is_before(schedule, places))
         cut = evolve(alone, ranks=actions_of(len(places), columns.taken(before)))
         come_to, pending = reached(cut, rules)
@@ -220,19 +227,46 @@ def _come_to(
             shift = columns.first[:-1] - cut.columns.first[:-1]
             return places, pending + shift[cut.columns.rank[pending]]
         places = come_to
-    return places, np.zeros(0, np.int64)
 
 
-def _is_closed(schedule: Schedule, is_before: Flags, partner: Ints) -> bool:
-    """Whether what is before some places waits for nothing beyond them: as the whole schedule comes
-    to its end, so does this part of it, and leaves nothing behind.
+def _closed(schedule: Schedule, partner: Ints, places: Ints, least: Ints) -> Ints:
+    """The last places, none beyond a place of its rank, before which nothing waits for anything
+    beyond them: as the whole schedule comes to its end, so does this part of it, and leaves nothing
+    behind. Without any behind the `least` places, some of what is found is before these.
     """
+    columns = schedule.columns
     needs = schedule.needs
     sums = schedule.sums
-    makers = needs.maker[is_before[needs.user]]
-    added = sums.last[is_before[sums.step]]
-    partners = partner[is_before & schedule.columns.is_transfer]
-    return all(bool(is_before[rows].all()) for rows in (makers, added, partners))
+    begins = columns.first[:-1] + least
+    ends = _ends_of_batches(columns, columns.first[:-1] + places)
+    is_before = _is_before(schedule, places)
+    # What is before the least places is there wherever ranks stop; what is nowhere, the row behind
+    # all, never is.
+    is_open = np.append(~_is_before(schedule, least), True)
+    transfers = np.flatnonzero(is_before & columns.is_transfer)
+    transfers = transfers[is_open[partner[transfers]]]
+    used = np.flatnonzero(is_before[needs.user] & is_open[needs.maker])
+    added = np.flatnonzero(is_before[sums.step] & is_open[sums.last])
+    waiter = np.concatenate([transfers, needs.user[used], sums.step[added]])
+    other = np.concatenate([partner[transfers], needs.maker[used], sums.last[added]])
+    rank = columns.rank[waiter]
+    of_other = columns.rank[other]
+    while (ends >= begins).all():
+        is_missing = (other < 0) | (other >= ends[of_other])
+        is_cut_short = is_missing & (waiter < ends[rank])
+        if not is_cut_short.any():
+            break
+        np.minimum.at(ends, rank[is_cut_short], waiter[is_cut_short])
+        ends = _ends_of_batches(columns, ends)
+    return ends - columns.first[:-1]
+
+
+def _ends_of_batches(columns: Columns, ends: Ints) -> Ints:
+    """For each rank the row before which it stops, if none within a batch: that is issued as a
+    whole or not at all.
+    """
+    heads = np.append(columns.batch, len(columns))[ends]
+    return np.where(ends < columns.first[1:], heads, ends)
 
 
 def reached(cut: Schedule, rules: Transport) -> tuple[Ints, Ints]:
