@@ -44,6 +44,9 @@ class Board:
     #: Per rank: which slots are taken, and the nodes by their slots.
     taken: list[bytearray] = field(factory=list)
     tracks: list[Track] = field(factory=list)
+    #: The nodes that memory kept from moving as far as there was room, with their ranks and the
+    #: slots from which on they may be.
+    held_back: list[tuple[int, int, int]] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         ends = np.array(self.ends, np.int64)
@@ -113,14 +116,41 @@ class Board:
         taken[now : now + width] = _FREE * width
         track = self.tracks[rank]
         slot = track.first_fitting(node, now, earliest)
+        is_held_back = slot > earliest
         while (slot := taken.find(_FREE * width, slot, now + width - 1)) >= 0:
             if track.move(node, now, slot):
                 now = slot
                 break
+            is_held_back = True
             slot += 1
+        if is_held_back:
+            self.held_back.append((rank, node, earliest))
         self.start[node] = now
         self.end[node] = now + width
         taken[now : now + width] = _TAKEN * width
+
+    def is_settled(self, ends: list[float]) -> bool:
+        """Whether no node moves on a board of the orders after every node has moved, in which they
+        have some ends. This board is of no use behind it.
+        """
+        # Where nodes start at their slots, that is this board. What a node waits for has moved
+        # before it, and what has moved after it has freed slots behind it only. So a node that
+        # memory did not hold back has no room before it; and if none that it held back moves now,
+        # all stays. A node that takes no time may share its slot with what it waits for, and then
+        # move before that.
+        moving = self.moving
+        if not np.array(self.width)[moving].all():
+            return False
+        if (np.array(ends)[moving] != np.array(self.end)[moving]).any():
+            return False
+        held_back = self.held_back
+        self.held_back = []
+        for rank, node, earliest in held_back:
+            slot = self.start[node]
+            self.move(rank, node, earliest)
+            if self.start[node] < slot:
+                return False
+        return True
 
     def order(self, rank: int) -> list[int]:
         """A rank's nodes at their slots, with its virtual weight gradients in the free ones."""

@@ -90,4 +90,6 @@ def _moved_all(graph: Graph, given: _Trial, limit: float) -> _Trial:
         if moved.value >= best.value:
             break
         best = moved
+        if board.is_settled(moved.ends):
+            break
     return best

@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schedlang import (
@@ -33,6 +33,7 @@ from schedlang.passes import (
     search,
     squeeze,
 )
+from schedlang.passes.board import Board
 from schedlang.passes.fill import Rules
 from schedlang.passes.graph import Graph
 from schedlang.passes.greedy import Greedy
@@ -300,6 +301,48 @@ def test_collisions_name_the_ops_the_rank_and_the_slot() -> None:
     assert str(caught.value).startswith(
         "error[collision]: `0B0` and `0F1` collide on rank 0 in slot 3"
     )
+
+
+#: Once 4B0 has moved to an earlier slot, the memory lets 4F1 go behind it.
+_LETS_GO_LATER = make_schedule(
+    (0, 1, 0, 0, 1),
+    2,
+    (
+        parse_actions("0F0 0F1 2F0 2F1 3F0 3I0 3F1 3I1", [0] * 8),
+        parse_actions("1F0 1F1 1B0 4F0 4F1 1B1 4B0 4B1", [0] * 8),
+    ),
+    skips=((0, 3), (1, 3)),
+    frozen=(0, 2, 3),
+    edges=((0, 2),),
+)
+
+
+@examples(150)
+@given(schedules())
+@example(_LETS_GO_LATER)
+def test_a_board_is_settled_if_nothing_moves_on_the_next_one(
+    schedule: Schedule,
+) -> None:
+    graph = Graph(schedule)
+    limit = graph.highest_peak(graph.order)
+    ends = graph.ends(graph.order)
+    board = Board(graph, graph.order, ends, limit, steady=False)
+    moved = board.moved_forward()
+    ends = graph.ends(moved)
+    following = Board(graph, moved, ends, limit, steady=False)
+    slots = list(following.start)
+    again = following.moved_forward()
+    assert board.is_settled(ends) == (following.start == slots)
+    assert again == moved or following.start != slots
+
+
+def test_a_board_is_not_settled_if_its_orders_run_earlier() -> None:
+    graph = Graph(_LETS_GO_LATER)
+    orders = graph.order
+    ends = graph.ends(orders)
+    later = [end + 1 for end in ends]
+    board = Board(graph, orders, later, graph.highest_peak(orders), steady=True)
+    assert not board.is_settled(ends)
 
 
 @pytest.mark.parametrize("name", ["1f1b_v", "v_half", "v_zb"])
