@@ -140,7 +140,7 @@ formatting: .venv/installed
 
 # Changes the verifier in one place at a time and sees whether the tests notice (mutmut); then
 # docs/mutation.md. It takes hours, can be stopped and goes on where it was;
-# MUTANTS='schedlang.proof.network*' tries some only.
+# MUTANTS='schedlang.proof.channels*' tries some only.
 mutation: .venv/installed
 	$(BIN)/pip install --quiet mutmut
 	PATH=$(CURDIR)/$(BIN):$$PATH mutmut run --max-children 2 $(MUTANTS)

@@ -115,6 +115,37 @@ SIDE_BY_SIDE = """schedule side_by_side {
     rank r { for i in 0 .. 2 { F(lane(i, 0), 0)  B(lane(i, 0), 0) }  reduce(lane(0, 0)) }
 }
 """
+#: Gathers of ranks 1 and 2 that each has begun go behind those of `c(1)`, to which rank 3 comes only
+#: behind what it needs of them. Rank 0 waits for them as well, and they do not wait for its sum.
+THREE_WAYS = """schedule three_ways {
+    param ranks = 5
+    param microbatches = 3
+    pipeline a runs 1 stage s in 0 .. 3 on s + 1
+    pipeline b runs 1 stage s in 0 .. 3 on 2 - s
+    pipeline c runs 1 stage s in 0 .. 3 on 4 - s % 2
+    rank r {
+        if r == 0 { F(b(2), 0)  B(b(2), 0)  reduce }
+        if r == 1 {
+            unshard(b(1))  unshard(a(0))
+            F(a(0), 0)  F(b(1), 0)  B(a(0), 0)  B(b(1), 0)
+            reshard
+        }
+        if r == 2 {
+            unshard(a(1))  unshard(b(0))
+            F(b(0), 0)  F(a(1), 0)  B(a(1), 0)  B(b(0), 0)
+            reshard
+        }
+        if r == 3 {
+            F(a(2), 0)  unshard(c(1))  B(a(2), 0)  reduce(a(2))
+            F(c(1), 0)  B(c(1), 0)  reshard(c(1))
+        }
+        if r == 4 {
+            unshard(c(0))  F(c(0), 0)  F(c(2), 0)  B(c(2), 0)  reduce(c(2))
+            B(c(0), 0)  reshard(c(0))
+        }
+    }
+}
+"""
 #: What both ranks do, with a mistake; or a program of its own.
 WRONG = (
     f"reduce(down(r))  {FORWARDS}  {BACKWARDS}",
@@ -144,6 +175,7 @@ WRONG = (
     LATE,
     LATE_STEP,
     SIDE_BY_SIDE,
+    THREE_WAYS,
 )
 
 
