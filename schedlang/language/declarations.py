@@ -406,7 +406,7 @@ class Declarations:
     def frozen_model(self, name: str, location: int) -> None:
         """Say that the weights of a model, or of several that differ by a number, do not change."""
         for pipeline in self.pipelines:
-            if pipeline.name.partition("(")[0] == name:
+            if pipeline.family == name:
                 self._frozen.append(_Frozen(pipeline.start, pipeline.stop, location))
 
     def link(self, number_of: Callable[[int], int], location: int) -> None:

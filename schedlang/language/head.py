@@ -85,9 +85,7 @@ def head_lines(head: Head, words: dict[int, str]) -> Iterator[str]:
 def _pipelines(layout: Layout) -> Iterator[str]:
     """The lines of pipelines, one for all that differ by a number: `lane(0)`, `lane(1)`."""
     word = "model" if layout.models else "pipeline"
-    for name, group in groupby(
-        layout.pipelines, lambda pipeline: pipeline.name.partition("(")[0]
-    ):
+    for name, group in groupby(layout.pipelines, lambda pipeline: pipeline.family):
         pipelines = list(group)
         ranks = [layout.placement[each.start : each.stop] for each in pipelines]
         microbatches = [each.microbatches for each in pipelines]

@@ -44,12 +44,12 @@ def stage_functions(
     numbered: dict[str, list[StageOf]] = {}
     for pipeline in pipelines:
         # `lane(0)`, `lane(1)`: pipelines that differ by a number have one function.
-        name, _, number = pipeline.name.partition("(")
+        name = variable(pipeline.family)
         stages = stage_of(pipeline.start, pipeline.stop - pipeline.start)
-        if number:
-            numbered.setdefault(variable(name), []).append(stages)
+        if pipeline.name == pipeline.family:
+            named[name] = stages
         else:
-            named[variable(name)] = stages
+            numbered.setdefault(name, []).append(stages)
     return named | {
         name: numbered_stage_of(functions) for name, functions in numbered.items()
     }

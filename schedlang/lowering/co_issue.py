@@ -22,6 +22,7 @@ def co_issue(schedule: Schedule) -> Schedule:
 
     Where the ops come to a standstill, each rank just goes on from there: the proof says why.
     """
+    # Where no message goes, there is no moment to look for.
     if not schedule.needs.is_message.any():
         return schedule
     columns = schedule.columns

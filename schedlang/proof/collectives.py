@@ -1,6 +1,6 @@
 """Gathers, sums and hops that a program writes itself: is what they are for there when it is
 needed, and do all replicas come to them? Whether they do in one order is another question
-(`schedlang.proof.rounds`).
+(`schedlang.proof.collective_order`).
 
 A gather of a stage's weights, or a sum of its gradients, is one event of all ranks that hold a
 replica of the stage. The first gather of a stage meets the first of each replica, the second one

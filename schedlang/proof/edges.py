@@ -158,8 +158,9 @@ def ideal_events(
 
     An op that needs something of its own rank, which is not made before it, never runs.
     """
-    # The order of gathers and hops is asked of the same events (`schedlang.proof.rounds`). Others
-    # are not kept: to find new room takes longer than to make a graph anew.
+    # The order of gathers and hops is asked of the same events, see
+    # `schedlang.proof.collective_order`. Others are not kept: to find new room takes longer than to
+    # make a graph anew.
     is_asked = schedule.columns.is_collective.any() and costs == schedule.costs
     if is_asked and graph_of is _at_costs:
         return _own_ideal_events(schedule)

@@ -71,10 +71,11 @@ class _Proof:
 
     def on(self, name: str) -> Execution:
         """The ideal execution, if the schedule is right on a transport."""
-        # Two proofs, the quick one first. It is about the order of actions alone, and says yes for
-        # all transports at once; where it does not say yes, each transport is asked by itself:
+        # Two proofs, the quick one first. It says yes for all transports at once; where it does not
+        # say yes, each transport is asked by itself:
         #
-        #     in the order of their moments? ── yes ──► right
+        #     in the order of their moments,
+        #     or no messages and all ends?   ── yes ──► right
         #                  └── no ──► the event graph of the transport, walked ──► right, or why not
         schedule = self.schedule
         rules = transports(name, has_batches(schedule.columns))

@@ -5,9 +5,9 @@ or its two halves.
 import numpy as np
 
 from schedlang.diagnostics.diagnostic import CompileError, counted
+from schedlang.proof.collective_order import check_collective_order
 from schedlang.proof.collectives import check_collectives
 from schedlang.proof.graph import once
-from schedlang.proof.rounds import check_rounds
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Columns, Ints, counts_of, is_any, repeats
 from schedlang.schedule.findings import Finding, diagnose
@@ -27,7 +27,7 @@ def check_structure(schedule: Schedule) -> None:
         _beside_updates,
         _offloads,
         check_collectives,
-        check_rounds,
+        check_collective_order,
     ):
         findings = check(schedule)
         if findings:

@@ -29,6 +29,11 @@ class Pipeline:
     stop: int
     microbatches: int
 
+    @property
+    def family(self) -> str:
+        """The name that it shares with pipelines that differ by a number: `lane` of `lane(1)`."""
+        return self.name.partition("(")[0]
+
 
 def pieces_of(pipelines: Sequence[Pipeline], models: bool) -> int:
     """How many stages there are that are no replicas of others."""

@@ -10,8 +10,8 @@ from schedlang.schedule.kinds import OF_HOPS
 from schedlang.schedule.schedule import Schedule
 
 
-def check_rounds(schedule: Schedule) -> list[Finding]:
-    """Ranks that come to the events of several replicas in different orders: a round of events, of
+def check_collective_order(schedule: Schedule) -> list[Finding]:
+    """Ranks that come to the events of several replicas in different orders: a cycle of events, of
     which each comes before the next one on some rank.
 
     The schedule has the right structure otherwise.
@@ -22,7 +22,7 @@ def check_rounds(schedule: Schedule) -> list[Finding]:
     #     rank 1    sum of b ──▶ sum of a
     if not have_replicas(schedule):
         return []
-    # Where all comes to its end, there is no such round. The compiler asks for that anyway.
+    # Where all comes to its end, there is no such cycle. The compiler asks for that anyway.
     if ideal_events(schedule, schedule.costs).graph.is_whole:
         return []
     columns = schedule.columns
