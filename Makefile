@@ -143,7 +143,7 @@ formatting: .venv/installed
 # MUTANTS='schedlang.proof.channels*' tries some only.
 mutation: .venv/installed
 	$(BIN)/pip install --quiet mutmut
-	PATH=$(CURDIR)/$(BIN):$$PATH mutmut run --max-children 2 $(MUTANTS)
+	PATH=$(CURDIR)/$(BIN):$$PATH python -P tests/support/mutation_run.py run --max-children 2 $(MUTANTS)
 	PATH=$(CURDIR)/$(BIN):$$PATH python -m tests.support.mutation_page > docs/mutation.md
 
 # The compiler against torch's own pipelining, in a few minutes, and a plot; BENCH=--large for the

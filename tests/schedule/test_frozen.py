@@ -12,6 +12,7 @@ from schedlang.plan.torch_tables.export import export_table
 from schedlang.python.builder import Builder
 from schedlang.ranks.connections import edges_of
 from schedlang.ranks.lifetimes import Holds, lifetimes
+from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.kinds import GATHERS
 from tests.support.explorer import is_right
 from tests.support.paths import GALLERY, PROGRAMS
@@ -87,7 +88,10 @@ def test_updates_of_frozen_stages_are_left_out() -> None:
         "latest",
         "delay 1",
     ]
-    prove(plan.for_updates(9))
+    stream = plan.for_updates(9)
+    prove(stream)
+    # A frozen stage has no older weights to read.
+    assert follow_weights(stream).staleness == 1
 
 
 def test_a_skip_from_a_trained_stage_brings_a_backward() -> None:
