@@ -26,7 +26,8 @@ PAGE = """# Mutation score of the verifier
 
 Do the tests notice if the verifier is wrong? `make mutation` has mutmut change it in one place at a time, and runs the
 tests of the compiler against each: a mutant that some test fails on, or never ends on, is killed. Those that mypy
-refuses, as `make test` would, need no test. Written on {date}.
+refuses, as `make test` would, need no test. One that no test has failed on and that has not met all of its tests
+counts as not tried. Written on {date}.
 
 {score}
 
