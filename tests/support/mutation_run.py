@@ -1,14 +1,15 @@
 """mutmut with tests that are collected once: `python -P tests/support/mutation_run.py run`.
 
-By itself mutmut starts pytest for each mutant, and of our tests that takes longer than what most
-mutants need to be killed. Here the tests are collected once, and each mutant is a fork of that process:
+By itself mutmut starts pytest for each mutant, and to collect our tests takes longer than what most
+mutants need to be killed. Here they are collected once, and each mutant is a fork of that process:
 
     mutmut ── fork server: collects the tests ──┬─ mutant 1: tests in the order of `in_turn`
                                                 ├─ mutant 2
                                                 └─ ...
 
-Mutants, types, timeouts and results are mutmut's own: its other commands (`results`, `show`) work as
-always. It is no module of `tests`, as the tests are those of the copy that mutmut changes.
+Mutants, types, timeouts and results are mutmut's own, and its other commands (`results`, `show`) work
+as always. This file is run by its path, with `-P`: as a module of `tests` it would bring the tests of
+the tree along, and those of the copy that mutmut changes are to be run.
 """
 
 import gc
@@ -41,6 +42,7 @@ class Collected(PytestRunner):
     output: TextIO
 
     def warm_up(self) -> None:
+        """Collect all tests, once, in the process that the mutants are forks of."""
         with change_cwd("mutants"):
             config = _prepareconfig(
                 [
@@ -65,7 +67,8 @@ class Collected(PytestRunner):
             # Before there are mutants: the tests as they are, and one that has to fail.
             return super().run_tests(mutant_name=mutant_name, tests=tests)
         assert mutant_name is not None
-        # pytest puts its own in its place, and a file that nobody holds any more is an error to it.
+        # pytest replaces this file by its own. If nobody held it, it would be closed as garbage, a
+        # warning for which the first test would fail, whatever the mutant.
         self.output = sys.stdout
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         with change_cwd("mutants"):
@@ -97,6 +100,7 @@ def in_turn(mutant: str, tests: Iterable[str]) -> Sequence[str]:
 
 
 def runner(workers: int) -> ForkServerRunner:
+    """What mutmut asks for: it runs so many mutants at once."""
     return ForkServerRunner(workers, Collected, {}, debug=mutmut_config().debug)
 
 
