@@ -179,7 +179,7 @@ class _Part:
             return None
         execution = ideal_execution(graph.reordered(orders[0]))
         assert execution is not None
-        return _Found(self, limit, execution)
+        return _Found(self, limit, execution, is_as_given=orders[0] == graph.order)
 
 
 @frozen
@@ -189,6 +189,8 @@ class _Found:
     part: _Part
     limit: float
     execution: Execution
+    #: Whether it is the order that the part has by itself.
+    is_as_given: bool
 
     def continued(self, before: "_Found | None") -> Schedule | None:
         """The whole schedule in the order of the part, if that repeats itself, and the whole runs
@@ -198,8 +200,11 @@ class _Found:
         growth = self.growth(before)
         if growth is None or _has_too_few(self.execution):
             return None
-        starts = np.concatenate([bars.start for bars in self.execution.timeline.ranks])
         part = self.part
+        given = part.repeats.schedule
+        if self.is_as_given and self.is_as_good(given, part.times * growth):
+            return given
+        starts = np.concatenate([bars.start for bars in self.execution.timeline.ranks])
         for step in (times for times in _PERIODS if part.times % times == 0):
             periods = tuple(step * period for period in part.repeats.periods)
             repeats = find_repeats(self.execution.schedule, periods, starts)
@@ -209,7 +214,7 @@ class _Found:
             ):
                 continue
             order = repeats.put_in(part.times // step)
-            whole = _in_order(part.repeats.schedule, order)
+            whole = _in_order(given, order)
             if whole is not None and self.is_as_good(whole, part.times * growth):
                 return whole
         return None

@@ -11,9 +11,9 @@ from schedlang.passes.graph import Graph
 
 #: A node and its slot, which comes first.
 Row = tuple[int, int]
-#: Before a row: the slot from which the rank is free, how many weight gradients have run, and are
-#: owed, what it holds.
-State = tuple[int, int, int, float]
+#: Before a row: the slot from which the rank is free, how many weight gradients have run, and how
+#: many have come to be owed.
+State = tuple[int, int, int]
 
 
 @define
@@ -30,8 +30,10 @@ class Track:
     owes: dict[int, list[int]]
     width: list[int]
     rows: list[Row]
-    #: Before each row, and after the last; and the most that the rank holds from there to the next.
+    #: Before each row, and after the last: the rank's state, what it holds, and the most that it
+    #: holds from there to the next.
     states: list[State] = field(init=False)
+    held: list[float] = field(init=False)
     most: list[float] = field(init=False)
     #: In how many rows it holds too much; the weight gradients in the order in which they come to
     #: be owed; whether none of them takes memory.
@@ -40,11 +42,13 @@ class Track:
     is_relief: bool = True
 
     def __attrs_post_init__(self) -> None:
-        self.states = [(0, 0, 0, 0.0)]
+        self.states = [(0, 0, 0)]
+        self.held = [0.0]
         walked = self.walk(0, len(self.rows), True)
         assert walked is not None
-        states, self.most, self.owed = walked
+        states, held, self.most, self.owed = walked
         self.states += states
+        self.held += held
         self.excess = self.count_over(self.most)
         self.is_relief = all(self.graph.rise[weight] <= 0 for weight in self.owed)
 
@@ -61,14 +65,15 @@ class Track:
         if node in self.owes or self.excess or not self.is_relief:
             return slot
         rows = self.rows
-        most = self.most
         room = self.limit - self.graph.change[node]
-        index = bisect_left(rows, (now, node)) - 1
-        while index >= 0 and rows[index][0] >= slot:
-            if most[index] > room:
-                return rows[index][0] + 1
-            index -= 1
-        return slot
+        first = bisect_left(rows, (slot,))
+        most = self.most[first : bisect_left(rows, (now, node))]
+        if not most or max(most) <= room:
+            return slot
+        last = len(most) - 1
+        while most[last] <= room:
+            last -= 1
+        return rows[first + last][0] + 1
 
     def move(self, node: int, now: int, slot: int) -> bool:
         """Let a node start at an earlier slot, if the rank holds no more than it may then; whether
@@ -79,59 +84,65 @@ class Track:
         del self.rows[old]
         self.rows.insert(new, (slot, node))
         if self.excess or self.is_owed(new, old):
-            walked = self.walk(new, old, self.excess > 0)
+            is_moved = self.walk_moved(new, old)
         else:
-            walked = self.shifted(new, old)
-        if walked is not None:
-            states, most, owed = walked
-            excess = self.excess
-            if excess:
-                before = self.most[new : new + len(most)]
-                excess += self.count_over(most) - self.count_over(before)
-            if not excess:
-                first = self.states[new][2]
-                self.states[new + 1 : new + 1 + len(states)] = states
-                self.most[new : new + len(most)] = most
-                self.owed[first : first + len(owed)] = owed
-                self.excess = excess
-                return True
-        del self.rows[new]
-        self.rows.insert(old, (now, node))
-        return False
+            is_moved = self.shift(new, old)
+        if not is_moved:
+            del self.rows[new]
+            self.rows.insert(old, (now, node))
+        return is_moved
 
     def is_owed(self, first: int, last: int) -> bool:
         """Whether a weight gradient is owed anywhere from the `first` row to the `last`."""
-        _, paid, count, _ = self.states[first]
+        _, paid, count = self.states[first]
         return paid < count or count < self.states[last + 1][2]
 
-    def shifted(
-        self, first: int, last: int
-    ) -> tuple[list[State], list[float], list[int]] | None:
-        """What `walk` gives after the row at the `last` has moved to the `first`, where nothing is
-        owed: then all rows between hold what it changes, besides.
+    def shift(self, first: int, last: int) -> bool:
+        """Take in that the row at the `last` has moved to the `first`, where nothing is owed between
+        them; False, and nothing changes, where the rank would hold too much.
         """
+        # Between them the rank holds what the row's node changes, besides.
         slot, node = self.rows[first]
         change = self.graph.change[node]
-        _, paid, count, held = self.states[first]
-        most = [held + self.graph.rise[node]]
+        before = self.held[first]
+        most = [before + self.graph.rise[node]]
         most += [amount + change for amount in self.most[first:last]]
         if max(most) > self.limit:
-            return None
-        states = [(slot + self.width[node], paid, count, held + change)]
-        states += [
-            (now, paid, count, held + change)
-            for now, paid, count, held in self.states[first + 1 : last + 1]
-        ]
-        return states, most, []
+            return False
+        self.most[first : last + 1] = most
+        held = self.held[first : last + 1]
+        self.held[first + 1 : last + 2] = [amount + change for amount in held]
+        _, paid, count = self.states.pop(last + 1)
+        self.states.insert(first + 1, (slot + self.width[node], paid, count))
+        return True
+
+    def walk_moved(self, first: int, last: int) -> bool:
+        """The same where weight gradients are owed, which then run at other slots."""
+        walked = self.walk(first, last, self.excess > 0)
+        if walked is None:
+            return False
+        states, held, most, owed = walked
+        if self.excess:
+            before = self.most[first : first + len(most)]
+            excess = self.excess + self.count_over(most) - self.count_over(before)
+            if excess:
+                return False
+            self.excess = excess
+        base = self.states[first][2]
+        self.states[first + 1 : first + 1 + len(states)] = states
+        self.held[first + 1 : first + 1 + len(held)] = held
+        self.most[first : first + len(most)] = most
+        self.owed[base : base + len(owed)] = owed
+        return True
 
     def walk(
         self, first: int, last: int, to_the_end: bool
-    ) -> tuple[list[State], list[float], list[int]] | None:
+    ) -> tuple[list[State], list[float], list[float], list[int]] | None:
         """What comes after each row from the `first` on, until behind the `last` all is as it was;
         or to the end. None where a row holds too much, unless it is to go on `to_the_end`.
 
-        That is the states, the most that is held in each row, and the weight gradients that come to
-        be owed.
+        That is the states, what is held, the most that is held in each row, and the weight
+        gradients that come to be owed.
         """
         # Most of the time of a pass is spent here, so all that is asked for in it has a name.
         rise = self.graph.rise
@@ -141,15 +152,22 @@ class Track:
         rows = self.rows
         end = len(rows)
         before = self.states
+        held_before = self.held
         earlier = self.owed
         limit = inf if to_the_end else self.limit
-        now, paid, count, held = self.states[first]
+        now, paid, count = before[first]
+        held = held_before[first]
         base = count
         states = list[State]()
+        amounts = list[float]()
         mosts = list[float]()
         owed = list[int]()
         for index in range(first, end + 1):
-            if index > last and (now, paid, count, held) == before[index]:
+            if (
+                index > last
+                and held == held_before[index]
+                and (now, paid, count) == before[index]
+            ):
                 start = max(paid, base)
                 if owed[start - base :] == earlier[start:count]:
                     break
@@ -178,5 +196,6 @@ class Track:
             held += change[node]
             if slot + width[node] > now:
                 now = slot + width[node]
-            states.append((now, paid, count, held))
-        return states, mosts, owed
+            states.append((now, paid, count))
+            amounts.append(held)
+        return states, amounts, mosts, owed
