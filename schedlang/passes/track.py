@@ -98,7 +98,7 @@ class Track:
         return paid < count or count < self.states[last + 1][2]
 
     def shift(self, first: int, last: int) -> bool:
-        """Take in that the row at the `last` has moved to the `first`, where nothing is owed between
+        """Take in that the row at the `last` has moved to the `first`, and nothing is owed between
         them; False, and nothing changes, where the rank would hold too much.
         """
         # Between them the rank holds what the row's node changes, besides.
