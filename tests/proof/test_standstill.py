@@ -3,18 +3,7 @@
 import pytest
 
 from schedlang import CompileError, Source, compile
-from schedlang.diagnostics.diagnostic import Diagnostic
-from schedlang.schedule.layout import Layout, Pipeline
-from tests.support.written import words, written, wrong
-
-#: Two pipelines of one microbatch: rank 0 holds stages 0 and 3, and rank 1 their replicas 2 and 1.
-BOTH_WAYS = Layout((0, 1, 1, 0), (Pipeline("down", 0, 2, 1), Pipeline("up", 2, 4, 1)))
-
-
-def labels(diagnostic: Diagnostic) -> list[tuple[str, str]]:
-    """The words that a message underlines, each with what it says there."""
-    texts = [label.text for label in diagnostic.labels]
-    return list(zip(words(diagnostic), texts, strict=True))
+from tests.support.written import BOTH_WAYS, labels, words, written, wrong
 
 
 def test_each_receive_that_nothing_is_sent_to_is_told_at_its_place() -> None:

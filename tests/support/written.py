@@ -9,10 +9,12 @@ from schedlang import Actions, CompileError, Kind, Schedule, Source, prove
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.source import Span
 from schedlang.schedule.actions import NO_MICROBATCH
-from schedlang.schedule.layout import Layout
+from schedlang.schedule.layout import Layout, Pipeline
 from tests.support.strategies import make_schedule
 
 _WORD = re.compile(r"(\d+)([A-Z_]+)(\d*)")
+#: Two pipelines of one microbatch: rank 0 holds stages 0 and 3, and rank 1 their replicas 2 and 1.
+BOTH_WAYS = Layout((0, 1, 1, 0), (Pipeline("down", 0, 2, 1), Pipeline("up", 2, 4, 1)))
 
 
 def written(
@@ -68,3 +70,9 @@ def words(diagnostic: Diagnostic) -> list[str]:
         diagnostic.source.text[label.span.start : label.span.end]
         for label in diagnostic.labels
     ]
+
+
+def labels(diagnostic: Diagnostic) -> list[tuple[str, str]]:
+    """The words that a message underlines, each with what it says there."""
+    texts = [label.text for label in diagnostic.labels]
+    return list(zip(words(diagnostic), texts, strict=True))
