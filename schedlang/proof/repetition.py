@@ -265,8 +265,8 @@ def _ends_of_batches(columns: Columns, ends: Ints) -> Ints:
     """For each rank the row before which it stops, if none within a batch: that is issued as a
     whole or not at all.
     """
-    heads = np.append(columns.batch, len(columns))[ends]
-    return np.where(ends < columns.first[1:], heads, ends)
+    # Behind the last action of a rank there is the first one of another, with which a batch begins.
+    return np.append(columns.batch, len(columns))[ends]
 
 
 def reached(cut: Schedule, rules: Transport) -> tuple[Ints, Ints]:
