@@ -67,10 +67,7 @@ class Channels:
     @cached_property
     def alone(self) -> Ints:
         """The transfers that nothing is at the other end of, though there is a rank."""
-        is_alone = (
-            self.columns.is_transfer & self.has_peer & (self.partner == NO_PARTNER)
-        )
-        return np.flatnonzero(is_alone)
+        return np.flatnonzero(self.has_peer & (self.partner == NO_PARTNER))
 
     def latency(self, table: Floats) -> Floats:
         """How long each transfer takes, from a `table` by what is made and the receive's number."""
@@ -108,9 +105,7 @@ class Channels:
             return sends, sends
         # With room for 2 messages, send 5 of a channel waits until message 3 is received, the one
         # that is `capacity` before it.
-        receives = np.flatnonzero(
-            self.columns.is_transfer & ~self.is_send & self.has_peer
-        )
+        receives = np.flatnonzero(~self.is_send & self.has_peer)
         earlier = _lookup(
             self._key(receives, 0), receives, self._key(sends, int(capacity))
         )

@@ -100,7 +100,7 @@ class Events:
         heads = columns.batch[rows]
         before = np.searchsorted(self.on_rank, heads)
         items = _last_items(columns, self.item, self.on_rank, heads, before)
-        return np.where(items >= 0, self.graph.over[items], NOTHING)
+        return np.append(self.graph.over, NOTHING)[items]
 
     def timeline(self) -> Timeline:
         """When each op and each copy runs."""
@@ -385,8 +385,7 @@ class _Build:
         self.item[heads] = self.items.add(
             columns.rank[heads], heads * 2 + _STANDS, takes[heads]
         )
-        rows = np.flatnonzero(on_rank)
-        self.item[rows] = self.item[columns.batch[rows]]
+        self.item = self.item[columns.batch]
 
     @cached_property
     def heads_before(self) -> Ints:
@@ -735,7 +734,7 @@ class _Build:
         #
         #     send      ●──────────┬─ latency ─●
         #     receive              ●─ latency ─●
-        is_there = self.columns.is_transfer & channels.has_peer
+        is_there = channels.has_peer
         together = channels.components() if atomic else np.full(len(is_there), -1)
         latency = channels.latency(self._latencies)
         rows = np.flatnonzero(is_there & (together < 0))
@@ -805,10 +804,7 @@ class _Build:
     def events(self, channels: Channels | None = None) -> Events:
         """All of it as a graph."""
         graph = self.items.graph()
-        about, receive = (
-            np.concatenate(parts) if parts else np.zeros(0, np.int64)
-            for parts in (self.about, self.receive)
-        )
+        about, receive = map(np.concatenate, (self.about, self.receive))
         beside = np.concatenate([np.zeros((3, 0), np.int64), *self.beside], axis=1)
         return Events(
             self.schedule,

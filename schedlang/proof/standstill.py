@@ -90,7 +90,7 @@ class Standstill:
         """
         channels = self.events.channels
         assert channels is not None
-        rows = np.flatnonzero(self.schedule.columns.is_transfer & channels.has_peer)
+        rows = np.flatnonzero(channels.has_peer)
         return [
             row
             for row in rows.tolist()

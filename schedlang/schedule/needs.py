@@ -343,8 +343,13 @@ class _Rules:
             yield _Part(rule.made, np.repeat(step, units), number, microbatch, number)
 
     def steps(self, pipeline: Pipeline) -> tuple[Ints, Ints, Ints]:
-        """All optimizer steps, with the replica of their stage in a pipeline, and their update."""
+        """The optimizer steps that need gradients of a pipeline, all or those of the model that it
+        is; with the replica of their stage there, and their update.
+        """
         step = self.columns.where(Kind.U)
+        if self.layout.models:
+            stages = self.columns.stage[step]
+            step = step[(stages >= pipeline.start) & (stages < pipeline.stop)]
         starts = np.array([each.start for each in self.layout.pipeline_of], np.int32)
         own = self.columns.stage[step]
         stage: Ints = pipeline.start + own - starts[own]

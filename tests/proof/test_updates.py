@@ -203,6 +203,38 @@ def test_a_replica_that_reads_what_is_there_binds_no_other_one(free: int) -> Non
     prove(evolve(schedule, weights=tuple(rules)))
 
 
+#: A model of two stages and one of a single stage, which runs more microbatches. Each steps as soon as
+#: it has its own gradients.
+TWO_MODELS = """schedule two_models {
+    param ranks = 2
+    param microbatches = 2
+    model a runs microbatches stage s in 0 .. ranks on s
+    model b runs 3 stage s in 0 .. 1 on 1
+    rank r {
+        for m in 0 .. 2 { F(a(r), m) }
+        for m in 0 .. 2 { B(a(r), m) }
+        U(a(r))
+        if r == 1 { for m in 0 .. 3 { F(b(0), m)  B(b(0), m) }  U(b(0)) }
+    }
+}"""
+
+
+def test_a_model_steps_without_the_gradients_of_another_one() -> None:
+    plan = compile(Source("s.sched", TWO_MODELS))
+    ops = plan.ranks[1].compute().text().split()
+    assert ops[:5] == ["1F0", "1F1", "1B0", "1B1", "1U"]
+    assert ops[5:] == ["2F0", "2B0", "2F1", "2B1", "2F2", "2B2", "2U"]
+    assert prove(plan).timeline.ranks[0][-1].start == 9
+
+
+def test_a_model_steps_with_all_gradients_of_its_own() -> None:
+    wrong_order = TWO_MODELS.replace("U(a(r))", "").replace(
+        "for m in 0 .. 2 { B(a(r), m) }", "B(a(r), 0)  U(a(r))  B(a(r), 1)"
+    )
+    wrong = refused(wrong_order)
+    assert wrong.message == "`a(0)U` on rank 0 runs before `a(0)B1`"
+
+
 @pytest.mark.parametrize("are_models", [False, True])
 def test_models_are_no_replicas_of_each_other(are_models: bool) -> None:
     """Of two stages one runs ahead, and so reads older weights for its second update."""
