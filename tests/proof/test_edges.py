@@ -5,8 +5,8 @@ import pytest
 from attrs import evolve
 
 from schedlang import CompileError, Costs, Schedule
-from schedlang.proof.edges import ideal_events, transport_events
-from schedlang.proof.graph import NOTHING
+from schedlang.proof.edges import Events, ideal_events, transport_events
+from schedlang.proof.graph import NOTHING, Graph
 from schedlang.proof.prove import run_on, simulate
 from schedlang.schedule.kinds import RECEIVES
 from schedlang.schedule.layout import Layout, Pipeline
@@ -71,14 +71,17 @@ def test_a_rank_waits_until_what_it_sent_is_received(
 
 
 def test_a_rank_waits_for_sends_of_gradients_alone_too() -> None:
-    """Rank 0 comes to the receive behind a forward that takes until 12."""
+    """Rank 0 comes to the receive behind forwards that take until 18; the next message is there at
+    12.5.
+    """
     plan = written(
-        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
-        "1RECV_F0 1F0 1B0 1SEND_B0 1WAIT_SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1 1WAIT_SEND_B1",
-        microbatches=2,
+        "0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2 0RECV_B0 0B0 0RECV_B1 0B1 0RECV_B2 0B2",
+        "1RECV_F0 1F0 1B0 1SEND_B0 1WAIT_SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1 1WAIT_SEND_B1 "
+        "1RECV_F2 1F2 1B2 1SEND_B2 1WAIT_SEND_B2",
+        microbatches=3,
     )
     costs = Costs(forward_times=(6, 1), p2p_time=0.5)
-    assert starts(plan, costs)["1F1"] == 12.5
+    assert starts(plan, costs)["1F1"] == 18.5
 
 
 def test_a_wait_for_what_is_received_first_of_all() -> None:
@@ -229,17 +232,60 @@ def test_times_at_other_costs_than_those_of_the_program() -> None:
         assert simulate(plan, costs, ideal=True).timeline.makespan == 4 + forward
 
 
+#: Two ranks with copies on one link.
+SHARED = Layout((0, 1), (Pipeline("a", 0, 1, 1), Pipeline("b", 1, 2, 1)), links=(0, 0))
+COPIES = ("0F0 0OFFLOAD0 0RELOAD0 0B0", "1F0 1OFFLOAD0 1RELOAD0 1B0")
+
+
+@pytest.mark.parametrize("ideal", [False, True])
 @pytest.mark.parametrize("reload", [0, 1])
-def test_copies_take_turns_on_a_shared_link(reload: float) -> None:
+def test_copies_take_turns_on_a_shared_link(reload: float, ideal: bool) -> None:
     """Also where those in one direction take no time: rank 0 comes to both of its copies at 1."""
-    layout = Layout(
-        (0, 1), (Pipeline("a", 0, 1, 1), Pipeline("b", 1, 2, 1)), links=(0, 0)
+    plan = written(*COPIES, layout=SHARED)
+    costs = Costs(offload_times=(4,), reload_times=(reload,))
+    copies = [
+        (str(bar), bar.start)
+        for bars in simulate(plan, costs, ideal).timeline.copies
+        for bar in bars
+    ]
+    assert copies == [
+        ("0OFFLOAD0", 1),
+        ("0RELOAD0", 5),
+        ("1OFFLOAD0", 5 + reload),
+        ("1RELOAD0", 9 + reload),
+    ]
+
+
+def test_a_copy_that_is_late_because_of_others_loses_its_turn() -> None:
+    """Rank 0 comes to its second offload at 12, since its first backward waits for a copy until 9;
+    and rank 1 to its own at 6. Without the copies they would come at 4 and at 6.
+    """
+    pipelines = (Pipeline("a", 0, 1, 2), Pipeline("b", 1, 2, 1))
+    plan = written(
+        "0F0 0OFFLOAD0 0RELOAD0 0B0 0F1 0OFFLOAD1 0RELOAD1 0B1",
+        COPIES[1],
+        layout=evolve(SHARED, pipelines=pipelines),
     )
-    texts = ("0F0 0OFFLOAD0 0RELOAD0 0B0", "1F0 1OFFLOAD0 1RELOAD0 1B0")
-    plan = written(*texts, layout=layout)
-    found = starts(plan, Costs(offload_times=(4,), reload_times=(reload,)))
-    assert (found["0OFFLOAD0"], found["0RELOAD0"]) == (1, 5)
-    assert (found["1OFFLOAD0"], found["1RELOAD0"]) == (5 + reload, 9 + reload)
+    costs = Costs(forward_times=(1, 6), offload_times=(4,), reload_times=(4,))
+    found = starts(plan, costs)
+    assert (found["0OFFLOAD0"], found["1OFFLOAD0"], found["0OFFLOAD1"]) == (1, 9, 17)
+
+
+def test_copies_take_turns_by_the_times_that_count() -> None:
+    """As in a run with noise, also where the program writes gathers."""
+    plan = written(
+        f"0UNSHARD {COPIES[0]} 0RESHARD",
+        f"1UNSHARD {COPIES[1]} 1RESHARD",
+        layout=SHARED,
+    )
+    asked: list[Events] = []
+
+    def graph_of(events: Events) -> Graph:
+        asked.append(events)
+        return events.graph
+
+    ideal_events(plan, plan.costs, graph_of)
+    assert asked
 
 
 def test_overlapping_ops_have_the_times_of_their_microbatches() -> None:
@@ -264,23 +310,44 @@ MODELS = Layout(
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "ops"),
-    [
-        # A forward behind its gather, and a step behind its sum, begin together.
-        (
-            "2F0 2B0 0F0 0B0 0REDUCE_GRAD 1UNSHARD (1F0;0U) 1B0 1RESHARD",
-            {"1F0": 15, "0U": 16},
-        ),
-        # A step stands four actions before a forward, and its stream behind that of gathers.
-        (
-            "0F0 0B0 0REDUCE_GRAD 0U 2F0 2B0 1UNSHARD 1F0 1B0 1RESHARD",
-            {"0U": 5, "1F0": 17},
-        ),
-    ],
-    ids=["together", "apart"],
-)
-def test_ops_wait_for_gathers_and_sums_alike(text: str, ops: dict[str, float]) -> None:
-    plan = written(text, layout=MODELS)
+def test_ops_that_begin_together_wait_for_a_gather_and_a_sum() -> None:
+    plan = written(
+        "2F0 2B0 0F0 0B0 0REDUCE_GRAD 1UNSHARD (1F0;0U) 1B0 1RESHARD", layout=MODELS
+    )
     found = starts(plan, Costs(gather_times=(0, 9, 0), sum_times=(2,)))
-    assert {op: found[op] for op in ops} == ops
+    assert (found["1F0"], found["0U"]) == (15, 16)
+
+
+@pytest.mark.parametrize(
+    ("between", "start"),
+    [
+        ("2F0 2B0", 17),
+        ("2F0 2I0 2W0", 17),
+        ("2F0 2R0 2I0 2W0", 18),
+        ("2F0 2OFFLOAD0 2RELOAD0 2I0 2W0", 19),
+    ],
+)
+def test_one_op_waits_for_a_sum_and_one_behind_it_for_a_gather(
+    between: str, start: float
+) -> None:
+    """However many actions there are between the two."""
+    plan = written(
+        f"0F0 0B0 0REDUCE_GRAD 0U {between} 1UNSHARD 1F0 1B0 1RESHARD", layout=MODELS
+    )
+    found = starts(plan, Costs(gather_times=(0, 9, 0), sum_times=(2,)))
+    assert (found["0U"], found["1F0"]) == (5, start)
+
+
+def test_what_is_begun_behind_the_release_of_weights_waits_for_it() -> None:
+    """Rank 1 drops the weights of stage 2 at 11, once their gradients have been sent; then only it
+    begins the sum of stage 3.
+    """
+    layout = Layout((0, 0, 1, 1), (Pipeline("a", 0, 2, 1), Pipeline("b", 2, 4, 1)))
+    plan = written(
+        "0SEND_WEIGHTS 0F0 1F0 1B0 0B0 0RECV_GRADIENTS 1REDUCE_GRAD",
+        "2RECV_WEIGHTS 2F0 3F0 3B0 2B0 2SEND_GRADIENTS 2RESHARD 3REDUCE_GRAD",
+        layout=layout,
+    )
+    found = starts(plan, Costs(sum_times=(5, 1) * 2))
+    names = ("2SEND_GRADIENTS", "2RESHARD", "3REDUCE_GRAD")
+    assert [found[name] for name in names] == [6, 11, 11]

@@ -163,6 +163,25 @@ def test_an_item_waits_until_another_one_is_over_and_no_longer() -> None:
     assert len(graph.waits) == 2
 
 
+def test_a_graph_without_items() -> None:
+    items = Items()
+    nothing = np.zeros(0, np.int64)
+    items.add(nothing, nothing)
+    items.wait(nothing, nothing)
+    assert items.graph().is_whole
+    assert items.graph().times.tolist() == []
+
+
+def test_an_item_waits_in_the_order_in_which_its_edges_were_given() -> None:
+    items = Items()
+    items.add(np.arange(3), np.zeros(3, np.int64))
+    waiters = np.tile([2, 1, 0], 40)
+    items.wait(waiters, np.roll(waiters, 1))
+    edges = items.graph().edge.reshape(3, 40)
+    assert (waiters[edges] == np.arange(3)[:, np.newaxis]).all()
+    assert (np.diff(edges) > 0).all()
+
+
 def test_a_thread_without_items_keeps_no_other_one() -> None:
     items = Items()
     items.add(np.array([1, 3]), np.array([0, 0]), 2.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedlang import CompileError
+from schedlang import CompileError, Costs
 from schedlang.proof.prove import simulate
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout, Pipeline
@@ -51,10 +51,11 @@ def test_a_step_needs_the_gradients_of_its_own_update() -> None:
     assert words(told) == ["0U1"]
 
 
-def test_a_step_overlaps_with_no_gradient_that_it_needs() -> None:
+@pytest.mark.parametrize("costs", [Costs(), Costs(sum_times=(1,))], ids=["", "sums"])
+def test_a_step_overlaps_with_no_gradient_that_it_needs(costs: Costs) -> None:
     """Nor is it simulated, where nobody asks whether that changes the weights."""
     with pytest.raises(CompileError) as caught:
-        simulate(written("0F0 (0B0;0U)"))
+        simulate(written("0F0 (0B0;0U)"), costs)
     (told,) = caught.value.diagnostics
     assert told.message == "`0U` on rank 0 runs before `0B0`"
 
