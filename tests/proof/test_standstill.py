@@ -3,6 +3,7 @@
 import pytest
 
 from schedlang import CompileError, Source, compile
+from schedlang.schedule.layout import Layout, Pipeline
 from tests.support.written import BOTH_WAYS, labels, words, written, wrong
 
 
@@ -139,6 +140,27 @@ def test_an_optimizer_step_that_overlaps_with_what_it_waits_for() -> None:
         ("3SEND_B0", "until rank 0 comes here, to `up(1)SEND_B0`"),
         ("0U", "rank 0 waits here for the sum of gradients, at `down(0)U`"),
         ("2B0", "until rank 1 comes here, to `up(0)B0`"),
+    ]
+
+
+def test_a_message_that_is_over_only_with_a_batch_that_it_meets() -> None:
+    """Rank 2 receives by the skip before it sends the gradient that the batch of rank 1 waits for."""
+    layout = Layout((0, 1, 2), (Pipeline("", 0, 3, 2),), skips=((0, 2),))
+    plan = written(
+        "0F0 0SEND_F0 3SEND_F0 0F1 0SEND_F1 3SEND_F1 3RECV_B0 0RECV_B0 0B0 3RECV_B1 0RECV_B1 0B1",
+        "1RECV_F0 1F0 1SEND_F0 (1RECV_F1;1RECV_B0) 1F1 1SEND_F1 1B0 1SEND_B0 1RECV_B1 1B1 1SEND_B1",
+        "2RECV_F0 3RECV_F0 2F0 2B0 3RECV_F1 2SEND_B0 2RECV_F1 2F1 3SEND_B0 2B1 3SEND_B1 2SEND_B1",
+        layout=layout,
+    )
+    (told,) = wrong(plan)
+    assert told.message == "ranks 0-2 wait for each other"
+    assert labels(told) == [
+        ("1RECV_B0", "rank 1 waits here, at `1RECV_B0`"),
+        ("2SEND_B0", "until rank 2 comes here, to `2SEND_B0`"),
+        ("3RECV_F1", "rank 2 waits here, at `3RECV_F1`"),
+        ("3SEND_F1", "until rank 0 comes here, to `3SEND_F1`"),
+        ("0SEND_F1", "rank 0 waits here, at `0SEND_F1`"),
+        ("1RECV_B0", "until rank 1 is done with the batch here, at `1RECV_B0`"),
     ]
 
 
