@@ -34,8 +34,8 @@ class Channels:
     """The transfers of a schedule on a transport; of all columns, row i is of action i.
 
     `partner` is the other side of a transfer, or NO_PARTNER; `peer` its rank, or -1 where there is
-    none to reach. `nth[row]` counts the sends, or the receives, of its channel `channel[row]`
-    before it.
+    none to reach. Of a transfer with a peer, `nth[row]` counts the sends, or the receives, of its
+    channel `channel[row]` before it.
     """
 
     schedule: Schedule
@@ -67,10 +67,7 @@ class Channels:
     @cached_property
     def alone(self) -> Ints:
         """The transfers that nothing is at the other end of, though there is a rank."""
-        is_alone = (
-            self.columns.is_transfer & self.has_peer & (self.partner == NO_PARTNER)
-        )
-        return np.flatnonzero(is_alone)
+        return np.flatnonzero(self.has_peer & (self.partner == NO_PARTNER))
 
     def latency(self, table: Floats) -> Floats:
         """How long each transfer takes, from a `table` by what is made and the receive's number."""
@@ -83,9 +80,7 @@ class Channels:
                 self.columns.stage[sends]
             ]
             times[sends] = table[made, np.minimum(numbers, table.shape[1] - 1)]
-            receives = self.columns.where(RECEIVES[made])
-            times[receives] = table[made, self.columns.stage[receives]]
-        # Where a message is not what its receive is for, it takes the time of what was sent.
+        # A receive takes the time of what was sent, also where that is not what it is for.
         received = np.flatnonzero(~self.is_send & (self.partner >= 0))
         times[received] = times[self.partner[received]]
         return times
@@ -110,9 +105,7 @@ class Channels:
             return sends, sends
         # With room for 2 messages, send 5 of a channel waits until message 3 is received, the one
         # that is `capacity` before it.
-        receives = np.flatnonzero(
-            self.columns.is_transfer & ~self.is_send & self.has_peer
-        )
+        receives = np.flatnonzero(~self.is_send & self.has_peer)
         earlier = _lookup(
             self._key(receives, 0), receives, self._key(sends, int(capacity))
         )
@@ -216,12 +209,10 @@ def channels_of(schedule: Schedule, transport: Transport) -> Channels:
     columns = schedule.columns
     layout = schedule.layout
     partner = np.full(len(columns), NO_PARTNER, np.int64)
-    channel = np.full(len(columns), -1, np.int64)
+    channel = np.zeros(len(columns), np.int64)
     nth = np.zeros(len(columns), np.int64)
-    peer = np.full(len(columns), -1, np.int64)
-    rows = np.flatnonzero(columns.is_transfer)
-    peer[rows] = peers(schedule, rows)
-    rows = rows[peer[rows] >= 0]
+    peer = peers(schedule, np.arange(len(columns)))
+    rows = np.flatnonzero(peer >= 0)
     # What follows has one entry for each transfer that can reach a rank, in the order of `rows`.
     is_send = columns.is_send[rows]
     own = columns.rank[rows].astype(np.int64)
@@ -294,7 +285,7 @@ def other_numbers(layout: Layout, kind: Kind) -> Ints:
 
 
 def peers(schedule: Schedule, rows: Ints) -> Ints:
-    """The rank at the other end of each transfer; -1 where there is none."""
+    """The rank at the other end of each transfer; -1 where there is none, and for ops."""
     numbers = schedule.layout.all_numbers
     table = np.full((ROWS, len(numbers)), -1, np.int64)
     for kind in TRANSFERS:

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from schedlang.proof.channels import Channels, channels_of
 from schedlang.proof.collectives import collectives
@@ -100,7 +100,7 @@ class Events:
         heads = columns.batch[rows]
         before = np.searchsorted(self.on_rank, heads)
         items = _last_items(columns, self.item, self.on_rank, heads, before)
-        return np.where(items >= 0, self.graph.over[items], NOTHING)
+        return np.append(self.graph.over, NOTHING)[items]
 
     def timeline(self) -> Timeline:
         """When each op and each copy runs."""
@@ -177,7 +177,7 @@ def _ideal_in_turns(schedule: Schedule, costs: Costs, graph_of: GraphOf) -> Even
     return _in_turns(
         schedule,
         costs,
-        lambda costs, turns: _ideal_events(_Build(schedule, costs, turns)),
+        lambda turns: _ideal_events(_Build(schedule, costs, turns)),
         graph_of,
     )
 
@@ -196,7 +196,7 @@ def transport_events(
     return _in_turns(
         schedule,
         costs,
-        lambda costs, turns: _transport_events(
+        lambda turns: _transport_events(
             _Build(schedule, costs, turns), channels, transport
         ),
         graph_of,
@@ -220,7 +220,7 @@ def takes_turns(schedule: Schedule, costs: Costs) -> bool:
 def _in_turns(
     schedule: Schedule,
     costs: Costs,
-    events_of: Callable[[Costs, Ints | None], Events],
+    events_of: Callable[[Ints | None], Events],
     graph_of: GraphOf,
 ) -> Events:
     """The events where copies of several ranks take turns on their links, in the order in which
@@ -229,13 +229,11 @@ def _in_turns(
     That order follows from the times, and these from it. So it is looked for: from an order, the
     times, and from these the order, until it stays.
     """
+    # At first, and where no order is found, each rank has a link of its own.
+    found = events = events_of(None)
     if not takes_turns(schedule, costs):
-        return events_of(costs, None)
+        return found
     copies = np.flatnonzero(schedule.columns.is_copy)
-    # The first order is that of copies that take no time. The compiler places transfers by that
-    # execution, so it knows the times.
-    events = events_of(evolve(costs, offload_times=(0.0,), reload_times=(0.0,)), None)
-    found = None
     # Each round the first copy that had a wrong turn gets its right one, since what comes before it
     # does not change any more. So there is an end to it. Where ops take no time, ranks that come at
     # one time may need each other's copies first.
@@ -248,10 +246,10 @@ def _in_turns(
         if turns is not None and (following == turns).all():
             break
         turns = following
-        events = events_of(costs, turns)
+        events = events_of(turns)
         if events.graph.is_whole:
             found = events
-    return events_of(costs, None) if found is None else found
+    return found
 
 
 def _ideal_events(build: "_Build") -> Events:
@@ -385,8 +383,7 @@ class _Build:
         self.item[heads] = self.items.add(
             columns.rank[heads], heads * 2 + _STANDS, takes[heads]
         )
-        rows = np.flatnonzero(on_rank)
-        self.item[rows] = self.item[columns.batch[rows]]
+        self.item = self.item[columns.batch]
 
     @cached_property
     def heads_before(self) -> Ints:
@@ -735,7 +732,7 @@ class _Build:
         #
         #     send      ●──────────┬─ latency ─●
         #     receive              ●─ latency ─●
-        is_there = self.columns.is_transfer & channels.has_peer
+        is_there = channels.has_peer
         together = channels.components() if atomic else np.full(len(is_there), -1)
         latency = channels.latency(self._latencies)
         rows = np.flatnonzero(is_there & (together < 0))
@@ -805,10 +802,7 @@ class _Build:
     def events(self, channels: Channels | None = None) -> Events:
         """All of it as a graph."""
         graph = self.items.graph()
-        about, receive = (
-            np.concatenate(parts) if parts else np.zeros(0, np.int64)
-            for parts in (self.about, self.receive)
-        )
+        about, receive = map(np.concatenate, (self.about, self.receive))
         beside = np.concatenate([np.zeros((3, 0), np.int64), *self.beside], axis=1)
         return Events(
             self.schedule,

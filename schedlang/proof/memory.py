@@ -85,13 +85,10 @@ def levels(
 
 
 def peaks(
-    schedule: Schedule,
-    timeline: Timeline,
-    amounts: Amounts,
-    first: Sequence[float] = (),
+    schedule: Schedule, timeline: Timeline, amounts: Amounts
 ) -> tuple[float, ...]:
     """The most that each rank holds, as `levels` has it."""
-    return tuple(level.peak for level in levels(schedule, timeline, amounts, first))
+    return tuple(level.peak for level in levels(schedule, timeline, amounts))
 
 
 @frozen(eq=False)

@@ -72,9 +72,7 @@ class Moments:
 
         # After a standstill each rank just goes on: it receives what an op lacks, runs it, and
         # sends. That takes three moments of each op.
-        #: How many moments there are before the standstill, if it comes to one.
-        self.stand = 2 * len(heads) + 3
-        stuck = self.stand + 3 * np.arange(len(heads))
+        stuck = 2 * len(heads) + 3 + 3 * np.arange(len(heads))
         issue = np.where(is_stuck, stuck + 1, 2 * handed + 1)
         hand_over = np.where(is_stuck, stuck + 2, 2 * turn + 2)
 
@@ -213,7 +211,7 @@ def _before(
     """For each op, how many others have ended by the moment that it starts; they end in some
     order.
     """
-    if not end_round.any() and not start_round.any():
+    if not end_round.any():
         return np.searchsorted(ends[order], starts, "right")
     moments = np.concatenate([starts, ends])
     rounds = np.concatenate([start_round, end_round])

@@ -24,14 +24,20 @@ def check_order(schedule: Schedule) -> Iterator[tuple[int, Finding]]:
     # What other ranks add to a sum comes from them, whenever it is there.
     late = np.flatnonzero(~is_before & ~needs.is_sum)
     for need in late[np.argsort(needs.user[late], kind="stable")].tolist():
-        yield int(needs.user[need]), _too_early(schedule, needs, need)
+        yield (
+            int(needs.user[need]),
+            _too_early(schedule, needs, need, int(provider[need])),
+        )
 
 
-def _too_early(schedule: Schedule, needs: Needs, need: int) -> Finding:
+def _too_early(schedule: Schedule, needs: Needs, need: int, provider: int) -> Finding:
     row = int(needs.user[need])
     rank, index = schedule.columns.place(row)
     action = schedule.name_of(rank, index)
+    # What makes a gradient of weights may be a whole backward: it is told as it stands there.
     needed = schedule.names.action(*needs.action(need))
+    if provider >= 0:
+        needed = schedule.name_of(*schedule.columns.place(provider))
     message = f"`{action}` on rank {rank} runs before `{needed}`"
     help = None
     if needs.is_message[need]:

@@ -215,13 +215,11 @@ def _come_to(
         return closed, np.zeros(0, np.int64)
     columns = schedule.columns
     places = _ends_of_batches(columns, columns.first[:-1] + places) - columns.first[:-1]
-    # Ranks that take turns on a link to the host keep nobody from going on.
-    alone = evolve(schedule, layout=evolve(schedule.layout, links=()))
     # Cutting one rank short may leave another one waiting for what is now missing, so it is cut
     # short as well, and so on. Places only ever go back, so this ends.
     while True:
         before = np.flatnonzero(_is_before(schedule, places))
-        cut = evolve(alone, ranks=actions_of(len(places), columns.taken(before)))
+        cut = evolve(schedule, ranks=actions_of(len(places), columns.taken(before)))
         come_to, pending = reached(cut, rules)
         if (come_to == places).all():
             shift = columns.first[:-1] - cut.columns.first[:-1]
@@ -265,8 +263,8 @@ def _ends_of_batches(columns: Columns, ends: Ints) -> Ints:
     """For each rank the row before which it stops, if none within a batch: that is issued as a
     whole or not at all.
     """
-    heads = np.append(columns.batch, len(columns))[ends]
-    return np.where(ends < columns.first[1:], heads, ends)
+    # Behind the last action of a rank there is the first one of another, with which a batch begins.
+    return np.append(columns.batch, len(columns))[ends]
 
 
 def reached(cut: Schedule, rules: Transport) -> tuple[Ints, Ints]:

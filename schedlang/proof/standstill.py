@@ -1,6 +1,6 @@
 """Why an execution stands still: transfers never met, or ranks that wait for each other."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from functools import cached_property
 
@@ -90,7 +90,7 @@ class Standstill:
         """
         channels = self.events.channels
         assert channels is not None
-        rows = np.flatnonzero(self.schedule.columns.is_transfer & channels.has_peer)
+        rows = np.flatnonzero(channels.has_peer)
         return [
             row
             for row in rows.tolist()
@@ -121,10 +121,7 @@ class Standstill:
         """Whether an action is over, a transfer with its batch."""
         item = int(self.events.item[row])
         if item == NOTHING:
-            channels = self.events.channels
-            assert channels is not None
-            partner = int(channels.partner[row])
-            return self.has_come(row) and partner >= 0 and self.has_come(partner)
+            return self.has_come(row) and self.is_met(row)
         return self.events.graph.happened(int(self.events.graph.over[item]))
 
     def progress(self, row: int) -> Progress:
@@ -303,9 +300,7 @@ class Standstill:
             self.schedule, [self.edge(waiter, until) for waiter, until in crossings]
         )
         first = crossings[0][0]
-        spans = self.schedule.spans
-        start = spans[self.source(first)].start if spans else 0
-        if self.schedule.source.text.startswith(("send", "recv"), start):
+        if self.is_written(first):
             help = (
                 "issue transfers that cross as one batch, `exchange { … }`, "
                 "or in one order on both ranks"
@@ -321,10 +316,19 @@ class Standstill:
             "deadlock",
             message,
             self.rank(first),
-            self.source(first),
             help=help,
             waits=waits,
         )
+
+    def is_written(self, row: int) -> bool:
+        """Whether an action is a transfer that the program writes: those that the compiler puts in
+        come from the place of their op.
+        """
+        spans = self.schedule.spans
+        if not spans or not self.is_transfer(row):
+            return False
+        start = spans[self.source(row)].start
+        return self.schedule.source.text.startswith(("send", "recv"), start)
 
     def edge(self, waiter: int, until: int) -> Edge:
         """A wait for another rank, and why that has not come there: it stands elsewhere, or one of
@@ -365,7 +369,7 @@ class Standstill:
             if row == held:
                 send = self.awaited(row)
                 return self.lacking(row) if send is None else self.waits_for(send)
-            return self.unmet(self.batch(held)) if self.is_transfer(held) else held
+            return held
         if progress == Progress.POSTED:
             return self.unmet(self.batch(self.head(row)))
         if progress == Progress.STARTED:
@@ -423,24 +427,19 @@ class Standstill:
             if not all(self.is_met(transfer) for transfer in batch)
         )
 
-    def connected(self, row: int) -> list[list[int]]:
-        """The batches that a batch has exchanged messages with, directly or through others, and
-        itself.
+    def connected(self, row: int) -> Iterator[list[int]]:
+        """The batches that a batch exchanges messages with, directly or through others, itself
+        first: as far as they are met, and the first one that is not.
         """
         channels = self.events.channels
         assert channels is not None
-        batches = {int(self.schedule.columns.batch[row]): self.batch(row)}
-        following = [self.batch(row)]
-        while following:
-            for transfer in following.pop():
-                partner = int(channels.partner[transfer])
-                if partner < 0 or not self.has_started(partner):
-                    continue
-                head = int(self.schedule.columns.batch[partner])
-                if head not in batches:
-                    batches[head] = self.batch(partner)
-                    following.append(batches[head])
-        return list(batches.values())
+        columns = self.schedule.columns
+        heads = [int(columns.batch[row])]
+        for head in heads:
+            batch = self.batch(head)
+            yield batch
+            others = columns.batch[channels.partner[batch]].tolist()
+            heads += [each for each in dict.fromkeys(others) if each not in heads]
 
     def is_transfer(self, row: int) -> bool:
         """Whether an action is a transfer."""
@@ -464,13 +463,8 @@ class Standstill:
         """
         needs = self.schedule.all_needs
         makers = np.sort(needs.maker[(needs.user == step) & needs.is_sum])
-        return next(
-            int(row) for row in makers if row >= 0 and not self.is_over(int(row))
-        )
+        return next(int(row) for row in makers if not self.is_over(int(row)))
 
-    def unmet(self, batch: Ints | list[int]) -> int:
-        """A transfer of a batch that keeps it from completing: one that is not met, if there is
-        one.
-        """
-        rows = [int(row) for row in batch]
-        return next((row for row in rows if self.progress(row) < Progress.MET), rows[0])
+    def unmet(self, batch: list[int]) -> int:
+        """A transfer of a batch that keeps it from completing: one that is not met."""
+        return next(row for row in batch if self.progress(row) < Progress.MET)

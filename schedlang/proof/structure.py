@@ -374,8 +374,10 @@ def _offloads(schedule: Schedule) -> list[Finding]:
     again_slots = _slots(columns, columns.where(Kind.R))
     dropped = away[np.isin(away_slots, again_slots)]
     never_back = away[~np.isin(away_slots, back_slots)]
-    keepers = np.array(schedule.layout.keepers or [-1] * len(schedule.ranks))
-    to_itself = away[keepers[columns.rank[away]] == columns.rank[away]]
+    own = [
+        rank for rank, keeper in enumerate(schedule.layout.keepers) if keeper == rank
+    ]
+    to_itself = away[np.isin(columns.rank[away], own)]
     never_away = back[~np.isin(back_slots, away_slots)]
     wrong = (
         (dropped, "offloaded, but dropped after the forward: `R` makes them again"),

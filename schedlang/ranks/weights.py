@@ -138,8 +138,8 @@ class _Reads:
         self.version = np.where(self._has_rule("unstashed"), self.done, self.of_forward)
 
     def _of_forward(self) -> Ints:
-        """The version that an op's forward reads by the rule of its stage; the first version where
-        no forward precedes it.
+        """The version that an op's forward reads by the rule of its stage. The forward comes before
+        the op, or the order of these is refused.
         """
         stages = range(len(self.schedule.placement))
         rules = map(self.schedule.weights_of, stages)
@@ -149,11 +149,10 @@ class _Reads:
         units = int(self.microbatch.max(initial=0)) + 1
         slot = self.stage * np.int64(units) + self.microbatch
         forwards = np.flatnonzero(self.is_forward)
-        forward_at = np.full(len(stages) * units, -1, np.int32)
+        forward_at = np.zeros(len(stages) * units, np.int32)
         forward_at[slot[forwards]] = forwards
-        forward = forward_at[slot]
-        is_there = (forward >= 0) & (forward <= np.arange(len(forward)))
-        return np.where(is_there, by_rule[forward], 0)
+        of_forward: Ints = by_rule[forward_at[slot]]
+        return of_forward
 
     def _has_rule(self, name: str) -> Flags:
         """Which ops are of a stage that reads its weights by the rule of a name."""
@@ -220,16 +219,15 @@ class _Reads:
         is_again = is_any(self.kind, *_READS_AGAIN) & self._has_rule("latest")
         # With other weights, a recomputation would make something else than its forward.
         is_again |= (self.kind == Kind.R) & self._has_rule("unstashed")
-        findings: list[tuple[int, Finding]] = []
+        findings = {}
         for op in np.flatnonzero(self.is_forward & (self.version > self.done)).tolist():
-            findings.append((op, self._too_new(op)))
+            findings[op] = self._too_new(op)
         for op in np.flatnonzero(self.is_forward & (self.version != first)).tolist():
-            findings.append((op, self._unlike_the_first(op, int(first[op]))))
+            findings[op] = self._unlike_the_first(op, int(first[op]))
         for op in np.flatnonzero(is_again & (self.of_forward != self.done)).tolist():
-            findings.append((op, self._unlike_the_forward(op)))
+            findings[op] = self._unlike_the_forward(op)
         # In the order of the ops, not of what is wrong with them.
-        findings.sort(key=lambda pair: pair[0])
-        return [finding for _, finding in findings]
+        return [findings[op] for op in sorted(findings)]
 
     def _too_new(self, op: int) -> Finding:
         done = self.done[op]

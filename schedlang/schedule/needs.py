@@ -207,7 +207,7 @@ def sums_of(layout: Layout, columns: Columns) -> Sums:
     return Sums(step, last, first >= 0, is_far)
 
 
-def needs_of(layout: Layout, columns: Columns, with_sums: bool = False) -> Needs:
+def needs_of(layout: Layout, columns: Columns, with_sums: bool) -> Needs:
     """What all actions need; their stages and microbatches must exist.
 
     Without sums, optimizer steps need nothing: each needs every gradient of every replica, and
@@ -224,7 +224,7 @@ def needs_of(layout: Layout, columns: Columns, with_sums: bool = False) -> Needs
 
     placement = np.array(layout.placement, np.int32)
     is_far = placement[stage] != columns.rank[user]
-    maker = np.full(len(user), -1, np.int32)
+    maker = np.empty(len(user), np.int32)
     receive = np.full(len(user), -1, np.int32)
     for kind in {part.made for part in parts}:
         items = np.flatnonzero(made == kind)
@@ -269,9 +269,8 @@ class _Rules:
     def rows_of(self, *kinds: Kind) -> Ints:
         """For each slot, the first action there of some kinds; -1 where there is none."""
         if kinds not in self.tables:
-            rows = self.columns.where(*kinds)
             # Of several the first is written last, and stays.
-            rows = rows[self.columns.microbatch[rows] < self.stride][::-1]
+            rows = self.columns.where(*kinds)[::-1]
             table = np.full(self.slots, -1, np.int32)
             table[
                 self.slot(self.columns.stage[rows], self.columns.microbatch[rows])
@@ -344,8 +343,13 @@ class _Rules:
             yield _Part(rule.made, np.repeat(step, units), number, microbatch, number)
 
     def steps(self, pipeline: Pipeline) -> tuple[Ints, Ints, Ints]:
-        """All optimizer steps, with the replica of their stage in a pipeline, and their update."""
+        """The optimizer steps that need gradients of a pipeline, all or those of the model that it
+        is; with the replica of their stage there, and their update.
+        """
         step = self.columns.where(Kind.U)
+        if self.layout.models:
+            stages = self.columns.stage[step]
+            step = step[(stages >= pipeline.start) & (stages < pipeline.stop)]
         starts = np.array([each.start for each in self.layout.pipeline_of], np.int32)
         own = self.columns.stage[step]
         stage: Ints = pipeline.start + own - starts[own]

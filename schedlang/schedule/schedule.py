@@ -152,7 +152,7 @@ class Schedule:
         """What every action needs, but for optimizer steps, which need `sums`; of a schedule that
         has the right structure.
         """
-        return needs_of(self.layout, self.columns)
+        return needs_of(self.layout, self.columns, with_sums=False)
 
     @cached_property
     def sums(self) -> Sums:

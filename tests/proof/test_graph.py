@@ -133,6 +133,62 @@ def test_a_graph_is_walked_once_by_work_that_remembers_it(
     assert len(walked) == 3
 
 
+def test_the_last_four_graphs_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(1)
+    graphs = [some_graph(rng) for _ in range(5)]
+    walked: list[Graph] = []
+
+    def counted(graph: Graph) -> Floats:
+        walked.append(graph)
+        return walk(graph)
+
+    monkeypatch.setattr(of_graph, "walk", counted)
+    with remembered_walks():
+        for graph in (*graphs[:4], graphs[0]):
+            assert len(evolve(graph).times)
+        assert len(walked) == 4
+        # Another one takes the place of what was asked for longest ago.
+        for graph in (graphs[4], graphs[0], graphs[1]):
+            assert len(evolve(graph).times)
+        assert len(walked) == 6
+
+
+def test_an_item_waits_until_another_one_is_over_and_no_longer() -> None:
+    items = Items()
+    items.add(np.array([0, 1]), np.array([0, 0]), 2.0)
+    items.wait(np.array([1]), np.array([0]))
+    graph = items.graph()
+    assert graph.ends.tolist() == [2.0, 4.0]
+    # Of one item to wait for there is one event.
+    assert len(graph.waits) == 2
+
+
+def test_a_graph_without_items() -> None:
+    items = Items()
+    nothing = np.zeros(0, np.int64)
+    items.add(nothing, nothing)
+    items.wait(nothing, nothing)
+    assert items.graph().is_whole
+    assert items.graph().times.tolist() == []
+
+
+def test_an_item_waits_in_the_order_in_which_its_edges_were_given() -> None:
+    items = Items()
+    items.add(np.arange(3), np.zeros(3, np.int64))
+    waiters = np.tile([2, 1, 0], 40)
+    items.wait(waiters, np.roll(waiters, 1))
+    edges = items.graph().edge.reshape(3, 40)
+    assert (waiters[edges] == np.arange(3)[:, np.newaxis]).all()
+    assert (np.diff(edges) > 0).all()
+
+
+def test_a_thread_without_items_keeps_no_other_one() -> None:
+    items = Items()
+    items.add(np.array([1, 3]), np.array([0, 0]), 2.0)
+    items.wait(np.array([1]), np.array([0]))
+    assert items.graph().ends.tolist() == [2.0, 4.0]
+
+
 def test_what_is_found_out_once_is_of_the_schedule_that_was_asked_of_last() -> None:
     asked: list[object] = []
 

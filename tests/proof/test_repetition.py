@@ -2,21 +2,33 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from attrs import evolve
 
-from schedlang import CompileError, Plan, Source, compile, prove, read_plan
+from schedlang import (
+    CompileError,
+    Plan,
+    Schedule,
+    Source,
+    compile,
+    prove,
+    read_plan,
+)
 from schedlang.compiler import check_schedule
 from schedlang.plan.reader import parse_actions
 from schedlang.proof import repetition
+from schedlang.proof.channels import channels_of
 from schedlang.proof.repetition import prove_for_all_updates
 from schedlang.schedule.columns import actions_from, table_of
-from schedlang.schedule.schedule import Kernel
+from schedlang.schedule.layout import Layout, Pipeline
+from schedlang.schedule.schedule import Kernel, WeightRule
 from schedlang.schedule.stream import repeat
-from schedlang.schedule.transports import NAMES
+from schedlang.schedule.transports import GLOO, NAMES, transports
+from tests.support.written import written
 
 STREAMS = [
     ("pipedream", {"ranks": 2, "microbatches": 1}),
@@ -128,6 +140,123 @@ def test_compiled_streams_go_on(
     assert plan.kernels
     more = evolve(plan.for_updates(plan.layout.updates + 3), kernels=plan.kernels)
     prove_for_all_updates(more, more.kernels)
+
+
+def received_early(
+    updates: int, replicas: int, starts: tuple[tuple[int, int], ...]
+) -> tuple[Schedule, tuple[Kernel, ...]]:
+    """Two stages, and replicas of them, of which the second posts receives so early that some are
+    pending wherever it stops: it is sent a message once it has sent a gradient, and posts the
+    receive four updates before. Kernels start with the ops of an update, or so many actions later.
+    """
+    texts = []
+    kernels = []
+    for rank in range(2 * replicas):
+        words = [f"0F{m} 0SEND_F{m}" for m in range(2)]
+        if rank % 2:
+            words = [f"1RECV_F{m}" for m in range(4)]
+        for k in range(updates):
+            start = len(" ".join(words).split())
+            if rank % 2:
+                words += [f"1F{k} 1B{k}", *[f"1RECV_F{k + 4}"] * (k + 4 < updates)]
+                words += [f"1SEND_B{k} 1U{k}"]
+            else:
+                words += [f"0RECV_B{k} 0I{k} 0W{k} 0U{k}"]
+                words += [f"0F{k + 2} 0SEND_F{k + 2}"] * (k + 2 < updates)
+            if k == starts[rank][0]:
+                start += starts[rank][1]
+                kernels.append(Kernel(start, start + (5 if rank % 2 else 6)))
+        text = " ".join(words)
+        # Replicas have the stages 2 and 3.
+        if rank >= 2:
+            text = re.sub(r"\b[01]", lambda stage: str(int(stage[0]) + 2), text)
+        texts.append(text)
+    pipelines = tuple(
+        Pipeline(f"p{each}", 2 * each, 2 * each + 2, updates)
+        for each in range(replicas)
+    )
+    layout = Layout(tuple(range(2 * replicas)), pipelines, updates=updates)
+    plan = written(*texts, layout=layout, transport="gloo")
+    weights = (WeightRule("stash"),) * len(layout.placement)
+    return evolve(plan, weights=weights), tuple(kernels)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "nccl-edge"])
+@pytest.mark.parametrize(
+    "starts",
+    [
+        ((0, 0), (0, 0)),
+        # The first rank cannot come to the end of its kernel; or not beyond its start.
+        ((1, 0), (0, 0)),
+        ((1, 1), (0, 0)),
+        ((0, 0), (1, 0)),
+        # Nor can the first two, which wait for the gradients of their replicas.
+        ((0, 0), (0, 0), (0, 0), (0, 0)),
+        ((1, 0), (1, 0), (0, 0), (0, 0)),
+        ((0, 0), (0, 0), (1, 0), (1, 0)),
+    ],
+    ids=str,
+)
+def test_receives_that_are_pending_wherever_ranks_stop(
+    starts: tuple[tuple[int, int], ...], transport: str
+) -> None:
+    plan, kernels = received_early(7, len(starts) // 2, starts)
+    prove_for_all_updates(evolve(plan, transport=transport), kernels)
+
+
+@pytest.mark.parametrize(
+    ("transport", "places", "pending"),
+    [("gloo", [3, 2], ["0RECV_B0"]), ("blocking", [2, 2], ["0RECV_B0"])],
+)
+def test_how_far_ranks_come(
+    transport: str, places: list[int], pending: list[str]
+) -> None:
+    """Rank 1 stops before its backward."""
+    cut = written("0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0")
+    found, rows = repetition.reached(cut, *transports(transport))
+    assert found.tolist() == places
+    assert [cut.name_of(*cut.columns.place(row)) for row in rows] == pending
+
+
+def test_what_stands_behind_a_transfer_that_is_pending_is_so_too() -> None:
+    cut = written("0F0 0RECV_B0 0SEND_F0", "1RECV_F0")
+    found, rows = repetition.reached(cut, *transports("blocking"))
+    assert found.tolist() == [1, 0]
+    assert rows.tolist() == [1, 2, 3]
+
+
+def test_a_step_waits_for_gradients_of_replicas_that_are_cut_off() -> None:
+    layout = Layout((0, 1), (Pipeline("a", 0, 1, 1), Pipeline("b", 1, 2, 1)))
+    cut = written("0F0 0B0 0U", "1F0", layout=layout)
+    found, rows = repetition.reached(cut, *transports("gloo"))
+    assert found.tolist() == [2, 1]
+    assert not len(rows)
+
+
+@pytest.mark.parametrize(
+    ("places", "least", "closed"),
+    [
+        # The second receive stands right behind the place of rank 1.
+        ((4, 2), (0, 0), [3, 2]),
+        ((4, 2), (0, 2), [3, 2]),
+        ((4, 3), (2, 2), [4, 3]),
+        # Rank 0 would stop before what it has to do at least.
+        ((4, 2), (4, 2), [3, 2]),
+        # The backward needs that of rank 1, which is cut off.
+        ((6, 4), (0, 0), [4, 4]),
+    ],
+)
+def test_where_ranks_can_stop_with_nothing_pending(
+    places: tuple[int, int], least: tuple[int, int], closed: list[int]
+) -> None:
+    plan = written(
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+        "1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1",
+        microbatches=2,
+    )
+    partner = channels_of(plan, GLOO).partner
+    found = repetition._closed(plan, partner, np.array(places), np.array(least))
+    assert found.tolist() == closed
 
 
 def test_ranks_that_never_come_back_to_the_same_state(

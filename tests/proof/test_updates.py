@@ -14,6 +14,7 @@ from schedlang.plan.reader import parse_actions
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.schedule import WeightRule
 from tests.support.strategies import make_schedule
+from tests.support.written import words, written, wrong
 
 LATE = """schedule late {{
     param ranks = 2
@@ -200,6 +201,78 @@ def test_a_replica_that_reads_what_is_there_binds_no_other_one(free: int) -> Non
         prove(evolve(schedule, weights=tuple(rules)))
     rules[free] = WeightRule("unstashed")
     prove(evolve(schedule, weights=tuple(rules)))
+
+
+#: A model of two stages and one of a single stage, which runs more microbatches. Each steps as soon as
+#: it has its own gradients.
+TWO_MODELS = """schedule two_models {
+    param ranks = 2
+    param microbatches = 2
+    model a runs microbatches stage s in 0 .. ranks on s
+    model b runs 3 stage s in 0 .. 1 on 1
+    rank r {
+        for m in 0 .. 2 { F(a(r), m) }
+        for m in 0 .. 2 { B(a(r), m) }
+        U(a(r))
+        if r == 1 { for m in 0 .. 3 { F(b(0), m)  B(b(0), m) }  U(b(0)) }
+    }
+}"""
+
+
+def test_a_model_steps_without_the_gradients_of_another_one() -> None:
+    plan = compile(Source("s.sched", TWO_MODELS))
+    ops = plan.ranks[1].compute().text().split()
+    assert ops[:5] == ["1F0", "1F1", "1B0", "1B1", "1U"]
+    assert ops[5:] == ["2F0", "2B0", "2F1", "2B1", "2F2", "2B2", "2U"]
+    assert prove(plan).timeline.ranks[0][-1].start == 9
+
+
+def test_a_model_steps_with_all_gradients_of_its_own() -> None:
+    wrong_order = TWO_MODELS.replace("U(a(r))", "").replace(
+        "for m in 0 .. 2 { B(a(r), m) }", "B(a(r), 0)  U(a(r))  B(a(r), 1)"
+    )
+    wrong = refused(wrong_order)
+    assert wrong.message == "`a(0)U` on rank 0 runs before `a(0)B1`"
+
+
+@pytest.mark.parametrize("are_models", [False, True])
+def test_models_are_no_replicas_of_each_other(are_models: bool) -> None:
+    """Of two stages one runs ahead, and so reads older weights for its second update."""
+    layout = Layout(
+        (0, 1),
+        (Pipeline("a", 0, 1, 2), Pipeline("b", 1, 2, 2)),
+        updates=2,
+        models=are_models,
+    )
+    plan = written("0F0 0B0 0U0 0F1 0B1 0U1", "1F0 1B0 1F1 1U0 1B1 1U1", layout=layout)
+    plan = evolve(plan, weights=(WeightRule("stash"),) * 2)
+    assert [each.code for each in wrong(plan)] == ["weight-version"] * (not are_models)
+
+
+def test_replicas_of_several_stages_read_the_version_of_their_update() -> None:
+    """The third stage reads version 0 for the first update, the first one 1 for the second."""
+    pipelines = (Pipeline("a", 0, 3, 2), Pipeline("b", 3, 6, 2))
+    plan = written(
+        "0F0 1F0 2F0 2B0 1B0 0B0 0U0 1U0 2U0 0F1 1F1 2F1 2B1 1B1 0B1 0U1 1U1 2U1",
+        "3F0 4F0 5F0 5B0 4B0 3B0 3U0 4U0 5U0 3F1 4F1 5F1 5B1 4B1 3B1 3U1 4U1 5U1",
+        layout=Layout((0, 0, 0, 1, 1, 1), pipelines, updates=2),
+    )
+    assert not wrong(evolve(plan, weights=(WeightRule("stash"),) * 6))
+
+
+def test_replicas_that_read_other_versions_are_told_once_an_update() -> None:
+    pipelines = (Pipeline("a", 0, 1, 4), Pipeline("b", 1, 2, 4))
+    plan = written(
+        "0F0 0F1 0B0 0B1 0U0 0F2 0F3 0B2 0B3 0U1",
+        "1F0 1F1 1B0 1B1 1F2 1F3 1U0 1B2 1B3 1U1",
+        layout=Layout((0, 1), pipelines, updates=2),
+    )
+    (told,) = wrong(evolve(plan, weights=(WeightRule("stash"),) * 2))
+    assert told.message == (
+        "`b(0)F2` reads version 0 of the weights, stage a(0) version 1 for the same update: "
+        "they are replicas"
+    )
+    assert words(told) == ["1F2"]
 
 
 def test_replicas_of_which_one_runs_ahead() -> None:
