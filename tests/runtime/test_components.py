@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from schedlang import Source, compile
+from schedlang import Source
 from schedlang.plan.plan import Plan
 from schedlang.runtime import (
     OverlappedBackward,
@@ -27,6 +27,7 @@ from schedlang.runtime import (
     end_component,
 )
 from tests.support.models import WIDTH, batch, difference, program
+from tests.support.plans import compiled
 from tests.support.ranks import Run
 from tests.support.sizes import STEPS, sizes
 
@@ -58,7 +59,7 @@ def overlapped(backward: str = "B", **ops: str) -> Plan:
     """
     none = dict.fromkeys(["before", "kept", "after", "end", "lines"], "")
     text = OVERLAPPED.format(backward=backward, **(none | ops))
-    return compile(Source("overlapped.sched", text))
+    return compiled(Source("overlapped.sched", text), {})
 
 
 class Expert(nn.Module):
