@@ -22,6 +22,9 @@ settings.register_profile(LARGE, deadline=None)
 settings.register_profile(USUAL, deadline=None, max_examples=100 // MORE)
 settings.load_profile(USUAL)
 
+# Until all tests are collected, there is no garbage to look for.
+gc.disable()
+
 
 def blocks(text: str) -> range:
     first, _, end = text.partition("..")
@@ -94,6 +97,7 @@ def pytest_collection_finish() -> None:
     """What is imported and collected stays until the end, and is not looked through for garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

@@ -35,25 +35,28 @@ def train_reference(workload: Workload, steps: int) -> Training:
         training.losses.append(_run(weights, workload, step, trains))
         if not trains:
             continue
-        for part, other in zip(parts, weights.read, strict=True):
-            for weight, old in zip(part.parameters(), other.parameters(), strict=True):
-                weight.grad = old.grad
-                old.grad = None
+        weights.take_gradients()
+        # Those of the last step are kept.
         for optimizer in optimizers:
             optimizer.step()
-        weights.keep(parts)
+        weights.keep()
+        if step < steps - 1:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
     for part in parts:
         keep_gradients(training, part)
     return training
 
 
 class _Weights:
-    """The parts of the model, `read` with the weights that the plan's microbatches read."""
+    """The parts of the model, `read` with the weights that the plan's microbatches read: themselves
+    where they are always the newest, and else copies.
+    """
 
     def __init__(self, plan: Plan, parts: Sequence[nn.Module]) -> None:
         self.plan = plan
         self.update = 0
-        self.read = [copy.deepcopy(part) for part in parts]
+        self._parts = parts
         ranks = range(len(plan.ranks))
         behind = {
             stage: late for rank in ranks for stage, late in delays(plan, rank).items()
@@ -68,17 +71,23 @@ class _Weights:
                 "is no one process to compare it with"
             )
         self._versions = follow_weights(plan).read
-        #: For each part the weights that the next update's microbatches read, and all later ones.
+        #: For each stage with older weights those that the next update's microbatches read, and all
+        #: later ones.
         # With a delay of d the oldest of d + 1 versions is read; a deque of that length lets go of
         # older ones by itself, and while it fills up, its first is version 0, as for the plan.
-        self._kept = [
-            deque([copy.deepcopy(part)], behind[stage] + 1)
+        self._kept = {
+            stage: deque([copy.deepcopy(part)], behind[stage] + 1)
+            for stage, part in enumerate(parts)
+            if behind[stage] or stage in self._unstashed
+        }
+        self.read = [
+            copy.deepcopy(part) if stage in self._kept else part
             for stage, part in enumerate(parts)
         ]
 
     def before_forward(self, microbatch: int) -> None:
         """Read what the plan's forwards read of a microbatch of the update."""
-        for stage, kept in enumerate(self._kept):
+        for stage, kept in self._kept.items():
             behind = len(kept) - 1
             if stage in self._unstashed:
                 here = self.update % self.plan.layout.updates
@@ -91,10 +100,22 @@ class _Weights:
         for stage in self._unstashed:
             _put(self.read[stage], self._kept[stage][-1])
 
-    def keep(self, parts: Sequence[nn.Module]) -> None:
+    def take_gradients(self) -> None:
+        """Give the parts the gradients of the copies that were read."""
+        for stage in self._kept:
+            pairs = zip(
+                self._parts[stage].parameters(),
+                self.read[stage].parameters(),
+                strict=True,
+            )
+            for weight, old in pairs:
+                weight.grad = old.grad
+                old.grad = None
+
+    def keep(self) -> None:
         """There is a new version."""
-        for part, kept in zip(parts, self._kept, strict=True):
-            kept.append(copy.deepcopy(part))
+        for stage, kept in self._kept.items():
+            kept.append(copy.deepcopy(self._parts[stage]))
 
 
 def _put(part: nn.Module, weights: nn.Module) -> None:

@@ -227,8 +227,9 @@ def let_main_thread_go_on() -> None:
     core, it goes on until its time slice is over, which is many times what the messages take. As
     threads for batch work, they do not take the core of a thread that runs.
     """
-    with suppress(OSError):
-        for name in Path("/proc/self/task").glob("*/comm"):
+    for name in Path("/proc/self/task").glob("*/comm"):
+        # Some other thread may have ended meanwhile.
+        with suppress(OSError):
             if name.read_text() == "gloo_tcp_loop\n":
                 os.sched_setscheduler(
                     int(name.parent.name), os.SCHED_BATCH, os.sched_param(0)

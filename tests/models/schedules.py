@@ -5,10 +5,11 @@ from functools import cache, partial
 
 from attrs import frozen
 
-from schedlang import Source, compile
+from schedlang import Source
 from schedlang.plan.plan import Plan
 from schedlang.schedule.kinds import Kind
 from tests.support.models import DELAYS, program
+from tests.support.plans import compiled
 
 # Nothing in the gallery has all of these: recomputed forwards whose backwards are split,
 SPLIT_RECOMPUTE = """schedule split_recompute {
@@ -75,7 +76,7 @@ def gallery(name: str, updates: int = 1, **params: int) -> Column:
 def own(text: str, updates: int = 1, delay: int = 0) -> Column:
     """A program that stands here."""
     name = text.split()[1]
-    plan = _for_updates(compile(Source(f"{name}.sched", text)), updates)
+    plan = _for_updates(compiled(Source(f"{name}.sched", text), {}), updates)
     return Column(name, plan, [delay] * plan.layout.pieces)
 
 

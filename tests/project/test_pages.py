@@ -62,6 +62,10 @@ ELSEWHERE = {
 }
 
 
+#: The page whose `torchrun` is torch's own: on others, the processes that it would start are forked.
+WITH_TORCHRUN = "README"
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
     """A folder for a page, with the repository's programs."""
@@ -82,8 +86,17 @@ def page_parameters() -> Iterator[object]:
 
 @pytest.mark.parametrize("name", list(page_parameters()))
 def test_the_blocks_of_a_page(
-    name: str, shell: Shell, request: pytest.FixtureRequest
+    name: str, shell: Shell, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    def torchrun(command: list[str]) -> tuple[int, str]:
+        # It needs torch, which is not there for all tests.
+        from tests.support.training import run_torchrun
+
+        run_ranks = request.getfixturevalue("run_ranks")
+        return run_torchrun(run_ranks, tmp_path, shell.folder, command)
+
+    if name != WITH_TORCHRUN:
+        shell.torchrun = torchrun
     updates = request.config.getoption("--update-golden")
     follow(name, shell, lambda block: not block.trains_the_example, updates)
 

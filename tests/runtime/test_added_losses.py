@@ -17,10 +17,9 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, add_loss, added_losses
 from tests.support.models import ROWS, WIDTH, batch, difference, program_with
 from tests.support.ranks import Run
+from tests.support.sizes import STEPS
 
 pytestmark = pytest.mark.processes
-
-STEPS = 20
 
 
 class Experts(nn.Module):
@@ -95,8 +94,10 @@ def off(ours: dict[str, float], expected: dict[str, float]) -> float:
     return max(abs(ours[name] / expected[name] - 1) for name in ours)
 
 
-def trained(name: str, lines: str = "", has_head: bool = True) -> tuple[bool, float]:
-    """Whether the weights of this rank are to the bit those of one process, after twenty steps, and
+def trained(
+    steps: int, name: str, lines: str = "", has_head: bool = True
+) -> tuple[bool, float]:
+    """Whether the weights of this rank are to the bit those of one process, after so many steps, and
     how far these and the named losses are at most; an evaluation comes between.
     """
     plan = program_with(name, lines)
@@ -110,10 +111,10 @@ def trained(name: str, lines: str = "", has_head: bool = True) -> tuple[bool, fl
         for weight in stage.parameters()
         if weight.requires_grad
     ]
-    optimizer = torch.optim.SGD(weights, 0.05)
+    optimizer = torch.optim.SGD(weights, 0.05, momentum=0.9)
     ours = Pipeline(plan, stages, nn.functional.mse_loss, audit=True)
     worst = [0.0]
-    for step in range(STEPS):
+    for step in range(steps):
         inputs, targets = batch(plan, step)
         options = options_of(plan, inputs) if isinstance(stages.get(1), Early) else None
         ours.step(inputs, targets, options)
@@ -140,21 +141,22 @@ def trained(name: str, lines: str = "", has_head: bool = True) -> tuple[bool, fl
     return all(torch.equal(*pair) for pair in pairs), max(worst)
 
 
-def schedules() -> dict[str, tuple[bool, float]]:
+def schedules(steps: int) -> dict[str, tuple[bool, float]]:
     """A whole backward, one in two halves, recomputation, several stages and replicas of a stage on
     a rank, and frozen stages that add losses.
     """
     return {
-        "dualpipe": trained("dualpipe", has_head=False),
-        "zb_v": trained("zb_v", has_head=False),
-        "zb_h1": trained("zb_h1"),
-        "1f1b_recompute": trained("1f1b_recompute"),
-        "frozen": trained("1f1b", "frozen 0 .. 1  frozen 2 .. 3"),
+        "dualpipe": trained(steps, "dualpipe", has_head=False),
+        "zb_v": trained(steps, "zb_v", has_head=False),
+        "zb_h1": trained(steps, "zb_h1"),
+        "1f1b_recompute": trained(steps, "1f1b_recompute"),
+        "frozen": trained(steps, "1f1b", "frozen 0 .. 1  frozen 2 .. 3"),
     }
 
 
-def test_twenty_steps_are_those_of_one_process(run_ranks: Run) -> None:
-    for found in run_ranks(schedules, 4).results():
+@pytest.mark.parametrize("steps", STEPS)
+def test_steps_are_those_of_one_process(run_ranks: Run, steps: int) -> None:
+    for found in run_ranks(schedules, 4, steps).results():
         for name, (equal, worst) in found.items():
             # Gradients of replicas are summed in another order.
             assert equal or name == "dualpipe", name

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from schedlang import Source, compile
+from schedlang import Source
 from schedlang.plan.plan import Plan
 from schedlang.runtime import (
     OverlappedBackward,
@@ -27,14 +27,14 @@ from schedlang.runtime import (
     end_component,
 )
 from tests.support.models import WIDTH, batch, difference, program
+from tests.support.plans import compiled
 from tests.support.ranks import Run
+from tests.support.sizes import STEPS, sizes
 
 if TYPE_CHECKING:
     from tests.support.training import Train
 
 pytestmark = pytest.mark.processes
-
-STEPS = 20
 
 # 1F1B whose steady forwards overlap backwards: of each half, of whole ones, of recomputed ones.
 OVERLAPPED = """schedule overlapped {{
@@ -59,7 +59,7 @@ def overlapped(backward: str = "B", **ops: str) -> Plan:
     """
     none = dict.fromkeys(["before", "kept", "after", "end", "lines"], "")
     text = OVERLAPPED.format(backward=backward, **(none | ops))
-    return compile(Source("overlapped.sched", text))
+    return compiled(Source("overlapped.sched", text), {})
 
 
 class Expert(nn.Module):
@@ -162,8 +162,10 @@ def step_alone(
         (loss / plan.microbatches).backward()
 
 
-def trained(plan: Plan, kind: type[nn.Module]) -> tuple[bool, float, list[str]]:
-    """Whether the weights of this rank are to the bit those of one process, after twenty steps, and
+def trained(
+    plan: Plan, kind: type[nn.Module], steps: int
+) -> tuple[bool, float, list[str]]:
+    """Whether the weights of this rank are to the bit those of one process, after so many steps, and
     how far they are at most; and what a rank's first stage did in the first step.
     """
     reference = build(plan, kind)
@@ -177,13 +179,13 @@ def trained(plan: Plan, kind: type[nn.Module]) -> tuple[bool, float, list[str]]:
         for weight in stage.parameters()
         if weight.requires_grad
     ]
-    optimizer = torch.optim.SGD(weights, 0.05)
+    optimizer = torch.optim.SGD(weights, 0.05, momentum=0.9)
     # An audit takes a stage that works in place for another one.
     audit = kind is not Buffered
     ours = Pipeline(plan, stages, nn.functional.mse_loss, audit=audit)
     first = next(iter(stages.values()))
     events: list[str] = []
-    for step in range(STEPS):
+    for step in range(steps):
         inputs, targets = batch(plan, step)
         first.events.clear()
         ours.step(inputs, targets)
@@ -229,16 +231,26 @@ CASES: dict[str, tuple[Callable[[], Plan], type[Expert]]] = {
     "buffers": (overlapped, Buffered),
 }
 
+#: Those that are put together from what others try.
+MORE_CASES = {
+    "late halves",
+    "recomputed halves",
+    "frozen",
+    "dualpipe_v",
+    "interleaved",
+    "own order, halves",
+}
 
-def case(name: str) -> tuple[bool, float, list[str]]:
+
+def case(name: str, steps: int) -> tuple[bool, float, list[str]]:
     """What one of them comes to."""
     plan, kind = CASES[name]
-    return trained(plan(), kind)
+    return trained(plan(), kind, steps)
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", CASES)
-def test_twenty_steps_are_those_of_one_process(name: str, run_ranks: Run) -> None:
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("name", sizes(CASES, MORE_CASES.__contains__))
+def test_steps_are_those_of_one_process(name: str, steps: int, run_ranks: Run) -> None:
     turns = [
         "F attention",
         "B combine",
@@ -248,7 +260,7 @@ def test_twenty_steps_are_those_of_one_process(name: str, run_ranks: Run) -> Non
         "B attention",
     ]
     for rank, (equal, worst, events) in enumerate(
-        run_ranks(partial(case, name), 4).results()
+        run_ranks(partial(case, name, steps), 4).results()
     ):
         assert worst < 1e-12
         # Gradients are summed in another order: those of replicas, and weight halves that are left
@@ -294,15 +306,16 @@ STASHED = """schedule stashed {
 """
 
 
+@pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize(
     ("text", "ranks"), [pytest.param(SLICED, 4, marks=pytest.mark.large), (STASHED, 3)]
 )
 def test_the_example_takes_turns(
-    text: str, ranks: int, train: "Train", tmp_path: Path
+    text: str, ranks: int, steps: int, train: "Train", tmp_path: Path
 ) -> None:
     path = tmp_path / "overlapped.sched"
     path.write_text(text)
-    trained = train(ranks, path, "--steps", 20, "--check", "--audit")
+    trained = train(ranks, path, "--steps", steps, "--check", "--audit")
     assert trained.codes == [0] * ranks, trained.stderr
     figures = json.loads(trained.stdout.splitlines()[-1])
     assert figures["gradient_error"] <= 1e-5

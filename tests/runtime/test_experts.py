@@ -18,10 +18,10 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, add_loss, added_losses, end_component
 from tests.support.models import WIDTH, batch, difference, program
 from tests.support.ranks import Run
+from tests.support.sizes import STEPS
 
 pytestmark = pytest.mark.processes
 
-STEPS = 20
 #: Ranks of a pipeline, and processes that share the experts of each.
 PIPE = 2
 EXPERTS = 2
@@ -120,8 +120,8 @@ def step_alone(
             (loss / (plan.microbatches * len(batches))).backward()
 
 
-def trained(make: Callable[[], Plan]) -> tuple[float, bool]:
-    """How far the weights of this process are from those of one process, after twenty steps; and
+def trained(make: Callable[[], Plan], steps: int) -> tuple[float, bool]:
+    """How far the weights of this process are from those of one process, after so many steps; and
     whether tokens went to other processes.
     """
     plan = make()
@@ -136,13 +136,13 @@ def trained(make: Callable[[], Plan]) -> tuple[float, bool]:
     }
     own = [weight for stage in stages.values() for weight in stage.parameters()]
     others = [weight for layer in reference for weight in layer.parameters()]
-    optimizer = torch.optim.SGD([*own, *others], 0.05)
+    optimizer = torch.optim.SGD([*own, *others], 0.05, momentum=0.9)
     # A mean over the microbatches of all pipelines, whose gradients are summed below.
     scale = 1 / (plan.microbatches * EXPERTS)
     ours = Pipeline(
         plan, stages, nn.functional.mse_loss, mesh=mesh["pp"], loss_scale=scale
     )
-    for step in range(STEPS):
+    for step in range(steps):
         batches = [batch(plan, EXPERTS * step + number) for number in range(EXPERTS)]
         ours.step(*batches[mesh.get_local_rank("experts")])
         # An expert has the tokens of all processes; of the rest, each has those of its own.
@@ -165,6 +165,7 @@ def trained(make: Callable[[], Plan]) -> tuple[float, bool]:
     return worst, len(set(chosen.tolist())) == EXPERTS
 
 
+@pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize(
     "make",
     [
@@ -175,10 +176,10 @@ def trained(make: Callable[[], Plan]) -> tuple[float, bool]:
     ids=["interleaved_overlap", "dualpipe_v", "zb_h1"],
 )
 def test_experts_train_as_in_one_process(
-    make: Callable[[], Plan], run_ranks: Run
+    make: Callable[[], Plan], steps: int, run_ranks: Run
 ) -> None:
     for worst, are_exchanged in run_ranks(
-        partial(trained, make), EXPERTS * PIPE
+        partial(trained, make, steps), EXPERTS * PIPE
     ).results():
         assert worst < 1e-11
         assert are_exchanged

@@ -18,10 +18,10 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, PipelineError, split
 from tests.support.models import alone, batch, difference, one_model, program_with
 from tests.support.ranks import Run
+from tests.support.sizes import STEPS
 
 pytestmark = pytest.mark.processes
 
-STEPS = 20
 #: A prefix; stages before, between and behind trained ones; all but the first one.
 PREFIX = "frozen 0 .. 2"
 BETWEEN = "frozen 0 .. 1  frozen 2 .. 3"
@@ -73,12 +73,12 @@ def train_alone(plan: Plan, steps: int) -> tuple[list[Tensor], list[nn.Module]]:
     return losses, model
 
 
-def trained(name: str, lines: str, **params: int) -> tuple[bool, float]:
+def trained(steps: int, name: str, lines: str, **params: int) -> tuple[bool, float]:
     """Whether all weights and losses of this rank are to the bit those of one process, and how far
     they are at most.
     """
     plan = program_with(name, lines, **params)
-    expected, reference = train_alone(plan, STEPS)
+    expected, reference = train_alone(plan, steps)
     stages = own_of(plan, model_of(plan))
     optimizers = [
         optimizer for optimizer in map(sgd, set(stages.values())) if optimizer
@@ -88,7 +88,7 @@ def trained(name: str, lines: str, **params: int) -> tuple[bool, float]:
         # Nothing here is done in vain, so nothing may be warned of.
         warnings.simplefilter("error")
         ours = Pipeline(plan, stages, nn.functional.mse_loss)
-        for step in range(STEPS):
+        for step in range(steps):
             losses = ours.step(*batch(plan, step))
             for optimizer in optimizers:
                 optimizer.step()
@@ -105,7 +105,7 @@ def trained(name: str, lines: str, **params: int) -> tuple[bool, float]:
     )
 
 
-def schedules() -> dict[str, tuple[bool, float]]:
+def schedules(steps: int) -> dict[str, tuple[bool, float]]:
     """Every way of freezing, and every way of a backward."""
     cases = [
         ("1f1b", PREFIX),
@@ -117,12 +117,13 @@ def schedules() -> dict[str, tuple[bool, float]]:
         ("1f1b_recompute", BETWEEN),
         ("seq1f1b", PREFIX),
     ]
-    return {f"{name} {lines}": trained(name, lines) for name, lines in cases}
+    return {f"{name} {lines}": trained(steps, name, lines) for name, lines in cases}
 
 
-def test_twenty_steps_are_those_of_one_process(run_ranks: Run) -> None:
+@pytest.mark.parametrize("steps", STEPS)
+def test_steps_are_those_of_one_process(run_ranks: Run, steps: int) -> None:
     """To the bit, but where gradients of replicas or of slices are summed."""
-    for found in run_ranks(schedules, 4).results():
+    for found in run_ranks(schedules, 4, steps).results():
         assert len(found) == 8
         for name, (equal, worst) in found.items():
             assert equal or name.startswith(("dualpipe", "seq1f1b")), name

@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from schedlang import Source, compile
+from schedlang import Source
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, add_loss, added_losses
 from schedlang.schedule.layout import Layout
 from tests.support.models import difference, program
+from tests.support.plans import compiled
 
 pytestmark = pytest.mark.processes
 
@@ -59,7 +60,7 @@ def plan_of(name: str, edges: Edges, lines: str = "", **params: int) -> Plan:
     place = text.index("\n", text.index("param microbatches")) + 1
     items = "\n".join(f"edge s in 0 .. 1 from {a} to {b}" for a, b in edges)
     text = text[:place] + items + "\n" + lines + text[place:]
-    return compile(
+    return compiled(
         Source(f"{name}.sched", text), {"microbatches": MICROBATCHES} | params
     )
 

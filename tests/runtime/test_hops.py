@@ -24,10 +24,10 @@ from tests.support.mesh import mesh
 from tests.support.models import batch, program, replicated
 from tests.support.paths import PROGRAMS
 from tests.support.ranks import Run
+from tests.support.sizes import STEPS
 
 pytestmark = pytest.mark.processes
 
-STEPS = 20
 WIDTH = 8
 
 
@@ -102,6 +102,7 @@ def trained(
     model_of: Callable[[int], list[nn.Module]],
     optimizer_of: Any,
     has_all: bool,
+    steps: int,
 ) -> tuple[bool, list[int]]:
     """Whether a rank's losses and weights are those of one process, to the bit; and the bytes of
     its weights after each step, at home and elsewhere.
@@ -116,7 +117,7 @@ def trained(
     optimizer = optimizer_of(weights if has_all else ours.parameters())
     alone = optimizer_of(nn.Sequential(*model).parameters())
     are_equal = True
-    for seed in range(STEPS):
+    for seed in range(steps):
         losses = ours.step(*batch(plan, seed))
         optimizer.step()
         optimizer.zero_grad()
@@ -137,25 +138,33 @@ def trained(
     return are_equal, held
 
 
+@pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize(
     ("ranks", "model_of", "optimizer_of", "has_all"),
     [(4, mixed, adamw, False), (3, mixed, momentum, True), (2, mixed, adamw, True)],
 )
-def test_twenty_steps_are_those_of_one_process_to_the_bit(
-    run_ranks: Run, ranks: int, model_of: Any, optimizer_of: Any, has_all: bool
+def test_steps_are_those_of_one_process_to_the_bit(
+    run_ranks: Run,
+    ranks: int,
+    model_of: Any,
+    optimizer_of: Any,
+    has_all: bool,
+    steps: int,
 ) -> None:
-    found = run_ranks(trained, ranks, ranks, model_of, optimizer_of, has_all).results()
+    given = ranks, model_of, optimizer_of, has_all, steps
+    found = run_ranks(trained, ranks, *given).results()
     assert found == [(True, [0] * (ranks - 1))] * ranks
 
 
-def test_the_command_runs_it_as_one_process_does(train: Callable) -> None:
+@pytest.mark.parametrize("steps", STEPS)
+def test_the_command_runs_it_as_one_process_does(train: Callable, steps: int) -> None:
     done = train(
         *(2, PROGRAMS / "weipipe.sched"),
-        *("-p", "microbatches=4", "--steps", 20, "--check"),
+        *("-p", "microbatches=4", "--steps", steps, "--check"),
     )
     assert done.codes == [0, 0], done.stderr
     (loss,) = re.findall(
-        r"largest difference of the loss, over 20 steps: (\S+)", done.stdout
+        rf"largest difference of the loss, over {steps} steps: (\S+)", done.stdout
     )
     assert float(loss) < 1e-5
 

@@ -43,6 +43,7 @@ from tests.support.models import (  # noqa: E402
 )
 from tests.support.paths import PROGRAMS  # noqa: E402
 from tests.support.ranks import Run  # noqa: E402
+from tests.support.sizes import STEPS  # noqa: E402
 
 pytestmark = pytest.mark.processes
 
@@ -50,8 +51,10 @@ pytestmark = pytest.mark.processes
 SAVED = ROWS * WIDTH * 8
 
 
-def test_twenty_steps_are_those_of_one_process_to_the_bit(train: Callable) -> None:
-    trained = train(4, PROGRAMS / "bpipe.sched", "--steps", 20, "--check", "--audit")
+@pytest.mark.parametrize("steps", STEPS)
+def test_steps_are_those_of_one_process_to_the_bit(train: Callable, steps: int) -> None:
+    options = "--steps", steps, "--check", "--audit"
+    trained = train(4, PROGRAMS / "bpipe.sched", *options)
     assert trained.codes == [0] * 4, trained.stderr
     figures = json.loads(trained.stdout.splitlines()[-1])
     assert figures["gradient_error"] == 0

@@ -22,11 +22,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
-from schedlang import Source, compile
+from schedlang import Source
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, split
 from schedlang.schedule.layout import Layout
 from tests.support.models import difference, program
+from tests.support.plans import compiled
 from tests.support.skip_models import (
     LENGTH,
     WIDTH,
@@ -59,9 +60,9 @@ def plan_of(name: str, lines: str, **params: int) -> Plan:
     place = text.index("\n", text.index("param microbatches")) + 1
     params = {"ranks": 4, "microbatches": MICROBATCHES} | params
     # The lines ask how many stages there are, which the program says by its other parameters.
-    stages = compile(Source(name, text), params).layout.pieces
+    stages = compiled(Source(name, text), params).layout.pieces
     text = text[:place] + lines.format(stages=stages) + "\n" + text[place:]
-    return compile(Source(f"{name}.sched", text), params)
+    return compiled(Source(f"{name}.sched", text), params)
 
 
 def batch(model: nn.Module, seed: int) -> tuple[Any, Tensor]:

@@ -37,6 +37,7 @@ from tests.support.models import (
     replicated,
 )
 from tests.support.ranks import Run
+from tests.support.sizes import STEPS as OF_TRAININGS
 from tests.support.sizes import examples
 
 pytestmark = pytest.mark.processes
@@ -248,8 +249,8 @@ def test_random_shapes(run_ranks: Run, cases: list[Case]) -> None:
         assert wrong == []
 
 
-def trained_to_the_bit(name: str) -> list[bool]:
-    """20 steps with an optimizer, on 4 ranks: whether losses and weights are those of one process
+def trained_to_the_bit(name: str, steps: int) -> list[bool]:
+    """Steps with an optimizer, on 4 ranks: whether losses and weights are those of one process
     that adds up the same in the same order.
     """
     plan = program(name, ranks=4, microbatches=8)
@@ -263,7 +264,7 @@ def trained_to_the_bit(name: str) -> list[bool]:
     ours = pipeline(plan, model)
     generator = random.Random(0)
     same = []
-    for step in range(20):
+    for step in range(steps):
         of_step = [
             (generator.randint(1, 5), generator.randint(1, 12)) for _ in range(8)
         ]
@@ -288,10 +289,11 @@ def trained_to_the_bit(name: str) -> list[bool]:
     return same
 
 
+@pytest.mark.parametrize("steps", OF_TRAININGS)
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b"])
-def test_twenty_steps_to_the_bit(name: str, run_ranks: Run) -> None:
-    for found in run_ranks(partial(trained_to_the_bit, name), 4).results():
-        assert len(found) > 20
+def test_steps_to_the_bit(name: str, steps: int, run_ranks: Run) -> None:
+    for found in run_ranks(partial(trained_to_the_bit, name, steps), 4).results():
+        assert len(found) > steps
         assert all(found)
 
 

@@ -27,6 +27,7 @@ from tests.support.models import (
     program,
     update_batches,
 )
+from tests.support.sizes import sizes
 from tests.support.training import Train
 
 pytestmark = pytest.mark.processes
@@ -264,8 +265,11 @@ def test_what_backwards_would_not_see_is_refused(
     assert any(failed.codes)
 
 
-def test_the_example_is_that_of_one_process(train: Train) -> None:
-    trained = train(4, PROGRAMS / "pipemare.sched", "--steps", 20, "--check", "--audit")
+@pytest.mark.parametrize("steps", sizes([8, 20], lambda steps: steps > 8))
+def test_the_example_is_that_of_one_process(train: Train, steps: int) -> None:
+    """More updates than any stage is ahead of the last one."""
+    options = "--steps", steps, "--check", "--audit"
+    trained = train(4, PROGRAMS / "pipemare.sched", *options)
     assert trained.codes == [0] * 4, trained.stderr
     figures = json.loads(trained.stdout.splitlines()[-1])
     assert figures["gradient_error"] <= 1e-5

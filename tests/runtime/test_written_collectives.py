@@ -15,10 +15,10 @@ from tests.runtime.test_sharded import PARTS, Collectives, deep
 from tests.support.mesh import PIPE, mesh, on, place
 from tests.support.models import batch, difference, program
 from tests.support.ranks import Run
+from tests.support.sizes import STEPS
 
 pytestmark = pytest.mark.processes
 
-STEPS = 20
 #: Gradients are summed twice in a step, and an update is in the plan.
 TWICE = """schedule twice {
     param ranks = 2
@@ -56,15 +56,15 @@ def plans() -> dict[str, Plan]:
 
 
 def trained(
-    plans: dict[str, Plan], is_sharded: bool
+    plans: dict[str, Plan], is_sharded: bool, steps: int
 ) -> dict[str, tuple[float, list[float]]]:
     """For each plan the largest difference from one process, of weights after training; and the
     gathers and reductions of the last step, with those of the plan.
     """
-    return {name: train(plan, is_sharded) for name, plan in plans.items()}
+    return {name: train(plan, is_sharded, steps) for name, plan in plans.items()}
 
 
-def train(plan: Plan, is_sharded: bool) -> tuple[float, list[float]]:
+def train(plan: Plan, is_sharded: bool, steps: int) -> tuple[float, list[float]]:
     of = mesh("dp", "pp")
     replica, rank = place(of)
     model = deep(plan.layout.pieces)
@@ -75,7 +75,8 @@ def train(plan: Plan, is_sharded: bool) -> tuple[float, list[float]]:
         fully_shard(model[stage], mesh=of["dp"])
     updates = Kind.U in plan.ranks[rank].kind
     optimizers = {
-        stage: torch.optim.SGD(model[stage].parameters(), 0.1) for stage in mine
+        stage: torch.optim.SGD(model[stage].parameters(), 0.1, momentum=0.9)
+        for stage in mine
     }
     ours = on(
         of["pp"] if is_sharded else of,
@@ -83,15 +84,15 @@ def train(plan: Plan, is_sharded: bool) -> tuple[float, list[float]]:
         model,
         optimizers=optimizers if updates else {},
     )
-    alone = torch.optim.SGD(reference.parameters(), 0.1)
+    alone = torch.optim.SGD(reference.parameters(), 0.1, momentum=0.9)
     with Collectives([model[stage] for stage in mine] if is_sharded else []) as seen:
-        for step in range(STEPS):
+        for step in range(steps):
             seen.counts.clear()
             ours.step(*batch(plan, 2 * step + replica))
             for optimizer in () if updates else optimizers.values():
                 optimizer.step()
                 optimizer.zero_grad()
-    for step in range(STEPS):
+    for step in range(steps):
         for each in range(2):
             inputs, targets = batch(plan, 2 * step + each)
             (nn.functional.mse_loss(reference(inputs), targets) / 2).backward()
@@ -112,19 +113,21 @@ def train(plan: Plan, is_sharded: bool) -> tuple[float, list[float]]:
     ]
 
 
+@pytest.mark.parametrize("steps", STEPS)
 def test_weights_are_gathered_and_gradients_summed_where_the_plan_says(
-    run_ranks: Run,
+    run_ranks: Run, steps: int
 ) -> None:
-    for found in run_ranks(trained, 4, plans(), True).results():
+    for found in run_ranks(trained, 4, plans(), True, steps).results():
         assert len(found) == 3
         for name, (worst, counts) in found.items():
             assert worst < 1e-12, name
             assert counts == [0, 0], name
 
 
+@pytest.mark.parametrize("steps", STEPS)
 def test_replicas_that_are_not_sharded_are_summed_where_the_plan_says(
-    run_ranks: Run,
+    run_ranks: Run, steps: int
 ) -> None:
-    for found in run_ranks(trained, 4, plans(), False).results():
+    for found in run_ranks(trained, 4, plans(), False, steps).results():
         for name, (worst, _) in found.items():
             assert worst < 1e-12, name

@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from schedlang import Source, compile
+from schedlang import Source
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline
 from schedlang.schedule.layout import Layout
 from tests.support.paths import PROGRAMS
+from tests.support.plans import compiled
 from tests.support.ranks import LIMIT
 from tests.support.skip_models import Skipping, in_order
 
@@ -45,7 +46,7 @@ UPDATES = """schedule updates {
 def program(name: str, **params: int) -> Plan:
     """A plan of a program in the gallery."""
     path = PROGRAMS / f"{name}.sched"
-    return compile(Source(path.name, path.read_text()), params)
+    return compiled(Source(path.name, path.read_text()), params)
 
 
 def program_with(name: str, lines: str, **params: int) -> Plan:
@@ -58,7 +59,7 @@ def program_with(name: str, lines: str, **params: int) -> Plan:
         flags=re.M,
     )
     text = f"{text[: text.rindex('}')]}    {lines}\n}}\n"
-    return compile(
+    return compiled(
         Source(f"{name}.sched", text), {"ranks": 4, "microbatches": 8} | params
     )
 

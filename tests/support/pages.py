@@ -19,10 +19,11 @@ The blocks of a page are run in order, in a folder of their own that has the rep
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from attrs import frozen
@@ -134,10 +135,14 @@ def line_pattern(line: str) -> str:
 
 
 class Shell:
-    """Runs the commands of a page as a reader does, in a folder."""
+    """Runs the commands of a page as a reader does, in a folder.
+
+    What is to be done in place of `torchrun` gets its words, and gives what `run` does.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.torchrun: Callable[[list[str]], tuple[int, str]] | None = None
         # `python`, `schedc` and `torchrun` as a reader has them installed, of the tree that is
         # tested.
         tools = folder.with_name(f"{folder.name}.tools")
@@ -156,6 +161,8 @@ class Shell:
 
     def run(self, command: str) -> tuple[int, str]:
         """The exit code of a command, and what it has printed."""
+        if self.torchrun and command.startswith("torchrun "):
+            return self.torchrun(shlex.split(command))
         process = subprocess.Popen(
             ["bash", "-e", "-u", "-o", "pipefail", "-c", command],
             stdout=subprocess.PIPE,

@@ -12,6 +12,7 @@ that a fork would lose.
 import gc
 import os
 import pickle
+import shutil
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ import torch.utils.serialization
 
 from schedlang.language.grammar import grammar
 from tests.support.forks import fork, print_to, read, write
+from tests.support.plans import keep_plans
 
 
 def rank_main(
@@ -106,13 +109,16 @@ def run(
 def main() -> None:
     """Answer until nobody can ask any more."""
     torch.set_num_threads(1)
-    # Ranks that compile a program would each load its tables.
+    # Ranks that compile a program would each load its tables, and each compile it.
     grammar()
+    plans = Path(mkdtemp())
+    keep_plans(plans)
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     while True:
         try:
             request = connection.recv_bytes()
         except EOFError:
+            shutil.rmtree(plans)
             return
         # It imports the test module.
         given = pickle.loads(request)

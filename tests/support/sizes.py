@@ -31,3 +31,9 @@ def examples(count: int, **more: Any) -> settings:
     """
     is_large = settings.get_current_profile_name() == LARGE
     return settings(max_examples=count if is_large else count // MORE, **more)
+
+
+#: How many steps a training has that is compared with one process, loss by loss and in the end weight
+#: by weight: what goes wrong does so by the third, where optimizers have state and buffers are used
+#: again. More steps only go on.
+STEPS = sizes([5, 20], lambda steps: steps > 5)

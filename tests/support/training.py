@@ -51,6 +51,18 @@ def run_script(
     )
 
 
+def run_torchrun(
+    run_ranks: Run, tmp_path: Path, folder: Path, command: list[str]
+) -> tuple[int, str]:
+    """Run `torchrun --standalone --nproc-per-node N SCRIPT …` in a folder: its exit code, and what all
+    have printed.
+    """
+    ranks, *script = command[3:]
+    assert command[:3] == ["torchrun", "--standalone", "--nproc-per-node"]
+    done = launched(run_ranks, tmp_path, int(ranks), partial(script_in, folder, script))
+    return int(any(done.codes)), done.stdout + done.stderr
+
+
 def launched(
     run_ranks: Run, tmp_path: Path, ranks: int, main: Callable[[], None]
 ) -> Training:
@@ -104,6 +116,12 @@ def module_main(arguments: list[str]) -> None:
     """`python -m schedlang.runtime`."""
     sys.argv = ["schedlang.runtime", *arguments]
     run()
+
+
+def script_in(folder: Path, command: list[str]) -> None:
+    """`python SCRIPT` in a folder."""
+    os.chdir(folder)
+    script_main(command)
 
 
 def script_main(command: list[str]) -> None:
