@@ -64,6 +64,9 @@ ELSEWHERE = {
 
 #: The page whose `torchrun` is torch's own: on others, the processes that it would start are forked.
 WITH_TORCHRUN = "README"
+#: The pages whose every command is a process, as a reader starts it; on others, commands of `schedc`
+#: that need no shell run in the process of the test.
+IN_PROCESSES = ("README", "tutorial", "commands")
 
 
 @pytest.fixture
@@ -95,6 +98,7 @@ def test_the_blocks_of_a_page(
         run_ranks = request.getfixturevalue("run_ranks")
         return run_torchrun(run_ranks, tmp_path, shell.folder, command)
 
+    shell.stays = name not in IN_PROCESSES
     if name != WITH_TORCHRUN:
         shell.torchrun = torchrun
     updates = request.config.getoption("--update-golden")

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.processes
 
 ROWS = 2
 WIDTH = 6
-STEPS = 20
+STEPS = 10
 #: The models of a plan, each as its stages.
 Models = dict[str, list[nn.Module]]
 #: Runs all models on a microbatch of each, and gives their losses and other results.
@@ -126,7 +126,7 @@ def judged_by(other: str, own: str) -> Alone:
 def train(
     plan: Plan, other: str, own: str, with_outputs: bool = False
 ) -> dict[str, Any]:
-    """What 20 steps give with the plan, and in one process: losses and weights, and how far they
+    """What ten steps give with the plan, and in one process: losses and weights, and how far they
     are from each other.
     """
     layout = plan.layout
@@ -256,7 +256,7 @@ GPIPE = """schedule gpipe_of_two {
 
 
 def llamas(folder: Path) -> list[float]:
-    """How far the losses of a small Llama are from those of one process: 20 steps, of which the
+    """How far the losses of a small Llama are from those of one process: ten steps, of which the
     second half goes on from a folder under another schedule.
     """
     from transformers import LlamaConfig, LlamaForCausalLM

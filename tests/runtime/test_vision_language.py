@@ -21,7 +21,7 @@ from tests.support.ranks import Run
 
 pytestmark = pytest.mark.processes
 
-STEPS = 20
+STEPS = 10
 #: The graph of the gallery's program, in the order of GPipe.
 GPIPE = """schedule gpipe_of_two_encoders {
     param ranks = 4

@@ -24,10 +24,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
 from attrs import frozen
 
+from schedlang.cli.main import main
 from tests.support.paths import ROOT
 from tests.support.processes import ENVIRONMENT
 
@@ -39,6 +43,8 @@ _SHOWN = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.M)
 #: Commands that start processes; and those of them that train the example.
 _STARTS = re.compile(r"schedc run|torchrun")
 _TRAINS = re.compile(r"schedc run|schedlang\.runtime")
+#: A command of `schedc` in which nothing is for a shell, and which starts nothing.
+_ALONE = re.compile(r"schedc (?!run )[^\n|<>;&$*?~`\\]+\n?")
 #: The scripts that import for many seconds, or need four processes; what they show has tests of its
 #: own.
 _SLOW = ("sharded", "llama", "packed", "meshes", "teacher")
@@ -137,12 +143,14 @@ def line_pattern(line: str) -> str:
 class Shell:
     """Runs the commands of a page as a reader does, in a folder.
 
-    What is to be done in place of `torchrun` gets its words, and gives what `run` does.
+    What is to be done in place of `torchrun` gets its words, and gives what `run` does. Where it
+    `stays`, a command of `schedc` by itself runs in this process.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.torchrun: Callable[[list[str]], tuple[int, str]] | None = None
+        self.stays = False
         # `python`, `schedc` and `torchrun` as a reader has them installed, of the tree that is
         # tested.
         tools = folder.with_name(f"{folder.name}.tools")
@@ -163,6 +171,8 @@ class Shell:
         """The exit code of a command, and what it has printed."""
         if self.torchrun and command.startswith("torchrun "):
             return self.torchrun(shlex.split(command))
+        if self.stays and _ALONE.fullmatch(command):
+            return self._run_here(shlex.split(command)[1:])
         process = subprocess.Popen(
             ["bash", "-e", "-u", "-o", "pipefail", "-c", command],
             stdout=subprocess.PIPE,
@@ -183,3 +193,19 @@ class Shell:
                 f"`{command}` takes longer than {LIMIT} s:\n{output}"
             ) from None
         return process.returncode, output
+
+    def _run_here(self, arguments: list[str]) -> tuple[int, str]:
+        """The same of a command of `schedc`."""
+        printed = StringIO()
+        with (
+            chdir(self.folder),
+            patch.dict(os.environ, self.environment),
+            redirect_stdout(printed),
+            redirect_stderr(printed),
+        ):
+            try:
+                code = main(arguments)
+            except SystemExit as end:
+                code = int(end.code or 0)
+        # Lines end as they do where what a process prints is read as text.
+        return code, printed.getvalue().replace("\r\n", "\n")
