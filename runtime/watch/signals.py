@@ -41,12 +41,17 @@ class SignalListener:
         """End the wait in another thread."""
         self._writes.send(b"\0")
 
-    def take_down(self) -> None:
-        """Give SIGTERM its default action back."""
-        if self._is_on and threading.current_thread() is threading.main_thread():
+    def close(self) -> None:
+        """Give SIGTERM its default action back, once no thread waits any more."""
+        if self._is_on:
+            # Elsewhere Python does not allow it, and would go on writing signals to the socket.
+            if threading.current_thread() is not threading.main_thread():
+                return
             self._is_on = False
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._reads.close()
+        self._writes.close()
 
     def ignore(self) -> None:
         """From now on, SIGTERM does not change the exit code of a process that is ending."""

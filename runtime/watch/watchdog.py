@@ -123,9 +123,11 @@ class Watchdog:
         """Stop watching."""
         atexit.unregister(self._at_exit)
         self._stop_thread()
-        self._signals.take_down()
+        self._signals.close()
 
     def _stop_thread(self) -> None:
+        if self._is_closed:
+            return
         self._is_closed = True
         self._signals.interrupt()
         self._thread.join()

@@ -11,23 +11,30 @@ import tomllib
 from collections import Counter, defaultdict
 from datetime import date
 
+from mutmut.mutation.diff_apply import get_diff_for_mutant
+
 from tests.support.paths import CASES, ROOT
 
 WHY = json.loads((CASES / "survivors.json").read_text())
 MUTATED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutmut"][
     "only_mutate"
 ]
-#: What mutmut says of mutants, and the column of the table that it is counted in.
+#: The columns of the table, and what mutmut says of the mutants that the first two count.
+COLUMNS = ("refused by mypy", "killed by a test", "explained", "open")
 REFUSED = {"caught by type check"}
 KILLED = {"killed", "timeout"}
-NOT_TRIED = {"not checked"}
+#: It has not met all of its tests.
+NOT_TRIED = "not checked"
+#: The reason of a mutant without one.
+OPEN = "Not explained yet"
 
 PAGE = """# Mutation score of the verifier
 
 Do the tests notice if the verifier is wrong? `make mutation` has mutmut change it in one place at a time, and runs the
 tests of the compiler against each: a mutant that some test fails on, or never ends on, is killed. Those that mypy
-refuses, as `make test` would, need no test. One that no test has failed on and that has not met all of its tests
-counts as not tried. Written on {date}.
+refuses, as `make test` would, need no test. Of the others, which no test has failed on, those are explained of which
+there is a reason below why they are no mistake; the rest is open. {not_tried} of both have met no more than the quickest
+of their tests. Written on {date}.
 
 {score}
 
@@ -37,18 +44,15 @@ counts as not tried. Written on {date}.
 """
 
 
-def mutmut(*words: str) -> str:
-    return subprocess.run(
-        ["mutmut", *words], check=True, capture_output=True, text=True
-    ).stdout
-
-
 def outcomes() -> dict[str, str]:
     """What became of each mutant, by its name: `schedlang.proof.graph.x_walk__mutmut_1`."""
-    lines = (
-        line.strip().rsplit(": ", 1)
-        for line in mutmut("results", "--all", "true").splitlines()
+    results = subprocess.run(
+        ["mutmut", "results", "--all", "true"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
+    lines = (line.strip().rsplit(": ", 1) for line in results.stdout.splitlines())
     return {
         name: outcome for name, outcome in (line for line in lines if len(line) == 2)
     }
@@ -56,7 +60,7 @@ def outcomes() -> dict[str, str]:
 
 def change(name: str) -> tuple[str, str]:
     """A mutant's line as it was and as it became."""
-    lines = mutmut("show", name).splitlines()
+    lines = get_diff_for_mutant(name).splitlines()
     # The difference of a mutant has its lines with one sign, and the names of files with three.
     was, became = (
         " ".join(
@@ -82,50 +86,48 @@ def reason(name: str, was: str, became: str) -> str:
     for each in WHY:
         if any(re.fullmatch(pattern, change) for pattern in each["changes"]):
             return each["why"]
-    return "Not explained yet"
+    return OPEN
 
 
 def page() -> str:
     found = outcomes()
     score: dict[str, Counter[str]] = defaultdict(Counter)
-    survivors = []
-    for name, outcome in found.items():
-        module = name.split(".x", 1)[0]
+    reasons: dict[str, list[str]] = defaultdict(list)
+    not_tried = 0
+    for name, outcome in sorted(found.items()):
+        module = score[name.split(".x", 1)[0]]
         if outcome in REFUSED:
-            score[module]["refused"] += 1
-        elif outcome in KILLED:
-            score[module]["killed"] += 1
-        elif outcome in NOT_TRIED:
-            score[module]["not tried"] += 1
-        else:
-            score[module]["survive"] += 1
-            survivors.append((name, *change(name)))
+            module["refused by mypy"] += 1
+            continue
+        if outcome in KILLED:
+            module["killed by a test"] += 1
+            continue
+        not_tried += outcome == NOT_TRIED
+        was, became = change(name)
+        why = reason(name, was, became)
+        module["open" if why == OPEN else "explained"] += 1
+        reasons[why].append(f"- `{function(name)}`: `{was}`\n  became `{became}`")
     rows = [
-        "| module | mutants | refused by mypy | killed by a test | survive | not tried |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        f"| module | mutants | {' | '.join(COLUMNS)} |",
+        f"| --- |{' ---: |' * (1 + len(COLUMNS))}",
     ]
     modules = sorted(path.removesuffix(".py").replace("/", ".") for path in MUTATED)
-    total = Counter[str]()
-    for module in modules:
-        total += score[module]
-        rows.append(row(f"`{module}`", score[module]))
-    rows.append(row("all", total))
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for name, was, became in sorted(survivors):
-        line = f"- `{function(name)}`: `{was}`\n  became `{became}`"
-        reasons[reason(name, was, became)].append(line)
+    rows += [row(f"`{module}`", score[module]) for module in modules]
+    rows.append(row("all", sum(score.values(), Counter[str]())))
     listed = "\n\n".join(
         f"{why}:\n\n" + "\n".join(lines) for why, lines in reasons.items()
     )
     return PAGE.format(
-        date=date.today(), score="\n".join(rows), survivors=listed or "None."
+        date=date.today(),
+        not_tried=not_tried,
+        score="\n".join(rows),
+        survivors=listed or "None.",
     )
 
 
 def row(name: str, counts: Counter[str]) -> str:
     """A row of the table."""
-    columns = ("refused", "killed", "survive", "not tried")
-    return f"| {name} | {counts.total()} | {' | '.join(str(counts[each]) for each in columns)} |"
+    return f"| {name} | {counts.total()} | {' | '.join(str(counts[each]) for each in COLUMNS)} |"
 
 
 if __name__ == "__main__":
