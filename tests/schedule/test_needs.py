@@ -51,6 +51,16 @@ def test_a_step_needs_the_gradients_of_its_own_update() -> None:
     assert words(told) == ["0U1"]
 
 
+@pytest.mark.parametrize("models", ["ab", "ba"])
+def test_a_step_needs_the_gradients_of_its_own_model(models: str) -> None:
+    """Whichever is trained first."""
+    layout = Layout(
+        (0, 0), (Pipeline("a", 0, 1, 1), Pipeline("b", 1, 2, 1)), models=True
+    )
+    ops = {"a": "0F0 0B0 0U", "b": "1F0 1B0 1U"}
+    assert wrong(written(" ".join(ops[model] for model in models), layout=layout)) == []
+
+
 @pytest.mark.parametrize("costs", [Costs(), Costs(sum_times=(1,))], ids=["", "sums"])
 def test_a_step_overlaps_with_no_gradient_that_it_needs(costs: Costs) -> None:
     """Nor is it simulated, where nobody asks whether that changes the weights."""
