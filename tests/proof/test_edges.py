@@ -271,6 +271,27 @@ def test_a_copy_that_is_late_because_of_others_loses_its_turn() -> None:
     assert (found["0OFFLOAD0"], found["1OFFLOAD0"], found["0OFFLOAD1"]) == (1, 9, 17)
 
 
+def test_turns_are_looked_for_until_they_stay() -> None:
+    """Rank 0 comes to its second reload at 14, while the first one of rank 1 takes until 18; by the
+    times of the first order that is found, it would come after the second one of rank 1.
+    """
+    pipelines = (Pipeline("a", 0, 1, 2), Pipeline("b", 1, 2, 2))
+    plan = written(
+        "0F0 0OFFLOAD0 0F1 0OFFLOAD1 0RELOAD0 0B0 0RELOAD1 0B1",
+        "1F0 1OFFLOAD0 1F1 1OFFLOAD1 1RELOAD0 1B0 1RELOAD1 1B1",
+        layout=evolve(SHARED, pipelines=pipelines),
+    )
+    costs = Costs(
+        forward_times=(1, 2),
+        backward_times=(2, 3),
+        offload_times=(5, 1),
+        reload_times=(1, 4),
+    )
+    found = starts(plan, costs)
+    names = ("0RELOAD0", "1RELOAD0", "0RELOAD1", "1RELOAD1")
+    assert [found[name] for name in names] == [11, 14, 18, 21]
+
+
 def test_copies_take_turns_by_the_times_that_count() -> None:
     """As in a run with noise, also where the program writes gathers."""
     plan = written(
