@@ -31,18 +31,16 @@ def train_reference(workload: Workload, steps: int) -> Training:
     weights = _Weights(plan, parts)
     for step in range(steps):
         weights.update = step
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         trains = not plan.is_forward_only
         training.losses.append(_run(weights, workload, step, trains))
         if not trains:
             continue
         weights.take_gradients()
-        # Those of the last step are kept.
         for optimizer in optimizers:
             optimizer.step()
         weights.keep()
-        if step < steps - 1:
-            for optimizer in optimizers:
-                optimizer.zero_grad()
     for part in parts:
         keep_gradients(training, part)
     return training

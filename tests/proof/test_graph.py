@@ -109,20 +109,24 @@ def test_the_walk_is_the_definition() -> None:
     assert 50 < whole < 450
 
 
-def test_a_graph_is_walked_once_by_work_that_remembers_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    """The graphs that are walked from now on."""
+    graphs: list[Graph] = []
+
+    def counted(graph: Graph) -> Floats:
+        graphs.append(graph)
+        return walk(graph)
+
+    monkeypatch.setattr(of_graph, "walk", counted)
+    return graphs
+
+
+def test_a_graph_is_walked_once_by_work_that_remembers_it(walked: list[Graph]) -> None:
     """And by every other work again: it keeps nothing."""
     rng = random.Random(0)
     one = some_graph(rng)
     other = some_graph(rng)
-    walked: list[Graph] = []
-
-    def counted(graph: Graph) -> Floats:
-        walked.append(graph)
-        return walk(graph)
-
-    monkeypatch.setattr(of_graph, "walk", counted)
     with remembered_walks():
         assert evolve(one).times.tolist() == one.times.tolist()
         with remembered_walks():
@@ -133,16 +137,9 @@ def test_a_graph_is_walked_once_by_work_that_remembers_it(
     assert len(walked) == 3
 
 
-def test_the_last_four_graphs_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_four_graphs_are_remembered(walked: list[Graph]) -> None:
     rng = random.Random(1)
     graphs = [some_graph(rng) for _ in range(5)]
-    walked: list[Graph] = []
-
-    def counted(graph: Graph) -> Floats:
-        walked.append(graph)
-        return walk(graph)
-
-    monkeypatch.setattr(of_graph, "walk", counted)
     with remembered_walks():
         for graph in (*graphs[:4], graphs[0]):
             assert len(evolve(graph).times)
