@@ -23,14 +23,26 @@ class SignalListener:
     def __init__(self) -> None:
         self._reads, self._writes = socket.socketpair()
         self._writes.setblocking(False)
-        self._is_on = (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        )
-        if self._is_on:
+        self._is_over = False
+        self._is_on = False
+        if threading.current_thread() is not threading.main_thread():
+            return
+        handler = signal.getsignal(signal.SIGTERM)
+        earlier = getattr(handler, "__self__", None)
+        if isinstance(earlier, SignalListener) and earlier._is_over:
+            earlier.close()
+            handler = signal.SIG_DFL
+        if handler is signal.SIG_DFL:
+            self._is_on = True
             # A handler of any kind, or SIGTERM would end the process before the thread can print.
-            signal.signal(signal.SIGTERM, lambda *_: None)
+            signal.signal(signal.SIGTERM, self._at_signal)
             signal.set_wakeup_fd(self._writes.fileno(), warn_on_full_buffer=False)
+
+    def _at_signal(self, *_: object) -> None:
+        """Python's handler of SIGTERM: the thread ends the process, unless it has stopped."""
+        if self._is_over:
+            self.close()
+            signal.raise_signal(signal.SIGTERM)
 
     def wait(self, seconds: float) -> bytes:
         """Wait for signals; gives those that came."""
@@ -43,8 +55,10 @@ class SignalListener:
 
     def close(self) -> None:
         """Give SIGTERM its default action back, once no thread waits any more."""
+        self._is_over = True
         if self._is_on:
-            # Elsewhere Python does not allow it, and would go on writing signals to the socket.
+            # Elsewhere Python does not allow it, and goes on writing signals to the socket: so that
+            # stays, as the handler does, which closes it at the next SIGTERM.
             if threading.current_thread() is not threading.main_thread():
                 return
             self._is_on = False

@@ -122,6 +122,10 @@ class Watchdog:
     def close(self) -> None:
         """Stop watching."""
         atexit.unregister(self._at_exit)
+        if threading.current_thread() is self._thread:
+            # Python has collected the pipeline here, and a thread cannot wait for its own end.
+            threading.Thread(target=self.close, daemon=True).start()
+            return
         self._stop_thread()
         self._signals.close()
 

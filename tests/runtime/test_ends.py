@@ -1,7 +1,12 @@
 """What a pipeline leaves behind, on two processes."""
 
 import gc
+import os
+import signal
+import sys
 import warnings
+from functools import partial
+from time import sleep
 
 import pytest
 
@@ -17,16 +22,77 @@ from tests.support.ranks import Run
 pytestmark = pytest.mark.processes
 
 
-def told() -> list[str]:
-    """What Python tells of files and sockets that a pipeline leaves open."""
+def pipeline() -> Pipeline:
     plan = program("1f1b", ranks=2, microbatches=2)
     stages = {dist.get_rank(): nn.Linear(4, 4)}
+    return Pipeline(plan, stages, nn.functional.mse_loss)
+
+
+def step() -> None:
+    """One step of a pipeline that is garbage after it, in a cycle of objects, as it is with a
+    trainer that its own parts refer to.
+    """
+    trained = pipeline()
+    trained.step(*torch.rand(2, 4, 4))
+    trainer: dict[str, object] = {"pipeline": trained}
+    trainer["self"] = trainer
+
+
+def told() -> list[str]:
+    """What Python tells of files and sockets that a pipeline leaves open."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        Pipeline(plan, stages, nn.functional.mse_loss).step(*torch.rand(2, 4, 4))
+        step()
         gc.collect()
     return [str(each.message) for each in caught if each.category is ResourceWarning]
 
 
+def told_by_the_watchdog() -> list[str]:
+    """The same, and what Python cannot raise, where the pipeline's own watchdog meets the garbage
+    first: the main thread makes none meanwhile.
+    """
+    unraisable = list[str]()
+    sys.unraisablehook = lambda each: unraisable.append(str(each.exc_value))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gc.disable()
+        step()
+        before = gc.get_threshold()
+        gc.set_threshold(1)
+        gc.enable()
+        sleep(1)
+        gc.set_threshold(*before)
+    sys.unraisablehook = sys.__unraisablehook__
+    return unraisable + [
+        str(each.message) for each in caught if each.category is ResourceWarning
+    ]
+
+
+def terminated_after(*, by_another: bool) -> None:
+    """SIGTERM after a pipeline that its own watchdog has closed; if `by_another`, while there is
+    another one.
+    """
+    told_by_the_watchdog()
+    another = pipeline() if by_another else None
+    os.kill(os.getpid(), signal.SIGTERM)
+    sleep(10)
+    del another
+
+
 def test_no_socket_is_left_open(run_ranks: Run) -> None:
     assert run_ranks(told, 2).results() == [[], []]
+
+
+def test_the_watchdog_may_end_itself(run_ranks: Run) -> None:
+    assert run_ranks(told_by_the_watchdog, 2).results() == [[], []]
+
+
+def test_sigterm_ends_a_process_whose_watchdog_has_ended_itself(run_ranks: Run) -> None:
+    outcome = run_ranks(partial(terminated_after, by_another=False), 2)
+    assert outcome.codes == [-signal.SIGTERM] * 2, outcome.logs
+
+
+def test_the_next_pipeline_says_that_it_was_terminated(run_ranks: Run) -> None:
+    outcome = run_ranks(partial(terminated_after, by_another=True), 2)
+    assert outcome.codes == [1] * 2, outcome.logs
+    assert all("was terminated" in log for log in outcome.logs)
