@@ -24,7 +24,7 @@ COLUMNS = ("refused by mypy", "killed by a test", "explained", "open")
 REFUSED = {"caught by type check"}
 KILLED = {"killed", "timeout"}
 #: It has not met all of its tests.
-NOT_TRIED = "not checked"
+NOT_TRIED = {"not checked", "suspicious"}
 #: The reason of a mutant without one.
 OPEN = "Not explained yet"
 
@@ -102,7 +102,7 @@ def page() -> str:
         if outcome in KILLED:
             module["killed by a test"] += 1
             continue
-        not_tried += outcome == NOT_TRIED
+        not_tried += outcome in NOT_TRIED
         was, became = change(name)
         why = reason(name, was, became)
         module["open" if why == OPEN else "explained"] += 1

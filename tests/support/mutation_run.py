@@ -8,15 +8,21 @@ mutants need to be killed. Here they are collected once, and each mutant is a fo
                                                 └─ ...
 
 Mutants, types, timeouts and results are mutmut's own, and its other commands (`results`, `show`) work
-as always. This file is run by its path, with `-P`: as a module of `tests` it would bring the tests of
-the tree along, and those of the copy that mutmut changes are to be run.
+as always. With the environment variable EACH a mutant that stands meets its quickest tests only, for
+so many seconds of processor time, and is "suspicious" then, as mutmut calls it.
+
+This file is run by its path, with `-P`: as a module of `tests` it would bring the tests of the tree
+along, and those of the copy that mutmut changes are to be run.
 """
 
 import gc
+import os
 import resource
 import sys
 from collections.abc import Iterable, Sequence
+from math import ceil, inf, isfinite
 from pathlib import Path
+from time import process_time
 from typing import TextIO
 
 import mutmut.__main__
@@ -30,6 +36,10 @@ from mutmut.workers.isolation import ForkServerRunner
 
 #: A mutant may ask for memory without end; this is several times what any test needs.
 MEMORY = 7 << 30
+#: For how many seconds a mutant meets tests, if not for as many as they take.
+EACH = float(os.environ.get("EACH") or inf)
+#: What mutmut takes for "suspicious".
+SUSPICIOUS = 35
 #: Which test killed which mutant, a line each.
 KILLERS = Path("killers.txt")
 
@@ -62,7 +72,7 @@ class Collected(PytestRunner):
         gc.freeze()
 
     def run_tests(self, *, mutant_name: str | None, tests: Iterable[str]) -> int:
-        """0, or 1 once a test fails."""
+        """0; 1 once a test fails; SUSPICIOUS once some, but not all, took their time."""
         if not hasattr(self, "session"):
             # Before there are mutants: the tests as they are, and one that has to fail.
             return super().run_tests(mutant_name=mutant_name, tests=tests)
@@ -71,9 +81,18 @@ class Collected(PytestRunner):
         # warning for which the first test would fail, whatever the mutant.
         self.output = sys.stdout
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        stop = process_time() + EACH
+        if isfinite(EACH):
+            # Nor is a test that never ends waited for as long as all would take.
+            longest = max(state().duration_by_test[test] for test in tests)
+            limit = ceil(stop + EACH + longest)
+            _, most = resource.getrlimit(resource.RLIMIT_CPU)
+            resource.setrlimit(resource.RLIMIT_CPU, (min(limit, most), most))
         with change_cwd("mutants"):
             order = [self.items[test] for test in in_turn(mutant_name, tests)]
             for item, after in zip(order, [*order[1:], None], strict=True):
+                if process_time() > stop:
+                    return SUSPICIOUS
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
                 if self.session.testsfailed:
                     with KILLERS.open("a") as killers:
