@@ -10,6 +10,9 @@ import select
 import signal
 import socket
 import threading
+from collections.abc import Callable
+
+Handler = Callable[..., object] | signal.Handlers
 
 
 class SignalListener:
@@ -27,12 +30,10 @@ class SignalListener:
         self._is_on = False
         if threading.current_thread() is not threading.main_thread():
             return
-        handler = signal.getsignal(signal.SIGTERM)
-        earlier = getattr(handler, "__self__", None)
-        if isinstance(earlier, SignalListener) and earlier._is_over:
+        earlier = _listener()
+        if earlier is not None and earlier._is_over:
             earlier.close()
-            handler = signal.SIG_DFL
-        if handler is signal.SIG_DFL:
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._is_on = True
             # A handler of any kind, or SIGTERM would end the process before the thread can print.
             signal.signal(signal.SIGTERM, self._at_signal)
@@ -61,18 +62,20 @@ class SignalListener:
             # stays, as the handler does, which closes it at the next SIGTERM.
             if threading.current_thread() is not threading.main_thread():
                 return
-            self._is_on = False
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self.give_back(signal.SIG_DFL)
         self._reads.close()
         self._writes.close()
 
-    def ignore(self) -> None:
-        """From now on, SIGTERM does not change the exit code of a process that is ending."""
+    def give_back(self, handler: Handler) -> None:
+        """From now on, SIGTERM does something else."""
         if self._is_on:
             self._is_on = False
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, handler)
+
+    def ignore(self) -> None:
+        """From now on, SIGTERM does not change the exit code of a process that is ending."""
+        self.give_back(signal.SIG_IGN)
 
     def let_finish(self, seconds: float) -> None:
         """From now on, the process has some seconds after SIGTERM to end with its own exit code."""
@@ -83,8 +86,40 @@ class SignalListener:
             timer.start()
 
         if self._is_on:
-            self._is_on = False
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTERM, end_soon)
+            self.give_back(end_soon)
             # While it shuts down, Python removes its handlers, but not that a signal is ignored.
             atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
+
+
+def _listener() -> SignalListener | None:
+    """What handles SIGTERM in this process, if it is one of us."""
+    handler = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    return handler if isinstance(handler, SignalListener) else None
+
+
+# A process that the script forks has the handler, and writes its signals to the same socket: to
+# terminate it would terminate this one. So it gives the handler back, and until it has, SIGTERM
+# waits.
+
+
+def _before_fork() -> None:
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _after_fork_in_child() -> None:
+    if listener := _listener():
+        listener.give_back(signal.SIG_DFL)
+    _after_fork()
+
+
+#: What signals waited in a thread before it forked.
+_masks = threading.local()
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork,
+    after_in_child=_after_fork_in_child,
+)

@@ -6,6 +6,7 @@ import signal
 import sys
 import warnings
 from functools import partial
+from multiprocessing import get_context
 from time import sleep
 
 import pytest
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from schedlang.runtime import Pipeline
+from schedlang.runtime.watch.watchdog import POLL
 from tests.support.models import program
 from tests.support.ranks import Run
 
@@ -68,6 +70,28 @@ def told_by_the_watchdog() -> list[str]:
     ]
 
 
+def children() -> tuple[list[int | None], list[float]]:
+    """How some processes end that the script forks and terminates, at once and after a while, and
+    the losses of a step after that.
+    """
+    ours = pipeline()
+    forked = get_context("fork")
+    codes = list[int | None]()
+    for pause in (*[0.0] * 20, 0.2):
+        child = forked.Process(target=sleep, args=(30,))
+        child.start()
+        sleep(pause)
+        child.terminate()
+        child.join(10)
+        codes.append(child.exitcode)
+    # Its end terminates the processes.
+    with forked.Pool(2) as pool:
+        pool.map(abs, range(4))
+    sleep(2 * POLL)
+    losses = ours.step(*torch.rand(2, 4, 4))
+    return codes, [] if losses is None else losses.tolist()
+
+
 def terminated_after(*, by_another: bool) -> None:
     """SIGTERM after a pipeline that its own watchdog has closed; if `by_another`, while there is
     another one.
@@ -96,3 +120,9 @@ def test_the_next_pipeline_says_that_it_was_terminated(run_ranks: Run) -> None:
     outcome = run_ranks(partial(terminated_after, by_another=True), 2)
     assert outcome.codes == [1] * 2, outcome.logs
     assert all("was terminated" in log for log in outcome.logs)
+
+
+def test_children_may_be_terminated(run_ranks: Run) -> None:
+    (first, _), (second, losses) = run_ranks(children, 2).results()
+    assert first == second == [-signal.SIGTERM] * 21
+    assert len(losses) == 2
