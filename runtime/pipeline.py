@@ -339,6 +339,11 @@ class Pipeline:
             raise PipelineError(
                 "the plan has forwards alone and cannot train: call `evaluate`"
             )
+        if not torch.is_grad_enabled():
+            raise PipelineError(
+                "`step` trains, and gradients are off here, as in `torch.no_grad()`: call "
+                "`evaluate` there"
+            )
         for stage in self._stages.values():
             stage.keeps_results = return_outputs
         batch = Batch(inputs, targets, options, evaluates=False, counts=counts)
