@@ -17,7 +17,7 @@ Handler = Callable[..., object] | signal.Handlers
 
 class SignalListener:
     """Lets a thread wait for SIGTERM and SIGINT, if the process has no handler of its own for
-    SIGTERM.
+    SIGTERM, and no event loop that hears signals.
 
     Python runs its handlers in the main thread, so not while that is inside gloo. But it writes the
     number of a signal to a file descriptor at once, here of a socket, and any thread can read that.
@@ -33,17 +33,31 @@ class SignalListener:
         earlier = _listener()
         if earlier is not None and earlier._is_over:
             earlier.close()
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        if self._give_wakeup_fd(-1, self._writes.fileno()):
             self._is_on = True
             # A handler of any kind, or SIGTERM would end the process before the thread can print.
             signal.signal(signal.SIGTERM, self._at_signal)
-            signal.set_wakeup_fd(self._writes.fileno(), warn_on_full_buffer=False)
 
     def _at_signal(self, *_: object) -> None:
-        """Python's handler of SIGTERM: the thread ends the process, unless it has stopped."""
+        """Python's handler of SIGTERM, in the main thread."""
         if self._is_over:
             self.close()
             signal.raise_signal(signal.SIGTERM)
+        else:
+            # An event loop that was started meanwhile may have taken the file descriptor.
+            self._writes.send(bytes([signal.SIGTERM]))
+
+    @staticmethod
+    def _give_wakeup_fd(before: int, after: int) -> bool:
+        """Let Python write the numbers of signals elsewhere, unless an event loop, asyncio's for
+        one, has them written to itself; whether it does.
+        """
+        now = signal.set_wakeup_fd(after, warn_on_full_buffer=False)
+        if now != before:
+            signal.set_wakeup_fd(now)
+        return now == before
 
     def wait(self, seconds: float) -> bytes:
         """Wait for signals; gives those that came."""
@@ -54,9 +68,13 @@ class SignalListener:
         """End the wait in another thread."""
         self._writes.send(b"\0")
 
+    def stop(self) -> None:
+        """From now on no thread waits any more: SIGTERM ends the process."""
+        self._is_over = True
+
     def close(self) -> None:
         """Give SIGTERM its default action back, once no thread waits any more."""
-        self._is_over = True
+        self.stop()
         if self._is_on:
             # Elsewhere Python does not allow it, and goes on writing signals to the socket: so that
             # stays, as the handler does, which closes it at the next SIGTERM.
@@ -70,7 +88,7 @@ class SignalListener:
         """From now on, SIGTERM does something else."""
         if self._is_on:
             self._is_on = False
-            signal.set_wakeup_fd(-1)
+            self._give_wakeup_fd(self._writes.fileno(), -1)
             signal.signal(signal.SIGTERM, handler)
 
     def ignore(self) -> None:

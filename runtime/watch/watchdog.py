@@ -339,6 +339,7 @@ class Watchdog:
                 # The store is gone with the process that held it; outside of a step, that only
                 # means the end of a job.
                 if self.action is None and not isinstance(error, StoreIsSilentError):
+                    self._signals.stop()
                     return
                 self._has_lost_store = True
                 cause = self._publish(self._explain(error))

@@ -1,13 +1,16 @@
 """What a pipeline leaves behind, on two processes."""
 
+import asyncio
 import gc
 import os
 import signal
 import sys
 import warnings
+from collections.abc import Callable, Coroutine
 from functools import partial
 from multiprocessing import get_context
 from time import sleep
+from typing import Any
 
 import pytest
 
@@ -92,6 +95,45 @@ def children() -> tuple[list[int | None], list[float]]:
     return codes, [] if losses is None else losses.tolist()
 
 
+def terminated_alone() -> None:
+    """SIGTERM where the process that had the store has ended, between two steps."""
+    ours = pipeline()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os._exit(0)
+    sleep(2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    sleep(10)
+    del ours
+
+
+async def told_by_the_loop() -> list[int]:
+    """The signals that an event loop hears while there is a pipeline, and after it."""
+    heard = list[int]()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, heard.append, 1)
+    ours = pipeline()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    await asyncio.sleep(0.2)
+    del ours
+    os.kill(os.getpid(), signal.SIGUSR1)
+    await asyncio.sleep(0.2)
+    return heard
+
+
+async def terminated_in_a_loop() -> None:
+    """SIGTERM while an event loop hears signals that began after the pipeline."""
+    ours = pipeline()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(10)
+    del ours
+
+
+def run_loop(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return asyncio.run(main())
+
+
 def terminated_after(*, by_another: bool) -> None:
     """SIGTERM after a pipeline that its own watchdog has closed; if `by_another`, while there is
     another one.
@@ -116,6 +158,11 @@ def test_sigterm_ends_a_process_whose_watchdog_has_ended_itself(run_ranks: Run) 
     assert outcome.codes == [-signal.SIGTERM] * 2, outcome.logs
 
 
+def test_sigterm_ends_a_process_that_has_lost_the_store(run_ranks: Run) -> None:
+    outcome = run_ranks(terminated_alone, 2)
+    assert outcome.codes == [0, -signal.SIGTERM], outcome.logs
+
+
 def test_the_next_pipeline_says_that_it_was_terminated(run_ranks: Run) -> None:
     outcome = run_ranks(partial(terminated_after, by_another=True), 2)
     assert outcome.codes == [1] * 2, outcome.logs
@@ -126,3 +173,13 @@ def test_children_may_be_terminated(run_ranks: Run) -> None:
     (first, _), (second, losses) = run_ranks(children, 2).results()
     assert first == second == [-signal.SIGTERM] * 21
     assert len(losses) == 2
+
+
+def test_an_event_loop_goes_on_hearing_signals(run_ranks: Run) -> None:
+    assert run_ranks(partial(run_loop, told_by_the_loop), 2).results() == [[1, 1]] * 2
+
+
+def test_sigterm_is_heard_beside_an_event_loop(run_ranks: Run) -> None:
+    outcome = run_ranks(partial(run_loop, terminated_in_a_loop), 2)
+    assert outcome.codes == [1] * 2, outcome.logs
+    assert all("was terminated" in log for log in outcome.logs)
