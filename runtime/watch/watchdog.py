@@ -95,6 +95,7 @@ class Watchdog:
         self._processes = processes
         self._number = number
         self._timeout = timeout
+        self._pid = os.getpid()
         self._rank = dist.get_rank()
         self._count = dist.get_world_size()
         self._name = processes.name(self._rank)
@@ -200,6 +201,9 @@ class Watchdog:
 
     def _at_exit(self) -> None:
         """Tell all ranks if this process ends by an error of its script, between two steps."""
+        # The end of a process that the script has forked is none of this one's.
+        if os.getpid() != self._pid:
+            return
         error = getattr(sys, "last_value", None)
         if (
             isinstance(error, Exception)

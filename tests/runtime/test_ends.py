@@ -1,6 +1,7 @@
 """What a pipeline leaves behind, on two processes."""
 
 import asyncio
+import atexit
 import gc
 import os
 import signal
@@ -95,6 +96,23 @@ def children() -> tuple[list[int | None], list[float]]:
     return codes, [] if losses is None else losses.tolist()
 
 
+def ends_a_child() -> int:
+    """How many losses a step has after the end of a child that the script has forked, by an error
+    of its own.
+    """
+    ours = pipeline()
+    if (child := os.fork()) == 0:
+        # What Python does where nobody catches an error.
+        sys.last_value = ValueError("the child's")
+        atexit._run_exitfuncs()
+        os._exit(3)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 3
+    sleep(2 * POLL)
+    losses = ours.step(*torch.rand(2, 4, 4))
+    return 0 if losses is None else len(losses)
+
+
 def terminated_alone() -> None:
     """SIGTERM where the process that had the store has ended, between two steps."""
     ours = pipeline()
@@ -156,6 +174,10 @@ def test_the_watchdog_may_end_itself(run_ranks: Run) -> None:
 def test_sigterm_ends_a_process_whose_watchdog_has_ended_itself(run_ranks: Run) -> None:
     outcome = run_ranks(partial(terminated_after, by_another=False), 2)
     assert outcome.codes == [-signal.SIGTERM] * 2, outcome.logs
+
+
+def test_a_child_may_fail(run_ranks: Run) -> None:
+    assert run_ranks(ends_a_child, 2).results() == [0, 2]
 
 
 def test_sigterm_ends_a_process_that_has_lost_the_store(run_ranks: Run) -> None:
