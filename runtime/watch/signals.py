@@ -12,6 +12,9 @@ import socket
 import threading
 from collections.abc import Callable
 
+#: What Python writes at SIGTERM.
+_SIGTERM = bytes([signal.SIGTERM])
+
 Handler = Callable[..., object] | signal.Handlers
 
 
@@ -47,7 +50,7 @@ class SignalListener:
             signal.raise_signal(signal.SIGTERM)
         else:
             # An event loop that was started meanwhile may have taken the file descriptor.
-            self._writes.send(bytes([signal.SIGTERM]))
+            self._writes.send(_SIGTERM)
 
     @staticmethod
     def _give_wakeup_fd(before: int, after: int) -> bool:
@@ -62,7 +65,9 @@ class SignalListener:
     def wait(self, seconds: float) -> bytes:
         """Wait for signals; gives those that came."""
         ready, _, _ = select.select([self._reads], [], [], seconds)
-        return self._reads.recv(64) if ready else b""
+        signals = self._reads.recv(64) if ready else b""
+        # The script may have set a handler since.
+        return signals if _listener() is self else signals.replace(_SIGTERM, b"")
 
     def interrupt(self) -> None:
         """End the wait in another thread."""
@@ -85,11 +90,12 @@ class SignalListener:
         self._writes.close()
 
     def give_back(self, handler: Handler) -> None:
-        """From now on, SIGTERM does something else."""
+        """From now on, SIGTERM does something else; what the script has set since stays."""
         if self._is_on:
             self._is_on = False
             self._give_wakeup_fd(self._writes.fileno(), -1)
-            signal.signal(signal.SIGTERM, handler)
+            if _listener() is self:
+                signal.signal(signal.SIGTERM, handler)
 
     def ignore(self) -> None:
         """From now on, SIGTERM does not change the exit code of a process that is ending."""

@@ -125,6 +125,20 @@ def terminated_alone() -> None:
     del ours
 
 
+def heard_by_a_later_handler() -> list[str]:
+    """What a handler of SIGTERM hears that the script has set after it built the pipeline: beside
+    it, and when it is gone.
+    """
+    heard = list[str]()
+    ours = pipeline()
+    signal.signal(signal.SIGTERM, lambda *_: heard.append("SIGTERM"))
+    os.kill(os.getpid(), signal.SIGTERM)
+    sleep(2 * POLL)
+    del ours
+    os.kill(os.getpid(), signal.SIGTERM)
+    return heard
+
+
 async def told_by_the_loop() -> list[int]:
     """The signals that an event loop hears while there is a pipeline, and after it."""
     heard = list[int]()
@@ -205,3 +219,8 @@ def test_sigterm_is_heard_beside_an_event_loop(run_ranks: Run) -> None:
     outcome = run_ranks(partial(run_loop, terminated_in_a_loop), 2)
     assert outcome.codes == [1] * 2, outcome.logs
     assert all("was terminated" in log for log in outcome.logs)
+
+
+def test_a_later_handler_stays(run_ranks: Run) -> None:
+    heard = run_ranks(heard_by_a_later_handler, 2).results()
+    assert heard == [["SIGTERM", "SIGTERM"]] * 2
