@@ -51,6 +51,9 @@ _ending = threading.Lock()
 #: What a rank does that has made a step.
 BETWEEN = "between two steps"
 
+#: And one whose script has ended.
+_AT_END = "at the end of its script"
+
 _CAUSE = "cause"
 _OUT = "out"
 
@@ -200,7 +203,7 @@ class Watchdog:
         )
 
     def _at_exit(self) -> None:
-        """Tell all ranks if this process ends by an error of its script, between two steps."""
+        """Tell all ranks that this process ends between two steps, and the error if that is why."""
         # The end of a process that the script has forked is none of this one's.
         if os.getpid() != self._pid:
             return
@@ -216,6 +219,11 @@ class Watchdog:
                 f"{self._name}: stopped: {self._report(cause) if self._is_first_cause else cause}"
             )
             self._count_out()
+        elif error is None and not self._is_closed and is_of_torchrun():
+            # Others may go on. Where rank 0 has the store, that may be gone already.
+            self._stop_thread()
+            self.between = _AT_END
+            self._ask(self._post)
         self.close()
 
     def _deeper(self, error: Exception) -> Exception:
@@ -239,7 +247,8 @@ class Watchdog:
         )
         if isinstance(error, LostRank):
             gone = " or ".join(map(self._processes.name, sorted(error.ranks)))
-            return f"{gone} is gone: {self._name} lost its connection{place}: {reason}"
+            hint = self._uneven(error.ranks)
+            return f"{gone} is gone: {self._name} lost its connection{place}: {reason}{hint}"
         if isinstance(error, StoreIsSilentError):
             return (
                 f"the store of the process group does not answer: {self._name} lost it{place}: "
@@ -256,6 +265,17 @@ class Watchdog:
         return f"{self._name} failed{place}: {kind}{reason}" + (
             f" ({way})" if way else ""
         )
+
+    def _uneven(self, ranks: Iterable[int]) -> str:
+        """What is to be said of ranks whose script has ended where this one makes another step."""
+        for rank in ranks:
+            last = self._ask(partial(self._heartbeats.of, rank))
+            if last is not None and last.place == f" {_AT_END}":
+                return (
+                    f" (its script ended after step {last.step}, and this is step {self.step}: all "
+                    "ranks must make as many steps)"
+                )
+        return ""
 
     def _post(self, ended: bool = False) -> Heartbeat:
         """Write the heartbeat of this rank, for the others."""

@@ -306,6 +306,8 @@ plan = read_plan(sys.argv[1])
 pipeline = Pipeline(plan, {dist.get_rank(): Fails(2, 2)}, torch.nn.functional.mse_loss)
 pipeline.step(torch.ones(8, 2), torch.ones(8, 2))
 if dist.get_rank() == 1:
+    if sys.argv[2] == "ends":
+        sys.exit()
     raise ValueError("between")
 pipeline.step(torch.ones(8, 2), torch.ones(8, 2))
 """
@@ -334,6 +336,22 @@ def test_ranks_have_the_last_word_before_the_launcher_ends_them(
     done = run_script(run_ranks, tmp_path, 3, script, plan, end)
     assert done.codes == [1, 1, 1], done.stderr
     assert len(last_words(done.stderr, message)) == 3, done.stderr
+
+
+def test_a_rank_that_makes_fewer_steps_is_told_from_one_that_dies(
+    run_ranks: Run, tmp_path: Path
+) -> None:
+    script = tmp_path / "user.py"
+    script.write_text(USER)
+    plan = plan_file(tmp_path, "1f1b", ranks=3, microbatches=4)
+    done = run_script(run_ranks, tmp_path, 3, script, plan, "ends")
+    assert done.codes[::2] == [1, 1], done.stderr
+    uneven = (
+        r"rank 1 is gone: rank \d lost its connection at \S+ \(1f1b.sched:\d+\): .* \(its script "
+        r"ended after step 1, and this is step 2: all ranks must make as many steps\)"
+    )
+    assert len(last_words(done.stderr, uneven)) == 2, done.stderr
+    assert "rank 1 was last seen at the end of its script" in done.stderr
 
 
 def test_torchrun_tells_which_rank_was_killed_and_the_others_why_they_end(
