@@ -411,6 +411,10 @@ class Batches:
                 check_count("inputs", inputs, microbatches)
             # An item of a list counts as one row, so the arithmetic of rounds is the same for both.
             return Rows(len(inputs.values), 1, is_list=True)
+        if inputs is None:
+            raise PipelineError(
+                "there are no `inputs`: this rank has a first stage, which needs them"
+            )
         total = size_along(self._dims.inputs, inputs, "inputs")
         if not total:
             raise PipelineError("`inputs` have no rows")
@@ -426,6 +430,10 @@ class Batches:
         """PipelineError where inputs and targets have other numbers of rows, for a loss might well
         broadcast them, or where only one of them is cut.
         """
+        if targets is None:
+            raise PipelineError(
+                "there are no `targets`: this rank has a last stage, whose loss needs them"
+            )
         is_list = isinstance(targets, Microbatches)
         if is_list != rows.is_list:
             one, other = (

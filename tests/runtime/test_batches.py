@@ -275,6 +275,8 @@ def goes_wrong(what: str) -> None:
     elif what == "forwards":
         forwards = program("forward_only", ranks=2, microbatches=2)
         pipeline(forwards, model).step(inputs, targets)
+    elif what == "no inputs":
+        pipeline(plan, model).step(targets=targets)
     elif what == "no gradients":
         with torch.inference_mode():
             pipeline(plan, model).step(inputs, targets)
@@ -295,6 +297,7 @@ MESSAGES = {
     "targets": "`inputs` have 4 rows, and `targets` have 3: both must have a row for every example",
     "rows": "`rows` is 0, it must be 1 or more",
     "forwards": "the plan has forwards alone and cannot train: call `evaluate`",
+    "no inputs": "there are no `inputs`: this rank has a first stage, which needs them",
     "no gradients": "`step` trains, and gradients are off here, as in `torch.no_grad()`: call",
     "uneven": "`inputs` have 3 rows, which do not divide into 2 microbatches",
     "nan": "step 1 of the pipeline: the loss is not finite for microbatch 1 (nan)",

@@ -231,7 +231,7 @@ FAILURES = {
         no_targets,
         2,
         1,
-        r"rank 1 failed: `targets` is a NoneType: it must be a tensor, or .*",
+        r"rank 1 failed: there are no `targets`: this rank has a last stage, .*",
     ),
     "other_message": (
         other_message,
