@@ -29,12 +29,12 @@ class SignalListener:
     def __init__(self) -> None:
         self._reads, self._writes = socket.socketpair()
         self._writes.setblocking(False)
-        self._is_over = False
+        self.is_over = False
         self._is_on = False
         if threading.current_thread() is not threading.main_thread():
             return
         earlier = _listener()
-        if earlier is not None and earlier._is_over:
+        if earlier is not None and earlier.is_over:
             earlier.close()
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
@@ -45,7 +45,7 @@ class SignalListener:
 
     def _at_signal(self, *_: object) -> None:
         """Python's handler of SIGTERM, in the main thread."""
-        if self._is_over:
+        if self.is_over:
             self.close()
             signal.raise_signal(signal.SIGTERM)
         else:
@@ -75,7 +75,7 @@ class SignalListener:
 
     def stop(self) -> None:
         """From now on no thread waits any more: SIGTERM ends the process."""
-        self._is_over = True
+        self.is_over = True
 
     def close(self) -> None:
         """Give SIGTERM its default action back, once no thread waits any more."""

@@ -90,9 +90,7 @@ MODULES = {
 
 
 # Torch's own, when its forward derivatives are loaded.
-@pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
-)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.filterwarnings("ignore:stage 1 computes weight gradients in B:UserWarning")
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize("name", MODULES)
