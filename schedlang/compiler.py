@@ -1,14 +1,26 @@
 """From a program to its plan; and verdicts on a program, for many transports or sizes."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
-from signal import SIG_BLOCK, SIG_IGN, SIG_SETMASK, SIGINT, pthread_sigmask, signal
+from signal import (
+    SIG_BLOCK,
+    SIG_IGN,
+    SIG_SETMASK,
+    SIG_UNBLOCK,
+    SIGINT,
+    SIGTERM,
+    getsignal,
+    pthread_sigmask,
+    raise_signal,
+    signal,
+)
+from threading import current_thread, main_thread
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import asdict, evolve, frozen
 
@@ -39,6 +51,9 @@ from schedlang.schedule.transports import PORTABLE, transports
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing.process import BaseProcess
+
+T = TypeVar("T")
 
 NO_PARAMS: Mapping[str, int] = MappingProxyType({})
 
@@ -249,32 +264,113 @@ def check_range(
         return product_of_ranges, list(size.values())
 
     sizes.sort(key=order)
-    with processes() as pool:
-        yield from pool.map(
-            partial(_instance, source, transport, costs), sizes, chunksize=4
-        )
+    several = [sizes[first : first + 4] for first in range(0, len(sizes), 4)]
+    with processes() as workers:
+        for instances in workers.map(
+            partial(_instances, source, transport, costs), several
+        ):
+            yield from instances
+
+
+class Workers:
+    """Processes that work for this one, until Ctrl-C stops them."""
+
+    # Ctrl-C raises nothing here by itself: an exception that comes out of the blue may leave a lock
+    # of the pool's queues locked, for which the pool would wait without end. Nor does it kill the
+    # others: one may be writing its result, for whose end the pool would wait. So they are asked to
+    # end, raise KeyboardInterrupt within their work, and that is then its result.
+
+    def __init__(
+        self, pool: "ProcessPoolExecutor", children: Callable[[], list["BaseProcess"]]
+    ) -> None:
+        self._pool = pool
+        self._children = children
+        self._others = children()
+        self.is_interrupted = False
+
+    def map(self, function: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
+        """What a function gives for each of some arguments, in their order. KeyboardInterrupt
+        after Ctrl-C.
+        """
+        # The processes begin with the first work, and cannot be asked before `_begin`.
+        before = pthread_sigmask(SIG_BLOCK, {SIGTERM})
+        try:
+            futures = [
+                self._pool.submit(_work, function, *each)
+                for each in zip(*arguments, strict=True)
+            ]
+        finally:
+            pthread_sigmask(SIG_SETMASK, before)
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+        return (future.result() for future in futures)
+
+    def interrupt(self, *_: object) -> None:
+        """What Ctrl-C does: ask the processes to end what they do, and to do no more."""
+        self.is_interrupted = True
+        for process in self._children():
+            if process not in self._others:
+                process.terminate()
+
+
+#: Of a process that works for another: whether it is at work now, and whether it is to do no more.
+_worker = {"works": False, "is over": False}
+
+
+def _begin() -> None:
+    # Ctrl-C is for the other process, which then asks this one.
+    signal(SIGINT, SIG_IGN)
+    signal(SIGTERM, _end)
+    pthread_sigmask(SIG_UNBLOCK, {SIGTERM})
+
+
+def _end(*_: object) -> None:
+    _worker["is over"] = True
+    if _worker["works"]:
+        raise KeyboardInterrupt
+
+
+def _work(function: Callable[..., T], *arguments: Any) -> T:
+    _worker["works"] = True
+    try:
+        if _worker["is over"]:
+            raise KeyboardInterrupt
+        return function(*arguments)
+    finally:
+        _worker["works"] = False
 
 
 @contextmanager
-def processes() -> Iterator["ProcessPoolExecutor"]:
+def processes() -> Iterator[Workers]:
     """A process on each core, for those who compile much; what they have not begun by the end is
     dropped.
     """
     from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import active_children
 
-    # Ctrl-C is for this process only, which then ends the others.
-    with ProcessPoolExecutor(initializer=signal, initargs=(SIGINT, SIG_IGN)) as pool:
+    with ProcessPoolExecutor(initializer=_begin) as pool:
+        workers = Workers(pool, active_children)
+        before = getsignal(SIGINT)
+        listens = callable(before) and current_thread() is main_thread()
+        if listens:
+            signal(SIGINT, workers.interrupt)
         try:
-            # Nor may it come while they are made, or one of them would be forgotten.
-            before = pthread_sigmask(SIG_BLOCK, {SIGINT})
-            try:
-                # They are made for the first call.
-                pool.submit(int)
-            finally:
-                pthread_sigmask(SIG_SETMASK, before)
-            yield pool
+            yield workers
         finally:
+            if workers.is_interrupted:
+                # Some may not have been there yet.
+                workers.interrupt()
             pool.shutdown(cancel_futures=True)
+            if listens:
+                signal(SIGINT, before)
+            if workers.is_interrupted:
+                raise_signal(SIGINT)
+
+
+def _instances(
+    source: Source, transport: str, costs: Costs, sizes: list[dict[str, int]]
+) -> list[Instance]:
+    return [_instance(source, transport, costs, params) for params in sizes]
 
 
 def _instance(

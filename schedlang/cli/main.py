@@ -39,12 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A process that was forked to help ends without a word: this one has it.
         if os.getpid() != owner:
             os._exit(1)
-        if "multiprocessing" in sys.modules:
-            from multiprocessing import active_children
-
-            # Nobody wants to wait for what they are doing.
-            for helper in active_children():
-                helper.terminate()
         raise KeyboardInterrupt
 
     def end_if_interrupted(unraisable: Any) -> None:

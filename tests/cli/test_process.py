@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,11 @@ def test_ctrl_c_during_imports_is_one_line(turned: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
-def test_ctrl_c_ends_all_processes_without_a_word_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.3])
+def test_ctrl_c_ends_all_processes_without_a_word_more(
+    seconds: float, tmp_path: Path
+) -> None:
+    """While they are made, while they are given work, and while they are at it."""
     sizes = ["--for", "ranks=2..40", "--for", "microbatches=1..400"]
     process = subprocess.Popen(
         [*SCHEDC, "check", str(ONE_F_ONE_B), *sizes],
@@ -133,6 +138,7 @@ def test_ctrl_c_ends_all_processes_without_a_word_more(tmp_path: Path) -> None:
     try:
         until(lambda: children(process.pid))
         workers = children(process.pid)
+        time.sleep(seconds)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=30)
     finally:

@@ -81,8 +81,8 @@ def any_ranks_row(name: str) -> str:
 def any_ranks() -> None:
     """Print the table for any number of ranks."""
     print(ANY_RANKS)
-    with processes() as pool:
-        for text in pool.map(any_ranks_row, [path.stem for path in GALLERY]):
+    with processes() as workers:
+        for text in workers.map(any_ranks_row, [path.stem for path in GALLERY]):
             print(text, flush=True)
 
 
@@ -92,8 +92,8 @@ def main(first: int, last: int) -> None:
     # Those that take longest first, so that all cores have something to do until the end.
     cases = [(ranks, name) for ranks in range(last, first - 1, -1) for name in names]
     rows = {}
-    with processes() as pool:
-        for (ranks, name), done in zip(cases, pool.map(row, cases), strict=True):
+    with processes() as workers:
+        for (ranks, name), done in zip(cases, workers.map(row, cases), strict=True):
             rows[ranks, name] = done
             print(f"{name} at {ranks}: {done[1]:.1f} s", file=sys.stderr, flush=True)
     for name in names:

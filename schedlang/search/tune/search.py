@@ -127,11 +127,11 @@ def tune(
     tried = [program for program in programs if not reasons[program.word]]
     tuning = Tuning(training, {word: why for word, why in reasons.items() if why})
     best = _Best(training.memory)
-    with processes() as pool:
+    with processes() as workers:
         doing("listing candidates", 0, len(tried))
         waiting: list[list[Candidate]] = []
         # Programs come one by one, as they are listed, in their order.
-        for own in pool.map(
+        for own in workers.map(
             candidates, tried, [training] * len(tried), [deadline] * len(tried)
         ):
             waiting.append(own)
@@ -145,7 +145,7 @@ def tune(
                 # A few of each program in turn: what is known early of one leaves out candidates of
                 # all others.
                 batch += _taken(own, best if prune else None, tuning)
-            figures = pool.map(
+            figures = workers.map(
                 _figures,
                 [candidate.program.source for candidate in batch],
                 [candidate.all_params for candidate in batch],
