@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from math import prod
+from os import kill
 from pathlib import Path
 from signal import (
     SIG_BLOCK,
@@ -12,7 +13,7 @@ from signal import (
     SIG_SETMASK,
     SIG_UNBLOCK,
     SIGINT,
-    SIGTERM,
+    SIGUSR1,
     getsignal,
     pthread_sigmask,
     raise_signal,
@@ -278,7 +279,7 @@ class Workers:
     # Ctrl-C raises nothing here by itself: an exception that comes out of the blue may leave a lock
     # of the pool's queues locked, for which the pool would wait without end. Nor does it kill the
     # others: one may be writing its result, for whose end the pool would wait. So they are asked to
-    # end, raise KeyboardInterrupt within their work, and that is then its result.
+    # end by SIGUSR1, raise KeyboardInterrupt within their work, and that is then its result.
 
     def __init__(
         self, pool: "ProcessPoolExecutor", children: Callable[[], list["BaseProcess"]]
@@ -293,7 +294,7 @@ class Workers:
         after Ctrl-C.
         """
         # The processes begin with the first work, and cannot be asked before `_begin`.
-        before = pthread_sigmask(SIG_BLOCK, {SIGTERM})
+        before = pthread_sigmask(SIG_BLOCK, {SIGUSR1})
         try:
             futures = [
                 self._pool.submit(_work, function, *each)
@@ -310,7 +311,8 @@ class Workers:
         self.is_interrupted = True
         for process in self._children():
             if process not in self._others:
-                process.terminate()
+                assert process.pid is not None
+                kill(process.pid, SIGUSR1)
 
 
 #: Of a process that works for another: whether it is at work now, and whether it is to do no more.
@@ -320,8 +322,8 @@ _worker = {"works": False, "is over": False}
 def _begin() -> None:
     # Ctrl-C is for the other process, which then asks this one.
     signal(SIGINT, SIG_IGN)
-    signal(SIGTERM, _end)
-    pthread_sigmask(SIG_UNBLOCK, {SIGTERM})
+    signal(SIGUSR1, _end)
+    pthread_sigmask(SIG_UNBLOCK, {SIGUSR1})
 
 
 def _end(*_: object) -> None:
