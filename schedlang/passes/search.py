@@ -9,7 +9,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
-from math import gcd, inf
+from math import gcd, inf, lcm
 
 import numpy as np
 from attrs import evolve, frozen
@@ -30,8 +30,10 @@ Search = Callable[[Graph, float, float], list[Orders]]
 #: By how many microbatches a schedule may repeat itself, and what is found for it by how many times
 #: as many.
 _PERIODS = (1, 2, 3, 4)
-#: For how many parts a search is tried before the whole.
-_MOST_PARTS = 3
+#: How much larger than the first the parts are for which a search is tried before the whole.
+_LARGER = (1.0, 3.0, 9.0)
+#: The same for ranks with unequal work, where two parts are needed, which may be of about one size.
+_LARGER_UNEVEN = (1.0, 4 / 3, 9 / 4)
 #: The share of its time for which a schedule may idle, where ranks have unequal work, for no other
 #: order to be worth looking for.
 _NEGLIGIBLE = 1e-3
@@ -89,9 +91,10 @@ def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
     if schedule.columns.is_transfer.any() or schedule.columns.is_beside.any():
         return
     ranks = len(schedule.ranks)
-    # Of parts for ranks with unequal work two are needed, which may be of almost one size, but not
-    # so small that there is no time to gain anything.
-    ratio, least = (3.0, 4) if _is_even(_work(schedule)) else (1.5, 12)
+    is_even = _is_even(_work(schedule))
+    larger = _LARGER if is_even else _LARGER_UNEVEN
+    # For ranks with unequal work not so few periods that there is no time to gain anything.
+    least = 4 if is_even else 12
     microbatches = [pipeline.microbatches for pipeline in schedule.layout.pipelines]
     # Pipelines go on side by side: all by as many microbatches, or each by its share.
     alike = [1 for _ in microbatches]
@@ -106,19 +109,26 @@ def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
         # An order takes the longer to repeat itself, the more ranks follow each other; with as many
         # microbatches to a period as there are ranks, that is a few periods.
         stays = max(-(-3 * ranks // 4), least) if period < ranks else 2
+        # Two thirds of the microbatches are left out at least.
+        least_out = -(-2 * sum(microbatches) // (3 * sum(periods)))
         for more in (_most_held(repeats, stays, limit), 0):
-            left_out = [
-                repeats.times - more - int(stays * ratio**nth)
-                for nth in range(_MOST_PARTS)
-            ]
-            parts = [
-                out
-                for out in left_out
-                if 3 * out * sum(periods) >= 2 * sum(microbatches)
-            ]
+            left_out = [repeats.times - more - int(stays * factor) for factor in larger]
+            if period < ranks:
+                # What is found may repeat itself by several periods only. The first part is small,
+                # and enough for most; others leave out what any of these numbers divides.
+                left_out[1:] = [
+                    _divisible(out, least_out, lcm(*_PERIODS)) for out in left_out[1:]
+                ]
+            parts = [out for out in left_out if out >= least_out]
             if parts:
                 yield from (_Part(repeats, times) for times in parts)
                 return
+
+
+def _divisible(number: int, least: int, divisor: int) -> int:
+    """The next number down that can be divided; the number itself if that is less than `least`."""
+    divisible = number - number % divisor
+    return divisible if divisible >= least else number
 
 
 def _most_held(repeats: Repeats, stays: int, limit: float | None) -> int:

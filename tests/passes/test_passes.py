@@ -463,12 +463,15 @@ def test_a_part_says_little_of_ranks_that_wait_for_each_other_all_along(
     assert found < makespan()
 
 
+@pytest.mark.parametrize(("ranks", "microbatches"), [(5, 1500), (32, 1932)])
 def test_a_part_says_all_of_unequal_ranks_where_there_is_nothing_to_gain(
-    monkeypatch: pytest.MonkeyPatch,
+    ranks: int, microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where pipelines have different numbers of microbatches, which go on side by side."""
+    """Also where pipelines have different numbers of microbatches, which go on side by side; and
+    where an order repeats itself every three periods, by which their number cannot be divided.
+    """
     source = read_source(PROGRAMS / "recycle.sched")
-    params = {"replicas": 3, "ranks": 5, "microbatches": 1500}
+    params = {"replicas": 3, "ranks": ranks, "microbatches": microbatches}
     searched = list[int]()
 
     def counted(schedule: Schedule) -> Graph:
@@ -477,7 +480,7 @@ def test_a_part_says_all_of_unequal_ranks_where_there_is_nothing_to_gain(
 
     monkeypatch.setattr(search, "Graph", counted)
     continued = expand(*load(source), params)
-    assert max(searched) * 10 < sum(map(len, continued.ranks))
+    assert max(searched) * 5 < sum(map(len, continued.ranks))
     monkeypatch.setattr(search, "_parts", lambda schedule, limit: ())
     whole = expand(*load(source), params)
     assert ops(continued) == ops(whole)
