@@ -8,8 +8,9 @@ whole.
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from itertools import product
-from math import gcd, inf, lcm
+from math import ceil, gcd, inf, lcm
 
 import numpy as np
 from attrs import evolve, frozen
@@ -33,7 +34,7 @@ _PERIODS = (1, 2, 3, 4)
 #: How much larger than the first the parts are for which a search is tried before the whole.
 _LARGER = (1.0, 3.0, 9.0)
 #: The same for ranks with unequal work, where two parts are needed, which may be of about one size.
-_LARGER_UNEVEN = (1.0, 4 / 3, 9 / 4)
+_LARGER_UNEVEN = (1.0, 4 / 3, 3.0)
 #: The share of its time for which a schedule may idle, where ranks have unequal work, for no other
 #: order to be worth looking for.
 _NEGLIGIBLE = 1e-3
@@ -96,12 +97,7 @@ def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
     # For ranks with unequal work not so few periods that there is no time to gain anything.
     least = 4 if is_even else 12
     microbatches = [pipeline.microbatches for pipeline in schedule.layout.pipelines]
-    # Pipelines go on side by side: all by as many microbatches, or each by its share.
-    alike = [1 for _ in microbatches]
-    shares = [number // gcd(*microbatches) for number in microbatches]
-    for period, share in product(
-        sorted({*_PERIODS, ranks}), [alike] if shares == alike else [alike, shares]
-    ):
+    for period, share in product(sorted({*_PERIODS, ranks}), _shares(microbatches)):
         periods = tuple(period * number for number in share)
         repeats = find_repeats(schedule, periods)
         if repeats is None:
@@ -112,7 +108,9 @@ def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
         # Two thirds of the microbatches are left out at least.
         least_out = -(-2 * sum(microbatches) // (3 * sum(periods)))
         for more in (_most_held(repeats, stays, limit), 0):
-            left_out = [repeats.times - more - int(stays * factor) for factor in larger]
+            left_out = [
+                repeats.times - more - ceil(stays * factor) for factor in larger
+            ]
             if period < ranks:
                 # What is found may repeat itself by several periods only. The first part is small,
                 # and enough for most; others leave out what any of these numbers divides.
@@ -123,6 +121,24 @@ def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
             if parts:
                 yield from (_Part(repeats, times) for times in parts)
                 return
+
+
+def _shares(microbatches: list[int]) -> list[tuple[int, ...]]:
+    """By how many microbatches pipelines may go on while they do so side by side: all by as many,
+    each by its share, or each by about that, in small numbers.
+    """
+    common = gcd(*microbatches)
+    about = [
+        Fraction(number, min(microbatches)).limit_denominator(max(_PERIODS))
+        for number in microbatches
+    ]
+    denominator = lcm(*(ratio.denominator for ratio in about))
+    shares = (
+        tuple(1 for _ in microbatches),
+        tuple(number // common for number in microbatches),
+        tuple(int(ratio * denominator) for ratio in about),
+    )
+    return list(dict.fromkeys(shares))
 
 
 def _divisible(number: int, least: int, divisor: int) -> int:
@@ -234,16 +250,19 @@ class _Found:
         if the part does not tell.
 
         If ranks have unequal work, some wait in every period, and the order may only gain with many
-        of them. Then either there is next to nothing to gain; or it is as much in every period as
-        between a smaller part and this one.
+        of them. Then either there is next to nothing to gain, also with more of them; or it is as
+        much in every period as between a smaller part and this one.
         """
         work = _work(self.part.repeats.schedule)
-        idle = _idle(self.execution)
-        if _is_even(work) or idle <= _NEGLIGIBLE * work.max():
+        if _is_even(work):
             return 0.0
+        idle = _idle(self.execution)
+        is_negligible = idle <= _NEGLIGIBLE * work.max()
         if before is None:
-            return None
-        return (idle - _idle(before.execution)) / (before.part.times - self.part.times)
+            return 0.0 if is_negligible else None
+        more = self.part.times - before.part.times
+        growth = (_idle(before.execution) - idle) / more
+        return max(growth, 0.0) if is_negligible else growth
 
     def is_as_good(self, longer: Schedule, more: float) -> bool:
         """Whether a longer schedule runs within the limit, and idles so much more at most."""

@@ -441,6 +441,30 @@ def test_each_phase_of_a_schedule_goes_on_around_a_time_of_its_own(
     assert max(searched) * 3 < whole.microbatches
 
 
+@pytest.mark.parametrize(("ranks", "microbatches"), [(3, 241), (2, 9500)])
+def test_models_go_on_side_by_side(
+    ranks: int, microbatches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where their numbers of microbatches have no common divisor; and where a part idles for
+    next to nothing of the whole, which idles more and more.
+    """
+    source = read_source(PROGRAMS / "rlhf.sched")
+    params = {"ranks": ranks, "microbatches": microbatches}
+    searched = list[int]()
+
+    def counted(schedule: Schedule) -> Graph:
+        searched.append(schedule.microbatches)
+        return Graph(schedule)
+
+    monkeypatch.setattr(search, "Graph", counted)
+    continued = expand(*load(source), params)
+    assert max(searched) * 3 < continued.microbatches
+    monkeypatch.setattr(search, "_parts", lambda schedule, limit: ())
+    whole = expand(*load(source), params)
+    assert ops(continued) == ops(whole)
+    assert figures(continued) == figures(whole)
+
+
 def test_a_part_says_little_of_ranks_that_wait_for_each_other_all_along(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
