@@ -441,9 +441,11 @@ def test_each_phase_of_a_schedule_goes_on_around_a_time_of_its_own(
     assert max(searched) * 3 < whole.microbatches
 
 
-@pytest.mark.parametrize(("ranks", "microbatches"), [(3, 241), (2, 9500)])
+@pytest.mark.parametrize(
+    ("ranks", "microbatches", "negligible"), [(3, 241, 1e-3), (2, 400, 0.1)]
+)
 def test_models_go_on_side_by_side(
-    ranks: int, microbatches: int, monkeypatch: pytest.MonkeyPatch
+    ranks: int, microbatches: int, negligible: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where their numbers of microbatches have no common divisor; and where a part idles for
     next to nothing of the whole, which idles more and more.
@@ -456,6 +458,7 @@ def test_models_go_on_side_by_side(
         searched.append(schedule.microbatches)
         return Graph(schedule)
 
+    monkeypatch.setattr(search, "_NEGLIGIBLE", negligible)
     monkeypatch.setattr(search, "Graph", counted)
     continued = expand(*load(source), params)
     assert max(searched) * 3 < continued.microbatches
