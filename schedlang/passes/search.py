@@ -249,20 +249,19 @@ class _Found:
         """How much longer the whole may idle with every period that it has more than the part; None
         if the part does not tell.
 
-        If ranks have unequal work, some wait in every period, and the order may only gain with many
-        of them. Then either there is next to nothing to gain, also with more of them; or it is as
-        much in every period as between a smaller part and this one.
+        At first it is none, if there is next to nothing to gain, or if ranks have equal work. Where
+        the whole idles longer all the same, because transfers take time, and where ranks have
+        unequal work, some wait in every period, and the order may only gain with many of them:
+        then it is as much in every period as between a smaller part and this one.
         """
         work = _work(self.part.repeats.schedule)
-        if _is_even(work):
-            return 0.0
         idle = _idle(self.execution)
-        is_negligible = idle <= _NEGLIGIBLE * work.max()
+        is_none = _is_even(work) or idle <= _NEGLIGIBLE * work.max()
         if before is None:
-            return 0.0 if is_negligible else None
+            return 0.0 if is_none else None
         more = self.part.times - before.part.times
         growth = (_idle(before.execution) - idle) / more
-        return max(growth, 0.0) if is_negligible else growth
+        return max(growth, 0.0) if is_none else growth
 
     def is_as_good(self, longer: Schedule, more: float) -> bool:
         """Whether a longer schedule runs within the limit, and idles so much more at most."""

@@ -441,6 +441,29 @@ def test_each_phase_of_a_schedule_goes_on_around_a_time_of_its_own(
     assert max(searched) * 3 < whole.microbatches
 
 
+def test_a_part_says_all_where_transfers_take_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks with equal work wait for them in every period, in the whole as in a part."""
+    source = read_source(PROGRAMS / "two_thirds_memory.sched")
+    params = {"ranks": 3, "microbatches": 120}
+    costs = Costs(p2p_time=0.5)
+    searched = list[int]()
+
+    def counted(schedule: Schedule) -> Graph:
+        searched.append(schedule.microbatches)
+        return Graph(schedule)
+
+    monkeypatch.setattr(search, "Graph", counted)
+    continued = prove(lower(expand(*load(source), params, costs)))
+    assert max(searched) <= 40
+    monkeypatch.setattr(search, "_parts", lambda schedule, limit: ())
+    whole = prove(lower(expand(*load(source), params, costs)))
+    assert searched[-1] == 120
+    assert continued.timeline.makespan <= whole.timeline.makespan
+    assert max(continued.peak_memory) <= max(whole.peak_memory)
+
+
 @pytest.mark.parametrize(
     ("ranks", "microbatches", "negligible"), [(3, 241, 1e-3), (2, 400, 0.1)]
 )
