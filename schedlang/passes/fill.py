@@ -24,6 +24,10 @@ _SHARES = (0.5, 0.75, 1.0)
 #: By how much an execution may take longer than the best one before it. Of an order of forwards and
 #: backwards that takes longer still, no rules make the best: they differ by a few percent.
 _HOPELESS = 1.1
+#: Up to how many nodes a whole is filled by all rules, which takes about a second; and by how many
+#: that were best for a part where it is larger.
+_MOST_NODES = 15_000
+_MOST_BEST = 4
 
 
 def fill_weights(schedule: Schedule) -> Schedule:
@@ -80,37 +84,80 @@ def fill_within(schedule: Schedule, limit: float) -> Schedule | None:
 
     Where there is a limit, ranks may do forwards earlier.
     """
-    return best_order(squeeze(_complete(schedule)), _fillings, limit)
+    return best_order(squeeze(_complete(schedule)), _Fillings(), limit)
 
 
-def _fillings(graph: Graph, limit: float, _share: float) -> list[Orders]:
-    """The orders that are found within a limit, the best first; of equals the order as it was.
+@define
+class _Fillings:
+    """Finds orders within a limit, for a schedule or parts of it, by the rules of `Greedy`.
 
-    Rules are tried in rounds, because each takes an execution: which order to follow, then which
-    waits to fill, then which ranks may wait. Once one ends as early as any order can, no other is
-    tried.
+    All rules are tried for a part. Where its order does not continue, a whole that is large is
+    filled by those rules only that were best for the last part: mostly they are the best for the
+    whole.
     """
-    # What is varied, and what the best of a round hands on to the next:
-    #
-    #     1   orders of F and I: given, longer warm-ups   x   may a backward pass a forward?
-    #     2   the best two orders                         x   which waits are worth a W
-    #     3   all that were evened out                    x   ranks that have waited less may wait
-    #
-    # All at once would be as many executions as these have combinations.
-    given = _as_given(graph, limit)
-    if given and limit < inf and _is_full(graph):
-        return [graph.order]
-    trials = _Trials(graph, limit)
-    orders = _choices(graph, limit)
-    tried = trials.run_all((order, rules) for order in orders for rules in _FIRST)
-    for best in _best_of_two_orders(tried):
-        pairs = product(_SHARES, (False, True))
-        rules = [Rules(share, even, best.rules.skips) for share, even in pairs]
-        tried += trials.run_all((best.bare, rule) for rule in rules)
-    evened = [filling for filling in tried if filling.rules.even]
-    tried += trials.run_all((filling.bare, filling.spared()) for filling in evened)
-    fillings = sorted([*given, *tried], key=lambda filling: filling.value)
-    return [filling.orders for filling in fillings]
+
+    #: The best for the last part: which order of forwards and backwards, by its number, with which
+    #: rules.
+    best: list[tuple[int, Rules]] = field(factory=list)
+
+    def __call__(self, graph: Graph, limit: float, share: float) -> list[Orders]:
+        """The orders that are found, the best first; of equals the order as it was."""
+        given = _as_given(graph, limit)
+        if given and limit < inf and _is_full(graph):
+            return [graph.order]
+        trials = _Trials(graph, limit)
+        is_known = share == 1.0 and len(graph) > _MOST_NODES and self.best
+        tried = self._by_the_best(trials) if is_known else self._by_all(trials)
+        fillings = sorted([*given, *tried], key=lambda filling: filling.value)
+        return [filling.orders for filling in fillings]
+
+    def _by_all(self, trials: "_Trials") -> list["_Filling"]:
+        """By all rules, in rounds, because each takes an execution: which order to follow, then
+        which waits to fill, then which ranks may wait. Once one ends as early as any order can, no
+        other is tried.
+        """
+        # What is varied, and what the best of a round hands on to the next:
+        #
+        #     1   orders of F and I: given, longer warm-ups   x   may a backward pass a forward?
+        #     2   the best two orders                         x   which waits are worth a W
+        #     3   all that were evened out                    x   ranks that have waited less may
+        #                                                         wait
+        #
+        # All at once would be as many executions as these have combinations.
+        orders = list[Orders]()
+        tried = list[_Filling]()
+        for order in _choices(trials.graph, trials.limit):
+            orders.append(order)
+            tried += trials.run_all((order, rules) for rules in _FIRST)
+            if trials.is_over:
+                break
+        for best in _best_of_two_orders(tried):
+            pairs = product(_SHARES, (False, True))
+            rules = [Rules(share, even, best.rules.skips) for share, even in pairs]
+            tried += trials.run_all((best.bare, rule) for rule in rules)
+        evened = [filling for filling in tried if filling.rules.even]
+        tried += trials.run_all((filling.bare, filling.spared()) for filling in evened)
+        # Executions of one value are one.
+        by_value = {filling.value: filling for filling in reversed(tried)}
+        self.best = [
+            (
+                next(i for i, order in enumerate(orders) if order is filling.bare),
+                filling.rules,
+            )
+            for _, filling in sorted(by_value.items())[:_MOST_BEST]
+        ]
+        return tried
+
+    def _by_the_best(self, trials: "_Trials") -> list["_Filling"]:
+        """By the rules that were best for the last part."""
+        orders = list(_choices(trials.graph, trials.limit))
+        tried = list[_Filling]()
+        for number, rules in self.best:
+            found = trials.run_all([(orders[number], evolve(rules, spare=()))])
+            tried += found
+            if rules.spare:
+                tried += trials.run_all((each.bare, each.spared()) for each in found)
+        return tried
 
 
 def _is_full(graph: Graph) -> bool:
@@ -223,10 +270,9 @@ def _choices(graph: Graph, limit: float) -> Iterator[Orders]:
         return
     found = [given]
     for order in longer_warmups(graph, given, limit):
-        # Longer warm-ups are often none.
-        if order not in found:
-            found.append(order)
-            yield order
+        # Longer warm-ups are often none: then they are the same object.
+        found.append(next((same for same in found if same == order), order))
+        yield found[-1]
 
 
 def _complete(schedule: Schedule) -> Schedule:

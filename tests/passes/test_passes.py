@@ -26,6 +26,7 @@ from schedlang.language.expand import expand
 from schedlang.language.imports import load
 from schedlang.lowering import lower
 from schedlang.passes import (
+    fill,
     fill_weights,
     fill_within,
     recompute,
@@ -539,17 +540,46 @@ def test_a_part_says_all_of_unequal_ranks_where_there_is_nothing_to_gain(
     assert prove(lower(continued)).timeline.span <= prove(lower(whole)).timeline.span
 
 
+#: Costs at which the four ranks of 1F1B wait.
+UNEVEN = Costs(
+    forward_times=(1.0, 1.2, 0.9, 1.1),
+    input_times=(1.3, 0.9, 1.1, 1.2),
+    weight_times=(0.7, 1.0, 0.8, 0.9),
+    p2p_time=0.1,
+)
+
+
+def test_a_large_whole_is_filled_by_the_rules_that_were_best_for_a_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the order of a part does not continue."""
+    nodes = list[int]()
+
+    class Counted(Greedy):
+        def run(self) -> bool:
+            nodes.append(len(self.graph))
+            return super().run()
+
+    monkeypatch.setattr(fill, "Greedy", Counted)
+
+    def makespan() -> tuple[float, int]:
+        nodes.clear()
+        plan = compile("zb_1p", {"ranks": 4, "microbatches": 60}, UNEVEN)
+        return simulate(plan, UNEVEN).timeline.makespan, nodes.count(max(nodes))
+
+    by_all, most = makespan()
+    assert most > 10
+    monkeypatch.setattr(fill, "_MOST_NODES", 0)
+    by_the_best, fewest = makespan()
+    assert fewest <= 8
+    assert by_the_best == pytest.approx(by_all, rel=1e-3)
+
+
 def uneven_graph() -> Graph:
     """The ops of 1F1B with halves at costs at which ranks wait."""
-    costs = Costs(
-        forward_times=(1.0, 1.2, 0.9, 1.1),
-        input_times=(1.3, 0.9, 1.1, 1.2),
-        weight_times=(0.7, 1.0, 0.8, 0.9),
-        p2p_time=0.1,
-    )
-    plan = compile("zb_h1", {"ranks": 4, "microbatches": 12}, costs)
+    plan = compile("zb_h1", {"ranks": 4, "microbatches": 12}, UNEVEN)
     return Graph(
-        evolve(plan, ranks=tuple(each.compute() for each in plan.ranks), costs=costs)
+        evolve(plan, ranks=tuple(each.compute() for each in plan.ranks), costs=UNEVEN)
     )
 
 
