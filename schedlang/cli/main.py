@@ -102,7 +102,7 @@ def _run_command(argv: Sequence[str]) -> int:
     from importlib import import_module
 
     from schedlang.cli.diagnosed import exit_code_of, print_diagnostics
-    from schedlang.cli.outputs import check_outputs
+    from schedlang.cli.outputs import apart_from_words, check_outputs
     from schedlang.diagnostics.diagnostic import CompileError
 
     # Each command names its function, as `commands.simulate`.
@@ -110,7 +110,8 @@ def _run_command(argv: Sequence[str]) -> int:
     try:
         check_outputs(options)
         command = getattr(import_module(f"schedlang.cli.{module}"), function)
-        exit_code: int = command(options)
+        with apart_from_words(options):
+            exit_code: int = command(options)
         return exit_code
     except CompileError as error:
         print_diagnostics(error.diagnostics, options)

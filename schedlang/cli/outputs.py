@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
 
 from schedlang.cli.usage import UsageError
 from schedlang.files.writing import unwritable
@@ -10,6 +12,20 @@ from schedlang.files.writing import unwritable
 #: The options that name files to read, and those that name files to write.
 INPUTS = ("file", "other", "others", "files", "costs", "config", "model")
 OUTPUTS = ("output", "write_costs", "trace")
+#: What standard output is called as a file.
+STANDARD_OUTPUT = frozenset(("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"))
+
+
+@contextmanager
+def apart_from_words(options: argparse.Namespace) -> Iterator[None]:
+    """Within it a command says what it has to say on standard error, if it is standard output that
+    it writes a file to: whoever reads that wants the file alone.
+    """
+    if STANDARD_OUTPUT.intersection(_named(options, OUTPUTS)):
+        with redirect_stdout(sys.stderr):
+            yield
+    else:
+        yield
 
 
 def check_outputs(options: argparse.Namespace, imported: Iterable[str] = ()) -> None:

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 
+#: How paths begin of what a process has open: they are links, to what may have no path of its own.
+_OPEN = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
+
 
 def write_text(text: str, path: str | Path) -> None:
     """Write a text file, whole or not at all; CompileError when it cannot be written."""
@@ -14,18 +17,23 @@ def write_text(text: str, path: str | Path) -> None:
 def write_bytes(content: bytes, path: str | Path) -> None:
     """Write a file, whole or not at all; CompileError when it cannot be written.
 
-    A link stays a link: what it leads to is written. A device or a pipe, such as /dev/stdout, takes
-    what it gets.
+    A link stays a link: what it leads to is written. A device or a pipe takes what it gets, and so
+    does what this process has open, such as /dev/stdout, also where that is a file.
     """
-    # Through all links, since one that is replaced would be lost.
-    target = Path(os.path.realpath(path))
     try:
-        if target.exists() and not target.is_file():
-            target.write_bytes(content)
+        if is_open(path) or (os.path.exists(path) and not os.path.isfile(path)):
+            with open(path, "ab") as stream:
+                stream.write(content)
         else:
-            _replace(target, content)
+            # Through all links, since one that is replaced would be lost.
+            _replace(Path(os.path.realpath(path)), content)
     except OSError as error:
         raise unwritable(path, error.strerror or str(error)) from None
+
+
+def is_open(path: str | Path) -> bool:
+    """Whether a path is that of a file that this process has open."""
+    return str(path).startswith(_OPEN)
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -147,6 +147,20 @@ def test_ctrl_c_ends_all_processes_without_a_word_more(
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
+def test_standard_output_as_a_file(tmp_path: Path) -> None:
+    """Whoever reads it gets the plan and nothing else, and what it has had stays."""
+    plan = tmp_path / "plan.json"
+    compiled = f"schedc compile {ONE_F_ONE_B}"
+    assert shell(f"{compiled} -o {plan}").returncode == 0
+    piped = shell(f"{compiled} -o /dev/stdout | cat")
+    assert piped.stdout == plan.read_text()
+    assert piped.stderr.endswith("wrote /dev/stdout\n")
+    both = tmp_path / "both"
+    both.write_text("before\n")
+    assert shell(f"{compiled} -o /dev/fd/1 >> {both}").returncode == 0
+    assert both.read_text() == "before\n" + plan.read_text()
+
+
 def test_standard_input(tmp_path: Path) -> None:
     """Of a program, of a plan, and of what is wrong with one."""
     plan = tmp_path / "plan.json"
