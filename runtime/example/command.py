@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from schedlang.cli.inputs import read_cost_options
+from schedlang.cli.main import replace_unknown_characters
 from schedlang.cli.options import add_training
 from schedlang.cli.outputs import check_output
 from schedlang.cli.parser import Parser
@@ -48,6 +49,7 @@ from schedlang.runtime.watch.watchdog import say
 
 def main() -> NoReturn:
     """Train, report, with `--check` compare, and exit: 1 if the comparison fails."""
+    replace_unknown_characters()
     options = _options()
     if options.json:
         # What is for people goes where it does not mix with the result.

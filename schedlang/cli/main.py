@@ -151,6 +151,13 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def replace_unknown_characters() -> None:
+    """A terminal or a pipe that cannot show a character gets a question mark from now on."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def _prepare_process() -> None:
     """Make this process one that runs a command and ends.
 
@@ -158,10 +165,7 @@ def _prepare_process() -> None:
     again and again, and twice more at the end, would be a quarter of the time of a small command.
     Nor does any command do linear algebra, for which numpy would start a thread on each core.
     """
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal or a pipe that cannot show a character gets a question mark.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    replace_unknown_characters()
     gc.set_threshold(_FEW_OBJECTS)
     atexit.register(gc.freeze)
     os.environ.setdefault(

@@ -16,11 +16,15 @@ LIMIT = 100
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-def python(*command: object) -> subprocess.CompletedProcess[str]:
-    """Run Python with these arguments."""
+def python(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments, and some variables of the environment besides."""
     line = [sys.executable, *map(str, command)]
     return subprocess.run(
-        line, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT
+        line,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env=ENVIRONMENT | environment,
     )
 
 
