@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 
@@ -18,6 +19,9 @@ from tests.support.ranks import Run
 from tests.support.sizes import sizes
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+import torch.distributed as dist
+
+from schedlang.runtime.example import trace
 from tests.support.training import Train, run_script
 
 pytestmark = pytest.mark.processes
@@ -137,6 +141,23 @@ def test_replicas_with_microbatches_of_unequal_lengths(
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["loss_error"] <= 1e-5
     assert figures["gradient_error"] <= 1e-5
+
+
+def offset_of_clocks(late: float, boot: Path) -> float:
+    """That of this rank to rank 0, whose clock is so many seconds behind."""
+    trace._BOOT = boot
+    trace.perf_counter = lambda: perf_counter() + late * dist.get_rank()
+    return trace.clock_offset(0)
+
+
+def test_clocks_are_compared_only_between_machines(
+    run_ranks: Run, tmp_path: Path
+) -> None:
+    boot = tmp_path / "boot"
+    apart = run_ranks(offset_of_clocks, 3, 100.0, boot).results()
+    assert apart == [0.0, pytest.approx(-100, abs=1), pytest.approx(-200, abs=1)]
+    boot.write_text("one machine")
+    assert run_ranks(offset_of_clocks, 3, 0.0, boot).results() == [0.0] * 3
 
 
 def check_trace(plan: Plan, events: list[dict]) -> None:
