@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportEr
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from schedlang import Source, compile
 from schedlang.plan.plan import Plan
@@ -259,7 +260,6 @@ def llamas(folder: Path) -> list[float]:
     """How far the losses of a small Llama are from those of one process: ten steps, of which the
     second half goes on from a folder under another schedule.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     class Llama(LlamaForCausalLM):
         """With the teacher's scores, if it is given them."""
