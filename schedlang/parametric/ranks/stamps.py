@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from math import lcm
+from math import gcd, lcm
 from typing import Any
 
 import islpy as isl
@@ -377,18 +377,20 @@ def _inequalities(points: isl.Set, sizes: int) -> list[tuple[bool, list[int]]]:
     strides = [_stride(whole, at) for at in range(whole.dim(isl.dim_type.set))]
     whole = whole.preimage_multi_aff(_strided(whole, strides))
     (part,) = whole.remove_divs().get_basic_sets()
+    # By their distance, factors are fractions; so all are multiplied by a common denominator.
+    common = lcm(*(stride for stride, _ in strides))
+    shares = [common // stride for stride, _ in strides]
     rows = []
     for constraint in part.remove_redundancies().get_constraints():
-        constant = Fraction(int(constraint.get_constant_val().to_python()))
+        constant = int(constraint.get_constant_val().to_python()) * common
         factors = []
-        for at, (stride, offset) in enumerate(strides):
-            value = int(
-                constraint.get_coefficient_val(isl.dim_type.set, at).to_python()
-            )
-            factors.append(Fraction(value, stride))
-            constant -= Fraction(value * offset, stride)
-        common = lcm(*(value.denominator for value in [constant, *factors]))
-        row = [int(value * common) for value in [constant, *factors]]
+        for at, (_, offset) in enumerate(strides):
+            value = constraint.get_coefficient_val(isl.dim_type.set, at)
+            factor = int(value.to_python()) * shares[at]
+            factors.append(factor)
+            constant -= factor * offset
+        divisor = gcd(common, constant, *factors)
+        row = [value // divisor for value in (constant, *factors)]
         rows.append((constraint.is_equality(), row))
     return rows
 
