@@ -15,23 +15,27 @@ def write_text(text: str, path: str | Path) -> None:
 
 
 def write_bytes(content: bytes, path: str | Path) -> None:
-    """Write a file, whole or not at all; CompileError when it cannot be written.
+    """Write a file, whole or not at all; CompileError when it cannot be written, BrokenPipeError
+    where it is a pipe that nobody reads any more.
 
     A link stays a link: what it leads to is written. A device or a pipe takes what it gets, and so
     does what this process has open, such as /dev/stdout, also where that is a file.
     """
     try:
-        if is_open(path) or (os.path.exists(path) and not os.path.isfile(path)):
+        if _is_open(path) or (os.path.exists(path) and not os.path.isfile(path)):
             with open(path, "ab") as stream:
                 stream.write(content)
         else:
             # Through all links, since one that is replaced would be lost.
             _replace(Path(os.path.realpath(path)), content)
+    # Whoever reads a pipe may have had enough, which is no mistake.
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise unwritable(path, error.strerror or str(error)) from None
 
 
-def is_open(path: str | Path) -> bool:
+def _is_open(path: str | Path) -> bool:
     """Whether a path is that of a file that this process has open."""
     return str(path).startswith(_OPEN)
 
