@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 
 from schedlang.cli.usage import UsageError
-from schedlang.files.writing import unwritable
+from schedlang.files.writing import descriptor, unwritable
 
 #: The options that name files to read, and those that name files to write.
 INPUTS = ("file", "other", "others", "files", "costs", "config", "model")
 OUTPUTS = ("output", "write_costs", "trace")
-#: What standard output is called as a file.
-STANDARD_OUTPUT = frozenset(("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"))
+#: The file descriptor of standard output.
+_STANDARD_OUTPUT = 1
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def apart_from_words(options: argparse.Namespace) -> Iterator[None]:
     """Within it a command says what it has to say on standard error, if it is standard output that
     it writes a file to: whoever reads that wants the file alone.
     """
-    if STANDARD_OUTPUT.intersection(_named(options, OUTPUTS)):
+    if _STANDARD_OUTPUT in map(descriptor, _named(options, OUTPUTS)):
         with redirect_stdout(sys.stderr):
             yield
     else:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 
-#: How paths begin of what a process has open: they are links, to what may have no path of its own.
-_OPEN = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
+#: Paths of what a process has open: these, and the numbers in some folders.
+_STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
+_DESCRIPTORS = ("/dev/fd", "/proc/self/fd")
 
 
 def write_text(text: str, path: str | Path) -> None:
@@ -22,9 +23,13 @@ def write_bytes(content: bytes, path: str | Path) -> None:
     does what this process has open, such as /dev/stdout, also where that is a file.
     """
     try:
-        if _is_open(path) or (os.path.exists(path) and not os.path.isfile(path)):
-            with open(path, "ab") as stream:
+        open_already = descriptor(path)
+        if open_already is not None:
+            # Opened anew, a file would be written from another place on than its other writers do.
+            with open(os.dup(open_already), "wb") as stream:
                 stream.write(content)
+        elif os.path.exists(path) and not os.path.isfile(path):
+            Path(path).write_bytes(content)
         else:
             # Through all links, since one that is replaced would be lost.
             _replace(Path(os.path.realpath(path)), content)
@@ -35,9 +40,14 @@ def write_bytes(content: bytes, path: str | Path) -> None:
         raise unwritable(path, error.strerror or str(error)) from None
 
 
-def _is_open(path: str | Path) -> bool:
-    """Whether a path is that of a file that this process has open."""
-    return str(path).startswith(_OPEN)
+def descriptor(path: str | Path) -> int | None:
+    """The file descriptor that a path stands for, which this process may have open: 1 for
+    /dev/stdout; None for any other path.
+    """
+    folder, _, number = str(path).rpartition("/")
+    if folder in _DESCRIPTORS and number.isdecimal():
+        return int(number)
+    return _STREAMS.get(str(path))
 
 
 def _replace(path: Path, content: bytes) -> None:

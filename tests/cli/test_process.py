@@ -159,6 +159,11 @@ def test_standard_output_as_a_file(tmp_path: Path) -> None:
     both.write_text("before\n")
     assert shell(f"{compiled} -o /dev/fd/1 >> {both}").returncode == 0
     assert both.read_text() == "before\n" + plan.read_text()
+    # Nor does what comes later write over it.
+    assert (
+        shell(f"{{ {compiled} -o /dev/stdout; echo after; }} > {both}").returncode == 0
+    )
+    assert both.read_text() == plan.read_text() + "after\n"
     large = f"{compiled} -p microbatches=4000 -o /dev/stdout"
     ended = shell(f"set -o pipefail; {large} | head -c 1")
     assert (ended.returncode, ended.stdout, ended.stderr) == (141, "{", "")

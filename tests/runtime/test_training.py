@@ -143,10 +143,10 @@ def test_replicas_with_microbatches_of_unequal_lengths(
     assert figures["gradient_error"] <= 1e-5
 
 
-def offset_of_clocks(late: float, boot: Path) -> float:
-    """That of this rank to rank 0, whose clock is so many seconds behind."""
+def offset_of_clocks(ahead: float, boot: Path) -> float:
+    """That of this rank to rank 0, where each rank's clock is so many seconds ahead of the last."""
     trace._BOOT = boot
-    trace.perf_counter = lambda: perf_counter() + late * dist.get_rank()
+    trace.perf_counter = lambda: perf_counter() + ahead * dist.get_rank()
     return trace.clock_offset(0)
 
 
