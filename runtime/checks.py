@@ -15,7 +15,7 @@ from schedlang.proof.norms import why_not
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.gradients.shared_weights import Tied
 from schedlang.runtime.microbatches import SliceLengths
-from schedlang.runtime.processes import PIPELINE, Processes
+from schedlang.runtime.processes import PIPELINE, Processes, backend_of
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.shards import is_sharded
 from schedlang.runtime.watch.watchdog import Watchdog
@@ -333,29 +333,55 @@ def _in_words(lengths: SliceLengths | None) -> str:
     return "a function" if callable(lengths) else str(lengths and [*lengths])
 
 
-def device_of(stages: Mapping[int, nn.Module]) -> torch.device:
-    """The device of the modules, which must be one."""
-    # A rank whose stages have no weights at all computes on the CPU.
+def device_of(stages: Mapping[int, nn.Module]) -> torch.device | None:
+    """The device of a rank's modules, which must be one; None where they have no weights."""
     devices = {
         weight.device for stage in stages.values() for weight in stage.parameters()
-    } or {torch.device("cpu")}
+    }
     if len(devices) > 1:
         raise PipelineError(
             f"the stages of a rank must be on one device, not on {', '.join(map(str, devices))}"
         )
-    device = devices.pop()
-    if device.type == "meta":
+    if torch.device("meta") in devices:
         raise PipelineError(
             "the stages are on the meta device: give them their weights first, by `load_model`"
         )
-    return device
+    return devices.pop() if devices else None
+
+
+def agree_on_device(
+    own: torch.device | None, processes: Processes, watchdog: Watchdog
+) -> torch.device:
+    """The device of this rank: a rank without weights computes where the others do, on its current
+    device. PipelineError where some compute on the CPU and others on a GPU.
+    """
+    own_type = "" if own is None else own.type
+    types = watchdog.gather(own_type, "built no pipeline")
+    known = {rank: each for rank, each in types.items() if each}
+    for rank, each in known.items():
+        first, expected = next(iter(known.items()))
+        if each != expected:
+            raise PipelineError(
+                f"{processes.name(first)} has its stages on the device `{expected}`, and "
+                f"{processes.name(rank)} on `{each}`: move the modules of all ranks to one type "
+                "of device before the pipeline is built"
+            )
+    if own is not None:
+        return own
+    device_type = next(iter(known.values()), "cpu")
+    if device_type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(device_type)
 
 
 def check_transport(plan: Plan, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Whether the plan is proved for the transport that its tensors go by."""
-    if "cpu:" not in dist.get_backend_config(group):
+    """Whether the group sends tensors of the device, and whether the plan is proved for that."""
+    backend = backend_of(group, device)
+    if device.type == "cuda" and backend != "nccl":
+        how = "has no backend" if backend is None else f"has `{backend}`"
         raise PipelineError(
-            "the first messages go between CPUs: use init_process_group('cpu:gloo,cuda:nccl')"
+            f"the stages are on a GPU, and the process group {how} for tensors there: only NCCL "
+            "sends them. Use init_process_group('cpu:gloo,cuda:nccl')"
         )
     # Torch makes NCCL's communicator at once where the group was bound to a device, and else at its
     # first use, where ranks wait for each other: two transports, and the proof knows both.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from numbers import Integral, Real
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -137,4 +138,7 @@ def shares_of_slices(lengths: Sequence[int]) -> list[float]:
 
 def weighted(losses: Tensor, shares: Sequence[float]) -> Tensor:
     """Losses, each times its share."""
-    return losses * losses.new_tensor(shares)
+    # Numbers go to a GPU with its kernels. For a copy of a tensor of them the host would wait.
+    return torch.stack(
+        [loss * share for loss, share in zip(losses, shares, strict=True)]
+    )

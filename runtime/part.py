@@ -87,7 +87,7 @@ class Forward:
     has_graph: bool
     is_repeated: bool = False
     #: Of a run that repeats another one, with its random numbers: the state of those to come.
-    goes_on_with: Tensor | None = None
+    goes_on_with: Mapping[str, Tensor] | None = None
     is_evaluation: bool = False
     #: Whether the backward of another microbatch runs in its midst.
     is_overlapped: bool = False

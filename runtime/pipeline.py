@@ -8,13 +8,11 @@ the index of the action under way.
 """
 
 import json
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Literal, overload
 
 import torch
@@ -39,6 +37,7 @@ from schedlang.runtime.batches import (
 from schedlang.runtime.building import build_parts, build_stages
 from schedlang.runtime.calls import Call, prepare
 from schedlang.runtime.checks import (
+    agree_on_device,
     check_clipping,
     check_mesh,
     check_plan,
@@ -47,8 +46,10 @@ from schedlang.runtime.checks import (
     check_transport,
     device_of,
 )
+from schedlang.runtime.clock import Clock, Moment
 from schedlang.runtime.cutting.model import Stages
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.finite import FiniteCheck
 from schedlang.runtime.gradients.clipping import UpdateClip, total_norm
 from schedlang.runtime.gradients.post_validation import PostValidation
 from schedlang.runtime.gradients.shared_weights import (
@@ -59,7 +60,7 @@ from schedlang.runtime.gradients.shared_weights import (
 )
 from schedlang.runtime.losses import LOSS
 from schedlang.runtime.microbatches import Counts, SliceLengths, weighted
-from schedlang.runtime.part import Part
+from schedlang.runtime.part import Op, Part
 from schedlang.runtime.processes import processes_of
 from schedlang.runtime.saving.checkpoint import (
     VERSIONS,
@@ -80,6 +81,7 @@ from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.precision import rounding_to
 from schedlang.runtime.transport.wire import Wire, warm_up
 from schedlang.runtime.values import Value
+from schedlang.runtime.watch.gpu import GpuProgress
 from schedlang.runtime.watch.watchdog import BETWEEN, Watchdog
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.forward_only import forward_only, forwards
@@ -189,7 +191,6 @@ class Pipeline:
         check_pipeline(plan, setup, mesh, timeout)
         check_mesh(mesh)
         self.record = False
-        self._has_warned = False
         self._stops_on_nan = stop_on_nan
         self._evaluations: dict[tuple[int, ...], list[Call]] = {}
         self.bars = list[Bar]()
@@ -207,6 +208,7 @@ class Pipeline:
         self._rank = self._processes.own
         number = next(_pipelines)
         self._watchdog = Watchdog(plan, self._processes, number, timeout)
+        self._finite = FiniteCheck(stop_on_nan, self._watchdog.fail)
         finalizer = weakref.finalize(self, self._watchdog.close)
         # At the exit of the process the watchdog closes itself.
         finalizer.atexit = False
@@ -228,8 +230,12 @@ class Pipeline:
         check_plan(plan, processes)
         check_setup(plan, self._rank, setup)
         check_same(plan, setup, processes, self._watchdog)
-        self._device = device_of(setup.modules)
+        self._device = agree_on_device(
+            device_of(setup.modules), processes, self._watchdog
+        )
         check_transport(plan, processes.group, self._device)
+        if self._device.type == "cuda":
+            self._watchdog.gpu = GpuProgress(self._device)
         self._shared = find_shared_weights(plan, setup.modules, setup.tied)
         check_shared_weights(self._shared, processes, self._watchdog)
         warn_of_equal_weights(
@@ -364,7 +370,7 @@ class Pipeline:
             ]
             if results:
                 self.outputs[model] = self._batches.joined(results)
-        self._check_added()
+        self._check_finite()
         if self._stops_on_nan:
             # Those without losses wait here for those that have some.
             with self._watchdog.guard("at the losses"):
@@ -452,8 +458,8 @@ class Pipeline:
         by_microbatch = mean_of_slices(losses, units, slices)
         shares = [stage.shares.of_microbatch(unit) for stage, unit in units[::slices]]
         self._losses[model] = [weighted(by_microbatch, shares)]
-        if not by_microbatch.isfinite().all():
-            self._tell_of_not_finite(model, by_microbatch)
+        of_model = f" of the model `{model}`" if model else ""
+        self._finite.note(self._watchdog.step, f"the loss{of_model}", by_microbatch)
         return by_microbatch
 
     def _take_extras(self, units: Sequence[tuple[Stage, int]]) -> None:
@@ -461,35 +467,15 @@ class Pipeline:
             stage.extras.pop(unit) for stage, unit in units if unit in stage.extras
         ]
 
-    def _tell_of_not_finite(self, model: str, losses: Tensor) -> None:
-        """Say once where a loss is not a finite number for the first time, or end there."""
-        wrong = [
-            f"{number} ({float(loss)})"
-            for number, loss in enumerate(losses)
-            if not loss.isfinite()
-        ]
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        of_model = f" of the model `{model}`" if model else ""
-        self._tell(
-            f"the loss{of_model} is not finite for microbatch {', '.join(wrong[:3])}{more}"
-        )
-
-    def _check_added(self) -> None:
-        """The same of losses that stages have added."""
+    def _check_finite(self) -> None:
+        """Say where a loss is not finite, those of earlier steps on a GPU; those that stages have
+        added as well.
+        """
         for number, stage in self._stages.items():
             for name, value in stage.added.items():
-                if not value.isfinite():
-                    self._tell(f"the loss `{name}` of stage {number} is not finite")
-
-    def _tell(self, what: str) -> None:
-        """Say once what is not finite, or end there."""
-        message = f"step {self._watchdog.step} of the pipeline: {what}"
-        if self._stops_on_nan:
-            with self._watchdog.guard():
-                raise PipelineError(message)
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn(message, stacklevel=4)
+                what = f"the loss `{name}` of stage {number}"
+                self._finite.note(self._watchdog.step, what, value)
+        self._finite.look()
 
     def _begin_losses(self) -> None:
         self.extras = []
@@ -585,9 +571,6 @@ class Pipeline:
             self._exchange.end()
             for owner in owners:
                 owner.end_step()
-            if self._device.type == "cuda":
-                # The host has gone ahead; here the watchdog sees a GPU that waits in vain.
-                torch.cuda.synchronize(self._device)
         except Exception as error:
             watchdog.fail(error)
         finally:
@@ -625,21 +608,26 @@ class Pipeline:
         # this rank is, and the walk does nothing for that.
         for self._watchdog.action, call, _ in calls:
             call()
+            # A GPU is behind: marks between its work tell the watchdog how far.
+            if self._watchdog.gpu is not None:
+                self._watchdog.mark()
 
     def _walk_recording(self, calls: list[Call]) -> None:
         """The same walk, with the time of each call that stands for an op or a message."""
+        clock = Clock(self._device)
+        moments: list[tuple[Op, Moment, Moment]] = []
         for self._watchdog.action, call, op in calls:
             if op is None:
                 call()
-                continue
-            start = perf_counter()
-            with torch.profiler.record_function(self._plan.names.action(*op)):
-                call()
-                if self._device.type == "cuda":
-                    # Not the streams of messages, which may wait for what this rank has yet to do.
-                    torch.cuda.current_stream(self._device).synchronize()
+            else:
+                start = clock.now()
+                with torch.profiler.record_function(self._plan.names.action(*op)):
+                    call()
+                moments.append((op, start, clock.now()))
+            self._watchdog.mark()
+        for op, start, end in moments:
             bars = self.messages if is_transfer(op[0]) else self.bars
-            bars.append(Bar(*op, start, perf_counter()))
+            bars.append(Bar(*op, clock.seconds(start), clock.seconds(end)))
 
     def _evaluation(self, this: Sequence[Round]) -> list[Call]:
         """The calls of the forwards of a round, by the indices that these have in the whole

@@ -6,7 +6,10 @@ of the pipeline.
               dp 1         3      4      5           its replica; 1 and 4 have the same weights
 """
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
+import torch
 import torch.distributed as dist
 from attrs import field, frozen
 from torch.distributed.device_mesh import DeviceMesh
@@ -76,7 +79,7 @@ def processes_of(mesh: DeviceMesh | None) -> Processes:
         return Processes(
             dist.get_rank(),
             tuple(range(dist.get_world_size())),
-            world,
+            _of_cpus_too(world),
             Replicas((dist.get_rank(),)),
         )
     names = mesh.mesh_dim_names or ()
@@ -91,12 +94,44 @@ def processes_of(mesh: DeviceMesh | None) -> Processes:
     return Processes(
         mesh.get_local_rank(PIPELINE),
         tuple(pipeline.mesh.tolist()),
-        pipeline.get_group(),
-        Replicas(tuple(replicas.mesh.tolist()), replicas.get_group())
+        _of_cpus_too(pipeline.get_group()),
+        Replicas(tuple(replicas.mesh.tolist()), _of_cpus_too(replicas.get_group()))
         if replicas
         else Replicas((dist.get_rank(),)),
         coordinates,
     )
+
+
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> str | None:
+    """The library that a group sends tensors of a device by: for `cpu:gloo,cuda:nccl` one of the
+    two, and None for devices that the group does not know.
+    """
+    backends = dict(
+        each.split(":") for each in dist.get_backend_config(group).split(",")
+    )
+    return backends.get(device.type)
+
+
+#: For a group of NCCL alone, the group for GPUs and CPUs that was made of its processes.
+_for_both: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+
+
+def _of_cpus_too(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group of the same processes that also sends tensors of CPUs, as shapes are: the group
+    itself, or where it has NCCL alone, as launchers make it, one beside it.
+    """
+    if backend_of(group, torch.device("cpu")) is not None:
+        return group
+    if group not in _for_both:
+        ranks = dist.get_process_group_ranks(group)
+        made = dist.new_group(
+            ranks,
+            backend="cpu:gloo,cuda:nccl",
+            use_local_synchronization=len(ranks) < dist.get_world_size(),
+        )
+        assert isinstance(made, dist.ProcessGroup)
+        _for_both[group] = made
+    return _for_both[group]
 
 
 def group_apart(processes: Processes) -> dist.ProcessGroup:

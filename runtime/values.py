@@ -168,6 +168,13 @@ def tolerance(tensor: Tensor) -> float:
     return float(torch.finfo(tensor.dtype).eps ** 0.5) if has_gradient(tensor) else 0.0
 
 
+def on_device(numbers: Tensor, device: torch.device) -> Tensor:
+    """Numbers of the host on a device; the host does not wait until a GPU has them."""
+    if device.type == "cuda":
+        numbers = numbers.pin_memory()
+    return numbers.to(device, non_blocking=True)
+
+
 def size_along(dim: int, batch: Value, name: str) -> int:
     """The size of all tensors of a batch along a dimension, such as their rows; PipelineError where
     they differ.

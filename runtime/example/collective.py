@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import NoReturn, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.diagnostics.diagnostic import CompileError, counted
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.watch.store import of_this_attempt
 from schedlang.runtime.watch.watchdog import say
@@ -20,20 +21,43 @@ from schedlang.runtime.watch.watchdog import say
 T = TypeVar("T")
 
 
-def join(seconds: float) -> dist.ProcessGroup:
-    """Join the other processes. Gives the process group for all that they do together before the
-    training, in which no wait is longer than so many seconds.
+def device_for(name: str | None) -> torch.device:
+    """The device of this process, by the name of an option; by default a GPU, where each process of
+    this machine can have one.
     """
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count()
+    if name == "cuda" and gpus < processes:
+        say(
+            f"this machine has {counted(gpus, 'GPU')}, and `--device cuda` takes one for each of "
+            f"its processes, here {processes}: leave it out to train on CPUs"
+        )
+        leave(1)
+    if name == "cpu" or gpus < processes:
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def join(seconds: float, device: torch.device) -> dist.ProcessGroup:
+    """Join the other processes, which send each other tensors of CPUs and of the device. Gives the
+    process group for all that they do together before the training, in which no wait is longer than
+    so many seconds.
+    """
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if "WORLD_SIZE" in os.environ:
         store, rank, ranks = next(rendezvous("env://"))
         dist.init_process_group(
-            "gloo", store=of_this_attempt(store), rank=rank, world_size=ranks
+            backend, store=of_this_attempt(store), rank=rank, world_size=ranks
         )
     else:
         dist.init_process_group(
-            "gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1
+            backend, init_method="tcp://127.0.0.1:0", rank=0, world_size=1
         )
-    group: dist.ProcessGroup = dist.new_group(timeout=timedelta(seconds=seconds))
+    group: dist.ProcessGroup = dist.new_group(
+        timeout=timedelta(seconds=seconds), backend="gloo"
+    )
     return group
 
 

@@ -28,7 +28,13 @@ from schedlang.runtime.example.checkpoint_folder import (
     CheckpointFolder,
     find_checkpoints,
 )
-from schedlang.runtime.example.collective import join, leave, linked, together
+from schedlang.runtime.example.collective import (
+    device_for,
+    join,
+    leave,
+    linked,
+    together,
+)
 from schedlang.runtime.example.corpus import read_corpus
 from schedlang.runtime.example.gpt import BLOCKS
 from schedlang.runtime.example.plan_source import share_plan
@@ -136,7 +142,8 @@ def _start(options: argparse.Namespace) -> tuple[Workload, CheckpointFolder | No
     """Join the other processes, and find out what is to be done. If that fails for one process, all
     end.
     """
-    group = join(options.timeout)
+    device = device_for(options.device)
+    group = join(options.timeout, device)
     plan = share_plan(
         options.file, options.params, options.given_costs, options.replicas, group
     )
@@ -153,7 +160,14 @@ def _start(options: argparse.Namespace) -> tuple[Workload, CheckpointFolder | No
     plan = together(lambda: _for_updates(plan, at_once), group)
     recipe = Recipe(options.optimizer, options.lr)
     workload = Workload(
-        plan, corpus, blocks, options.seed, options.replicas, recipe, options.unequal
+        plan,
+        corpus,
+        blocks,
+        options.seed,
+        options.replicas,
+        recipe,
+        options.unequal,
+        device,
     )
     return workload, checkpoints
 

@@ -27,6 +27,8 @@ def train_reference(workload: Workload, steps: int) -> Training:
     training = Training()
     plan = workload.plan
     parts = cut_gpt(workload.layers(), evolve(plan.layout, skips=()), sliced=False)
+    for part in parts:
+        part.to(workload.device)
     optimizers = list(map(workload.optimizer, parts))
     weights = _Weights(plan, parts)
     for step in range(steps):

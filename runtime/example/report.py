@@ -48,7 +48,7 @@ def report(
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count() or 1
     )
-    if cores < len(trainings):
+    if cores < len(trainings) and workload.device.type == "cpu":
         print(
             f"\n{len(trainings)} ranks share {cores} cores: ops take longer when ranks work at "
             "once, so this is no"

@@ -169,9 +169,8 @@ def _losses(pipeline: Pipeline, workload: Workload, step: int) -> dict[str, Tens
             workload.mean_bytes(update, model)
             for update in range(step, step + layout.updates)
         ]
-        by_model[model] = (
-            losses * (of_microbatches / torch.tensor(on_average).view(-1, 1)).flatten()
-        )
+        counts = of_microbatches / torch.tensor(on_average).view(-1, 1)
+        by_model[model] = losses * counts.flatten().to(losses.device)
     return by_model
 
 
@@ -179,7 +178,7 @@ def _mesh(workload: Workload) -> DeviceMesh | None:
     """The processes of the replicas, if there are several."""
     shape = workload.replicas, len(workload.plan.ranks)
     return (
-        init_device_mesh("cpu", shape, mesh_dim_names=("dp", PIPELINE))
+        init_device_mesh(workload.device.type, shape, mesh_dim_names=("dp", PIPELINE))
         if workload.replicas > 1
         else None
     )
@@ -231,4 +230,4 @@ def keep_gradients(training: Training, module: nn.Module, *_: Any) -> None:
     """Keep the gradients of a stage that is about to be updated."""
     for name, weight in module.named_parameters():
         if weight.grad is not None:
-            training.gradients[name] = weight.grad.clone()
+            training.gradients[name] = weight.grad.to("cpu", copy=True)

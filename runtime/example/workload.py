@@ -26,7 +26,8 @@ class Workload:
 
     So a training can go on with a plan for another number of ranks as it would have with its own.
     The microbatches are those of all `replicas` of the plan; the first replica has the first
-    processes. Where they are `unequal`, each has rows of a length of its own.
+    processes. Where they are `unequal`, each has rows of a length of its own. Stages and batches
+    are on the `device`.
     """
 
     plan: Plan
@@ -36,6 +37,7 @@ class Workload:
     replicas: int
     recipe: Recipe
     unequal: bool = False
+    device: torch.device = field(default=torch.device("cpu"))
 
     def layers(self) -> list[nn.Module]:
         """The layers of the whole model."""
@@ -55,7 +57,9 @@ class Workload:
         """Some stages of the plan; those of several pipelines that are replicas are one module."""
         layout = self.plan.layout
         parts = cut_gpt(self.layers(), layout, layout.slices > 1)
-        return {number: parts[layout.piece(number)] for number in numbers}
+        return {
+            number: parts[layout.piece(number)].to(self.device) for number in numbers
+        }
 
     @property
     def microbatches(self) -> int:
@@ -111,9 +115,10 @@ class Workload:
         have the same.
         """
         rows = self.of_models[model] * ROWS
-        return draw_batch(
+        inputs, targets = draw_batch(
             self.corpus, rows, self.context, self.seed * 1_000_003 + update
         )
+        return inputs.to(self.device), targets.to(self.device)
 
     def cut(self, update: int, model: str = "") -> list[tuple[Tensor, Tensor]]:
         """The batch of an update for a model by microbatch."""

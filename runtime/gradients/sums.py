@@ -25,6 +25,7 @@ from schedlang.runtime.part import ExtraCall, Part, When
 from schedlang.runtime.processes import Replicas
 from schedlang.runtime.stage.stage import Stage
 from schedlang.runtime.transport.wire import InFlight, Wire
+from schedlang.runtime.values import on_device
 from schedlang.schedule.kinds import MAKERS, Kind
 
 
@@ -74,8 +75,9 @@ class ReplicaSum:
         for copy in self._weights:
             sizes = [_local(weight).numel() for weight in copy]
             *parts, counts = self._total.split_with_sizes([*sizes, len(sizes)])
-            for weight, part, count in zip(copy, parts, counts.tolist(), strict=True):
-                if count:
+            have = _have_gradients([(weight,) for weight in copy], counts)
+            for weight, part, has_gradient in zip(copy, parts, have, strict=True):
+                if has_gradient:
                     _put(weight, part.view(_local(weight).shape))
         self._weights = []
         self._total = None
@@ -226,10 +228,9 @@ class SharedSums(Part):
             *totals, counts = (
                 _total(same) for same in zip(*parts.values(), strict=True)
             )
-            for copies, total, count in zip(
-                weights, totals, counts.tolist(), strict=True
-            ):
-                for weight in copies if count else ():
+            have = _have_gradients(weights, counts)
+            for copies, total, has_gradient in zip(weights, totals, have, strict=True):
+                for weight in copies if has_gradient else ():
                     _put(weight, total)
 
 
@@ -251,7 +252,16 @@ def _counts(weights: Sequence[Sequence[Tensor]]) -> Tensor:
     """For each weight, how many of its copies have a gradient."""
     counts = [sum(copy.grad is not None for copy in copies) for copies in weights]
     like = weights[0][0] if weights else torch.empty(0)
-    return torch.tensor(counts, dtype=like.dtype, device=like.device)
+    return on_device(torch.tensor(counts, dtype=like.dtype), like.device)
+
+
+def _have_gradients(weights: Sequence[Sequence[Tensor]], counts: Tensor) -> list[bool]:
+    """For each weight, whether any of its copies has a gradient, of which all processes together
+    have so many.
+    """
+    own = [any(copy.grad is not None for copy in copies) for copies in weights]
+    # Whoever reads numbers of a GPU waits for it, so they are read only where it takes them.
+    return own if all(own) else [count > 0 for count in counts.tolist()]
 
 
 def _gradient(weight: Tensor) -> Tensor:

@@ -33,10 +33,9 @@ class Offload(Part):
         self._module = module
         self._device = device
         self._microbatches = microbatches
-        # The copies of a GPU run beside its ops.
-        self._stream: torch.cuda.Stream | None = None
+        self._streams: Streams | None = None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._streams = Streams(device)
         #: Which rank keeps what is away, if not the host.
         self.keeper: Keeper | None = None
         #: From F to RELOAD.
@@ -57,7 +56,7 @@ class Offload(Part):
             for tensor in flatten(value, "")[0]
         ]
         stays = [*weights, *self._module.buffers(), *held]
-        activations = Activations(self._device, stays, self._stream)
+        activations = Activations(self._device, stays, self._streams)
         self._activations[run.microbatch] = activations
         run.contexts = [*run.contexts, activations]
 
@@ -93,6 +92,16 @@ class Keeper(Protocol):
         """Begin to bring them back."""
 
 
+class Streams:
+    """The streams of a GPU's copies, which run beside its ops: one each way, as its copy engines
+    are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.to_host = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.to_device = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class Memory:
     """The memory of saved tensors, as bytes: on the device, or on the host. While another rank
     keeps them, there are `size` bytes, and none here.
@@ -101,7 +110,7 @@ class Memory:
     def __init__(self, bytes: Tensor) -> None:
         self.bytes = bytes
         self.size = bytes.numel()
-        #: When it is back on a GPU.
+        #: When its last copy is through, on a GPU.
         self.ready: torch.cuda.Event | None = None
         #: Waits until it is back from another rank.
         self.arrive: Callable[[], None] | None = None
@@ -150,19 +159,18 @@ class Activations(saved_tensors_hooks):
     inside these hooks.
 
     The memory of the tensors in `stays`, weights and inputs, is not copied, since others hold it as
-    well. On a GPU the copies run on the `stream`, beside its ops; a CPU copies within its own
-    memory.
+    well. On a GPU the copies run on `streams` of their own; a CPU copies within its own memory.
     """
 
     def __init__(
         self,
         device: torch.device,
         stays: Iterable[Tensor],
-        stream: torch.cuda.Stream | None,
+        streams: Streams | None,
     ) -> None:
         super().__init__(self._pack, self._unpack)
         self._device = device
-        self._stream = stream
+        self._streams = streams
         self._stays = {tensor.untyped_storage().data_ptr() for tensor in stays}
         #: By address; tensors that are views of one another are copied once.
         self._memories: dict[int, Memory] = {}
@@ -187,24 +195,26 @@ class Activations(saved_tensors_hooks):
     def _copy(self, to: torch.device) -> None:
         for memory in self._memories.values():
             memory.saved = []
-        if self._stream is None:
+        if self._streams is None:
             for memory in self._memories.values():
                 memory.bytes = memory.bytes.clone()
             return
+        goes_away = to.type == "cpu"
+        stream = self._streams.to_host if goes_away else self._streams.to_device
         # The forward's kernels may still write what is to be copied.
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
             for memory in self._memories.values():
+                if memory.ready is not None:
+                    # It may still be on its way to the host.
+                    stream.wait_event(memory.ready)
                 old = memory.bytes
-                memory.bytes = torch.empty_like(
-                    old, device=to, pin_memory=to.type == "cpu"
-                )
+                memory.bytes = torch.empty_like(old, device=to, pin_memory=goes_away)
                 memory.bytes.copy_(old, non_blocking=True)
+                memory.ready = stream.record_event()
                 if old.is_cuda:
                     # So that its memory goes to nobody else before the copy is through.
-                    old.record_stream(self._stream)
-                else:
-                    memory.ready = self._stream.record_event()
+                    old.record_stream(stream)
 
     def _pack(self, tensor: Tensor) -> Tensor | _View:
         storage = tensor.untyped_storage()

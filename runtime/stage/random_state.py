@@ -1,45 +1,39 @@
-"""The state of torch's random numbers, on a device, and on a rank's device and its CPU."""
+"""The state of torch's random number generators, on a rank's device and on its CPU."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-
-def random_state(device: torch.device) -> Tensor:
-    """The state now."""
-    return (
-        torch.cuda.get_rng_state(device)
-        if device.type == "cuda"
-        else torch.get_rng_state()
-    )
+#: The state of the CPU's generator, `cpu`; of a stage on a GPU also that GPU's, `cuda`.
+State = Mapping[str, Tensor]
 
 
-def set_random_state(device: torch.device, state: Tensor) -> None:
-    """Go on from a state."""
+def random_state(device: torch.device) -> State:
+    """The state now. A stage on a GPU may draw from the CPU's generator too, as LayerDrop does."""
+    state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(device: torch.device, state: State) -> None:
+    """Go on from a state."""
+    torch.set_rng_state(state["cpu"].cpu())
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
 
 
 class RandomState:
-    """The state of torch's random number generators, on the CPU and on the device of a rank."""
+    """The random state of a rank, as checkpoints keep it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> State:
         """The state to save."""
-        state = {"cpu": torch.get_rng_state()}
-        return state | (
-            {"cuda": torch.cuda.get_rng_state(self._device)}
-            if self._device.type == "cuda"
-            else {}
-        )
+        return random_state(self._device)
 
-    def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
+    def load_state_dict(self, state_dict: State, /) -> None:
         """Go on from a state."""
-        torch.set_rng_state(state_dict["cpu"].cpu())
-        if "cuda" in state_dict:
-            torch.cuda.set_rng_state(state_dict["cuda"].cpu(), self._device)
+        set_random_state(self._device, state_dict)

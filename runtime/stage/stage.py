@@ -34,7 +34,11 @@ from schedlang.runtime.stage.components import (
     overlapped_pairs,
 )
 from schedlang.runtime.stage.entry import changeable, works_in_place
-from schedlang.runtime.stage.random_state import random_state, set_random_state
+from schedlang.runtime.stage.random_state import (
+    State,
+    random_state,
+    set_random_state,
+)
 from schedlang.runtime.stage.split_backward import (
     Split,
     has_reentrant_checkpoint,
@@ -238,7 +242,7 @@ class Stage:
         )
         self.takes_turns = self._own_overlapped is not None
         #: Of recomputed microbatches the input and the random state, from F to R.
-        self._again: dict[int, tuple[Value, Tensor]] = {}
+        self._again: dict[int, tuple[Value, State]] = {}
         #: Whether the module has reentrant checkpoints; the first split forward shows it.
         self._is_reentrant: bool | None = None
         #: The stages before and after, where they are on this rank; and how often the tensors that

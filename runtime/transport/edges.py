@@ -14,6 +14,7 @@ step no rank waits at a first use.
 """
 
 from datetime import timedelta
+from inspect import signature
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,9 +24,13 @@ from torch import Tensor
 from schedlang.plan.plan import Plan
 from schedlang.ranks.connections import Edge, edges_of, rounds
 from schedlang.runtime.errors import LostRank
-from schedlang.runtime.processes import Processes
+from schedlang.runtime.processes import Processes, backend_of
 from schedlang.runtime.transport.wire import Wire, let_main_thread_go_on
 from schedlang.runtime.watch.watchdog import Watchdog
+
+#: Torch 2.11 splits what a group has for the device that it is bound to; later versions are told
+#: what to split.
+_SPLITS_BY_BACKEND = "backend" in signature(dist.split_group).parameters
 
 #: Messages of an edge meet in the order in which they begin.
 _NO_TAG = 0
@@ -124,8 +129,10 @@ def _split(
     """
     parent = processes.group
     ranks = [[_rank_in(parent, rank, processes) for rank in edge] for edge in edges]
-    backend = f"{device.type}:{_backend(parent, device)}"
-    return dist.split_group(parent, ranks, timeout=limit, backend=backend)
+    of_device = {}
+    if _SPLITS_BY_BACKEND:
+        of_device = {"backend": f"{device.type}:{backend_of(parent, device)}"}
+    return dist.split_group(parent, ranks, timeout=limit, **of_device)
 
 
 def _new(
@@ -140,7 +147,7 @@ def _new(
     # group by its processes and by how many groups there are, which must be as many on both: so a
     # rank without an edge in this round makes a group of itself.
     is_part = len(processes.pipeline) < dist.get_world_size()
-    backend = _backend(processes.group, device)
+    backend = backend_of(processes.group, device)
     group = None
     for members in [own or (processes.own,)] if is_part else edges:
         made = dist.new_group(
@@ -152,14 +159,6 @@ def _new(
         if members == own:
             group = made
     return group
-
-
-def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
-    """What tensors of a device go by in a group: of `cpu:gloo,cuda:nccl` one of the two."""
-    backends = dict(
-        each.split(":") for each in dist.get_backend_config(group).split(",")
-    )
-    return backends[device.type]
 
 
 def _rank_in(group: dist.ProcessGroup, rank: int, processes: Processes) -> int:

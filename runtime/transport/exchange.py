@@ -23,7 +23,7 @@ from torch import Tensor
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.processes import Replicas
+from schedlang.runtime.processes import Replicas, backend_of
 from schedlang.runtime.transport.announcement import NAME, Announcement, Rows, Shares
 from schedlang.runtime.transport.messages import (
     ActivationReceive,
@@ -82,6 +82,12 @@ class Exchange:
         self._rank = rank
         self._rounding = rounding
         self._counting = counting
+        #: Counts are numbers of the host: added up there, they do not wait for a GPU.
+        self._of_counts = device
+        host = torch.device("cpu")
+        groups = [each.group for each in counting if each.group is not None]
+        if all(backend_of(group, host) is not None for group in groups):
+            self._of_counts = host
         self._name = torch.tensor([number, int(plan.digest[:15], 16)])
         stages = len(plan.placement)
         #: Channels are numbered as the stages that they begin at, and as skips.
@@ -205,7 +211,7 @@ class Exchange:
         totals = given.totals
         if self._counting and not given.evaluates:
             own = [bool(totals), *(totals or [0.0] * self._plan.layout.updates)]
-            sums = torch.tensor(own, dtype=torch.float64, device=self._device)
+            sums = torch.tensor(own, dtype=torch.float64, device=self._of_counts)
             for replicas in self._counting:
                 self._wire.end_sum(self._wire.begin_sum(sums, replicas), replicas)
             have_counts, *sums_of_updates = sums.tolist()

@@ -152,6 +152,9 @@ class Wire:
     def _wait(self, in_flight: InFlight, processes: tuple[int, ...]) -> None:
         self._watchdog.waits_for = processes
         self._end(in_flight, processes)
+        if any(not tensor.is_cpu for _, tensor in in_flight):
+            # The host has gone on, and the GPU's stream waits.
+            self._watchdog.mark()
         self._watchdog.waits_for = ()
 
     def _end(self, in_flight: InFlight, processes: tuple[int, ...]) -> None:

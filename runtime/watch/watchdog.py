@@ -30,6 +30,7 @@ import torch.distributed as dist
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import LostRank, PipelineError, way_out
 from schedlang.runtime.processes import Processes
+from schedlang.runtime.watch.gpu import Doing, GpuProgress
 from schedlang.runtime.watch.heartbeats import Heartbeat, Heartbeats
 from schedlang.runtime.watch.signals import SignalListener
 from schedlang.runtime.watch.store import (
@@ -91,6 +92,8 @@ class Watchdog:
         self.action: int | None = None
         self.between = "at the start"
         self.waits_for: tuple[int, ...] = ()
+        #: Where the stages are on a GPU, how far that is.
+        self.gpu: GpuProgress | None = None
         #: What a thread has met that makes copies beside the main one.
         self.met_beside: Exception | None = None
         self._gathered = 0
@@ -109,8 +112,8 @@ class Watchdog:
             connection(world.get_group_store()), timeout + GRACE, self._heartbeat
         )
         self._heartbeats = Heartbeats(self._count, processes.name, self.store)
-        #: What the main thread did at the last look, and since when.
-        self._last: tuple[int, int | None, tuple[int, ...]] = (0, None, ())
+        #: What this rank did at the last look, and since when.
+        self._last: Doing = (0, None, ())
         self._since = monotonic()
         self._is_closed = False
         self._is_first_cause = False
@@ -153,6 +156,11 @@ class Watchdog:
         except Exception as error:
             self.fail(error)
         self.between = before
+
+    def mark(self) -> None:
+        """Mark for a GPU that what it was given last belongs to what the main thread does now."""
+        if self.gpu is not None:
+            self.gpu.mark((self.step, self.action, self.waits_for))
 
     def gather(self, value: str, otherwise: str) -> dict[int, str]:
         """The values that all ranks of all replicas give here; PipelineError if some do not in
@@ -284,16 +292,27 @@ class Watchdog:
         return heartbeat
 
     def _heartbeat(self, ended: bool = False) -> Heartbeat:
-        """What the main thread does now, and for how long."""
-        now = self.step, self.action, self.waits_for
+        """What this rank does now, and for how long."""
+        now = self._doing()
         if now != self._last:
             self._last = now
             self._since = monotonic()
-        return Heartbeat(*now, monotonic() - self._since, self._place(), ended)
+        _, action, _ = now
+        seconds = monotonic() - self._since
+        return Heartbeat(*now, seconds, self._place_of(action), ended)
+
+    def _doing(self) -> Doing:
+        """What the GPU does, which is behind the main thread, or if it has nothing to do, what the
+        main thread does.
+        """
+        of_gpu = None if self.gpu is None else self.gpu.doing()
+        return of_gpu or (self.step, self.action, self.waits_for)
 
     def _place(self) -> str:
         """Where in the plan the main thread is, in words."""
-        action = self.action
+        return self._place_of(self.action)
+
+    def _place_of(self, action: int | None) -> str:
         own = self._processes.own
         if action is None:
             return f" {self.between}"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from schedlang.cli.parser import Named, Parser
 from schedlang.cli.usage import near
 from schedlang.cli.values import (
+    DEVICES,
     OPTIMIZERS,
     amount,
     capacities,
@@ -723,6 +724,14 @@ def add_training(parser: Parser) -> None:
         type=rate,
         metavar="RATE",
         help="the learning rate (default: one that suits the optimizer and the schedule)",
+    )
+    parser.add_argument(
+        "--device",
+        type=one_of(*DEVICES),
+        choices=DEVICES,
+        metavar="NAME",
+        help="cpu, or cuda with a GPU for each process of a machine (default: cuda, if it has as "
+        "many)",
     )
     parser.add_argument(
         "--stop-on-nan",

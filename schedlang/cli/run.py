@@ -51,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
             "trace",
             "checkpoint",
             "every",
+            "device",
         ):
             value = getattr(options, name)
             if value is not None:

@@ -7,6 +7,7 @@ from schedlang.cli.usage import near
 
 #: What `run` can train with.
 OPTIMIZERS = ("sgd", "adam", "adamw")
+DEVICES = ("cpu", "cuda")
 
 
 def param(text: str) -> tuple[str, int]:

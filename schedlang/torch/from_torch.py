@@ -277,20 +277,11 @@ class TorchPipeline:
 
 
 def _mesh(own: Given) -> DeviceMesh | None:
-    """The processes of the stages; None for all that there are.
-
-    The runtime exchanges shapes between CPUs. Torch does so by NCCL; where its group knows nothing
-    else, there is one for both beside it.
-    """
+    """The processes of the stages; None for all that there are."""
     stage = own.stages[0]
     world = dist.group.WORLD
     group = world if stage.group is None else stage.group
     assert group is not None
-    # All processes of the group come here, and no others, so the new group is theirs to make.
-    if "cpu:" not in dist.get_backend_config(group):
-        ranks = dist.get_process_group_ranks(group)
-        both = "cpu:gloo,cuda:nccl"
-        group = dist.new_group(ranks, backend=both, use_local_synchronization=True)
     if group is world:
         return None
     return DeviceMesh.from_group(group, stage.device.type, mesh_dim_names=(PIPELINE,))

@@ -1,0 +1,1 @@
+"""What the runtime does on a GPU: `make gpu`."""

@@ -1,0 +1,206 @@
+"""Runs the checks, each in processes of its own and under a limit, and prints one line of JSON each.
+
+    python -m tests.gpu [--device cuda|cpu] [--seconds 440] [--only NAME,NAME] [--out FOLDER]
+
+All processes share one GPU. Checks run side by side, as many as there are cores for; those that
+measure run alone; and those that end processes amid work for the GPU come last.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+# One thread of each library for each process.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+
+# Loaded once, here: the processes of the checks are forked.
+import torch._dynamo
+import torch.distributed.pipelining
+
+from tests.gpu import against_torch, one_rank, several_ranks, verdicts
+from tests.gpu.checks import CHECKS, Check
+
+#: NCCL takes processes with other names of hosts for those of several machines, which may not share
+#: a GPU otherwise (before its version 2.30); their messages go over sockets.
+_NCCL = {
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_MAX_CTAS": "8",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
+
+#: Seconds left under which no check begins.
+_LEAST = 10
+
+
+def main() -> int:
+    """Run the checks; 1 if one did not go well."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--seconds", type=float, default=440)
+    parser.add_argument("--only", help="names of checks, with commas between them")
+    parser.add_argument("--out", type=Path, default=Path("build/gpu"))
+    options = parser.parse_args()
+    only = options.only.split(",") if options.only else CHECKS
+    chosen = [CHECKS[name] for name in only]
+    if options.device == "cpu":
+        chosen = [each for each in chosen if not each.needs_gpu]
+    options.out.mkdir(parents=True, exist_ok=True)
+    runner = _Runner(options.device, options.out, time.monotonic() + options.seconds)
+    cores = os.cpu_count() or 1
+    has_mps = options.device == "cuda" and _start_mps()
+    runner.run(
+        [each for each in chosen if not each.alone and not each.breaks], cores // 4
+    )
+    runner.run([each for each in chosen if each.alone], 1)
+    if has_mps:
+        subprocess.run(
+            ["nvidia-cuda-mps-control"], input=b"quit", check=False, timeout=60
+        )
+    runner.run([each for each in chosen if each.breaks], cores // 4)
+    result = {"device": options.device, "checks": runner.found}
+    (options.out / "gpu.json").write_text(json.dumps(result, indent=1) + "\n")
+    wrong = [name for name, each in runner.found.items() if each["verdict"] != "ok"]
+    print(f"{len(runner.found) - len(wrong)} passed, {len(wrong)} failed", flush=True)
+    return 1 if wrong else 0
+
+
+def _start_mps() -> bool:
+    """Start CUDA MPS, without which processes have the GPU one after the other."""
+    if shutil.which("nvidia-cuda-mps-control") is None:
+        return False
+    started = subprocess.run(
+        ["nvidia-cuda-mps-control", "-d"], capture_output=True, check=False
+    )
+    return started.returncode == 0
+
+
+class _Runner:
+    """Runs checks until a moment, and keeps what they have found."""
+
+    def __init__(self, device: str, folder: Path, end: float) -> None:
+        self.found: dict[str, Any] = {}
+        self._device = device
+        self._folder = folder
+        self._end = end
+
+    def run(self, checks: Iterable[Check], at_once: int) -> None:
+        """Run some checks, so many at once."""
+        with ThreadPoolExecutor(max(at_once, 1)) as pool:
+            for check, found in pool.map(self._run, checks):
+                self.found[check.name] = found
+
+    def _run(self, check: Check) -> tuple[Check, Any]:
+        start = time.monotonic()
+        limit = min(start + check.seconds, self._end)
+        if limit - start < _LEAST:
+            return check, {"verdict": "no time left"}
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ranks = range(check.ranks)
+        files = [self._folder / f"{check.name}.{rank}" for rank in ranks]
+        children = [
+            _fork(check, rank, port, self._device, files[rank]) for rank in ranks
+        ]
+        codes = _wait(children, limit)
+        seconds = time.monotonic() - start
+        ends_well = codes == list(check.exit_codes)
+        verdict = "ok" if ends_well else "hangs" if None in codes else "failed"
+        found: dict[str, Any] = {"verdict": verdict, "seconds": round(seconds, 1)}
+        said = [file.with_suffix(f"{file.suffix}.json") for file in files]
+        found["said"] = next(
+            (json.loads(each.read_text()) for each in said if each.exists()), None
+        )
+        if verdict != "ok":
+            found["codes"] = codes
+            found["ends"] = [
+                _end_of(file.with_suffix(f"{file.suffix}.log")) for file in files
+            ]
+        print(json.dumps({"check": check.name, **found}), flush=True)
+        return check, found
+
+
+def _fork(check: Check, rank: int, port: int, device: str, file: Path) -> int:
+    """Start a process of a check: what it prints goes to `file.log`, what it finds to
+    `file.json`.
+    """
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        log = os.open(f"{file}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        Path(f"{file}.json").unlink(missing_ok=True)
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(check.ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "CHECK_DEVICE": "cuda:0" if device == "cuda" else "cpu",
+            "NCCL_HOSTID": f"host{rank}",
+            **_NCCL,
+        }
+        torch.set_num_threads(1)
+        if device == "cuda":
+            torch.cuda.set_device(0)
+        said = check.run()
+        Path(f"{file}.json").write_text(json.dumps(said))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Not by way of what ends a process group, which may hang by itself.
+        os._exit(code)
+
+
+def _wait(children: list[int], limit: float) -> list[int | None]:
+    """The exit codes of processes; None for those that are still there at the limit, which are
+    ended.
+    """
+    codes: dict[int, int | None] = {}
+    while len(codes) < len(children) and time.monotonic() < limit:
+        for child in set(children) - codes.keys():
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                codes[child] = os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    for child in set(children) - codes.keys():
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        codes[child] = None
+    return [codes[child] for child in children]
+
+
+def _end_of(log: Path) -> str:
+    """The last lines that a process has printed."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return "\n".join(text.strip().splitlines()[-12:])[-1500:]
+
+
+if __name__ == "__main__":
+    # Imported for the checks that they register.
+    assert {against_torch, one_rank, several_ranks, verdicts}
+    sys.exit(main())
