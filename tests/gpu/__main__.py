@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -26,12 +25,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 
-# Loaded once, here: the processes of the checks are forked.
-import torch._dynamo
-import torch.distributed.pipelining
-
 from tests.gpu import against_torch, one_rank, several_ranks, verdicts
-from tests.gpu.checks import CHECKS, Check
+from tests.gpu.checks import CHECKS, Check, device, on_gpu
 
 #: NCCL takes processes with other names of hosts for those of several machines, which may not share
 #: a GPU otherwise (before its version 2.30); their messages go over sockets.
@@ -56,7 +51,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=440)
     parser.add_argument("--only", help="names of checks, with commas between them")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"))
+    parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rank_of:
+        _be_rank(CHECKS[options.rank_of], options.out)
     only = options.only.split(",") if options.only else CHECKS
     chosen = [CHECKS[name] for name in only]
     if options.device == "cpu":
@@ -116,10 +114,10 @@ class _Runner:
             port = free.getsockname()[1]
         ranks = range(check.ranks)
         files = [self._folder / f"{check.name}.{rank}" for rank in ranks]
-        children = [
-            _fork(check, rank, port, self._device, files[rank]) for rank in ranks
+        processes = [
+            _start(check, rank, port, self._device, files[rank]) for rank in ranks
         ]
-        codes = _wait(children, limit)
+        codes = _wait(processes, limit)
         seconds = time.monotonic() - start
         ends_well = codes == list(check.exit_codes)
         verdict = "ok" if ends_well else "hangs" if None in codes else "failed"
@@ -137,61 +135,64 @@ class _Runner:
         return check, found
 
 
-def _fork(check: Check, rank: int, port: int, device: str, file: Path) -> int:
+def _start(
+    check: Check, rank: int, port: int, device: str, file: Path
+) -> subprocess.Popen[bytes]:
     """Start a process of a check: what it prints goes to `file.log`, what it finds to
     `file.json`.
     """
-    child = os.fork()
-    if child:
-        return child
+    Path(f"{file}.json").unlink(missing_ok=True)
+    environment = os.environ | {
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(check.ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "CHECK_DEVICE": "cuda:0" if device == "cuda" else "cpu",
+        "NCCL_HOSTID": f"host{rank}",
+        **_NCCL,
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "tests.gpu",
+        "--rank-of",
+        check.name,
+        "--out",
+        str(file),
+    ]
+    with Path(f"{file}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+
+def _be_rank(check: Check, file: Path) -> None:
+    """One process of a check. It does not end by way of its process group, which may hang."""
     code = 1
     try:
-        os.setpgid(0, 0)
-        log = os.open(f"{file}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        Path(f"{file}.json").unlink(missing_ok=True)
-        os.environ |= {
-            "RANK": str(rank),
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(check.ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "CHECK_DEVICE": "cuda:0" if device == "cuda" else "cpu",
-            "NCCL_HOSTID": f"host{rank}",
-            **_NCCL,
-        }
         torch.set_num_threads(1)
-        if device == "cuda":
-            torch.cuda.set_device(0)
-        said = check.run()
-        Path(f"{file}.json").write_text(json.dumps(said))
+        if on_gpu():
+            torch.cuda.set_device(device())
+        Path(f"{file}.json").write_text(json.dumps(check.run()))
         code = 0
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # Not by way of what ends a process group, which may hang by itself.
         os._exit(code)
 
 
-def _wait(children: list[int], limit: float) -> list[int | None]:
+def _wait(processes: list[subprocess.Popen[bytes]], limit: float) -> list[int | None]:
     """The exit codes of processes; None for those that are still there at the limit, which are
     ended.
     """
-    codes: dict[int, int | None] = {}
-    while len(codes) < len(children) and time.monotonic() < limit:
-        for child in set(children) - codes.keys():
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                codes[child] = os.waitstatus_to_exitcode(status)
+    while any(each.poll() is None for each in processes) and time.monotonic() < limit:
         time.sleep(0.02)
-    for child in set(children) - codes.keys():
-        os.killpg(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        codes[child] = None
-    return [codes[child] for child in children]
+    codes = [each.poll() for each in processes]
+    for each in processes:
+        each.kill()
+        each.wait()
+    return codes
 
 
 def _end_of(log: Path) -> str:
