@@ -44,7 +44,8 @@ def step_time() -> Said:
     turns = 5 if on_gpu() else 2
     said: Said = {}
     for program, (sizes, theirs) in SCHEDULES.items():
-        plan = compile(program, {"ranks": 2, "microbatches": MICROBATCHES, **sizes})
+        sizes = {"ranks": 2, "microbatches": MICROBATCHES, **sizes}
+        plan = compile(program, sizes)
         count = len(plan.placement)
         own = plan.stages_of(rank())
         pieces = blocks(count, width, each=8 // count, dtype=dtype)
@@ -52,15 +53,16 @@ def step_time() -> Said:
         del pieces
         inputs, targets = batch(MICROBATCHES, tokens, width, dtype)
         pipeline = Pipeline(plan, stages, mse)
+        for_nccl = Pipeline(compile(program, sizes, transport="nccl"), stages, mse)
         torchs = [PipelineStage(stages[stage], stage, count, device()) for stage in own]
         schedule = theirs(
             torchs if len(own) > 1 else torchs[0], MICROBATCHES, loss_fn=mse
         )
 
-        def ours(
-            pipeline: Pipeline = pipeline, inputs: Any = inputs, targets: Any = targets
-        ) -> None:
-            pipeline.step(inputs, targets)
+        def by(
+            pipeline: Pipeline, inputs: Any = inputs, targets: Any = targets
+        ) -> Callable[[], None]:
+            return lambda: void(pipeline.step(inputs, targets))
 
         def by_torch(
             schedule: Any = schedule,
@@ -69,12 +71,15 @@ def step_time() -> Said:
         ) -> None:
             schedule.step(*first, target=last)
 
-        figures = _in_turns(
-            {"ours": ours, "torch": by_torch}, [*stages.values()], turns
-        )
+        ways = {"ours": by(pipeline), "for_nccl": by(for_nccl), "torch": by_torch}
+        figures = _in_turns(ways, [*stages.values()], turns)
         figures["ratio"] = figures["ours"]["ms"] / figures["torch"]["ms"]
         said[program] = figures
     return said
+
+
+def void(_: object) -> None:
+    """Of what was computed, nothing is kept."""
 
 
 def _in_turns(

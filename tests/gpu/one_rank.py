@@ -86,7 +86,7 @@ def waits_in(call: Any) -> list[str]:
         {
             f"{Path(each.filename).name}:{each.lineno}"
             for each in caught
-            if "synchroniz" in str(each.message)
+            if "called a synchronizing" in str(each.message)
         }
     )
 

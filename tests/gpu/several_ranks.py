@@ -195,12 +195,12 @@ def sharded() -> Said:
     return {"off": worst}
 
 
-@check(ranks=2, needs_gpu=True)
+@check(needs_gpu=True)
 def gloo_is_refused() -> Said:
     """gloo cannot send what is on a GPU: said before anything is sent."""
     join("gloo")
     with pytest.raises(PipelineError, match="cpu:gloo,cuda:nccl") as caught:
-        train("1f1b", TWO[0][1])
+        train("1f1b", {"ranks": 1, "microbatches": 4})
     return {"told": str(caught.value)}
 
 
@@ -235,6 +235,8 @@ def busy() -> Said:
     plan = compile("gpipe", {"ranks": 2, "microbatches": 8})
     pipeline = Pipeline(plan, {rank(): Slow(64, 64).to(device())}, mse, timeout=6.0)
     inputs, targets = batch(16)
+    # The first step finds out shapes, for which the host waits.
+    pipeline.step(inputs, targets)
     start = time.perf_counter()
     pipeline.step(inputs, targets)
     on_host = time.perf_counter() - start

@@ -54,11 +54,10 @@ schedule ring {
     stage s in 0 .. 6 on s %% ranks
     rank r {
         if r == 0 {
-            F(0, 0) send F(0, 0) F(0, 1) send F(0, 1) F(0, 2) send F(0, 2)
-            for m in 0 .. 3 { recv F(3, m) F(3, m) send F(3, m) }
+            %s
         }
         if r == 1 {
-            recv F(1, 0) F(1, 0) send F(1, 0) recv F(1, 1) F(1, 1) %s F(1, 2) send F(1, 2)
+            for m in 0 .. 3 { recv F(1, m) F(1, m) send F(1, m) }
             for m in 0 .. 3 { recv F(4, m) F(4, m) send F(4, m) }
         }
         if r == 2 {
@@ -69,11 +68,23 @@ schedule ring {
 }
 """
 
+#: What rank 0 does in it.
+_SENDS_FIRST = """
+            for m in 0 .. 3 { F(0, m) send F(0, m) }
+            for m in 0 .. 3 { recv F(3, m) F(3, m) send F(3, m) }
+"""
+_RECEIVES_FIRST = """
+            F(0, 0) send F(0, 0) F(0, 1) send F(0, 1)
+            recv F(3, 0) F(0, 2) send F(0, 2)
+            recv F(3, 1) recv F(3, 2)
+            for m in 0 .. 3 { F(3, m) send F(3, m) }
+"""
+
 #: By name: the ranks, and the program with what it does in its own way, and in its twin's.
 CASES = {
     "order": (2, ORDER, "send F(1) recv B(0)", "recv B(0) send F(1)"),
     "batch": (2, BATCH, "send B(0) recv F(1)", "exchange { send B(0) recv F(1) }"),
-    "ring": (3, RING, "send F(1, 1) recv F(1, 2)", "recv F(1, 2) send F(1, 1)"),
+    "ring": (3, RING, _SENDS_FIRST, _RECEIVES_FIRST),
 }
 
 
