@@ -24,9 +24,10 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
+import torch.distributed as dist
 
 from tests.gpu import against_torch, one_rank, several_ranks, verdicts
-from tests.gpu.checks import CHECKS, Check, device, on_gpu
+from tests.gpu.checks import CHECKS, Check, device, on_gpu, rank, wait_for_device
 
 #: NCCL takes processes with other names of hosts for those of several machines, which may not share
 #: a GPU otherwise (before its version 2.30); their messages go over sockets.
@@ -72,11 +73,18 @@ def main() -> int:
             ["nvidia-cuda-mps-control"], input=b"quit", check=False, timeout=60
         )
     runner.run([each for each in chosen if each.breaks], cores // 4)
-    result = {"device": options.device, "checks": runner.found}
-    (options.out / "gpu.json").write_text(json.dumps(result, indent=1) + "\n")
+    _keep(options.out / "gpu.json", options.device, runner.found)
     wrong = [name for name, each in runner.found.items() if each["verdict"] != "ok"]
     print(f"{len(runner.found) - len(wrong)} passed, {len(wrong)} failed", flush=True)
     return 1 if wrong else 0
+
+
+def _keep(file: Path, device: str, found: dict[str, Any]) -> None:
+    """Write what was found, beside what other checks have found before."""
+    earlier = json.loads(file.read_text()) if file.exists() else {}
+    before = earlier.get("checks", {}) if earlier.get("device") == device else {}
+    result = {"device": device, "checks": before | found}
+    file.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _start_mps() -> bool:
@@ -173,6 +181,8 @@ def _be_rank(check: Check, file: Path) -> None:
         if on_gpu():
             torch.cuda.set_device(device())
         Path(f"{file}.json").write_text(json.dumps(check.run()))
+        if check.ranks > 1 and not check.breaks:
+            _leave_together()
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -180,6 +190,16 @@ def _be_rank(check: Check, file: Path) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _leave_together() -> None:
+    """Wait until all ranks of a check have done their work: where one ends amid the work of others,
+    CUDA MPS ends all that share the GPU. Rank 0 goes last, with the store.
+    """
+    wait_for_device()
+    dist.all_reduce(torch.zeros(1))
+    if rank() == 0:
+        time.sleep(1)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], limit: float) -> list[int | None]:

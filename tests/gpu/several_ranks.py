@@ -98,7 +98,7 @@ def _workload(program: Path, ranks: int) -> Workload | None:
     return Workload(plan, read_corpus(), layers, 0, 1, Recipe(), device=device())
 
 
-@check(ranks=4, seconds=200)
+@check(ranks=4, seconds=200, alone=True)
 def gallery() -> Said:
     """Every program of the gallery that runs on 4 ranks, and rank 0 trains again alone."""
     join()
