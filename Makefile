@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests start hundreds of processes: Python compiles a module once, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo example test large test-torch test-browser test-editor site titan explore models trainings faults pages nodes fuzz
+.PHONY: demo example test large gpu test-torch test-browser test-editor site titan explore models trainings faults pages nodes fuzz
 .PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table gains reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 .PHONY: bench-partition bench-search-runs bench-overlap bench-playground bench-post-validation
@@ -111,6 +111,11 @@ models: .venv/installed
 faults: .venv/installed
 	$(BIN)/pytest -m processes tests/runtime/test_faults.py tests/runtime/test_restarts.py \
 	    tests/runtime/test_elastic.py
+
+# What the runtime does on a GPU, of which all processes share one: build/gpu/gpu.json, and a line
+# for each check. docs/gpu.md is made of what was found on GPUs so far, in tests/gpu/runs.
+gpu: .venv/installed
+	$(BIN)/python -m tests.gpu --out build/gpu
 
 # 30 steps of the command with every program of the gallery.
 trainings: .venv/installed
