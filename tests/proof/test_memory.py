@@ -5,10 +5,12 @@ import pytest
 from schedlang import CompileError, Costs, Source, compile, prove, simulate
 from schedlang.parametric.prove import prove_for_all
 from schedlang.passes.graph import Graph
+from schedlang.proof.memory import levels
 from schedlang.ranks.lifetimes import peak_messages
 from schedlang.report.bubbles.alternatives import Alternatives
 from schedlang.report.bubbles.waits import waits
 from schedlang.schedule.costs import UNIT
+from schedlang.schedule.timeline import Bar, Bars, Timeline
 from tests.support.written import written
 
 
@@ -69,6 +71,26 @@ def test_forwards_that_overlap_hold_theirs_together_though_they_drop_them(
     assert prove(written(overlap, microbatches=2)).peak_activations == (2,)
     again = written(f"{overlap} 0R0 0B0 0R1 0B1", microbatches=2)
     assert prove(again).peak_activations == (2,)
+
+
+@pytest.mark.parametrize("overlap", ["(0B0;0F2)", "(0F2;0B0)"])
+def test_recorded_ops_that_overlap_hold_theirs_together(overlap: str) -> None:
+    """A run records copies among the ops, and what overlaps one behind the other."""
+    plan = written(f"0F0 0OFFLOAD0 0F1 0RELOAD0 {overlap} 0B1 0B2", microbatches=3)
+    (actions,) = plan.ranks
+    rows = [actions.row(index)[:3] for index in range(len(actions))]
+    bars = Bars.of(Bar(*row, at, at + 1.0) for at, row in enumerate(rows))
+    (held,) = levels(plan, Timeline((bars,)), UNIT.memory(plan.layout))
+    assert held.steps == [
+        (0, 1),
+        (2, 0),
+        (2, 1),
+        (3, 2),
+        (4, 3),
+        (6, 2),
+        (7, 1),
+        (8, 0),
+    ]
 
 
 OVERLAPPING = """schedule overlapping {
