@@ -40,8 +40,9 @@ def co_issue(schedule: Schedule) -> Schedule:
     user = messages.user[receives]
 
     # All ops, sends and receives in one list, which is then put in the order of ranks and moments.
-    # Of one moment they stay as they are here: a rank sends before it receives. Gathers and sums
-    # keep no message waiting, and wait for none; what stands behind them stays there.
+    # Of one moment they stay as they are here: a rank sends before it receives. What gathers, sums
+    # and hops wait for is of moments before; where a rank waits for hops, it does so in a moment of
+    # its own. What stands behind them stays there.
     rank = np.concatenate([columns.rank, columns.rank[maker], columns.rank[user]])
     when = np.concatenate([moments.issue, moments.hand_over[maker], received[receives]])
     lengths = [len(columns), len(sends), len(receives)]

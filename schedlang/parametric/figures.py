@@ -142,7 +142,9 @@ def held_by(schedules: Sequence[Schedule]) -> Callable[[int, int], Pair]:
 
 
 def _peak(pieces: Sequence[Timed], schedules: Sequence[Schedule]) -> Pair:
-    """The most that a rank holds: ops run one behind the other, and take and give back."""
+    """The most that a rank holds: batches run one behind the other; of each all ops take, then all
+    give back.
+    """
     amount_of = held_by(schedules)
     held: Pair = ZERO
     #: What it holds at the first and the last round of each piece, when it holds more than before.
@@ -151,12 +153,16 @@ def _peak(pieces: Sequence[Timed], schedules: Sequence[Schedule]) -> Pair:
         within: Pair = ZERO
         seen: set[Pair] = {ZERO}
         for batch in each.piece.batches:
+            most = left = within
             for op in batch:
                 amount = amount_of(op.kind, op.stage)
-                seen.add(within if is_negative(amount) else plus(within, amount))
+                if not is_negative(amount):
+                    most = plus(most, amount)
                 # Of all microbatches of a stage, a forward is run again, or none.
                 if schedules[0].keeps(op.kind, op.stage, 0):
-                    within = plus(within, amount)
+                    left = plus(left, amount)
+            seen.add(most)
+            within = left
         # What is held goes up or down by the same in each round: so it is most in the first or in
         # the last.
         before_last = _product(minus(each.piece.rounds, (1, 0)), within)

@@ -107,14 +107,10 @@ class Graph:
         amounts = costs.memory(self.schedule.layout)
         amount = amounts.of(actions.kind, actions.stage, actions.microbatch)
         stays = self.schedule.keeps_all(actions.kind, actions.stage, actions.microbatch)
-        rise = np.full(len(last), -np.inf)
-        change = np.zeros(len(last))
-        # The first ops of all nodes, then the second ones of those that have any, and so on.
-        for nth in range(int(self._sizes.max(initial=0))):
-            nodes = np.flatnonzero(self._sizes > nth)
-            ops = last[nodes] - self._sizes[nodes] + 1 + nth
-            rise[nodes] = np.maximum(rise[nodes], change[nodes] + amount[ops])
-            change[nodes] += amount[ops] * stays[ops]
+        # All ops of a node take what they take, then all give back what they give back.
+        takes = counts_of(node, np.maximum(amount, 0), len(last))
+        change = counts_of(node, amount * stays, len(last))
+        rise = np.where(takes > 0, takes, change)
         #: What a node adds to the memory of its rank: at most while it runs, and once it has.
         self._held = rise, change
         self.rise: list[float] = rise.tolist()

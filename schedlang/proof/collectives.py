@@ -45,17 +45,17 @@ class Collectives:
     """The gathers, sums and hops that are written, an item for each on each rank, in the order of
     the schedule's columns.
 
-    Item i is the action `row[i]`. Items of one `event` are its sides, on different ranks. What
-    needs it first is the action `user[i]`, or NOTHING: an op, or the send that passes it on. A sum,
-    or a send of gradients, is of all gradients up to `last[i]`. The end of weights `ends[0, j]`
-    waits for the hop `ends[1, j]`.
+    Item i is the action `row[i]`. Items of one `event` are its sides, on different ranks. The op
+    that needs it first is `user[i]`, or NOTHING. A sum, or a send of gradients, is of all gradients
+    up to `last[i]`. At the action `waits[0, j]` its rank waits for the hop `waits[1, j]`: at a send
+    that passes it on, or at the end of weights.
     """
 
     row: Ints
     event: Ints
     user: Ints
     last: Ints
-    ends: Ints
+    waits: Ints
 
 
 def collectives(schedule: Schedule) -> Collectives:
@@ -63,7 +63,12 @@ def collectives(schedule: Schedule) -> Collectives:
     sides = sides_of(schedule)
     there = presence(schedule)
     row = sides.row
-    return Collectives(row, sides.event, there.user[row], there.last[row], there.ends)
+    user = there.user[row]
+    is_passed = (user != NOTHING) & schedule.columns.is_collective[user]
+    passed = np.stack([user[is_passed], row[is_passed]])
+    waits = np.concatenate([passed, there.ends], axis=1)
+    user = np.where(is_passed, NOTHING, user)
+    return Collectives(row, sides.event, user, there.last[row], waits)
 
 
 def have_replicas(schedule: Schedule) -> bool:

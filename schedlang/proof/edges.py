@@ -13,7 +13,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from schedlang.proof.channels import Channels, channels_of
-from schedlang.proof.collectives import collectives
+from schedlang.proof.collectives import Collectives, collectives
 from schedlang.proof.graph import NEVER, NOTHING, Graph, Items, once
 from schedlang.proof.presence import writes
 from schedlang.ranks.shards import gathers
@@ -75,10 +75,11 @@ class Events:
 
     `item[row]` is the item with which an action is over, or NOTHING for one that has none of its
     own: transfers on gloo, and ideally. `on_rank` are the heads of the batches on the threads of
-    ranks, by their rows, in order. `about[edge]` is the action that an edge is about: the receive
-    that brings what is needed, the op that needs a sum, or what waits for a send.
-    `receive[edge]` is the receive of the message whose way is the delay of an edge, or NOTHING.
-    `awaited` has two rows: ops, and the gathers, sums and hops of their ranks for which they wait.
+    ranks, by their rows, in order, and `stands` their items there. `about[edge]` is the action that
+    an edge is about: the receive that brings what is needed, the op that needs a sum, or what waits
+    for a send. `receive[edge]` is the receive of the message whose way is the delay of an edge, or
+    NOTHING. `awaited` has two rows: actions at which ranks wait, and the gathers, sums and hops of
+    these ranks for which they do.
     `beside` has three: the items of sums and gathers that take time, and of each the actions after
     and before it (see `Beside`).
     """
@@ -87,6 +88,7 @@ class Events:
     graph: Graph
     item: Ints
     on_rank: Ints
+    stands: Ints
     about: Ints
     receive: Ints
     awaited: Ints
@@ -95,11 +97,15 @@ class Events:
     after: Floats
 
     def come(self, rows: Ints) -> Ints:
-        """The events by which ranks have come to some transfers and copies, or NOTHING."""
+        """The events by which ranks have come to some transfers, copies, gathers, sums and hops, or
+        NOTHING. A rank has come to a hop once it has waited there for what it passes on.
+        """
         columns = self.schedule.columns
         heads = columns.batch[rows]
         before = np.searchsorted(self.on_rank, heads)
-        items = _last_items(columns, self.item, self.on_rank, heads, before)
+        is_wait = np.append(self.on_rank, NOTHING)[before] == rows
+        before += is_wait & columns.is_collective[rows]
+        items = _last_items(columns, self.stands, self.on_rank, heads, before)
         return np.append(self.graph.over, NOTHING)[items]
 
     def timeline(self) -> Timeline:
@@ -312,14 +318,15 @@ class _Build:
     threads: int = 0
     about: list[Ints] = field(factory=list)
     receive: list[Ints] = field(factory=list)
-    #: Ops, and the gathers, sums and hops for which they wait, in the order in which they are told.
+    #: What waits for gathers, sums and hops, and these, in the order in which they are told.
     awaited: Ints = field(factory=lambda: np.zeros((2, 0), np.int64))
     #: The items of sums and gathers, and what comes before and after them.
     beside: list[Ints] = field(factory=list)
     item: Ints = field(init=False)
     after: Floats = field(init=False)
-    #: The heads of the batches on the ranks' threads, by their rows, in order.
+    #: The heads of the batches on the ranks' threads, by their rows, in order; and their items.
     on_rank: Ints = field(init=False)
+    stands: Ints = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.item = np.full(len(self.columns), NOTHING, np.int32)
@@ -368,21 +375,37 @@ class _Build:
         """Ops that need what does not come before them."""
         self.wait(self.item[users], np.full(len(users), NEVER), users)
 
+    @cached_property
+    def written(self) -> Collectives | None:
+        """The gathers, sums and hops that the program writes, if any."""
+        is_any_written = self.columns.is_collective.any()
+        return collectives(self.schedule) if is_any_written else None
+
     def place_ops(self, with_batches: bool = False) -> None:
-        """Put the ops of each rank on its thread, and `with_batches` its transfers as well."""
+        """Put the ops of each rank on its thread, and what else it waits at: for hops, and
+        `with_batches` its transfers.
+        """
+        # What stands behind a wait for a hop, whatever it is, comes once the rank has waited:
+        #
+        #     rank 0    ── 1F0 ── 1RESHARD ── … ── 0F1 ──
+        #                            ╎
+        #     its hops  ───── 1SEND_WEIGHTS
         columns = self.columns
         is_head = columns.batch == np.arange(len(columns))
         is_op = columns.is_computed
-        on_rank = is_op | columns.is_transfer if with_batches else is_op
+        on_rank = is_op | columns.is_transfer if with_batches else is_op.copy()
+        if self.written:
+            on_rank[self.written.waits[0]] = True
         self.on_rank = np.flatnonzero(is_head & on_rank)
         # Ops that overlap are one item, which takes until the last of them ends.
         self.after[is_op] = op_ends(columns, np.flatnonzero(is_op), self.durations)
         takes = np.zeros(len(columns))
         np.maximum.at(takes, columns.batch[is_op], self.after[is_op])
         heads = self.on_rank
-        self.item[heads] = self.items.add(
+        self.stands = self.items.add(
             columns.rank[heads], heads * 2 + _STANDS, takes[heads]
         )
+        self.item[heads] = self.stands
         self.item = self.item[columns.batch]
 
     @cached_property
@@ -396,7 +419,7 @@ class _Build:
     def rank_before(self, rows: Ints) -> Ints:
         """The item on its rank's thread that comes before each action, or NOTHING."""
         before = self.heads_before[rows]
-        return _last_items(self.columns, self.item, self.on_rank, rows, before)
+        return _last_items(self.columns, self.stands, self.on_rank, rows, before)
 
     def place_copies(self) -> None:
         """Put copies on the threads of their links: each is begun when its rank comes to it."""
@@ -435,8 +458,8 @@ class _Build:
         self.wait_for_sums()
         self.place_sums()
         self.place_gathers()
-        if self.columns.is_collective.any():
-            self.place_written()
+        if self.written:
+            self.place_written(self.written)
 
     def wait_for_sums(self) -> None:
         """Optimizer steps wait for the last gradient of each rank with replicas of the stage."""
@@ -549,7 +572,7 @@ class _Build:
         self.wait(self.item[waiting], items, waiting)
         self.beside.append(np.stack([items, np.full(len(items), NOTHING), waiting]))
 
-    def place_written(self) -> None:
+    def place_written(self, written: Collectives) -> None:
         """Put the gathers, sums and hops that the program writes on streams of each rank; each is
         begun when its rank comes to it, and goes on once all its ranks have begun it. A rank begins
         one after the other, whichever it is.
@@ -562,15 +585,18 @@ class _Build:
         #                                   ╎╰╌╌╮         │
         #     its stream        ────────────╎── gather ───╯
         #     begun by rank 1   ────────── ● ─ ●
-        written = collectives(self.schedule)
         columns = self.columns
         ranks = len(self.schedule.ranks)
         rows = written.row
         rank = columns.rank[rows]
         kind = columns.kind[rows]
         thread = self.threads + rank
-        # Of those behind one op, the first waits for it, and the others stand behind that.
+        # What its rank waits at, it begins behind that.
+        waiting, hops = written.waits
+        stand = self.item[waiting]
         before = self.rank_before(rows)
+        before = np.where(np.isin(rows, waiting), self.item[rows], before)
+        # Of those behind one op, the first waits for it, and the others stand behind that.
         first = np.flatnonzero(np.diff(before, prepend=NOTHING))
         begun = self.items.add(thread[first], rows[first] * 2 + _ISSUED)
         self.wait(begun, before[first], rows[first])
@@ -591,52 +617,29 @@ class _Build:
             self.wait(items, together, rows)
             self.wait(items[one], items[other], rows[one], at_begin=True)
         self.item[rows] = items
-        # What is needed is waited for: by the op, or where a send passes it on, before that.
-        user = written.user
-        is_needed = np.flatnonzero(user != NOTHING)
-        is_op = columns.is_computed[user[is_needed]]
-        by_ops = is_needed[is_op]
-        by_sends = is_needed[~is_op]
-        # Weights go at once when the rank comes there; what nothing has used, once it is there; and
-        # what was sent, once that is over.
+        # Weights go where the rank waits, or at once when it comes there.
         releases = columns.where(Kind.RESHARD)
-        waiting, sent = written.ends
-        is_held = np.isin(releases, waiting)
-        begins = self.threads + np.where(is_held, 0, 1 + len(_STREAMS)) * ranks
-        ends = self.items.add(begins + columns.rank[releases], releases * 2 + _ISSUED)
+        releases = releases[~np.isin(releases, waiting)]
+        begins = self.threads + (1 + len(_STREAMS)) * ranks + columns.rank[releases]
+        ends = self.items.add(begins, releases)
         self.item[releases] = ends
         self.wait(ends, self.rank_before(releases), releases)
-        held = [
-            np.stack([columns.batch[user[by_ops]], rows[by_ops]]),
-            self.behind(user[by_sends], rows[by_sends]),
-            self.behind(waiting, sent),
-        ]
-        self.wait_in_streams(np.concatenate(held, axis=1), rows, stream)
-        if items is not together:
-            # Without streams, they stand behind what they wait for.
-            sends = user[by_sends]
-            come = self.items.add(thread[by_sends], sends * 2 + _ISSUED)
-            self.wait(come, items[by_sends], rows[by_sends])
-            self.wait(self.item[waiting], self.item[sent], sent)
+        # Ops wait for what they need, and so do sends that pass something on, and ends of weights.
+        needed = np.flatnonzero(written.user != NOTHING)
+        users = columns.batch[written.user[needed]]
+        awaited = np.array([[*users, *waiting], [*rows[needed], *hops]], np.int64)
+        self.wait_in_streams(awaited, np.append(self.item[users], stand), rows, stream)
         self.threads += (2 + len(_STREAMS)) * ranks
         timed = np.flatnonzero(takes[written.event] > 0)
-        before = np.where(columns.is_computed[user[timed]], user[timed], NOTHING)
-        self.beside.append(np.stack([items[timed], written.last[timed], before]))
+        self.beside.append(
+            np.stack([items[timed], written.last[timed], written.user[timed]])
+        )
 
-    def behind(self, rows: Ints, hops: Ints) -> Ints:
-        """What stands on the ranks' threads behind some actions at which ranks wait until hops are
-        over: these, and the hops.
-        """
-        after = self.heads_before[rows]
-        is_there = np.flatnonzero(after < len(self.on_rank))
-        heads = self.on_rank[after[is_there]]
-        hops = hops[is_there]
-        is_same = self.columns.rank[heads] == self.columns.rank[hops]
-        return np.stack([heads[is_same], hops[is_same]])
-
-    def wait_in_streams(self, awaited: Ints, written: Ints, stream: Ints) -> None:
-        """Let ops wait for gathers, sums and hops of their ranks, and keep which these are. Of all
-        that are written, the threads are given.
+    def wait_in_streams(
+        self, awaited: Ints, waiters: Ints, written: Ints, stream: Ints
+    ) -> None:
+        """Let ranks wait for gathers, sums and hops of theirs, at some items, and keep which these
+        are. Of all that are written, the threads are given.
         """
         self.awaited = awaited
         # Of one thread, the last is over last: only that is waited for.
@@ -645,7 +648,7 @@ class _Build:
         pair += stream[np.searchsorted(written, rows)]
         order = np.lexsort((rows, pair))
         last = order[np.diff(pair[order], append=NOTHING) != 0]
-        self.wait(self.item[heads[last]], self.item[rows[last]], rows[last])
+        self.wait(waiters[last], self.item[rows[last]], rows[last])
 
     def wait_for_messages(self, channels: Channels) -> None:
         """Each transfer is on its own: ops wait for the sends of what they need, and the way."""
@@ -809,6 +812,7 @@ class _Build:
             graph,
             self.item,
             self.on_rank,
+            self.stands,
             about,
             receive,
             self.awaited,
@@ -819,16 +823,17 @@ class _Build:
 
 
 def _last_items(
-    columns: Columns, item: Ints, on_rank: Ints, rows: Ints, before: Ints
+    columns: Columns, stands: Ints, on_rank: Ints, rows: Ints, before: Ints
 ) -> Ints:
     """The item on its rank's thread that comes before each of some actions, or NOTHING; `on_rank`
-    are the heads of the batches on all ranks' threads, of which so many come `before`.
+    are the heads of the batches on all ranks' threads, which so many of come `before`, and `stands`
+    their items.
     """
     if not len(on_rank):
         return np.full(len(rows), NOTHING)
     heads = on_rank[before - 1]
     is_there = (before > 0) & (columns.rank[heads] == columns.rank[rows])
-    return np.where(is_there, item[heads], NOTHING)
+    return np.where(is_there, stands[before - 1], NOTHING)
 
 
 def issued_with(columns: Columns, transport: Transport) -> Ints:

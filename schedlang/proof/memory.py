@@ -9,7 +9,6 @@ from attrs import frozen
 from schedlang.schedule.columns import Floats, Ints, is_any, repeated
 from schedlang.schedule.costs import Amounts
 from schedlang.schedule.kinds import Kind
-from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
 
@@ -46,25 +45,33 @@ def levels(
     """What each rank holds over time, by what ops add to the memory of their rank; it held some
     amount at `first`, by default nothing.
 
-    What an op takes, it takes as it begins; what it gives back, as it ends. Activations that it
-    does not keep (see `Schedule.keeps`) it holds only as it begins. A rank that keeps what others
-    offload holds that from the begin of their `offload` to the end of their `reload`.
+    What an op takes, it takes as it begins; what it gives back, as it ends. Ops that overlap begin
+    together, and end together. Activations that an op does not keep (see `Schedule.keeps`) it holds
+    only as it begins. A rank that keeps what others offload holds that from the begin of their
+    `offload` to the end of their `reload`.
     """
-    ops = _changes(timeline, schedule.layout)
+    ops = _changes(schedule, timeline)
     amount = ops.sign * amounts.of(ops.kind, ops.stage, ops.microbatch)
     stays = schedule.keeps_all(ops.kind, ops.stage, ops.microbatch)
-    time = np.where(amount > 0, ops.start, ops.end)
+    takes = amount > 0
+    time = np.where(takes, ops.start, ops.end)
     # An op sees all that has changed up to its start, but nothing of what ops issued behind it
-    # change. Of one time, what is given back comes first.
-    row = np.arange(len(time))
-    seen_by = np.maximum(ops.seen_at(time), row + 1)
-    # What does not stay is taken and given back at once, when all before has changed.
+    # change. Of one time, what is given back comes first; of those that overlap, all take, then all
+    # give back:
+    #
+    #     rows       0: F0    1: B0, overlaps 2: F1    3: B1
+    #     changes    +1                      +1   -1   -1
+    #     turns      1                       2    3    4
+    seen_by = np.maximum(ops.seen_at(time), np.where(takes, ops.head, ops.last) + 1)
+    # What does not stay is taken and given back at once, when all before has changed, and ops that
+    # overlap have taken theirs.
     kept = np.flatnonzero(stays)
     passing = np.flatnonzero(~stays)
+    head = ops.head[passing]
     op = np.concatenate([kept, passing, passing])
     changes = np.concatenate([amount[kept], amount[passing], -amount[passing]])
     times = np.concatenate([time[kept], ops.start[passing], ops.start[passing]])
-    turns = np.concatenate([seen_by[kept], passing, passing])
+    turns = np.concatenate([seen_by[kept], head, head + (ops.last[passing] > head)])
     is_later = np.repeat([0, 1, 2], [len(kept), len(passing), len(passing)])
     # Without copies, each change is seen by the op behind it, and all are in order.
     if (np.diff(turns) <= 0).any():
@@ -95,7 +102,8 @@ def peaks(
 class _Changes:
     """What changes what ranks hold, rank after rank, of each in order of its start: its ops and
     copies, and the copies of the ranks that it keeps something for, which take from it what they
-    give to those: their `sign` is -1. Rank r has the rows `first[r]` up to `first[r + 1]`.
+    give to those: their `sign` is -1. Rank r has the rows `first[r]` up to `first[r + 1]`. Ops that
+    overlap start and end together, and have the rows from `head` to `last`.
     """
 
     kind: Ints
@@ -106,6 +114,8 @@ class _Changes:
     sign: Ints
     rank: Ints
     first: Ints
+    head: Ints
+    last: Ints
 
     def seen_at(self, times: Floats) -> Ints:
         """For the time of each row, the first row of its rank that does not start before it; or
@@ -118,18 +128,21 @@ class _Changes:
         return np.concatenate([np.zeros(0, np.int64), *places])
 
 
-def _changes(timeline: Timeline, layout: Layout) -> _Changes:
+def _changes(schedule: Schedule, timeline: Timeline) -> _Changes:
+    layout = schedule.layout
     # A run has recorded copies among the ops.
     copies = timeline.copies or [Bars()] * len(timeline.ranks)
     parts: list[Bars] = []
     signs: list[int] = []
     ranks: list[int] = []
+    own_parts: list[int] = []
     for rank, own in enumerate(timeline.ranks):
         for kept in layout.kept_by(rank):
             parts += [copies[kept], timeline.ranks[kept]]
             signs += [-1, -1]
         # Of one start, copies come first, since an op that starts together with a copy was issued
         # after it.
+        own_parts.append(len(parts) + 1)
         parts += [copies[rank], own]
         signs += [1, 1]
         ranks += [rank] * (len(signs) - len(ranks))
@@ -140,11 +153,27 @@ def _changes(timeline: Timeline, layout: Layout) -> _Changes:
     lengths = list(map(len, parts))
     sign = repeated(np.array(signs), lengths)
     rank_of = repeated(np.array(ranks), lengths)
+    batch = np.arange(len(start))
+    if schedule.columns.group.any():
+        begins = np.cumsum(lengths) - lengths
+        for rank, part in enumerate(own_parts):
+            items = begins[part] + np.arange(lengths[part])
+            batch[items] = items[_heads(schedule, rank, len(items))]
+        first_start = start.copy()
+        last_end = end.copy()
+        np.minimum.at(first_start, batch, start)
+        np.maximum.at(last_end, batch, end)
+        start = first_start[batch]
+        end = last_end[batch]
     order = np.lexsort((start, rank_of))
     if -1 in signs:
         is_change = (sign > 0) | is_any(kind, Kind.OFFLOAD, Kind.RELOAD)
         order = order[is_change[order]]
     rank_of = rank_of[order]
+    # Ops that overlap start together, so they stay neighbours.
+    bounds = np.flatnonzero(np.diff(batch[order], prepend=-1, append=-1))
+    sizes = np.diff(bounds)
+    head = repeated(bounds[:-1], sizes)
     return _Changes(
         kind[order],
         stage[order],
@@ -154,4 +183,18 @@ def _changes(timeline: Timeline, layout: Layout) -> _Changes:
         sign[order],
         rank_of,
         np.searchsorted(rank_of, np.arange(len(timeline.ranks) + 1)),
+        head,
+        head + repeated(sizes, sizes) - 1,
     )
+
+
+def _heads(schedule: Schedule, rank: int, count: int) -> Ints:
+    """For each op of a rank, by their numbers, the first of those that it overlaps with; of so many
+    ops, copies among them if they are recorded.
+    """
+    columns = schedule.columns
+    rows = np.arange(columns.first[rank], columns.first[rank + 1])
+    ops = rows[columns.is_computed[rows]]
+    if len(ops) < count:
+        ops = rows[~columns.is_transfer[rows] & ~columns.is_collective[rows]]
+    return np.searchsorted(ops, columns.batch[ops])

@@ -20,6 +20,7 @@ import numpy as np
 from attrs import evolve
 
 from schedlang.proof.channels import joined, other_numbers
+from schedlang.proof.collectives import sides_of
 from schedlang.proof.edges import Events, ideal_events
 from schedlang.proof.graph import NOTHING
 from schedlang.schedule.columns import Columns, Flags, Floats, Ints, repeats
@@ -30,7 +31,8 @@ from schedlang.schedule.schedule import Schedule
 
 
 class Moments:
-    """When each op of a schedule is issued on its rank, and when it hands over what it made.
+    """When each op of a schedule is issued on its rank, and when it hands over what it made; events
+    are those of `global_events`.
 
     Moments are whole numbers, of which the order counts. `issue[row]` and `hand_over[row]` are
     those of an action; a copy is issued as the op before it hands over. `is_stuck[row]` says of an
@@ -48,14 +50,15 @@ class Moments:
     def __init__(self, events: Events) -> None:
         schedule = events.schedule
         columns = schedule.columns
-        rows = np.arange(len(columns))
-        #: The heads of ops, one for all that overlap.
-        is_op = (columns.batch == rows) & columns.is_computed
-        heads = np.flatnonzero(is_op)
-        items = events.item[heads]
+        #: The heads of ops, one for all that overlap; and where ranks wait for hops, which are ops
+        #: without duration: what stands behind them on one rank may let another one go on.
+        heads = events.on_rank
+        is_op = np.zeros(len(columns), bool)
+        is_op[heads] = True
+        items = events.stands
         starts = events.graph.starts[items]
         ends = events.graph.ends[items]
-        hands_on = np.zeros(len(columns), bool)
+        hands_on = columns.is_collective.copy()
         hands_on[columns.batch[columns.where(*map(Kind, HANDS_ON))]] = True
         start_round, end_round = _rounds(events, items, hands_on[heads])
         is_stuck = np.isinf(ends)
@@ -84,9 +87,8 @@ class Moments:
         issue_of_op = np.where(is_there, issue[at], 0)
         # An op that takes no time and hands nothing on is issued as those that start with it.
         beside = np.maximum(self.hand_over, issue_of_op)
-        self.issue: Ints = np.where(columns.is_beside, beside, issue_of_op).astype(
-            np.int32
-        )
+        is_beside = columns.is_beside & ~is_op
+        self.issue: Ints = np.where(is_beside, beside, issue_of_op).astype(np.int32)
 
 
 def sent_as(schedule: Schedule, needs: Needs, items: Ints) -> Ints:
@@ -114,13 +116,14 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
     columns = schedule.columns
     needs = schedule.needs
     is_at_once = _without_ways(schedule) == schedule.costs
-    moments = Moments(ideal if is_at_once else global_events(schedule))
-    if moments.is_stuck.any():
+    events = ideal if is_at_once else global_events(schedule)
+    if not events.graph.is_whole:
         return False
+    moments = Moments(events)
     # Both sides of the messages: the receives that ops need, and the sends.
     received = np.flatnonzero(needs.is_message)
     sent = np.flatnonzero(columns.is_transfer[needs.user])
-    sides = (
+    both = (
         (needs.receive[received], received, sent_as(schedule, needs, received)),
         (needs.user[sent], sent, needs.number[sent]),
     )
@@ -128,7 +131,7 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
     room = np.int64(len(sent) + 1)
     when = moments.issue * room
     messages = []
-    for rows, items, number in sides:
+    for rows, items, number in both:
         # In the order in which they are handed over: by their makers, then to the neighbour first.
         order = np.lexsort((number, needs.maker[items]))
         rows = rows[order]
@@ -151,13 +154,34 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
     if not _in_batches(columns, sends, receives, when):
         return False
     # What is of a stage and replicas outside of the plan may stand anywhere.
-    rows = np.flatnonzero(~columns.is_collective)
+    is_begun = np.zeros(len(columns), bool)
+    sides = sides_of(schedule)
+    is_begun[sides.row[sides.counts > 1]] = True
+    is_begun[events.on_rank] = False
+    is_anywhere = columns.is_collective & ~is_begun
+    is_anywhere[events.on_rank] = False
+    rows = np.flatnonzero(~is_anywhere)
+    if is_begun.any():
+        _begin_late(columns, rows, is_begun, when, room)
     is_same_rank = columns.rank[rows][1:] == columns.rank[rows][:-1]
     # Ops may share a moment, a transfer or a batch comes later than what is before it.
     is_head = columns.batch == np.arange(len(columns))
     grows = np.diff(when[rows]) >= (columns.is_transfer & is_head)[rows][1:]
     is_there = when[needs.receive[received]] < when[needs.user[received]]
     return bool((grows | ~is_same_rank).all() and is_there.all())
+
+
+def _begin_late(
+    columns: Columns, rows: Ints, is_begun: Flags, when: Ints, room: np.int64
+) -> None:
+    """Let gathers, sums and hops begin in their moments behind what their ranks do there before:
+    what waits for them has a later moment.
+    """
+    at = when[rows]
+    of_rank = columns.rank[rows] * (at.max(initial=0) + np.int64(1))
+    latest = np.maximum.accumulate(of_rank + at) - of_rank
+    is_late = is_begun[rows] & (latest // room == at // room)
+    when[rows[is_late]] = latest[is_late]
 
 
 def _in_batches(columns: Columns, sends: Ints, receives: Ints, when: Ints) -> bool:

@@ -5,7 +5,6 @@ from functools import cached_property
 
 from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import CompileError
-from schedlang.proof.collectives import have_replicas
 from schedlang.proof.edges import Events, ideal_events, transport_events
 from schedlang.proof.execution import Execution
 from schedlang.proof.first_use import check_first_use
@@ -62,20 +61,15 @@ class _Proof:
         check_frozen(schedule)
         self.schedule = schedule
         self.ideal = ideal_events(schedule, schedule.costs)
-        if have_replicas(schedule):
-            # Moments say nothing of collectives that ranks of the plan have together: where there
-            # is nothing else between ranks, all transports are as the ideal one.
-            self.runs = not has_messages(schedule) and self.ideal.graph.is_whole
-        else:
-            self.runs = follows_moments(schedule, self.ideal)
+        #: Whether its actions are in the order of their moments.
+        self.runs = follows_moments(schedule, self.ideal)
 
     def on(self, name: str) -> Execution:
         """The ideal execution, if the schedule is right on a transport."""
         # Two proofs, the quick one first. It says yes for all transports at once; where it does not
         # say yes, each transport is asked by itself:
         #
-        #     in the order of their moments,
-        #     or no messages and all ends?   ── yes ──► right
+        #     in the order of their moments? ── yes ──► right
         #                  └── no ──► the event graph of the transport, walked ──► right, or why not
         schedule = self.schedule
         rules = transports(name, has_batches(schedule.columns))
@@ -123,11 +117,6 @@ def ideal_execution(schedule: Schedule) -> Execution | None:
     if not ideal.graph.is_whole:
         return None
     return _execution(schedule, schedule.costs, "ideal", ideal)
-
-
-def has_messages(schedule: Schedule) -> bool:
-    """Whether some op needs what another rank makes, or some transfers are there."""
-    return bool(schedule.columns.is_transfer.any() or schedule.needs.is_message.any())
 
 
 def has_batches(columns: Columns) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from attrs import define
@@ -144,37 +145,41 @@ class Standstill:
         )
 
     @cached_property
-    def held_at(self) -> list[int | None]:
-        """For each rank what keeps it from going on: a transfer, the wait for one, a gather, or an
-        optimizer step or the sum that it waits for.
+    def stands_at(self) -> list[int | None]:
+        """For each rank the action at which it stands: the first of a batch, an op, or a wait for
+        hops; or None where it comes to its end.
         """
-        return [self._held_at(rank) for rank in range(len(self.schedule.ranks))]
+        events = self.events
+        stuck = events.on_rank[np.isinf(events.graph.ends[events.stands])]
+        first = np.searchsorted(stuck, self.schedule.columns.first).tolist()
+        return [
+            int(stuck[begin]) if begin < end else None for begin, end in pairwise(first)
+        ]
 
-    def _held_at(self, rank: int) -> int | None:
+    @cached_property
+    def held_at(self) -> list[int | None]:
+        """For each rank what keeps it from going on: a transfer, the wait for one, a gather, a hop,
+        or an optimizer step or the sum that it waits for.
+        """
+        return [None if row is None else self._held_at(row) for row in self.stands_at]
+
+    def _held_at(self, head: int) -> int:
         graph = self.events.graph
         columns = self.schedule.columns
-        # The first item on the rank's thread that is never over,
-        rows = np.arange(columns.first[rank], columns.first[rank + 1])
-        heads = rows[(columns.batch[rows] == rows) & ~columns.is_beside[rows]]
-        if not self.transport.blocks:
-            heads = heads[~columns.is_transfer[heads]]
-        stuck = heads[np.isinf(graph.times[graph.over[self.events.item[heads]]])]
-        if not len(stuck):
-            return None
-        head = int(stuck[0])
         if columns.is_transfer[head]:
             return head
-        # and of an op the first of its events that never happens: an edge to what it lacks.
-        item = int(self.events.item[head])
+        # The first event of its item that never happens: an edge to what it lacks.
+        at = np.searchsorted(self.events.on_rank, head)
+        item = int(self.events.stands[at])
         events = range(self._thread(item), int(graph.over[item]) + 1)
         event = next(event for event in events if not graph.happened(event))
         about = int(self.events.about[graph.edge[event]])
         if not columns.is_collective[about]:
             return about
         # It waits for the last of its stream: told is the first that is not over.
-        ops, awaited = self.events.awaited
-        of_op = awaited[ops == head].tolist()
-        return next(int(row) for row in of_op if not self.is_over(row))
+        waiting, awaited = self.events.awaited
+        of_head = awaited[waiting == head].tolist()
+        return next(int(row) for row in of_head if not self.is_over(row))
 
     def _thread(self, item: int) -> int:
         """The first event of the thread of an item."""
@@ -300,7 +305,12 @@ class Standstill:
             self.schedule, [self.edge(waiter, until) for waiter, until in crossings]
         )
         first = crossings[0][0]
-        if self.is_written(first):
+        is_of_hops = any(
+            self.schedule.columns.is_collective[waiter] for waiter, _ in crossings
+        )
+        if self.is_written(first) and is_of_hops:
+            help = "change the order of one rank: let it first do what the other one waits for"
+        elif self.is_written(first):
             help = (
                 "issue transfers that cross as one batch, `exchange { … }`, "
                 "or in one order on both ranks"
@@ -334,18 +344,22 @@ class Standstill:
         """A wait for another rank, and why that has not come there: it stands elsewhere, or one of
         its streams does.
         """
-        if self.schedule.columns.kind[waiter] == Kind.U:
+        columns = self.schedule.columns
+        at = waiter
+        if columns.kind[waiter] == Kind.U:
             reason = "sum"
-        elif self.schedule.columns.is_collective[waiter]:
+        elif columns.is_collective[waiter]:
             reason = "collective"
+            # Told is the place where the rank waits, if it does so at a hop.
+            stand = self.stands_at[self.rank(waiter)]
+            if stand is not None and columns.is_collective[stand]:
+                at = stand
         elif self.is_transfer(waiter) and self.progress(waiter) == Progress.MET:
             reason = "batch"
         else:
             is_posted = self.progress(until) == Progress.POSTED
             reason = "stream" if is_posted else "partner"
-        return Edge(
-            self.place(waiter), reason, self.place(until), self.is_alone(waiter)
-        )
+        return Edge(self.place(at), reason, self.place(until), self.is_alone(waiter))
 
     def is_alone(self, row: int) -> bool:
         """Whether a transfer does not hold its rank, only what comes behind it in its lane."""

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from itertools import accumulate, zip_longest
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from schedlang.ranks.receipts import Receipts
-from schedlang.schedule.actions import is_send, is_transfer
+from schedlang.schedule.actions import Actions, is_send, is_transfer
 from schedlang.schedule.kinds import HANDS_ON, OPS, READS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
@@ -90,7 +90,22 @@ def peak(lifetimes: Iterable[Lifetime]) -> int:
 def peak_messages(schedule: Schedule) -> list[int]:
     """For each rank, the most messages that it holds at once."""
     known = Receipts(schedule)
-    return [peak(_messages(known, rank)) for rank in range(len(schedule.ranks))]
+    return [
+        peak(_together(actions, _messages(known, rank)))
+        for rank, actions in enumerate(schedule.ranks)
+    ]
+
+
+def _together(actions: Actions, lifetimes: Iterable[Lifetime]) -> Iterator[Lifetime]:
+    """Lifetimes of a rank where ops that overlap are one: all begin with the first of them, and
+    what they use is let go when the last ends.
+    """
+    heads = [*range(len(actions) + 1)]
+    for batch in actions.batches():
+        if not is_transfer(actions.kind[batch.start]):
+            heads[batch.start : batch.stop] = [batch.start] * len(batch)
+    for each in lifetimes:
+        yield evolve(each, start=heads[each.start], stop=heads[each.stop])
 
 
 def frees(schedule: Schedule, rank: int) -> str:

@@ -23,6 +23,7 @@ from schedlang import (
     write_plan,
 )
 from schedlang.schedule.actions import Actions
+from schedlang.schedule.transports import NAMES
 from tests.support.damage import in_form
 from tests.support.own_hops import comes_home
 from tests.support.sections import section
@@ -157,6 +158,50 @@ CROSSING = """schedule crossing {
     }
 }
 """
+#: Rank 0 sends a gradient only when its weights are gone, and these only when all that it has sent
+#: is received, which rank 1 does behind that gradient.
+HELD_AT_THE_END = """schedule held_at_the_end {
+    param ranks = 2
+    param microbatches = 2
+    pipeline lane(d) in 0 .. 2 runs 1 stage s in 0 .. 2 on if d == 1 and s == 1 then 0 else 1
+    rank r {
+        if r == 0 {
+            recv weights(lane(1, 1))
+            recv F(lane(1, 1), 0)  F(lane(1, 1), 0)  B(lane(1, 1), 0)
+            send gradients(lane(1, 1))  reshard(lane(1, 1))  send B(lane(1, 1), 0)
+        } else {
+            send weights(lane(0, 1))
+            for d in 0 .. 2 { F(lane(d, 0), 0) }
+            send F(lane(1, 0), 0)
+            F(lane(0, 1), 0)  B(lane(0, 1), 0)  B(lane(0, 0), 0)
+            recv B(lane(1, 0), 0)  B(lane(1, 0), 0)
+            recv gradients(lane(0, 1))
+        }
+    }
+}
+"""
+#: Rank 0 sends an activation behind weights that it passes on, which rank 1 sends behind what it
+#: makes of that activation.
+HELD_AT_A_SEND = """schedule held_at_a_send {
+    param ranks = 3
+    param microbatches = 3
+    pipeline lane(d) in 0 .. 3 runs 1 stage s in 0 .. 2 on if d == 2 then 2 else if d == s then 0 else 1
+    rank r {
+        if r == 0 {
+            recv weights(lane(1, 1))  F(lane(0, 0), 0)
+            send weights(lane(1, 1))  send F(lane(0, 0), 0)
+            recv F(lane(1, 1), 0)  F(lane(1, 1), 0)  reshard(lane(1, 1))
+        }
+        if r == 1 {
+            recv F(lane(0, 1), 0)  F(lane(0, 1), 0)  send weights(lane(0, 1))
+            F(lane(1, 0), 0)  send F(lane(1, 0), 0)
+        }
+        if r == 2 {
+            F(lane(2, 0), 0)  recv weights(lane(2, 1))  F(lane(2, 1), 0)  reshard(lane(2, 1))
+        }
+    }
+}
+"""
 #: What rank 0 and rank 1 do, with a mistake.
 WRONG = (
     (HOME.replace("F(0)  B(0)", "B(0)  F(0)"), AWAY),
@@ -199,11 +244,75 @@ WRONG = (
 
 def test_what_is_wrong_with_hops(golden: Callable[[str, Path], None]) -> None:
     sections = [section(f"{home}\n{away}", wrong(home, away)) for home, away in WRONG]
-    for program in (ALONE, SIDE_BY_SIDE, HOMELESS, WAITING, PASSED, CROSSING):
+    programs = (ALONE, SIDE_BY_SIDE, HOMELESS, WAITING, PASSED, CROSSING)
+    for program in (*programs, HELD_AT_THE_END, HELD_AT_A_SEND):
         with pytest.raises(CompileError) as caught:
             compile(Source("wrong.sched", program))
         sections.append(section(program, str(caught.value)))
     golden("".join(sections), Path(__file__).parent / "hops.txt")
+
+
+@pytest.mark.parametrize("transport", NAMES)
+@pytest.mark.parametrize("program", [HELD_AT_THE_END, HELD_AT_A_SEND])
+def test_what_stands_behind_a_wait_for_a_hop_comes_after_it(
+    program: str, transport: str
+) -> None:
+    """Also transfers, which would otherwise be on their way once the op before is done."""
+    with pytest.raises(CompileError) as caught:
+        compile(Source("held.sched", program), transport=transport)
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.message) == ("deadlock", "ranks 0-1 wait for each other")
+
+
+@pytest.mark.parametrize("transport", NAMES)
+def test_messages_are_placed_among_the_waits_for_hops(transport: str) -> None:
+    """Rank 1 receives before it waits for weights, which rank 0 sends behind its activation."""
+    program = """schedule passed_on {
+        param ranks = 3
+        param microbatches = 3
+        pipeline lane(d) in 0 .. 3 runs 1 stage s in 0 .. 2 on if s == 1 then d else if d == 2 then 2 else 0
+        rank r {
+            if r == 0 { F(lane(1, 0), 0)  send weights(lane(0, 1))  F(lane(0, 0), 0)  F(lane(0, 1), 0) }
+            if r == 1 { recv weights(lane(1, 1))  send weights(lane(1, 1))  F(lane(1, 1), 0) }
+            if r == 2 { recv weights(lane(2, 1))  F(lane(2, 0), 0)  F(lane(2, 1), 0) }
+            if r > 0 { reshard(lane(r, 1)) }
+        }
+    }"""
+    plan = compile(Source("passed.sched", program), transport=transport)
+    assert [actions.text() for actions in plan.ranks] == [
+        "2F0 2SEND_F0 1SEND_WEIGHTS 0F0 1F0",
+        "3RECV_WEIGHTS 3RECV_F0 3SEND_WEIGHTS 3F0 3RESHARD",
+        "5RECV_WEIGHTS 4F0 5F0 5RESHARD",
+    ]
+
+
+def test_what_stands_behind_the_end_of_weights_begins_after_it() -> None:
+    """What rank 1 sends at 5 is received at 8, and only then it begins to receive other weights."""
+    program = """schedule behind {
+        param ranks = 2
+        param microbatches = 2
+        pipeline lane(d) in 0 .. ranks runs 1 stage s in 0 .. 2 on d
+        rank r {
+            if r == 0 {
+                for s in 0 .. 2 { send weights(lane(0, s)) }
+                F(lane(0, 0), 0)  F(lane(0, 1), 0)  B(lane(0, 1), 0)  recv gradients(lane(0, 1))
+                send weights(lane(0, 0))  B(lane(0, 0), 0)  recv gradients(lane(0, 0))
+            } else {
+                for s in 0 .. 2 { recv weights(lane(1, s)) }
+                F(lane(1, 0), 0)  reshard(lane(1, 0))
+                F(lane(1, 1), 0)  B(lane(1, 1), 0)  send gradients(lane(1, 1))  reshard(lane(1, 1))
+                recv weights(lane(1, 0))  B(lane(1, 0), 0)  send gradients(lane(1, 0))  reshard(lane(1, 0))
+            }
+        }
+    }"""
+    costs = Costs(gather_times=(1.0,), sum_times=(3.0,))
+    timeline = simulate(compile(Source("behind.sched", program)), costs).timeline
+    times = [(str(bar), *bar[3:]) for bar in timeline.copies[1]]
+    assert times[3:6] == [
+        ("3SEND_GRADIENTS", 5.0, 8.0),
+        ("3RESHARD", 8.0, 8.0),
+        ("2RECV_WEIGHTS", 8.0, 9.0),
+    ]
 
 
 def test_hops_are_in_no_exchange_and_no_stream() -> None:
@@ -305,9 +414,12 @@ def test_a_rank_waits_to_drop_weights_that_come_for_nobody() -> None:
             if r == 1 { reshard(lane(1, 0)) }
         }
     }"""
-    costs = Costs(gather_times=(2.0,))
-    bars = simulate(compile(Source("unused.sched", program)), costs).timeline.ranks[1]
-    assert [bar.start for bar in bars[:2]] == [2.0, 5.0]
+    plan = compile(Source("unused.sched", program))
+    # What does not hop is gathered, which rank 1 begins once it has waited.
+    for gathered, start in ((0.0, 5.0), (2.0, 7.0)):
+        costs = Costs(gather_times=(2.0, gathered, 2.0, gathered))
+        bars = simulate(plan, costs).timeline.ranks[1]
+        assert [bar.start for bar in bars[:2]] == [2.0, start]
 
 
 def test_frozen_stages_send_no_gradients() -> None:

@@ -24,21 +24,23 @@ from schedlang import (
 from schedlang.diagnostics.source import Span
 from schedlang.lowering import lower
 from schedlang.plan.reader import parse_actions
+from schedlang.proof.execution import Execution
 from schedlang.proof.prove import can_run
 from schedlang.proof.structure import check_structure
 from tests.support.damage import damaged_plans, gallery, one_of, replicated_plan
-from tests.support.features import featured_plan, with_features
+from tests.support.features import featured_plan, random_costs, with_features
+from tests.support.own_memory import most_held
 from tests.support.paths import GALLERY
 from tests.support.sizes import examples
 from tests.support.strategies import make_schedule, oracle, schedules
+from tests.support.travelling import travelling_ops, travelling_plan
 
 
-def proved(schedule: Schedule) -> bool:
+def proved(schedule: Schedule) -> Execution | None:
     try:
-        prove(schedule)
+        return prove(schedule)
     except CompileError:
-        return False
-    return True
+        return None
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,20 @@ def test_every_schedule_that_can_run_is_lowered_and_proved(
     ]
 
 
+def test_every_order_of_hops_that_can_run_is_lowered_and_proved() -> None:
+    """Messages have places among the waits for hops in which they run on every transport."""
+    count = 0
+    rng = random.Random("hops")
+    for _ in range(150):
+        schedule = travelling_ops(rng)
+        if rng.random() < 0.5:
+            schedule = evolve(schedule, costs=random_costs(schedule, rng))
+        if can_run(schedule):
+            prove(lower(schedule))
+            count += 1
+    assert count > 100
+
+
 @examples(100)
 @given(schedules())
 def test_a_lower_bound_of_the_makespan(schedule: Schedule) -> None:
@@ -161,6 +177,7 @@ def test_damaged_plans_are_judged_as_by_the_oracle(
         one_of(gallery(SIZES, slices=2)): 1000,
         replicated_plan: 300,
         featured_plan: 300,
+        travelling_plan: 300,
     }
     plans = [
         damaged_plans(draw, count, rng, only=None) for draw, count in drawn.items()
@@ -168,7 +185,10 @@ def test_damaged_plans_are_judged_as_by_the_oracle(
     for plan in chain(*plans):
         right = oracle(plan)
         tally["right" if right else "wrong"] += 1
-        if proved(evolve(plan, transport="blocking")) != right:
+        execution = proved(evolve(plan, transport="blocking"))
+        held = most_held(plan)
+        is_held = not execution or held in (None, [*execution.peak_activations])
+        if bool(execution) != right or not is_held:
             tally["disagreements"] += 1
             disagreements.append([each.text() for each in plan.ranks])
     assert not disagreements

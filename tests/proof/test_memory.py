@@ -1,6 +1,16 @@
 """What ranks hold, step by step, where several changes come at one time."""
 
-from schedlang import Costs, simulate
+import pytest
+
+from schedlang import CompileError, Costs, Source, compile, prove, simulate
+from schedlang.parametric.prove import prove_for_all
+from schedlang.passes.graph import Graph
+from schedlang.proof.memory import levels
+from schedlang.ranks.lifetimes import peak_messages
+from schedlang.report.bubbles.alternatives import Alternatives
+from schedlang.report.bubbles.waits import waits
+from schedlang.schedule.costs import UNIT
+from schedlang.schedule.timeline import Bar, Bars, Timeline
 from tests.support.written import written
 
 
@@ -23,3 +33,105 @@ def test_what_is_dropped_at_once_comes_behind_what_is_kept() -> None:
     plan = written("0F0 1F0 1R0 1B0 0B0", placement=(0, 0))
     (steps,) = simulate(plan, costs).memory
     assert steps == ((0, 5), (0, 7), (0, 5), (1, 7), (4, 5), (6, 0))
+
+
+#: A backward, and a forward that overlaps with it, in both orders.
+OVERLAPS = ("(0B0;0F1)", "(0F1;0B0)")
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("forward", [0, 1])
+@pytest.mark.parametrize("backward", [0, 2])
+def test_ops_that_overlap_begin_together_and_end_together(
+    overlap: str, forward: float, backward: float
+) -> None:
+    """Also where they take no time: all take, then all give back."""
+    costs = Costs(
+        forward_times=(forward,),
+        backward_times=(backward,),
+        forward_memory=(3,),
+        activation_bytes=(10,),
+        weights_bytes=(100,),
+    )
+    plan = written(f"0F0 {overlap} 0B1", microbatches=2)
+    execution = simulate(plan, costs)
+    assert execution.peak_activations == (2,)
+    assert execution.peak_memory == (6,)
+    assert execution.peak_bytes == (120,)
+    end = 2 * forward + backward
+    ((first, second, third, last),) = execution.memory
+    assert (first, second, third) == ((0, 3), (forward, 6), (end, 3))
+    assert last == (end + backward, 0)
+
+
+@pytest.mark.parametrize("overlap", ["(0F0;0F1)", "(0F1;0F0)"])
+def test_forwards_that_overlap_hold_theirs_together_though_they_drop_them(
+    overlap: str,
+) -> None:
+    assert prove(written(overlap, microbatches=2)).peak_activations == (2,)
+    again = written(f"{overlap} 0R0 0B0 0R1 0B1", microbatches=2)
+    assert prove(again).peak_activations == (2,)
+
+
+@pytest.mark.parametrize("overlap", ["(0B0;0F2)", "(0F2;0B0)"])
+def test_recorded_ops_that_overlap_hold_theirs_together(overlap: str) -> None:
+    """A run records copies among the ops, and what overlaps one behind the other."""
+    plan = written(f"0F0 0OFFLOAD0 0F1 0RELOAD0 {overlap} 0B1 0B2", microbatches=3)
+    (actions,) = plan.ranks
+    rows = [actions.row(index)[:3] for index in range(len(actions))]
+    bars = Bars.of(Bar(*row, at, at + 1.0) for at, row in enumerate(rows))
+    (held,) = levels(plan, Timeline((bars,)), UNIT.memory(plan.layout))
+    assert held.steps == [
+        (0, 1),
+        (2, 0),
+        (2, 1),
+        (3, 2),
+        (4, 3),
+        (6, 2),
+        (7, 1),
+        (8, 0),
+    ]
+
+
+OVERLAPPING = """schedule overlapping {
+    param ranks = 1
+    param microbatches = 4
+    rank r {
+        F(0)
+        for m in 0 .. microbatches - 1 { overlap { %s } }
+        B(microbatches - 1)
+        assert peak(r) <= %d for all
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("ops", ["B(m)  F(m + 1)", "F(m + 1)  B(m)"])
+def test_claims_of_what_overlaps_are_proved_alike(ops: str) -> None:
+    """At one size, for all sizes, and by a rank's closed form."""
+    compile(Source("right.sched", OVERLAPPING % (ops, 2)))
+    with pytest.raises(CompileError, match=r"2 <= 1"):
+        compile(Source("wrong.sched", OVERLAPPING % (ops, 1)))
+    proof = prove_for_all(OVERLAPPING % (ops, 2))
+    assert "proved for all: peak(r) <= 2" in proof.text
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_passes_and_alternatives_hold_as_much_of_what_overlaps(overlap: str) -> None:
+    plan = written(f"0F0 {overlap} 0B1", microbatches=2)
+    graph = Graph(plan)
+    assert graph.highest_peak(graph.order) == 2
+    of_waits = waits(plan, simulate(plan).timeline, UNIT)
+    assert Alternatives(of_waits, 0, UNIT.memory(plan.layout)).peak == 2
+
+
+@pytest.mark.parametrize("overlap", ["(1F1;2B0)", "(2B0;1F1)"])
+def test_messages_of_what_overlaps_are_held_together(overlap: str) -> None:
+    """Two are made as the one that stage 1 was handed is still used."""
+    plan = written(
+        f"0F0 1F0 2F0 0F1 {overlap} 2F1 1B0 0B0 2B1 1B1 0B1",
+        placement=(0, 0, 0),
+        microbatches=2,
+    )
+    prove(plan)
+    assert peak_messages(plan) == [3]

@@ -16,6 +16,7 @@ from attrs import asdict, evolve, frozen
 
 from schedlang import CompileError, Kind, Plan, Schedule, prove, read_plan, write_plan
 from schedlang.plan.reader import parse_actions
+from schedlang.schedule import layout
 from tests.support.damage import (
     batched_plan,
     damaged_plans,
@@ -25,6 +26,8 @@ from tests.support.damage import (
 )
 from tests.support.own_order import is_in_order
 from tests.support.ranks import Outcome, Run
+from tests.support.travelling import travelling_plan
+from tests.support.written import written
 
 pytest.importorskip("torch", reason="real processes need torch", exc_type=ImportError)
 import torch
@@ -514,6 +517,97 @@ def test_what_deadlocks_hangs(
     assert not any(found.outcome.codes), found.outcome.logs
     tally[f"{transport} ended after deadlock"] += all(found.differences)
     assert not all(found.differences), [each.text() for each in plan.ranks]
+
+
+def hop(plan: Plan) -> float:
+    """Run a plan with hops by schedlang's runtime; the largest difference of a gradient of this rank's
+    stages, if they are at home, from that of one process.
+    """
+    pieces = plan.layout.pieces
+    matrices = weights(pieces)
+    own: dict[int, torch.nn.Module] = {}
+    for stage in plan.stages_of(dist.get_rank()):
+        own[stage] = torch.nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.double)
+        weight = matrices[stage % pieces].T.contiguous()
+        own[stage].weight = torch.nn.Parameter(weight)
+    generator = torch.Generator().manual_seed(1)
+    shape = 2 * plan.microbatches, WIDTH
+    batch = torch.randn(*shape, generator=generator, dtype=torch.double)
+    Pipeline(plan, own, loss, loss_scale=1.0).step(batch, batch)
+    values = batch
+    for matrix in matrices:
+        values = values @ matrix.requires_grad_()
+    loss(values).backward()
+    received = {
+        actions.stage[index]
+        for actions in plan.ranks
+        for index, kind in enumerate(actions.kind)
+        if kind == Kind.RECV_WEIGHTS
+    }
+    differences = [0.0]
+    for stage in own.keys() - received:
+        right = matrices[stage % pieces].grad
+        found = (own[stage].weight.grad.T - right).abs().max() / right.abs().max()
+        # NaN is no number, and counts as infinitely wrong.
+        differences.append(float(found) if found == found else torch.inf)
+    return max(differences)
+
+
+def hop_in_turn(files: list[str]) -> list[float]:
+    """Run plans with hops one after the other."""
+    found = []
+    for file in files:
+        found.append(hop(read_plan(file)))
+        dist.barrier()
+    return found
+
+
+def test_weights_that_are_proved_to_come_home_do(
+    run_ranks: Run, tmp_path: Path, block: int
+) -> None:
+    rng = random.Random(f"hops {block}")
+    files: list[str] = []
+    while len(files) < PROVED:
+        (plan,) = damaged_plans(travelling_plan, 1, rng)
+        plan = evolve(plan, transport="gloo")
+        is_one_of_two = len(plan.ranks) == 2 and not plan.is_forward_only
+        if is_one_of_two and not codes(plan):
+            files.append(str(tmp_path / f"{len(files)}.json"))
+            write_plan(as_plan(plan), files[-1])
+    found = run_ranks(hop_in_turn, 2, files, seconds=RUNS).results()
+    assert max(map(max, found)) <= 1e-9
+
+
+#: Rank 0 sends a gradient behind the end of weights, at which it waits until the gradient of these is
+#: received; rank 1 receives that behind the other one.
+HELD = (
+    "3RECV_WEIGHTS 3RECV_F0 3F0 3B0 3SEND_GRADIENTS 3RESHARD 3SEND_B0",
+    "0F0 1SEND_WEIGHTS 2F0 2SEND_F0 1F0 1B0 0B0 2RECV_B0 2B0 1RECV_GRADIENTS",
+)
+
+
+def held(*ranks: str) -> Plan:
+    """Such a plan, of two pipelines of two stages."""
+    pipelines = (layout.Pipeline("a", 0, 2, 1), layout.Pipeline("b", 2, 4, 1))
+    of_plan = layout.Layout((1, 1, 1, 0), pipelines)
+    return as_plan(written(*ranks, layout=of_plan, transport="gloo"))
+
+
+def hop_as_written(ranks: tuple[str, ...]) -> float:
+    """Run such a plan, which nobody has proved."""
+    return hop(held(*ranks))
+
+
+def test_what_stands_behind_the_end_of_weights_hangs_with_it(run_ranks: Run) -> None:
+    """Without the wait, it ends."""
+    assert codes(held(*HELD)) == {"deadlock"}
+    outcome = run_ranks(hop_as_written, 2, HELD, seconds=HANGS)
+    assert outcome.has_started()
+    assert outcome.codes == [None, None]
+    right = (HELD[0].replace("3RESHARD 3SEND_B0", "3SEND_B0 3RESHARD"), HELD[1])
+    assert not codes(held(*right))
+    found = run_ranks(hop_as_written, 2, right, seconds=RUNS).results()
+    assert max(found) <= 1e-9
 
 
 def test_wrong_gradients_and_hangs_are_seen(launch: Launcher) -> None:

@@ -24,7 +24,10 @@ from schedlang.compiler import check_program
 from schedlang.diagnostics.source import Span
 from schedlang.lowering.fuse import fuse
 from schedlang.plan.reader import parse_actions
+from schedlang.proof.edges import ideal_events, transport_events
+from schedlang.proof.execution import Execution
 from schedlang.proof.lints import lint
+from schedlang.proof.moments import follows_moments
 from schedlang.proof.prove import has_batches, proofs, run_on
 from schedlang.schedule.transports import NAMES, NCCL_EDGE, transports
 from tests.support.damage import (
@@ -37,9 +40,11 @@ from tests.support.damage import (
 )
 from tests.support.explorer import right_on
 from tests.support.features import featured_plan
+from tests.support.own_memory import most_held
 from tests.support.paths import CASES, DIAGNOSTICS, GALLERY, PROGRAMS
 from tests.support.strategies import make_schedule
 from tests.support.transports import TRANSPORTS
+from tests.support.travelling import travelling_plan
 
 ALL = [*TRANSPORTS, "portable"]
 #: Ranks and microbatches at which every interleaving of a program can be tried.
@@ -60,10 +65,25 @@ def verdicts(schedule: Schedule) -> dict[str, bool]:
     """Those on all transports, as `schedc check` comes to them: what all have in common is proved
     once.
     """
-    found = proofs(schedule, ALL)
+    return are_proved(proofs(schedule, ALL))
+
+
+def are_proved(found: dict[str, Execution | CompileError]) -> dict[str, bool]:
+    """Of what `proofs` gives, whether it is a proof."""
     return {
         transport: not isinstance(found[transport], CompileError) for transport in ALL
     }
+
+
+def stand_still(schedule: Schedule) -> list[str]:
+    """The transports on which a plan stands still, by a walk over all of its events."""
+    batches = has_batches(schedule.columns)
+    return [
+        name
+        for name in ALL
+        for rules in transports(name, batches)
+        if not transport_events(schedule, schedule.costs, rules).graph.is_whole
+    ]
 
 
 def as_case(schedule: Schedule) -> dict[str, object]:
@@ -89,6 +109,7 @@ KINDS = {
     "batched": batched_plan,
     "replicated": replicated_plan,
     "featured": featured_plan,
+    "travelling": travelling_plan,
     "gallery": lambda rng: rng.choice(gallery(SMALL, slices=2)),
 }
 
@@ -102,13 +123,31 @@ def test_verdicts_are_those_of_every_interleaving(
         KINDS[kind], PROGRAMS_OF_A_BLOCK, random.Random(f"{kind} {block}")
     ):
         tally[f"{kind} programs"] += 1
-        found = verdicts(plan)
+        outcomes = proofs(plan, ALL)
+        found = are_proved(outcomes)
+        held = most_held(plan)
+        for outcome in outcomes.values():
+            # What is told of a plan that stands still is worked out with its verdict.
+            if isinstance(outcome, CompileError):
+                assert str(outcome)
+            elif held is not None:
+                tally["peaks"] += 1
+                assert list(outcome.peak_activations) == held, as_case(plan)
         for transport, right in right_on(plan, ALL).items():
             tally[f"{transport} {'right' if right else 'wrong'}"] += 1
             if found[transport] != right:
                 tally[f"{transport} disagreements"] += 1
                 disagreements.append({transport: right} | as_case(plan))
+        if any(found.values()) and follows_moments(
+            plan, ideal_events(plan, plan.costs)
+        ):
+            tally["in the order of their moments"] += 1
+            standing = stand_still(plan)
+            assert not standing, (standing, as_case(plan))
     assert not disagreements, json.dumps(disagreements)
+    # Of those each rank batches its own way.
+    assert tally["in the order of their moments"] or kind == "batched"
+    assert tally["peaks"]
     assert all(
         tally[f"{transport} {word}"]
         for transport in TRANSPORTS

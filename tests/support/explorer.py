@@ -20,8 +20,8 @@ from attrs import define, evolve, field, frozen
 
 from schedlang import Kind, Schedule
 from tests.support.graph import far_edges, is_near, pieces
-from tests.support.own_collectives import EVENTS, USES, are_in_place
-from tests.support.own_hops import without_hops
+from tests.support.own_collectives import EVENTS, are_in_place, awaited, sides
+from tests.support.own_needs import HOPS
 from tests.support.own_order import is_in_order
 
 SENDS = (Kind.SEND_F, Kind.SEND_B)
@@ -43,10 +43,9 @@ def is_right(schedule: Schedule, transport: str) -> bool:
 
 def right_on(schedule: Schedule, transports: Iterable[str]) -> dict[str, bool]:
     """Whether a plan is right, for each of some transports."""
-    left = without_hops(schedule)
-    if not (are_in_place(schedule) and is_in_order(left)):
+    if not (are_in_place(schedule) and is_in_order(schedule)):
         return dict.fromkeys(transports, False)
-    ends = cache(lambda transport: all_end(left, transport))
+    ends = cache(lambda transport: all_end(schedule, transport))
     found = {}
     for transport in transports:
         if transport == "portable":
@@ -90,9 +89,10 @@ class _Wait:
 
 @define
 class _Event:
-    """A gather or a sum of several ranks: when each has begun its side."""
+    """A gather, a sum or a hop of several ranks: how many, and when each has begun its side."""
 
     bit: int
+    count: int
     sides: list[int] = field(factory=list)
 
 
@@ -122,8 +122,9 @@ class _Explorer:
         #: for each update that waits for gradients of other ranks, its wait and what it waits for.
         self.made: dict[tuple[int, int], tuple[int, int]] = {}
         self.sums: list[tuple[int, set[tuple[int, int]]]] = []
-        #: Gathers and sums that are written, by kind, first replica and number: those of several
-        #: ranks. Of each stage when those are over that are under way, and of each rank its last.
+        #: Gathers, sums and hops that are written, by the kind and stage of their first side, and
+        #: their number: those of several ranks. Of each stage when those are over that are under
+        #: way, and of each rank its last.
         self.events: dict[tuple[int, int, int], _Event] = {}
         self.numbers: Counter[tuple[int, int]] = Counter()
         self.over: dict[tuple[int, int], int] = defaultdict(int)
@@ -143,8 +144,8 @@ class _Explorer:
                 wait, after=reduce(or_, (passed for _, passed in made), wait.after)
             )
         # One that a replica never comes to waits for what never happens.
-        for (_, first, _), event in self.events.items():
-            if len(event.sides) < len(pieces(layout, first)):
+        for event in self.events.values():
+            if len(event.sides) < event.count:
                 event.sides.append(self.new_bit())
         self.end = (1 << self.bits) - 1
 
@@ -205,20 +206,19 @@ class _Explorer:
                 }
 
     def compute(self, rank: int, batch: range, passed: int) -> int:
-        """The place passed after ops: an op waits for the gather of its weights, an update for its
-        sums, and for the gradients of all replicas.
+        """The place passed after ops: an op waits for its weights, an update for its sums, and for
+        the gradients of all replicas, a hop for what it passes on.
         """
         layout = self.schedule.layout
         for kind, stage, unit in (
             self.schedule.ranks[rank].row(index)[:3] for index in batch
         ):
-            if kind in EVENTS:
-                self.begin(rank, kind, stage, passed)
-            wanted = Kind.REDUCE_GRAD if kind == Kind.U else Kind.UNSHARD
-            needs = self.over[wanted, stage] if kind == Kind.U or kind in USES else 0
+            needs = reduce(or_, (self.over[each, stage] for each in awaited(kind)), 0)
             if needs & ~passed:
                 self.waits.append(_Wait(self.new_bit(), passed | needs, rank))
                 passed |= self.waits[-1].bit
+            if kind in (*EVENTS, *HOPS):
+                self.begin(rank, kind, stage, passed)
             if kind in (Kind.B, Kind.W):
                 self.made[stage, unit] = rank, passed
             if kind == Kind.U and len(layout.pipelines) > 1:
@@ -238,19 +238,21 @@ class _Explorer:
         return passed
 
     def begin(self, rank: int, kind: int, stage: int, passed: int) -> None:
-        """A rank comes to a gather or a sum, and begins it once its last one is begun by all."""
+        """A rank comes to a gather, a sum or a hop, and begins it once its last one is begun by
+        all.
+        """
         begun = passed | self.last[rank]
-        replicas = pieces(self.schedule.layout, stage)
-        if len(replicas) > 1:
-            key = kind, replicas[0], self.numbers[kind, stage]
+        both = sides(self.schedule, kind, stage)
+        if len(both) > 1:
+            key = *both[0], self.numbers[kind, stage]
             if key not in self.events:
-                self.events[key] = _Event(self.new_bit())
+                self.events[key] = _Event(self.new_bit(), len(both))
             self.events[key].sides.append(begun)
             begun = self.events[key].bit
         # By itself a rank is done with it as soon as it has begun it.
         self.last[rank] = begun
         self.numbers[kind, stage] += 1
-        earlier = self.over[kind, stage] if kind == Kind.REDUCE_GRAD else 0
+        earlier = 0 if kind == Kind.UNSHARD else self.over[kind, stage]
         self.over[kind, stage] = earlier | begun
 
     def lane(self, rank: int, batch: range) -> Hashable:

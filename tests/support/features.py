@@ -40,7 +40,7 @@ def featured_plan(rng: random.Random) -> Schedule:
         schedule = _with_rules(updated_ops(sizes, rng.choice([1, 2]), rng), rng)
     schedule = with_features(schedule, rng)
     if rng.random() < 0.5:
-        schedule = _with_overlaps(schedule, rng)
+        schedule = with_overlaps(schedule, rng)
     if rng.random() < 0.05:
         # A rank may be to keep its own.
         keepers = tuple(rng.randrange(len(schedule.ranks)) for _ in schedule.ranks)
@@ -74,7 +74,7 @@ def with_features(schedule: Schedule, rng: random.Random) -> Schedule:
         layout = evolve(layout, keepers=keepers)
     if rng.random() < 0.3:
         layout = evolve(layout, links=tuple(rng.randrange(ranks) for _ in range(ranks)))
-    schedule = evolve(schedule, layout=layout, costs=_costs(schedule, rng))
+    schedule = evolve(schedule, layout=layout, costs=random_costs(schedule, rng))
     # Replicas in two orders of both are mostly wrong: they have one of them.
     chosen = rng.choice([(), ("gathers",), ("sums",), ("gathers", "sums")])
     if _has_replicas(schedule):
@@ -225,7 +225,7 @@ def _summed(
     return _with(rows, inserted)
 
 
-def _with_overlaps(schedule: Schedule, rng: random.Random) -> Schedule:
+def with_overlaps(schedule: Schedule, rng: random.Random) -> Schedule:
     """With a few neighbours that run as one, mostly such as need nothing of each other."""
 
     def overlapped(actions: Actions) -> Actions:
@@ -244,7 +244,7 @@ def _with_overlaps(schedule: Schedule, rng: random.Random) -> Schedule:
     return evolve(schedule, ranks=tuple(map(overlapped, schedule.ranks)))
 
 
-def _costs(schedule: Schedule, rng: random.Random) -> Costs:
+def random_costs(schedule: Schedule, rng: random.Random) -> Costs:
     """Costs of which some are by microbatch, and some are left open."""
     layout = schedule.layout
     stages = range(len(layout.placement))

@@ -6,7 +6,7 @@ from collections import Counter
 
 from schedlang import Kind, Schedule
 from tests.support.graph import pieces
-from tests.support.own_hops import comes_home
+from tests.support.own_hops import comes_home, next_replica, travelling
 from tests.support.own_needs import HOPS, needs
 
 #: What all replicas of a stage come to together, and what else there is of it.
@@ -37,11 +37,13 @@ def are_in_place(schedule: Schedule) -> bool:
         for kind, group in zip(actions.kind, actions.group, strict=True)
     ):
         return False
-    if any(kind in HOPS for actions in schedule.ranks for kind in actions.kind):
-        return comes_home(schedule)
+    has_hops = any(kind in HOPS for actions in schedule.ranks for kind in actions.kind)
+    if has_hops and not comes_home(schedule):
+        return False
+    hopping = travelling(schedule)
     for rank, actions in enumerate(schedule.ranks):
         rows = [actions.row(index) for index in range(len(actions))]
-        written = {row[1] for row in rows if row[0] in COLLECTIVES}
+        written = {row[1] for row in rows if row[0] in COLLECTIVES} - hopping
         if not all(_is_of(schedule, rank, stage) for stage in written):
             return False
         for stage in written:
@@ -91,36 +93,71 @@ def _has_sums(kinds: list[int]) -> bool:
     return not is_open
 
 
+def awaited(kind: int) -> tuple[Kind, ...]:
+    """What of its stage must be over before a rank goes on to an action: for an op the gather or the
+    hop that brings its weights, for an update its sums, for a send of a hop what it passes on, and
+    for the end of weights all that was sent.
+    """
+    if kind in USES:
+        return (Kind.UNSHARD, Kind.RECV_WEIGHTS)
+    if kind == Kind.RESHARD:
+        return (Kind.RECV_WEIGHTS, Kind.SEND_WEIGHTS, Kind.SEND_GRADIENTS)
+    of_kind = {
+        Kind.U: Kind.REDUCE_GRAD,
+        Kind.SEND_WEIGHTS: Kind.RECV_WEIGHTS,
+        Kind.SEND_GRADIENTS: Kind.RECV_GRADIENTS,
+    }
+    return (of_kind[Kind(kind)],) if kind in of_kind else ()
+
+
+def sides(schedule: Schedule, kind: int, stage: int) -> list[tuple[int, int]]:
+    """The actions that are one event with an action: of all replicas, or the two sides of a hop, the
+    send first.
+    """
+    replicas = pieces(schedule.layout, stage)
+    if kind not in HOPS:
+        return [(kind, each) for each in replicas]
+    receives = {
+        Kind.SEND_WEIGHTS: Kind.RECV_WEIGHTS,
+        Kind.SEND_GRADIENTS: Kind.RECV_GRADIENTS,
+    }
+    for send, receive in receives.items():
+        for sender in replicas:
+            both = [(send, sender), (receive, next_replica(schedule, sender))]
+            if (kind, stage) in both:
+                return both
+    raise AssertionError
+
+
 class Begun:
-    """The gathers and sums that ranks have begun, and which of them are over."""
+    """The gathers, sums and hops that ranks have begun, and which of them are over."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        #: Of each rank what it has begun and is not over, in order: its kind, the first replica of
-        #: its stage, and its number.
+        #: Of each rank what it has begun and is not over, in order: its kind, stage and number.
         self.open: list[list[Row]] = [[] for _ in schedule.ranks]
         self.counts: Counter[tuple[int, int]] = Counter()
 
     def begin(self, rank: int, kind: int, stage: int) -> None:
-        """A rank comes to a gather or a sum."""
-        first = pieces(self.schedule.layout, stage)[0]
-        self.open[rank].append((kind, first, self.counts[kind, stage]))
+        """A rank comes to a gather, a sum or a hop."""
+        self.open[rank].append((kind, stage, self.counts[kind, stage]))
         self.counts[kind, stage] += 1
 
     def keep(self, rank: int, kind: int, stage: int) -> bool:
-        """Whether an op of a stage waits for a gather of it, or an update for a sum."""
-        wanted = Kind.REDUCE_GRAD if kind == Kind.U else Kind.UNSHARD
-        first = pieces(self.schedule.layout, stage)[0]
-        is_user = kind == Kind.U or kind in USES
-        return is_user and any(each[:2] == (wanted, first) for each in self.open[rank])
+        """Whether an action of a stage waits for some of these."""
+        return any(
+            each in awaited(kind) and of == stage for each, of, _ in self.open[rank]
+        )
 
     def meet(self) -> bool:
         """End one that stands first on all of its ranks; whether there is one."""
-        for event in [own[0] for own in self.open if own]:
-            stages = pieces(self.schedule.layout, event[1])
-            ranks = [self.schedule.placement[stage] for stage in stages]
-            if all(self.open[rank][:1] == [event] for rank in ranks):
-                for rank in ranks:
+        for kind, stage, number in [own[0] for own in self.open if own]:
+            of_ranks = {
+                self.schedule.placement[of]: (each, of, number)
+                for each, of in sides(self.schedule, kind, stage)
+            }
+            if all(self.open[rank][:1] == [own] for rank, own in of_ranks.items()):
+                for rank in of_ranks:
                     del self.open[rank][0]
                 return True
         return False

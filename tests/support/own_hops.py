@@ -5,9 +5,8 @@ and docs/language.md, apart from the verifier; transfers of microbatches are lef
 
 from collections import Counter, deque
 
-from attrs import evolve
-
 from schedlang import Kind, Schedule
+from tests.support.graph import pieces
 from tests.support.own_needs import HOPS, needs
 
 #: A gradient: of a stage and a microbatch.
@@ -18,36 +17,45 @@ _SENDS = {
 }
 
 
-def without_hops(schedule: Schedule) -> Schedule:
-    """What is left of a plan with hops for those who know ops and transfers alone; others are as they
-    are.
-    """
-    if not any(kind in HOPS for actions in schedule.ranks for kind in actions.kind):
-        return schedule
-    return evolve(
-        schedule, ranks=tuple(each.without_collectives() for each in schedule.ranks)
-    )
+def travelling(schedule: Schedule) -> set[int]:
+    """The stages that hop, or of which a replica does."""
+    stages = len(schedule.placement)
+    return {
+        replica
+        for actions in schedule.ranks
+        for kind, stage in zip(actions.kind, actions.stage, strict=True)
+        if kind in HOPS and stage < stages
+        for replica in pieces(schedule.layout, stage)
+    }
 
 
 def comes_home(schedule: Schedule) -> bool:
     """Whether all ranks end, every op finds its weights, and all gradients are at home in the end."""
-    pieces = len(schedule.placement) // len(schedule.layout.pipelines)
-    for piece in range(pieces):
-        replicas = range(piece, len(schedule.placement), pieces)
-        received = {
-            s
-            for rows in _rows(schedule)
-            for kind, s, _ in rows
-            if kind == Kind.RECV_WEIGHTS
-        }
-        if len({*replicas} - received) != 1:
+    stages = travelling(schedule)
+    received = {
+        s
+        for rows in _rows(schedule)
+        for kind, s, _ in rows
+        if kind == Kind.RECV_WEIGHTS
+    }
+    for stage in stages:
+        replicas = pieces(schedule.layout, stage)
+        ranks = {schedule.placement[each] for each in replicas}
+        is_spread = len(ranks) == len(replicas) > 1
+        if not is_spread or len({*replicas} - received) != 1:
             return False
-    return _Run(schedule, pieces).ends()
+    return _Run(schedule, stages).ends()
 
 
 def _rows(schedule: Schedule) -> list[list[tuple[int, int, int]]]:
     computed = [each.compute() for each in schedule.ranks]
     return [[actions.row(i)[:3] for i in range(len(actions))] for actions in computed]
+
+
+def next_replica(schedule: Schedule, stage: int) -> int:
+    """The replica to which a stage sends."""
+    replicas = pieces(schedule.layout, stage)
+    return replicas[(replicas.index(stage) + 1) % len(replicas)]
 
 
 class _Wrong(Exception):
@@ -59,13 +67,11 @@ class _Run:
     them, the first that is not over of a rank with the first of another.
     """
 
-    def __init__(self, schedule: Schedule, pieces: int) -> None:
+    def __init__(self, schedule: Schedule, stages: set[int]) -> None:
         self.schedule = schedule
-        self.pieces = pieces
         self.rows = _rows(schedule)
         self.at = [0] * len(self.rows)
         self.made: set[tuple[int, int, int]] = set()
-        stages = range(len(schedule.placement))
         received = {
             s for rows in self.rows for kind, s, _ in rows if kind == Kind.RECV_WEIGHTS
         }
@@ -97,9 +103,13 @@ class _Run:
                 return False
             all_of = Gradients()
             if home:
-                for replica in range(stage % self.pieces, len(self.home), self.pieces):
-                    units = range(self.schedule.layout.units(replica))
-                    all_of += Gradients((replica, unit) for unit in units)
+                replicas = pieces(self.schedule.layout, stage)
+                all_of += Gradients(
+                    (replica, unit)
+                    for rows in self.rows
+                    for kind, replica, unit in rows
+                    if kind in (Kind.B, Kind.W) and replica in replicas
+                )
             if self.gradients[stage] != all_of:
                 return False
         return True
@@ -110,6 +120,13 @@ class _Run:
         kind, stage, unit = self.rows[rank][self.at[rank]]
         if stage not in self.schedule.layout.stages_of(rank):
             raise _Wrong
+        if kind in (Kind.UNSHARD, Kind.REDUCE_GRAD, Kind.U) and stage in self.home:
+            raise _Wrong
+        if kind in (Kind.UNSHARD, Kind.REDUCE_GRAD, Kind.RESHARD) and (
+            stage not in self.home
+        ):
+            self.at[rank] += 1
+            return True
         waiting = [(each, of) for each, of, _ in self.begun[rank] if of == stage]
         carried = Gradients()
         if kind in (Kind.SEND_WEIGHTS, Kind.SEND_GRADIENTS):
@@ -135,14 +152,14 @@ class _Run:
         elif kind != Kind.RECV_GRADIENTS:
             if (Kind.RECV_WEIGHTS, stage) in waiting:
                 return False
-            if not self.has[stage]:
+            if not self.has.get(stage, True):
                 raise _Wrong
             if not all(
                 need in self.made for need in needs(self.schedule, kind, stage, unit)
             ):
                 return False
             self.made.add((Kind.B if kind == Kind.I else kind, stage, unit))
-            if kind in (Kind.B, Kind.W):
+            if kind in (Kind.B, Kind.W) and stage in self.home:
                 self.gradients[stage][stage, unit] += 1
         if kind in HOPS:
             self.begun[rank].append((kind, stage, carried))
@@ -154,7 +171,7 @@ class _Run:
             if not begun or begun[0][0] not in _SENDS:
                 continue
             kind, stage, carried = begun[0]
-            receiver = (stage + self.pieces) % len(self.home)
+            receiver = next_replica(self.schedule, stage)
             other = self.begun[self.schedule.placement[receiver]]
             if other and other[0][:2] == (_SENDS[Kind(kind)], receiver):
                 begun.popleft()

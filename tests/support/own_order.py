@@ -10,6 +10,7 @@ from collections import defaultdict
 from schedlang import Kind, Schedule
 from tests.support.graph import far_edges, is_near, pieces
 from tests.support.own_collectives import COLLECTIVES
+from tests.support.own_needs import HOPS
 
 Row = tuple[int, int, int]
 #: What is there: its kind, stage and unit; received, also the stage that it is for.
@@ -35,8 +36,9 @@ def is_in_order(schedule: Schedule) -> bool:
         [actions.row(index)[:3] for index in range(len(actions))]
         for actions in schedule.ranks
     ]
-    # Gathers and sums have rules of their own.
-    rows = [[row for row in rank if row[0] not in COLLECTIVES] for rank in all_rows]
+    # Gathers, sums and hops have rules of their own.
+    beside = (*COLLECTIVES, *HOPS)
+    rows = [[row for row in rank if row[0] not in beside] for rank in all_rows]
     everything = [row for rank in rows for row in rank]
     #: The versions that the forwards of each update read, on all replicas of a stage.
     versions: dict[tuple[int, int], set[int]] = defaultdict(set)
@@ -99,7 +101,7 @@ def _exists(schedule: Schedule, rank: int, kind: int, stage: int, unit: int) -> 
             return False
         if placement[other] == rank:
             return False
-        if kind in (Kind.SEND_B, Kind.RECV_B) and not _has_backward(
+        if kind in (Kind.SEND_B, Kind.RECV_B) and not has_backward(
             schedule, min(stage, other)
         ):
             return False
@@ -133,7 +135,7 @@ def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
                 right = [{Kind.F, Kind.B}, {Kind.F, Kind.I, Kind.W}]
             else:
                 right = [
-                    {Kind.F, Kind.I} if _has_backward(schedule, stage) else {Kind.F}
+                    {Kind.F, Kind.I} if has_backward(schedule, stage) else {Kind.F}
                 ]
             if work not in right or (done > work and right == [{Kind.F}] and trains):
                 return False
@@ -163,7 +165,7 @@ def _is_trained(schedule: Schedule, stage: int) -> bool:
     return pieces(schedule.layout, stage)[0] not in schedule.layout.frozen
 
 
-def _has_backward(schedule: Schedule, stage: int) -> bool:
+def has_backward(schedule: Schedule, stage: int) -> bool:
     """Whether a stage is trained, or one before it."""
     if _is_trained(schedule, stage):
         return True
@@ -172,7 +174,7 @@ def _has_backward(schedule: Schedule, stage: int) -> bool:
     ]
     if is_near(schedule.layout, stage - 1):
         before.append(stage - 1)
-    return any(_has_backward(schedule, earlier) for earlier in before)
+    return any(has_backward(schedule, earlier) for earlier in before)
 
 
 def _has_all_needs(schedule: Schedule, rank: int) -> bool:

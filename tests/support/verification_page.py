@@ -24,6 +24,8 @@ WHAT = {
     "featured": "random ops of stage graphs, of models with microbatches of their own, or with updates by every "
     "rule of weights; with some of these: ops made again, copies to the host or to other ranks, gathers and sums, "
     "ops that overlap, costs by microbatch or by component",
+    "travelling": "random pipelines, two or three, between which weights and gradients hop, some with costs or ops that "
+    "overlap; hops stand elsewhere too",
     "gallery": f"plans of the gallery, for numbers of ranks and microbatches {', '.join(map(str, SMALL))}",
 }
 
@@ -44,7 +46,7 @@ Written on {date} with Python {python}.
 {kinds}
 
 All have up to three actions dropped, doubled, moved, swapped, made another kind, stage or microbatch, batched or issued
-alone; neighbouring ops also overlap. They are drawn in `tests/support/damage.py` and `tests/support/features.py`. Lanes
+alone; neighbouring ops also overlap. They are drawn in `tests/support/damage.py`, `features.py` and `travelling.py`. Lanes
 (`pipeline lane(i) in …`) are pipelines in a plan, and amounts of memory change no verdict.
 
 {verdicts}
@@ -52,7 +54,8 @@ alone; neighbouring ops also overlap. They are drawn in `tests/support/damage.py
 ## Against an oracle
 
 An oracle in `tests/support/strategies.py` carries out what plans compute, on hashes, and looks at the gradients; here the plans
-of the whole gallery go up to four ranks and eight microbatches, and there are replicated and featured ones. Blocks {oracle_blocks}.
+of the whole gallery go up to four ranks and eight microbatches, and there are replicated and featured ones, and such as
+pass on weights. Blocks {oracle_blocks}.
 
 {oracle}
 

@@ -88,22 +88,20 @@ class Alternatives:
         stage = columns.stage[rows]
         microbatch = columns.microbatch[rows]
         amount = amounts.of(kind, stage, microbatch)
-        # What is held before each op, one entry more than there are ops. While an op runs, it may
-        # hold more than is left of it, such as a forward that drops its activations:
+        # What is held before each op, one entry more than there are ops. While a step runs, it may
+        # hold more than is left of it, such as a forward that drops its activations, or overlaps
+        # with a backward:
         #
         #     op          0F0    0F1    0B0            amounts 1, 1, -1
         #     levels      0      1      2      1
-        #     highest     1      2      2              before or behind the op, whichever is more
+        #     rise        1      1      0              what all ops of the step take
         levels = np.append(
             0.0, np.cumsum(amount * schedule.keeps_all(kind, stage, microbatch))
         )
-        highest = np.maximum(levels[:-1], levels[:-1] + amount)
         # What goes on beside two steps is of neither.
-        highest[columns.is_beside[rows]] = -np.inf
+        takes = np.where(columns.is_beside[rows], 0.0, np.maximum(amount, 0.0))
         self.held: Floats = levels[first]
-        # Of all ops of a step.
-        most = np.maximum.reduceat(highest, first) if len(first) else highest[:0]
-        self.rise: Floats = most - self.held
+        self.rise: Floats = np.add.reduceat(takes, first) if len(first) else takes[:0]
         self.change: Floats = levels[last] - self.held
 
     def _fits(self, index: int, later: int, start: float) -> bool:
