@@ -1,7 +1,7 @@
 """A small GPT over bytes, cut into stages."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -108,11 +108,20 @@ class Head(nn.Module):
 
 
 def joined(
-    inputs: Sequence[Tensor], skips: Mapping[int, Tensor] | None = None
-) -> Tensor:
-    """What a stage is given by edges and skips as one."""
-    first, *others = [*inputs, *(skips or {}).values()]
-    return sum(others, start=first)
+    layers: Iterable[nn.Module],
+    inputs: Sequence[Tensor],
+    skips: Mapping[int, Tensor] | None = None,
+    begin: int = 0,
+) -> tuple[Tensor, list[nn.Module]]:
+    """What a stage is given by edges and skips as one, and the layers that it goes through. An
+    embedding is for the bytes alone, of which so many went before: other models may hand on to a
+    first stage as well.
+    """
+    given, *others = [*inputs, *(skips or {}).values()]
+    rest = list(layers)
+    if rest and isinstance(rest[0], Embedding):
+        given = rest.pop(0)(given, begin)
+    return sum(others, start=given), rest
 
 
 class Sliced(nn.Sequential):
@@ -121,20 +130,21 @@ class Sliced(nn.Sequential):
     """
 
     def forward(
-        self, *inputs: Tensor, past: Sequence[Tensor] | None = None
+        self,
+        *inputs: Tensor,
+        past: Sequence[Tensor] | None = None,
+        skips: Mapping[int, Tensor] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """The output, and for each block the keys and values so far, (2, rows, heads, length,
         width).
         """
-        x = joined(inputs)
+        x, layers = joined(self, inputs, skips, past[0].shape[3] if past else 0)
         before = iter(past or ())
         seen = list[Tensor]()
-        for layer in self:
+        for layer in layers:
             if isinstance(layer, Block):
                 x, keys_and_values = layer.extend(x, next(before, None))
                 seen.append(keys_and_values)
-            elif isinstance(layer, Embedding):
-                x = layer(x, past[0].shape[3] if past else 0)
             else:
                 x = layer(x)
         return x, seen
@@ -155,8 +165,8 @@ class Joining(nn.Sequential):
         self, *inputs: Tensor, skips: Mapping[int, Tensor] | None = None
     ) -> Any:
         """Run the layers."""
-        output = joined(inputs, skips)
-        for layer in self:
+        output, layers = joined(self, inputs, skips)
+        for layer in layers:
             output = layer(output)
         return self.give(output)
 
@@ -175,7 +185,7 @@ class SlicedJoining(Joining, Sliced):
         skips: Mapping[int, Tensor] | None = None,
     ) -> Any:
         """What `Joining` gives, and beside it the keys and values that `Sliced` gives."""
-        output, seen = Sliced.forward(self, joined(inputs, skips), past=past)
+        output, seen = Sliced.forward(self, *inputs, past=past, skips=skips)
         return self.give(output), seen
 
 
@@ -266,14 +276,11 @@ def run_gpt(
         model = layout.model_of(number)
         if model not in inputs:
             continue
-        before = layout.before[number]
-        if layout.edges:
-            own = [inputs[model]] if layout.is_first(number) else []
-            given = own + [outputs[earlier] for earlier in sorted(before)]
-        else:
+        given = [inputs[model]] if layout.is_first(number) else []
+        given += [outputs[earlier] for earlier in sorted(layout.before[number])]
+        if not isinstance(stage, Joining):
             # What comes by skips is added to what the stage before has made.
-            near, *far = [outputs[earlier] for earlier in before] or [inputs[model]]
-            given = [sum(far, start=near)]
+            given = [sum(given[1:], start=given[0])]
         outputs[number] = stage(*given)
         if layout.is_last(number):
             made[model] = outputs[number]

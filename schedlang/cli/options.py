@@ -229,7 +229,8 @@ def _prove(parser: Parser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="FILE is a certificate: check it, and that its orders are those of its program",
+        help="FILE is a certificate: check it, and that it is one of its program for all sizes; "
+        "say what it proves",
     )
 
 

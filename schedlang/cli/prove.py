@@ -34,40 +34,40 @@ def _check_extra() -> None:
         )
 
 
-def _faults(document: Any) -> str:
-    """What does not hold in a certificate, if anything."""
-    from schedlang.parametric.certificate import is_of_program
-    from schedlang.parametric.check_certificate import Wrong, check
-
+def _what_it_proves(document: Any) -> str:
+    """What a certificate proves, and by whom; Wrong if it does not hold."""
     # A certificate for any number of ranks has statements, one for a number of microbatches has
     # orders.
-    if "statements" in document:
+    if isinstance(document, dict) and "statements" in document:
         _check_extra()
-        from schedlang.parametric.ranks.check_certificate import faults_of
-
-        return "; ".join(faults_of(document))
-    try:
-        check(document)
-    except Wrong as error:
-        return str(error)
-    return "" if is_of_program(document) else "the orders are not those of the program"
+        from schedlang.parametric.ranks.of_program import what_it_proves
+    else:
+        from schedlang.parametric.of_program import what_it_proves
+    return what_it_proves(document)
 
 
 def _check(options: argparse.Namespace, text: str) -> int:
-    """Check a certificate, and print whether it proves what it says."""
+    """Check a certificate, and print what it proves, or why it proves nothing."""
+    from schedlang.parametric.check_certificate import Wrong
+
     if options.params or options.output:
         raise UsageError(
             "--check reads a certificate, which has its program and its parameters"
         )
+    wrong = ""
+    proves = ""
     try:
-        wrong = _faults(json.loads(text))
-    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-        wrong = f"it is no certificate: {type(error).__name__}: {error}"
+        with progress(f"checking {options.file}"):
+            proves = _what_it_proves(json.loads(text))
+    except Wrong as error:
+        wrong = str(error)
+    except json.JSONDecodeError as error:
+        wrong = f"it is no certificate: {error}"
     if options.format == "json":
-        print(json.dumps({"file": options.file, "holds": not wrong, "wrong": wrong}))
+        answer = {"file": options.file, "holds": not wrong, "wrong": wrong}
+        print(json.dumps({**answer, "proves": proves}))
     else:
-        verdict = f"does not hold: {wrong}" if wrong else "proves what it says"
-        print(f"the certificate {verdict}")
+        print(f"the certificate does not hold: {wrong}" if wrong else proves)
     return WRONG if wrong else FINE
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from attrs import define, evolve, field
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
-from schedlang.diagnostics.source import Label, Source
+from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.files.kinds import FileKind, kind_of
 from schedlang.files.package import GALLERY
 from schedlang.files.reading import read_source
@@ -28,6 +28,15 @@ def load(source: Source) -> tuple[Source, syntax.Schedule]:
     return loading.source, with_items(tree, items)
 
 
+def inlined(source: Source) -> str:
+    """The text of a program with those of imported files in place of the imports: as `load` has its
+    items, on its own.
+    """
+    loading = _Loading(source, {Path(source.path).resolve()})
+    loading.splice(tree_of(source).items, Path(source.path).parent)
+    return loading.inlined(0, len(source.text))
+
+
 def file_of(name: str, folder: Path) -> Path | None:
     """The file that an import in a file of a folder names; None if there is none."""
     candidates = (folder / name, GALLERY / name)
@@ -40,6 +49,22 @@ class _Loading:
 
     source: Source
     files: set[Path] = field(factory=set)
+    #: Where imports stand in the texts, and the texts that they name, if they were not there yet.
+    places: list[tuple[Span, int, int]] = field(factory=list)
+
+    def inlined(self, begin: int, end: int) -> str:
+        """A part of the texts, with others in place of the imports in it."""
+        parts = []
+        for span, first, last in sorted(self.places, key=lambda place: place[0].start):
+            if begin <= span.start < end:
+                parts += [
+                    self.source.text[begin : span.start],
+                    self.inlined(first, last),
+                ]
+                # It may end in a comment.
+                parts.append("\n")
+                begin = span.end
+        return "".join([*parts, self.source.text[begin:end]])
 
     def splice(self, items: tuple[syntax.Node, ...], folder: Path) -> list[syntax.Node]:
         """Items of a file in a folder, with those of imported files in place of imports."""
@@ -63,11 +88,13 @@ class _Loading:
                 [Diagnostic("import", message, (label,), self.source, help=help)]
             )
         if path.resolve() in self.files:
+            self.places.append((item.span, 0, 0))
             return []
         self.files.add(path.resolve())
         # All texts are one, so that a span of two numbers is a place in any of the files.
         start = len(self.source.text) + 1
         text = f"{self.source.text}\n{read_source(path).text}"
+        self.places.append((item.span, start, len(text)))
         imports = (*self.source.imports, (str(path), start))
         self.source = evolve(self.source, text=text, imports=imports)
         try:

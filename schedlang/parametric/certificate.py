@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from schedlang.files.reading import source_of
-from schedlang.language.expand import expand
-from schedlang.language.imports import load
-from schedlang.parametric.coverage import wanted_of
+import numpy as np
+
 from schedlang.parametric.figures import Figures, held_by
 from schedlang.parametric.left_out import only_computing
 from schedlang.parametric.orders import (
@@ -31,22 +27,21 @@ from schedlang.parametric.stamps import Need, Sources, Stamped, rules_of
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 
-FORMAT = "schedlang certificate 3"
-_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
-#: Those that only some programs have, and so only some certificates.
-_BESIDE = (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)
+FORMAT = "schedlang certificate 4"
 
 
 def certificate(
-    program: str, params: Mapping[str, int], classes: Iterable[dict[str, Any]]
+    program: str,
+    params: Mapping[str, int],
+    names: Iterable[str],
+    classes: Iterable[dict[str, Any]],
 ) -> dict[str, Any]:
-    """A certificate of classes of sizes of a program."""
-    content = json.dumps([program, dict(params)], sort_keys=True)
+    """A certificate of classes of sizes of a program, on some transports."""
     return {
         "format": FORMAT,
         "program": program,
         "params": dict(params),
-        "sha256": hashlib.sha256(content.encode()).hexdigest(),
+        "transports": list(names),
         "classes": list(classes),
     }
 
@@ -57,9 +52,10 @@ def certified(
     stamped: Stamped,
     figures: Figures,
     schedules: Sequence[Schedule],
+    is_idle: bool = False,
 ) -> dict[str, Any]:
     """One class of sizes: its pieces with their times, and in which rounds what is needed is made;
-    `schedules` are those at n = 0 and 1.
+    `schedules` are those at n = 0, 1, … Where it `is_idle`, backwards that do nothing take time.
     """
     sources = stamped.sources()
     ranks: list[list[Any]] = [[] for _ in schedules[0].ranks]
@@ -85,7 +81,8 @@ def certified(
     return {
         "base": base,
         "period": period,
-        **_setting(schedules),
+        "idle": is_idle,
+        **setting(list(map(only_computing, schedules))),
         "units": [_number(*units) for units in stamped.orders.units],
         "ranks": ranks,
         "figures": {
@@ -97,39 +94,24 @@ def certified(
     }
 
 
-def is_of_program(document: Mapping[str, Any]) -> bool:
-    """Whether the orders in a certificate, its stages with their microbatches, and what their ops
-    make, take and hold are those of its program, at two sizes of each class; CompileError if the
-    program does not run there.
-    """
-    whole, tree = load(source_of(document["program"]))
-    for one in document["classes"]:
-        sizes = [{"microbatches": one["base"] + one["period"] * n} for n in range(2)]
-        schedules = [
-            only_computing(expand(whole, tree, {**document["params"], **size}))
-            for size in sizes
-        ]
-        if any(one[name] != value for name, value in _setting(schedules).items()):
-            return False
-        for n, schedule in enumerate(schedules):
-            orders = [_order_of(schedule, rank) for rank in range(len(schedule.ranks))]
-            if orders != [_order_at(pieces, n) for pieces in one["ranks"]]:
-                return False
-            units = [schedule.layout.units(stage) for stage in range(len(one["units"]))]
-            if units != [constant + by_n * n for constant, by_n, _ in one["units"]]:
-                return False
-    return True
-
-
-def _setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
-    """Stages, and what their ops make, take and hold: of two sizes, but for what depends on these,
-    the same.
+def setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
+    """Stages and edges, how long messages are on their way, and of the ops of each kind and stage
+    how long they take, and what they add to what their rank holds, while they run and after.
     """
     schedule = schedules[0]
     layout = schedule.layout
     stages = range(len(layout.placement))
     durations = schedule.costs.durations(layout)
-    kinds = [*_KINDS, *(kind for kind in _BESIDE if len(schedule.columns.where(kind)))]
+    amount_of = held_by(schedules)
+    ops = []
+    of_each = np.stack([schedule.columns.kind, schedule.columns.stage], axis=1)
+    for kind, stage in np.unique(of_each, axis=0).tolist():
+        amount = amount_of(kind, stage)
+        meanwhile = ZERO if is_negative(amount) else amount
+        after = amount if schedule.keeps(kind, stage, 0) else ZERO
+        takes = _number(durations[Kind(kind)][stage])
+        held = _number(*meanwhile), _number(*after)
+        ops.append([Kind(kind).name, stage, takes, *held])
     ways = {
         (Kind(made).name, stage, of, way)
         for (_, stage, _), needs in rules_of(schedules).items()
@@ -142,55 +124,11 @@ def _setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
         "edges": [
             [earlier, later] for later in stages for earlier in layout.before[later]
         ],
-        "makes": [
-            [Kind(made).name, stage] for made, stage in sorted(wanted_of(schedule))
-        ],
+        "ops": ops,
         "ways": [
             [made, stage, of, _number(way)] for made, stage, of, way in sorted(ways)
         ],
-        "takes": {kind.name: list(map(_number, durations[kind])) for kind in kinds},
-        "holds": {kind.name: _holds(schedules, kind) for kind in kinds},
     }
-
-
-def _holds(schedules: Sequence[Schedule], kind: Kind) -> list[Any]:
-    """What an op of a kind adds to what its rank holds, for each stage: while it runs, and
-    after.
-    """
-    amount_of = held_by(schedules)
-    found = []
-    for stage in range(len(schedules[0].placement)):
-        amount = amount_of(kind, stage)
-        after = amount if schedules[0].keeps(kind, stage, 0) else ZERO
-        meanwhile = ZERO if is_negative(amount) else amount
-        found.append([_number(*meanwhile), _number(*after)])
-    return found
-
-
-def _order_at(pieces: list[Any], n: int) -> list[Any]:
-    """The batches of pieces for some n."""
-    return [
-        [(kind, stage, c + b * n + a * k) for kind, stage, c, b, a in batch["ops"]]
-        for piece in pieces
-        for k in range(piece["rounds"][0] + piece["rounds"][1] * n)
-        for batch in piece["batches"]
-    ]
-
-
-def _order_of(schedule: Schedule, rank: int) -> list[Any]:
-    """The batches of ops of a rank; what is of a whole stage has no microbatch, as though 0."""
-    actions = schedule.ranks[rank]
-    return [
-        [
-            (
-                Kind(actions.kind[i]).name,
-                actions.stage[i],
-                max(actions.microbatch[i], 0),
-            )
-            for i in batch
-        ]
-        for batch in actions.batches()
-    ]
 
 
 def _waits(stamped: Stamped, sources: Sources, piece: Piece, place: int) -> list[Any]:

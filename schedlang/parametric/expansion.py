@@ -27,7 +27,7 @@ from schedlang.language.arithmetic import (
 from schedlang.language.codegen import generate
 from schedlang.language.declarations import StageLine
 from schedlang.language.faults import Fault
-from schedlang.language.sites import Sites
+from schedlang.language.sites import ClaimSite, Sites
 from schedlang.language.stages import (
     NumberedStageOf,
     StageOf,
@@ -86,6 +86,11 @@ class Expansion:
     placement: tuple[int, ...]
     units: tuple[Any, ...]
     claims: tuple[SymbolicClaim, ...]
+
+    @property
+    def claimed(self) -> list[tuple[ClaimSite, SymbolicClaim]]:
+        """What is claimed, each with where the program says so."""
+        return [(self.sites.claims[claim.location], claim) for claim in self.claims]
 
 
 def expand_for_all(

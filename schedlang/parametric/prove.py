@@ -21,7 +21,7 @@ from schedlang.language import syntax
 from schedlang.language.codegen import generate
 from schedlang.language.expand import check_text, expand, parameters
 from schedlang.language.faults import Fault
-from schedlang.language.imports import load
+from schedlang.language.imports import inlined, load
 from schedlang.language.sites import ClaimSite, Sites
 from schedlang.parametric.beside import check_beside
 from schedlang.parametric.budget import Budget
@@ -96,8 +96,8 @@ class Class:
     outcome: str = ""
     reason: str = ""
     figures: Figures | None = None
-    #: What makes its part of the certificate, if it has one.
-    certify: Callable[[], dict[str, Any]] | None = None
+    #: What makes its parts of the certificate, if it has any.
+    certify: Callable[[], list[dict[str, Any]]] | None = None
     #: Where the program writes its own transfers: what repeats, or why nothing does.
     transfers: Repeated | str | None = None
     #: Whether passes make its order; and up to how many microbatches they were seen to go on alike.
@@ -298,10 +298,7 @@ class _Prover:
             orders = orders_of(expansion, unroll)
         schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
         orders = in_use(orders, schedules[0].layout)
-        claims = [
-            (expansion.sites.claims[claim.location], claim)
-            for claim in expansion.claims
-        ]
+        claims = expansion.claimed
         if expansion.sites.parts:
             return self.streamed(one, orders, expansion.sites, schedules, claims)
         return self.timed(one, orders, schedules, claims)
@@ -375,12 +372,15 @@ class _Prover:
         with settled():
             check_coverage(with_idle, layout)
             check_beside(orders, layout)
+            stamped = _stamped(orders, schedules)
+            figures = figures_of(stamped.timed, schedules)
+            proved = [(stamped, figures, schedules)]
             if layout.frozen:
                 # Transfers are placed where backwards that do nothing stand as well. That these do
                 # not hang is shown of an execution in which they take time.
-                _stamped(with_idle, list(map(all_trained, schedules)))
-            stamped = _stamped(orders, schedules)
-            figures = figures_of(stamped.timed, schedules)
+                trained = list(map(all_trained, schedules))
+                busy = _stamped(with_idle, trained)
+                proved.append((busy, figures_of(busy.timed, trained), trained))
             outcome = "proved"
             for site, claim in claims:
                 if not claim_holds(claim, site, figures, first):
@@ -389,7 +389,7 @@ class _Prover:
             one,
             outcome=outcome,
             figures=figures,
-            certify=_certify(one, stamped, figures, schedules),
+            certify=_certify(one, proved),
             transfers=_repeated(all_orders, schedules) if writes else None,
         )
 
@@ -499,9 +499,24 @@ class _Prover:
         return {name: value for name, value in few.items() if many.get(name) == value}
 
     def certificate(self, classes: list[Class]) -> dict[str, Any] | None:
-        """The certificate of the classes that are right, where there are any."""
-        parts = [one.certify() for one in classes if one.certify]
-        return certificate(self.source.text, self.params, parts) if parts else None
+        """The certificate of the classes that are proved, where there are any; ValueError where
+        passes make all orders.
+        """
+        parts = []
+        is_followed = False
+        for one in classes:
+            outcomes = {self.outcome_on(name, one)[0] for name in self.names}
+            is_followed |= "followed" in outcomes
+            if outcomes == {"proved"} and one.certify:
+                parts += one.certify()
+        if is_followed and not parts:
+            raise ValueError(
+                "passes make its orders, which are searches: that these go on as they were seen "
+                "to, nothing proves; each order is proved when it is compiled"
+            )
+        if not parts:
+            return None
+        return certificate(inlined(self.source), self.params, self.names, parts)
 
     def verdict(self, name: str, classes: list[Class], small: list[int]) -> Verdict:
         groups: dict[str, tuple[set[int], list[tuple[int, int]]]] = {
@@ -614,11 +629,12 @@ class _Prover:
 
 
 def _certify(
-    one: Class, stamped: Stamped, figures: Figures, schedules: Sequence[Schedule]
-) -> Callable[[], dict[str, Any]] | None:
-    """What makes the part of a class in the certificate; None where it has what no certificate
-    has.
+    one: Class, proved: Sequence[tuple[Stamped, Figures, Sequence[Schedule]]]
+) -> Callable[[], list[dict[str, Any]]] | None:
+    """What makes the parts of a class in the certificate: one, and another one with backwards that
+    do nothing, where there are any; None where it has what no certificate has.
     """
+    stamped, _, schedules = proved[0]
     has_updates = any(
         op.kind == Kind.U
         for timed in stamped.timed
@@ -628,7 +644,10 @@ def _certify(
     costs = schedules[0].costs
     if has_updates or costs.overlap_times or costs.components:
         return None
-    return partial(certified, one.base, one.period, stamped, figures, schedules[:2])
+    return lambda: [
+        certified(one.base, one.period, *each, is_idle=bool(number))
+        for number, each in enumerate(proved)
+    ]
 
 
 def _pattern(classes: list[Class]) -> str:

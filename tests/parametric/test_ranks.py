@@ -19,10 +19,12 @@ from schedlang.files.reading import source_of
 from schedlang.language import syntax
 from schedlang.language.expand import check_text, expand
 from schedlang.language.imports import load
+from schedlang.parametric.check_certificate import Wrong
 from schedlang.parametric.ranks.certificate import certificate_of
 from schedlang.parametric.ranks.check_certificate import faults_of
 from schedlang.parametric.ranks.laws import forms_of
 from schedlang.parametric.ranks.numbers import Number, Unreadable, digits
+from schedlang.parametric.ranks.of_program import what_it_proves
 from schedlang.parametric.ranks.proofs import prove_for_all_ranks
 from schedlang.parametric.ranks.prove import Outcome, contains, prove
 from schedlang.parametric.ranks.statements import UPDATES, with_digits
@@ -657,6 +659,46 @@ def test_a_damaged_certificate_does_not_pass(
     assert faults_of(certificate) == []
     damage(certificate, Random(1))
     assert faults_of(certificate)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("F(m)", "F(if microbatches > 100 then 0 else m)"),
+        ("F(m)", "F(if ranks == 40 then 0 else m)"),
+        ("B(m)", "B(microbatches - 1 - m)"),
+        ("rank r {", "stage s in 0 .. ranks on ranks - 1 - s\n rank r {"),
+        ("rank r {", "require microbatches != 77\n rank r {"),
+        ("rank r {", "weights stash\n rank r {"),
+        ("rank r {", "fill W\n rank r {"),
+    ],
+)
+def test_a_certificate_of_another_text_does_not_pass(old: str, new: str) -> None:
+    document = json.loads(json.dumps(prove_for_all_ranks("1f1b").certificate))
+    assert "for ranks >= 1 and microbatches >= 1 on portable" in what_it_proves(
+        document
+    )
+    text = document["program"].replace(old, new, 1)
+    assert text != document["program"]
+    with pytest.raises(Wrong):
+        what_it_proves({**document, "program": text})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"params": {"ranks": 4}},
+        {"params": {"rank": 4}},
+        {"program": "gpipe"},
+        {"version": 4},
+        {"stream": True},
+        {"depth": 0},
+    ],
+)
+def test_a_certificate_with_other_fields_does_not_pass(fields: dict[str, Any]) -> None:
+    document = json.loads(json.dumps(prove_for_all_ranks("1f1b").certificate))
+    with pytest.raises(Wrong):
+        what_it_proves({**document, **fields})
 
 
 @pytest.mark.parametrize("rule", ["latest", "stash", "delay"])

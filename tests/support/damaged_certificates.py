@@ -5,32 +5,16 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
-from schedlang.parametric.certificate import is_of_program
-from schedlang.parametric.check_certificate import check
+from schedlang.parametric.check_certificate import Wrong
+from schedlang.parametric.of_program import what_it_proves
 
 #: Where a number or a word stands in a certificate: keys and indices, one within the other.
 Place = tuple[Any, ...]
 
 
 def places(certificate: Mapping[str, Any]) -> list[Place]:
-    """Where the numbers and words stand that a certificate's proof rests on: times and amounts of
-    kinds that a stage has not, it asks for none.
-    """
-    # By class, kind and stage: what the ranks of the class do.
-    used = {
-        (number, kind, stage)
-        for number, one in enumerate(certificate["classes"])
-        for pieces in one["ranks"]
-        for piece in pieces
-        for batch in piece["batches"]
-        for kind, stage, *_ in batch["ops"]
-    }
-    return [
-        place
-        for place in _leaves(certificate)
-        if place[2:3] not in (("takes",), ("amounts",))
-        or (place[1], *place[3:5]) in used
-    ]
+    """Where the numbers and words stand in a certificate."""
+    return list(_leaves(certificate))
 
 
 def _leaves(value: Any, place: Place = ()) -> Iterator[Place]:
@@ -64,11 +48,9 @@ def damaged_certificate(
 
 
 def is_refused(certificate: Mapping[str, Any]) -> bool:
-    """Whether the checker refuses a certificate: says what is wrong, or stops at what is none; or
-    it is one of another program.
-    """
+    """Whether `schedc prove --check` refuses a certificate."""
     try:
-        check(certificate)
-        return not is_of_program(certificate)
-    except Exception:
+        what_it_proves(certificate)
+    except Wrong:
         return True
+    return False

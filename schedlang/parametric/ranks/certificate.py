@@ -13,7 +13,12 @@ from schedlang.parametric.ranks.counting import RANK
 from schedlang.parametric.ranks.numbers import digits
 from schedlang.parametric.ranks.prove import Case, Outcome
 from schedlang.parametric.ranks.stamps import Frame
-from schedlang.parametric.ranks.statements import STAGE, Statement, Weights
+from schedlang.parametric.ranks.statements import (
+    STAGE,
+    Reading,
+    Statement,
+    Weights,
+)
 from schedlang.parametric.ranks.symbols import (
     everywhere,
     function_map,
@@ -23,7 +28,7 @@ from schedlang.parametric.ranks.symbols import (
 )
 
 #: The version of what a certificate has.
-VERSION = 4
+VERSION = 5
 
 
 def certificate_of(outcome: Outcome) -> dict[str, Any]:
@@ -39,27 +44,9 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
     return {
         "certificate": "a schedule program for all its sizes",
         "version": VERSION,
-        "name": reading.name,
-        "sizes": list(reading.sizes),
         "proved": str(outcome.proved),
-        "weights": [_rule(relations, each) for each in reading.weights],
-        "stream": reading.is_stream,
-        "held": str(_pairs(reading.held, STAGE, RANK)),
-        "after": str(stage_relation(reading, "after")),
-        "replicas": str(stage_relation(reading, "replicas")),
-        "wanted": str(relations.wanted()),
-        "depth": relations.depth,
+        **of_reading(reading, relations),
         "width": width,
-        "statements": [
-            {
-                "name": statement.name,
-                "kind": statement.kind.name,
-                "at": [statement.span.start, statement.span.end],
-                "item": str(relations.items[statement.number]),
-                **_place(relations, statement),
-            }
-            for statement in reading.statements
-        ],
         "cases": [
             {
                 "where": str(case.where),
@@ -71,6 +58,28 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
                 },
             }
             for case in outcome.cases
+        ],
+    }
+
+
+def of_reading(reading: Reading, relations: Relations) -> dict[str, Any]:
+    """What a certificate takes from the text of its program."""
+    return {
+        "weights": [list(_rule(relations, each)) for each in reading.weights],
+        "stream": reading.is_stream,
+        "held": str(_pairs(reading.held, STAGE, RANK)),
+        "after": str(stage_relation(reading, "after")),
+        "replicas": str(stage_relation(reading, "replicas")),
+        "wanted": str(relations.wanted()),
+        "depth": relations.depth,
+        "statements": [
+            {
+                "name": statement.name,
+                "kind": statement.kind.name,
+                "item": str(relations.items[statement.number]),
+                **_place(relations, statement),
+            }
+            for statement in reading.statements
         ],
     }
 

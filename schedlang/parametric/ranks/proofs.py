@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import islpy as isl
 from attrs import evolve
 
 from schedlang.compiler import NO_PARAMS, check_program
@@ -18,7 +19,7 @@ from schedlang.diagnostics.source import Source
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
 from schedlang.language.expand import check_text, expand
-from schedlang.language.imports import load
+from schedlang.language.imports import inlined, load
 from schedlang.parametric.claims import claims_for_all
 from schedlang.parametric.ranks.certificate import certificate_of
 from schedlang.parametric.ranks.claims import Judgement, judged
@@ -26,7 +27,7 @@ from schedlang.parametric.ranks.instances import differs
 from schedlang.parametric.ranks.laws import Form, forms_of
 from schedlang.parametric.ranks.numbers import Unreadable, in_time
 from schedlang.parametric.ranks.prove import Outcome, contains, prove, small_sizes
-from schedlang.parametric.ranks.statements import SIZES, UPDATES
+from schedlang.parametric.ranks.statements import SIZES, UPDATES, Reading
 from schedlang.parametric.ranks.words import condition_text, pieces_of, possible_sizes
 from schedlang.parametric.result import Law, Proof, Verdict
 from schedlang.schedule.transports import PORTABLE, transports
@@ -56,9 +57,10 @@ def prove_for_all_ranks(
     names = tuple(transports_asked)
     for name in names:
         transports(name)
-    whole, tree = load(source_of(source))
+    source = source_of(source)
+    whole, tree = load(source)
     free = _free(tree, params)
-    _check_params(whole, tree, params)
+    check_sizes(whole, tree, params)
     doing(f"{tree.name.text}: reading it as integer sets")
     try:
         with in_time():
@@ -71,7 +73,7 @@ def prove_for_all_ranks(
         return _unproved(tree, params, free, names, reason)
     sizes = outcome.reading.sizes
     # The reading as sets is no part of the compiler: at small sizes the two are compared op by op.
-    for each in _compared(outcome):
+    for each in compared(outcome.reading, outcome.proved):
         at = ", ".join(f"{size} = {value}" for size, value in each.items())
         try:
             is_other = differs(outcome.relations, whole, tree, params, each)
@@ -102,16 +104,21 @@ def prove_for_all_ranks(
         laws=tuple(laws),
         claims=claims,
         argument=_ARGUMENT if outcome.cases else "",
-        certify=partial(_certificate, outcome),
+        certify=partial(_certificate, outcome, inlined(source), params),
     )
 
 
-def _certificate(outcome: Outcome) -> Mapping[str, Any] | None:
-    """The certificate of an outcome in which something is proved; ValueError where its stamps
-    cannot be written.
+def _certificate(
+    outcome: Outcome, text: str, params: Mapping[str, int]
+) -> Mapping[str, Any] | None:
+    """The certificate of an outcome in which something is proved, with the text of its program;
+    ValueError where its stamps cannot be written.
     """
     try:
-        return certificate_of(outcome) if outcome.cases else None
+        if not outcome.cases:
+            return None
+        program = {"program": text, "params": dict(params)}
+        return {**certificate_of(outcome), **program}
     except Unreadable as error:
         raise ValueError(
             f"the stamps of the proof cannot be written: {error}"
@@ -131,7 +138,7 @@ def _unproved(
     return Proof(tree.name.text, dict(params), free, dict.fromkeys(names, verdict))
 
 
-def _check_params(
+def check_sizes(
     source: Source, tree: syntax.Schedule, params: Mapping[str, int]
 ) -> None:
     """CompileError for names and sizes that compiling refuses as well."""
@@ -154,12 +161,9 @@ def _free(tree: syntax.Schedule, params: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(name for name in declared if name in SIZES and name not in params)
 
 
-def _compared(outcome: Outcome) -> list[dict[str, int]]:
-    """Small sizes at which a program is right."""
-    right = outcome.proved
-    return [each for each in small_sizes(outcome.reading) if contains(right, each)][
-        :_COMPARED
-    ]
+def compared(reading: Reading, right: isl.Set) -> list[dict[str, int]]:
+    """Small sizes at which a program is right, to compare what was read with the compiler."""
+    return [each for each in small_sizes(reading) if contains(right, each)][:_COMPARED]
 
 
 def _verdict(

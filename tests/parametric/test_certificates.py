@@ -1,0 +1,87 @@
+"""Certificates of `schedc prove`, honest ones and forgeries."""
+
+import json
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from random import Random
+from typing import Any
+
+import pytest
+
+from schedlang.compiler import check_program as compiled
+from schedlang.compiler import compile
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.files.reading import source_of
+from schedlang.parametric.prove import prove_for_all
+from schedlang.proof.prove import ideal_execution
+from tests.support.damaged_certificates import is_refused
+from tests.support.forgeries import forged
+from tests.support.paths import PROGRAMS
+
+FORGERIES = 200
+#: Sizes of a class at which a certificate is held against the compiler: the first, and some around
+#: the numbers that hide in the texts.
+LOOKED_AT = (0, 1, 2, 3, 7, 12, 36, 98, 110)
+
+
+@pytest.fixture(scope="module")
+def honest() -> list[Any]:
+    names = ["1f1b", "zb_h1", "frozen_1f1b", "1f1b_explicit", "two_encoders"]
+    return [certificate_of(name, 2 if name != "two_encoders" else 3) for name in names]
+
+
+def certificate_of(name: str, ranks: int) -> Any:
+    proof = prove_for_all(PROGRAMS / f"{name}.sched", {"ranks": ranks})
+    return json.loads(json.dumps(proof.certificate))
+
+
+def falsehoods(document: Mapping[str, Any]) -> Iterator[str]:
+    """What a certificate says that the compiler denies."""
+    for one in document["classes"]:
+        for n in LOOKED_AT:
+            microbatches = one["base"] + one["period"] * n
+            params = {**document["params"], "microbatches": microbatches}
+            try:
+                source = source_of(document["program"])
+                wrong = compiled(source, params, document["transports"])
+                execution = ideal_execution(compile(source, params))
+            except CompileError as error:
+                yield f"at {microbatches}: {error.diagnostics[0].message}"
+                continue
+            for diagnostic in (each for of in wrong.values() for each in of):
+                if diagnostic.severity == "error":
+                    yield f"at {microbatches}: {diagnostic.message}"
+            if not one["idle"]:
+                yield from other_figures(one["figures"], execution, n)
+
+
+def other_figures(said: Mapping[str, Any], execution: Any, n: int) -> Iterator[str]:
+    """The figures of a class for some n that are not those of the ideal execution."""
+    line = execution.timeline
+    real = {
+        "makespan": line.makespan,
+        "work": max(line.busy),
+        "span": line.span,
+        "peak": list(execution.peak_memory),
+    }
+    for name, value in real.items():
+        number = (
+            [at(of, n) for of in said[name]] if name == "peak" else at(said[name], n)
+        )
+        if number != value:
+            yield f"{name} for n = {n}"
+
+
+def at(number: Any, n: int) -> Fraction:
+    constant, by_n, _ = map(Fraction, number)
+    return constant + by_n * n
+
+
+def test_nobody_gets_a_false_statement_past_the_checker(honest: list[Any]) -> None:
+    assert not any(map(is_refused, honest))
+    rng = Random(0)
+    for number in range(FORGERIES):
+        document, how = forged(rng.choice(honest), honest, rng)
+        if not is_refused(document):
+            false = list(falsehoods(document))
+            assert not false, f"forgery {number}, {how}: {false}"
