@@ -17,7 +17,7 @@ from math import ceil
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor
 
 from schedlang.plan.plan import Plan
@@ -45,6 +45,7 @@ from schedlang.runtime.values import (
     flatten,
     join,
     size_along,
+    trainable,
     unflatten,
 )
 from schedlang.schedule.layout import Layout, Pipeline
@@ -76,9 +77,9 @@ class Batch:
     a microbatch may have so many `rows`.
     """
 
-    inputs: Value
-    targets: Value
-    options: Options | Mapping[str, Options] | None
+    inputs: Value = field(converter=trainable)
+    targets: Value = field(converter=trainable)
+    options: Options | Mapping[str, Options] | None = field(converter=trainable)
     evaluates: bool
     rows: int | None = None
     counts: Counts | None = None

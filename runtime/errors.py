@@ -9,6 +9,10 @@ _WAYS_OUT = {
         "what a forward has saved for its backward was changed before that ran, perhaps a buffer, "
         "by the forward of a later microbatch; let the forward use a copy, `self.buffer.clone()`"
     ),
+    "Inplace update to inference tensor": (
+        "`evaluate` is outside of `torch.inference_mode`, so that the model can be trained "
+        "afterwards; let the script make the tensor outside of it, too"
+    ),
     "cannot register a hook on a tensor that doesn't require gradient": (
         "where a plan recomputes a forward (`R`), the first one makes no graph; register the hook "
         "if the tensor requires grad"

@@ -79,7 +79,7 @@ from schedlang.runtime.transport.edges import EdgeWire
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.precision import rounding_to
 from schedlang.runtime.transport.wire import Wire, warm_up
-from schedlang.runtime.values import Value
+from schedlang.runtime.values import Value, are_of_inference
 from schedlang.runtime.watch.watchdog import BETWEEN, Watchdog
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.forward_only import forward_only, forwards
@@ -339,10 +339,10 @@ class Pipeline:
             raise PipelineError(
                 "the plan has forwards alone and cannot train: call `evaluate`"
             )
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             raise PipelineError(
-                "`step` trains, and gradients are off here, as in `torch.no_grad()`: call "
-                "`evaluate` there"
+                "`step` trains, and gradients are off here, as in `torch.no_grad()` or "
+                "`torch.inference_mode()`: call `evaluate` there"
             )
         for stage in self._stages.values():
             stage.keeps_results = return_outputs
@@ -415,16 +415,24 @@ class Pipeline:
         """
         if rows is not None and rows < 1:
             raise PipelineError(f"`rows` is {rows}, it must be 1 or more")
-        self.validate()
-        batch = Batch(inputs, targets, options, evaluates=True, rows=rows)
+        # What `torch.inference_mode` makes can never be trained with: a table that a model keeps
+        # from its first forward, the state of an optimizer. So an evaluation is not in it, unless
+        # the model itself was made there.
+        modules = [stage.module for stage in self._stages.values()]
+        with torch.inference_mode(are_of_inference(modules)), torch.no_grad():
+            self.validate()
+            batch = Batch(inputs, targets, options, evaluates=True, rows=rows)
+            return self._evaluate(batch)
+
+    def _evaluate(self, batch: Batch) -> list[Value] | None:
+        """Walk over the forwards until the batch is through."""
         by_model: dict[str, list[Value]] = {}
         self._begin_losses()
         number = 0
         is_over = False
         while not is_over:
-            with torch.no_grad():
-                # A shorter round uses calls of its own, made once for each number of microbatches.
-                this = self._run(batch, number)
+            # A shorter round uses calls of its own, made once for each number of microbatches.
+            this = self._run(batch, number)
             self._count(this)
             for model, units in self._units_of_models(this).items():
                 self._take_extras(units)

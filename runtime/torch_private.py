@@ -449,7 +449,8 @@ def _torchs_changes() -> Callable[[Tensor], int]:
     tensor[0] = 1
     after = changes(tensor)
     _must(changes(tensor) == after != before)
-    return changes
+    # Of what `torch.inference_mode` has made, a weight or a buffer, torch does not count changes.
+    return lambda tensor: _content(tensor) if tensor.is_inference() else changes(tensor)
 
 
 def _content(tensor: Tensor, /) -> int:

@@ -1,12 +1,13 @@
 """What passes between stages: a tensor, or tensors in tuples, lists and dictionaries."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
 from attrs import frozen
-from torch import Tensor
+from torch import Tensor, nn
 
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.torch_private import TreeSpec, tree_flatten, tree_unflatten
@@ -72,6 +73,27 @@ def without_graph(value: Any) -> Any:
     values, tree = tree_flatten(value)
     kept = [part.detach() if isinstance(part, Tensor) else part for part in values]
     return tree_unflatten(kept, tree)
+
+
+def trainable(value: Any) -> Any:
+    """The same with copies of the tensors that `torch.inference_mode` has made, which autograd
+    saves for no backward; whatever else is in it.
+    """
+    values, tree = tree_flatten(value)
+    are_made_there = [
+        isinstance(part, Tensor) and part.is_inference() for part in values
+    ]
+    if not any(are_made_there):
+        return value
+    pairs = zip(values, are_made_there, strict=True)
+    copies = [part.clone() if is_one else part for part, is_one in pairs]
+    return tree_unflatten(copies, tree)
+
+
+def are_of_inference(modules: Iterable[nn.Module]) -> bool:
+    """Whether `torch.inference_mode` has made a weight or a buffer of some modules."""
+    tensors = (chain(module.parameters(), module.buffers()) for module in modules)
+    return any(tensor.is_inference() for tensor in chain.from_iterable(tensors))
 
 
 def wants_gradient(value: Value) -> bool:
