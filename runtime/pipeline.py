@@ -135,7 +135,8 @@ class Pipeline:
     the norm is known (`validate`, docs/training.md#post-validation). Where the plan runs forwards
     again (`R`), `verify` says when it is compared what both return: "first" in the first step,
     "always", "never". With `audit`, the first step compares every stage with itself alone
-    (docs/models.md), and takes twice as long. No wait is longer than `timeout` seconds.
+    (docs/models.md), and takes twice as long. No wait for a rank that does nothing is longer than
+    `timeout` seconds; a rank may compute, or compile, for as long as it takes.
 
     A plan without a flush is for a number of updates (`Plan.for_updates`), and a step makes them
     all. The next step goes on as if there had been no cut; `state_dict` has what it needs for that
@@ -595,9 +596,15 @@ class Pipeline:
                 owner.end_step()
             if self._device.type == "cuda":
                 # The host has gone ahead; here the watchdog sees a GPU that waits in vain.
+                watchdog.waits_for = self._processes.others
                 torch.cuda.synchronize(self._device)
+                watchdog.waits_for = ()
         except Exception as error:
             watchdog.fail(error)
+        except BaseException as error:
+            # KeyboardInterrupt, or a handler of a signal has called `sys.exit`.
+            watchdog.abandon(error)
+            raise
         finally:
             watchdog.action = None
             watchdog.between = BETWEEN

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.torch_private import TreeSpec, tree_flatten, tree_unflatten
@@ -162,6 +163,23 @@ class ValueSpec:
             f"{str(dtype).removeprefix('torch.')} {list(shape)}"
             for shape, dtype in parts
         )
+
+
+def check_plain(tensors: Iterable[Tensor], what: str) -> None:
+    """PipelineError where `what` has a tensor that is made of others, as a DTensor is: a message
+    has the numbers of one tensor.
+    """
+    for tensor in tensors:
+        if type(tensor) is not Tensor and hasattr(tensor, "__tensor_flatten__"):
+            way_out = ""
+            if isinstance(tensor, DTensor):
+                way_out = (
+                    ": return `x.to_local()`, of which the next stage makes a DTensor again by "
+                    "`DTensor.from_local(x, mesh, placements)`, or `x.full_tensor()`"
+                )
+            raise PipelineError(
+                f"{what} is a {type(tensor).__name__}, which cannot pass between ranks{way_out}"
+            )
 
 
 #: Of each tensor, at most about so many numbers are sampled.
