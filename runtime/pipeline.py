@@ -312,8 +312,9 @@ class Pipeline:
     ) -> Tensor | tuple[Tensor | None, list[Value] | None] | None:
         """Run the plan once on a batch; gradients add up in `.grad`.
 
-        `inputs` are needed on the rank of the first stage, `targets` on that of the last; where
-        there are several first stages, `inputs` is a dictionary, `{0: images, 1: texts}`, and a
+        `inputs` are needed on the rank of the first stage, `targets` on that of the last, and
+        elsewhere they may be None. A rank that is given both compares them: all ranks of a pipeline
+        load the same batches. Where there are several first stages, `inputs` is a dictionary, `{0: images, 1: texts}`, and a
         rank needs those of its own stages. All their tensors are cut into microbatches along
         `batch_dim`, and these into slices along the first dimension but that one. `options` are
         keyword arguments for the modules of this rank, one dictionary per microbatch. Gives the

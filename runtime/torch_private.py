@@ -463,8 +463,13 @@ def _content(tensor: Tensor, /) -> int:
     dense = (
         local.detach() if local.layout == torch.strided else local.detach().to_dense()
     )
-    plain = dense.cpu().resolve_conj().resolve_neg().contiguous()
-    return hash(plain.view(-1).view(torch.uint8).numpy().tobytes())
+    return hash(bytes_of(dense))
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """The numbers of a dense tensor."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return bytes(plain.view(-1).view(torch.uint8).numpy().tobytes())
 
 
 #: How often a tensor has been changed in place; torch's notes on autograd name it `_version`, and

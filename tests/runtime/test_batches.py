@@ -144,6 +144,41 @@ def test_options_go_with_their_microbatches(run_ranks: Run) -> None:
     assert run_ranks(options_of_rounds, 2).results() == [0.0, 0.0]
 
 
+def belongs_together(what: str) -> bool:
+    """A step on a batch of which each rank has what it needs, and something else beside."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    inputs, targets = rows_of(plan, 8)
+    is_last = dist.get_rank() == 1
+    model = replicated(plan)
+    if what == "augmented":
+        # Each rank draws numbers of its own; those of the first stage count.
+        torch.manual_seed(dist.get_rank())
+        inputs = inputs + torch.randn_like(inputs)
+    given: dict[str, list[Any]] = {
+        "augmented": [inputs, targets],
+        "halves": [None, targets] if is_last else [inputs, None],
+        "no inputs on the last": [None if is_last else inputs, targets],
+        "other targets on the first": [inputs, targets if is_last else targets[:1]],
+        "anything on the first": [inputs, targets if is_last else "nothing"],
+    }[what]
+    losses = pipeline(plan, model).step(*given)
+    return (losses is not None) == is_last
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "augmented",
+        "halves",
+        "no inputs on the last",
+        "other targets on the first",
+        "anything on the first",
+    ],
+)
+def test_a_rank_needs_its_half_of_the_batch(what: str, run_ranks: Run) -> None:
+    assert run_ranks(partial(belongs_together, what), 2).results() == [True, True]
+
+
 class Tabled(nn.Module):
     """Keeps a table from its first forward on, as rotary embeddings do."""
 

@@ -79,6 +79,21 @@ def indivisible() -> None:
     pipeline(plan, modules(2)).step(torch.ones(7, WIDTH), torch.ones(7, WIDTH))
 
 
+def dealt_out() -> None:
+    """Each rank has rows of its own, as a DistributedSampler gives them; of the second batch."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    ours = pipeline(plan, modules(2))
+    ours.step(*batch(plan, 0))
+    ours.step(*batch(plan, 1 + dist.get_rank()))
+
+
+def evaluated_apart() -> None:
+    """The last rank would compare outputs with rows that they are not of."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    inputs, _ = batch(plan, dist.get_rank())
+    pipeline(plan, modules(2)).evaluate(inputs)
+
+
 def no_targets() -> None:
     plan = program("1f1b", ranks=2, microbatches=4)
     pipeline(plan, modules(2)).step(batch(plan, 0)[0])
@@ -278,6 +293,18 @@ FAILURES = {
         None,
         r"rank \d failed: `inputs` have 7 rows, which do not divide into 4 microbatches",
     ),
+    "dealt_out": (
+        dealt_out,
+        2,
+        1,
+        r"rank 1 failed: rank 0 was given another batch than this rank: .* DistributedSampler .* None",
+    ),
+    "evaluated_apart": (
+        evaluated_apart,
+        2,
+        1,
+        r"rank 1 failed: rank 0 was given another batch than this rank: .* DistributedSampler .* None",
+    ),
     "no_targets": (
         no_targets,
         2,
@@ -408,7 +435,9 @@ def test_all_ranks_say_what_went_wrong_and_exit(run_ranks: Run, scenario: str) -
     # A report has a line for each rank, where it was: one rank prints it, the others a single line.
     reports = [rank for rank, log in enumerate(outcome.logs) if "\n  rank 0 " in log]
     assert len(reports) == (
-        ".sched:" in message or scenario in ("idles", "indivisible", "no_targets")
+        ".sched:" in message
+        or scenario in ("idles", "indivisible", "no_targets")
+        or "another batch" in message
     ), outcome.logs
     assert all(
         outcome.logs[rank].count("\n") == 1 for rank in {*printed} - {*reports}
