@@ -12,12 +12,13 @@ A list is cut already: each of its values is a microbatch, of any shape
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, count, islice
 from math import ceil
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor
 
 from schedlang.plan.plan import Plan
@@ -41,13 +42,18 @@ from schedlang.runtime.transport.exchange import Given
 from schedlang.runtime.values import (
     Value,
     ValueSpec,
+    checksum,
     cut,
     flatten,
     join,
     size_along,
+    trainable,
     unflatten,
 )
 from schedlang.schedule.layout import Layout, Pipeline
+
+#: In so many batches checksums are made of tensors on a GPU, too, which it must wait for.
+_EARLY = 3
 
 #: Keyword arguments of modules, by microbatch.
 Options = Sequence[Mapping[str, Any]]
@@ -76,9 +82,9 @@ class Batch:
     a microbatch may have so many `rows`.
     """
 
-    inputs: Value
-    targets: Value
-    options: Options | Mapping[str, Options] | None
+    inputs: Value = field(converter=trainable)
+    targets: Value = field(converter=trainable)
+    options: Options | Mapping[str, Options] | None = field(converter=trainable)
     evaluates: bool
     rows: int | None = None
     counts: Counts | None = None
@@ -144,6 +150,8 @@ class Batches:
         self._has_scale = has_scale
         self._shares = shares(plan.layout)
         self._last: dict[tuple[int, ...], list[tuple[Stage, int]]] = {}
+        #: How many batches there were.
+        self._batches = 0
         #: Shapes and types of what the first stages here were given last.
         self._given_specs: dict[int, Sequence[ValueSpec]] = {}
 
@@ -182,8 +190,51 @@ class Batches:
                     self._counts(counts, mine, microbatches),
                     () if counts is None else totals_of(counts, updates),
                     tuple(chain.from_iterable(map(shares_of_slices, lengths))),
+                    self._checksums(batch, first, pipeline) if number == 0 else (0, 0),
                 )
         return given
+
+    def _checksums(
+        self, batch: Batch, first: int, pipeline: Pipeline
+    ) -> tuple[int, int]:
+        """Those of the inputs of a first stage, and of the targets, as this rank was given them."""
+        if pipeline.start in self._stages and pipeline.stop - 1 in self._stages:
+            return 0, 0
+        # A rank that does not need one of the two may have been given anything.
+        inputs = targets = None
+        with suppress(PipelineError):
+            of_model = self._of_model("inputs", batch.inputs, pipeline)
+            inputs = self._inputs_of(of_model, first, pipeline)
+        with suppress(PipelineError):
+            targets = self._of_model("targets", batch.targets, pipeline)
+        is_early = self._batches < _EARLY
+        return checksum(inputs, is_early), checksum(targets, is_early)
+
+    def _check_same(
+        self, batch: Batch, announced: Mapping[int, Announcement], pipeline: Pipeline
+    ) -> None:
+        """PipelineError where the rank of a first stage was given another batch than this one, of
+        the last stage: where neither inputs nor targets are the same, inputs would meet targets of
+        other rows.
+        """
+        # One that is the same is enough: inputs may be augmented on each rank by itself, and only
+        # those of the first stage count.
+        for first in self._layout.firsts:
+            if first not in announced or not pipeline.start <= first < pipeline.stop:
+                continue
+            own = self._checksums(batch, first, pipeline)
+            pairs = zip(announced[first].checksums, own, strict=True)
+            are_same = [one == other for one, other in pairs if one and other]
+            if are_same and not any(are_same):
+                raise PipelineError(
+                    f"rank {self._plan.placement[first]} was given another batch than this rank: "
+                    "inputs of the one would meet targets of the other. All ranks of a pipeline "
+                    "load the same batches: without a DistributedSampler (or with one for its "
+                    "replicas, not for its ranks), with one seed where they shuffle, and not by a "
+                    "DataLoader that accelerate's `prepare` or the Trainer of transformers deals "
+                    "out to ranks. Inputs are needed on the rank of the first stage alone, and "
+                    "targets on that of the last: elsewhere they may be None"
+                )
 
     def _specs(self, inputs: Value, units: Sequence[Value]) -> list[ValueSpec]:
         """Shapes and types of what passes through a first stage in a round: one for all, or one for
@@ -298,6 +349,7 @@ class Batches:
         first stages have announced. Gives the round for each pipeline.
         """
         rounds: list[Round] = []
+        self._batches += number == 0
         for pipeline, mine in zip(self._layout.pipelines, self._shares, strict=True):
             # Of pipelines that are replicas, a rank may know one alone; all have the same batch.
             first = pipeline.start if self._layout.models else next(iter(announced))
@@ -307,6 +359,8 @@ class Batches:
             rounds.append(this)
             last = self._stages.get(pipeline.stop - 1)
             if last is not None:
+                if number == 0:
+                    self._check_same(batch, announced, pipeline)
                 last.targets = self._targets_of(batch, of_batch, this, pipeline, mine)
             of_round = self._options_of(batch, of_batch, this, pipeline)
             shares = next(

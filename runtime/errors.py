@@ -1,5 +1,9 @@
 """The errors of the runtime."""
 
+import re
+
+import torch.distributed as dist
+
 #: What to do about errors of torch that a model meets in a pipeline, and not alone.
 _WAYS_OUT = {
     "a leaf Variable that requires grad is being used in an in-place operation": (
@@ -8,6 +12,14 @@ _WAYS_OUT = {
     "modified by an inplace operation": (
         "what a forward has saved for its backward was changed before that ran, perhaps a buffer, "
         "by the forward of a later microbatch; let the forward use a copy, `self.buffer.clone()`"
+    ),
+    "Inplace update to inference tensor": (
+        "`evaluate` is outside of `torch.inference_mode`, so that the model can be trained "
+        "afterwards; let the script make the tensor outside of it, too"
+    ),
+    "DataLoader worker": (
+        "a process of this rank's DataLoader has ended, perhaps for want of memory; with "
+        "`num_workers=0` there is none"
     ),
     "cannot register a hook on a tensor that doesn't require gradient": (
         "where a plan recomputes a forward (`R`), the first one makes no graph; register the hook "
@@ -42,3 +54,18 @@ class LostRank(PipelineError):
     def __init__(self, ranks: set[int], reason: str) -> None:
         super().__init__(reason)
         self.ranks = ranks
+
+
+def is_of_connection(error: RuntimeError) -> bool:
+    """Whether an error is that of a connection between ranks. What the calls of a process group
+    raise may be any other: of a tensor that cannot be sent, or of a handler of signals.
+    """
+    # gloo has no types: its messages begin with a line of its source, `[…/gloo/…/pair.cc:534]`.
+    is_of_gloo = re.match(r"\[[^]]*\bgloo/", str(error))
+    return isinstance(error, dist.DistError) or is_of_gloo is not None
+
+
+def raise_if_lost(ranks: set[int], error: RuntimeError) -> None:
+    """LostRank where an error is that of a connection to some ranks."""
+    if is_of_connection(error):
+        raise LostRank(ranks, str(error)) from error

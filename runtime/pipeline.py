@@ -80,7 +80,7 @@ from schedlang.runtime.transport.edges import EdgeWire
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.precision import rounding_to
 from schedlang.runtime.transport.wire import Wire, warm_up
-from schedlang.runtime.values import Value
+from schedlang.runtime.values import Value, are_of_inference
 from schedlang.runtime.watch.gpu import GpuProgress
 from schedlang.runtime.watch.watchdog import BETWEEN, Watchdog
 from schedlang.schedule.actions import is_transfer
@@ -137,7 +137,8 @@ class Pipeline:
     the norm is known (`validate`, docs/training.md#post-validation). Where the plan runs forwards
     again (`R`), `verify` says when it is compared what both return: "first" in the first step,
     "always", "never". With `audit`, the first step compares every stage with itself alone
-    (docs/models.md), and takes twice as long. No wait is longer than `timeout` seconds.
+    (docs/models.md), and takes twice as long. No wait for a rank that does nothing is longer than
+    `timeout` seconds; a rank may compute, or compile, for as long as it takes.
 
     A plan without a flush is for a number of updates (`Plan.for_updates`), and a step makes them
     all. The next step goes on as if there had been no cut; `state_dict` has what it needs for that
@@ -317,10 +318,12 @@ class Pipeline:
     ) -> Tensor | tuple[Tensor | None, list[Value] | None] | None:
         """Run the plan once on a batch; gradients add up in `.grad`.
 
-        `inputs` are needed on the rank of the first stage, `targets` on that of the last; where
-        there are several first stages, `inputs` is a dictionary, `{0: images, 1: texts}`, and a
-        rank needs those of its own stages. All their tensors are cut into microbatches along
-        `batch_dim`, and these into slices along the first dimension but that one. `options` are
+        `inputs` are needed on the rank of the first stage, `targets` on that of the last, and
+        elsewhere they may be None. A rank that is given both compares them: all ranks of a pipeline
+        load the same batches. Where there are several first stages, `inputs` is a dictionary, `{0:
+        images, 1: texts}`, and a rank needs those of its own stages. All their tensors are cut into
+        microbatches along `batch_dim`, and these into slices along the first dimension but that
+        one. `options` are
         keyword arguments for the modules of this rank, one dictionary per microbatch. Gives the
         losses by microbatch, unscaled, as a tensor of shape (microbatches,) on the rank of the last
         stage, and None elsewhere; that of a microbatch is the mean of its slices'. Of several
@@ -345,10 +348,10 @@ class Pipeline:
             raise PipelineError(
                 "the plan has forwards alone and cannot train: call `evaluate`"
             )
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             raise PipelineError(
-                "`step` trains, and gradients are off here, as in `torch.no_grad()`: call "
-                "`evaluate` there"
+                "`step` trains, and gradients are off here, as in `torch.no_grad()` or "
+                "`torch.inference_mode()`: call `evaluate` there"
             )
         for stage in self._stages.values():
             stage.keeps_results = return_outputs
@@ -421,16 +424,24 @@ class Pipeline:
         """
         if rows is not None and rows < 1:
             raise PipelineError(f"`rows` is {rows}, it must be 1 or more")
-        self.validate()
-        batch = Batch(inputs, targets, options, evaluates=True, rows=rows)
+        # What `torch.inference_mode` makes can never be trained with: a table that a model keeps
+        # from its first forward, the state of an optimizer. So an evaluation is not in it, unless
+        # the model itself was made there.
+        modules = [stage.module for stage in self._stages.values()]
+        with torch.inference_mode(are_of_inference(modules)), torch.no_grad():
+            self.validate()
+            batch = Batch(inputs, targets, options, evaluates=True, rows=rows)
+            return self._evaluate(batch)
+
+    def _evaluate(self, batch: Batch) -> list[Value] | None:
+        """Walk over the forwards until the batch is through."""
         by_model: dict[str, list[Value]] = {}
         self._begin_losses()
         number = 0
         is_over = False
         while not is_over:
-            with torch.no_grad():
-                # A shorter round uses calls of its own, made once for each number of microbatches.
-                this = self._run(batch, number)
+            # A shorter round uses calls of its own, made once for each number of microbatches.
+            this = self._run(batch, number)
             self._count(this)
             for model, units in self._units_of_models(this).items():
                 self._take_extras(units)
@@ -573,6 +584,10 @@ class Pipeline:
                 owner.end_step()
         except Exception as error:
             watchdog.fail(error)
+        except BaseException as error:
+            # KeyboardInterrupt, or a handler of a signal has called `sys.exit`.
+            watchdog.abandon(error)
+            raise
         finally:
             watchdog.action = None
             watchdog.between = BETWEEN

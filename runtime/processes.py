@@ -66,6 +66,11 @@ class Processes:
         """The processes of all replicas."""
         return sorted(self._coordinates) or list(self.pipeline)
 
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The other processes of the pipeline."""
+        return tuple(each for each in self.pipeline if each != self.pipeline[self.own])
+
     def name(self, process: int) -> str:
         """A process in a message: `rank 3 (dp 1, pp 1)`, or without a mesh `rank 3`."""
         return f"rank {process}{self._coordinates.get(process, '')}"

@@ -449,7 +449,8 @@ def _torchs_changes() -> Callable[[Tensor], int]:
     tensor[0] = 1
     after = changes(tensor)
     _must(changes(tensor) == after != before)
-    return changes
+    # Of what `torch.inference_mode` has made, a weight or a buffer, torch does not count changes.
+    return lambda tensor: _content(tensor) if tensor.is_inference() else changes(tensor)
 
 
 def _content(tensor: Tensor, /) -> int:
@@ -462,8 +463,13 @@ def _content(tensor: Tensor, /) -> int:
     dense = (
         local.detach() if local.layout == torch.strided else local.detach().to_dense()
     )
-    plain = dense.cpu().resolve_conj().resolve_neg().contiguous()
-    return hash(plain.view(-1).view(torch.uint8).numpy().tobytes())
+    return hash(bytes_of(dense))
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """The numbers of a dense tensor."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return bytes(plain.view(-1).view(torch.uint8).numpy().tobytes())
 
 
 #: How often a tensor has been changed in place; torch's notes on autograd name it `_version`, and

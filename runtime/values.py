@@ -1,15 +1,23 @@
 """What passes between stages: a tensor, or tensors in tuples, lists and dictionaries."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
+from zlib import crc32
 
 import torch
 from attrs import frozen
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.torch_private import TreeSpec, tree_flatten, tree_unflatten
+from schedlang.runtime.torch_private import (
+    TreeSpec,
+    bytes_of,
+    tree_flatten,
+    tree_unflatten,
+)
 
 #: A tensor, or tensors in containers.
 Value = Any
@@ -72,6 +80,27 @@ def without_graph(value: Any) -> Any:
     values, tree = tree_flatten(value)
     kept = [part.detach() if isinstance(part, Tensor) else part for part in values]
     return tree_unflatten(kept, tree)
+
+
+def trainable(value: Any) -> Any:
+    """The same with copies of the tensors that `torch.inference_mode` has made, which autograd
+    saves for no backward; whatever else is in it.
+    """
+    values, tree = tree_flatten(value)
+    are_made_there = [
+        isinstance(part, Tensor) and part.is_inference() for part in values
+    ]
+    if not any(are_made_there):
+        return value
+    pairs = zip(values, are_made_there, strict=True)
+    copies = [part.clone() if is_one else part for part, is_one in pairs]
+    return tree_unflatten(copies, tree)
+
+
+def are_of_inference(modules: Iterable[nn.Module]) -> bool:
+    """Whether `torch.inference_mode` has made a weight or a buffer of some modules."""
+    tensors = (chain(module.parameters(), module.buffers()) for module in modules)
+    return any(tensor.is_inference() for tensor in chain.from_iterable(tensors))
 
 
 def wants_gradient(value: Value) -> bool:
@@ -142,6 +171,23 @@ class ValueSpec:
         )
 
 
+def check_plain(tensors: Iterable[Tensor], what: str) -> None:
+    """PipelineError where `what` has a tensor that is made of others, as a DTensor is: a message
+    has the numbers of one tensor.
+    """
+    for tensor in tensors:
+        if type(tensor) is not Tensor and hasattr(tensor, "__tensor_flatten__"):
+            way_out = ""
+            if isinstance(tensor, DTensor):
+                way_out = (
+                    ": return `x.to_local()`, of which the next stage makes a DTensor again by "
+                    "`DTensor.from_local(x, mesh, placements)`, or `x.full_tensor()`"
+                )
+            raise PipelineError(
+                f"{what} is a {type(tensor).__name__}, which cannot pass between ranks{way_out}"
+            )
+
+
 #: Of each tensor, at most about so many numbers are sampled.
 _SAMPLE = 4096
 
@@ -154,6 +200,24 @@ def sample(tensor: Tensor) -> Tensor:
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     flat = local.detach().flatten()
     return flat[:: len(flat) // _SAMPLE + 1]
+
+
+def checksum(value: Value, waits_for_gpu: bool) -> int:
+    """A number that follows from the shapes and from some numbers of a value's tensors; 0 where it
+    has none to go by, or where that would need a wait for a GPU.
+    """
+    tensors = [part for part in tree_flatten(value)[0] if isinstance(part, Tensor)]
+    for tensor in tensors:
+        if tensor.layout != torch.strided or not (tensor.is_cpu or waits_for_gpu):
+            return 0
+    if not tensors or any(tensor.is_meta for tensor in tensors):
+        return 0
+    found = 0
+    for tensor in tensors:
+        found = crc32(str([*tensor.shape]).encode(), found)
+        found = crc32(bytes_of(sample(tensor)), found)
+    # Never 0.
+    return found + 1
 
 
 def are_same(one: Tensor, other: Tensor) -> bool:

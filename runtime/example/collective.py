@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from schedlang.diagnostics.diagnostic import CompileError, counted
-from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.errors import PipelineError, is_of_connection
 from schedlang.runtime.watch.store import of_this_attempt
 from schedlang.runtime.watch.watchdog import say
 
@@ -101,6 +101,8 @@ def linked(when: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if not is_of_connection(error):
+            raise
         # gloo's messages begin with a line of its own source.
         reason = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
         say(f"rank {dist.get_rank()} lost another rank {when}: {reason}")

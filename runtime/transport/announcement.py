@@ -3,7 +3,8 @@
 It alone has the inputs, and what the others need to know of them goes in one message, or two where
 microbatches differ:
 
-    numbers    pipeline and plan, rows, how many of the rest ─► which form, if all are alike
+    numbers    pipeline and plan, rows, checksums of the batch, how many of the rest ─► which
+               form, if all are alike
     the rest   a form for each microbatch, how much each counts, and each slice
 """
 
@@ -61,12 +62,14 @@ class Announcement:
     """What passes through a pipeline in a step, or a round of an evaluation.
 
     `forms` are numbers: microbatches, or slices, whose inputs have the same shapes and types have
-    the same one. There is one for all, or one for each.
+    the same one. There is one for all, or one for each. `checksums` are those of the inputs and of
+    the targets that the rank of the first stage was given, 0 where there is none.
     """
 
     rows: Rows
     forms: tuple[int, ...]
     shares: Shares = Shares()
+    checksums: tuple[int, int] = (0, 0)
 
     def pack(self, name: Tensor) -> list[Tensor]:
         """The tensors to send."""
@@ -78,6 +81,7 @@ class Announcement:
             self.rows.total,
             self.rows.of_microbatch,
             self.rows.is_list,
+            *self.checksums,
             len(self.forms),
             len(shares.of_microbatches),
             len(shares.of_slices),
@@ -89,21 +93,21 @@ class Announcement:
     @staticmethod
     def first_room() -> Tensor:
         """An empty tensor for the numbers."""
-        return torch.empty(NAME + 7, dtype=torch.int64)
+        return torch.empty(NAME + 9, dtype=torch.int64)
 
     @staticmethod
     def rest_room(numbers: Tensor) -> Tensor | None:
         """An empty tensor for the rest, if numbers say that it comes."""
-        forms, microbatches, slices = numbers[NAME + 3 : NAME + 6].tolist()
+        forms, microbatches, slices = numbers[NAME + 5 : NAME + 8].tolist()
         size = (forms if forms > 1 else 0) + microbatches + slices
         return torch.empty(size, dtype=torch.float64) if size else None
 
     @classmethod
     def unpack(cls, numbers: Tensor, rest: Tensor | None) -> "Announcement":
         """What was sent."""
-        total, of_microbatch, is_list, forms, microbatches, _, form = numbers[
-            NAME:
-        ].tolist()
+        total, of_microbatch, is_list, *of_batch, forms, microbatches, _, form = (
+            numbers[NAME:].tolist()
+        )
         numbers_of_forms: tuple[int, ...] = (form,)
         # The rest is sent as doubles, which hold these numbers exactly.
         values: Sequence[float] = () if rest is None else rest.tolist()
@@ -111,4 +115,6 @@ class Announcement:
             numbers_of_forms = tuple(map(int, values[:forms]))
             values = values[forms:]
         shares = Shares(tuple(values[:microbatches]), tuple(values[microbatches:]))
-        return cls(Rows(total, of_microbatch, bool(is_list)), numbers_of_forms, shares)
+        rows = Rows(total, of_microbatch, bool(is_list))
+        of_inputs, of_targets = of_batch
+        return cls(rows, numbers_of_forms, shares, (of_inputs, of_targets))

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.connections import Edge, edges_of, rounds
-from schedlang.runtime.errors import LostRank
+from schedlang.runtime.errors import raise_if_lost
 from schedlang.runtime.processes import Processes, backend_of
 from schedlang.runtime.transport.wire import Wire, let_main_thread_go_on
-from schedlang.runtime.watch.watchdog import Watchdog
+from schedlang.runtime.watch.watchdog import GRACE, Watchdog
 
 #: Torch 2.11 splits what a group has for the device that it is bound to; later versions are told
 #: what to split.
@@ -57,7 +57,9 @@ class EdgeWire(Wire):
         watchdog: Watchdog,
     ) -> None:
         super().__init__(processes, timeout, watchdog)
-        groups = _connect(plan, processes, device, self._limit, watchdog)
+        # Later than the watchdog's: it knows which rank everyone waits for in the end.
+        limit = timedelta(seconds=timeout + 2 * GRACE)
+        groups = _connect(plan, processes, device, limit, watchdog)
         #: By peer, the function that begins a message to it, or from it, and its rank there.
         self._to = {
             receiver: (group.send, _rank_in(group, receiver, processes))
@@ -77,7 +79,8 @@ class EdgeWire(Wire):
         try:
             return send([tensor], rank, _NO_TAG)
         except RuntimeError as error:
-            raise LostRank({self.processes.pipeline[peer]}, str(error)) from error
+            raise_if_lost({self.processes.pipeline[peer]}, error)
+            raise
 
     def post_receive(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
         """Begin to receive into a tensor, behind those before it from this peer."""
@@ -85,7 +88,8 @@ class EdgeWire(Wire):
         try:
             return receive([tensor], rank, _NO_TAG)
         except RuntimeError as error:
-            raise LostRank({self.processes.pipeline[peer]}, str(error)) from error
+            raise_if_lost({self.processes.pipeline[peer]}, error)
+            raise
 
 
 def _connect(
@@ -114,7 +118,8 @@ def _connect(
             if own is not None and group is not None:
                 _first_message(own, group, processes, device, limit)
         except RuntimeError as error:
-            raise LostRank(peers, str(error)) from error
+            raise_if_lost(peers, error)
+            raise
         watchdog.waits_for = ()
         made |= {(device.type, edge): group if edge == own else None for edge in edges}
     groups = {edge: made[device.type, edge] for edge in wanted}

@@ -50,7 +50,7 @@ class Given:
     """What the first stage of a pipeline is given in a step: whether to evaluate it, the rows of
     the batch, and shapes and types of what passes through it, which are one for all or one for
     each. In training, `counts` are how much the losses of these count, if the script says so, and
-    `totals` of all microbatches of an update, by update.
+    `totals` of all microbatches of an update, by update. `checksums` are those of the batch.
     """
 
     evaluates: bool
@@ -59,6 +59,7 @@ class Given:
     counts: Sequence[float] = ()
     totals: Sequence[float] = ()
     of_slices: tuple[float, ...] = ()
+    checksums: tuple[int, int] = (0, 0)
 
 
 class Exchange:
@@ -161,7 +162,9 @@ class Exchange:
                 for spec in inputs.specs
             ]
             shares = Shares(self._shares(first, inputs, totals), inputs.of_slices)
-            announced[first] = Announcement(inputs.rows, tuple(forms), shares)
+            announced[first] = Announcement(
+                inputs.rows, tuple(forms), shares, inputs.checksums
+            )
             self._announce(first, announced[first])
         for first in self._plan.layout.firsts:
             if self._takes_part(self._rank, first) and first not in given:

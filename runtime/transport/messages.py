@@ -30,6 +30,7 @@ from schedlang.runtime.values import (
     Value,
     ValueSpec,
     are_same,
+    check_plain,
     flatten,
     has_gradient,
     sample,
@@ -392,6 +393,7 @@ class ActivationSend(Send):
         channel = self.channel
         form = self.form
         tensors, tree = flatten(self.box.pop(self.microbatch), channel.what)
+        check_plain(tensors, channel.what)
         if form.spec is None:
             channel.announce(form, ValueSpec.of(tensors, tree))
         elif not form.spec.matches(tensors, tree):

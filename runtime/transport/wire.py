@@ -15,11 +15,15 @@ from attrs import evolve
 from torch import Tensor
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.errors import LostRank
+from schedlang.runtime.errors import raise_if_lost
 from schedlang.runtime.processes import Processes, Replicas, group_apart
-from schedlang.runtime.watch.watchdog import GRACE, Watchdog
+from schedlang.runtime.watch.watchdog import Watchdog
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.transports import NCCL_EDGE
+
+#: The watchdog ends a wait in vain: it knows whether the rank at its end still computes, gloo does
+#: not.
+_NO_LIMIT = timedelta(days=365)
 
 #: What is on its way: gloo loses a message whose handle or tensor is dropped.
 InFlight = list[tuple[dist.Work, Tensor]]
@@ -28,8 +32,8 @@ InFlight = list[tuple[dist.Work, Tensor]]
 class Wire:
     """The connections of one rank to the others of its plan, its peers.
 
-    Every call that waits tells the watchdog for which processes, and ends after a time limit.
-    LostRank where a connection breaks.
+    Every call that waits tells the watchdog for which processes. LostRank where a connection
+    breaks.
     """
 
     #: Whether messages of the plan go by a communicator for each edge, and not by that of all.
@@ -38,16 +42,10 @@ class Wire:
     def __init__(
         self, processes: Processes, timeout: float, watchdog: Watchdog
     ) -> None:
-        # Later than the watchdog's: it knows which rank everyone waits for in the end, gloo does
-        # not.
-        self._limit = timedelta(seconds=timeout + 2 * GRACE)
         self._timeout = timeout
         self._watchdog = watchdog
         self.processes = processes
-        own = dist.get_rank()
-        self._others = tuple(
-            process for process in processes.pipeline if process != own
-        )
+        self._others = processes.others
         #: For each peer its process, as the watchdog is told, and its rank in the process group.
         self._peers = [(process,) for process in processes.pipeline]
         self._group_ranks = [
@@ -65,14 +63,16 @@ class Wire:
         try:
             return self._send([tensor], self._group_ranks[peer], tag)
         except RuntimeError as error:
-            raise LostRank({self.processes.pipeline[peer]}, str(error)) from error
+            raise_if_lost({self.processes.pipeline[peer]}, error)
+            raise
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
         """Begin to receive into a tensor."""
         try:
             return self._receive([tensor], self._group_ranks[peer], tag)
         except RuntimeError as error:
-            raise LostRank({self.processes.pipeline[peer]}, str(error)) from error
+            raise_if_lost({self.processes.pipeline[peer]}, error)
+            raise
 
     #: So begin the messages of the plan, once it is known what comes: here like all others.
     post_send = send
@@ -105,9 +105,8 @@ class Wire:
         try:
             works = dist.batch_isend_irecv(operations)
         except RuntimeError as error:
-            raise LostRank(
-                {operation.peer for operation in operations}, str(error)
-            ) from error
+            raise_if_lost({operation.peer for operation in operations}, error)
+            raise
         return list(
             zip(
                 # NCCL gives one handle for all of them, gloo one for each.
@@ -161,12 +160,13 @@ class Wire:
         try:
             for work, tensor in in_flight:
                 if tensor.is_cpu:
-                    work.wait(self._limit)
+                    work.wait(_NO_LIMIT)
                 else:
                     # With a limit, NCCL would let the host wait, and not only its stream.
                     work.wait()
         except RuntimeError as error:
-            raise LostRank({*processes}, str(error)) from error
+            raise_if_lost({*processes}, error)
+            raise
 
     def reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
         """Reduce a tensor over all ranks of the plan, in place."""
@@ -182,7 +182,8 @@ class Wire:
         try:
             return [(dist.all_reduce(tensor, operation, group, async_op=True), tensor)]
         except RuntimeError as error:
-            raise LostRank({*self._others}, str(error)) from error
+            raise_if_lost({*self._others}, error)
+            raise
 
     def end_reduce(self, in_flight: InFlight) -> None:
         """Wait for a reduction over the ranks of the plan."""
@@ -197,7 +198,8 @@ class Wire:
                 (dist.all_reduce(tensor, group=replicas.group, async_op=True), tensor)
             ]
         except RuntimeError as error:
-            raise LostRank({*replicas.others}, str(error)) from error
+            raise_if_lost({*replicas.others}, error)
+            raise
 
     def end_sum(self, in_flight: InFlight, replicas: Replicas) -> None:
         """Wait for a sum over replicas."""

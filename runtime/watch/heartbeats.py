@@ -15,7 +15,7 @@ _KEY = "heartbeat"
 @frozen
 class Heartbeat:
     """What a rank does: its `action` by index, None outside of a step, and for how many seconds it
-    has been there.
+    has been there, of which it has made no progress in the last `idle` ones.
 
     `place` has it in words, as in ` at 1F0 (1f1b.sched:9)`. `waits_for` are the ranks at the other
     ends of what it waits for. `ended` says that it will not go on.
@@ -25,8 +25,14 @@ class Heartbeat:
     action: int | None
     waits_for: tuple[int, ...] = field(converter=tuple[int, ...])
     seconds: float
+    idle: float
     place: str
     ended: bool = False
+
+    @property
+    def is_in_op(self) -> bool:
+        """Whether it is in an op of a step, and not in a wait for another rank."""
+        return self.action is not None and not self.waits_for
 
     @property
     def progress(self) -> tuple[int, float]:

@@ -9,8 +9,9 @@ Every process has a main thread, which walks over the plan, and a thread of the 
 
 A rank that fails writes the cause into the store. The watchdogs of all others find it there, print
 it and end their processes. A watchdog also sees when its main thread makes no progress; from the
-heartbeats it finds the rank for which all others wait in the end. The rank that writes the cause
-reports what all others were doing.
+heartbeats it finds the rank for which all others wait in the end. That one is at fault if it stands
+still, but it may compute for as long as it takes, and so long the others wait. The rank that writes
+the cause reports what all others were doing.
 """
 
 import atexit
@@ -40,11 +41,18 @@ from schedlang.runtime.watch.store import (
     is_of_torchrun,
     wait_until,
 )
+from schedlang.runtime.watch.work import Work
 
 #: Seconds between two looks at the store.
 POLL = 0.2
 #: Seconds that the other ranks have to say their part and end when one fails.
 GRACE = 2.0
+
+#: How many times the time-out an op of a stage may stand still, which may read a file or sleep:
+#: only waits for other ranks are known to be no work.
+_PATIENCE = 4
+#: Seconds between two looks, at most, at what ranks do for which this one has waited for too long.
+_PAUSE = 5.0
 
 #: Held by the thread that ends this process, whichever of its pipelines fails. Never released.
 _ending = threading.Lock()
@@ -115,6 +123,12 @@ class Watchdog:
         #: What this rank did at the last look, and since when.
         self._last: Doing = (0, None, ())
         self._since = monotonic()
+        #: What the process works, when it did so last, and the next look at what others do.
+        self._work = Work()
+        self._worked = monotonic()
+        self._next_look = monotonic()
+        #: Of ranks that were silent, the last heartbeats, and since when there was none.
+        self._heard: dict[int, tuple[Heartbeat | None, float]] = {}
         self._is_closed = False
         self._is_first_cause = False
         self._has_lost_store = False
@@ -155,6 +169,9 @@ class Watchdog:
             yield
         except Exception as error:
             self.fail(error)
+        except BaseException as error:
+            self.abandon(error)
+            raise
         self.between = before
 
     def mark(self) -> None:
@@ -185,6 +202,8 @@ class Watchdog:
         Where another rank has failed before, that is the cause: it is printed, and the process
         ends.
         """
+        if self._is_closed:
+            raise _after_another() from error
         # If the thread has begun to end the process, the main thread stays here until it does.
         if not _ending.acquire(timeout=10 * GRACE):
             raise _after_another() from error
@@ -210,6 +229,24 @@ class Watchdog:
             error.__cause__ if isinstance(error, PipelineError) else error
         )
 
+    def abandon(self, error: BaseException) -> None:
+        """Tell all ranks that the main thread leaves a step for what is no error of the pipeline,
+        such as KeyboardInterrupt: the script's own affair, but nobody can go on from here.
+        """
+        if self._is_closed or not _ending.acquire(blocking=False):
+            return
+        # Not yet the end of the process, which may catch it and tidy up.
+        self._stop_thread()
+        self._signals.let_finish(GRACE)
+        self._tell(error)
+
+    def _tell(self, error: BaseException) -> None:
+        """Make an error the cause, if there is none yet, and print the cause."""
+        cause = self._publish(self._explain(error))
+        said = self._report(cause) if self._is_first_cause else cause
+        say(f"{self._name}: stopped: {said}")
+        self._count_out()
+
     def _at_exit(self) -> None:
         """Tell all ranks that this process ends between two steps, and the error if that is why."""
         # The end of a process that the script has forked is none of this one's.
@@ -217,16 +254,12 @@ class Watchdog:
             return
         error = getattr(sys, "last_value", None)
         if (
-            isinstance(error, Exception)
+            isinstance(error, BaseException)
             and not self._is_closed
             and _ending.acquire(blocking=False)
         ):
             self._signals.ignore()
-            cause = self._publish(self._explain(error))
-            say(
-                f"{self._name}: stopped: {self._report(cause) if self._is_first_cause else cause}"
-            )
-            self._count_out()
+            self._tell(error)
         elif error is None and not self._is_closed and is_of_torchrun():
             # Others may go on. Where rank 0 has the store, that may be gone already.
             self._stop_thread()
@@ -246,8 +279,10 @@ class Watchdog:
                 return lost
         return error
 
-    def _explain(self, error: Exception) -> str:
+    def _explain(self, error: BaseException) -> str:
         """The cause in words: which rank failed, where, and why."""
+        if isinstance(error, KeyboardInterrupt):
+            return f"{self._name} was interrupted{self._place()}"
         place = "" if self.action is None else self._place()
         # gloo's messages begin with a line of its own source, and end with advice.
         reason = re.sub(
@@ -297,9 +332,10 @@ class Watchdog:
         if now != self._last:
             self._last = now
             self._since = monotonic()
-        _, action, _ = now
         seconds = monotonic() - self._since
-        return Heartbeat(*now, seconds, self._place_of(action), ended)
+        idle = min(seconds, monotonic() - self._worked)
+        _, action, _ = now
+        return Heartbeat(*now, seconds, idle, self._place_of(action), ended)
 
     def _doing(self) -> Doing:
         """What the GPU does, which is behind the main thread, or if it has nothing to do, what the
@@ -307,6 +343,27 @@ class Watchdog:
         """
         of_gpu = None if self.gpu is None else self.gpu.doing()
         return of_gpu or (self.step, self.action, self.waits_for)
+
+    def _gpu_waits(self) -> bool:
+        """Whether the GPU waits for another rank, and not only for the end of what is under way."""
+        return not wait_until(lambda: not self._doing()[2], GRACE)
+
+    def _note_work(self) -> None:
+        """Note if this rank, which waits for no other, has worked since the last look."""
+        _, _, waits_for = self._doing()
+        if waits_for:
+            # Threads of its connections may work.
+            self._work.goes_on()
+        elif self._work.goes_on() or (
+            monotonic() - self._worked > self._timeout / 2
+            and self._work.of_started_goes_on()
+        ):
+            self._worked = monotonic()
+
+    def _stands_still(self, heartbeat: Heartbeat) -> bool:
+        """Whether a rank has made no progress for too long."""
+        limit = self._timeout * (_PATIENCE if heartbeat.is_in_op else 1)
+        return heartbeat.idle > limit
 
     def _place(self) -> str:
         """Where in the plan the main thread is, in words."""
@@ -379,9 +436,10 @@ class Watchdog:
             try:
                 cause = self._look()
             except RuntimeError as error:
-                # The store is gone with the process that held it; outside of a step, that only
-                # means the end of a job.
-                if self.action is None and not isinstance(error, StoreIsSilentError):
+                # The store is gone with the process that held it; outside of a step and a wait,
+                # that only means the end of a job.
+                is_busy = self.action is not None or self.waits_for or self._gpu_waits()
+                if not is_busy and not isinstance(error, StoreIsSilentError):
                     self._signals.stop()
                     return
                 self._has_lost_store = True
@@ -411,10 +469,13 @@ class Watchdog:
             return self._publish(f"{self._name} was terminated{self._place()}")
         if self.met_beside is not None:
             return self._publish(self._explain(self.met_beside))
+        self._note_work()
         heartbeat = self._post()
         is_busy = heartbeat.action is not None or heartbeat.waits_for
-        if is_busy and heartbeat.seconds > self._timeout:
-            return self._publish(self._find_fault())
+        if is_busy and self._stands_still(heartbeat) and monotonic() > self._next_look:
+            self._next_look = monotonic() + min(_PAUSE, self._timeout)
+            if fault := self._find_fault():
+                return self._publish(fault)
         return None
 
     def _is_stuck(self) -> bool:
@@ -428,25 +489,41 @@ class Watchdog:
         )
         return before.action is not None and not goes_on
 
-    def _find_fault(self) -> str:
-        """Follow the waits from rank to rank, to one that waits for none; the cause in words."""
+    def _find_fault(self) -> str | None:
+        """Follow the waits from rank to rank, to one that waits for none; the cause in words, if
+        that rank stands still.
+        """
         waited = f"{self._name} has waited {self._timeout:g} s{self._place()}"
         rank = self._rank
         seen = {self._rank}
         heartbeat = self._heartbeat()
         while others := [other for other in heartbeat.waits_for if other not in seen]:
             if silent := self._silent(others):
-                return f"{self._processes.name(silent[0])} does not answer: {waited}"
+                told = f"{self._processes.name(silent[0])} does not answer: {waited}"
+                return told if any(map(self._is_silent_for_long, silent)) else None
             # If there are several, they are replicas, which do the same: all wait for the slowest.
             now = {other: self._heartbeats.of(other) or heartbeat for other in others}
             rank = min(now, key=lambda other: now[other].progress)
             heartbeat = now[rank]
             seen.add(rank)
+        if not self._stands_still(heartbeat):
+            return None
         stuck = (
-            f"{self._processes.name(rank)} has made no progress for {heartbeat.seconds:.1f} "
+            f"{self._processes.name(rank)} has made no progress for {heartbeat.idle:.1f} "
             f"s{heartbeat.place}"
         )
         return stuck if rank == self._rank else f"{stuck}: {waited}"
+
+    def _is_silent_for_long(self, rank: int) -> bool:
+        """Whether a rank is silent for longer than a call may take that lets no other thread of
+        Python run, if it is in an op.
+        """
+        last = self._heartbeats.of(rank)
+        before, since = self._heard.get(rank, (None, 0.0))
+        if before != last:
+            since = monotonic() - GRACE
+            self._heard[rank] = last, since
+        return not (last and last.is_in_op) or monotonic() - since > self._timeout
 
     def _silent(self, ranks: Iterable[int]) -> list[int]:
         """Those of some ranks whose heartbeat has stopped. This rank goes on with its own, since

@@ -144,6 +144,102 @@ def test_options_go_with_their_microbatches(run_ranks: Run) -> None:
     assert run_ranks(options_of_rounds, 2).results() == [0.0, 0.0]
 
 
+def belongs_together(what: str) -> bool:
+    """A step on a batch of which each rank has what it needs, and something else beside."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    inputs, targets = rows_of(plan, 8)
+    is_last = dist.get_rank() == 1
+    model = replicated(plan)
+    if what == "augmented":
+        # Each rank draws numbers of its own; those of the first stage count.
+        torch.manual_seed(dist.get_rank())
+        inputs = inputs + torch.randn_like(inputs)
+    given: dict[str, list[Any]] = {
+        "augmented": [inputs, targets],
+        "halves": [None, targets] if is_last else [inputs, None],
+        "no inputs on the last": [None if is_last else inputs, targets],
+        "other targets on the first": [inputs, targets if is_last else targets[:1]],
+        "anything on the first": [inputs, targets if is_last else "nothing"],
+    }[what]
+    losses = pipeline(plan, model).step(*given)
+    return (losses is not None) == is_last
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "augmented",
+        "halves",
+        "no inputs on the last",
+        "other targets on the first",
+        "anything on the first",
+    ],
+)
+def test_a_rank_needs_its_half_of_the_batch(what: str, run_ranks: Run) -> None:
+    assert run_ranks(partial(belongs_together, what), 2).results() == [True, True]
+
+
+class Tabled(nn.Module):
+    """Keeps a table from its first forward on, as rotary embeddings do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.table: Tensor | None = None
+
+    def forward(self, *given: Any, **options: Any) -> Any:
+        if self.table is None:
+            self.table = torch.linspace(1, 2, WIDTH, dtype=torch.float64)
+        return self.inner(*(given[0] * self.table, *given[1:]), **options)
+
+
+def evaluates_in_inference_mode(name: str) -> float:
+    """An evaluation as inference scripts make it, and a step on what the script made there."""
+    plan = program(name, ranks=2, **PLANS[name])
+    model = replicated(plan)
+    if name != "unet_1f1b":
+        model = [Tabled(each) for each in model]
+    ours = pipeline(plan, model)
+    with torch.inference_mode():
+        inputs, targets = rows_of(plan, 8)
+        inside = ours.evaluate(inputs, targets)
+        outputs = ours.evaluate(inputs)
+    with torch.no_grad():
+        outside = ours.evaluate(inputs, targets)
+    losses = ours.step(inputs, targets)
+    if losses is None or inside is None or outside is None:
+        return 0.0
+    assert outputs is not None
+    # A script may train with what it has evaluated, as with the scores of a reference.
+    assert not any(each.is_inference() for each in (*outputs, *inside))
+    return max(
+        difference(torch.stack(inside), torch.stack(outside)),
+        difference(losses, torch.stack(outside)),
+    )
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb_v", "unet_1f1b"])
+def test_an_evaluation_in_inference_mode(name: str, run_ranks: Run) -> None:
+    assert max(run_ranks(partial(evaluates_in_inference_mode, name), 2).results()) == 0
+
+
+def serves_a_model_of_inference_mode() -> float:
+    """A model made there, with a buffer that its forwards change."""
+    plan = program("forward_only", ranks=2, microbatches=2)
+    with torch.inference_mode():
+        model = [nn.BatchNorm1d(WIDTH, dtype=torch.float64) for _ in range(2)]
+        inputs, _ = rows_of(plan, 4)
+        outputs = pipeline(plan, model).evaluate(inputs)
+        expected = [model[1](model[0](part)) for part in inputs.chunk(2)]
+    if outputs is None:
+        return 0.0
+    return difference(torch.cat(outputs), torch.cat(expected))
+
+
+def test_a_model_made_in_inference_mode_is_served(run_ranks: Run) -> None:
+    assert run_ranks(serves_a_model_of_inference_mode, 2).results() == [0.0, 0.0]
+
+
 class Recurrent(nn.Module):
     """Rows along the second dimension, as torch's recurrent layers have them."""
 
@@ -298,7 +394,7 @@ MESSAGES = {
     "rows": "`rows` is 0, it must be 1 or more",
     "forwards": "the plan has forwards alone and cannot train: call `evaluate`",
     "no inputs": "there are no `inputs`: this rank has a first stage, which needs them",
-    "no gradients": "`step` trains, and gradients are off here, as in `torch.no_grad()`: call",
+    "no gradients": "`step` trains, and gradients are off here, as in `torch.no_grad()` or",
     "uneven": "`inputs` have 3 rows, which do not divide into 2 microbatches",
     "nan": "step 1 of the pipeline: the loss is not finite for microbatch 1 (nan)",
 }

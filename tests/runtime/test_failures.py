@@ -16,6 +16,8 @@ pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportEr
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from schedlang import Source, compile
 from schedlang.runtime import Pipeline, PipelineError
@@ -75,6 +77,21 @@ def vector_loss() -> None:
 def indivisible() -> None:
     plan = program("1f1b", ranks=2, microbatches=4)
     pipeline(plan, modules(2)).step(torch.ones(7, WIDTH), torch.ones(7, WIDTH))
+
+
+def dealt_out() -> None:
+    """Each rank has rows of its own, as a DistributedSampler gives them; of the second batch."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    ours = pipeline(plan, modules(2))
+    ours.step(*batch(plan, 0))
+    ours.step(*batch(plan, 1 + dist.get_rank()))
+
+
+def evaluated_apart() -> None:
+    """The last rank would compare outputs with rows that they are not of."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    inputs, _ = batch(plan, dist.get_rank())
+    pipeline(plan, modules(2)).evaluate(inputs)
 
 
 def no_targets() -> None:
@@ -155,6 +172,55 @@ def signalled(what: signal.Signals) -> None:
     pipeline(plan, model).step(*batch(plan, 0))
 
 
+def interrupt(_: torch.Tensor) -> torch.Tensor:
+    """Ctrl-C, while the rank computes."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.raise_signal(signal.SIGINT)
+    raise AssertionError
+
+
+def leave(_: torch.Tensor) -> torch.Tensor:
+    """As a script's own handler of a signal may do."""
+    sys.exit(1)
+
+
+def raises_in_a_wait() -> None:
+    """A handler of a signal raises an error on rank 0 while that waits for rank 1, as that of torch
+    does when a process of a DataLoader has died.
+    """
+    signal.signal(signal.SIGUSR1, die_of_memory)
+    plan = program("1f1b", ranks=2, microbatches=4)
+    model = modules(2)
+    processes = [0, 0]
+    dist.all_gather_object(processes, os.getpid())
+    model[1] = Does(model[1], 2, partial(tell, processes[0]))
+    pipeline(plan, model).step(*batch(plan, 0))
+
+
+def die_of_memory(*_: object) -> None:
+    raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+
+def tell(process: int, output: torch.Tensor) -> torch.Tensor:
+    time.sleep(1)
+    os.kill(process, signal.SIGUSR1)
+    time.sleep(1)
+    return output
+
+
+def as_distributed(mesh: DeviceMesh, output: torch.Tensor) -> torch.Tensor:
+    return DTensor.from_local(output, mesh, [Shard(0)])
+
+
+def distributed() -> None:
+    """A DTensor between two stages, as tensor parallelism leaves it."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "tp"))
+    model = modules(2)
+    model[0] = Does(model[0], 0, partial(as_distributed, mesh["tp"]))
+    pipeline(plan, model).step(*batch(plan, 0))
+
+
 def alarm(what: signal.Signals, process: int, output: torch.Tensor) -> torch.Tensor:
     time.sleep(1)
     os.kill(process, what)
@@ -226,6 +292,18 @@ FAILURES = {
         2,
         None,
         r"rank \d failed: `inputs` have 7 rows, which do not divide into 4 microbatches",
+    ),
+    "dealt_out": (
+        dealt_out,
+        2,
+        1,
+        r"rank 1 failed: rank 0 was given another batch than this rank: .* DistributedSampler .* None",
+    ),
+    "evaluated_apart": (
+        evaluated_apart,
+        2,
+        1,
+        r"rank 1 failed: rank 0 was given another batch than this rank: .* DistributedSampler .* None",
     ),
     "no_targets": (
         no_targets,
@@ -300,6 +378,32 @@ FAILURES = {
         None,
         rf"rank 0 was terminated at 0B\d {PLACE}",
     ),
+    "interrupted_in_an_op": (
+        partial(fails, interrupt),
+        3,
+        None,
+        rf"rank 1 was interrupted at 1F2 {PLACE}",
+    ),
+    "left": (
+        partial(fails, leave),
+        3,
+        None,
+        rf"rank 1 failed at 1F2 {PLACE}: SystemExit: 1",
+    ),
+    "raises_in_a_wait": (
+        raises_in_a_wait,
+        2,
+        0,
+        rf"rank 0 failed at 0\w+ {PLACE}: RuntimeError: DataLoader worker \(pid 7\) is killed by "
+        r"signal: Killed.  \(a process of this rank's DataLoader has ended, .*\)",
+    ),
+    "distributed": (
+        distributed,
+        2,
+        0,
+        rf"rank 0 failed at 0SEND_F0 {PLACE}: the output of stage 0 is a DTensor, .* return "
+        r"`x.to_local\(\)`, .*",
+    ),
     "interrupted": (
         partial(signalled, signal.SIGINT),
         3,
@@ -331,7 +435,9 @@ def test_all_ranks_say_what_went_wrong_and_exit(run_ranks: Run, scenario: str) -
     # A report has a line for each rank, where it was: one rank prints it, the others a single line.
     reports = [rank for rank, log in enumerate(outcome.logs) if "\n  rank 0 " in log]
     assert len(reports) == (
-        ".sched:" in message or scenario in ("idles", "indivisible", "no_targets")
+        ".sched:" in message
+        or scenario in ("idles", "indivisible", "no_targets")
+        or "another batch" in message
     ), outcome.logs
     assert all(
         outcome.logs[rank].count("\n") == 1 for rank in {*printed} - {*reports}
@@ -462,3 +568,50 @@ def test_a_second_pipeline_after_a_failure_is_refused(run_ranks: Run) -> None:
     ((first, second),) = run_ranks(fails_twice, 1).results()
     assert "have 7 rows, which do not divide into 4 microbatches" in first
     assert second.startswith("an earlier pipeline of this process has failed")
+
+
+def busy(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def compute(output: torch.Tensor) -> torch.Tensor:
+    busy(5)
+    return output
+
+
+def let_another_compute(output: torch.Tensor) -> torch.Tensor:
+    """As a compiler does, which is a process of its own."""
+    child = os.fork()
+    if child == 0:
+        busy(5)
+        os._exit(0)
+    os.waitpid(child, 0)
+    return output
+
+
+def rest(output: torch.Tensor) -> torch.Tensor:
+    """As one that reads a file."""
+    time.sleep(2)
+    return output
+
+
+def works() -> int:
+    """Two steps, in which and between which ranks work for longer than others wait for anything
+    else.
+    """
+    plan = program("1f1b", ranks=3, microbatches=4)
+    model = modules(3)
+    for stage, what in enumerate((let_another_compute, compute, rest)):
+        model[stage] = Does(model[stage], 0, what)
+    ours = pipeline(plan, model, timeout=1)
+    ours.step(*batch(plan, 0))
+    if dist.get_rank() == 1:
+        busy(3)
+    ours.step(*batch(plan, 1))
+    return ours._watchdog.step
+
+
+def test_a_rank_that_works_is_waited_for(run_ranks: Run) -> None:
+    assert run_ranks(works, 3).results() == [2, 2, 2]

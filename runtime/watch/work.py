@@ -1,0 +1,83 @@
+"""Whether a process computes, or stands still: what it uses of the CPU tells."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, process_time, thread_time
+
+import torch
+
+#: The share of one core that a process uses which computes, also on a busy machine.
+_SHARE = 0.05
+
+
+class Work:
+    """The work of a process, asked for in one thread about the one that makes this."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._place: tuple[int, int] | None = None
+        self._own = _Use(_seconds_of_own)
+        self._started = _Use(_seconds_of_started)
+
+    def goes_on(self) -> bool:
+        """Whether the process has computed since the last time that this was asked."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return self._own.is_some()
+        # To wait for a GPU takes a core, as computing does, but it is one call.
+        frame = sys._current_frames().get(self._thread)
+        before = self._place
+        self._place = frame and (id(frame), frame.f_lasti)
+        return self._place != before
+
+    def of_started_goes_on(self) -> bool:
+        """The same of the processes that it has started, such as compilers; on Linux. It takes a
+        look at all processes.
+        """
+        return self._started.is_some()
+
+
+class _Use:
+    """Whether the use of the CPU grows, which `seconds` gives."""
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._since = monotonic()
+        self._used = 0.0
+
+    def is_some(self) -> bool:
+        """Whether it has grown since the last time that this was asked."""
+        before, self._used = self._used, self._seconds()
+        since, self._since = self._since, monotonic()
+        return self._used - before > _SHARE * (self._since - since)
+
+
+def _seconds_of_own() -> float:
+    """What this process has used of the CPU without this thread, which watches it; and what the
+    processes have used that it has waited for.
+    """
+    ended = os.times()
+    waited_for = ended.children_user + ended.children_system
+    return process_time() - thread_time() + waited_for
+
+
+def _seconds_of_started() -> float:
+    """What those have used that it has started, and those that these have started."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        # A process may have ended meanwhile.
+        with suppress(OSError):
+            # Behind its name, which is in brackets and may have any letters: from its state on.
+            fields = path.read_text().rpartition(")")[2].split()
+            process = int(path.parent.name), sum(map(int, fields[11:15]))
+            children.setdefault(int(fields[1]), []).append(process)
+    ticks = 0
+    ahead = [os.getpid()]
+    while ahead:
+        for child, used in children.get(ahead.pop(), []):
+            ticks += used
+            ahead.append(child)
+    return ticks / os.sysconf("SC_CLK_TCK")
