@@ -18,6 +18,7 @@ from schedlang.runtime.microbatches import SliceLengths
 from schedlang.runtime.processes import PIPELINE, Processes
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.shards import is_sharded
+from schedlang.runtime.torch_private import looks_as_known
 from schedlang.runtime.watch.watchdog import Watchdog
 from schedlang.schedule.kinds import OF_HOPS, Kind
 from schedlang.schedule.transports import NCCL, NCCL_EAGER, NCCL_EDGE, PORTABLE
@@ -111,8 +112,27 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         )
     if setup.max_norm is not None and plan.has_updates:
         _check_max_norm(plan, rank, setup)
+    _check_scaler(plan, setup)
     _check_slices(plan, setup.slice_lengths)
     _check_frozen(plan, setup.modules, setup.tied)
+
+
+def _check_scaler(plan: Plan, setup: Setup) -> None:
+    """Whether a scaler sees the gradients before the updates that they are for."""
+    if setup.scaler is None:
+        return
+    if plan.has_updates or setup.max_norm is not None:
+        who = "the plan (`U`)" if plan.has_updates else "the pipeline (`max_norm`)"
+        raise PipelineError(
+            f"`loss_scale` is a GradScaler, and {who} makes the updates, so gradients would still "
+            "be scaled: take a plan without `U`, and in the script `scaler.unscale_`, "
+            "`clip_grad_norm_` and `scaler.step` after each step; or a fixed `loss_scale`"
+        )
+    if not looks_as_known(setup.scaler):
+        raise PipelineError(
+            f"`loss_scale` is a {type(setup.scaler).__name__}, which looks at gradients in a way "
+            "of its own: give a `torch.amp.GradScaler`, which shares what it finds with all ranks"
+        )
 
 
 def _check_hops(plan: Plan, setup: Setup) -> None:
@@ -316,6 +336,7 @@ def check_same(
         "plan": plan.digest,
         "`tied`": str([*map(dict, setup.tied)]),
         "`transfer_dtype`": str(setup.transfer_dtype),
+        "`loss_scale`": str(setup.scaler and setup.scaler.state_dict()),
         "`max_norm`": str(setup.max_norm),
         "`slice_lengths`": _in_words(setup.slice_lengths),
         "`stop_on_nan`": str(setup.stop_on_nan),

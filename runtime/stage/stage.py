@@ -119,10 +119,9 @@ def _overlaps(plan: Plan, number: int) -> tuple[set[int], bool]:
 
 @frozen(eq=False)
 class Loss:
-    """The loss of the last stage, and what it is multiplied by before its backward."""
+    """The loss of the last stage."""
 
     function: LossFn
-    scale: float = 1.0
 
     def __call__(
         self, output: Value, target: Value
@@ -185,7 +184,7 @@ class Stage:
         device: torch.device,
         *,
         loss: Loss | None = None,
-        added_scale: float = 1.0,
+        scale: Callable[[], float] = lambda: 1.0,
         optimizer: Optimizer | None = None,
         parts: Sequence[Part] = (),
     ) -> None:
@@ -195,7 +194,10 @@ class Stage:
         self.module = module
         self.device = device
         self.loss = loss
-        self._added_scale = added_scale
+        #: What losses are multiplied by before their backward, which may be another number in each
+        #: step; and in this one.
+        self._scale_now = scale
+        self._scale = 1.0
         #: By name, the sums of the losses that the module has added in this step.
         self.added: dict[str, Tensor] = {}
         #: From F (or R) to the backward: the microbatches of which some loss was added.
@@ -293,6 +295,7 @@ class Stage:
     def begin_step(self) -> None:
         """A training step begins."""
         self._is_in_autocast = torch.is_autocast_enabled(self.device.type)
+        self._scale = self._scale_now()
         for call in self._before_step:
             call()
 
@@ -416,7 +419,7 @@ class Stage:
             yield
         else:
             starts = zip(*run.starts(), strict=True)
-            scale = self._scale_of_added(microbatch)
+            scale = self._scale_of(microbatch)
             for gradients in components.walk_back(
                 starts, run.leaves, walk_inside, scale
             ):
@@ -497,7 +500,7 @@ class Stage:
             )
         if self.loss is not None:
             # The backward starts from the scale, and the loss stays as `loss_fn` gave it.
-            scale = self.loss.scale * self.shares.of(microbatch)
+            scale = self._scale_of(microbatch)
             self.gradients[microbatch] = [torch.full_like(tensors[0], scale)]
             return tensors[0].detach()
         return run.handed_on(tensors, tree)
@@ -645,13 +648,13 @@ class Stage:
             call(run)
         if microbatch in self._have_added:
             self._have_added.remove(microbatch)
-            scale = self._scale_of_added(microbatch)
+            scale = self._scale_of(microbatch)
             run.gradients.append(torch.full_like(roots[-1], scale))
         return run
 
-    def _scale_of_added(self, microbatch: int) -> float:
-        """What the losses are multiplied by that a microbatch has added."""
-        return self._added_scale * self.shares.of(microbatch)
+    def _scale_of(self, microbatch: int) -> float:
+        """What the losses of a microbatch are multiplied by, also those that it has added."""
+        return self._scale * self.shares.of(microbatch)
 
     def _surroundings(self, run: Backward) -> AbstractContextManager[Any]:
         """What autograd runs in, as alone: not in the `torch.autocast` of the forward; and with the
