@@ -31,7 +31,7 @@ from schedlang.runtime.stage.slices import Past
 from schedlang.runtime.stage.stage import Loss, Stage, StagePlan
 from schedlang.runtime.stage.turns import Turns
 from schedlang.runtime.stage.versions import LateWeights, versions_of
-from schedlang.runtime.stage.weights import Weights
+from schedlang.runtime.stage.weights import SameWeights, Weights
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.wire import Wire
 from schedlang.runtime.watch.watchdog import Watchdog
@@ -208,6 +208,7 @@ def _parts_of_module(
         parts.append(Buffers(number, module, recomputed, others))
     if recomputed:
         parts.append(Repeats(number, module, recomputed, setup.verify))
+    parts.append(SameWeights(number, module))
     if not is_sharded(module):
         parts.append(Weights(number, module, plan.has_updates))
     if not plan.is_forward_only:

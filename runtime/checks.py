@@ -17,7 +17,7 @@ from schedlang.runtime.gradients.shared_weights import Tied
 from schedlang.runtime.microbatches import SliceLengths
 from schedlang.runtime.processes import PIPELINE, Processes
 from schedlang.runtime.setup import Setup
-from schedlang.runtime.stage.shards import is_sharded
+from schedlang.runtime.stage.shards import is_sharded, is_wrapped
 from schedlang.runtime.torch_private import looks_as_known
 from schedlang.runtime.watch.watchdog import Watchdog
 from schedlang.schedule.kinds import OF_HOPS, Kind
@@ -80,6 +80,7 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         raise PipelineError(
             f"the plan gives this rank the stages {held}, `stages` has {sorted(setup.modules)}"
         )
+    _check_wrappers(setup.modules)
     if OF_HOPS & {*actions.kind}:
         _check_hops(plan, setup)
     _check_losses(plan, held, setup)
@@ -115,6 +116,24 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
     _check_scaler(plan, setup)
     _check_slices(plan, setup.slice_lengths)
     _check_frozen(plan, setup.modules, setup.tied)
+
+
+def _check_wrappers(modules: Mapping[int, nn.Module]) -> None:
+    """PipelineError where something else than the pipeline sums the gradients of a stage, after the
+    backward of each microbatch.
+    """
+    for number, module in modules.items():
+        for name, part in module.named_modules():
+            if is_wrapped(part):
+                inside = f", in `{name}`," if name else ""
+                raise PipelineError(
+                    f"stage {number} is{inside} in {type(part).__name__}, which takes the forward "
+                    "and the backward of a microbatch to follow one another: replicas would get "
+                    "other gradients, and wait for each other. Give the pipeline the module itself "
+                    "(`.module`; accelerate's `prepare` wraps it), and the replicas as a dimension "
+                    'of the mesh, `Pipeline(…, mesh=mesh["dp", "pp"])`, or shard the module by '
+                    "`fully_shard` (docs/parallel.md)"
+                )
 
 
 def _check_scaler(plan: Plan, setup: Setup) -> None:

@@ -15,6 +15,7 @@ Forward and backward are the same in all of them. Whatever else a stage may have
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from schedlang.runtime.stage.random_state import random_state, set_random_state
 from schedlang.runtime.stage.split_backward import (
     Split,
     has_reentrant_checkpoint,
+    leaves_between,
     warn_of,
 )
 from schedlang.runtime.torch_private import (
@@ -252,6 +254,8 @@ class Stage:
         self._is_in_autocast = False
         self._works_in_place = works_in_place(module)
         self._substitution = Substitution(module)
+        #: Whether it is known of what the loss is made.
+        self._knows_loss = False
         self._has_warned = False
         self._has_warned_of_nothing = False
 
@@ -500,10 +504,41 @@ class Stage:
             )
         if self.loss is not None:
             # The backward starts from the scale, and the loss stays as `loss_fn` gave it.
+            if not self._knows_loss:
+                self._check_loss(run, tensors[0])
             scale = self._scale_of(microbatch)
             self.gradients[microbatch] = [torch.full_like(tensors[0], scale)]
             return tensors[0].detach()
         return run.handed_on(tensors, tree)
+
+    def _check_loss(self, run: Forward, loss: Tensor) -> None:
+        """PipelineError where `loss_fn` has weights that are no weights of the stage."""
+        self._knows_loss = True
+        # Targets may want gradients, for the script's own use.
+        if wants_gradient(run.target):
+            return
+        # Where the stage reads late weights, these are other tensors than its own.
+        weights = dict(self.module.named_parameters()) | run.substitutes
+        own = set(map(id, chain(weights.values(), run.leaves)))
+        returned = [each for each in leaves_of(run.returned) if each.requires_grad]
+        others = [
+            f"{list(leaf.shape)}"
+            for leaf in leaves_between([loss], returned)
+            if id(leaf) not in own
+        ]
+        if others:
+            way = (
+                "let the forward of the last stage return them with its output, since the plan's "
+                "weights are late,"
+                if run.substitutes
+                else "give each to the last stage before `Pipeline` is made, "
+                f"`stages[{self.number}].register_parameter(name, weight)`,"
+            )
+            raise PipelineError(
+                f"`loss_fn` has weights of its own, of shape {', '.join(others)}, which no stage "
+                "has: they would be in no norm that is clipped, in no sum over replicas and in no "
+                f"file; {way} or freeze them"
+            )
 
     def _made(self, microbatch: int) -> Iterator[Tensor]:
         """What the components of a forward have made for one another."""
