@@ -1,6 +1,7 @@
 """The stages that a rank has, and the parts that they and the walk need for a plan."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from attrs import evolve
@@ -26,6 +27,7 @@ from schedlang.runtime.stage.keepers import copies_between_ranks
 from schedlang.runtime.stage.offload import Offload
 from schedlang.runtime.stage.repeats import Repeats
 from schedlang.runtime.stage.shards import Shards, is_sharded
+from schedlang.runtime.stage.shared_draws import Draws, SharedDraws
 from schedlang.runtime.stage.shared_hooks import BoundaryHooks, SharedHooks
 from schedlang.runtime.stage.slices import Past
 from schedlang.runtime.stage.stage import Loss, Stage, StagePlan
@@ -37,6 +39,8 @@ from schedlang.runtime.transport.wire import Wire
 from schedlang.runtime.watch.watchdog import Watchdog
 from schedlang.schedule.kinds import OF_HOPS, Kind
 from schedlang.schedule.layout import Layout
+
+_Part = TypeVar("_Part", bound=Part)
 
 
 def build_stages(
@@ -135,15 +139,21 @@ def build_parts(
     # Replicas whose updates are in the plan have made their sums by the end of a step.
     parts.append(SharedSums([] if updates else shared, wire))
     parts.append(Overflows(setup.modules, setup.scaler, wire, watchdog))
-    hooks = {
+    hooks = _of_type(BoundaryHooks, stages)
+    if hooks:
+        parts.append(SharedHooks(plan.layout, hooks, wire, device))
+        parts.append(SharedDraws(plan.layout, _of_type(Draws, stages), wire, device))
+    return parts
+
+
+def _of_type(wanted: type[_Part], stages: Mapping[int, Stage]) -> dict[int, _Part]:
+    """The part of a type that each stage has, by the number of the stage."""
+    return {
         number: part
         for number, stage in stages.items()
         for part in stage.parts
-        if isinstance(part, BoundaryHooks)
+        if isinstance(part, wanted)
     }
-    if hooks:
-        parts.append(SharedHooks(plan.layout, hooks, wire, device))
-    return parts
 
 
 def _parts_of_stage(
@@ -212,7 +222,7 @@ def _parts_of_module(
     if not is_sharded(module):
         parts.append(Weights(number, module, plan.has_updates))
     if not plan.is_forward_only:
-        parts.append(BoundaryHooks())
+        parts += [BoundaryHooks(), Draws(device)]
     return parts
 
 

@@ -338,6 +338,16 @@ def has_hooks_after(leaf: Tensor) -> bool:
     return leaf.requires_grad and bool(_hooks_after(leaf))
 
 
+def has_hooks_of_both(module: nn.Module) -> bool:
+    """Whether hooks of a module's forward and of its backward are registered, as far as torch says
+    so.
+    """
+    return all(
+        any(getattr(module, f"_{which}{kind}_hooks", ()) for kind in ("", "_pre"))
+        for which in ("forward", "backward")
+    )
+
+
 def without_hooks(leaves: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Let hooks of some leaves (`Tensor.register_hook`) not see what is computed in here.
 

@@ -72,14 +72,18 @@ def goes_wrong(what: str) -> None:
         module.append(nn.Linear(WIDTH, WIDTH, dtype=torch.float64))
     elif what == "a layer out":
         del module[0]
+    elif what == "a gradient elsewhere":
+        module[0].weight.main_grad = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
     inputs = torch.randn(MICROBATCHES * ROWS, WIDTH, dtype=torch.float64)
     pipeline.step(inputs, inputs)
+    pipeline.clip_grad_norm_(1.0)
 
 
 DDP = "DistributedDataParallel, which takes the forward and the backward of a microbatch to"
 LOSS = "`loss_fn` has weights of its own, of shape {}, which no stage has"
 WEIGHTS = "has other weights than when the pipeline was built: "
 MESSAGES = {
+    "a gradient elsewhere": f"the gradients of a weight {[WIDTH, WIDTH]} add up in its `main_grad`",
     "DDP": f"is in {DDP}",
     "DDP inside": f"stage 0 is, in `0`, in {DDP}",
     "a loss with weights": LOSS.format([WIDTH]),
@@ -153,3 +157,44 @@ def test_weights_of_a_loss_are_those_of_the_stage_that_has_it(
     """In norms, in sums over replicas, and in files."""
     for off in run_ranks(with_loss_in_stage, 4, tmp_path, schedule).results():
         assert max(off) < 1e-12
+
+
+def drops(seed_of_rank: int) -> None:
+    """Each stage has dropout, on ranks that are seeded alike, or not."""
+    plan = program("1f1b", ranks=2, microbatches=MICROBATCHES)
+    rank = dist.get_rank()
+    module = nn.Sequential(modules(2)[rank], nn.Dropout())
+    torch.manual_seed(seed_of_rank * rank)
+    inputs = torch.ones(MICROBATCHES * ROWS, WIDTH, dtype=torch.float64)
+    Pipeline(plan, {rank: module}, nn.functional.mse_loss).step(inputs, inputs)
+
+
+@pytest.mark.parametrize("seed_of_rank", [0, 1])
+def test_stages_that_draw_the_same_numbers_are_asked_about(
+    run_ranks: Run, seed_of_rank: int
+) -> None:
+    done = run_ranks(drops, 2, seed_of_rank)
+    assert done.results() == [None, None]
+    said = "stages 0 and 1 draw the same random numbers"
+    assert [said in log for log in done.logs] == [seed_of_rank == 0, False]
+
+
+def keeps_inputs(schedule: str) -> None:
+    """Hooks that hand the input of a layer from its forward to its backward, as K-FAC has them."""
+    plan = program(schedule, ranks=2, microbatches=MICROBATCHES)
+    rank = dist.get_rank()
+    module = modules(2)[rank]
+    kept: list[Tensor] = []
+    module[0].register_forward_hook(lambda *given: kept.append(given[-1]))
+    module[0].register_full_backward_hook(lambda *_: None)
+    inputs = torch.ones(MICROBATCHES * ROWS, WIDTH, dtype=torch.float64)
+    stages = {rank: module}
+    Pipeline(plan, stages, nn.functional.mse_loss, audit=True).step(inputs, inputs)
+
+
+def test_an_audit_asks_about_hooks_of_forward_and_backward(run_ranks: Run) -> None:
+    """On rank 0, which has several microbatches under way, and not on rank 1, which has one."""
+    done = run_ranks(keeps_inputs, 2, "1f1b")
+    assert done.results() == [None, None]
+    said = "has hooks of the forward and of the backward of `0`"
+    assert [said in log for log in done.logs] == [True, False]
