@@ -46,8 +46,8 @@ def check_pipeline(plan: Any, setup: Setup, mesh: Any, timeout: Any) -> None:
     _check_optional(
         "transfer_dtype", setup.transfer_dtype, torch.dtype, "a dtype of torch"
     )
-    if setup.loss_scale is not None:
-        check_number("loss_scale", setup.loss_scale)
+    if setup.fixed_scale is not None:
+        check_number("loss_scale", setup.fixed_scale)
     if setup.max_gathered is not None:
         check_whole("max_gathered", setup.max_gathered)
     if setup.max_norm is not None:

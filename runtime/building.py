@@ -1,6 +1,7 @@
 """The stages that a rank has, and the parts that they and the walk need for a plan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from attrs import evolve
@@ -9,6 +10,7 @@ from torch import nn
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.gradients.clipping import UpdateClip
+from schedlang.runtime.gradients.overflows import Overflows
 from schedlang.runtime.gradients.shared_weights import SharedWeights
 from schedlang.runtime.gradients.sums import SharedSums, stage_sums
 from schedlang.runtime.gradients.updates import replica_updates
@@ -25,16 +27,20 @@ from schedlang.runtime.stage.keepers import copies_between_ranks
 from schedlang.runtime.stage.offload import Offload
 from schedlang.runtime.stage.repeats import Repeats
 from schedlang.runtime.stage.shards import Shards, is_sharded
+from schedlang.runtime.stage.shared_draws import Draws, SharedDraws
 from schedlang.runtime.stage.shared_hooks import BoundaryHooks, SharedHooks
 from schedlang.runtime.stage.slices import Past
 from schedlang.runtime.stage.stage import Loss, Stage, StagePlan
 from schedlang.runtime.stage.turns import Turns
 from schedlang.runtime.stage.versions import LateWeights, versions_of
-from schedlang.runtime.stage.weights import Weights
+from schedlang.runtime.stage.weights import SameWeights, Weights
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.wire import Wire
+from schedlang.runtime.watch.watchdog import Watchdog
 from schedlang.schedule.kinds import OF_HOPS, Kind
 from schedlang.schedule.layout import Layout
+
+_Part = TypeVar("_Part", bound=Part)
 
 
 def build_stages(
@@ -46,22 +52,14 @@ def build_stages(
         # once, and not one by one as the gradient comes down the pipeline.
         import torch.fx.experimental.symbolic_shapes  # noqa: F401
     layout = plan.layout
-    scale = setup.loss_scale
-    if scale is None:
-        scale = layout.updates / len(processes.replicas.processes)
     versions = versions_of(plan, processes.own, setup.modules)
     edges = _far_edges(layout)
     stages = dict[int, Stage]()
     for number, module in sorted(setup.modules.items()):
-        # Without a scale of the script's own, the gradients of an update are those of the mean over
-        # its microbatches in all replicas: each loss is multiplied by what it is a part of.
-        of_unit = scale / layout.slices
-        if setup.loss_scale is None:
-            of_unit /= layout.microbatches_of(number)
         loss = None
         loss_fn = setup.loss_of(layout.model_of(number))
         if loss_fn is not None and layout.is_last(number):
-            loss = Loss(loss_fn, of_unit)
+            loss = Loss(loss_fn)
         outer = _parts_of_stage(plan, number, module, versions.get(number), edges)
         # From the module outwards:
         #
@@ -87,7 +85,7 @@ def build_stages(
             module,
             device,
             loss=loss,
-            added_scale=of_unit,
+            scale=_scale(plan, processes, setup, number),
             optimizer=setup.optimizers.get(number),
             parts=parts,
         )
@@ -98,6 +96,22 @@ def build_stages(
     return stages
 
 
+def _scale(
+    plan: Plan, processes: Processes, setup: Setup, number: int
+) -> Callable[[], float]:
+    """What the loss of a slice is multiplied by in a step."""
+    layout = plan.layout
+    scaler = setup.scaler
+    if setup.fixed_scale is not None:
+        of_unit = setup.fixed_scale / layout.slices
+    else:
+        # The gradients of an update are those of the mean over its microbatches in all replicas:
+        # each loss is multiplied by what it is a part of.
+        of_unit = layout.updates / len(processes.replicas.processes) / layout.slices
+        of_unit /= layout.microbatches_of(number)
+    return lambda: of_unit if scaler is None else of_unit * scaler.get_scale()
+
+
 def build_parts(
     plan: Plan,
     setup: Setup,
@@ -105,6 +119,7 @@ def build_parts(
     shared: Sequence[SharedWeights],
     wire: Wire,
     exchange: Exchange,
+    watchdog: Watchdog,
 ) -> list[Part]:
     """The parts that are not of one stage alone. All ranks build them together, in this order."""
     device = next(iter(stages.values())).device
@@ -123,15 +138,22 @@ def build_parts(
         parts.append(Hops(plan, setup.modules, wire, exchange.tag_of_hops, device))
     # Replicas whose updates are in the plan have made their sums by the end of a step.
     parts.append(SharedSums([] if updates else shared, wire))
-    hooks = {
+    parts.append(Overflows(setup.modules, setup.scaler, wire, watchdog))
+    hooks = _of_type(BoundaryHooks, stages)
+    if hooks:
+        parts.append(SharedHooks(plan.layout, hooks, wire, device))
+        parts.append(SharedDraws(plan.layout, _of_type(Draws, stages), wire, device))
+    return parts
+
+
+def _of_type(wanted: type[_Part], stages: Mapping[int, Stage]) -> dict[int, _Part]:
+    """The part of a type that each stage has, by the number of the stage."""
+    return {
         number: part
         for number, stage in stages.items()
         for part in stage.parts
-        if isinstance(part, BoundaryHooks)
+        if isinstance(part, wanted)
     }
-    if hooks:
-        parts.append(SharedHooks(plan.layout, hooks, wire, device))
-    return parts
 
 
 def _parts_of_stage(
@@ -196,10 +218,11 @@ def _parts_of_module(
         parts.append(Buffers(number, module, recomputed, others))
     if recomputed:
         parts.append(Repeats(number, module, recomputed, setup.verify))
+    parts.append(SameWeights(number, module))
     if not is_sharded(module):
         parts.append(Weights(number, module, plan.has_updates))
     if not plan.is_forward_only:
-        parts.append(BoundaryHooks())
+        parts += [BoundaryHooks(), Draws(device)]
     return parts
 
 

@@ -17,7 +17,8 @@ from schedlang.runtime.gradients.shared_weights import Tied
 from schedlang.runtime.microbatches import SliceLengths
 from schedlang.runtime.processes import PIPELINE, Processes, backend_of
 from schedlang.runtime.setup import Setup
-from schedlang.runtime.stage.shards import is_sharded
+from schedlang.runtime.stage.shards import is_sharded, is_wrapped
+from schedlang.runtime.torch_private import looks_as_known
 from schedlang.runtime.watch.watchdog import Watchdog
 from schedlang.schedule.kinds import OF_HOPS, Kind
 from schedlang.schedule.transports import NCCL, NCCL_EAGER, NCCL_EDGE, PORTABLE
@@ -79,6 +80,7 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         raise PipelineError(
             f"the plan gives this rank the stages {held}, `stages` has {sorted(setup.modules)}"
         )
+    _check_wrappers(setup.modules)
     if OF_HOPS & {*actions.kind}:
         _check_hops(plan, setup)
     _check_losses(plan, held, setup)
@@ -111,8 +113,45 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         )
     if setup.max_norm is not None and plan.has_updates:
         _check_max_norm(plan, rank, setup)
+    _check_scaler(plan, setup)
     _check_slices(plan, setup.slice_lengths)
     _check_frozen(plan, setup.modules, setup.tied)
+
+
+def _check_wrappers(modules: Mapping[int, nn.Module]) -> None:
+    """PipelineError where something else than the pipeline sums the gradients of a stage, after the
+    backward of each microbatch.
+    """
+    for number, module in modules.items():
+        for name, part in module.named_modules():
+            if is_wrapped(part):
+                inside = f", in `{name}`," if name else ""
+                raise PipelineError(
+                    f"stage {number} is{inside} in {type(part).__name__}, which takes the forward "
+                    "and the backward of a microbatch to follow one another: replicas would get "
+                    "other gradients, and wait for each other. Give the pipeline the module itself "
+                    "(`.module`; accelerate's `prepare` wraps it), and the replicas as a dimension "
+                    'of the mesh, `Pipeline(…, mesh=mesh["dp", "pp"])`, or shard the module by '
+                    "`fully_shard` (docs/parallel.md)"
+                )
+
+
+def _check_scaler(plan: Plan, setup: Setup) -> None:
+    """Whether a scaler sees the gradients before the updates that they are for."""
+    if setup.scaler is None:
+        return
+    if plan.has_updates or setup.max_norm is not None:
+        who = "the plan (`U`)" if plan.has_updates else "the pipeline (`max_norm`)"
+        raise PipelineError(
+            f"`loss_scale` is a GradScaler, and {who} makes the updates, so gradients would still "
+            "be scaled: take a plan without `U`, and in the script `scaler.unscale_`, "
+            "`clip_grad_norm_` and `scaler.step` after each step; or a fixed `loss_scale`"
+        )
+    if not looks_as_known(setup.scaler):
+        raise PipelineError(
+            f"`loss_scale` is a {type(setup.scaler).__name__}, which looks at gradients in a way "
+            "of its own: give a `torch.amp.GradScaler`, which shares what it finds with all ranks"
+        )
 
 
 def _check_hops(plan: Plan, setup: Setup) -> None:
@@ -316,6 +355,7 @@ def check_same(
         "plan": plan.digest,
         "`tied`": str([*map(dict, setup.tied)]),
         "`transfer_dtype`": str(setup.transfer_dtype),
+        "`loss_scale`": str(setup.scaler and setup.scaler.state_dict()),
         "`max_norm`": str(setup.max_norm),
         "`slice_lengths`": _in_words(setup.slice_lengths),
         "`stop_on_nan`": str(setup.stop_on_nan),

@@ -18,6 +18,7 @@ from typing import Any, Literal, overload
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
@@ -116,7 +117,9 @@ class Pipeline:
     `loss_fn(output, targets)` gives the scalar loss of one microbatch, or a dictionary that has it
     as `loss`; the rest of it is in `extras` after a step. Every microbatch's loss is multiplied by
     `loss_scale` before its backward; without it by 1/microbatches, those of one update in all
-    replicas, for the gradient of the mean. A loss that is no finite number is a warning, once; with
+    replicas, for the gradient of the mean; and by the scale of a `torch.amp.GradScaler`, if it is
+    one. All ranks then skip an update where the gradients of one overflow
+    (docs/training.md#scaled-losses). A loss that is no finite number is a warning, once; with
     `stop_on_nan` the pipeline ends there, before the weights are updated (but for updates that the
     plan makes itself). Stages may add losses of their own, see
     `schedlang.runtime.losses.add_loss`, which are scaled alike.
@@ -161,7 +164,7 @@ class Pipeline:
         mesh: DeviceMesh | None = None,
         tied: Tied | None = None,
         transfer_dtype: torch.dtype | None = None,
-        loss_scale: float | None = None,
+        loss_scale: float | GradScaler | None = None,
         max_gathered: int | None = None,
         max_norm: float | None = None,
         verify: Verify = "first",
@@ -253,7 +256,7 @@ class Pipeline:
             self._stages,
             BatchDims(*dims),
             setup.slice_lengths,
-            has_scale=setup.loss_scale is not None,
+            has_scale=setup.fixed_scale is not None,
         )
         if plan.transport == NCCL_EDGE.name:
             self._wire: Wire = EdgeWire(
@@ -267,7 +270,13 @@ class Pipeline:
             plan, self._rank, number, self._device, self._wire, rounding, counting
         )
         self._parts = build_parts(
-            plan, setup, self._stages, self._shared, self._wire, self._exchange
+            plan,
+            setup,
+            self._stages,
+            self._shared,
+            self._wire,
+            self._exchange,
+            self._watchdog,
         )
         self._updates = self._build_updates(setup)
         end = 0 if self._updates is None else warm_ups(plan)[self._rank]

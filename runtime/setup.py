@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from attrs import frozen
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
@@ -24,7 +25,7 @@ class Setup:
     loss_fn: LossFn | Mapping[str, LossFn] | None
     optimizers: Mapping[int, Optimizer]
     tied: Tied
-    loss_scale: float | None
+    loss_scale: float | GradScaler | None
     transfer_dtype: torch.dtype | None
     max_gathered: int | None
     max_norm: float | None
@@ -33,6 +34,16 @@ class Setup:
     batch_dim: int | tuple[int, int]
     slice_lengths: SliceLengths | None
     stop_on_nan: bool
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """The scaler whose scale the losses are multiplied by, if there is one."""
+        return self.loss_scale if isinstance(self.loss_scale, GradScaler) else None
+
+    @property
+    def fixed_scale(self) -> float | None:
+        """The number that the losses are multiplied by, if the script gives one."""
+        return None if isinstance(self.loss_scale, GradScaler) else self.loss_scale
 
     def ends_with_update(self, plan: Plan) -> bool:
         """Whether each step ends with an update by the pipeline: one that is clipped, and that the

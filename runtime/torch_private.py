@@ -3,16 +3,17 @@
 Nothing else in the runtime reads a name of torch with an underscore in front. Each part is looked
 up and tried when this module is imported. Where a version of torch does not have it, or has another
 thing by that name, there is another way that gives the same results: slower, or with fewer layers
-whose backward is split; and a warning that names the part. FSDP2 has no other way: without its
-parts, sharded stages are refused when a pipeline is built.
+whose backward is split; and a warning that names the part. FSDP2 and GradScaler have no other way:
+without their parts, sharded stages and scalers are refused when a pipeline is built.
 """
 
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from itertools import chain
+from math import inf
 from operator import attrgetter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,8 +23,10 @@ import torch
 import torch.nn.functional as F
 import torch.overrides
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.fx import GraphModule
+from torch.optim import Optimizer
 from torch.overrides import has_torch_function
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
@@ -335,6 +338,16 @@ def has_hooks_after(leaf: Tensor) -> bool:
     return leaf.requires_grad and bool(_hooks_after(leaf))
 
 
+def has_hooks_of_both(module: nn.Module) -> bool:
+    """Whether hooks of a module's forward and of its backward are registered, as far as torch says
+    so.
+    """
+    return all(
+        any(getattr(module, f"_{which}{kind}_hooks", ()) for kind in ("", "_pre"))
+        for which in ("forward", "backward")
+    )
+
+
 def without_hooks(leaves: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Let hooks of some leaves (`Tensor.register_hook`) not see what is computed in here.
 
@@ -559,6 +572,79 @@ def fsdp_roots(parts: Iterable[nn.Module]) -> list[Callable[[], None]]:
         for state in states
         if _private(state, "_is_root")
     ]
+
+
+# --- GradScaler -----------------------------------------------------------------------------------
+#
+# A scaler decides by the gradients of one process whether an update is made. There is no public
+# place between its look at them and the decision; FSDP1's own scaler takes the same private one.
+
+
+def share_overflows(
+    looked: Callable[[GradScaler, Optimizer, Sequence[Tensor]], Sequence[Tensor]],
+    updated: Callable[[GradScaler], Sequence[Tensor]],
+) -> None:
+    """Let all scalers decide by what `looked` gives: it is told what one has found in the gradients
+    of an optimizer. And by what `updated` gives before a scaler changes its scale. Where these give
+    nothing, all is as without them.
+
+    PipelineError where torch's scaler does not work as known.
+    """
+    try:
+        look = _private(GradScaler, "_unscale_grads_")
+        update = GradScaler.update
+        _check_scaler()
+    except Exception as error:
+        raise PipelineError(
+            f"to skip an update on all ranks needs private parts of GradScaler that torch "
+            f"{torch.__version__} does not have ({type(error).__name__}: {error}): train with a "
+            "version of torch that schedlang is tested with, or scale the loss by a number, "
+            "`loss_scale`"
+        ) from None
+
+    @wraps(look)
+    def look_everywhere(
+        scaler: GradScaler, optimizer: Optimizer, *given: Any
+    ) -> dict[torch.device, Tensor]:
+        own: dict[torch.device, Tensor] = look(scaler, optimizer, *given)
+        return {
+            each.device: each for each in looked(scaler, optimizer, [*own.values()])
+        } or own
+
+    @wraps(update)
+    def update_everywhere(scaler: GradScaler, *given: Any, **options: Any) -> None:
+        for number, found in enumerate(updated(scaler)):
+            # As though one more optimizer had been looked at.
+            state = _private(scaler, "_per_optimizer_states")[-1 - number]
+            state["found_inf_per_device"] = {found.device: found}
+        update(scaler, *given, **options)
+
+    setattr(GradScaler, "_unscale_grads_", look_everywhere)  # noqa: B010
+    setattr(GradScaler, "update", update_everywhere)  # noqa: B010
+
+
+def looks_as_known(scaler: GradScaler) -> bool:
+    """Whether a scaler looks at gradients as torch's own does, and not in a way of its own."""
+    name = "_unscale_grads_"
+    return getattr(type(scaler), name, None) is getattr(GradScaler, name, None)
+
+
+def _check_scaler() -> None:
+    """An error where a scaler does not look at gradients, or does not note what it found, as it
+    is known to.
+    """
+    scaler = GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones((), device="cpu"))
+    weight = nn.Parameter(torch.ones(1, device="cpu"))
+    weight.grad = torch.full_like(weight, inf)
+    optimizer = torch.optim.SGD([weight], 1.0)
+    scaler.unscale_(optimizer)
+    (state,) = _private(scaler, "_per_optimizer_states").values()
+    (found,) = state["found_inf_per_device"].values()
+    _must(found)
+    state["found_inf_per_device"] = {found.device: torch.zeros_like(found)}
+    scaler.step(optimizer)
+    _must(not weight.isfinite())
 
 
 # --- The compiler ---------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.norms import put_off
-from schedlang.runtime.gradients.shared_weights import SharedWeights
+from schedlang.runtime.gradients.shared_weights import SharedWeights, gradient_of
 from schedlang.runtime.part import ExtraCall, Part, When
 from schedlang.runtime.processes import group_apart
 from schedlang.runtime.stage.stage import Stage
@@ -49,7 +49,7 @@ def own_norm(
     them, or at home.
     """
     counted = [
-        same[0].grad
+        gradient_of(same[0])
         for each in shared
         if each.counts_on == rank
         for same in each.weights

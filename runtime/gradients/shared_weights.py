@@ -254,6 +254,17 @@ def warn_of_equal_weights(
         )
 
 
+def gradient_of(weight: Tensor) -> Tensor | None:
+    """The gradient of a weight, if it has one; PipelineError where it adds up somewhere else."""
+    if hasattr(weight, "main_grad"):
+        raise PipelineError(
+            f"the gradients of a weight {list(weight.shape)} add up in its `main_grad`, as by "
+            "Megatron's `gradient_accumulation_fusion`, and the pipeline sums and clips those in "
+            "`.grad`: train without the fusion"
+        )
+    return weight.grad
+
+
 def _sample(weight: Tensor) -> str:
     """Shape and type of a weight, and the bits of some of its numbers."""
     return f"{list(weight.shape)} {weight.dtype} {_bits(sample(weight).contiguous())}"

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.gradients.shared_weights import SharedWeights
+from schedlang.runtime.gradients.shared_weights import SharedWeights, gradient_of
 from schedlang.runtime.part import ExtraCall, Part, When
 from schedlang.runtime.processes import Replicas
 from schedlang.runtime.stage.stage import Stage
@@ -268,9 +268,10 @@ def _gradient(weight: Tensor) -> Tensor:
     """The gradient of a weight, zeros where it has none; where the weight is sharded, this
     process's shard of it, which is the same rows for all that share it.
     """
-    if weight.grad is None:
+    gradient = gradient_of(weight)
+    if gradient is None:
         return torch.zeros_like(_local(weight))
-    return weight.grad.to_dense() if weight.grad.is_sparse else _local(weight.grad)
+    return gradient.to_dense() if gradient.is_sparse else _local(gradient)
 
 
 def _put(weight: Tensor, total: Tensor) -> None:

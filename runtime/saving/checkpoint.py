@@ -15,9 +15,12 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from attrs import frozen
+from torch import Tensor
+from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.torch_private import tree_flatten, tree_unflatten
 from schedlang.runtime.watch.watchdog import Watchdog
 
 #: The part that has the older versions of weights, by stage.
@@ -96,11 +99,44 @@ class Checkpoints:
             )
         for name, part in self.parts.items():
             try:
-                part.load_state_dict(states[name])
+                if isinstance(part, Optimizer):
+                    load_optimizer(part, states[name])
+                else:
+                    part.load_state_dict(states[name])
             except (RuntimeError, ValueError, KeyError) as error:
                 raise PipelineError(
                     f"the checkpoint does not fit {name}: {' '.join(str(error).split())}"
                 ) from error
+
+
+def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Give an optimizer its state back, in the types that it had.
+
+    Torch alone casts it to the types of the weights: of weights in bfloat16, masters in float32
+    would lose their bits.
+    """
+    kept = dict(state["state"])
+    optimizer.load_state_dict(dict(state))
+    weights = [each for group in optimizer.param_groups for each in group["params"]]
+    places = [each for group in state["param_groups"] for each in group["params"]]
+    for weight, place in zip(weights, places, strict=True):
+        # One that is in parts on several processes may have this one elsewhere.
+        if weight not in optimizer.state or place not in kept:
+            continue
+        cast, tree = tree_flatten(optimizer.state[weight])
+        saved, saved_tree = tree_flatten(kept[place])
+        if tree == saved_tree:
+            pairs = zip(cast, saved, strict=True)
+            optimizer.state[weight] = tree_unflatten(
+                [_in_own_type(*pair) for pair in pairs], tree
+            )
+
+
+def _in_own_type(cast: Any, saved: Any) -> Any:
+    """A value of a state where torch has put it, in the type in which it was saved."""
+    if not isinstance(cast, Tensor) or cast.dtype == saved.dtype:
+        return cast
+    return saved.to(cast.device)
 
 
 def _read(path: Path, plan: Plan, device: torch.device) -> dict[str, Any]:

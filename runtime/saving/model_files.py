@@ -12,9 +12,10 @@ of the weights.
 import json
 import os
 import shutil
+import warnings
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, product
+from itertools import chain, count, product
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ from attrs import frozen
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import homes_of
 from schedlang.runtime.arguments import check_folder, check_optimizers, check_stages
 from schedlang.runtime.cutting.model import Stages
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.saving.checkpoint import reason
+from schedlang.runtime.saving.checkpoint import load_optimizer, reason
 from schedlang.runtime.watch.watchdog import Watchdog
 
 _MODEL = "model"
@@ -212,11 +213,17 @@ def load_optimizers(
         ]
         # The optimizer moves its state to the devices where it belongs.
         tensors = source.read(chain.from_iterable(keys), "cpu")
-        state = optimizer.state_dict()
-        places = [place for group in state["param_groups"] for place in group["params"]]
-        for place, of in zip(places, keys, strict=True):
-            state["state"][place] = {key.rpartition(".")[2]: tensors[key] for key in of}
-        optimizer.load_state_dict(state)
+        # As `state_dict` has it, which some optimizers have only when all ranks ask for it.
+        kept_by_place = {
+            place: {key.rpartition(".")[2]: tensors[key] for key in of}
+            for place, of in enumerate(keys)
+        }
+        places = count()
+        groups = [
+            {**group, "params": [next(places) for _ in group["params"]]}
+            for group in optimizer.param_groups
+        ]
+        load_optimizer(optimizer, {"state": kept_by_place, "param_groups": groups})
 
 
 @frozen
@@ -305,11 +312,9 @@ def _optimizer_state(
     modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]
 ) -> Iterator[tuple[str, Tensor]]:
     """What optimizers keep for the weights of some modules: `layer.weight.exp_avg`."""
-    kept = {
-        id(weight): state
-        for optimizer in optimizers
-        for weight, state in optimizer.state.items()
-    }
+    kept: dict[int, Mapping[str, Any]] = {}
+    for optimizer in optimizers:
+        kept |= _kept_by(optimizer)
     for name, weight in (
         pair for module in modules for pair in module.named_parameters()
     ):
@@ -319,6 +324,35 @@ def _optimizer_state(
                     f"the `{key}` that an optimizer keeps for `{name}` is no tensor"
                 )
             yield f"{name}.{key}", value
+
+
+def _kept_by(optimizer: Optimizer) -> dict[int, Mapping[str, Any]]:
+    """What an optimizer keeps, by the id of the weight, as its `state_dict` has it: one that is in
+    parts on several processes, or that wraps another, keeps it elsewhere than in `state`.
+    """
+    name = type(optimizer).__name__
+    try:
+        state = optimizer.state_dict()
+    except RuntimeError as error:
+        raise PipelineError(
+            f"what {name} keeps cannot be saved: {' '.join(str(error).split())}"
+        ) from error
+    weights = [each for group in optimizer.param_groups for each in group["params"]]
+    places = [each for group in state["param_groups"] for each in group["params"]]
+    has_none = isinstance(optimizer, SGD) and not any(
+        group["momentum"] for group in optimizer.param_groups
+    )
+    if not state["state"] and not has_none:
+        warnings.warn(
+            f"{name} keeps nothing for any weight, so there is nothing of it in the files: if it "
+            "has made a step, its `state_dict` does not have what it keeps",
+            stacklevel=2,
+        )
+    return {
+        id(weight): state["state"][place]
+        for weight, place in zip(weights, places, strict=True)
+        if place in state["state"]
+    }
 
 
 def _write(path: Path, tensors: Tensors) -> None:

@@ -11,7 +11,9 @@ backward split, nothing is copied to the host. It is given what the stage is giv
 So the first op that differs is found, on the stage where the reason is.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from math import inf, isnan
 from typing import Any
 
@@ -28,11 +30,15 @@ from schedlang.runtime.stage.random_state import random_state, set_random_state
 from schedlang.runtime.torch_private import (
     Substitution,
     has_hooks_after,
+    has_hooks_of_both,
     tree_flatten,
     tree_unflatten,
 )
 from schedlang.runtime.values import has_gradient, leaves_of, tolerance
 from schedlang.schedule.kinds import MAKERS, Kind
+
+#: The ops that run a forward, or the first part of its backward.
+_OF_INPUT = {Kind.F, Kind.B, Kind.I}
 
 
 @define(eq=False)
@@ -121,10 +127,38 @@ class Audit(Part):
         self._steps += 1
         self._is_first_step = self._steps == 1
         if self._is_first_step:
+            self._ask_about_hooks()
             self._earlier = {
                 name: None if weight.grad is None else weight.grad.clone()
                 for name, weight in self._module.named_parameters()
             }
+
+    def _ask_about_hooks(self) -> None:
+        """Warn of a module with hooks of its forward and of its backward, which may hand something
+        from one to the other, where forwards of other microbatches come between the two.
+        """
+        actions = self._plan.ranks[self._plan.placement[self._stage]]
+        ops = zip(actions.kind, actions.stage, strict=True)
+        own = [kind for kind, stage in ops if stage == self._stage]
+        if all(
+            later != Kind.F
+            for kind, later in pairwise(each for each in own if each in _OF_INPUT)
+            if kind == Kind.F
+        ):
+            return
+        names = [
+            name or "the module itself"
+            for name, part in self._module.named_modules()
+            if has_hooks_of_both(part)
+        ]
+        if names:
+            warnings.warn(
+                f"stage {self._stage} has hooks of the forward and of the backward of "
+                f"`{names[0]}`{f' and {len(names) - 1} more' if names[1:] else ''}: what the first "
+                "keep is that of another microbatch when the others are called, unless they keep "
+                "one for each; a hook of the output, `output.register_hook`, sees its own forward",
+                stacklevel=2,
+            )
 
     def before_forward(self, run: Forward) -> None:
         """Run the stage alone, on copies."""

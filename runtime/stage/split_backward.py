@@ -36,6 +36,7 @@ from schedlang.runtime.torch_private import (
     BODIES,
     MAY_SPLIT,
     gradients_of,
+    has_hooks_before,
     has_other_modes,
     is_reentrant_checkpoint,
     is_transformed,
@@ -175,8 +176,9 @@ class Split(TorchFunctionMode):
         """W: the gradients of the weights, which add up in `.grad`; hooks see each weight's
         once.
         """
-        # A weight that several layers use is to be seen by its hooks once, with the whole gradient:
-        # so those layers wait for each other, and hold what they hold until the last of them.
+        # A weight that several layers use is to be seen by its hooks once, with the whole gradient,
+        # and a hook of several weights (`register_multi_grad_hook`) with all of theirs: so those
+        # layers wait for each other, and hold what they hold until the last of them.
         deferred = self._store.deferred
         uses = Counter(id(weight) for layer in deferred for weight in layer.weights)
         tied: list[Deferred] = []
@@ -184,7 +186,10 @@ class Split(TorchFunctionMode):
         for layer in deferred:
             (
                 tied
-                if any(uses[id(weight)] > 1 for weight in layer.weights)
+                if any(
+                    uses[id(weight)] > 1 or has_hooks_before(weight)
+                    for weight in layer.weights
+                )
                 else untied
             ).append(layer)
         deferred.clear()
@@ -225,20 +230,29 @@ def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:
     )
 
 
+def leaves_between(outputs: Iterable[Tensor], stops: Iterable[Tensor]) -> list[Tensor]:
+    """The leaves of the graph of some outputs, as far as the tensors at which it stops."""
+    return _leaves(outputs, stops)[0]
+
+
 def has_reentrant_checkpoint(outputs: Iterable[Tensor]) -> bool:
     """Whether there is a reentrant checkpoint in the forward of some outputs."""
     return _leaves(outputs)[1]
 
 
-def _leaves(outputs: Iterable[Tensor]) -> tuple[list[Tensor], bool]:
-    """The leaves of the graph of some outputs, and whether there is a reentrant checkpoint
-    in it.
+def _leaves(
+    outputs: Iterable[Tensor], stops: Iterable[Tensor] = ()
+) -> tuple[list[Tensor], bool]:
+    """The leaves of the graph of some outputs, and whether there is a reentrant checkpoint in it;
+    without what goes on behind the tensors at which it `stops`.
     """
     leaves = []
+    behind = {get_gradient_edge(tensor).node for tensor in stops}
     ahead: list[Node] = list(
         dict.fromkeys(get_gradient_edge(output).node for output in outputs)
     )
-    seen = set(ahead)
+    seen = {*ahead, *behind}
+    ahead = [node for node in ahead if node not in behind]
     while ahead:
         node = ahead.pop()
         following = node.next_functions

@@ -15,6 +15,7 @@ Forward and backward are the same in all of them. Whatever else a stage may have
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ from schedlang.runtime.stage.random_state import (
 from schedlang.runtime.stage.split_backward import (
     Split,
     has_reentrant_checkpoint,
+    leaves_between,
     warn_of,
 )
 from schedlang.runtime.torch_private import (
@@ -123,10 +125,9 @@ def _overlaps(plan: Plan, number: int) -> tuple[set[int], bool]:
 
 @frozen(eq=False)
 class Loss:
-    """The loss of the last stage, and what it is multiplied by before its backward."""
+    """The loss of the last stage."""
 
     function: LossFn
-    scale: float = 1.0
 
     def __call__(
         self, output: Value, target: Value
@@ -189,7 +190,7 @@ class Stage:
         device: torch.device,
         *,
         loss: Loss | None = None,
-        added_scale: float = 1.0,
+        scale: Callable[[], float] = lambda: 1.0,
         optimizer: Optimizer | None = None,
         parts: Sequence[Part] = (),
     ) -> None:
@@ -199,7 +200,10 @@ class Stage:
         self.module = module
         self.device = device
         self.loss = loss
-        self._added_scale = added_scale
+        #: What losses are multiplied by before their backward, which may be another number in each
+        #: step; and in this one.
+        self._scale_now = scale
+        self._scale = 1.0
         #: By name, the sums of the losses that the module has added in this step.
         self.added: dict[str, Tensor] = {}
         #: From F (or R) to the backward: the microbatches of which some loss was added.
@@ -254,6 +258,8 @@ class Stage:
         self._is_in_autocast = False
         self._works_in_place = works_in_place(module)
         self._substitution = Substitution(module)
+        #: Whether it is known of what the loss is made.
+        self._knows_loss = False
         self._has_warned = False
         self._has_warned_of_nothing = False
 
@@ -297,6 +303,7 @@ class Stage:
     def begin_step(self) -> None:
         """A training step begins."""
         self._is_in_autocast = torch.is_autocast_enabled(self.device.type)
+        self._scale = self._scale_now()
         for call in self._before_step:
             call()
 
@@ -420,7 +427,7 @@ class Stage:
             yield
         else:
             starts = zip(*run.starts(), strict=True)
-            scale = self._scale_of_added(microbatch)
+            scale = self._scale_of(microbatch)
             for gradients in components.walk_back(
                 starts, run.leaves, walk_inside, scale
             ):
@@ -501,10 +508,41 @@ class Stage:
             )
         if self.loss is not None:
             # The backward starts from the scale, and the loss stays as `loss_fn` gave it.
-            scale = self.loss.scale * self.shares.of(microbatch)
+            if not self._knows_loss:
+                self._check_loss(run, tensors[0])
+            scale = self._scale_of(microbatch)
             self.gradients[microbatch] = [torch.full_like(tensors[0], scale)]
             return tensors[0].detach()
         return run.handed_on(tensors, tree)
+
+    def _check_loss(self, run: Forward, loss: Tensor) -> None:
+        """PipelineError where `loss_fn` has weights that are no weights of the stage."""
+        self._knows_loss = True
+        # Targets may want gradients, for the script's own use.
+        if wants_gradient(run.target):
+            return
+        # Where the stage reads late weights, these are other tensors than its own.
+        weights = dict(self.module.named_parameters()) | run.substitutes
+        own = set(map(id, chain(weights.values(), run.leaves)))
+        returned = [each for each in leaves_of(run.returned) if each.requires_grad]
+        others = [
+            f"{list(leaf.shape)}"
+            for leaf in leaves_between([loss], returned)
+            if id(leaf) not in own
+        ]
+        if others:
+            way = (
+                "let the forward of the last stage return them with its output, since the plan's "
+                "weights are late,"
+                if run.substitutes
+                else "give each to the last stage before `Pipeline` is made, "
+                f"`stages[{self.number}].register_parameter(name, weight)`,"
+            )
+            raise PipelineError(
+                f"`loss_fn` has weights of its own, of shape {', '.join(others)}, which no stage "
+                "has: they would be in no norm that is clipped, in no sum over replicas and in no "
+                f"file; {way} or freeze them"
+            )
 
     def _made(self, microbatch: int) -> Iterator[Tensor]:
         """What the components of a forward have made for one another."""
@@ -649,13 +687,13 @@ class Stage:
             call(run)
         if microbatch in self._have_added:
             self._have_added.remove(microbatch)
-            scale = self._scale_of_added(microbatch)
+            scale = self._scale_of(microbatch)
             run.gradients.append(torch.full_like(roots[-1], scale))
         return run
 
-    def _scale_of_added(self, microbatch: int) -> float:
-        """What the losses are multiplied by that a microbatch has added."""
-        return self._added_scale * self.shares.of(microbatch)
+    def _scale_of(self, microbatch: int) -> float:
+        """What the losses of a microbatch are multiplied by, also those that it has added."""
+        return self._scale * self.shares.of(microbatch)
 
     def _surroundings(self, run: Backward) -> AbstractContextManager[Any]:
         """What autograd runs in, as alone: not in the `torch.autocast` of the forward; and with the

@@ -17,6 +17,37 @@ from schedlang.runtime.torch_private import changes_of, has_hooks_after
 from schedlang.runtime.values import are_same, sample
 
 
+class SameWeights(Part):
+    """The parameters of one stage, which must be those with which the pipeline was built: norms,
+    sums over ranks and versions are of these.
+    """
+
+    def __init__(self, stage: int, module: nn.Module) -> None:
+        self._stage = stage
+        self._module = module
+        self._built_with = dict(module.named_parameters())
+
+    def begin_step(self) -> None:
+        """PipelineError where the module has others by now."""
+        now = dict(self._module.named_parameters())
+        before = self._built_with
+        wrong = [f"`{name}` is new" for name in now.keys() - before.keys()]
+        wrong += [f"`{name}` is gone" for name in before.keys() - now.keys()]
+        wrong += [
+            f"`{name}` was replaced"
+            for name in now.keys() & before.keys()
+            if now[name] is not before[name]
+        ]
+        if wrong:
+            more = f", and {len(wrong) - 1} more like it" if len(wrong) > 1 else ""
+            raise PipelineError(
+                f"stage {self._stage} has other weights than when the pipeline was built: "
+                f"{min(wrong)}{more}. What it clips, sums over ranks and keeps would still be the "
+                "old ones: put adapters in before `Pipeline` is made, load weights before that or "
+                "without `assign=True`, or make another `Pipeline` now"
+            )
+
+
 class Weights(Part):
     """The weights of one stage, which the first forward must not change behind autograd's back; and
     where the plan does not update them (`is_updated`), no hook within a step. Where it does, no

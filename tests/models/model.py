@@ -14,6 +14,7 @@ import numpy
 import torch
 from attrs import define, frozen
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
@@ -32,6 +33,8 @@ class Side(Protocol):
     #: The stages that this process has, and their optimizers.
     modules: list[nn.Module]
     optimizers: list[Optimizer]
+    #: What scales the losses, if the model has it.
+    scaler: GradScaler | None
 
     def train(self, step: int) -> None:
         """Forward and backward of the batch of this number."""
@@ -105,6 +108,8 @@ class Model:
     max_norm: float | None = None
     #: What a microbatch's loss is multiplied by, beside the mean over microbatches.
     loss_scale: float = 1.0
+    #: What scales it further, by another scale after each step.
+    scaler: Callable[[], GradScaler] | None = None
     #: Keyword arguments of all modules, by microbatch.
     options: Callable[[int], Mapping[str, Any]] | None = None
     #: What torch makes of a stage on a part of a device mesh.

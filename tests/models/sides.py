@@ -137,6 +137,7 @@ class Training:
         }
         self.modules = list(self.stages.values())
         self.spread()
+        self.scaler = None if self.model.scaler is None else self.model.scaler()
         self.optimizers = [self.model.optimizer(module) for module in self.modules]
         _share_out(self.optimizers)
         self.results: Results = {}
@@ -245,7 +246,7 @@ class InPipeline(Training):
             self.stages,
             next(iter(self.losses.values()), None),
             tied=model.tied,
-            loss_scale=None if model.loss_scale == 1 else scale,
+            loss_scale=self.scaler or (None if model.loss_scale == 1 else scale),
             max_norm=model.max_norm if plan.has_updates else None,
             mesh=self.mesh
             if model.spread is None or self.mesh is None
@@ -394,7 +395,10 @@ class Alone(Training):
         scale /= self.replicas
         losses = {}
         for number, loss in self._forward(order, inputs, targets):
-            ((loss + self.added[number]) * scale).backward()
+            scaled = (loss + self.added[number]) * scale
+            if self.scaler is not None:
+                scaled = self.scaler.scale(scaled)
+            scaled.backward()
             losses[number] = loss.detach()
         return losses
 

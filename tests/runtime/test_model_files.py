@@ -3,8 +3,10 @@
 import os
 import re
 import signal
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.optim import SGD, AdamW, Optimizer
 
 from schedlang.runtime import (
     Pipeline,
@@ -66,6 +69,154 @@ def replicas(folder: Path) -> float:
 
 def test_replicas_of_a_pipeline_save_one_model(run_ranks: Run, tmp_path: Path) -> None:
     assert max(run_ranks(replicas, 4, tmp_path / "saved").results()) < 1e-12
+
+
+class WithMasters(Optimizer):
+    """Keeps the weights in float32."""
+
+    def __init__(self, weights: Iterable[nn.Parameter]) -> None:
+        super().__init__(weights, {})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            if not state:
+                state["master"] = weight.float().clone()
+            state["master"] -= 1e-3 * weight.grad.float()
+            weight.copy_(state["master"])
+
+
+def on_with_masters(folder: Path, way: str) -> list[tuple[str, bool]]:
+    """A run that goes on, beside one that has not stopped: the types of the masters, and whether
+    the weights are the same to the bit.
+    """
+    plan = program("1f1b", ranks=2, microbatches=8)
+
+    def begin() -> tuple[Pipeline, dict[int, nn.Module], list[Optimizer]]:
+        stages = split(sequence().bfloat16(), plan)
+        optimizers = [WithMasters(stage.parameters()) for stage in stages.values()]
+        return Pipeline(plan, stages, mean_square), stages, optimizers
+
+    def train(
+        pipeline: Pipeline, optimizers: list[Optimizer], steps: Iterable[int]
+    ) -> None:
+        for step in steps:
+            generator = torch.Generator().manual_seed(step)
+            batch = torch.randn(2, 8 * ROWS, 8, generator=generator).bfloat16()
+            pipeline.step(*batch)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    uncut, its_stages, its_optimizers = begin()
+    train(uncut, its_optimizers, range(3))
+    uncut.save(folder / "kept", 3, its_optimizers)
+    uncut.save_model(folder / "model", 3, its_optimizers)
+    train(uncut, its_optimizers, range(3, 6))
+    ours, stages, optimizers = begin()
+    if way == "resume":
+        assert ours.resume(folder / "kept", optimizers) == 3
+    else:
+        load_model(folder / "model", stages)
+        load_optimizers(folder / "model", stages, optimizers)
+    masters = [
+        each["master"] for optimizer in optimizers for each in optimizer.state.values()
+    ]
+    types = [str(each.dtype) for each in masters]
+    train(ours, optimizers, range(3, 6))
+    return [
+        (dtype, torch.equal(one, other))
+        for number, stage in stages.items()
+        for dtype, one, other in zip(
+            types, stage.parameters(), its_stages[number].parameters(), strict=True
+        )
+    ]
+
+
+def mean_square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(output.float(), target.float())
+
+
+@pytest.mark.parametrize("way", ["resume", "load_optimizers"])
+def test_what_an_optimizer_keeps_has_the_type_that_it_had(
+    run_ranks: Run, tmp_path: Path, way: str
+) -> None:
+    """Also where it is another one than that of the weights."""
+    for found in run_ranks(on_with_masters, 2, tmp_path, way).results():
+        assert found
+        assert set(found) == {("torch.float32", True)}
+
+
+def optimizer_in_parts(
+    weights: Iterable[nn.Parameter], group: dist.ProcessGroup | None = None
+) -> Any:
+    """Torch's own, of which each process keeps the state of some weights."""
+    with warnings.catch_warnings():
+        # Of what is imported beside it.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer(weights, AdamW, group)
+
+
+def in_parts(folder: Path) -> list[float]:
+    """Optimizers that keep a part on each replica: the largest difference of what they keep from
+    that of one process, in the files and after loading these; and what is said before all of it is
+    in one place.
+    """
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    plan = program("1f1b", ranks=2, microbatches=8)
+    stages = split(sequence(), plan, rank=both.get_local_rank("pp"))
+    weights = [each for stage in stages.values() for each in stage.parameters()]
+    group = both["dp"].get_group()
+    ours = Pipeline(plan, stages, nn.functional.mse_loss, mesh=both)
+    optimizer = optimizer_in_parts(weights, group)
+    whole = AdamW(weights)
+    batch = torch.randn(2, 8 * ROWS, 8, generator=torch.Generator().manual_seed(1))
+    ours.step(*batch.double())
+    optimizer.step()
+    optimizer.consolidate_state_dict(0)
+    ours.save_model(folder, 1, [optimizer])
+    whole.step()
+    again = optimizer_in_parts(weights, group)
+    load_optimizers(folder, stages, [again])
+    from_files = AdamW(weights)
+    load_optimizers(folder, stages, [from_files])
+    return [
+        difference(state[weight]["exp_avg"], whole.state[weight]["exp_avg"])
+        for state in (from_files.state, again.optim.state)
+        for weight in state
+    ]
+
+
+def test_an_optimizer_in_parts_is_saved_whole(run_ranks: Run, tmp_path: Path) -> None:
+    for off in run_ranks(in_parts, 4, tmp_path / "saved").results():
+        # All weights of a stage in one process, and some of them in this part.
+        assert len(off) > 7
+        assert max(off) < 1e-12
+
+
+def is_told(folder: Path) -> tuple[str, str]:
+    """What is said of optimizers whose state is not where it is looked for."""
+    plan = program("1f1b", ranks=1, microbatches=8)
+    stages = split(sequence(), plan)
+    ours = Pipeline(plan, stages, nn.functional.mse_loss)
+    with pytest.warns(UserWarning, match="AdamW keeps nothing") as caught:
+        ours.save_model(folder, optimizers=[AdamW(stages[0].parameters())])
+    ours.save_model(folder, optimizers=[SGD(stages[0].parameters(), 0.1)])
+    optimizer = optimizer_in_parts(stages[0].parameters())
+    with pytest.raises(PipelineError) as raised:
+        ours.save_model(folder, optimizers=[optimizer])
+    return str(caught[0].message), str(raised.value)
+
+
+def test_an_optimizer_that_keeps_nothing_is_a_question(
+    run_ranks: Run, tmp_path: Path
+) -> None:
+    (said,) = run_ranks(is_told, 1, tmp_path / "saved").results()
+    assert said[0].startswith("AdamW keeps nothing for any weight")
+    assert "what ZeroRedundancyOptimizer keeps cannot be saved" in said[1]
+    assert "consolidate_state_dict" in said[1]
 
 
 def updated(folder: Path) -> tuple[int, bool]:

@@ -1,8 +1,7 @@
-"""Stages of which FSDP or DDP has replicas: what is gathered and reduced, and when."""
+"""Stages that FSDP has sharded: what is gathered and reduced, and when."""
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from itertools import product
 from typing import Any
@@ -16,7 +15,6 @@ from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from schedlang import Kind, Source, compile
@@ -43,38 +41,6 @@ pytestmark = pytest.mark.processes
 def middle(module: nn.Module) -> Stage:
     """A stage between others, whose backwards are split."""
     return Stage(StagePlan(1, split=range(2)), module, torch.device("cpu"))
-
-
-def data_parallel() -> float:
-    """DDP around a stage averages the gradients among its replicas in W, and not before."""
-    rank = dist.get_rank()
-    module = modules(1)[0]
-    reference = modules(1)[0]
-    inputs, gradients = torch.randn(2, 2, 2, ROWS, WIDTH, dtype=torch.float64).unbind()
-    stage = middle(DistributedDataParallel(module))
-    for microbatch in range(2):
-        # DDP sums in the last microbatch alone.
-        with nullcontext() if microbatch else stage.module.no_sync():
-            stage.inputs[microbatch] = inputs[rank, microbatch].clone().requires_grad_()
-            stage.forward(microbatch)
-        stage.gradients[microbatch] = [gradients[rank, microbatch]]
-        before = [
-            None if each.grad is None else each.grad.clone()
-            for each in module.parameters()
-        ]
-        stage.backward(microbatch)
-        torch.testing.assert_close(
-            [each.grad for each in module.parameters()], before, rtol=0, atol=0
-        )
-        stage.backward_weight(microbatch)
-    torch.autograd.backward(reference(inputs), gradients / 2)
-    return max(
-        map(
-            lambda a, b: difference(a.grad, b.grad),
-            module.parameters(),
-            reference.parameters(),
-        )
-    )
 
 
 def fully_sharded() -> float:
@@ -111,11 +77,8 @@ def fully_sharded() -> float:
     )
 
 
-@pytest.mark.parametrize("train", [data_parallel, fully_sharded])
-def test_replicas_of_a_split_stage_get_the_mean_gradient(
-    run_ranks: Run, train: Callable[[], float]
-) -> None:
-    assert max(run_ranks(train, 2).results()) < 1e-12
+def test_shards_of_a_split_stage_get_the_mean_gradient(run_ranks: Run) -> None:
+    assert max(run_ranks(fully_sharded, 2).results()) < 1e-12
 
 
 def pipeline_of_sharded(shard: Callable[..., object]) -> list[float]:

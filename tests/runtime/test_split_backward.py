@@ -388,6 +388,34 @@ def test_each_half_fires_the_hooks_of_its_weights_once() -> None:
         fired.clear()
 
 
+@pytest.mark.parametrize("mode", ["all", "any"])
+def test_a_hook_of_several_weights_sees_all_gradients_of_a_microbatch_at_once(
+    mode: str,
+) -> None:
+    """`register_multi_grad_hook`, of weights of several layers, of which B computes some."""
+    modules = encoder(), Does(twice, part=linear()), nn.LayerNorm(WIDTH)
+    module = nn.Sequential(*modules)
+    whole = copy.deepcopy(module)
+    seen: dict[str, list[Any]] = {"ours": [], "whole": []}
+    for name, each in (("ours", module), ("whole", whole)):
+        torch.autograd.graph.register_multi_grad_hook(
+            [*each.parameters()], seen[name].append, mode=mode
+        )
+    ours = stage(module, split=True)
+    alone = stage(whole, split=False)
+    for microbatch in range(2):
+        input = activations()
+        forward(ours, microbatch, input), forward(alone, microbatch, input)
+        ours.backward(microbatch), alone.backward(microbatch)
+    assert seen["ours"] == []
+    for microbatch in range(2):
+        ours.backward_weight(microbatch)
+        assert len(seen["ours"]) == microbatch + 1
+    assert len(seen["whole"]) == 2
+    if mode == "all":
+        torch.testing.assert_close(seen["ours"], seen["whole"])
+
+
 def test_the_weights_are_those_that_the_forward_used() -> None:
     """Not the module's own, which may be another version by then."""
     module = encoder()

@@ -260,17 +260,17 @@ def gradient_scaler(stages: int) -> Model:
     """torch.amp.GradScaler"""
 
     def script(side: Side) -> None:
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        # So that it knows the device.
-        scaler.scale(torch.ones(()))
+        assert side.scaler is not None
         for step in range(2):
             side.train(step)
             for optimizer in side.optimizers:
-                scaler.step(optimizer)
+                side.scaler.step(optimizer)
                 optimizer.zero_grad()
-            scaler.update()
+            side.scaler.update()
 
-    return chain(lambda _: normed(), stages, script=script, loss_scale=1024.0)
+    # Its scale grows after each step.
+    scaler = partial(torch.amp.GradScaler, "cpu", 1024.0, growth_interval=1)
+    return chain(lambda _: normed(), stages, script=script, scaler=scaler)
 
 
 def to_float(output: Tensor, target: Tensor) -> Tensor:
