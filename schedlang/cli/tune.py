@@ -118,14 +118,14 @@ def _of_costs(options: argparse.Namespace) -> Any:
     given = [name for name in _OF_MODEL if getattr(options, name) is not None]
     if given:
         raise ValueError(f"--{given[0]} is for --model; --costs has been measured")
-    costs = read_costs(options.costs)
+    costs = read_costs(*options.costs)
     memory = options.memory or inf
     if options.memory is None and costs.capacity_bytes is not None:
         memory = min(costs.capacity_bytes)
     layers = [layers_of_costs(costs, options.microbatch or 1, options.layers)]
     if memory < inf and layers[0].costs.bytes(layers[0].count) is None:
         raise ValueError(
-            f"--memory says how many bytes there are, `{options.costs}` not how many are held: "
+            f"--memory says how many bytes there are, `{options.costs[0]}` not how many are held: "
             "add `activation_bytes` and `weights_bytes`"
         )
     return layers, memory, Units(seconds=False)
