@@ -74,10 +74,10 @@ def _of_model(options: argparse.Namespace) -> Any:
     """The layers of a model on a device, for each size of microbatch; how many bytes a rank may
     hold; and the units.
     """
+    from schedlang.search.tune.config import read_transformer
     from schedlang.search.tune.devices import DEVICES
     from schedlang.search.tune.inputs import EFFICIENCY, layers_of_model, powers_of_two
     from schedlang.search.tune.report import Units, gigabytes
-    from schedlang.search.tune.transformer import read_transformer
 
     wanted = {
         "device": f"--device, one of {', '.join(DEVICES)}",
@@ -93,8 +93,9 @@ def _of_model(options: argparse.Namespace) -> Any:
     device = DEVICES[options.device]
     memory = options.memory or device.room
     sizes = [options.microbatch] if options.microbatch else powers_of_two(options.batch)
+    model = read_transformer(options.model)
     layers = layers_of_model(
-        read_transformer(options.model),
+        model,
         device,
         options.sequence,
         sizes,
@@ -106,7 +107,9 @@ def _of_model(options: argparse.Namespace) -> Any:
             f"one layer's activations of a microbatch of {sizes[0]} x {options.sequence:,} "
             f"tokens are more than the {gigabytes(memory)} of a rank: take fewer tokens"
         )
-    return layers, memory, Units(seconds=True, tokens=options.sequence)
+    shared = model.weights_of_embedding if model.tied else 0
+    units = Units(True, options.sequence, model.parameters, shared)
+    return layers, memory, units
 
 
 def _of_costs(options: argparse.Namespace) -> Any:
