@@ -9,11 +9,11 @@ from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from time import perf_counter
 
 from schedlang.search.tune.candidates import Training
+from schedlang.search.tune.config import transformer_of
 from schedlang.search.tune.devices import DEVICES
-from schedlang.search.tune.inputs import SHARE_OF_MEMORY, layers_of_model, powers_of_two
+from schedlang.search.tune.inputs import layers_of_model, powers_of_two
 from schedlang.search.tune.programs import read_programs
 from schedlang.search.tune.search import tune
-from schedlang.search.tune.transformer import transformer_of
 
 CONFIG = {
     "hidden_size": 4096,
@@ -41,7 +41,7 @@ def spent() -> float:
 
 def main() -> None:
     """Print a line for each size of batch."""
-    memory = SHARE_OF_MEMORY * DEVICE.memory
+    memory = DEVICE.room
     print(
         "batch  candidates  simulated  processor time  elapsed  candidates per minute of two cores"
     )

@@ -132,7 +132,7 @@ def read_cost_options(options: argparse.Namespace) -> Any:
     room = {name: values.pop(name) for name in ("capacity_bytes",) if name in values}
     if options.costs and values:
         raise UsageError("give costs as options or as a file, not both")
-    given = read_costs(options.costs) if options.costs else UNIT
+    given = read_costs(*options.costs) if options.costs else UNIT
     with wrong_as_usage():
         return make_costs(values | room).over(given)
 
@@ -157,12 +157,11 @@ def with_costs_file(options: argparse.Namespace | None, error: ValueError) -> st
     """What is wrong, and in which file of costs, if these are of another number of stages."""
     from schedlang.schedule.costs import WrongNumber
 
-    file = getattr(options, "costs", None)
+    files = getattr(options, "costs", None) or []
     # Beside a file of costs, the room of ranks may be an option.
     has_room = getattr(options, "capacity_bytes", None) is not None
-    is_of_file = file and not (has_room and "`capacity_bytes`" in str(error))
-    return (
-        f"costs in `{file}`: {error}"
-        if isinstance(error, WrongNumber) and is_of_file
-        else str(error)
-    )
+    is_of_file = files and not (has_room and "`capacity_bytes`" in str(error))
+    if not is_of_file or not isinstance(error, WrongNumber):
+        return str(error)
+    names = ", ".join(f"`{file}`" for file in files)
+    return f"costs in {names}: {error}"

@@ -498,8 +498,10 @@ def _costs(parser: Parser) -> None:
     )
     parser.add_argument(
         "--costs",
+        action="append",
         metavar="FILE",
-        help="a JSON or YAML file with these and more, see docs/costs.md",
+        help="a JSON or YAML file with these and more, see docs/costs.md, or a run's trace; of "
+        "several, one --costs for each, or their folder",
     )
     parser.add_list(
         "--capacity-bytes",
@@ -540,8 +542,10 @@ def _tune(parser: Parser) -> None:
     )
     what.add_argument(
         "--costs",
+        action="append",
         metavar="FILE",
-        help="measured costs of stages or layers, see docs/costs.md",
+        help="measured costs of stages or layers, see docs/costs.md; of several traces, one "
+        "--costs for each, or their folder",
     )
     parser.add_argument(
         "--device",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -89,7 +90,11 @@ def _seconds_of(options: argparse.Namespace) -> float | None:
     from schedlang.report.measured import is_trace
     from schedlang.report.views.units import SECONDS
 
-    is_known = options.costs and is_trace(read_source(options.costs).text)
+    # Of several files, or a folder, each is a trace.
+    costs = options.costs or []
+    is_known = len(costs) > 1 or any(
+        os.path.isdir(path) or is_trace(read_source(path).text) for path in costs
+    )
     return SECONDS["us"] if is_known else None
 
 

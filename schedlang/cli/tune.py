@@ -74,10 +74,10 @@ def _of_model(options: argparse.Namespace) -> Any:
     """The layers of a model on a device, for each size of microbatch; how many bytes a rank may
     hold; and the units.
     """
+    from schedlang.search.tune.config import read_transformer
     from schedlang.search.tune.devices import DEVICES
     from schedlang.search.tune.inputs import EFFICIENCY, layers_of_model, powers_of_two
     from schedlang.search.tune.report import Units, gigabytes
-    from schedlang.search.tune.transformer import read_transformer
 
     wanted = {
         "device": f"--device, one of {', '.join(DEVICES)}",
@@ -93,8 +93,9 @@ def _of_model(options: argparse.Namespace) -> Any:
     device = DEVICES[options.device]
     memory = options.memory or device.room
     sizes = [options.microbatch] if options.microbatch else powers_of_two(options.batch)
+    model = read_transformer(options.model)
     layers = layers_of_model(
-        read_transformer(options.model),
+        model,
         device,
         options.sequence,
         sizes,
@@ -106,7 +107,9 @@ def _of_model(options: argparse.Namespace) -> Any:
             f"one layer's activations of a microbatch of {sizes[0]} x {options.sequence:,} "
             f"tokens are more than the {gigabytes(memory)} of a rank: take fewer tokens"
         )
-    return layers, memory, Units(seconds=True, tokens=options.sequence)
+    shared = model.weights_of_embedding if model.tied else 0
+    units = Units(True, options.sequence, model.parameters, shared)
+    return layers, memory, units
 
 
 def _of_costs(options: argparse.Namespace) -> Any:
@@ -118,14 +121,14 @@ def _of_costs(options: argparse.Namespace) -> Any:
     given = [name for name in _OF_MODEL if getattr(options, name) is not None]
     if given:
         raise ValueError(f"--{given[0]} is for --model; --costs has been measured")
-    costs = read_costs(options.costs)
+    costs = read_costs(*options.costs)
     memory = options.memory or inf
     if options.memory is None and costs.capacity_bytes is not None:
         memory = min(costs.capacity_bytes)
     layers = [layers_of_costs(costs, options.microbatch or 1, options.layers)]
     if memory < inf and layers[0].costs.bytes(layers[0].count) is None:
         raise ValueError(
-            f"--memory says how many bytes there are, `{options.costs}` not how many are held: "
+            f"--memory says how many bytes there are, `{options.costs[0]}` not how many are held: "
             "add `activation_bytes` and `weights_bytes`"
         )
     return layers, memory, Units(seconds=False)

@@ -1,6 +1,7 @@
 """Costs from a measured run."""
 
 from collections.abc import Sequence
+from itertools import chain
 from math import fsum
 from typing import Any
 
@@ -10,9 +11,9 @@ from schedlang.schedule.costs.traces import Traced, ops_with_sends
 from schedlang.schedule.timeline import Bar
 
 
-def measured_costs(actions: Sequence[Traced]) -> Costs:
+def measured_costs(*traces: Sequence[Traced]) -> Costs:
     """The costs that the actions of a run show, in order of time and in its unit: means, since a
-    step is a sum.
+    step is a sum. Of several traces, such as one of each rank, each has its own clock.
 
     A duration is that of a kind of op on a stage, with the sends that follow it (`ops_with_sends`);
     a kind that did not run at all is left open, and where one ran on some stages only, its duration
@@ -20,7 +21,7 @@ def measured_costs(actions: Sequence[Traced]) -> Costs:
     """
     # By kind and stage, one entry for each time that it ran.
     durations: dict[tuple[int, int], list[float]] = {}
-    for _, bar in ops_with_sends(actions):
+    for _, bar in chain.from_iterable(map(ops_with_sends, traces)):
         durations.setdefault((bar.kind, bar.stage), []).append(bar.end - bar.start)
     stages = range(1 + max((stage for _, stage in durations), default=-1))
     ran = {kind for kind, _ in durations}
@@ -31,8 +32,9 @@ def measured_costs(actions: Sequence[Traced]) -> Costs:
         for kind, name in COST_OF.items()
         if kind in ran
     }
-    times = latencies(actions)
-    return Costs(**means, p2p_time=_mean(times) if times else None)
+    times = list(chain.from_iterable(map(latencies, traces)))
+    p2p_time = _mean(times) if times else None
+    return Costs(**means, p2p_time=p2p_time, measured_stages=len(stages))
 
 
 def _mean(times: list[float]) -> float:

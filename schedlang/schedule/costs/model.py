@@ -11,6 +11,7 @@ import numpy as np
 from attrs import evolve, field, fields, frozen
 
 from schedlang.diagnostics.arguments import check_number, check_type, check_whole, shown
+from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.columns import Floats, Ints
 from schedlang.schedule.costs.components import (
     COMPUTE,
@@ -321,6 +322,9 @@ class Costs:
     #: needs.
     capacity_bytes: _Values = field(default=None, converter=_tuple)
 
+    #: The number of stages that a run was measured on: none of its numbers stands for other stages.
+    measured_stages: int | None = field(default=None, eq=False)
+
     def __attrs_post_init__(self) -> None:
         """TypeError for what is no number, ValueError for one that cannot be a cost, and for costs
         that do not go together.
@@ -372,7 +376,8 @@ class Costs:
         for names in _TOGETHER:
             mine = bool(self._given(names))
             chosen |= {name: getattr(self if mine else others, name) for name in names}
-        return Costs(**chosen)
+        measured = self.measured_stages or others.measured_stages
+        return Costs(**chosen, measured_stages=measured)
 
     @property
     def gives_times(self) -> bool:
@@ -425,6 +430,20 @@ class Costs:
             )
         self.capacities(ranks)
 
+    def _check_measured(self, stages: int) -> None:
+        """ValueError where they were measured on another number of stages than there are."""
+        measured = self.measured_stages
+        if measured in (None, stages):
+            return
+        missing = range(measured, stages)
+        message = f"{counted(measured, 'stage')} measured, there are {stages}"
+        if missing:
+            absent = (
+                f"stage{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+            )
+            message += f": no op of {absent}; each rank has a trace of its own, give all of them"
+        raise WrongNumber(message)
+
     def durations(self, layout: Layout | int) -> Durations:
         """How long compute actions take in a layout, or on each of so many stages if they are alike
         for all microbatches; ValueError for a wrong number of values.
@@ -434,6 +453,7 @@ class Costs:
         )
         tables = self._tables(by_unit, layout)
         stages = tables.stages
+        self._check_measured(stages)
 
         def spread(name: str, values: Any, default: Floats) -> Floats:
             return tables.spread(f"durations of {name}", values, default)
@@ -639,7 +659,9 @@ class Costs:
 #: The names of what can be given as numbers, here and in a file; times can also be given at a
 #: command. Beside them there are `components`.
 NAMES = tuple(
-    attribute.name for attribute in fields(Costs) if attribute.name != "components"
+    attribute.name
+    for attribute in fields(Costs)
+    if attribute.name not in ("components", "measured_stages")
 )
 #: The costs that leave everything open: unit costs.
 UNIT = Costs()

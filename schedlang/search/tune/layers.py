@@ -78,7 +78,7 @@ class Layers:
                     for start, stop in pairwise(cuts)
                 ]
             merged[name] = tuple(of_stages) * len(layout.pipelines)
-        return evolve(self.costs, **merged)
+        return evolve(self.costs, measured_stages=None, **merged)
 
     def summed_by_rank(self, sizes: Sizes, layout: Layout) -> list[float]:
         """The bytes of the gradients that each rank has a part in summing."""
@@ -129,4 +129,4 @@ def divided(costs: Costs, layers: Sequence[int]) -> Costs:
             share = 1 if name == _HANDED_ON else count
             of_layers += [_at(values, stage) / share] * count
         split[name] = tuple(of_layers)
-    return evolve(costs, **split)
+    return evolve(costs, measured_stages=None, **split)

@@ -22,11 +22,14 @@ _MANY = 1000
 @frozen
 class Units:
     """In what a search is told: its times are `seconds`, or in the unit of the costs; a sample is
-    so many tokens, or they are not known.
+    so many tokens, and the model has so many parameters, where they are known. Two stages hold
+    `shared` parameters of these both.
     """
 
     seconds: bool
     tokens: int | None = None
+    parameters: int | None = None
+    shared: int = 0
 
     @property
     def rate(self) -> str:
@@ -59,6 +62,8 @@ _MEANINGS = {
 def tuning_text(tuning: Tuning, units: Units) -> str:
     """The best of each program within the memory; the fastest in less memory; what was left out."""
     parts = []
+    if units.parameters is not None:
+        parts.append(_counted_parameters(units.parameters, units.shared))
     best = tuning.best_of_programs
     if best:
         parts.append("\n".join(_table(best, tuning, units)))
@@ -79,6 +84,19 @@ def tuning_text(tuning: Tuning, units: Units) -> str:
         )
     parts.append("\n".join(_left_out(tuning)))
     return "\n\n".join(parts)
+
+
+def _counted_parameters(parameters: int, shared: int) -> str:
+    """What was counted, so that a person sees a model that is not the one that was meant."""
+    line = f"the model: {_many(parameters)} parameters"
+    if shared:
+        line += f", {_many(shared)} of them on the first and the last stage"
+    return line
+
+
+def _many(parameters: int) -> str:
+    billions = parameters / 1e9
+    return f"{billions:,.2f} B" if billions >= 1 else f"{parameters / 1e6:,.1f} M"
 
 
 def _table(results: Iterable[Result], tuning: Tuning, units: Units) -> list[str]:
@@ -190,6 +208,7 @@ def tuning_json(tuning: Tuning, units: Units) -> dict[str, Any]:
         "memory": None if training.memory == inf else training.memory,
         "transport": training.transport,
         "rate": units.rate,
+        "parameters": units.parameters,
         "candidates": tuning.candidates,
         "simulated": len(tuning.results),
         "left_out": tuning.left_out,

@@ -23,13 +23,10 @@ the hidden size. Numbers are held in 16 bits, so in 2 bytes, unless it is said o
   moments in 32 bits (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1).
 """
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 from attrs import frozen
 
-from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.schedule.costs import Costs
 from schedlang.search.tune.devices import Device
 
@@ -39,27 +36,13 @@ _BYTES_PER_WEIGHT = 16
 #: Of a logit.
 _LOGIT_BYTES = 4
 
-#: What the configuration of GPT-2 calls the same.
-_OTHER_NAMES = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "intermediate_size": "n_inner",
-}
-#: What a configuration has whose layers are not those that are counted here.
-_EXPERTS = (
-    "num_local_experts",
-    "num_experts",
-    "n_routed_experts",
-    "moe_intermediate_size",
-)
-
 
 @frozen
 class Transformer:
     """The shapes of a decoder: `heads` of `head_size` for queries, `kv_heads` for keys and values;
     the layer between the two products of an MLP has `mlp` numbers, and is `gated` by as many more.
-    With `dropout`, its masks are kept.
+    With `dropout`, its masks are kept. It may learn an embedding for each of so many `positions`;
+    if it is `tied`, its embedding is the head as well.
     """
 
     hidden: int
@@ -71,6 +54,8 @@ class Transformer:
     gated: bool
     vocabulary: int
     dropout: bool
+    positions: int = 0
+    tied: bool = False
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
@@ -94,8 +79,17 @@ class Transformer:
 
     @property
     def weights_of_embedding(self) -> int:
-        """How many weights the embedding has, and the head as many."""
+        """How many weights the embedding of tokens has, and the head as many: also where they are
+        one, each of the two stages holds it.
+        """
         return self.vocabulary * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """How many weights the model has."""
+        embeddings = self.weights_of_embedding * (1 if self.tied else 2)
+        of_layers = self.layers * self.weights_of_layer
+        return of_layers + embeddings + (self.positions + 1) * self.hidden
 
     @property
     def activations_of_layer(self) -> int:
@@ -115,65 +109,6 @@ class Transformer:
         """The bytes that a layer keeps of a token between the two halves of its backward."""
         # Queries, keys and values are made of one input, and so are gate and up.
         return _BYTES * sum(given + made for given, made in self.matrices.values())
-
-
-def read_transformer(path: str | Path) -> Transformer:
-    """The transformer of a configuration as transformers has it, config.json; CompileError says
-    what is wrong with it.
-    """
-    from schedlang.files.documents import read_document
-
-    try:
-        return transformer_of(read_document(path))
-    except ValueError as error:
-        message = f"the model in `{path}`: {error}"
-        help = "or give what its layers were measured to take: --costs FILE"
-        raise CompileError(
-            [Diagnostic("costs", message, help=help, file=str(path))]
-        ) from None
-
-
-def transformer_of(config: Any) -> Transformer:
-    """The same from an object; ValueError says what is wrong."""
-    if not isinstance(config, dict):
-        raise ValueError('it must be an object, such as {"hidden_size": 4096, …}')
-    experts = [key for key in _EXPERTS if config.get(key)]
-    if experts:
-        raise ValueError(
-            f"`{experts[0]}` says that it is a mixture of experts, of which no costs are known here"
-        )
-    hidden = _whole(config, "hidden_size")
-    heads = _whole(config, "num_attention_heads")
-    activation = config.get("hidden_act") or config.get("activation_function") or ""
-    family = str(config.get("model_type", ""))
-    dropouts = ("attention_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop")
-    return Transformer(
-        hidden=hidden,
-        layers=_whole(config, "num_hidden_layers"),
-        heads=heads,
-        kv_heads=_whole(config, "num_key_value_heads", heads),
-        head_size=_whole(config, "head_dim", hidden // heads),
-        mlp=_whole(config, "intermediate_size", 4 * hidden),
-        gated=activation in ("silu", "swish") or family.startswith("gemma"),
-        vocabulary=_whole(config, "vocab_size"),
-        dropout=any(config.get(name) for name in dropouts),
-    )
-
-
-def _whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A number of the configuration, from 1."""
-    name = key
-    if config.get(key) is None and key in _OTHER_NAMES:
-        name = _OTHER_NAMES[key]
-    value = config.get(name)
-    if value is None:
-        if default is None:
-            raise ValueError(f"it has no `{key}`")
-        return default
-    # Not `isinstance`: for Python, true is a whole number.
-    if type(value) is not int or value < 1:
-        raise ValueError(f"`{name}` is {value!r}, it must be a whole number from 1")
-    return value
 
 
 @frozen
@@ -284,7 +219,8 @@ def _embedding(model: Transformer, tokens: int) -> _Amounts:
     # The rows of the tokens are read, and written as its output.
     numbers = float(_BYTES * tokens * model.hidden)
     masks = float(tokens * model.hidden) if model.dropout else 0.0
-    return _Amounts(0.0, 0.0, 0.0, model.weights_of_embedding, masks, 0.0, 2 * numbers)
+    weights = model.weights_of_embedding + model.positions * model.hidden
+    return _Amounts(0.0, 0.0, 0.0, weights, masks, 0.0, 2 * numbers)
 
 
 def _head(model: Transformer, tokens: int) -> _Amounts:
