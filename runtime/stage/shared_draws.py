@@ -13,10 +13,9 @@ from itertools import combinations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from schedlang.runtime.part import Forward, Part
-from schedlang.runtime.stage.random_state import random_state
+from schedlang.runtime.stage.random_state import State, random_state
 from schedlang.runtime.transport.wire import Wire
 from schedlang.schedule.layout import Layout
 
@@ -30,7 +29,7 @@ class Draws(Part):
         self.begin = 0
         self._device = device
         self._is_first = True
-        self._state: Tensor | None = None
+        self._state: State | None = None
 
     def before_forward(self, run: Forward) -> None:
         """Keep the state of the random numbers."""
@@ -42,9 +41,14 @@ class Draws(Part):
         """See whether some were drawn."""
         if self._state is None:
             return
-        if not torch.equal(self._state, random_state(self._device)):
-            state = self._state.numpy().tobytes()
-            digest = hashlib.blake2b(state, digest_size=7).digest()
+        now = random_state(self._device)
+        before = [
+            state.numpy().tobytes()
+            for generator, state in self._state.items()
+            if not torch.equal(state, now[generator])
+        ]
+        if before:
+            digest = hashlib.blake2b(b"".join(before), digest_size=7).digest()
             self.begin = int.from_bytes(digest, "big")
         self._state = None
 
