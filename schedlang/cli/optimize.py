@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -18,8 +18,10 @@ def optimize(options: argparse.Namespace) -> int:
     """Look for the best order, say how good it is, and write it as a program."""
     if options.output and not options.output.endswith(".sched"):
         raise UsageError(f"`{options.output}` is to be a program: -o NAME.sched")
+    from schedlang.diagnostics.diagnostic import CompileError
     from schedlang.search.optimize.optimize import check_solver, judged, optimize
     from schedlang.search.optimize.problem import Answer, Problem
+    from schedlang.search.optimize.program import program_of
 
     # Before the program is compiled: without the extra, there is nothing to search with.
     try:
@@ -65,21 +67,24 @@ def optimize(options: argparse.Namespace) -> int:
     # The order is that of the placement, which is no longer the given one.
     if options.place and answer.source == "as given":
         answer = evolve(answer, source="the placement of its stages")
-    with progress(f"proving {plan.name}"):
-        result = judged(problem, answer, options.transport)
-    document = _document(problem, given, answer, result)
-    _write(options.output, result.text)
-    if options.format == "json":
-        print(json.dumps(document | {"output": options.output}))
-        return FINE
-    print(_text(document, plan.title))
-    if options.output:
-        print(f"wrote {options.output}")
+    # What was found is kept, whatever comes of it.
+    _write(options.output, program_of(problem, answer))
+    result = None
+    wrong: CompileError | None = None
+    try:
+        with progress(f"proving {plan.name}"):
+            result = judged(problem, answer, options.transport, options.output)
+    except CompileError as error:
+        wrong = error
+    _tell(options, _document(problem, given, answer, result), _text, plan.title)
+    if wrong:
+        raise wrong
     return FINE
 
 
 def _block(options: argparse.Namespace, plan: Any, problem: Any) -> int:
     """Look for the best block that repeats, say what it takes, and write it as a program."""
+    from schedlang.diagnostics.diagnostic import CompileError
     from schedlang.search.optimize.blocks import best_block
 
     if options.place:
@@ -95,8 +100,14 @@ def _block(options: argparse.Namespace, plan: Any, problem: Any) -> int:
         most = max(problem.limits)
         print(f"error: no block was found that holds at most {most:g}", file=sys.stderr)
         return WRONG
-    with progress(f"proving {plan.name}"):
-        compiled = _compiled(block.text, plan)
+    _write(options.output, block.text)
+    compiled = None
+    wrong: CompileError | None = None
+    try:
+        with progress(f"proving {plan.name}"):
+            compiled = _compiled(options.output, block.text, plan)
+    except CompileError as error:
+        wrong = error
     document = {
         "schedule": plan.name,
         "params": plan.params,
@@ -105,27 +116,39 @@ def _block(options: argparse.Namespace, plan: Any, problem: Any) -> int:
         "length": block.length,
         "work": block.work,
         "memory": list(problem.limits),
-        "peak_memory": list(compiled.peak_memory),
-        "makespan": compiled.timeline.makespan,
+        "peak_memory": list(compiled.peak_memory) if compiled else None,
+        "makespan": compiled.timeline.makespan if compiled else None,
     }
-    _write(options.output, block.text)
-    if options.format == "json":
-        print(json.dumps(document | {"output": options.output}))
-        return FINE
-    print(_text_of_block(document, plan.title))
-    if options.output:
-        print(f"wrote {options.output}")
+    _tell(options, document, _text_of_block, plan.title)
+    if wrong:
+        raise wrong
     return FINE
 
 
-def _compiled(text: str, plan: Any) -> Any:
+def _tell(
+    options: argparse.Namespace,
+    document: dict[str, Any],
+    text_of: Callable[[dict[str, Any], str], str],
+    title: str,
+) -> None:
+    """Print what was found, as the options say, and what was written."""
+    if options.format == "json":
+        print(json.dumps(document | {"output": options.output}))
+        return
+    print(text_of(document, title))
+    if options.output:
+        print(f"wrote {options.output}")
+
+
+def _compiled(output: str | None, text: str, plan: Any) -> Any:
     """The execution of a block's program, without communication, at the plan's microbatches."""
     from schedlang.compiler import compile
     from schedlang.diagnostics.source import Source
     from schedlang.proof.prove import simulate
 
     microbatches = {"microbatches": plan.microbatches}
-    proved = compile(Source(f"{plan.name}.sched", text), microbatches, plan.costs)
+    source = Source(output or f"{plan.name}, as found", text)
+    proved = compile(source, microbatches, plan.costs)
     return simulate(proved, plan.costs, ideal=True)
 
 
@@ -148,13 +171,12 @@ def _text_of_block(document: dict[str, Any], title: str) -> str:
             f"{document['length']:.10g}",
             f"from the first op of {of} to the last one",
         ),
-        (
-            "peak memory",
-            " ".join(f"{peak:g}" for peak in document["peak_memory"]),
-            "per rank",
-        ),
-        ("makespan", f"{document['makespan']:.10g}", "without communication"),
     ]
+    if document["makespan"] is not None:
+        peaks = " ".join(f"{peak:.10g}" for peak in document["peak_memory"])
+        rows.append(("peak memory", peaks, "per rank"))
+        makespan = f"{document['makespan']:.10g}"
+        rows.append(("makespan", makespan, "without communication"))
     return _table(rows, title)
 
 
@@ -193,8 +215,8 @@ def _document(problem: Any, given: float, answer: Any, result: Any) -> dict[str,
         "given": given if given < inf else None,
         "peak_memory": [problem.graph.peak(order) for order in answer.orders],
         "memory": list(problem.limits),
-        "transport": result.transport,
-        "makespan": result.makespan,
+        "transport": result.transport if result else None,
+        "makespan": result.makespan if result else None,
     }
 
 
@@ -216,7 +238,7 @@ def _text(document: dict[str, Any], title: str) -> str:
         ),
         (
             "peak memory",
-            " ".join(f"{peak:g}" for peak in document["peak_memory"]),
+            " ".join(f"{peak:.10g}" for peak in document["peak_memory"]),
             "per rank",
         ),
     ]
@@ -226,8 +248,9 @@ def _text(document: dict[str, Any], title: str) -> str:
         )
     else:
         rows.insert(1, (f"{objective} before", f"{document['given']:.10g}", "as given"))
-    on = f"makespan on {document['transport']}"
-    rows.append((on, f"{document['makespan']:.10g}", "with its transfers"))
+    if document["makespan"] is not None:
+        on = f"makespan on {document['transport']}"
+        rows.append((on, f"{document['makespan']:.10g}", "with its transfers"))
     return _table(rows, title)
 
 

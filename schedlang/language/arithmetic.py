@@ -4,9 +4,8 @@ the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
-from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from schedlang.diagnostics.diagnostic import counted
@@ -15,13 +14,6 @@ from schedlang.language.scopes import LARGEST
 
 if TYPE_CHECKING:
     from fractions import Fraction
-
-#: How many multiples of their unit a sum may be, so that a float still tells one from the next; and
-#: how near it is to one then.
-_MOST_MULTIPLES = 2**44
-_NEAR = 0.25
-#: The largest denominator of a number that is no decimal, such as 1.0 / 3.
-_MOST_ODD = 10**4
 
 _NOT_ZERO = "where it may be 0, say what is then: `if n > 0 then m / n else 0`"
 
@@ -116,45 +108,6 @@ def as_fraction(value: float | Fraction) -> Fraction:
     from fractions import Fraction
 
     return Fraction(value)
-
-
-def unit_of(numbers: Iterable[float]) -> int | None:
-    """The least n for which some numbers, and so all sums of them, are whole multiples of 1 / n;
-    None where a float cannot tell such multiples apart.
-    """
-    from fractions import Fraction
-
-    unit = 1
-    for number in set(numbers):
-        # The shortest decimal that is this float is what was written, if that was a decimal.
-        fraction = Fraction(repr(float(number)))
-        if fraction.denominator > _MOST_MULTIPLES:
-            fraction = fraction.limit_denominator(_MOST_ODD)
-        unit = lcm(unit, fraction.denominator)
-        if float(fraction) != number or unit > _MOST_MULTIPLES:
-            return None
-    return unit
-
-
-def exact(value: float, unit: int | None) -> int | Fraction:
-    """What the float of a sum would be without rounding, if it is of multiples of 1 / `unit`.
-
-    Of 0.1 + 0.2, which is 0.30000000000000004, it is 3/10. Where that cannot be said, since the
-    numbers have too many digits, it is the float itself.
-    """
-    from fractions import Fraction
-
-    if unit is None or abs(value) * unit > _MOST_MULTIPLES:
-        return as_number(Fraction(value))
-    multiple = round(value * unit)
-    # Rounding makes a small part of one multiple; a share of an overlap is none.
-    is_near = abs(value * unit - multiple) < _NEAR
-    return as_number(Fraction(multiple, unit) if is_near else Fraction(value))
-
-
-def as_number(value: Fraction) -> int | Fraction:
-    """A number as a whole one, if it is one."""
-    return value.numerator if value.denominator == 1 else value
 
 
 def require(holds: int, reason: str | None, location: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial
-from itertools import chain
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +17,21 @@ from schedlang.language.arithmetic import (
     as_fraction,
     decimal,
     divide,
-    exact,
     listed,
     multiply,
     quotient,
     rest,
-    unit_of,
 )
 from schedlang.language.codegen import Codegen, variable
 from schedlang.language.faults import Fault, number_text
 from schedlang.language.sites import ClaimSite
 from schedlang.language.stages import stage_functions
 from schedlang.language.trees import Itself
-from schedlang.proof.edges import latencies
 from schedlang.proof.execution import Execution
 from schedlang.ranks.weights import Versions, follow_weights
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.findings import Finding, diagnose
+from schedlang.schedule.fixed_point import exact_text
 from schedlang.schedule.schedule import Claim, Schedule
 
 if TYPE_CHECKING:
@@ -52,6 +49,8 @@ _TERMS = (
     expressions.Element,
     expressions.OwnStage,
 )
+#: By such a share of them, figures may be rounded where they are not exact.
+_ROUNDING = 1e-9
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 
 
@@ -157,11 +156,35 @@ class _Judge:
                 case expressions.Binary(operator) if operator in _COMPARISONS:
                     yield node
 
+    def is_told(self, rounded: Mapping[str, float]) -> bool:
+        """Whether rounding decides about no comparison; of the figures that may be rounded, numbers
+        of which they are a part are given.
+        """
+        waiting: list[syntax.Node] = [self.site.condition]
+        while waiting:
+            node = waiting.pop()
+            waiting += expressions.children(node)
+            names = expressions.references(node) & rounded.keys()
+            if not names or not isinstance(node, expressions.Binary):
+                continue
+            if node.operator in _COMPARISONS:
+                left = self.value(node.left)
+                right = self.value(node.right)
+                most = max(abs(left), abs(right), *map(rounded.__getitem__, names))
+                if abs(left - right) <= _ROUNDING * most:
+                    return False
+        return True
+
     def sides(self, node: expressions.Binary) -> str:
         """A comparison with the values of its two sides."""
         text = self.text(node)
-        left, right = map(number_text, (self.value(node.left), self.value(node.right)))
-        values = f"{left} {node.operator} {right}"
+        left = self.value(node.left)
+        right = self.value(node.right)
+        of = number_text
+        # What looks equal is told to its last digit, if it is not.
+        if left != right and of(left) == of(right):
+            of = exact_text
+        values = f"{of(left)} {node.operator} {of(right)}"
         if text == values:
             return f"`{text}`"
         # Under a `not`, it is what holds that makes the claim fail.
@@ -198,6 +221,15 @@ def _check(schedule: Schedule, claim: Claim, figures: _Figures) -> Finding | Non
     rank = claim.rank or 0
     judge = _Judge(site, schedule.source, _names(schedule, figures, claim))
     try:
+        if figures.rounded and not judge.is_told(figures.rounded):
+            return Finding(
+                "assert",
+                f"`{judge.text(site.condition)}` cannot be told: costs have too many digits for "
+                "sums of them to be exact",
+                rank,
+                claim.location,
+                help="write the costs with fewer digits, or claim a little more or less",
+            )
         if judge.holds():
             return None
         said = (
@@ -242,6 +274,18 @@ class _Figures:
         return partial(_of_rank, name, values)
 
     @cached_property
+    def rounded(self) -> Mapping[str, float]:
+        """The figures that may be rounded, each with a number of which it is a part."""
+        makespan = self._execution.timeline.makespan
+        peak = max(self._execution.peak_memory)
+        found: dict[str, float] = {}
+        if not self._execution.timeline.fixed.is_exact(makespan):
+            found |= dict.fromkeys(TIMES, makespan)
+        if not self._execution.costs.fixed_memory.is_exact(peak):
+            found |= dict.fromkeys(AMOUNTS, peak)
+        return found
+
+    @cached_property
     def text(self) -> str:
         """All of them."""
         texts = [f"{name} {number_text(getattr(self, name))}" for name in _OF_ALL]
@@ -284,29 +328,11 @@ class _Figures:
     def versions(self) -> Sequence[int]:
         return self._versions.held
 
-    # Most figures are whole, which a float is exactly.
-
     def _time(self, time: float) -> int | Fraction:
-        return int(time) if time.is_integer() else exact(time, self._unit_of_time)
+        return self._execution.timeline.fixed.exact(time)
 
     def _amount(self, amount: float) -> int | Fraction:
-        return (
-            int(amount) if amount.is_integer() else exact(amount, self._unit_of_memory)
-        )
-
-    @cached_property
-    def _unit_of_time(self) -> int | None:
-        """What all times are multiples of: they are sums of durations and latencies."""
-        layout = self._schedule.layout
-        costs = self._execution.costs
-        ways = latencies(layout, costs.transfers(len(layout.placement)))
-        return unit_of(chain(costs.durations(layout).all(), ways.flat))
-
-    @cached_property
-    def _unit_of_memory(self) -> int | None:
-        """What all amounts of memory are multiples of."""
-        amounts = self._execution.costs.memory(self._schedule.layout)
-        return unit_of(amounts.all())
+        return self._execution.costs.fixed_memory.exact(amount)
 
     @cached_property
     def _versions(self) -> Versions:

@@ -1,13 +1,13 @@
 """What a program says before its ops, from a layout and costs: sizes, stages, rules, costs."""
 
 from collections.abc import Container, Iterator, Sequence
-from decimal import Decimal
 from itertools import groupby
 from typing import Any
 
 from attrs import frozen
 
 from schedlang.schedule.costs import Costs
+from schedlang.schedule.fixed_point import exact_text
 from schedlang.schedule.kinds import OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
@@ -115,7 +115,7 @@ def _weights(rules: Sequence[str]) -> Iterator[str]:
 def _costs(costs: Costs, words: dict[int, str]) -> Iterator[str]:
     """The lines of costs."""
     if costs.p2p_time is not None:
-        yield f"cost send = {number_text(costs.p2p_time)}"
+        yield f"cost send = {exact_text(costs.p2p_time)}"
     if costs.link_times is not None:
         yield f"cost send(r, q) = {by_numbers('rq', costs.link_times)}"
     if costs.capacity_bytes is not None:
@@ -139,7 +139,7 @@ def _values(item: str, names: str, values: Nested) -> Iterator[str]:
     """
     depth = _depth(values)
     if depth == 1 and len(values) == 1:
-        yield f"{item} = {number_text(values[0])}"
+        yield f"{item} = {exact_text(values[0])}"
     else:
         yield f"{item}({', '.join(names[:depth])}) = {by_numbers(names, values)}"
 
@@ -149,11 +149,6 @@ def _depth(values: Nested) -> int:
     return 1 + max(
         (_depth(value) for value in values if isinstance(value, Sequence)), default=0
     )
-
-
-def number_text(value: float) -> str:
-    """A number as a program has it: without an exponent, and whole if it is."""
-    return format(Decimal(repr(value)).normalize(), "f")
 
 
 def by_number(name: str, values: Sequence[float]) -> str:
@@ -196,9 +191,9 @@ def by_numbers(names: str, values: Nested) -> str:
 def _run(name: str, first: int, value: float, step: float) -> str:
     """The value of a run that counts by a step, from the first of its numbers on."""
     if step == 0:
-        return number_text(value)
+        return exact_text(value)
     if step < 0:
-        return f"{number_text(value + first)} - {name}"
+        return f"{exact_text(value + first)} - {name}"
     return shifted(name, int(value - first))
 
 

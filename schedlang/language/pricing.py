@@ -1,7 +1,9 @@
 """The costs that a program gives its ops with `cost` and `memory`."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedlang.language import syntax
 from schedlang.language.declarations import Price
@@ -9,8 +11,12 @@ from schedlang.language.faults import Fault, number_text
 from schedlang.language.names import OBJECTIVES, OLD_OBJECTIVES
 from schedlang.language.sites import Sites
 from schedlang.schedule.costs import Costs
+from schedlang.schedule.fixed_point import as_float
 from schedlang.schedule.kinds import OPS
 from schedlang.schedule.layout import Layout
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 #: What `Costs` call an op by its word: `forward` has a duration, `forward_times`, and may have a
 #: `forward_memory`. Where a program splits backwards and writes no `I`, `B` is the input half.
@@ -61,14 +67,14 @@ def _item(price: Price) -> str:
 def _values(price: Price, layout: Layout) -> Any:
     """The value of a price, or those of all that it is for, as `Costs` has them."""
 
-    def of(*indices: int) -> float:
+    def of(*indices: int) -> float | Fraction:
         value = price.of(*indices)
         # An op may give memory back; nothing takes less than no time, nor has less than no room.
         if value < 0 and (price.word == "capacity" or not price.is_memory):
             what = "capacity" if price.is_memory else "duration"
             message = f"a {what} of {number_text(value)}, it must be 0 or more"
             raise Fault("negative-cost", message, price.value_location)
-        return float(value)
+        return as_float(value)
 
     ranks = range(max(layout.placement) + 1)
     if price.word == "capacity" and price.indices:

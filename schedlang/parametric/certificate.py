@@ -109,7 +109,7 @@ def setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
         amount = amount_of(kind, stage)
         meanwhile = ZERO if is_negative(amount) else amount
         after = amount if schedule.keeps(kind, stage, 0) else ZERO
-        takes = _number(durations[Kind(kind)][stage])
+        takes = _number(durations.fixed.exact(durations[Kind(kind)][stage]))
         held = _number(*meanwhile), _number(*after)
         ops.append([Kind(kind).name, stage, takes, *held])
     ways = {
@@ -194,5 +194,5 @@ def _number(constant: Any, by_n: Any = 0, by_round: Any = 0) -> list[Any]:
 
 def _short(value: Any) -> int | str:
     """A number as JSON has it exactly."""
-    exact = Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
+    exact = Fraction(value)
     return exact.numerator if exact.denominator == 1 else str(exact)

@@ -132,7 +132,9 @@ def held_by(schedules: Sequence[Schedule]) -> Callable[[int, int], Pair]:
     amounts = [schedule.costs.memory(schedule.layout) for schedule in schedules]
 
     def of(kind: int, stage: int) -> Pair:
-        first, second, *others = (_plain(each[kind][stage]) for each in amounts)
+        first, second, *others = (
+            each.fixed.exact(each[kind][stage]) for each in amounts
+        )
         by_n = second - first
         if any(other != first + by_n * n for n, other in enumerate(others, 2)):
             raise NotLinear("what a gather holds goes up by no one number")
@@ -184,10 +186,6 @@ def _upper(levels: set[Pair]) -> list[Pair]:
     for constant, by_n in levels:
         best[by_n] = max(constant, best.get(by_n, constant))
     return [(constant, by_n) for by_n, constant in best.items()]
-
-
-def _plain(amount: float) -> Any:
-    return int(amount) if float(amount).is_integer() else Fraction(repr(float(amount)))
 
 
 # Claims

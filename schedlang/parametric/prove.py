@@ -448,17 +448,21 @@ class _Prover:
         execution = ideal_execution(only_computing(schedule))
         assert execution
         line = execution.timeline
-        work = max(line.busy)
+        exact = line.fixed.exact
+        makespan = exact(line.makespan)
+        work = exact(max(line.busy))
+        span = exact(line.span)
         values = {
-            "makespan": line.makespan,
+            "makespan": makespan,
             "work": work,
-            "bubble": line.makespan - work,
-            "span": line.span,
-            "span_bubble": line.span - work,
+            "bubble": makespan - work,
+            "span": span,
+            "span_bubble": span - work,
         }
-        return values | {
-            f"peak({rank})": peak for rank, peak in enumerate(execution.peak_memory)
-        }
+        amount = execution.costs.fixed_memory.exact
+        for rank, peak in enumerate(execution.peak_memory):
+            values[f"peak({rank})"] = amount(peak)
+        return values
 
     def told(self, classes: list[Class]) -> Proof:
         small = sorted(

@@ -11,14 +11,12 @@ edge. Both together say that these are the times of the execution, to the last.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from attrs import define, field, frozen
 
-from schedlang.language.arithmetic import exact, unit_of
 from schedlang.parametric.linear import NotLinear
 from schedlang.parametric.orders import (
     ONCE,
@@ -105,6 +103,7 @@ def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]
     )
     users = dict(zip(map(tuple, keys.T.tolist()), times.tolist(), strict=True))
     ways = latencies(layout, schedule.costs.transfers(len(layout.placement)))
+    fixed = schedule.costs.fixed_times
     rules: dict[tuple[int, int, int], list[Need]] = {key: [] for key in users}
     for row, count in zip(found.T.tolist(), counts.tolist(), strict=True):
         key = tuple(row[:3])
@@ -112,7 +111,7 @@ def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]
         # As many needs of a kind as ops that might have them: so all have it.
         if count != users[key]:
             raise NotLinear("ops of one stage do not all need the same")
-        way = Fraction(repr(float(ways[made, number]))) if is_far else 0
+        way = fixed.exact(float(ways[made, number])) if is_far else 0
         rules[key].append((made, stage, further, bool(is_far), way))
     return {key: tuple(sorted(of)) for key, of in rules.items()}
 
@@ -156,22 +155,11 @@ def walked(schedule: Schedule) -> list[list[Any]]:
     heads = np.flatnonzero((columns.batch == rows) & ~columns.is_transfer)
     starts = events.graph.starts[events.item[heads]]
     bounds = np.searchsorted(heads, columns.first)
-    unit = _unit(schedule)
-    times = [_exact(time, unit) for time in starts.tolist()]
+    times = list(map(events.fixed.exact, events.fixed.numbers(starts).tolist()))
     return [
         times[begin:end]
         for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     ]
-
-
-def _unit(schedule: Schedule) -> int | None:
-    layout = schedule.layout
-    ways = latencies(layout, schedule.costs.transfers(len(layout.placement)))
-    return unit_of([*schedule.costs.durations(layout).all(), *ways.flat])
-
-
-def _exact(time: float, unit: int | None) -> Any:
-    return int(time) if time.is_integer() else exact(time, unit)
 
 
 def durations_of(schedule: Schedule, batch: Batch) -> Any:
@@ -179,9 +167,9 @@ def durations_of(schedule: Schedule, batch: Batch) -> Any:
     if schedule.costs.differ_by_microbatch:
         raise NotLinear("costs differ by microbatch")
     durations = schedule.costs.durations(schedule.layout)
-    ends = durations.ends([(op.kind, op.stage, 0) for op in batch])
-    unit = _unit(schedule)
-    return [_exact(float(end), unit) for end in ends]
+    ends = durations.counted().ends([(op.kind, op.stage, 0) for op in batch])
+    fixed = schedule.costs.fixed_times
+    return [fixed.exact(end) for end in fixed.numbers(np.array(ends)).tolist()]
 
 
 def stamp(

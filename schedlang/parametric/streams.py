@@ -261,7 +261,8 @@ def _later(timed: Timed, units: Sequence[Pair], step: Pair, by: int) -> Timed:
 
 def _held(steady: Orders, longer: Sequence[Schedule]) -> Held:
     """What ranks hold at most, which is the same for all n if no round of a loop adds to it."""
-    amounts = longer[0].costs.memory(longer[0].layout)
+    fixed = longer[0].costs.fixed_memory
+    amounts = longer[0].costs.memory(longer[0].layout).counted()
     for piece in (piece for pieces in steady.ranks for piece in pieces if piece.grows):
         ops = [op for batch in piece.batches for op in batch]
         kept = (op for op in ops if longer[0].keeps(op.kind, op.stage, 0))
@@ -278,5 +279,5 @@ def _held(steady: Orders, longer: Sequence[Schedule]) -> Held:
             "what its ranks hold is not the same for all numbers of microbatches"
         )
     peaks, held, staleness = seen[0]
-    peak = tuple((int(of) if of.is_integer() else of, 0) for of in peaks)
+    peak = tuple((fixed.exact(of), 0) for of in peaks)
     return Held(peak=peak, versions=held, staleness=staleness)

@@ -99,12 +99,15 @@ class Graph:
         actions = self._actions
         node = self._nodes
         overlaps = evolve(actions, group=np.where(self._sizes[node] > 1, node + 1, 0))
-        after = op_ends(
-            overlaps, np.arange(len(actions)), costs.durations(self.schedule.layout)
-        )
+        durations = costs.durations(self.schedule.layout).counted()
+        after = op_ends(overlaps, np.arange(len(actions)), durations)
         last = np.cumsum(self._sizes) - 1
-        self.time: list[float] = after[last].tolist()
-        amounts = costs.memory(self.schedule.layout)
+        #: Times and amounts are counted where they are added up, as in the proof.
+        self.fixed = costs.fixed_times
+        self._time = after[last]
+        self.time: list[float] = self.fixed.numbers(self._time).tolist()
+        self.fixed_memory = costs.fixed_memory
+        amounts = costs.memory(self.schedule.layout).counted()
         amount = amounts.of(actions.kind, actions.stage, actions.microbatch)
         stays = self.schedule.keeps_all(actions.kind, actions.stage, actions.microbatch)
         # All ops of a node take what they take, then all give back what they give back.
@@ -113,8 +116,8 @@ class Graph:
         rise = np.where(takes > 0, takes, change)
         #: What a node adds to the memory of its rank: at most while it runs, and once it has.
         self._held = rise, change
-        self.rise: list[float] = rise.tolist()
-        self.change: list[float] = change.tolist()
+        self.rise: list[float] = self.fixed_memory.numbers(rise).tolist()
+        self.change: list[float] = self.fixed_memory.numbers(change).tolist()
 
     def _connect(self) -> None:
         """Find what each node waits for."""
@@ -229,17 +232,18 @@ class Graph:
         for rank, order in enumerate(orders):
             thread[order] = rank
             place[order] = np.arange(len(order))
-        users, makers, latency = self._edges
+        users, makers, delay = self._edges
+        latency = self.fixed.counts(delay)
         is_far = thread[users] != thread[makers]
         if not (is_far | (place[makers] < place[users])).all():
             return []
         items = Items()
-        items.add(thread, place, np.array(self.time))
+        items.add(thread, place, self._time)
         # What comes before on the same rank is waited for only where it takes its time to arrive.
         waited = is_far | (latency > 0)
         items.wait(users[waited], makers[waited], latency[waited])
         graph = items.graph()
-        return graph.ends.tolist() if graph.is_whole else []
+        return self.fixed.numbers(graph.ends).tolist() if graph.is_whole else []
 
     @property
     def least_objective(self) -> float:
@@ -284,16 +288,17 @@ class Graph:
     @cached_property
     def work(self) -> Floats:
         """How long the nodes of each rank take."""
-        return counts_of(self.rank, self.time, len(self.order))
+        return self.fixed.numbers(counts_of(self.rank, self._time, len(self.order)))
 
     def objective(self, orders: Orders, ends: list[float]) -> float:
         """What the schedule's passes minimise, of an execution; see `Timeline`."""
         busy = [order for order in orders if order]
-        starts = [ends[order[0]] - self.time[order[0]] for order in busy]
+        difference = self.fixed.difference
+        starts = [difference(self.time[order[0]], ends[order[0]]) for order in busy]
         stops = [ends[order[-1]] for order in busy]
         if self.schedule.objective == "span":
-            return max(stop - start for start, stop in zip(starts, stops, strict=True))
-        return max(stops) - min(starts)
+            return max(map(difference, starts, stops))
+        return difference(min(starts), max(stops))
 
     def peak(self, order: list[int]) -> float:
         """The most that a rank holds."""
@@ -302,7 +307,7 @@ class Graph:
         rise, change = self._held
         nodes = np.array(order, np.int64)
         before = np.append(0.0, np.cumsum(change[nodes])[:-1])
-        return float((before + rise[nodes]).max())
+        return float(self.fixed_memory.numbers((before + rise[nodes]).max()))
 
     def highest_peak(self, orders: Orders) -> float:
         """The most that any rank holds."""

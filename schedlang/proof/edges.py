@@ -19,6 +19,7 @@ from schedlang.proof.presence import writes
 from schedlang.ranks.shards import gathers
 from schedlang.schedule.columns import Columns, Floats, Ints, counts_of, pairs_within
 from schedlang.schedule.costs import Costs, Durations, Transfers
+from schedlang.schedule.fixed_point import FixedPoint
 from schedlang.schedule.kinds import HOPS, RECEIVES, ROWS, SUMS, WAITS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
@@ -81,10 +82,11 @@ class Events:
     NOTHING. `awaited` has two rows: actions at which ranks wait, and the gathers, sums and hops of
     these ranks for which they do.
     `beside` has three: the items of sums and gathers that take time, and of each the actions after
-    and before it (see `Beside`).
+    and before it (see `Beside`). Times of the graph are counts of the numbers of `fixed`.
     """
 
     schedule: Schedule
+    fixed: FixedPoint
     graph: Graph
     item: Ints
     on_rank: Ints
@@ -119,14 +121,19 @@ class Events:
         # Of ops that overlap, each is shown behind the one before.
         later = np.flatnonzero(columns.batch[ops] != ops)
         begins[later] = stops[later - 1]
+        numbers = self.fixed.numbers
+        bars = _bars(columns, ops, numbers(begins), numbers(stops))
+        starts = numbers(starts)
+        ends = numbers(ends)
         copies = np.flatnonzero(columns.is_beside)
         items = self.item[copies]
-        bars = _bars(columns, ops, begins, stops)
         bars_of_copies = _bars(columns, copies, starts[items], ends[items])
         items = self.beside[0]
         times = *self.beside[1:], starts[items], ends[items]
         beside = zip(*(column.tolist() for column in times), strict=True)
-        return Timeline(bars, bars_of_copies, tuple(map(Beside._make, beside)))
+        return Timeline(
+            bars, bars_of_copies, tuple(map(Beside._make, beside)), self.fixed
+        )
 
 
 def _bars(
@@ -340,14 +347,14 @@ class _Build:
 
     @cached_property
     def durations(self) -> Durations:
-        """How long ops take."""
-        return self.costs.durations(self.schedule.layout)
+        """How long ops take; all times here are counts of the costs' `fixed_times`."""
+        return self.costs.durations(self.schedule.layout).counted()
 
     @cached_property
     def _latencies(self) -> Floats:
-        return latencies(
-            self.schedule.layout, self.costs.transfers(len(self.schedule.placement))
-        )
+        transfers = self.costs.transfers(len(self.schedule.placement))
+        times = latencies(self.schedule.layout, transfers)
+        return self.costs.fixed_times.counts(times)
 
     def latency(self, made: Ints, number: Ints) -> Floats:
         """How long messages take, by what is made, and the numbers of their receives."""
@@ -498,7 +505,8 @@ class _Build:
         columns = self.columns
         layout = self.schedule.layout
         # Replicas have one sum, which takes the longest time that is given for any of them.
-        times = np.reshape(self.costs.sums(len(layout.placement)), (-1, layout.pieces))
+        times = self.costs.fixed_times.counts(self.costs.sums(len(layout.placement)))
+        times = np.reshape(times, (-1, layout.pieces))
         takes = times.max(axis=0)[self.schedule.gradients.piece]
         gradients = self.schedule.gradients
         # Those that are written have a place of their own.
@@ -551,7 +559,9 @@ class _Build:
         if not self.costs.gather_times:
             return
         columns = self.columns
-        times = self.costs.gathers(len(self.schedule.placement))
+        times = self.costs.fixed_times.counts(
+            self.costs.gathers(len(self.schedule.placement))
+        )
         begun = []
         users = []
         stages = []
@@ -566,7 +576,7 @@ class _Build:
         thread = self.threads + columns.rank[rows]
         self.threads += len(self.schedule.ranks)
         items = self.items.add(
-            thread, np.arange(len(rows)), np.array(times)[np.array(stages, np.int64)]
+            thread, np.arange(len(rows)), times[np.array(stages, np.int64)]
         )
         self.wait(items, self.rank_before(columns.batch[rows]), rows)
         self.wait(self.item[waiting], items, waiting)
@@ -809,6 +819,7 @@ class _Build:
         beside = np.concatenate([np.zeros((3, 0), np.int64), *self.beside], axis=1)
         return Events(
             self.schedule,
+            self.costs.fixed_times,
             graph,
             self.item,
             self.on_rank,

@@ -51,7 +51,9 @@ def levels(
     `offload` to the end of their `reload`.
     """
     ops = _changes(schedule, timeline)
-    amount = ops.sign * amounts.of(ops.kind, ops.stage, ops.microbatch)
+    fixed = amounts.fixed
+    counted = amounts.counted()
+    amount = ops.sign * counted.of(ops.kind, ops.stage, ops.microbatch)
     stays = schedule.keeps_all(ops.kind, ops.stage, ops.microbatch)
     takes = amount > 0
     time = np.where(takes, ops.start, ops.end)
@@ -84,7 +86,8 @@ def levels(
     for rank, (begin, end) in enumerate(pairwise(bounds.tolist())):
         own = slice(begin, end)
         held = first[rank] if first else 0.0
-        amounts_held = np.cumsum(np.append(held, changes[own]))[1:]
+        counts = np.append(fixed.counts(held), changes[own])
+        amounts_held = fixed.numbers(np.cumsum(counts)[1:])
         stages = ops.stage[op[own]]
         microbatches = ops.microbatch[op[own]]
         found.append(Level(held, times[own], amounts_held, stages, microbatches))

@@ -117,7 +117,8 @@ class Samples:
         first, last = self._outermost()
         arrivals = self._arrivals(first, times, factors)
         starts = np.maximum(times[self.before[first]], arrivals)
-        return np.asarray(times[last].max(axis=0) - starts.min(axis=0))
+        makespans = times[last].max(axis=0) - starts.min(axis=0)
+        return self.events.fixed.numbers(makespans)
 
     def _outermost(self) -> tuple[Ints, Ints]:
         """The places of the first op of each rank, and of the last; and of all sums and gathers."""
@@ -157,7 +158,7 @@ class Samples:
             is_late = arrival > times[self.before[event], samples]
             longer[ranks] += np.where(is_late, way - self.delay[event, 0], 0.0)
             event = np.where(is_late, self.waits[event], self.before[event])
-        return longer
+        return self.events.fixed.numbers(longer)
 
     def graph_of(self, factors: Floats) -> Graph:
         """The graph of one sample, by the factors of all actions, and of none."""

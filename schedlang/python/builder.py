@@ -19,12 +19,13 @@ from schedlang.diagnostics.arguments import check_choice, check_type, check_whol
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.diagnostics.waits import Stand, Wait
-from schedlang.language.head import Head, number_text
+from schedlang.language.head import Head
 from schedlang.language.scopes import is_too_long
 from schedlang.plan.plan import Plan
 from schedlang.python.places import Script, caller
 from schedlang.python.text import NAMES, Call, Text, program_text
 from schedlang.schedule.costs import UNIT, Costs, check_costs
+from schedlang.schedule.fixed_point import exact_text
 from schedlang.schedule.kinds import OF_STAGE, OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import (
     Layout,
@@ -754,7 +755,7 @@ def _check_program_costs(costs: Costs) -> None:
             raise ValueError(
                 f"`costs` have `{name}`, which a program cannot say: {way_out}"
             )
-        if any(is_too_long(number_text(value)) for value in _numbers(given)):
+        if any(is_too_long(exact_text(value)) for value in _numbers(given)):
             raise ValueError(
                 f"`costs` have `{name}` {shown(given)}, a number of a program has at most 18 "
                 f"digits on each side of its point: {way_out}"

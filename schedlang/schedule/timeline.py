@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.actions import SHOWN, first_words, is_copy, word
+from schedlang.schedule.fixed_point import ANY, FixedPoint
 
 
 class Bar(NamedTuple):
@@ -105,13 +106,6 @@ class Bars(Sequence[Bar]):
     def __iter__(self) -> Iterator[Bar]:
         return map(Bar._make, zip(*self.columns, strict=True))
 
-    @property
-    def busy(self) -> float:
-        """The time that they take."""
-        durations = np.asarray(self.end) - np.asarray(self.start)
-        # One after the other, as ranks work: `sum` rounds in another way from Python 3.12 on.
-        return float(np.cumsum(np.append(0.0, durations))[-1])
-
 
 @frozen
 class Timeline:
@@ -128,6 +122,9 @@ class Timeline:
     copies: tuple[Bars, ...] = ()
     #: The sums and gathers that take time.
     beside: tuple[Beside, ...] = ()
+    #: The common denominator of all times, but of those at which one of two ops that overlap ends:
+    #: `fixed.exact(makespan)` is the makespan as a whole number or a fraction.
+    fixed: FixedPoint = ANY
 
     def __repr__(self) -> str:
         return f"<Timeline of {counted(len(self.ranks), 'rank')}: makespan {self.makespan:.10g}>"
@@ -138,9 +135,8 @@ class Timeline:
         gather that takes time.
         """
         ends = [np.max(bars.end).item() for bars in self.ranks if bars]
-        return (
-            max([*ends, *(each.end for each in self.beside)], default=0.0) - self.start
-        )
+        end = max([*ends, *(each.end for each in self.beside)], default=0.0)
+        return self.fixed.difference(self.start, end)
 
     @cached_property
     def start(self) -> float:
@@ -151,7 +147,7 @@ class Timeline:
     @cached_property
     def busy(self) -> list[float]:
         """For each rank, the time spent in actions."""
-        return [bars.busy for bars in self.ranks]
+        return [self.fixed.total(bars.start, bars.end) for bars in self.ranks]
 
     @property
     def copying(self) -> list[float]:
@@ -165,7 +161,10 @@ class Timeline:
     def spans(self) -> list[float]:
         """For each rank, the time from its own first start to its own last end."""
         # A rank runs one op at a time, so the first bar starts first, and the last one ends last.
-        return [bars.end[-1] - bars.start[0] if bars else 0.0 for bars in self.ranks]
+        return [
+            self.fixed.difference(bars.start[0], bars.end[-1]) if bars else 0.0
+            for bars in self.ranks
+        ]
 
     @property
     def span(self) -> float:

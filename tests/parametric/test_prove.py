@@ -586,6 +586,31 @@ def test_how_long_messages_are_on_their_way_is_that_of_the_program() -> None:
         what_it_proves(document)
 
 
+def test_figures_at_decimals_are_exact_for_all() -> None:
+    """Also at the small sizes, which are simulated, and with halves of which a backward is the
+    sum; in floats, 0.1 + 0.2 + 0.4 is more than 0.7.
+    """
+    costs = "cost F = 0.1  cost I = 0.2  cost W = 0.4  cost send = 0.05  memory F = 0.3"
+    text = f"""schedule decimals {{
+        param ranks = 2  param microbatches = 4  {costs}
+        rank r {{
+            let warmup = min(ranks - 1 - r, microbatches)
+            repeat warmup                {{ F(next) }}
+            repeat microbatches - warmup {{ F(next)  I(next)  W }}
+            repeat warmup                {{ I(next)  W }}
+            assert peak(r) <= 0.3 * (ranks - r)
+        }}
+        assert makespan == 0.7 * microbatches + 0.4 for all
+    }}"""
+    proof = prove_for_all(text, {"ranks": 2})
+    assert proof.verdicts["portable"].proved == "microbatches >= 1"
+    laws = {law.figure: law.pieces for law in proof.laws}
+    assert laws["makespan"] == (("microbatches >= 1", "(7 * microbatches + 4) / 10"),)
+    document = json.loads(json.dumps(proof.certificate))
+    check(document)
+    assert is_of_program(document)
+
+
 # The command
 
 

@@ -421,6 +421,63 @@ def test_the_command_says_how_good_it_is(
     assert simulate(plan, ideal=True).timeline.makespan == 14
 
 
+@pytest.mark.parametrize(
+    ("costs", "claim"),
+    [
+        # In floats, 11.7 + 9.1 is a little less than 20.8.
+        ((10.3, 11.7, 9.1), "assert makespan <= 287.5\n"),
+        ((0.1, 0.2, 0.4), "assert makespan <= 6.2\n"),
+        # Measured ones have too many digits for exact sums: the claim leaves room for it.
+        ((0.01234567890123457, 0.02345678901234569, 0.03456789012345671), "<= 0.63"),
+    ],
+)
+def test_at_decimals_the_program_claims_what_was_found(
+    costs: tuple[float, ...], claim: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "best.sched"
+    kinds = ("forward", "input", "weight")
+    times = [
+        f"--{kind}-times={time!r}" for kind, time in zip(kinds, costs, strict=True)
+    ]
+    assert main(["optimize", "zb_h1", *times, "--for", "5s", "-o", str(path)]) == 0
+    assert claim in path.read_text()
+    assert main(["check", str(path)]) == 0
+
+
+def test_a_block_at_decimals_claims_its_makespan(tmp_path: Path) -> None:
+    path = tmp_path / "block.sched"
+    times = ["--forward-times=0.1", "--input-times=0.2", "--weight-times=0.4"]
+    arguments = ["optimize", "zb_h1", *times, "--block", "--for", "5s"]
+    assert main([*arguments, "-o", str(path)]) == 0
+    assert "assert makespan <= 0.7 * (microbatches - 1) + 1.9" in path.read_text()
+    assert main(["check", str(path), "-p", "microbatches=12"]) == 0
+
+
+@pytest.mark.parametrize("option", [[], ["--block"]])
+def test_what_was_found_is_kept_whatever_fails_then(
+    option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here a cost has more digits than numbers of programs may have."""
+    path = tmp_path / "best.sched"
+    arguments = ["optimize", "zb_h1", "--forward-times=0.0000000000000000001"]
+    assert main([*arguments, "--for", "3s", *option, "-o", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert f"wrote {path}" in out
+    assert "a number of more than 18 digits" in err
+    assert f"{path}:" in err
+    assert "rank r {" in path.read_text() or "block m every" in path.read_text()
+
+
+def test_a_bound_that_is_exact_is_proved_to_the_last_digit() -> None:
+    costs = Costs(forward_times=(1000.0001,), backward_times=(2000.0002,))
+    problem = problem_of(2, 4, is_split=False, costs=costs)
+    value = problem.value(problem.graph.order)
+    # A ten-millionth less was once taken for rounding.
+    answer = Answer(problem.graph.order, value, value - 0.0001, "nobody")
+    assert not answer.is_best
+    assert not Instance.of(problem).closed(answer).is_best
+
+
 def test_too_little_memory_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["optimize", "1f1b", "-p", "ranks=2", "--memory", "0"]) == 1
     assert "no order was found that holds at most 0" in capsys.readouterr().err

@@ -25,12 +25,13 @@ def sizes(values: Iterable[T], is_large: Callable[[T], bool]) -> list[object]:
     ]
 
 
-def examples(count: int, **more: Any) -> settings:
-    """So many examples for a test with `make large`, and a part of them with `make test`; `more`
-    is what else hypothesis is to be told.
+def examples(count: int, usual: int | None = None, **more: Any) -> settings:
+    """So many examples for a test with `make large`, and a part of them, or a `usual` number, with
+    `make test`; `more` is what else hypothesis is to be told.
     """
     is_large = settings.get_current_profile_name() == LARGE
-    return settings(max_examples=count if is_large else count // MORE, **more)
+    fewer = count // MORE if usual is None else usual
+    return settings(max_examples=count if is_large else fewer, **more)
 
 
 #: How many steps a training has that is compared with one process, loss by loss and in the end weight

@@ -29,7 +29,7 @@ def quirky_timeline(plan: Plan, costs: Costs, gaps: bool = True) -> Timeline:
     costs = costs.over(plan.costs)
     compute = tuple(actions.compute() for actions in plan.ranks)
     graph = Graph(evolve(plan, ranks=compute, costs=costs))
-    graph.wait_for(_needs(graph, costs.p2p_time or 0.0, gaps))
+    graph.wait_for(_needs(graph, float(costs.p2p_time or 0), gaps))
     ends = graph.ends(graph.order)
     durations = costs.durations(plan.layout)
     ranks: list[Bars] = []
@@ -44,7 +44,7 @@ def quirky_timeline(plan: Plan, costs: Costs, gaps: bool = True) -> Timeline:
                 bars.add(*row, begin, start + after)
                 begin = start + after
         ranks.append(bars)
-    return Timeline(tuple(ranks))
+    return Timeline(tuple(ranks), fixed=graph.fixed)
 
 
 def quirky_bubble_rate(plan: Plan, timeline: Timeline, costs: Costs) -> float:

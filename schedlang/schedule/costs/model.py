@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, wraps
 from itertools import accumulate
 from math import inf
-from typing import Any, TypeVar
+from numbers import Rational
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from attrs import evolve, field, fields, frozen
@@ -25,6 +26,7 @@ from schedlang.schedule.costs.components import (
     together,
 )
 from schedlang.schedule.costs.transfers import Transfers
+from schedlang.schedule.fixed_point import ANY, WHOLE, FixedPoint, fixed_point, half
 from schedlang.schedule.kinds import OPS, ROWS, Kind
 from schedlang.schedule.layout import Layout
 
@@ -51,6 +53,8 @@ _MEMORY = (
     "weight_memory",
     "gather_memory",
 )
+_BANDWIDTHS = ("bandwidth_in_node", "bandwidth_between_nodes")
+_LATENCIES = ("p2p_time", "link_times", "latency_in_node", "latency_between_nodes")
 _BYTES = ("activation_bytes", "kept_bytes", "weights_bytes", "gathered_bytes")
 
 #: How long transfers take is given by one of these, or by links.
@@ -98,6 +102,9 @@ _OLD_NAMES = {name.removesuffix("_times"): name for name in _TIMES} | {
 }
 
 
+_CACHED = ("fixed_times", "fixed_memory", "fixed_bytes")
+
+
 class WrongNumber(ValueError):
     """Costs are for another number of stages, microbatches, slices or ranks."""
 
@@ -120,12 +127,13 @@ class Amounts:
 
     Of kinds whose numbers differ by microbatch, `by_kind` has the means. `by_unit` has their
     tables, with a row for each stage: those of its microbatches in an update, or of their slices,
-    of which it has `units[stage]`.
+    of which it has `units[stage]`. All but means are numbers of the `fixed` point.
     """
 
     by_kind: dict[int, list[float]]
     by_unit: dict[int, Floats] = field(factory=dict)
     units: Ints = field(factory=lambda: np.ones(0, np.int64))
+    fixed: FixedPoint = ANY
 
     def __getitem__(self, kind: int) -> list[float]:
         return self.by_kind[kind]
@@ -146,6 +154,15 @@ class Amounts:
             stages = stage[rows]
             numbers[rows] = by_unit[stages, microbatch[rows] % self.units[stages]]
         return numbers
+
+    def counted(self) -> Self:
+        """The same in whole numbers, which floats add up exactly."""
+        if self.fixed.scale == 1:
+            return self
+        counts = self.fixed.counts
+        by_kind = {kind: counts(means).tolist() for kind, means in self.by_kind.items()}
+        by_unit = {kind: counts(table) for kind, table in self.by_unit.items()}
+        return evolve(self, by_kind=by_kind, by_unit=by_unit, fixed=WHOLE)
 
     def all(self) -> Iterator[float]:
         """All numbers that there are."""
@@ -168,6 +185,13 @@ class Durations(Amounts):
     def add_up(self) -> bool:
         """Whether ops that overlap take as long as one after the other."""
         return self.overlap is None and not self.components
+
+    def counted(self) -> Self:
+        """The same in whole numbers, which floats add up exactly."""
+        counted = super().counted()
+        if self.overlap is None:
+            return counted
+        return evolve(counted, overlap=self.fixed.counts(self.overlap).tolist())
 
     def all(self) -> Iterator[float]:
         """All durations that there are."""
@@ -196,7 +220,9 @@ class Durations(Amounts):
             together = self.overlap[ops[0][1]]
         else:
             together = max(pieces[-1].end for pieces in self.pieces(ops))
-        return [together * end / ends[-1] if ends[-1] else together for end in ends]
+        shares = [together * end / ends[-1] if ends[-1] else together for end in ends]
+        # The last one has all of it, which a quotient may miss by rounding.
+        return [*shares[:-1], together]
 
     def pieces(self, ops: Sequence[tuple[int, int, int]]) -> list[list[Piece]]:
         """When the components of each of some ops that are issued as one run, counted from their
@@ -231,7 +257,12 @@ def _with_old_names(cls: type[T]) -> type[T]:
             renamed[_new_name(name)] = value
         init(self, *values, **renamed)
 
+    # It finds the cached properties.
+    cached = cls.__getattr__  # type: ignore[attr-defined]
+
     def attribute(self: T, name: str) -> Any:
+        if name in _CACHED:
+            return cached(self, name)
         if name not in _OLD_NAMES:
             raise AttributeError(
                 f"`{cls.__name__}` has no `{name}`", name=name, obj=self
@@ -341,7 +372,7 @@ class Costs:
                 raise ValueError(
                     f"`link_times` are the times of all transfers, `{others[0]}` says others"
                 )
-        bandwidths = self._given(("bandwidth_in_node", "bandwidth_between_nodes"))
+        bandwidths = self._given(_BANDWIDTHS)
         between_nodes = self._given(
             ("latency_between_nodes", "bandwidth_between_nodes")
         )
@@ -406,6 +437,35 @@ class Costs:
         return any(
             _has_lists(getattr(self, name)) for name in self._given(tuple(names))
         )
+
+    @cached_property
+    def fixed_times(self) -> FixedPoint:
+        """The common denominator of all times; none where components or bandwidths make them."""
+        if self.components is not None or self._given(_BANDWIDTHS):
+            return ANY
+        given = self._leaves((*_TIMES, *_BESIDE, *_LATENCIES))
+        if self.input_times is None or self.weight_times is None:
+            # Each half that is not given is half of a whole backward.
+            given |= set(map(half, self._leaves(("backward_times",))))
+        return fixed_point(given)
+
+    @cached_property
+    def fixed_memory(self) -> FixedPoint:
+        """The common denominator of all amounts of memory."""
+        return fixed_point(self._leaves(_MEMORY))
+
+    @cached_property
+    def fixed_bytes(self) -> FixedPoint:
+        """The common denominator of all amounts of bytes, and of capacities."""
+        return fixed_point(self._leaves((*_BYTES, "capacity_bytes")))
+
+    def _leaves(self, names: Sequence[str]) -> set[Any]:
+        """The numbers that some costs are given with."""
+        found: set[Any] = set()
+        for name in self._given(names):
+            values = getattr(self, name)
+            found.update(_leaves(values if isinstance(values, tuple) else (values,), 3))
+        return found
 
     def check(self, layout: Layout | int) -> None:
         """ValueError where what is given per stage, microbatch, slice or rank is not for those of a
@@ -492,7 +552,7 @@ class Costs:
             takes[Kind.I] = input * np.array(layout.has_backward)[:, np.newaxis]
         overlap = _spread("durations of overlaps", self.overlap_times, [0.0] * stages)
         return Durations(
-            *tables.numbers(takes),
+            *tables.numbers(takes, self.fixed_times),
             None if self.overlap_times is None else overlap,
             by_kind(self.components),
         )
@@ -513,7 +573,7 @@ class Costs:
 
     def _goes_by_link(self, layout: Layout | int) -> bool:
         """Whether what is copied to a rank that keeps it takes as long as its bytes by the link."""
-        bandwidths = self._given(("bandwidth_in_node", "bandwidth_between_nodes"))
+        bandwidths = self._given(_BANDWIDTHS)
         has_keepers = not isinstance(layout, int) and bool(layout.keepers)
         return has_keepers and bool(bandwidths) and self.activation_bytes is not None
 
@@ -604,7 +664,9 @@ class Costs:
         backward = tables.spread("memories of `B`", self.backward_memory, -forward)
         weight = tables.spread("memories of `W`", self.weight_memory, -forward - input)
         gathered = tables.spread("memories of gathers", self.gather_memory, 0 * ones)
-        return tables.changes(forward, backward, input, weight, gathered)
+        return tables.changes(
+            forward, backward, input, weight, gathered, self.fixed_memory
+        )
 
     def bytes(self, layout: Layout | int) -> Amounts | None:
         """For each kind of compute action, the bytes that it adds to its rank, as above; None if
@@ -619,7 +681,9 @@ class Costs:
         held = tables.spread("`activation_bytes`", self.activation_bytes, zeros)
         kept = tables.spread("`kept_bytes`", self.kept_bytes, held)
         gathered = tables.spread("`gathered_bytes`", self.gathered_bytes, zeros)
-        return tables.changes(held, -held, kept - held, -kept, gathered)
+        return tables.changes(
+            held, -held, kept - held, -kept, gathered, self.fixed_bytes
+        )
 
     def bytes_of_weights(self, stages: int) -> list[float]:
         """What one version of each stage's weights takes; ValueError as above."""
@@ -642,7 +706,7 @@ class Costs:
         """What is given, as a file has it."""
         given = {name: getattr(self, name) for name in self._given(NAMES)}
         numbers = {
-            name: _as_json(value) if isinstance(value, tuple) else value
+            name: value if type(value) is int else _as_json(value)
             for name, value in given.items()
         }
         return numbers | (
@@ -678,7 +742,7 @@ def _check_values(name: str, values: Any) -> None:
     """
     depth = 3 if name in _BY_UNIT else 2 if name == "link_times" else 1
     numbers = list(_leaves(values, depth)) if isinstance(values, tuple) else None
-    if numbers is None or not set(map(type, numbers)) <= {int, float}:
+    if numbers is None or not all(map(_is_number, set(map(type, numbers)))):
         wanted = "numbers, one for all stages or one for each, such as (1.0,)"
         raise TypeError(f"`{name}` is {shown(values)}: it must be {wanted}")
     # An op may give memory back; nothing takes less than no time.
@@ -687,6 +751,11 @@ def _check_values(name: str, values: Any) -> None:
         raise ValueError(
             f"`{name}` must be numbers from {least:g} to {_MOST:g}, not {shown(values)}"
         )
+
+
+def _is_number(kind: type[Any]) -> bool:
+    """Whether a cost may be of a type; fractions are exact costs."""
+    return kind is not bool and issubclass(kind, (float, Rational))
 
 
 def _leaves(values: tuple[Any, ...], depth: int) -> Iterator[Any]:
@@ -757,6 +826,7 @@ class _Tables:
         input: Floats,
         weight: Floats,
         gathered: Floats,
+        fixed: FixedPoint,
     ) -> Amounts:
         """What each kind of op adds to memory: a recomputation or a copy back what the forward did;
         and a gather until its end.
@@ -777,15 +847,21 @@ class _Tables:
             Kind.RESHARD: -gathered,
         }
         amounts |= {Kind.B: backward, Kind.I: input, Kind.W: weight}
-        return Amounts(*self.numbers(amounts))
+        return Amounts(*self.numbers(amounts, fixed))
 
     def numbers(
-        self, tables: dict[int, Floats]
-    ) -> tuple[dict[int, list[float]], dict[int, Floats], Ints]:
+        self, tables: dict[int, Floats], fixed: FixedPoint
+    ) -> tuple[dict[int, list[float]], dict[int, Floats], Ints, FixedPoint]:
         """The tables as `Amounts` have them."""
+        if fixed.scale > 1:
+            # Some are sums, such as a backward of its halves.
+            tables = {
+                kind: fixed.numbers(fixed.counts(table))
+                for kind, table in tables.items()
+            }
         means = {kind: _means(table, self.units) for kind, table in tables.items()}
         by_unit = {kind: table for kind, table in tables.items() if table.shape[1] > 1}
-        return means, by_unit, self.units
+        return means, by_unit, self.units, fixed
 
 
 def _spread(what: str, values: _Values, default: list[float]) -> list[float]:

@@ -6,17 +6,17 @@ from math import inf
 
 from attrs import frozen
 
-from schedlang.language.head import Head, by_number, head_lines, number_text, words_for
+from schedlang.language.head import Head, by_number, head_lines, words_for
+from schedlang.schedule.fixed_point import exact_text
 from schedlang.schedule.kinds import Kind
 from schedlang.search.optimize.instance import Instance
 from schedlang.search.optimize.periodic import Block, blocks
 from schedlang.search.optimize.problem import Answer, Problem
+from schedlang.search.optimize.program import at_most
 from schedlang.search.optimize.published import from_gallery
 
 #: What the microbatches of a block are called.
 _NAMES = ("m", "n", "o", "p")
-#: Claims of decimals hold to this digit: sums of times are rounded.
-_DIGITS = 6
 #: Which share of the time goes to published orders, from which the search for blocks begins.
 _SHARE_OF_GALLERY = 0.2
 
@@ -69,8 +69,8 @@ def best_block(problem: Problem, seconds: float, workers: int = 1) -> Repeated |
     return Repeated(
         program_of_block(instance, best),
         best.microbatches,
-        best.interval * best.unit,
-        best.length * best.unit,
+        float(best.interval * best.unit),
+        float(best.length * best.unit),
         max(work) * best.microbatches,
     )
 
@@ -107,19 +107,18 @@ def program_of_block(instance: Instance, block: Block) -> str:
     lines.append(f"        stage s in 0 .. {len(layout.placement)} {{")
     lines += [f"            {row}" for row in _rows(instance, block, words)]
     lines += ["        }", "    }"]
-    most = max(map(problem.graph.peak, block.orders(instance)))
-    lines.append(f"    assert peak() <= {number_text(round(most, _DIGITS))}")
-    if block.unit == int(block.unit):
-        # Of other units, products would be decimals, which programs have only as numbers.
-        unit = int(block.unit)
+    peak = max(map(problem.graph.peak, block.orders(instance)))
+    most = exact_text(at_most(problem.graph.fixed_memory, peak))
+    lines.append(f"    assert peak() <= {most}")
+    if instance.is_exact:
         repeats = (
             f"((microbatches - 1) / {len(names)})"
             if len(names) > 1
             else "(microbatches - 1)"
         )
-        lines.append(
-            f"    assert makespan <= {block.interval * unit} * {repeats} + {block.length * unit}"
-        )
+        interval = exact_text(block.interval * block.unit)
+        length = exact_text(block.length * block.unit)
+        lines.append(f"    assert makespan <= {interval} * {repeats} + {length}")
     return "\n".join([*lines, "}", ""])
 
 

@@ -95,7 +95,8 @@ class _Search:
         """Take in that no order comes to less than some units."""
         self.low = max(self.low, bound)
         least = min(self.instance.value_of(self.low), self.answer.value)
-        self.answer = evolve(self.answer, bound=max(self.answer.bound, least))
+        answer = evolve(self.answer, bound=max(self.answer.bound, least))
+        self.answer = self.instance.closed(answer)
 
     def _take(self, orders: Orders, value: float, source: str) -> bool:
         """Take in orders, if they are better than what is known."""

@@ -12,16 +12,18 @@ from attrs import evolve, frozen
 
 from schedlang.passes.graph import Orders
 from schedlang.schedule.columns import Ints
+from schedlang.schedule.fixed_point import FixedPoint, meant
 from schedlang.schedule.kinds import Kind
-from schedlang.search.optimize.problem import Problem
+from schedlang.search.optimize.problem import Answer, Problem
 
 #: Times are counted in units of which all work together has at most so many.
 _MOST_UNITS = 10**9
-#: Costs are decimals of so many digits; what is behind them is rounding.
+#: Of costs of too many digits to be exact, so many decimals count; what is behind them is rounding.
 _DIGITS = 9
-
-#: What is short of a whole unit by so little is one: sums of times are rounded.
+#: What is short of a whole unit by so little is one then.
 _ALMOST = 1e-4
+#: Values that differ by such a share are the same then.
+_ROUNDED = 1e-6
 
 #: How long two nodes start apart of which neither has to wait for the other.
 _UNKNOWN = -(2**60)
@@ -46,9 +48,9 @@ class Holding:
 class Instance:
     """A problem whose times are multiples of a `unit`, and its amounts of memory whole numbers.
 
-    Decimals become whole numbers as they are. Where that would take more digits than a solver
-    counts with, times are rounded down: what is then proved to be the least is so for the costs as
-    they are too, and orders do not depend on it.
+    Decimals become whole numbers as they are: `is_exact`. Where that would take more digits than a
+    solver counts with, times are rounded down: what is then proved to be the least is so for the
+    costs as they are too, and orders do not depend on it.
 
     `chains` are lists of nodes that come in this order: each node is in one. `lags` say how long
     before another one a node starts at least: what a node needs, the order in the chains, and what
@@ -56,7 +58,8 @@ class Instance:
     """
 
     problem: Problem
-    unit: float
+    unit: Fraction
+    is_exact: bool
     time: list[int]
     rise: list[int]
     change: list[int]
@@ -69,9 +72,13 @@ class Instance:
         """The instance of a problem."""
         graph = problem.graph
         delays = [delay for needs in graph.needs for _, delay in needs]
-        unit, whole = _in_units([*graph.time, *delays], _MOST_UNITS)
-        finite = [limit for limit in problem.limits if limit < inf]
-        _, amount = _in_units([*graph.rise, *graph.change, *finite])
+        times = [*graph.time, *delays]
+        unit, whole = _in_units(times, graph.fixed, _MOST_UNITS)
+        is_exact = all(
+            graph.fixed.is_exact(time) and whole(time) * unit == graph.fixed.exact(time)
+            for time in set(times)
+        )
+        _, amount = _in_units([*graph.rise, *graph.change], graph.fixed_memory)
         # More than anything can hold, for a rank without a limit.
         held = sum(map(abs, map(amount, graph.change))) + sum(
             map(abs, map(amount, graph.rise))
@@ -79,6 +86,7 @@ class Instance:
         instance = cls(
             problem,
             unit,
+            is_exact,
             [whole(time) for time in graph.time],
             [amount(rise) for rise in graph.rise],
             [amount(change) for change in graph.change],
@@ -358,10 +366,19 @@ class Instance:
 
     def value_of(self, units: float) -> float:
         """A number of units as a time."""
-        return float(units) * self.unit
+        return float(Fraction(units) * self.unit)
+
+    def closed(self, answer: Answer) -> Answer:
+        """An answer, whose bound is its value where no more than rounding is between them."""
+        if self.is_exact or answer.value > answer.bound * (1 + _ROUNDED):
+            return answer
+        return evolve(answer, bound=max(answer.bound, answer.value))
 
     def units(self, value: float) -> int:
         """A time as a number of units, not more than it is."""
+        fixed = self.problem.graph.fixed
+        if fixed.is_exact(value):
+            return floor(fixed.exact(value) / self.unit)
         return floor(value / self.unit + _ALMOST)
 
 
@@ -427,25 +444,22 @@ def chains_of(problem: Problem) -> list[list[int]]:
 
 
 def _in_units(
-    values: Sequence[float], most: float = inf
-) -> tuple[float, Callable[[float], int]]:
+    values: Sequence[float], fixed: FixedPoint, most: float = inf
+) -> tuple[Fraction, Callable[[float], int]]:
     """A unit, and a function that counts values in it: exactly, or, if that would take more than
-    `most` units for all of them together, rounded down.
+    `most` units for all of them together, rounded down. A limit is rounded down, too.
     """
-    exact = {
-        value: Fraction(repr(round(float(value), _DIGITS))) for value in set(values)
-    }
-    divisor = (
-        lcm(*(fraction.denominator for fraction in exact.values())) if exact else 1
-    )
-    scale = Fraction(divisor)
-    total = sum(abs(exact[value]) for value in values)
+    numbers: dict[float, Fraction] = {}
+    for value in set(values):
+        is_rounded = fixed.denominator is None
+        number = meant(round(value, _DIGITS)) if is_rounded else fixed.exact(value)
+        numbers[value] = Fraction(number)
+    scale = Fraction(lcm(*(number.denominator for number in numbers.values())))
+    total = sum(abs(numbers[value]) for value in values)
     if total * scale > most:
         scale = Fraction(most) / total
     # As many units as all values have in common make one.
-    return float(1 / scale), lambda value: floor(
-        Fraction(repr(round(float(value), _DIGITS))) * scale
-    )
+    return 1 / scale, lambda value: floor(numbers.get(value, meant(value)) * scale)
 
 
 def _one_machine(

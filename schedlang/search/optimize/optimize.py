@@ -42,13 +42,14 @@ def optimize(
     answer = Answer(graph.order, problem.value(graph.order), 0.0, "as given")
     # An answer without orders, for its bound alone.
     answer = answer.better(Answer([], inf, least.value_of(least.least), ""))
+    answer = least.closed(answer)
     yield answer
     for solver, share in _solvers(problem, workers, seed):
         left = seconds - (monotonic() - begin)
         if answer.is_best or left <= 0:
             return
         for found in solver(problem, answer, left * share):
-            answer = answer.better(found)
+            answer = least.closed(answer.better(found))
             _tell(answer)
             yield answer
 
@@ -72,15 +73,17 @@ class Judged:
     makespan: float
 
 
-def judged(problem: Problem, answer: Answer, transport: str) -> Judged:
+def judged(
+    problem: Problem, answer: Answer, transport: str, file: str | None = None
+) -> Judged:
     """The program of an answer, compiled for a transport, and what its plan takes there, at the
-    costs of the problem. CompileError would be ours: it says what of the program does not hold.
+    costs of the problem. CompileError says what of the program, in a `file`, does not hold.
     """
     text = program_of(problem, answer)
     costs = problem.graph.schedule.costs
     given = UNIT if can_write_times(problem) else costs
     plan = compile(
-        Source(f"{problem.graph.schedule.name}.sched", text),
+        Source(file or f"{problem.graph.schedule.name}, as found", text),
         costs=given,
         transport=transport,
     )

@@ -7,6 +7,7 @@ Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 2).
 """
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from itertools import combinations
 from math import ceil
 from time import monotonic
@@ -44,7 +45,7 @@ class Block:
     microbatches: int
     start: tuple[tuple[int, ...], ...]
     length: int
-    unit: float
+    unit: Fraction
 
     def orders(self, instance: Instance) -> Orders:
         """The order of each rank where the block repeats itself until all microbatches are done."""
@@ -107,7 +108,7 @@ def blocks(
                 break
 
 
-def _middle(instance: Instance, orders: Orders, unit: float) -> list[list[int]]:
+def _middle(instance: Instance, orders: Orders, unit: Fraction) -> list[list[int]]:
     """When the ops of each chain start, for microbatches in the middle of some orders, in units."""
     graph = instance.problem.graph
     ends = graph.ends(orders)
@@ -133,7 +134,7 @@ class _Rough:
     """
 
     instance: Instance
-    unit: float
+    unit: Fraction
     rank: list[int]
     time: list[int]
     change: list[int]
@@ -148,7 +149,7 @@ class _Rough:
         for node in first:
             work[instance.rank[node]] += instance.time[node]
         # Whole units stay as they are where there are few.
-        scale = min(_UNITS / max(max(work), 1), 1.0)
+        scale = min(Fraction(_UNITS, max(max(work), 1)), Fraction(1))
         number = {node: index for index, node in enumerate(first)}
         # Rounded up, so that a block in rough units has room for all as it is; and at least 1, so
         # that each op has a place of its own in the interval.

@@ -10,9 +10,6 @@ from attrs import evolve, frozen
 from schedlang.passes.graph import ROUNDING, Graph, Orders
 from schedlang.schedule.schedule import Schedule
 
-#: Values that differ by such a share are the same: sums of times are rounded.
-_ROUNDED = 1e-6
-
 #: The kinds and the stages of a node's ops, and their slices: what they do, whatever the
 #: microbatch.
 Name = tuple[tuple[int, int, int], ...]
@@ -112,8 +109,8 @@ class Answer:
 
     @property
     def is_best(self) -> bool:
-        """Whether it is proved that no order comes to less, but for what rounding leaves open."""
-        return self.value <= self.bound * (1 + _ROUNDED)
+        """Whether it is proved that no order comes to less."""
+        return self.value <= self.bound
 
     def better(self, other: "Answer") -> "Answer":
         """The best of what two know: the least value, and the highest bound."""

@@ -2,24 +2,25 @@
 
 from collections.abc import Iterator, Sequence
 from textwrap import TextWrapper
+from typing import Any
 
 from schedlang.language.head import (
     Head,
     by_number,
     head_lines,
-    number_text,
     stage_text,
     words_for,
 )
 from schedlang.passes.graph import Graph
+from schedlang.schedule.fixed_point import FixedPoint, exact_text
 from schedlang.search.optimize.problem import Answer, Problem
 
 #: The most characters of a line.
 _WIDTH = 100
 #: A `repeat` has so many ops at most.
 _MOST_IN_REPEAT = 24
-#: Claims of decimals hold to this digit: sums of times are rounded.
-_DIGITS = 6
+#: Costs of too many digits have sums that are rounded: claims of them leave room for it.
+_ROUNDING = 1e-8
 
 
 def program_of(problem: Problem, answer: Answer) -> str:
@@ -53,16 +54,23 @@ def program_of(problem: Problem, answer: Answer) -> str:
         lines.append(f"        if r == {rank} {{")
         lines += _wrapped(_text(_calls(graph, order, head, words)))
         lines.append("        }")
-    peaks = [round(graph.peak(order), _DIGITS) for order in answer.orders]
-    most = by_number("r", peaks)
+    peaks = [graph.peak(order) for order in answer.orders]
+    most = by_number("r", [at_most(graph.fixed_memory, peak) for peak in peaks])
     lines.append(
         f"        assert peak(r) <= {f'({most})' if most.startswith('if') else most}"
     )
     lines.append("    }")
     if can_write_times(problem):
-        value = number_text(round(answer.value, _DIGITS))
+        value = exact_text(at_most(graph.fixed, answer.value))
         lines.append(f"    assert {schedule.objective} <= {value}")
     return "\n".join([*lines, "}", ""])
+
+
+def at_most(fixed: FixedPoint, value: float) -> Any:
+    """What may be claimed of a sum that is a value: the value, or a little more where it is
+    rounded.
+    """
+    return fixed.exact(value) if fixed.is_exact(value) else value * (1 + _ROUNDING)
 
 
 def can_write_times(problem: Problem) -> bool:
@@ -77,19 +85,24 @@ def can_write_times(problem: Problem) -> bool:
 def _comment(problem: Problem, answer: Answer) -> Iterator[str]:
     """What the program is, in a few lines."""
     schedule = problem.graph.schedule
-    value = number_text(round(answer.value, _DIGITS))
+    value = _said(problem.graph.fixed, answer.value)
     objective = schedule.objective
     yield f"# An order for {schedule.title}, found by `schedc optimize` ({answer.source})."
     if answer.is_best:
         yield f"# No order has a {objective} below {value} within this memory, which is proved."
     else:
-        bound = number_text(round(answer.bound, _DIGITS))
+        bound = _said(problem.graph.fixed, answer.bound)
         yield (
             f"# Its {objective} is {value}; within this memory none is below {bound}, "
             f"{answer.gap:.1%} less, which is proved."
         )
     if not can_write_times(problem):
         yield "# Its latencies and bandwidths are not written here: give them with --costs."
+
+
+def _said(fixed: FixedPoint, value: float) -> str:
+    """A time as a comment has it."""
+    return exact_text(fixed.exact(value) if fixed.is_exact(value) else value)
 
 
 def _calls(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 from attrs import evolve, field, frozen
@@ -9,6 +10,7 @@ from attrs import evolve, field, frozen
 from schedlang.diagnostics.arguments import check_number, check_type
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.fixed_point import added
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 
@@ -222,10 +224,8 @@ def layers_of_run(
 
 def _together(layers: Sequence[Layer]) -> Layer:
     """What some layers in a row cost as one."""
-    return Layer(
-        **{
-            name: sum(getattr(layer, name) for layer in layers)
-            for name in _NUMBERS[:-1]
-        },
-        boundary_bytes=layers[-1].boundary_bytes,
-    )
+    numbers: dict[str, Any] = {
+        name: added([getattr(layer, name) for layer in layers])
+        for name in _NUMBERS[:-1]
+    }
+    return Layer(**numbers, boundary_bytes=layers[-1].boundary_bytes)

@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 
 from schedlang.schedule.costs import NAMES, Costs
 from schedlang.schedule.costs.model import SINGLE
+from schedlang.schedule.fixed_point import added, part
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 from schedlang.search.partition.balance import Sizes
@@ -74,7 +75,7 @@ class Layers:
                 of_stages = [_at(values, stop - 1) for stop in cuts[1:]]
             else:
                 of_stages = [
-                    sum(_at(values, layer) for layer in range(start, stop))
+                    added([_at(values, layer) for layer in range(start, stop)])
                     for start, stop in pairwise(cuts)
                 ]
             merged[name] = tuple(of_stages) * len(layout.pipelines)
@@ -85,7 +86,9 @@ class Layers:
         of_ranks = [0.0] * (max(layout.placement) + 1)
         if self.summed:
             cuts = list(accumulate(sizes, initial=0))
-            of_pieces = [sum(self.summed[start:stop]) for start, stop in pairwise(cuts)]
+            of_pieces = [
+                added(self.summed[start:stop]) for start, stop in pairwise(cuts)
+            ]
             for stage, rank in enumerate(layout.placement):
                 of_ranks[rank] += of_pieces[layout.piece(stage)]
         return of_ranks
@@ -127,6 +130,6 @@ def divided(costs: Costs, layers: Sequence[int]) -> Costs:
         of_layers = []
         for stage, count in enumerate(counts):
             share = 1 if name == _HANDED_ON else count
-            of_layers += [_at(values, stage) / share] * count
+            of_layers += [part(_at(values, stage), share)] * count
         split[name] = tuple(of_layers)
     return evolve(costs, measured_stages=None, **split)
