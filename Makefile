@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests start hundreds of processes: Python compiles a module once, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo example test large gpu test-torch test-browser test-editor site titan explore models trainings faults pages nodes fuzz
+.PHONY: demo example test checks core large gpu test-torch test-browser test-editor site titan explore models trainings faults pages nodes fuzz
 .PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table gains reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 .PHONY: bench-partition bench-search-runs bench-overlap bench-playground bench-post-validation
@@ -24,17 +24,26 @@ example: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 \
 	    examples/llama.py build/llama/dualpipe.json build/llama --steps 20 --check
 
+# The checks, and of the tests the core: tests/support/selection.py says which ones. The checks take
+# one processor, so the tests begin beside them.
 test: .venv/installed
+	$(MAKE) --no-print-directory -j 2 checks core
+
+checks: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/mypy
 
-# The larger sizes and the other cases of what `make test` tries some of, and three times as many
-# of hypothesis's examples.
+core: .venv/installed
+	$(BIN)/pytest -n 2 --dist worksteal -m 'core and not large'
+
+# All other tests: more cases, the larger sizes, more processes; and three times as many of
+# hypothesis's examples. PART=3/8 runs one of eight parts.
+PART ?= 0/1
 large: .venv/installed
-	$(BIN)/pytest -n 2 --dist worksteal -m 'large or hypothesis' --hypothesis-profile large
+	$(BIN)/pytest -n 2 --dist worksteal -m '(hypothesis or large or not core) and not own' --part $(PART) \
+	    --hypothesis-profile large
 
 # The tests with another version of torch, in an environment of its own in build/, which is kept;
 # the rest is that of constraints.txt. TESTS=tests/runtime runs some only.
@@ -88,7 +97,7 @@ build/titan/installed: pyproject.toml
 	touch $@
 
 # The verifier against every interleaving, an oracle and real processes, on 10^5 programs where
-# `make test` has 750; then docs/verification.md. A run can be divided by BLOCKS, each of its
+# the tests have 750; then docs/verification.md. A run can be divided by BLOCKS, each of its
 # own seed; one that is tried again counts once.
 BLOCKS ?= 0..100
 explore: .venv/installed
@@ -106,7 +115,7 @@ models: .venv/installed
 	    && mv build/model-table.md docs/model-table.md && exit $$status
 
 # Everything that may go wrong in a training run, on 4 real processes: ranks killed at every point,
-# stages that throw, stall or return wrong shapes, restarts, and nodes that come and go; `make test`
+# stages that throw, stall or return wrong shapes, restarts, and nodes that come and go; pytest
 # tries a few of each.
 faults: .venv/installed
 	$(BIN)/pytest -m processes tests/runtime/test_faults.py tests/runtime/test_restarts.py \

@@ -8,12 +8,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 from hypothesis import settings
 
 from tests.support.ranks import RankServer, Run, runner
+from tests.support.selection import COLLECTED, in_part, mark, part, targets_of
 from tests.support.sizes import LARGE, MORE, USUAL
 
 # How long one example takes depends on what else the machine does. Where a test does not say how many
@@ -63,6 +63,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--random", type=int, default=20, metavar="N", help="try so many random models"
     )
+    parser.addoption(
+        "--part",
+        type=part,
+        default=(0, 1),
+        metavar="K/N",
+        help="run part K of N of the tests only",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -85,12 +92,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is `sampled`, `make test` tries some cases, and `make large` the others."""
-    for item in items:
-        # By a hash of the name, other tests have other cases, and the same ones every time.
-        if item.get_closest_marker("sampled") and crc32(item.nodeid.encode()) % MORE:
-            item.add_marker(pytest.mark.large)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Mark the tests of `make test`, before `-m` chooses, and leave out the other parts."""
+    mark(items, targets_of(config.getini("markers")))
+    config.stash[COLLECTED] = list(items)
+    chosen = config.getoption("--part")
+    config.hook.pytest_deselected(
+        items=[item for item in items if not in_part(item, *chosen)]
+    )
+    items[:] = [item for item in items if in_part(item, *chosen)]
 
 
 def pytest_collection_finish() -> None:

@@ -87,6 +87,7 @@ def test_a_reader_has_the_first_things_first() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_every_program_of_the_gallery_can_be_opened(
     begun: list[dict[str, str]],
 ) -> None:

@@ -15,6 +15,9 @@ from schedlang.editor.positions import Lines
 from schedlang.language.formatting import rule_of
 from tests.support.language_client import Client, Session, at, edited
 from tests.support.paths import GALLERY
+from tests.support.sizes import shares
+
+pytestmark = pytest.mark.slow
 
 HERE = types.Position(0, 0)
 WHOLE = types.Range(HERE, types.Position(10_000, 0))
@@ -53,9 +56,10 @@ def document(uri: str) -> types.TextDocumentIdentifier:
     return types.TextDocumentIdentifier(uri)
 
 
-def test_every_program_of_the_gallery(session: Session) -> None:
+@pytest.mark.parametrize("paths", shares(GALLERY))
+def test_every_program_of_the_gallery(session: Session, paths: list[Path]) -> None:
     async def talk(client: Client) -> None:
-        for path in GALLERY:
+        for path in paths:
             text = path.read_text()
             uri = client.open(path)
             found = await client.diagnostics(uri)

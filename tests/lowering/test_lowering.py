@@ -160,7 +160,6 @@ def test_recorded_makespans(case: str) -> None:
             assert found == RECORDED[case][model], model
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name",
     [name for name in GALLERY if name not in ("pipe_offload", "bpipe", "weipipe")],
@@ -262,7 +261,6 @@ KNOWN = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("name", GALLERY)
 def test_the_choice_is_proved_and_no_slower_than_co_issued(

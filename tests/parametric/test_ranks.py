@@ -37,6 +37,9 @@ from schedlang.schedule.stream import unroll
 from tests.support.mistakes import damaged
 from tests.support.paths import PROGRAMS as GALLERY_FOLDER
 
+pytestmark = pytest.mark.slow
+
+
 TWO_DIRECTIONS = """
 schedule two_directions {
     param ranks = 2
@@ -199,7 +202,6 @@ def cases(programs: Iterable[str]) -> list[Any]:
     ]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("program", cases(PROGRAMS))
 def test_a_program_is_proved_for_any_number_of_ranks(program: str) -> None:
     outcome, forms = proved(program)
@@ -635,7 +637,6 @@ def without_stamps(certificate: dict[str, Any], random: Random) -> None:
     random.choice(certificate["cases"])["stamps"].clear()
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     "damage",
     [

@@ -68,7 +68,6 @@ def stages(ranks: int, number: int, local: int) -> list[SimpleNamespace]:
     ]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", EXPORTABLE)
 def test_torch_reads_what_we_write(name: str, form: str, tmp_path: Path) -> None:

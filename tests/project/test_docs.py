@@ -4,6 +4,8 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
+
 from schedlang import compile, simulate
 from schedlang.report.bubbles.attribution import CAUSES
 from schedlang.schedule.costs import NAMES, read_costs
@@ -37,6 +39,7 @@ def test_every_cause_is_explained() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_gains_of_published_schedules_are_those_of_their_command() -> None:
     """Of each table a row, which shows what the page says; the others take as long again."""
     lines = page("published-gains").splitlines()
@@ -65,6 +68,7 @@ def test_the_gains_of_published_schedules_are_those_of_their_command() -> None:
     assert command["dynapipe_row"](0.5) in lines
 
 
+@pytest.mark.slow
 def test_the_table_of_transports_is_that_of_its_command() -> None:
     """Of some programs, which show what the page says; the others take as long again."""
     lines = page("transport-table").splitlines()

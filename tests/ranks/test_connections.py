@@ -77,7 +77,6 @@ def test_orders_that_do_not_match_are_seen() -> None:
     assert not all_are_made([[(0, 1)], []])
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_every_edge_of_a_plan_is_made_once_and_by_both_of_its_ranks(path: Path) -> None:
     seen = 0

@@ -100,7 +100,6 @@ def test_ops_find_weights_in_the_fewest_gathers(
         assert reductions == len(set(filter(schedule.layout.trains, actions.stage)))
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 @pytest.mark.parametrize("places", [1, 2, 3])
 def test_programs_find_weights_in_the_fewest_gathers(path: Path, places: int) -> None:

@@ -129,7 +129,6 @@ COSTS = [
 ]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_programs(path: Path) -> None:
     plan = compile(read_source(path))

@@ -101,7 +101,6 @@ def test_text_and_document(
     )
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_a_schedule_does_not_differ_from_itself(
     path: Path, diff: Callable[..., Any]

@@ -12,7 +12,6 @@ from tests.support.paths import GALLERY
 ALL = Span(0, 10**9)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_the_lines_together_are_the_whole(path: Path) -> None:
     plan = compile(read_source(path))

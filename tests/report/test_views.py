@@ -108,7 +108,6 @@ def check_picture(plan: Schedule, execution: Execution, picture: Picture) -> Non
         assert max((amount for _, amount in steps), default=0.0) == peak
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("costs", [UNIT, ODD], ids=["unit", "odd"])
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_every_op_is_one_box_and_every_arrow_goes_forward(
@@ -182,7 +181,6 @@ def test_golden_svg(golden: Callable[[str, Path], None]) -> None:
     golden(svg(drawn("zb_h1", ranks=2, microbatches=2)), GOLDEN / "zb_h1.svg")
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_svg_shows_every_op(path: Path) -> None:
     picture = drawn(path.stem)
@@ -252,7 +250,6 @@ def test_golden_trace(golden: Callable[[str, Path], None]) -> None:
     golden(text.replace(str(ROOT), "ROOT"), GOLDEN / "1f1b.json")
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_trace(path: Path) -> None:
     """A slice per op; every flow begins within its producer's slice and ends at its consumer's
@@ -290,7 +287,6 @@ def test_trace(path: Path) -> None:
     )
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_page_has_everything_in_it(path: Path) -> None:
     picture = drawn(path.stem)
@@ -409,7 +405,6 @@ def ops(actions: Actions) -> Actions:
     return actions.select(lambda kind: not is_transfer(kind) and not is_beside(kind))
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("costs", [UNIT, ODD], ids=["unit", "odd"])
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_a_page_knows_the_cause_of_all_idle_time(path: Path, costs: Costs) -> None:
@@ -568,7 +563,6 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("columns", [40, 80, 200])
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_terminal(path: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -594,7 +594,6 @@ def works(what: str) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("what", [what for what in CASES if works(what)])
 def test_trains_as_alone(run_ranks: Run, what: str) -> None:
     for differences in run_ranks(partial(compare_all, works(what)), 2).results():
@@ -605,7 +604,6 @@ def refused(what: str, schedule: str) -> None:
     compared(small(schedule), CASES[what])
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(("what", "schedule"), REFUSED)
 def test_is_refused(run_ranks: Run, what: str, schedule: str) -> None:
     outcome = run_ranks(partial(refused, what, schedule), 2)

@@ -37,6 +37,7 @@ from tests.support.models import (
     version_plan,
 )
 from tests.support.ranks import Run
+from tests.support.sizes import shares
 
 pytestmark = pytest.mark.processes
 
@@ -45,17 +46,18 @@ pytestmark = pytest.mark.processes
 COUNT = 24
 
 
-def clipped() -> dict[str, list[float]]:
+#: Programs, numbers of ranks, and norms: some pipelines have copies of stages, and some replicas;
+#: one of the norms needs no clipping.
+CASES = product(("zb_v", "dualpipe"), (PIPE, 2 * PIPE), (2.0, 1.0, math.inf))
+
+
+def clipped(cases: list[tuple[str, int, float]]) -> dict[str, list[float]]:
     """For each case the largest difference, from one process, of a norm and of a weight after three
     updates.
-
-    Some pipelines have copies of stages, and some replicas; one of the norms needs no clipping.
     """
     of = mesh("dp", "pp")
     found = {}
-    for name, ranks, norm_type in product(
-        ("zb_v", "dualpipe"), (PIPE, 2 * PIPE), (2.0, 1.0, math.inf)
-    ):
+    for name, ranks, norm_type in cases:
         plan = program(name, ranks=ranks, microbatches=2 * ranks)
         on_mesh = of if ranks == PIPE else None
         found[f"{name} {ranks} {norm_type}"] = clipped_updates(plan, on_mesh, norm_type)
@@ -103,10 +105,13 @@ def clipped_updates(plan: Plan, of: DeviceMesh | None, norm_type: float) -> list
     return worst
 
 
-def test_clipped_training_is_that_of_one_process(run_ranks: Run) -> None:
+@pytest.mark.parametrize("cases", shares(CASES))
+def test_clipped_training_is_that_of_one_process(
+    run_ranks: Run, cases: list[tuple[str, int, float]]
+) -> None:
     """With stages that have copies in one pipeline, with replicas, and with both, by several norms."""
-    for found in run_ranks(clipped, 4).results():
-        assert len(found) == 12
+    for found in run_ranks(clipped, 4, cases).results():
+        assert len(found) == len(cases)
         for name, (norm, weight) in found.items():
             assert norm < 1e-12, name
             assert weight < 1e-12, name

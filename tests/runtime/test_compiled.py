@@ -35,6 +35,7 @@ from tests.runtime.test_split_backward import (  # noqa: E402
 
 # Inductor, when it is imported; and what traces a block, when its input comes from another one.
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
     pytest.mark.filterwarnings(
         "ignore:The .grad attribute of a Tensor that is not a leaf"

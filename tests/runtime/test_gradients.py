@@ -11,6 +11,7 @@ from attrs import frozen
 
 from tests.support.paths import GALLERY
 from tests.support.ranks import Run
+from tests.support.sizes import shares
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 import torch
@@ -72,6 +73,9 @@ SLICES = """schedule slices {
     }
 }
 """
+
+
+OWN = {"v": V, "slices": SLICES}
 
 
 @frozen
@@ -155,19 +159,18 @@ def compare(
     return worst
 
 
-def all_plans(ranks: int, sizes: tuple[int, ...]) -> dict[str, Plan]:
-    """Every program that runs so far, at several numbers of microbatches."""
-    plans = {
-        name: compile(Source(name, text), {"ranks": ranks})
-        for name, text in (("v 3", V), ("slices 3", SLICES))
-    }
-    for path in GALLERY:
+def all_plans(names: list[str], ranks: int, sizes: tuple[int, ...]) -> dict[str, Plan]:
+    """These programs, at several numbers of microbatches; those of this file have three."""
+    plans = {}
+    for name in names:
+        if name in OWN:
+            plans[f"{name} 3"] = compile(Source(name, OWN[name]), {"ranks": ranks})
+            continue
         for microbatches in sizes:
             # Not all programs are for all sizes.
             with suppress(CompileError):
-                plan = program(path.stem, ranks=ranks, microbatches=microbatches)
-                if path.stem not in APART:
-                    plans[f"{path.stem} {microbatches}"] = plan
+                plan = program(name, ranks=ranks, microbatches=microbatches)
+                plans[f"{name} {microbatches}"] = plan
     return plans
 
 
@@ -205,26 +208,24 @@ SIZES = [(2, (1, 2, 12)), (4, (3, 8)), (3, (1, 2, 3, 7)), (4, (1, 3, 4, 8))]
     ("ranks", "microbatches"),
     [*SIZES[:2], *(pytest.param(*size, marks=pytest.mark.large) for size in SIZES[2:])],
 )
+@pytest.mark.parametrize(
+    "names", shares([*OWN, *sorted({path.stem for path in GALLERY} - APART)])
+)
 def test_losses_and_gradients_are_those_of_one_process(
-    run_ranks: Run, ranks: int, microbatches: tuple[int, ...]
+    run_ranks: Run, names: list[str], ranks: int, microbatches: tuple[int, ...]
 ) -> None:
-    """All programs, with fewer, as many and more microbatches than ranks; two steps, whose
+    """All programs that run so far, with fewer, as many and more microbatches than ranks; two steps, whose
     gradients add up.
 
     Losses are compared by number of microbatch, and one plan takes microbatches in another order.
     """
-    programs = {path.stem for path in GALLERY} - APART
-    for found in run_ranks(
-        compare_all, ranks, all_plans(ranks, microbatches)
-    ).results():
+    plans = all_plans(names, ranks, microbatches)
+    for found in run_ranks(compare_all, ranks, plans).results():
         # Their programs ask for an even number of ranks, or of microbatches for each rank.
         even = {"chimera", "dualpipe", "bitpipe", "helixpipe"} if ranks == 3 else set()
         # It asks for three microbatches per rank.
         many = {"stp"} if ranks > 2 else set()
-        assert {case.split()[0] for case in found} == programs - even - many | {
-            "v",
-            "slices",
-        }
+        assert {case.split()[0] for case in found} == {*names} - even - many
         for case, (loss, gradient) in found.items():
             assert loss < 1e-12, case
             assert gradient < 1e-12, case

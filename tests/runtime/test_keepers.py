@@ -125,6 +125,7 @@ def plainly() -> list[Tensor]:
     ]
 
 
+@pytest.mark.core
 def test_memory_is_free_while_another_rank_keeps_it(run_ranks: Run) -> None:
     """Rank 0 has one activation on rank 3 while it makes the next; two are there while one comes
     and one goes.
@@ -184,6 +185,7 @@ TWO = f"""schedule two {{
 }}"""
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("train", [unequal, in_replicas])
 def test_microbatches_of_unequal_lengths_and_replicas(
     run_ranks: Run, train: Callable[[], list[list[Tensor]]]

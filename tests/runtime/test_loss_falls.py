@@ -54,6 +54,7 @@ def test_other_optimizers(train: Train, optimizer: str) -> None:
     check(losses_of(train, 2, program, *sizes, "--optimizer", optimizer, "--lr", 0.002))
 
 
+@pytest.mark.core
 def test_slices_that_do_not_divide_64_bytes(train: Train) -> None:
     sizes = ["-p", "microbatches=2", "-p", "slices=3", "--steps", 2, "--check"]
     done = train(2, PROGRAMS / "seq1f1b.sched", *sizes)
@@ -72,6 +73,7 @@ def test_a_plan_without_backwards_evaluates(train: Train) -> None:
     assert "largest difference of the loss, over 3 steps: 0.0e+00" in done.stdout
 
 
+@pytest.mark.core
 def test_a_loss_that_is_no_number_is_named(train: Train) -> None:
     """By step and microbatch, once; and it ends a training where that is asked for."""
     sizes = ["-p", "microbatches=2", "--lr", 1e30, "--steps", 4]

@@ -291,7 +291,6 @@ CAUSES = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("scenario", CAUSES)
 def test_all_replicas_end_and_name_ranks_by_their_place_in_the_mesh(
     run_ranks: Run, scenario: str

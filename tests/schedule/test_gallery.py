@@ -293,7 +293,6 @@ def legal(name: str, ranks: int, microbatches: int) -> bool:
     return name not in LEGAL or LEGAL[name](ranks, microbatches)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("ranks", sizes(range(1, 8), lambda ranks: ranks > 4))
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_every_size_compiles_or_is_refused_with_its_reason(
@@ -331,7 +330,6 @@ def test_eager_1f1b_is_the_adaptive_schedule_of_dynapipe(
     assert [actions.compute().text().split() for actions in plan.ranks] == orders
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_forward_only(path: Path) -> None:
     """Every training program has an inference plan in it that proves: its forwards, in the same

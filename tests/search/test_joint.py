@@ -20,6 +20,8 @@ from schedlang.search.partition import (
     search,
 )
 
+pytestmark = pytest.mark.slow
+
 SIZE = {"ranks": 2, "microbatches": 4}
 EIGHTHS = st.integers(1, 24).map(lambda eighths: eighths / 8)
 LAYERS = st.lists(

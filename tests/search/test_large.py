@@ -15,6 +15,8 @@ from schedlang.search.optimize.problem import Answer, Problem
 from schedlang.search.optimize.published import from_gallery, passed, published
 from schedlang.search.optimize.windows import windows
 
+pytestmark = pytest.mark.slow
+
 #: One microbatch after the other, on stages in a V, in a loop, or one on each rank.
 PROGRAM = """
 schedule plain {{

@@ -27,6 +27,8 @@ from schedlang.search.optimize.problem import Answer, Problem
 from schedlang.search.optimize.starts import starts
 from tests.support.paths import CASES, GALLERY
 
+pytestmark = pytest.mark.slow
+
 RECORDED = json.loads((CASES / "zero_bubble.json").read_text())["cases"]
 
 #: A program with every op, in an order that is right and far from the best.

@@ -26,6 +26,8 @@ from schedlang.search.tune.search import Tuning, tune
 from tests.support.commands import schedc
 from tests.support.paths import CASES, GALLERY, GOLDEN, PROGRAMS
 
+pytestmark = pytest.mark.slow
+
 #: Twelve layers on four ranks: what its parts take is measured in some unit.
 MEASURED = {
     "forward_times": [3, 3, 3, 4],

@@ -13,6 +13,9 @@ LARGE = "large"
 USUAL = "usual"
 #: How many times as many examples `make large` makes up.
 MORE = 3
+#: Of a long list, `make test` has one value in so many: no divisor of 12 or 16, as lists that are
+#: products would be cut at the same places.
+FEW = 5
 
 
 def sizes(values: Iterable[T], is_large: Callable[[T], bool]) -> list[object]:
@@ -22,6 +25,19 @@ def sizes(values: Iterable[T], is_large: Callable[[T], bool]) -> list[object]:
     return [
         pytest.param(value, marks=pytest.mark.large) if is_large(value) else value
         for value in values
+    ]
+
+
+def shares(values: Iterable[T]) -> list[object]:
+    """Two lists of the values, for a parameter of a test that goes through a list on the same
+    processes: a few values for `make test`, and the others for `make large`.
+    """
+    listed = list(values)
+    few = listed[::FEW]
+    others = [value for value in listed if value not in few]
+    return [
+        pytest.param(few, id="few", marks=pytest.mark.core),
+        pytest.param(others, id="others"),
     ]
 
 

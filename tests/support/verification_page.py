@@ -32,7 +32,7 @@ WHAT = {
 PAGE = """# The verifier, held to its word
 
 `schedc` proves a plan by one execution of it. This page is what came of holding its verdicts against others that do not
-share that idea. `make explore` writes it; `make test` does the same on the first block. A block is {sizes} programs
+share that idea. `make explore` writes it; the tests do the same on the first block. A block is {sizes} programs
 for each transport, and its number is the seed, so that any of it can be run again: `make explore BLOCKS=12..13`. A
 disagreement fails the test and prints the program; it is kept in `tests/cases/disagreements.json`.
 

@@ -1,0 +1,104 @@
+"""Which tests `make test` runs, and which `make large`.
+
+    all tests ─┬─ own     another target of the Makefile runs them: in a browser, in node, for hours
+               ├─ core    `make test`
+               └─ others  `make large`, whole or in parts; .ci/run runs the part of its commit
+
+The core has some of the cases of each function, and of those tests of a file that start processes
+or are slow it has some. A hash of their names chooses, so they are the same every time, and a new
+test needs no list. A test that is marked `core` is always chosen, one that is marked `large` never.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from math import ceil
+from zlib import crc32
+
+import pytest
+
+#: The core has one case in so many of a function,
+CASES = 4
+#: and one test in so many of those of a file that have one of these markers.
+TESTS = 6
+SLOW = ("processes", "slow")
+
+#: All tests, before `-m` and `--part` choose.
+COLLECTED = pytest.StashKey[list[pytest.Item]]()
+
+
+def targets_of(markers: Iterable[str]) -> dict[str, str]:
+    """The markers of tests that `make test` and `make large` leave out, and the target that runs
+    them. pyproject.toml describes such a marker as `NAME: WHAT; make TARGET`.
+    """
+    found = [re.match(r"(\w+): .*; make (\S+)$", marker) for marker in markers]
+    return {each[1]: each[2] for each in found if each and each[1] != "large"}
+
+
+def mark(items: Sequence[pytest.Item], own: Iterable[str]) -> None:
+    """Mark each test as `own`, if it has a marker that is one of these, or as `core`, or not."""
+    families = defaultdict(list)
+    for item in items:
+        if any(map(item.get_closest_marker, own)):
+            item.add_marker("own")
+        elif not item.get_closest_marker("large"):
+            families[family_of(item)].append(item)
+    sizes = Counter(file_of(item) for family in families.values() for item in family)
+    for name, family in families.items():
+        count = ceil(len(family) / CASES)
+        if name == file_of(family[0]):
+            # A file that has quick tests too needs none of the slow ones.
+            count = max(round(len(family) / TESTS), len(family) == sizes[name])
+        for item in in_turn(family)[:count]:
+            item.add_marker("core")
+
+
+def in_turn(family: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """The tests of a family, the first one for the core first: those that are marked by hand; the
+    first function, which is what the file is for; one case of each other function; the rest.
+    """
+    names = [function_of(item) for item in family]
+    cases: Counter[str] = Counter()
+    places = {}
+    for item in sorted(family, key=hash_of):
+        name = function_of(item)
+        places[item] = (
+            not item.get_closest_marker("core"),
+            cases[name],
+            names.index(name) > 0,
+            hash_of(item),
+        )
+        cases[name] += 1
+    return sorted(family, key=places.__getitem__)
+
+
+def function_of(item: pytest.Item) -> str:
+    """The name of a test's function, with its file."""
+    return item.nodeid.partition("[")[0]
+
+
+def file_of(item: pytest.Item) -> str:
+    """The path of a test's file, below the root."""
+    return item.nodeid.partition("::")[0]
+
+
+def family_of(item: pytest.Item) -> str:
+    """The name of the tests of which the core has a share: that of their function, or file."""
+    is_slow = any(map(item.get_closest_marker, SLOW))
+    return file_of(item) if is_slow else function_of(item)
+
+
+def hash_of(item: pytest.Item) -> int:
+    """A number for a test that does not depend on the other tests."""
+    return crc32(item.nodeid.encode())
+
+
+def part(text: str) -> tuple[int, int]:
+    """The number of a part, from 0, and how many there are: `3/8`, or `11/8`, which is the same."""
+    number, count = map(int, text.split("/"))
+    return number % count, count
+
+
+def in_part(item: pytest.Item, number: int, count: int) -> bool:
+    """Whether a test is in this part of so many."""
+    return hash_of(item) % count == number
