@@ -13,7 +13,7 @@ from schedlang.lowering.fuse import fuse
 from schedlang.proof.edges import ideal_events
 from schedlang.proof.moments import Moments, follows_moments, global_events
 from schedlang.schedule.layout import Layout, Pipeline
-from tests.support.damage import random_ops, updated_ops
+from tests.support.damage import in_form, random_ops, updated_ops
 from tests.support.own_needs import needs
 from tests.support.written import words, written, wrong
 
@@ -211,3 +211,18 @@ def test_copies_take_no_time_where_moments_count() -> None:
     plan = evolve(plan, costs=Costs(offload_times=(2,), reload_times=(3,)))
     (copies,) = global_events(plan).timeline().copies
     assert [(bar.start, bar.end) for bar in copies] == [(1, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("program", ["weipipe", "zeropp", "looped_bfs_sharded"])
+def test_gathers_sums_and_hops_have_moments(program: str) -> None:
+    """Those of several ranks; what stands before a wait for a hop cannot stand behind it."""
+    plan = compile(program, {"ranks": 4, "microbatches": 8})
+    events = ideal_events(plan, plan.costs)
+    assert follows_moments(plan, events)
+    sends = [kind == Kind.SEND_WEIGHTS for kind in plan.ranks[1].kind]
+    for index in np.flatnonzero(sends).tolist():
+        rows = [plan.ranks[1].row(each) for each in range(len(plan.ranks[1]))]
+        rows.append(rows.pop(index))
+        late = evolve(plan, ranks=(plan.ranks[0], in_form(rows), *plan.ranks[2:]))
+        assert not ideal_events(late, late.costs).graph.is_whole
+        assert not follows_moments(late, ideal_events(late, late.costs))
