@@ -244,6 +244,7 @@ def fused_of_gallery(rng: random.Random) -> Schedule:
     return plan if has_batches(plan.columns) else fuse(plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draw",
     [random_plan, replicated_plan, featured_plan, of_gallery, fused_of_gallery],

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from random import Random
 
+import pytest
 from attrs import evolve
 
 from schedlang import (
@@ -89,6 +90,7 @@ def damaged() -> Iterator[tuple[str, Schedule]]:
             yield f"{kind} plan {number} on {plan.transport}", plan
 
 
+@pytest.mark.slow
 def test_damaged_plans(golden: Callable[[str, Path], None]) -> None:
     sections = {}
     for name, plan in damaged():

@@ -221,28 +221,26 @@ CASES = {
 }
 
 
-def cases_both_ways() -> dict[str, list[object]]:
-    found = {}
-    for name, (model, optimizer, then) in CASES.items():
-        plan = program(name.split()[0], ranks=4, microbatches=8)
+def case_both_ways(name: str) -> list[object]:
+    model, optimizer, then = CASES[name]
+    plan = program(name.split()[0], ranks=4, microbatches=8)
 
-        def train(waits: bool) -> Course:
-            return course(plan, model(len(plan.placement)), waits, optimizer, then)  # noqa: B023
+    def train(waits: bool) -> Course:
+        return course(plan, model(len(plan.placement)), waits, optimizer, then)
 
-        found[name] = both_ways(train)
-    return found
+    return both_ways(train)
 
 
-def test_training_is_that_of_updates_that_wait(run_ranks: Run) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_training_is_that_of_updates_that_wait(run_ranks: Run, name: str) -> None:
     """With random numbers, buffers and added losses; where ranks ask for norms, and evaluate; and
     with a gradient that is no number. Losses, weights, and what optimizers keep.
     """
-    for found in run_ranks(cases_both_ways, 4).results():
-        for name, (clipped, anew, *same) in found.items():
-            # There may be more with noise.
-            assert clipped >= LARGE, name
-            assert len(anew) >= 3, name
-            assert all(same), (name, same)
+    for clipped, anew, *same in run_ranks(case_both_ways, 4, name).results():
+        # There may be more with noise.
+        assert clipped >= LARGE
+        assert len(anew) >= 3
+        assert all(same), same
 
 
 def as_in_one_process() -> dict[str, list[float]]:

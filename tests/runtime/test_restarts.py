@@ -198,6 +198,7 @@ def partial_checkpoint(kept: Path) -> list[int]:
     return [empty, ours.resume(kept)]
 
 
+@pytest.mark.core
 def test_the_newest_checkpoint_that_all_ranks_have_is_resumed(
     run_ranks: Run, tmp_path: Path
 ) -> None:

@@ -188,6 +188,7 @@ def train_anew() -> tuple[float, list[str]]:
     return worst, [str(each.message) for each in caught]
 
 
+@pytest.mark.slow
 def test_a_torch_that_is_known_trains_without_a_word(run_ranks: Run) -> None:
     for worst, said in run_ranks(train_anew, RANKS).results():
         assert worst < 1e-12

@@ -17,10 +17,9 @@ from zlib import crc32
 
 import pytest
 
-#: The core has one case in so many of a function,
-CASES = 4
-#: and one test in so many of those of a file that have one of these markers.
-TESTS = 6
+#: The core has one test in so many of a family.
+SHARE = 6
+#: A family is all cases of a function; or in a file, all tests with one of these markers.
 SLOW = ("processes", "slow")
 
 #: All tests, before `-m` and `--part` choose.
@@ -45,10 +44,10 @@ def mark(items: Sequence[pytest.Item], own: Iterable[str]) -> None:
             families[family_of(item)].append(item)
     sizes = Counter(file_of(item) for family in families.values() for item in family)
     for name, family in families.items():
-        count = ceil(len(family) / CASES)
+        count = ceil(len(family) / SHARE)
         if name == file_of(family[0]):
             # A file that has quick tests too needs none of the slow ones.
-            count = max(round(len(family) / TESTS), len(family) == sizes[name])
+            count = max(round(len(family) / SHARE), len(family) == sizes[name])
         for item in in_turn(family)[:count]:
             item.add_marker("core")
 
@@ -83,7 +82,7 @@ def file_of(item: pytest.Item) -> str:
 
 
 def family_of(item: pytest.Item) -> str:
-    """The name of the tests of which the core has a share: that of their function, or file."""
+    """The name of the family of a test: that of its function, or of its file."""
     is_slow = any(map(item.get_closest_marker, SLOW))
     return file_of(item) if is_slow else function_of(item)
 
