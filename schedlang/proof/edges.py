@@ -627,23 +627,26 @@ class _Build:
             self.wait(items, together, rows)
             self.wait(items[one], items[other], rows[one], at_begin=True)
         self.item[rows] = items
-        # Weights go where the rank waits, or at once when it comes there.
-        releases = columns.where(Kind.RESHARD)
-        releases = releases[~np.isin(releases, waiting)]
-        begins = self.threads + (1 + len(_STREAMS)) * ranks + columns.rank[releases]
-        ends = self.items.add(begins, releases)
-        self.item[releases] = ends
-        self.wait(ends, self.rank_before(releases), releases)
+        self.threads += (1 + len(_STREAMS)) * ranks
+        self.place_releases(waiting)
         # Ops wait for what they need, and so do sends that pass something on, and ends of weights.
         needed = np.flatnonzero(written.user != NOTHING)
         users = columns.batch[written.user[needed]]
         awaited = np.array([[*users, *waiting], [*rows[needed], *hops]], np.int64)
         self.wait_in_streams(awaited, np.append(self.item[users], stand), rows, stream)
-        self.threads += (2 + len(_STREAMS)) * ranks
         timed = np.flatnonzero(takes[written.event] > 0)
         self.beside.append(
             np.stack([items[timed], written.last[timed], written.user[timed]])
         )
+
+    def place_releases(self, waiting: Ints) -> None:
+        """Weights go where the rank is `waiting` for hops, or at once when it comes there."""
+        rows = self.columns.where(Kind.RESHARD)
+        rows = rows[~np.isin(rows, waiting)]
+        items = self.items.add(self.threads + self.columns.rank[rows], rows)
+        self.threads += len(self.schedule.ranks)
+        self.item[rows] = items
+        self.wait(items, self.rank_before(rows), rows)
 
     def wait_in_streams(
         self, awaited: Ints, waiters: Ints, written: Ints, stream: Ints

@@ -153,11 +153,19 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
         return False
     if not _in_batches(columns, sends, receives, when):
         return False
-    # What is of a stage and replicas outside of the plan may stand anywhere.
+    grows = _grows(schedule, events, when, room)
+    is_there = when[needs.receive[received]] < when[needs.user[received]]
+    return grows and bool(is_there.all())
+
+
+def _grows(schedule: Schedule, events: Events, when: Ints, room: np.int64) -> bool:
+    """Whether the actions of each rank are in order of `when` they are done."""
+    columns = schedule.columns
     is_begun = np.zeros(len(columns), bool)
     sides = sides_of(schedule)
     is_begun[sides.row[sides.counts > 1]] = True
     is_begun[events.on_rank] = False
+    # What is of a stage and replicas outside of the plan may stand anywhere.
     is_anywhere = columns.is_collective & ~is_begun
     is_anywhere[events.on_rank] = False
     rows = np.flatnonzero(~is_anywhere)
@@ -167,8 +175,7 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
     # Ops may share a moment, a transfer or a batch comes later than what is before it.
     is_head = columns.batch == np.arange(len(columns))
     grows = np.diff(when[rows]) >= (columns.is_transfer & is_head)[rows][1:]
-    is_there = when[needs.receive[received]] < when[needs.user[received]]
-    return bool((grows | ~is_same_rank).all() and is_there.all())
+    return bool((grows | ~is_same_rank).all())
 
 
 def _begin_late(
