@@ -108,7 +108,8 @@ def meant(number: float | Fraction) -> Fraction:
     """The number that is meant: by a float, the shortest decimal that reads as this float."""
     from fractions import Fraction
 
-    return Fraction(repr(number)) if isinstance(number, float) else Fraction(number)
+    is_float = isinstance(number, float)
+    return Fraction(repr(float(number)) if is_float else number)
 
 
 def half(number: float | Fraction) -> float | Fraction:

@@ -24,9 +24,6 @@ from tests.support.damaged_certificates import Place, changed, is_refused, place
 from tests.support.damaged_programs import STREAMS, compare
 from tests.support.paths import PROGRAMS, ROOT
 
-pytestmark = pytest.mark.slow
-
-
 #: Without passes, and in which numbers of microbatches they are right at 3 ranks, or at 4.
 PROVED = {
     "1f1b": "microbatches >= 1",
@@ -219,6 +216,7 @@ def test_without_a_flush_claims_on_microbatches_are_for_all_of_them() -> None:
     assert verdict.wrong == "microbatches >= 21"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(6))
 def test_a_damaged_program_without_a_flush_gets_the_verdict_of_the_compiler(
     seed: int,
@@ -609,7 +607,7 @@ def test_figures_at_decimals_are_exact_for_all() -> None:
     laws = {law.figure: law.pieces for law in proof.laws}
     assert laws["makespan"] == (("microbatches >= 1", "(7 * microbatches + 4) / 10"),)
     document = json.loads(json.dumps(proof.certificate))
-    assert "proves decimals, ranks = 2" in what_it_proves(document)
+    assert "the certificate proves decimals, ranks = 2" in what_it_proves(document)
 
 
 # The command

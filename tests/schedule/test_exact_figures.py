@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 
+import pytest
 from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
+import schedlang
 from schedlang import CompileError, Kind, Plan, compile, simulate
 from schedlang.schedule.actions import is_transfer
 from tests.support.own_needs import needs
-from tests.support.paths import PROGRAMS
+from tests.support.paths import GALLERY, PROGRAMS
 from tests.support.sizes import examples
 
 RANKS = 3
@@ -216,3 +219,52 @@ def test_claims_are_judged_exactly(costs: Costs) -> None:
         f"makespan + 0.000000000000000001 <= {makespan}",
     ]
     assert not costs.holds(" or ".join(unequal))
+
+
+#: Whole numbers; where there is no use for one, it is not asked for.
+WHOLE = {
+    "forward_times": 103,
+    "backward_times": 209,
+    "input_times": 117,
+    "weight_times": 91,
+    "recompute_times": 97,
+    "update_times": 7,
+    "offload_times": 33,
+    "reload_times": 41,
+    "overlap_times": 251,
+    "sum_times": 13,
+    "gather_times": 17,
+    "p2p_time": 11,
+    "forward_memory": 301,
+    "input_memory": -102,
+    "weight_memory": -199,
+    "backward_memory": -301,
+}
+
+
+def at(costs: dict[str, float]) -> schedlang.Costs:
+    return schedlang.Costs(
+        **{
+            name: number if name == "p2p_time" else (number,)
+            for name, number in costs.items()
+        }
+    )
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_in_thousandths_all_is_a_thousandth(path: Path) -> None:
+    """Each bar, to the bit: what ends at one time in whole numbers does so in decimals, too."""
+    plan = compile(path)
+    decimals = at({name: number / 1000 for name, number in WHOLE.items()})
+    for is_ideal in (True, False):
+        whole = simulate(plan, at(WHOLE), is_ideal)
+        parts = simulate(plan, decimals, is_ideal)
+        assert parts.timeline.makespan == whole.timeline.makespan / 1000
+        assert parts.timeline.busy == [busy / 1000 for busy in whole.timeline.busy]
+        assert parts.peak_memory == tuple(peak / 1000 for peak in whole.peak_memory)
+        for of_parts, of_whole in zip(
+            (*parts.timeline.ranks, *parts.timeline.copies),
+            (*whole.timeline.ranks, *whole.timeline.copies),
+            strict=True,
+        ):
+            assert list(of_parts.end) == [end / 1000 for end in of_whole.end]

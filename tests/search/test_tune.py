@@ -281,6 +281,16 @@ def test_costs_of_layers_add_up_to_those_of_their_stages() -> None:
     assert layers.of_stages((2, 4), replicated).forward_times == (2, 4, 2, 4)
 
 
+def test_costs_of_layers_in_decimals_add_up_exactly() -> None:
+    """What is written for `--costs`; in floats, 0.1 + 0.2 is more than 0.3."""
+    layout = compile("1f1b", {"ranks": 2}).layout
+    layers = Layers(Costs(forward_times=(0.1, 0.2, 0.3, 0.1, 0.2, 0.1)))
+    assert layers.of_stages([2, 4], layout).forward_times == (0.3, 0.7)
+    whole = Layers(divided(Costs(backward_times=(0.3, 0.9)), [3]))
+    assert whole.costs.backward_times == (0.1, 0.1, 0.1, 0.3, 0.3, 0.3)
+    assert whole.of_stages([2, 4], layout).backward_times == (0.2, 1.0)
+
+
 def test_replicas_take_time_to_sum_gradients() -> None:
     """A ring passes on 2 (n - 1) / n of the bytes; the slowest link is one between two nodes."""
     links = {
