@@ -170,7 +170,7 @@ class Batches:
             for first in self._own(self._layout.firsts, pipeline):
                 microbatches = self._layout.microbatches_of(first)
                 inputs = as_microbatches(self._inputs_of(of_model, first, pipeline))
-                rows = self._rows_of(batch, inputs, microbatches)
+                rows = self._rows_of(batch, inputs, first, microbatches)
                 this = round_of(rows, microbatches, number)
                 parts = _microbatches("inputs", inputs, this, self._dims.inputs)
                 units, lengths = self._slices("inputs", parts, mine, self._dims.inputs)
@@ -337,9 +337,11 @@ class Batches:
             if isinstance(inputs, Mapping)
             else f"is a {type(inputs).__name__}"
         )
+        of_model = f" of the model `{pipeline.name}`" if self._layout.models else ""
         raise PipelineError(
-            f"the stages {firsts} take inputs, so `inputs` must be a dictionary with those of each "
-            f"that is on this rank; it {has}, and stage {stage} is here"
+            f"the stages {firsts}{of_model} take inputs, so `inputs` must be a dictionary with "
+            f"those of each that is on this rank, by these numbers; it {has}, and "
+            f"{self._called(first)} is here"
         )
 
     def load_rest(
@@ -452,7 +454,9 @@ class Batches:
             for begin in range(0, len(parts), slices)
         ]
 
-    def _rows_of(self, batch: Batch, inputs: Value, microbatches: int) -> Rows:
+    def _rows_of(
+        self, batch: Batch, inputs: Value, first: int, microbatches: int
+    ) -> Rows:
         """The rows of a first stage's inputs, and of a microbatch, of which the plan has so
         many.
         """
@@ -467,18 +471,36 @@ class Batches:
             return Rows(len(inputs.values), 1, is_list=True)
         if inputs is None:
             raise PipelineError(
-                "there are no `inputs`: this rank has a first stage, which needs them"
+                f"there are no `inputs` for {self._called(first)}, which is on this rank and takes "
+                f"them{self._beside_others(first)}"
             )
         total = size_along(self._dims.inputs, inputs, "inputs")
         if not total:
-            raise PipelineError("`inputs` have no rows")
+            raise PipelineError(f"`inputs` for {self._called(first)} have no rows")
         if batch.evaluates:
             return Rows(total, batch.rows or ceil(total / microbatches))
         if total % microbatches:
             raise PipelineError(
-                f"`inputs` have {total} rows, which do not divide into {microbatches} microbatches"
+                f"`inputs` for {self._called(first)} have {total} rows, which do not divide into "
+                f"{microbatches} microbatches"
             )
         return Rows(total, total // microbatches)
+
+    def _called(self, stage: int) -> str:
+        """A stage as messages call it: by its number in its pipeline, and by its model."""
+        pipeline = self._layout.pipeline_of[stage]
+        of_model = f" of the model `{pipeline.name}`" if self._layout.models else ""
+        return f"stage {stage - pipeline.start}{of_model}"
+
+    def _beside_others(self, first: int) -> str:
+        """What a first stage takes behind its inputs, and how to give these, if there are several
+        models.
+        """
+        if not self._layout.models:
+            return ""
+        others = " and ".join(map(self._called, self._layout.before[first]))
+        behind = f", before what {others} makes" if others else ""
+        return f"{behind}: give `inputs={{'{self._layout.model_of(first)}': …}}`"
 
     def _check_targets(self, targets: Value, rows: Rows) -> None:
         """PipelineError where inputs and targets have other numbers of rows, for a loss might well

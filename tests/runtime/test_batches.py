@@ -393,9 +393,9 @@ MESSAGES = {
     "targets": "`inputs` have 4 rows, and `targets` have 3: both must have a row for every example",
     "rows": "`rows` is 0, it must be 1 or more",
     "forwards": "the plan has forwards alone and cannot train: call `evaluate`",
-    "no inputs": "there are no `inputs`: this rank has a first stage, which needs them",
+    "no inputs": "there are no `inputs` for stage 0, which is on this rank and takes them",
     "no gradients": "`step` trains, and gradients are off here, as in `torch.no_grad()` or",
-    "uneven": "`inputs` have 3 rows, which do not divide into 2 microbatches",
+    "uneven": "`inputs` for stage 0 have 3 rows, which do not divide into 2 microbatches",
     "nan": "step 1 of the pipeline: the loss is not finite for microbatch 1 (nan)",
 }
 

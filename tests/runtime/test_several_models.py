@@ -1,5 +1,7 @@
 """Several models in one plan, on real processes: each is what it is when it is trained alone."""
 
+import copy
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.paths import PROGRAMS
+from tests.support.processes import python
 from tests.support.ranks import Run
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
@@ -438,6 +441,114 @@ def test_models_by_themselves(run_ranks: Run) -> None:
         {"reference": 2, "actor": 3},
     )
     assert max(first["worst"], last["worst"]) < 1e-15
+
+
+#: An encoder that hands on to the first stage of a decoder.
+ENCODER = """schedule encoder_and_decoder {
+    param ranks = 2
+    param microbatches = 4
+    let deep = max(ranks / 2, 1)
+    model encoder runs microbatches stage s in 0 .. deep on s
+    model decoder runs microbatches stage s in 0 .. ranks on s
+    edge s in 0 .. 1 from encoder(deep - 1) to decoder(0)
+    rank r {
+        repeat microbatches { if r < deep { F(encoder(r), next) } }
+        repeat microbatches { F(decoder(r), next) }
+        repeat microbatches { B(decoder(r), next) }
+        repeat microbatches { if r < deep { B(encoder(r), next) } }
+    }
+}"""
+
+
+class Decoder(nn.Module):
+    """The first stage of a model that looks at what another one makes: at its tokens as well, or at
+    nothing else.
+    """
+
+    def __init__(self, alone: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+        self.alone = alone
+
+    def forward(self, own: Tensor, encoded: Tensor) -> Tensor:
+        return self.layer(encoded if self.alone else own * 2 + encoded).tanh()
+
+
+def mine(plan: Plan, models: Models) -> dict[int, nn.Module]:
+    """The stages of this rank."""
+    parts = [part for stages in models.values() for part in stages]
+    return {stage: parts[stage] for stage in plan.stages_of(dist.get_rank())}
+
+
+def decode(alone: bool) -> float:
+    """How far a step is from one process, with inputs for the decoder, or with none to speak of."""
+    plan = compile(Source("encoder.sched", ENCODER))
+    models = stages_of(plan)
+    models["decoder"][0] = Decoder(alone)
+    whole = copy.deepcopy(models)
+    layout = plan.layout
+    stages = mine(plan, models)
+    inputs, targets = batch(layout, 0)
+    inputs["encoder"] = inputs["encoder"].flip(0)
+    if alone:
+        inputs["decoder"] = torch.empty(len(inputs["decoder"]), 0)
+    pipeline = Pipeline(plan, stages, {"decoder": nn.functional.mse_loss})
+    pipeline.step(inputs, targets)
+    first, *others = whole["decoder"]
+    output = first(inputs["decoder"], through(whole["encoder"], inputs["encoder"]))
+    loss = nn.functional.mse_loss(through(others, output), targets["decoder"])
+    loss.backward()
+    parts = [*whole["encoder"], *whole["decoder"]]
+    return max(
+        difference(own.grad, other.grad)
+        for stage, module in stages.items()
+        for own, other in zip(
+            module.parameters(), parts[stage].parameters(), strict=True
+        )
+    )
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_first_stage_takes_inputs_and_what_another_model_makes(
+    run_ranks: Run, alone: bool
+) -> None:
+    assert max(run_ranks(decode, 2, alone).results()) < 1e-15
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [(["-p", "ranks=2"], []), (["-p", "ranks=3"], ["--unequal"])],
+)
+def test_the_command_trains_an_encoder_before_its_decoder(
+    tmp_path: Path, sizes: list[str], options: list[str]
+) -> None:
+    program = tmp_path / "encoder.sched"
+    program.write_text(ENCODER)
+    command = ["-m", "schedlang", "run", program, *sizes, "--steps", "2", "--check"]
+    done = python(*command, *options)
+    assert done.returncode == 0, done.stderr
+    checked = json.loads(done.stdout.splitlines()[-1])
+    assert checked["loss_error"] < 1e-6
+    assert checked["gradient_error"] < 1e-6
+
+
+def without_inputs() -> None:
+    plan = compile(Source("encoder.sched", ENCODER))
+    models = stages_of(plan)
+    layout = plan.layout
+    stages = mine(plan, models)
+    inputs, targets = batch(layout, 0)
+    del inputs["decoder"]
+    pipeline = Pipeline(plan, stages, {"decoder": nn.functional.mse_loss})
+    pipeline.step(inputs, targets)
+
+
+def test_a_first_stage_without_inputs_is_named_with_its_model(run_ranks: Run) -> None:
+    said = "\n".join(run_ranks(without_inputs, 2).logs)
+    assert (
+        "there are no `inputs` for stage 0 of the model `decoder`, which is on this rank and takes "
+        "them, before what stage 0 of the model `encoder` makes: give `inputs={'decoder': …}`"
+    ) in said
 
 
 def without_names(what: str) -> None:
