@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from schedlang import Source, compile
 from schedlang.runtime import Pipeline, PipelineError
@@ -79,19 +81,16 @@ def indivisible() -> None:
     pipeline(plan, modules(2)).step(torch.ones(7, WIDTH), torch.ones(7, WIDTH))
 
 
-def dealt_out() -> None:
-    """Each rank has rows of its own, as a DistributedSampler gives them; of the second batch."""
+def dealt_out(is_shuffled: bool) -> None:
+    """Each rank has rows of its own, as a script without a pipeline has them."""
     plan = program("1f1b", ranks=2, microbatches=4)
+    data = TensorDataset(*batch(plan, 0))
+    sampler = DistributedSampler(data, shuffle=False)
+    loader = DataLoader(data, 4, is_shuffled, None if is_shuffled else sampler)
     ours = pipeline(plan, modules(2))
-    ours.step(*batch(plan, 0))
-    ours.step(*batch(plan, 1 + dist.get_rank()))
-
-
-def evaluated_apart() -> None:
-    """The last rank would compare outputs with rows that they are not of."""
-    plan = program("1f1b", ranks=2, microbatches=4)
-    inputs, _ = batch(plan, dist.get_rank())
-    pipeline(plan, modules(2)).evaluate(inputs)
+    torch.manual_seed(dist.get_rank())
+    for given in loader:
+        ours.step(*given)
 
 
 def no_targets() -> None:
@@ -294,16 +293,16 @@ FAILURES = {
         r"rank \d failed: `inputs` have 7 rows, which do not divide into 4 microbatches",
     ),
     "dealt_out": (
-        dealt_out,
+        partial(dealt_out, is_shuffled=False),
         2,
         1,
-        r"rank 1 failed: rank 0 was given another batch than this rank: .* DistributedSampler .* None",
+        r"rank 1 failed: rank 0 was given another batch than this rank, .* a DistributedSampler, .*",
     ),
-    "evaluated_apart": (
-        evaluated_apart,
+    "shuffled": (
+        partial(dealt_out, is_shuffled=True),
         2,
         1,
-        r"rank 1 failed: rank 0 was given another batch than this rank: .* DistributedSampler .* None",
+        r"rank 1 failed: rank 0 was given another batch than this rank, .* same seed on all ranks",
     ),
     "no_targets": (
         no_targets,
@@ -615,3 +614,21 @@ def works() -> int:
 
 def test_a_rank_that_works_is_waited_for(run_ranks: Run) -> None:
     assert run_ranks(works, 3).results() == [2, 2, 2]
+
+
+def differs_by_hand() -> list[str]:
+    """What is told of two batches of random numbers, which each rank draws by itself."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    ours = pipeline(plan, modules(2))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(2):
+            ours.step(*batch(plan, 2 * step + dist.get_rank()))
+    return [str(each.message) for each in told]
+
+
+def test_batches_that_differ_by_hand_are_a_warning(run_ranks: Run) -> None:
+    first, second = run_ranks(differs_by_hand, 2).results()
+    assert first == []
+    (told,) = second
+    assert told.startswith("rank 0 was given another batch than this rank, so inputs")
