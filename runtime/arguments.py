@@ -92,8 +92,8 @@ def _check_shapes(name: str, module: nn.Module) -> None:
     for weight_name, weight in module.named_parameters():
         if is_lazy(weight):
             raise ValueError(
-                f"`{name}` has a weight `{weight_name}` without a shape, as a LazyLinear before its "
-                "first forward: run the model once on a microbatch, before it is cut into stages"
+                f"`{name}` has a weight `{weight_name}` without a shape, as a LazyLinear has until "
+                "its first forward: run the model once on a microbatch, before it is cut"
             )
 
 

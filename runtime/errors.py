@@ -35,13 +35,14 @@ _WAYS_OUT = {
     ),
     "must be Tensor, not dict": (
         "a dictionary of a batch reaches the first stage as one argument, as the next ones what "
-        "the stage before returns: give what is cut and passed on as `inputs`, `batch['input_ids']`, "
-        "and keyword arguments of the modules, such as a mask, as `options`, on every rank"
+        "the stage before returns: give what passes from stage to stage as `inputs`, such as "
+        "`batch['input_ids']`, and keyword arguments of the modules, such as a mask, as `options`, "
+        "on every rank"
     ),
     "has no attribute 'loss'": (
-        "`loss_fn(output, targets)` is given what the last stage returns. A model that computes its "
-        "loss from labels would do so on every stage: compute it in `loss_fn`, from labels that are "
-        "`targets`, or add it there by `add_loss`"
+        "`loss_fn(output, targets)` is given what the last stage returns. A model that computes "
+        "its loss from labels would do so on every stage: compute it in `loss_fn`, from labels "
+        "that are `targets`, or add it by `add_loss`"
     ),
     "can't retain_grad on Tensor that has requires_grad=False": (
         "where a plan recomputes a forward (`R`), the first one makes no graph; retain the "

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from schedlang import Source, compile
-from schedlang.runtime import Pipeline, PipelineError
+from schedlang.runtime import Pipeline, PipelineError, split
 from tests.support.models import (
     UPDATES,
     WIDTH,
@@ -91,6 +91,42 @@ def dealt_out(is_shuffled: bool) -> None:
     torch.manual_seed(dist.get_rank())
     for given in loader:
         ours.step(*given)
+
+
+def dictionary() -> None:
+    """As a collator of transformers makes it."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    tokens = torch.zeros(8, 2, dtype=torch.int64)
+    model = [nn.Embedding(4, WIDTH), nn.Linear(WIDTH, WIDTH)]
+    pipeline(plan, model).step({"input_ids": tokens, "mask": tokens}, tokens)
+
+
+def penalty() -> None:
+    """A penalty on the gradient of the output by the inputs of another stage."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    inputs, targets = batch(plan, 0)
+    inputs.requires_grad_()
+
+    def loss_fn(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        (gradient,) = torch.autograd.grad(output.sum(), inputs, create_graph=True)
+        return gradient.norm()
+
+    rank = dist.get_rank()
+    Pipeline(plan, {rank: modules(2)[rank]}, loss_fn).step(inputs, targets)
+
+
+class Casting(nn.Sequential):
+    """Casts what its head is given to the type of the head's weight, as Mamba does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self[1](self[0](x).to(self[1].weight.dtype))
+
+
+def reads_elsewhere() -> None:
+    plan = program("1f1b", ranks=2, microbatches=4)
+    model = Casting(*(nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2)))
+    stages = split(model, plan, ["0", "1"])
+    Pipeline(plan, stages, nn.functional.mse_loss).step(*batch(plan, 0))
 
 
 def no_targets() -> None:
@@ -303,6 +339,24 @@ FAILURES = {
         2,
         1,
         r"rank 1 failed: rank 0 was given another batch than this rank, .* same seed on all ranks",
+    ),
+    "dictionary": (
+        dictionary,
+        2,
+        0,
+        rf"rank 0 failed at 0F0 {PLACE}: TypeError: .* must be Tensor, not dict \(.*`options`.*\)",
+    ),
+    "penalty": (
+        penalty,
+        2,
+        1,
+        rf"rank 1 failed at 1F0 {PLACE}: RuntimeError: .* \(the graph of a stage begins at its .*\)",
+    ),
+    "reads_elsewhere": (
+        reads_elsewhere,
+        2,
+        0,
+        rf"rank 0 failed at 0F0 {PLACE}: AttributeError: the model reads `1.weight`, and another .*",
     ),
     "no_targets": (
         no_targets,
