@@ -12,6 +12,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from schedlang.diagnostics.arguments import (
@@ -73,6 +74,7 @@ def check_plan(plan: Any) -> None:
 def check_model(model: Any) -> None:
     """A model, and not its class."""
     check_type("model", model, nn.Module, "a module of torch")
+    _check_shapes("model", model)
 
 
 def check_stages(stages: Any) -> None:
@@ -81,6 +83,18 @@ def check_stages(stages: Any) -> None:
         "a mapping of stages to modules, such as {0: module}, or what `split` returns"
     )
     _check_by_stage("stages", stages, nn.Module, what, "a module of torch")
+    for stage, module in stages.items():
+        _check_shapes(f"stages[{stage}]", module)
+
+
+def _check_shapes(name: str, module: nn.Module) -> None:
+    """A module whose weights have shapes; lazy ones get theirs in a first forward."""
+    for weight_name, weight in module.named_parameters():
+        if is_lazy(weight):
+            raise ValueError(
+                f"`{name}` has a weight `{weight_name}` without a shape, as a LazyLinear has until "
+                "its first forward: run the model once on a microbatch, before it is cut"
+            )
 
 
 def check_blocks(blocks: Any) -> None:

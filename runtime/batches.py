@@ -22,6 +22,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.dealt import tell_of_other_batch
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.microbatches import (
     Counts,
@@ -150,8 +151,9 @@ class Batches:
         self._has_scale = has_scale
         self._shares = shares(plan.layout)
         self._last: dict[tuple[int, ...], list[tuple[Stage, int]]] = {}
-        #: How many batches there were.
+        #: How many batches there were, and whether ranks were given different ones.
         self._batches = 0
+        self._is_dealt_out = False
         #: Shapes and types of what the first stages here were given last.
         self._given_specs: dict[int, Sequence[ValueSpec]] = {}
 
@@ -213,8 +215,8 @@ class Batches:
     def _check_same(
         self, batch: Batch, announced: Mapping[int, Announcement], pipeline: Pipeline
     ) -> None:
-        """PipelineError where the rank of a first stage was given another batch than this one, of
-        the last stage: where neither inputs nor targets are the same, inputs would meet targets of
+        """Tell once where the rank of a first stage was given another batch than this one, of the
+        last stage: where neither inputs nor targets are the same, inputs would meet targets of
         other rows.
         """
         # One that is the same is enough: inputs may be augmented on each rank by itself, and only
@@ -225,16 +227,9 @@ class Batches:
             own = self._checksums(batch, first, pipeline)
             pairs = zip(announced[first].checksums, own, strict=True)
             are_same = [one == other for one, other in pairs if one and other]
-            if are_same and not any(are_same):
-                raise PipelineError(
-                    f"rank {self._plan.placement[first]} was given another batch than this rank: "
-                    "inputs of the one would meet targets of the other. All ranks of a pipeline "
-                    "load the same batches: without a DistributedSampler (or with one for its "
-                    "replicas, not for its ranks), with one seed where they shuffle, and not by a "
-                    "DataLoader that accelerate's `prepare` or the Trainer of transformers deals "
-                    "out to ranks. Inputs are needed on the rank of the first stage alone, and "
-                    "targets on that of the last: elsewhere they may be None"
-                )
+            if are_same and not any(are_same) and not self._is_dealt_out:
+                self._is_dealt_out = True
+                tell_of_other_batch(self._plan.placement[first])
 
     def _specs(self, inputs: Value, units: Sequence[Value]) -> list[ValueSpec]:
         """Shapes and types of what passes through a first stage in a round: one for all, or one for

@@ -29,6 +29,21 @@ _WAYS_OUT = {
         "where a plan recomputes a forward (`R`), the first one makes no graph; a stage that "
         "differentiates inside its forward does so in `torch.enable_grad()`"
     ),
+    "appears to not have been used in the graph": (
+        "the graph of a stage begins at its input, so gradients do not go on across stages: what "
+        "needs some, as a penalty on them, must be in one stage"
+    ),
+    "must be Tensor, not dict": (
+        "a dictionary of a batch reaches the first stage as one argument, as the next ones what "
+        "the stage before returns: give what passes from stage to stage as `inputs`, such as "
+        "`batch['input_ids']`, and keyword arguments of the modules, such as a mask, as `options`, "
+        "on every rank"
+    ),
+    "has no attribute 'loss'": (
+        "`loss_fn(output, targets)` is given what the last stage returns. A model that computes "
+        "its loss from labels would do so on every stage: compute it in `loss_fn`, from labels "
+        "that are `targets`, or add it by `add_loss`"
+    ),
     "can't retain_grad on Tensor that has requires_grad=False": (
         "where a plan recomputes a forward (`R`), the first one makes no graph; retain the "
         "gradient if the tensor requires grad"

@@ -11,6 +11,7 @@ import json
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -68,6 +69,7 @@ from schedlang.runtime.saving.checkpoint import (
     Checkpoints,
     Stateful,
 )
+from schedlang.runtime.saving.later import LaterCalls
 from schedlang.runtime.saving.model_files import ModelPart, write_model
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.again import BeforeForwards
@@ -213,6 +215,7 @@ class Pipeline:
         number = next(_pipelines)
         self._watchdog = Watchdog(plan, self._processes, number, timeout)
         self._finite = FiniteCheck(stop_on_nan, self._watchdog.fail)
+        self._later = LaterCalls(self._watchdog)
         finalizer = weakref.finalize(self, self._watchdog.close)
         # At the exit of the process the watchdog closes itself.
         finalizer.atexit = False
@@ -332,13 +335,12 @@ class Pipeline:
         load the same batches. Where there are several first stages, `inputs` is a dictionary, `{0:
         images, 1: texts}`, and a rank needs those of its own stages. All their tensors are cut into
         microbatches along `batch_dim`, and these into slices along the first dimension but that
-        one. `options` are
-        keyword arguments for the modules of this rank, one dictionary per microbatch. Gives the
-        losses by microbatch, unscaled, as a tensor of shape (microbatches,) on the rank of the last
-        stage, and None elsewhere; that of a microbatch is the mean of its slices'. Of several
-        pipelines the first has the first microbatches, of each update; a rank gives the losses that
-        it has. With `return_outputs` it gives two: the losses, and what the last stage has
-        returned, by microbatch and without its graph.
+        one. `options` are keyword arguments for the modules of this rank, one dictionary per
+        microbatch. Gives the losses by microbatch, unscaled, as a tensor of shape (microbatches,)
+        on the rank of the last stage, and None elsewhere; that of a microbatch is the mean of its
+        slices'. Of several pipelines the first has the first microbatches, of each update; a rank
+        gives the losses that it has. With `return_outputs` it gives two: the losses, and what the
+        last stage has returned, by microbatch and without its graph.
 
         A list, of inputs and of targets, is one of the plan's microbatches, which are given to
         the stages as they are: they may have any shapes, and differ in them. `counts`, on the ranks
@@ -365,6 +367,12 @@ class Pipeline:
         for stage in self._stages.values():
             stage.keeps_results = return_outputs
         batch = Batch(inputs, targets, options, evaluates=False, counts=counts)
+        with self._later.within_step():
+            losses = self._train(batch, return_outputs)
+        return (losses, self.outputs.get(_ONLY)) if return_outputs else losses
+
+    def _train(self, batch: Batch, return_outputs: bool) -> Tensor | None:
+        """Walk over the plan, and take the losses and what else has been made; give the losses."""
         self._begin_losses()
         this = self._run(batch, 0)
         self._count(this)
@@ -392,8 +400,7 @@ class Pipeline:
         if self._updates is not None:
             with self._watchdog.guard("at the update"):
                 self._updates.update()
-        losses = self.losses.get(_ONLY)
-        return (losses, self.outputs.get(_ONLY)) if return_outputs else losses
+        return self.losses.get(_ONLY)
 
     def _units_of_models(
         self, this: Sequence[Round]
@@ -440,7 +447,9 @@ class Pipeline:
         with torch.inference_mode(are_of_inference(modules)), torch.no_grad():
             self.validate()
             batch = Batch(inputs, targets, options, evaluates=True, rows=rows)
-            return self._evaluate(batch)
+            with self._later.within_step():
+                outputs = self._evaluate(batch)
+        return outputs
 
     def _evaluate(self, batch: Batch) -> list[Value] | None:
         """Walk over the forwards until the batch is through."""
@@ -790,8 +799,11 @@ class Pipeline:
 
         It has the weights of the stages, in all versions, the optimizers that the pipeline was
         given, and torch's random state; and the states of `others`, such as optimizers of the
-        script and learning rate schedulers.
+        script and learning rate schedulers. Within a step, where a handler of a signal may call it,
+        it is put off: all ranks write after the same step.
         """
+        if self._later.add("save", partial(self.save, folder, step, others)):
+            return
         self.validate()
         with self._watchdog.guard():
             self._checkpoints(folder, others).write(step)
@@ -833,8 +845,12 @@ class Pipeline:
         share.
 
         `load_model` reads the weights for any plan, and `load_optimizers` what optimizers keep:
-        those of the pipeline, and the script's. The stages are those of `split`.
+        those of the pipeline, and the script's. The stages are those of `split`. Within a step it
+        is put off, as `save` is.
         """
+        call = partial(self.save_model, folder, step, optimizers)
+        if self._later.add("save_model", call):
+            return
         self.validate()
         modules = {number: stage.module for number, stage in self._stages.items()}
         own = [

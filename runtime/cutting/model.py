@@ -241,7 +241,7 @@ def _own(blocks: Blocks, places: range, copied: Container[str]) -> Blocks:
 def with_only(model: nn.Module, blocks: Blocks, kept: Blocks) -> nn.Module:
     """A copy of the model in which all blocks but the kept ones pass on what they are given."""
     theirs = {
-        name: kept[name] if name in kept else PassThrough(block)
+        name: kept[name] if name in kept else PassThrough(block, name)
         for name, block in blocks.items()
     }
     if isinstance(model, nn.ModuleList):
@@ -261,11 +261,22 @@ class PassThrough(nn.Module):
     them.
     """
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: nn.Module, name: str) -> None:
         super().__init__()
-        for name, value in vars(block).items():
-            if name != "forward":
-                self.__dict__.setdefault(name, value)
+        self._elsewhere = name, {*vars(block)["_parameters"], *vars(block)["_buffers"]}
+        for attribute, value in vars(block).items():
+            if attribute != "forward":
+                self.__dict__.setdefault(attribute, value)
+
+    def __getattr__(self, name: str) -> Any:
+        block, tensors = vars(self).get("_elsewhere", ("", ()))
+        if name in tensors:
+            raise AttributeError(
+                f"the model reads `{block}.{name}`, and another stage has this block: all that is "
+                "done with its tensors must be done in the block itself; let a module of your own "
+                "hold it and do so, and name that in `blocks`"
+            )
+        return super().__getattr__(name)
 
     def forward(self, value: Any, *_: Any, **__: Any) -> Any:
         """Return the value that the block would have worked on."""

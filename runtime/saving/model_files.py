@@ -39,6 +39,9 @@ _OPTIMIZER = "optimizer"
 #: What others are told of a rank that does not come here in time.
 _MISSES = "not written its part of the model"
 
+#: Numbers of Python that an optimizer may keep: `layer.weight.step (int)` in a file.
+_NUMBERS = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
+
 _Device = str | torch.device
 Tensors = dict[str, Tensor]
 
@@ -215,7 +218,7 @@ def load_optimizers(
         tensors = source.read(chain.from_iterable(keys), "cpu")
         # As `state_dict` has it, which some optimizers have only when all ranks ask for it.
         kept_by_place = {
-            place: {key.rpartition(".")[2]: tensors[key] for key in of}
+            place: dict(_kept(key, tensors[key]) for key in of)
             for place, of in enumerate(keys)
         }
         places = count()
@@ -319,11 +322,26 @@ def _optimizer_state(
         pair for module in modules for pair in module.named_parameters()
     ):
         for key, value in kept.get(id(weight), {}).items():
-            if not isinstance(value, Tensor):
-                raise PipelineError(
-                    f"the `{key}` that an optimizer keeps for `{name}` is no tensor"
+            kind = type(value).__name__
+            if isinstance(value, Tensor):
+                yield f"{name}.{key}", value
+            elif kind in _NUMBERS:
+                yield (
+                    f"{name}.{key} ({kind})",
+                    torch.tensor(value, dtype=_NUMBERS[kind]),
                 )
-            yield f"{name}.{key}", value
+            else:
+                raise PipelineError(
+                    f"the `{key}` that an optimizer keeps for `{name}` is a {kind}, and the files "
+                    "of a model have tensors and numbers alone: `save` keeps the optimizers as "
+                    "they are, for the same plan"
+                )
+
+
+def _kept(key: str, tensor: Tensor) -> tuple[str, Any]:
+    """What an optimizer keeps, by its name, from a tensor in a file."""
+    name, _, kind = key.rpartition(".")[2].removesuffix(")").partition(" (")
+    return name, tensor.item() if kind in _NUMBERS else tensor
 
 
 def _kept_by(optimizer: Optimizer) -> dict[int, Mapping[str, Any]]:

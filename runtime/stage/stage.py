@@ -153,7 +153,11 @@ class Loss:
             wrong = f"has the shape {list(loss.shape)}"
         else:
             wrong = f"is a {type(loss).__name__}"
-        raise PipelineError(f"the loss {wrong}, it must be a scalar tensor")
+        way_out = ""
+        if loss is None:
+            # As the one of a model of transformers without labels.
+            way_out = ": `loss_fn(output, targets)` computes it"
+        raise PipelineError(f"the loss {wrong}, it must be a scalar tensor{way_out}")
 
 
 def _backward_whole(

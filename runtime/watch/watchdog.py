@@ -196,6 +196,19 @@ class Watchdog:
         found = self.store.multi_get([*keys.values()])
         return {rank: value.decode() for rank, value in zip(keys, found, strict=True)}
 
+    def agree(self, number: int) -> None:
+        """Count this rank among those that have made a call with this number."""
+        self.store.add(f"agreed/{self._number}/{number}", 1)
+
+    def agreed(self, number: int, step: int) -> int | None:
+        """The step after which all ranks make the call with this number: the first that any of them
+        names, once all have made it.
+        """
+        key = f"agreed/{self._number}/{number}"
+        if self.store.add(key, 0) < len(self._processes.all):
+            return None
+        return int(self.store.compare_set(f"{key}/step", "", str(step)))
+
     def fail(self, error: Exception) -> NoReturn:
         """Tell all ranks of an error that the main thread has met, and raise it as PipelineError.
 

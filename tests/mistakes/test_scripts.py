@@ -692,6 +692,14 @@ def pipeline(plan: Any, stages: Any = None, loss_fn: Any = None, **options: Any)
     )
 
 
+def runtime_module(name: str) -> Any:
+    """A class of `torch.nn`."""
+    runtime()
+    from torch import nn
+
+    return getattr(nn, name)
+
+
 def split(*given: Any, **options: Any) -> Any:
     return runtime().split(model(), *given, **options)
 
@@ -714,6 +722,12 @@ RUNTIME: dict[str, Mistake] = {
         TypeError,
         "`stages` is [",
         "a mapping of stages to modules, such as {0: module}",
+    ),
+    "Pipeline: a weight without a shape": (
+        lambda plan: pipeline(plan, {0: runtime_module("LazyLinear")(4)}),
+        ValueError,
+        "`stages[0]` has a weight `weight` without a shape",
+        "run the model once on a microbatch",
     ),
     "Pipeline: a module for the stages": (
         lambda plan: pipeline(plan, model()),

@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from schedlang import Source, compile
-from schedlang.runtime import Pipeline, PipelineError
+from schedlang.runtime import Pipeline, PipelineError, split
 from tests.support.models import (
     UPDATES,
     WIDTH,
@@ -79,19 +81,52 @@ def indivisible() -> None:
     pipeline(plan, modules(2)).step(torch.ones(7, WIDTH), torch.ones(7, WIDTH))
 
 
-def dealt_out() -> None:
-    """Each rank has rows of its own, as a DistributedSampler gives them; of the second batch."""
+def dealt_out(is_shuffled: bool) -> None:
+    """Each rank has rows of its own, as a script without a pipeline has them."""
     plan = program("1f1b", ranks=2, microbatches=4)
+    data = TensorDataset(*batch(plan, 0))
+    sampler = DistributedSampler(data, shuffle=False)
+    loader = DataLoader(data, 4, is_shuffled, None if is_shuffled else sampler)
     ours = pipeline(plan, modules(2))
-    ours.step(*batch(plan, 0))
-    ours.step(*batch(plan, 1 + dist.get_rank()))
+    torch.manual_seed(dist.get_rank())
+    for given in loader:
+        ours.step(*given)
 
 
-def evaluated_apart() -> None:
-    """The last rank would compare outputs with rows that they are not of."""
+def dictionary() -> None:
+    """As a collator of transformers makes it."""
     plan = program("1f1b", ranks=2, microbatches=4)
-    inputs, _ = batch(plan, dist.get_rank())
-    pipeline(plan, modules(2)).evaluate(inputs)
+    tokens = torch.zeros(8, 2, dtype=torch.int64)
+    model = [nn.Embedding(4, WIDTH), nn.Linear(WIDTH, WIDTH)]
+    pipeline(plan, model).step({"input_ids": tokens, "mask": tokens}, tokens)
+
+
+def penalty() -> None:
+    """A penalty on the gradient of the output by the inputs of another stage."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    inputs, targets = batch(plan, 0)
+    inputs.requires_grad_()
+
+    def loss_fn(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        (gradient,) = torch.autograd.grad(output.sum(), inputs, create_graph=True)
+        return gradient.norm()
+
+    rank = dist.get_rank()
+    Pipeline(plan, {rank: modules(2)[rank]}, loss_fn).step(inputs, targets)
+
+
+class Casting(nn.Sequential):
+    """Casts what its head is given to the type of the head's weight, as Mamba does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self[1](self[0](x).to(self[1].weight.dtype))
+
+
+def reads_elsewhere() -> None:
+    plan = program("1f1b", ranks=2, microbatches=4)
+    model = Casting(*(nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2)))
+    stages = split(model, plan, ["0", "1"])
+    Pipeline(plan, stages, nn.functional.mse_loss).step(*batch(plan, 0))
 
 
 def no_targets() -> None:
@@ -294,16 +329,34 @@ FAILURES = {
         r"rank \d failed: `inputs` have 7 rows, which do not divide into 4 microbatches",
     ),
     "dealt_out": (
-        dealt_out,
+        partial(dealt_out, is_shuffled=False),
         2,
         1,
-        r"rank 1 failed: rank 0 was given another batch than this rank: .* DistributedSampler .* None",
+        r"rank 1 failed: rank 0 was given another batch than this rank, .* a DistributedSampler, .*",
     ),
-    "evaluated_apart": (
-        evaluated_apart,
+    "shuffled": (
+        partial(dealt_out, is_shuffled=True),
         2,
         1,
-        r"rank 1 failed: rank 0 was given another batch than this rank: .* DistributedSampler .* None",
+        r"rank 1 failed: rank 0 was given another batch than this rank, .* same seed on all ranks",
+    ),
+    "dictionary": (
+        dictionary,
+        2,
+        0,
+        rf"rank 0 failed at 0F0 {PLACE}: TypeError: .* must be Tensor, not dict \(.*`options`.*\)",
+    ),
+    "penalty": (
+        penalty,
+        2,
+        1,
+        rf"rank 1 failed at 1F0 {PLACE}: RuntimeError: .* \(the graph of a stage begins at its .*\)",
+    ),
+    "reads_elsewhere": (
+        reads_elsewhere,
+        2,
+        0,
+        rf"rank 0 failed at 0F0 {PLACE}: AttributeError: the model reads `1.weight`, and another .*",
     ),
     "no_targets": (
         no_targets,
@@ -615,3 +668,21 @@ def works() -> int:
 
 def test_a_rank_that_works_is_waited_for(run_ranks: Run) -> None:
     assert run_ranks(works, 3).results() == [2, 2, 2]
+
+
+def differs_by_hand() -> list[str]:
+    """What is told of two batches of random numbers, which each rank draws by itself."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    ours = pipeline(plan, modules(2))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(2):
+            ours.step(*batch(plan, 2 * step + dist.get_rank()))
+    return [str(each.message) for each in told]
+
+
+def test_batches_that_differ_by_hand_are_a_warning(run_ranks: Run) -> None:
+    first, second = run_ranks(differs_by_hand, 2).results()
+    assert first == []
+    (told,) = second
+    assert told.startswith("rank 0 was given another batch than this rank, so inputs")

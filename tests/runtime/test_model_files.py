@@ -5,6 +5,7 @@ import re
 import signal
 import warnings
 from collections.abc import Callable, Iterable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,85 @@ def test_a_model_is_saved_whole_or_not_at_all(run_ranks: Run, tmp_path: Path) ->
     assert (tmp_path / "saved.new").exists()
     assert run_ranks(saves, 2, folder, False).results() == [3, 3]
     assert not (tmp_path / "saved.new").exists()
+
+
+class Counted(torch.optim.SGD):
+    """Keeps numbers of Python, as Adafactor of transformers does."""
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                kept = self.state[weight]
+                kept["step"] = kept.get("step", 0) + 1
+                kept["RMS"] = float(weight.detach().norm())
+                kept["is_late"] = kept["step"] > 1
+
+
+def counts(folder: Path) -> list[type]:
+    """The types of what was loaded, if it is what was saved."""
+    plan = program("1f1b", ranks=2, microbatches=8)
+    stages = split(sequence(), plan)
+    (stage,) = stages.values()
+    optimizer, other = [Counted(stage.parameters(), 0.1) for _ in range(2)]
+    for _ in range(2):
+        optimizer.step()
+    ours = Pipeline(plan, stages, nn.functional.mse_loss)
+    ours.save_model(folder, optimizers=[optimizer])
+    load_optimizers(folder, stages, [other])
+    for weight in stage.parameters():
+        assert other.state[weight] == optimizer.state[weight]
+    return [type(other.state[weight][key]) for key in ("step", "RMS", "is_late")]
+
+
+def test_numbers_of_python_that_an_optimizer_keeps(
+    run_ranks: Run, tmp_path: Path
+) -> None:
+    found = run_ranks(counts, 2, tmp_path / "saved").results()
+    assert found == [[int, float, bool]] * 2
+
+
+def saves_when_told(folder: Path, told: tuple[int, int], steps: int) -> list[int]:
+    """Each rank is told to save in a forward of its own; after which steps the model was there, and
+    in the end the step that it is of.
+    """
+    plan = program("1f1b", ranks=2, microbatches=8)
+    stages = split(sequence(), plan)
+    ours = Pipeline(plan, stages, nn.functional.mse_loss, timeout=20)
+    signal.signal(signal.SIGUSR1, lambda *_: ours.save_model(folder, 7))
+    forwards = count()
+
+    def tell(*_: object) -> None:
+        if next(forwards) == told[dist.get_rank()]:
+            signal.raise_signal(signal.SIGUSR1)
+
+    for stage in stages.values():
+        stage.register_forward_pre_hook(tell)
+    batch = torch.ones(8 * ROWS, 8, dtype=torch.float64)
+    there = []
+    for step in range(steps):
+        ours.step(batch, batch)
+        if folder.exists():
+            there.append(step)
+    return there
+
+
+@pytest.mark.parametrize(
+    ("told", "steps", "there"),
+    [((3, 5), 3, [1, 2]), ((2, 11), 4, [2, 3]), ((2, 11), 2, [])],
+    ids=["one step", "two steps", "no step is left"],
+)
+def test_a_handler_saves_within_a_step(
+    run_ranks: Run,
+    tmp_path: Path,
+    told: tuple[int, int],
+    steps: int,
+    there: list[int],
+) -> None:
+    folder = tmp_path / "saved"
+    run = run_ranks(saves_when_told, 2, folder, told, steps)
+    assert run.results() == [there, there]
+    if there:
+        assert load_model(folder, {0: sequence()}) == 7
 
 
 def names_twice(folder: Path) -> None:

@@ -1,0 +1,54 @@
+"""Batches of which each rank of a pipeline was given another one.
+
+A pipeline needs the same batch on all of its ranks, and most loaders of distributed training deal
+out other rows to each. Where one of them is in use, that is an error; where the script made the
+batch in some other way, as of random numbers to try a model, a warning.
+"""
+
+import gc
+import warnings
+
+from torch.utils.data import DistributedSampler, RandomSampler
+
+from schedlang.runtime.errors import PipelineError
+
+#: What deals out rows to ranks, or shuffles them by the seed of a rank.
+_LOADERS = {
+    DistributedSampler: "a DistributedSampler, which deals out other rows to each rank",
+    RandomSampler: "a DataLoader that shuffles, by another seed on each rank",
+}
+#: Those of accelerate, which the Trainer of transformers takes, too.
+_OF_ACCELERATE = {"BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher"}
+
+
+def tell_of_other_batch(other: int) -> None:
+    """PipelineError, or a warning, where rank `other` was given another batch than this one."""
+    told = (
+        f"rank {other} was given another batch than this rank, so inputs of the one meet targets "
+        "of the other, and all ranks of a pipeline train on one batch"
+    )
+    loader = _loader()
+    if loader is None:
+        warnings.warn(
+            f"{told}: load the same rows on all, or give None for what a rank does not need "
+            "(inputs but on the first stage, targets but on the last)",
+            stacklevel=2,
+        )
+        return
+    raise PipelineError(
+        f"{told}. The script has {loader}: leave the DataLoader out of accelerate's `prepare`, "
+        "write a loop in place of transformers' Trainer, give a DistributedSampler the replicas of "
+        "the pipeline (`num_replicas`, `rank`) and not its ranks, and one that shuffles a "
+        "`generator` with the same seed on all ranks"
+    )
+
+
+def _loader() -> str | None:
+    """What in this process loads other rows than on other ranks."""
+    for kind in map(type, gc.get_objects()):
+        for known, what in _LOADERS.items():
+            if issubclass(kind, known):
+                return what
+        if kind.__name__ in _OF_ACCELERATE and kind.__module__.startswith("accelerate"):
+            return "a DataLoader that accelerate's `prepare` deals out to ranks"
+    return None
