@@ -639,12 +639,15 @@ def _check_scaler() -> None:
     weight.grad = torch.full_like(weight, inf)
     optimizer = torch.optim.SGD([weight], 1.0)
     scaler.unscale_(optimizer)
-    (state,) = _private(scaler, "_per_optimizer_states").values()
-    (found,) = state["found_inf_per_device"].values()
-    _must(found)
-    state["found_inf_per_device"] = {found.device: torch.zeros_like(found)}
-    scaler.step(optimizer)
-    _must(not weight.isfinite())
+    states = _private(scaler, "_per_optimizer_states")
+    found = states[id(optimizer)]["found_inf_per_device"]
+    (own,) = found.values()
+    _must(own == 1)
+    # What counts is noted there, also for something else than an optimizer.
+    states[id(optimizer)]["found_inf_per_device"] = {own.device: torch.zeros_like(own)}
+    states[-1]["found_inf_per_device"] = found
+    scaler.update()
+    _must(scaler.get_scale() == 2)
 
 
 # --- The compiler ---------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class Overflows(Part):
         # it says at once that none has overflowed. Others wait for that.
         trains = any(weight.requires_grad for weight in self._weights())
         if self._scaler is not None and not trains and not self._in_flight:
-            self._begin(torch.zeros(()))
+            self._begin(_flag(False))
 
     def are_of(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer has weights of this pipeline."""
@@ -142,7 +142,7 @@ class Overflows(Part):
         if hasattr(largest, "full_tensor"):
             largest = largest.full_tensor()
         is_finite = bool(largest.isfinite()) and not any(map(bool, own))
-        return torch.tensor(float(not is_finite))
+        return _flag(not is_finite)
 
     def _weights(self) -> Iterator[nn.Parameter]:
         return chain.from_iterable(
@@ -152,6 +152,11 @@ class Overflows(Part):
     @property
     def _device(self) -> torch.device:
         return next((each.device for each in self._weights()), torch.device("cpu"))
+
+
+def _flag(found: bool) -> Tensor:
+    """What a scaler notes where it has found an overflow, or none."""
+    return torch.tensor(found, dtype=torch.float32)
 
 
 @cache

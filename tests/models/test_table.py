@@ -41,6 +41,7 @@ SOME = {
     "scalar beside": ["zb_v"],
     "views of one": ["pipe_offload"],
     "keyword arguments": ["1f1b_recompute"],
+    "gradient scaler": ["dualpipe"],
     "fused adamw": ["pipedream_2bw", "pipemare"],
     "accumulation": ["chimera"],
     "evaluation between": ["1f1b"],
