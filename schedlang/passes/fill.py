@@ -24,10 +24,10 @@ _SHARES = (0.5, 0.75, 1.0)
 #: By how much an execution may take longer than the best one before it. Of an order of forwards and
 #: backwards that takes longer still, no rules make the best: they differ by a few percent.
 _HOPELESS = 1.1
-#: Up to how many nodes a whole is filled by all rules, which takes about a second; and by how many
-#: that were best for a part where it is larger.
+#: A whole with more nodes than this is not filled along all orders by all rules, which would take
+#: more than a second, but along as many orders as these that were best for a part.
 _MOST_NODES = 15_000
-_MOST_BEST = 4
+_BEST_ORDERS = 2
 
 
 def fill_weights(schedule: Schedule) -> Schedule:
@@ -91,13 +91,11 @@ def fill_within(schedule: Schedule, limit: float) -> Schedule | None:
 class _Fillings:
     """Finds orders within a limit, for a schedule or parts of it, by the rules of `Greedy`.
 
-    All rules are tried for a part. Where its order does not continue, a whole that is large is
-    filled by those rules only that were best for the last part: mostly they are the best for the
-    whole.
+    All rules are tried for a part. Where its order does not continue, a large whole is filled along
+    the orders of forwards and backwards that were best for the last part.
     """
 
-    #: The best for the last part: which order of forwards and backwards, by its number, with which
-    #: rules.
+    #: The best orders for the last part, by their numbers, each with the rules that were best.
     best: list[tuple[int, Rules]] = field(factory=list)
 
     def __call__(self, graph: Graph, limit: float, share: float) -> list[Orders]:
@@ -137,26 +135,30 @@ class _Fillings:
             tried += trials.run_all((best.bare, rule) for rule in rules)
         evened = [filling for filling in tried if filling.rules.even]
         tried += trials.run_all((filling.bare, filling.spared()) for filling in evened)
-        # Executions of one value are one.
-        by_value = {filling.value: filling for filling in reversed(tried)}
-        self.best = [
-            (
-                next(i for i, order in enumerate(orders) if order is filling.bare),
-                filling.rules,
-            )
-            for _, filling in sorted(by_value.items())[:_MOST_BEST]
-        ]
+        rules_of = dict[int, Rules]()
+        for filling in sorted(tried, key=lambda filling: filling.value):
+            number = next(n for n, order in enumerate(orders) if order is filling.bare)
+            rules_of.setdefault(number, filling.rules)
+        self.best = list(rules_of.items())[:_BEST_ORDERS]
         return tried
 
     def _by_the_best(self, trials: "_Trials") -> list["_Filling"]:
-        """By the rules that were best for the last part."""
+        """Along the orders that were best for the last part: along the first by several rules, in
+        short rounds, since a part is too short for most of them to differ.
+        """
         orders = list(_choices(trials.graph, trials.limit))
-        tried = list[_Filling]()
-        for number, rules in self.best:
-            found = trials.run_all([(orders[number], evolve(rules, spare=()))])
-            tried += found
-            if rules.spare:
-                tried += trials.run_all((each.bare, each.spared()) for each in found)
+        known = [(number, evolve(rules, spare=())) for number, rules in self.best]
+        (first, best_rules), *others = known
+        tried = trials.run_all(
+            (orders[first], rules) for rules in (best_rules, *_FIRST)
+        )
+        if tried:
+            best = min(tried, key=lambda filling: filling.value)
+            rules = Rules(min(_SHARES), skips=best.rules.skips)
+            tried += trials.run_all([(best.bare, rules)])
+            best = min(tried, key=lambda filling: filling.value)
+            tried += trials.run_all([(best.bare, best.spared())])
+        tried += trials.run_all((orders[number], rules) for number, rules in others)
         return tried
 
 

@@ -159,9 +159,13 @@ def test_published_rates_of_interleaved_1f1b_leave_out_a_wait(
 def test_memory_limited_schedules_are_no_worse_than_published(
     row: dict[str, Any],
 ) -> None:
+    """Also where what is kept for weight gradients is half an activation, as programs have it: then
+    a limit binds elsewhere, and another search has to find an order.
+    """
+    of_paper = {"activation": row["activation"], "kept": row["kept"]}
     for program in ("zb_1p", "zb_2p"):
-        found = measured(row, program, activation=row["activation"], kept=row["kept"])
-        assert rate(*found) <= row["rates"][program]
+        for memory in (of_paper, {}):
+            assert rate(*measured(row, program, **memory)) <= row["rates"][program]
 
 
 def op(text: str, case: dict[str, Any], program: str, rank: int, slices: int) -> str:

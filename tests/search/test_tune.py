@@ -202,9 +202,9 @@ def test_the_frontier_has_no_better_result_beside_it() -> None:
     assert frontier[0] is tuning.results[0]
     assert len(frontier) > 2
 
-    figures = [result.order[:2] for result in frontier]
+    figures = [(result.order[0], result.bytes) for result in frontier]
     for result in tuning.results:
-        time, held = result.order[:2]
+        time, held = result.order[0], result.bytes
         better = [
             point
             for point in figures
@@ -620,3 +620,24 @@ def test_mistakes(line: str, code: int, message: str, folder: Path) -> None:
     assert message in errors
     assert got == code
     assert len(errors.splitlines()) <= 5
+
+
+@pytest.mark.usefixtures("folder")
+def test_of_results_that_are_equal_the_simplest_program_is_first_and_they_are_one_row() -> (
+    None
+):
+    """On ranks that each have the whole model all programs are the same: no pipeline is needed."""
+    Path("small.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 1}))
+    programs = "pipe_offload zb_h1 1f1b interleaved_1f1b"
+    line = f"tune {programs} --ranks 2 --batch 4 --model small.json --sequence 1024"
+    code, text, _ = schedc(*f"{line} --device H200 --microbatch 1".split())
+    assert code == 0
+    rows = [row for row in text.splitlines() if "2 x 1" in row]
+    assert len(rows) == 1
+    assert rows[0].startswith("1f1b ")
+    (same,) = [row for row in text.splitlines() if row.startswith("as 1f1b: ")]
+    assert all(name in same for name in ("pipe_offload", "zb_h1", "interleaved_1f1b"))
+    assert "no pipeline is needed: 2 replicas of the whole model" in text
+    assert "the fastest: schedc compile 1f1b -p ranks=1" in text
+    code, text, _ = schedc(*f"{line} --device H200 --microbatch 1 -p ranks=2".split())
+    assert "no pipeline is needed" not in text

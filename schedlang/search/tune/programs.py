@@ -47,6 +47,11 @@ class Program:
         return [item.name.text for item in items if item.name.text not in SIZES]
 
     @property
+    def simplicity(self) -> tuple[int, int]:
+        """How much there is to it: how many kinds of ops, and then how long its text is."""
+        return _simplicity(self.source)
+
+    @property
     def placing(self) -> set[str]:
         """The parameters that say where stages are: they stand in the lines of stages and
         pipelines, or in values and functions that stand there.
@@ -75,6 +80,14 @@ class Program:
 def loaded(source: Source) -> tuple[Source, syntax.Schedule]:
     """A program with what it imports, read once by each process."""
     return load(source)
+
+
+@cache
+def _simplicity(source: Source) -> tuple[int, int]:
+    """`Program.simplicity` of a program, worked out once by each process."""
+    nodes = list(syntax.walk(loaded(source)[1]))
+    kinds = {node.kind for node in nodes if isinstance(node, syntax.Op)}
+    return len(kinds), len(nodes)
 
 
 def _words(item: syntax.Node) -> set[str]:

@@ -67,6 +67,7 @@ def tuning_text(tuning: Tuning, units: Units) -> str:
     best = tuning.best_of_programs
     if best:
         parts.append("\n".join(_table(best, tuning, units)))
+        parts += _alone(best[0])
         # The best of all is on the frontier as well; the rest of it takes longer, in less memory.
         cheaper = [result for result in tuning.frontier if result.bytes < best[0].bytes]
         if cheaper:
@@ -106,19 +107,40 @@ def _table(results: Iterable[Result], tuning: Tuning, units: Units) -> list[str]
     if tuning.training.jitter:
         head[3] = "95 % of steps"
     rows = [[*head, "bytes"] if has_bytes else head]
+    #: The programs of each row, by what it says: rows that say the same are one.
+    names: dict[tuple[str, ...], list[str]] = {}
     for result in results:
         size = result.candidate.size
         rate = units.rate_of(result)
-        row = [
-            name_of(result.candidate),
+        row = (
             f"{size.replicas} x {size.ranks}",
             f"{size.microbatches} of {size.samples}",
             units.time(result.time),
             f"{rate:,.0f}" if rate >= _MANY else f"{rate:.4g}",
             f"{result.idle:.1%}",
-        ]
-        rows.append([*row, gigabytes(result.bytes)] if has_bytes else row)
-    return aligned(rows)
+            *([gigabytes(result.bytes)] if has_bytes else []),
+        )
+        names.setdefault(row, []).append(name_of(result.candidate))
+    rows += [[first, *row] for row, (first, *_) in names.items()]
+    same = [
+        f"as {first}: {', '.join(others)}"
+        for first, *others in names.values()
+        if others
+    ]
+    return [*aligned(rows), *same]
+
+
+def _alone(best: Result) -> list[str]:
+    """Where each rank of the best has the whole model, that it is no pipeline."""
+    size = best.candidate.size
+    if size.ranks > 1:
+        return []
+    if size.replicas == 1:
+        return ["no pipeline is needed: there is one rank, with the whole model"]
+    return [
+        f"no pipeline is needed: {size.replicas} replicas of the whole model, one on each rank, "
+        "are the fastest, as with DistributedDataParallel"
+    ]
 
 
 def name_of(candidate: Candidate) -> str:

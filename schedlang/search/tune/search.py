@@ -5,6 +5,7 @@ better than what is known by then.
 from collections.abc import Mapping, Sequence
 from math import inf
 from time import monotonic
+from typing import Any
 
 from attrs import define, field, frozen
 
@@ -57,11 +58,15 @@ class Result:
         return max(self.held) + self.candidate.layers.beside if self.held else 0.0
 
     @property
-    def order(self) -> tuple[float, float, str, int, list[tuple[str, int]]]:
-        """What results are sorted by: the fastest first, of equals the one that holds least."""
+    def order(self) -> tuple[Any, ...]:
+        """What results are sorted by: the fastest first; of equals one whose program has the fewest
+        kinds of ops, then the one that holds least, then the one with the shortest text.
+        """
         shown = float(f"{self.time:.9g}")
+        program = self.candidate.program
+        kinds, length = program.simplicity
         params = sorted(self.candidate.all_params.items())
-        return shown, self.bytes, self.candidate.program.word, len(params), params
+        return shown, kinds, self.bytes, len(params), length, program.word, params
 
 
 @define
@@ -102,7 +107,9 @@ class Tuning:
     def frontier(self) -> list[Result]:
         """The results than which no other is faster in as little memory, the fastest first."""
         frontier: list[Result] = []
-        for result in self.results:
+        for result in sorted(
+            self.results, key=lambda each: (each.order[0], each.bytes)
+        ):
             if not frontier or result.bytes < frontier[-1].bytes:
                 frontier.append(result)
         return frontier
