@@ -4,7 +4,7 @@ and costs by microbatch.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import pairwise
 
 from attrs import evolve
@@ -85,6 +85,20 @@ def with_features(schedule: Schedule, rng: random.Random) -> Schedule:
     lists = [_again(schedule, rows, rng) for rows in lists]
     order = [stage for stage in range(layout.pieces) if rng.random() < 0.8]
     rng.shuffle(order)
+    return with_events(
+        evolve(schedule, ranks=tuple(map(in_form, lists))), chosen, order, rng
+    )
+
+
+def with_events(
+    schedule: Schedule, chosen: Collection[str], order: list[int], rng: random.Random
+) -> Schedule:
+    """The ops of a schedule with `gathers` or `sums` of some stages, or both; all ranks in one order
+    of the stages.
+    """
+    lists = [
+        [actions.row(i) for i in range(len(actions))] for actions in schedule.ranks
+    ]
     for what, write in (("gathers", _gathered), ("sums", _summed)):
         if what in chosen:
             twice = rng.random() < 0.5

@@ -12,7 +12,8 @@ from schedlang.lowering import lower
 from schedlang.schedule.actions import NO_MICROBATCH
 from schedlang.schedule.layout import Layout, Pipeline
 from tests.support.damage import Row, in_form, scattered
-from tests.support.features import random_costs, with_overlaps
+from tests.support.features import random_costs, with_events, with_overlaps
+from tests.support.own_hops import travelling
 from tests.support.own_needs import HOPS
 from tests.support.strategies import make_schedule
 
@@ -23,11 +24,16 @@ Step = tuple[Kind, int]
 
 
 def travelling_plan(rng: random.Random) -> Schedule:
-    """Two or three pipelines of a microbatch each, some also without backwards, or with costs, or ops
-    that overlap. Their transfers are where the compiler puts them, or scattered; some hops stand
-    elsewhere.
+    """Two or three pipelines of a microbatch each, some also without backwards, or with costs, ops
+    that overlap, or gathers or sums of stages that do not hop. Their transfers are where the compiler
+    puts them, or scattered; some hops stand elsewhere.
     """
     schedule = travelling_ops(rng)
+    hopping = travelling(schedule)
+    others = [each for each in range(schedule.layout.pieces) if each not in hopping]
+    if rng.random() < 0.5:
+        chosen = (rng.choice(["gathers", "sums"]),)
+        schedule = with_events(schedule, chosen, others, rng)
     if rng.random() < 0.4:
         schedule = evolve(schedule, costs=random_costs(schedule, rng))
     if rng.random() < 0.2:
