@@ -1,11 +1,13 @@
 """Decimal numbers in programs: in costs, memory and claims, exactly."""
 
 from fractions import Fraction
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from schedlang import CompileError, Plan, compile, simulate
+from schedlang.cli.main import main
 from schedlang.schedule.fixed_point import ANY, FixedPoint, fixed_point
 
 HEAD = """schedule decimals {
@@ -101,6 +103,35 @@ def test_figures_are_the_nearest_floats_of_the_exact_ones() -> None:
     assert timeline.busy == [3.2] * 4
     assert timeline.spans == [4.4, 4.0, 3.6, 3.2]
     assert timeline.idle[0] == 1 - 3.2 / 4.4
+
+
+THIRDS = """
+    cost F(s) = 1.0 / 3 + s * 1.0 / 7  cost B = 2.0 / 7  cost send(r, q) = 1.0 / 3
+    cost sum = 1.0 / 9  cost gather = 1.0 / 3  cost overlap = 5.0 / 7  memory F = 1.0 / 3
+    capacity = 100.0 / 3
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["simulate"],
+        ["explain-bubble"],
+        ["compare", "1f1b"],
+        ["view", "-o", "picture.html"],
+        ["compile", "-o", "plan.json"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_costs_that_are_no_decimals_are_told_by_every_command(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("costs.json").write_text('{"activation_bytes": [8], "weights_bytes": [1]}')
+    program = f"{HEAD}{THIRDS}  assert peak() == 4.0 / 3\n}}"
+    Path("thirds.sched").write_text(program)
+    name, *more = command
+    assert main([name, "thirds.sched", *more, "--costs", "costs.json"]) == 0
 
 
 def test_without_decimals_slashes_round_figures_down_as_ever() -> None:

@@ -624,7 +624,7 @@ class Costs:
 
     def transfers(self, stages: int) -> Transfers:
         """How long transfers take; ValueError for a wrong number of sizes."""
-        latency = self.latency_in_node or self.p2p_time or 0.0
+        latency = float(self.latency_in_node or self.p2p_time or 0)
         bandwidth = self.bandwidth_in_node or inf
         # What is not said of links between nodes is as inside one.
         latency_between = self.latency_between_nodes
@@ -700,7 +700,7 @@ class Costs:
             raise WrongNumber(
                 f"{len(given)} `capacity_bytes` are given, there are {ranks} ranks"
             )
-        return list(given) * (ranks if len(given) == 1 else 1)
+        return list(map(float, given)) * (ranks if len(given) == 1 else 1)
 
     def to_json(self) -> dict[str, Any]:
         """What is given, as a file has it."""
@@ -868,7 +868,7 @@ def _spread(what: str, values: _Values, default: list[float]) -> list[float]:
     """One value per stage."""
     if values is None:
         return default
-    return list(_of_stages(what, values, len(default)))
+    return list(map(float, _of_stages(what, values, len(default))))
 
 
 def _of_stages(what: str, values: tuple[T, ...], stages: int) -> tuple[T, ...]:
