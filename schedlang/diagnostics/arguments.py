@@ -61,8 +61,12 @@ def check_number(name: str, value: Any, above: float | None = None) -> None:
     what = "a finite number" if above is None else f"a finite number above {above:g}"
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"`{name}` is {shown(value)}: it must be {what}")
-    if not isfinite(value) or (above is not None and value <= above):
-        raise ValueError(f"`{name}` is {float(value):g}: it must be {what}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"`{name}` is {shown(value)}: it must be {what}") from None
+    if not isfinite(number) or (above is not None and value <= above):
+        raise ValueError(f"`{name}` is {number:g}: it must be {what}")
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:

@@ -11,6 +11,7 @@ from schedlang.language.faults import Fault, number_text
 from schedlang.language.names import OBJECTIVES, OLD_OBJECTIVES
 from schedlang.language.sites import Sites
 from schedlang.schedule.costs import Costs
+from schedlang.schedule.costs.model import gives_back
 from schedlang.schedule.fixed_point import as_float
 from schedlang.schedule.kinds import OPS
 from schedlang.schedule.layout import Layout
@@ -43,7 +44,7 @@ def program_costs(prices: Iterable[Price], layout: Layout, sites: Sites) -> Cost
             )
             message = f"`{_item(price)}` is given already"
             raise Fault("repeated-part", message, price.location, help)
-        costs[name] = _values(price, layout)
+        costs[name] = _values(price, layout, gives_back(name))
     return Costs(**costs)
 
 
@@ -64,14 +65,13 @@ def _item(price: Price) -> str:
     return f"{'memory' if price.is_memory else 'cost'} {price.word}"
 
 
-def _values(price: Price, layout: Layout) -> Any:
+def _values(price: Price, layout: Layout, may_be_negative: bool) -> Any:
     """The value of a price, or those of all that it is for, as `Costs` has them."""
 
     def of(*indices: int) -> float | Fraction:
         value = price.of(*indices)
-        # An op may give memory back; nothing takes less than no time, nor has less than no room.
-        if value < 0 and (price.word == "capacity" or not price.is_memory):
-            what = "capacity" if price.is_memory else "duration"
+        if value < 0 and not may_be_negative:
+            what = price.word if price.is_memory else "duration"
             message = f"a {what} of {number_text(value)}, it must be 0 or more"
             raise Fault("negative-cost", message, price.value_location)
         return as_float(value)

@@ -3,13 +3,14 @@
 A file may come from anywhere: from another version, another program, or an editor.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from attrs import frozen
+from attrs import fields, frozen
 
 from schedlang.diagnostics.source import Source, Span
 from schedlang.files.kinds import FileKind, kind_of_document, kind_of_file
@@ -137,7 +138,7 @@ class _Reader:
             ranks=actions,
             source=source,
             spans=spans,
-            weights=self.weights(len(placement)),
+            weights=self.weights(layout),
             transport=self.transport(),
             costs=self.costs(layout),
             kernels=self.kernels(actions),
@@ -162,6 +163,16 @@ class _Reader:
                 self.wrong(
                     f"`{name}` is {params[name]} in `params`, and {value} {where}"
                 )
+        program = self.field("program", dict)
+        text = program["text"]
+        # Where the text is none of a program, as a table of torch is none, nothing is declared.
+        is_program = re.search(rf"\bschedule\s+{re.escape(program['name'])}\s*{{", text)
+        unknown = params.keys() - set(re.findall(r"\bparam\s+(\w+)", text))
+        if is_program and unknown:
+            self.wrong(
+                f"`params` has {min(unknown)!a}, and the `text` of `program` has no such "
+                "parameter"
+            )
         return params
 
     def placement(self, ranks: int) -> tuple[int, ...]:
@@ -298,6 +309,7 @@ class _Reader:
                 )
             values = [entry.get(key) for key in ("start", "stop", "microbatches")]
             numbers = self.numbers(values, "pipelines")
+            self.only(entry, Pipeline, "pipelines")
             pipelines.append(Pipeline(entry["name"], *numbers))
             if pipelines[-1].microbatches < 1:
                 self.wrong(
@@ -318,6 +330,13 @@ class _Reader:
         ):
             self.wrong("`pipelines` must have the same number of stages")
         names = [pipeline.name for pipeline in pipelines]
+        for name in names:
+            is_only = not name and not models and len(names) == 1
+            if not is_only and not re.fullmatch(r"[A-Za-z_]\w*(\(\d+\))?", name):
+                self.wrong(
+                    f"`pipelines` has the `name` {name!a}: it must be a name, such as `down` or "
+                    "`lane(1)`; the only pipeline of a plan may have none, `''`"
+                )
         if len(set(names)) < len(names):
             self.wrong("`pipelines` must have a `name` each, and two have the same")
         return tuple(pipelines)
@@ -329,8 +348,9 @@ class _Reader:
             self.wrong(f"`{name}` must be 1 or more")
         return number
 
-    def weights(self, stages: int) -> tuple[WeightRule, ...]:
+    def weights(self, layout: Layout) -> tuple[WeightRule, ...]:
         """The field `weights`: a rule for every stage, or nothing."""
+        stages = len(layout.placement)
         rules = self.field("weights", list)
         for rule in rules:
             is_known = isinstance(rule, dict) and rule.get("name") in WEIGHT_RULES
@@ -348,7 +368,19 @@ class _Reader:
                     f"`weights` of stage {stage} are `{rule['name']}`, with a `delay` of "
                     f"{rule['delay']}: only those of the name `delay` have one"
                 )
+            self.only(rule, WeightRule, "weights")
+            if rule["name"] != WeightRule().name and not layout.trains(stage):
+                self.wrong(
+                    f"`weights` of stage {stage} are `{rule['name']}`, and it is `frozen`: weights "
+                    f"that do not change have one version, `{WeightRule().name}`"
+                )
         return tuple(WeightRule(rule["name"], rule["delay"]) for rule in rules)
+
+    def only(self, entry: dict[str, Any], kind: type, name: str) -> None:
+        """Whether an entry of a field has what its kind has, and nothing else."""
+        unknown = entry.keys() - {attribute.name for attribute in fields(kind)}
+        if unknown:
+            self.wrong(f"an entry of `{name}` has no field `{min(unknown)}`")
 
     def kernels(self, ranks: Sequence[Actions]) -> tuple[Kernel, ...]:
         """The field `kernels`: for each rank where the part that repeats starts and stops; or
@@ -386,6 +418,9 @@ class _Reader:
             self.wrong(
                 "`program` must hold the texts `name`, `file`, `text` and `sha256`"
             )
+        unknown = program.keys() - {"name", "file", "text", "sha256", "imports"}
+        if unknown:
+            self.wrong(f"`program` has no field {min(unknown)!a}")
         actual = sha256_of(program["text"])
         if program["sha256"] != actual:
             self.wrong(
@@ -468,6 +503,8 @@ class _Reader:
                     value.encode()
                 except UnicodeEncodeError as error:
                     self.wrong(f"`{name}` is no text: {error.reason}")
+                if "\0" in value:
+                    self.wrong(f"`{name}` is no text: it has a character 0")
             elif isinstance(value, dict):
                 values += [(name, part) for pair in value.items() for part in pair]
             elif isinstance(value, list):

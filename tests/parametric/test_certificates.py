@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,12 +13,15 @@ from schedlang.compiler import check_program as compiled
 from schedlang.compiler import compile
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.files.reading import source_of
+from schedlang.parametric.check_certificate import Wrong, check
+from schedlang.parametric.of_program import what_it_proves
 from schedlang.parametric.prove import prove_for_all
 from schedlang.proof.prove import ideal_execution
 from tests.support.damaged_certificates import is_refused
 from tests.support.forgeries import forged
 from tests.support.paths import PROGRAMS
 
+#: How many forgeries are tried.
 FORGERIES = 200
 #: Sizes of a class at which a certificate is held against the compiler: the first, and some around
 #: the numbers that hide in the texts.
@@ -85,3 +89,50 @@ def test_nobody_gets_a_false_statement_past_the_checker(honest: list[Any]) -> No
         if not is_refused(document):
             false = list(falsehoods(document))
             assert not false, f"forgery {number}, {how}: {false}"
+
+
+def test_a_text_that_is_another_at_sizes_that_nobody_tries_is_refused() -> None:
+    document = certificate_of("1f1b", 3)
+    old = "0 .. warmup                           { F(m) }"
+    assert old in document["program"]
+    new = old.replace("F(m)", "F(if microbatches > 100 then 0 else m)")
+    document["program"] = document["program"].replace(old, new)
+    with pytest.raises(Wrong, match="not one order for all these sizes"):
+        what_it_proves(document)
+
+
+@pytest.mark.parametrize("field", ["period", "holds", "kind"])
+def test_a_class_is_refused_without_a_look_at_its_text(field: str) -> None:
+    document = certificate_of("1f1b", 3)
+    (one,) = document["classes"]
+    first = one["ops"][0]
+    if field == "period":
+        one["period"] = 0
+    elif field == "holds":
+        first[3] = [0, 0, 0]
+    else:
+        assert first[:2] == ["F", 0]
+        first[0] = "B"
+    with pytest.raises((Wrong, LookupError)):
+        check(document)
+
+
+def test_a_certificate_has_the_texts_that_its_program_imports(tmp_path: Path) -> None:
+    (tmp_path / "warm.sched").write_text(
+        'import "deep.sched"\nlet more = deep(0)  # behind it'
+    )
+    (tmp_path / "deep.sched").write_text("fn deep(r) = r  # nothing else")
+    text = (
+        (PROGRAMS / "1f1b.sched")
+        .read_text()
+        .replace("rank r {", 'import "warm.sched" import "deep.sched"\n rank r {', 1)
+    )
+    text = text.replace("min(ranks - 1 - r,", "min(ranks - 1 - deep(r) + more,")
+    (tmp_path / "own.sched").write_text(text)
+    proof = prove_for_all(tmp_path / "own.sched", {"ranks": 3})
+    document = json.loads(json.dumps(proof.certificate))
+    assert "import" not in document["program"]
+    assert "for microbatches >= " in what_it_proves(document)
+    # A text with an import says what another file says, today.
+    with pytest.raises(Wrong, match="imports files"):
+        what_it_proves({**document, "program": text})

@@ -1,9 +1,11 @@
 """The plan file: what is written is read back, and nothing else is believed."""
 
+import copy
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from schedlang import (
     read_source,
     write_plan,
 )
+from schedlang.plan.reader import plan_in
+from schedlang.schedule.costs import costs_of
 from tests.support.paths import GALLERY
 from tests.support.sizes import examples
 
@@ -192,6 +196,36 @@ Damage = Callable[[Any], Any]
             "`slices` is 3 in `params`, and 1 in `slices`",
         ),
         (lambda d: d | {"params": {"ranks": True}}, "`params` must be whole numbers"),
+        (
+            lambda d: d | {"params": {"chunks": 7}},
+            "`params` has 'chunks', and the `text` of `program` has no such parameter",
+        ),
+        (lambda d: d | {"params": {"": 7}}, "`params` has '', and the `text`"),
+        (lambda d: with_pipeline(d, name="\0"), "`pipelines` is no text"),
+        (lambda d: with_pipeline(d, name="a\nb"), "has the `name` 'a\\nb': it must be"),
+        (lambda d: with_pipeline(d, name="1F0"), "`pipelines` has the `name` '1F0'"),
+        (lambda d: with_pipeline(d, rank=1), "of `pipelines` has no field `rank`"),
+        (lambda d: d | {"models": True}, "`pipelines` has the `name` ''"),
+        (lambda d: with_program(d, file="a\0"), "`program` is no text"),
+        (lambda d: with_program(d, size=1), "`program` has no field 'size'"),
+        (
+            lambda d: d | {"weights": [{"name": "latest", "delay": 0, "on": 1}] * 2},
+            "an entry of `weights` has no field `on`",
+        ),
+        (
+            lambda d: (
+                d | {"frozen": [0], "weights": [{"name": "stash", "delay": 0}] * 2}
+            ),
+            "`weights` of stage 0 are `stash`, and it is `frozen`",
+        ),
+        (
+            lambda d: d | {"costs": {"gather_memory": [-1]}},
+            "costs: `gather_memory` must be numbers from 0",
+        ),
+        (
+            lambda d: d | {"costs": {"p2p_time": 10**400}},
+            "it must be a finite number",
+        ),
         (lambda d: with_pipeline(d, start=1), "`pipelines` must divide the 2 stages"),
         (lambda d: with_pipeline(d, stop=3), "`pipelines` must divide the 2 stages"),
         (lambda d: with_pipeline(d, name=None), "`pipelines` must be objects"),
@@ -505,6 +539,74 @@ def test_any_value_in_any_field_is_answered(
         return
     # Whatever was written there is refused, or changes nothing of what is done.
     assert [each.text() for each in again.ranks] == ["0F0 0B0"]
+
+
+#: What may stand in a place of a document where something else should.
+ODD: list[Any] = [
+    0,
+    1,
+    2,
+    3,
+    -1,
+    True,
+    None,
+    "",
+    "x",
+    "\0",
+    "stash",
+    [],
+    [0],
+    {},
+    1.5,
+    10**30,
+]
+
+
+def with_something_odd(whole: Any, rng: Random) -> Any:
+    """A document with another value in one place, or with one more field or entry."""
+    changed = copy.deepcopy(whole)
+    within = changed
+    while True:
+        keys = list(within) if isinstance(within, dict) else list(range(len(within)))
+        if not keys or rng.random() < 0.1:
+            break
+        key = rng.choice(keys)
+        if not isinstance(within[key], dict | list) or rng.random() < 0.2:
+            within[key] = rng.choice(ODD)
+            return changed
+        within = within[key]
+    if isinstance(within, dict):
+        within[rng.choice(["x", "delay", "name", "forward_memory"])] = rng.choice(ODD)
+    else:
+        within.append(rng.choice(ODD))
+    return changed
+
+
+@pytest.mark.parametrize(
+    "name", ["zb_h1", "pipedream_2bw", "distillation", "two_encoders"]
+)
+def test_what_is_read_is_all_that_the_file_says(name: str) -> None:
+    """Nothing in a file is passed over: it is refused, or it is in the plan."""
+    plan = compile(name, {"ranks": 3, "microbatches": 3})
+    whole = document(plan)
+    rng = Random(name)
+    accepted = 0
+    for _ in range(150):
+        changed = with_something_odd(whole, rng)
+        try:
+            again = document(plan_in("plan.json", changed))
+        except CompileError:
+            continue
+        accepted += 1
+        assert with_full_costs(again) == with_full_costs(changed)
+    assert accepted
+
+
+def with_full_costs(whole: Any) -> str:
+    """A document as text, in which true is not 1; costs are as the compiler writes them."""
+    costs = costs_of(whole.get("costs")).to_json()
+    older = {"models": False, "keepers": [], "skips": [], "edges": [], "frozen": []}
+    return json.dumps({**older, **whole, "costs": costs}, sort_keys=True)
 
 
 def test_a_plan_that_cannot_be_written_leaves_nothing(

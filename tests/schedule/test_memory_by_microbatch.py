@@ -217,6 +217,7 @@ def test_plan_files_and_files_of_costs_keep_them(tmp_path: Path) -> None:
             "write `memory F` or `memory F(s)` or `memory F(s, m)`",
         ),
         ("memory gather(s, m) = 1", "write `memory gather` or `memory gather(s)`"),
+        ("memory gather = 0 - 1", "a gather of -1, it must be 0 or more"),
         ("memory F = 1  memory F(s, m) = 1", "`memory F` is given already"),
     ],
 )

@@ -736,6 +736,13 @@ def check_costs(costs: Any) -> None:
     check_type("costs", costs, Costs, "Costs, such as Costs(p2p_time=0.1)")
 
 
+def gives_back(name: str) -> bool:
+    """Whether a cost may be below 0: an op may give memory back. A gather may not, whose drop does
+    so, and nothing takes less than no time.
+    """
+    return name in _MEMORY_BY_UNIT
+
+
 def _check_values(name: str, values: Any) -> None:
     """Whether the values of a cost, one for all stages or one per stage, are numbers that can be
     costs; or of some costs lists of these.
@@ -745,8 +752,7 @@ def _check_values(name: str, values: Any) -> None:
     if numbers is None or not all(map(_is_number, set(map(type, numbers)))):
         wanted = "numbers, one for all stages or one for each, such as (1.0,)"
         raise TypeError(f"`{name}` is {shown(values)}: it must be {wanted}")
-    # An op may give memory back; nothing takes less than no time.
-    least = -_MOST if name in _MEMORY else 0
+    least = -_MOST if gives_back(name) else 0
     if not numbers or not all(least <= value <= _MOST for value in numbers):
         raise ValueError(
             f"`{name}` must be numbers from {least:g} to {_MOST:g}, not {shown(values)}"
