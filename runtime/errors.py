@@ -29,6 +29,10 @@ _WAYS_OUT = {
         "where a plan recomputes a forward (`R`), the first one makes no graph; a stage that "
         "differentiates inside its forward does so in `torch.enable_grad()`"
     ),
+    "A leaf node was passed to _will_engine_execute_node": (
+        "`register_multi_grad_hook` cannot see the input of a stage whose backward is split (`W`): "
+        "let it see a view, `x = x.view_as(x)`, or take a schedule with whole backwards"
+    ),
     "appears to not have been used in the graph": (
         "the graph of a stage begins at its input, so gradients do not go on across stages: what "
         "needs some, as a penalty on them, must be in one stage"

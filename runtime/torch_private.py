@@ -348,6 +348,11 @@ def has_hooks_of_both(module: nn.Module) -> bool:
     )
 
 
+def has_hooks_of_all_modules() -> bool:
+    """Whether hooks are registered for all modules, as `FlopCounterMode` does."""
+    return bool(getattr(torch.nn.modules.module, "_global_forward_pre_hooks", None))
+
+
 def without_hooks(leaves: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Let hooks of some leaves (`Tensor.register_hook`) not see what is computed in here.
 

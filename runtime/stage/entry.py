@@ -5,6 +5,9 @@ change a leaf in place. Alone, the value came from a layer before, and the first
 may well be a `ReLU(inplace=True)`. So such a stage is given the output of a node that does nothing:
 
     leaf ──► entry ──► the stage changes this ──► …
+
+So is one whose backward is split inside of a `FlopCounterMode`, whose hooks of the inputs of all
+modules (`register_multi_grad_hook`) raise an error on a leaf, where B asks for gradients alone.
 """
 
 from typing import Any

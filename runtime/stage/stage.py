@@ -50,6 +50,7 @@ from schedlang.runtime.torch_private import (
     Substitution,
     TreeSpec,
     changes_of,
+    has_hooks_of_all_modules,
     run_backward,
 )
 from schedlang.runtime.transport.announcement import Shares
@@ -480,7 +481,8 @@ class Stage:
         microbatch = run.microbatch
         if not self.plan.ends_backward:
             run.leaves = leaves_of(run.input)
-            if self._works_in_place:
+            is_split = microbatch in self.plan.split
+            if self._works_in_place or (is_split and has_hooks_of_all_modules()):
                 run.input = changeable(run.input)
         from_input = len(run.leaves)
         if microbatch in self.plan.split:

@@ -14,9 +14,12 @@ torch = pytest.importorskip(
 )
 
 from torch import Tensor, nn  # noqa: E402
+from torch.autograd.graph import register_multi_grad_hook  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
+from schedlang.runtime.errors import way_out  # noqa: E402
 from schedlang.runtime.example.gpt import CONTEXT, Block, Embedding, Head  # noqa: E402
 from schedlang.runtime.stage.stage import Stage, StagePlan  # noqa: E402
 from tests.support.storages import Storages, counted_storages  # noqa: E402
@@ -414,6 +417,39 @@ def test_a_hook_of_several_weights_sees_all_gradients_of_a_microbatch_at_once(
     assert len(seen["whole"]) == 2
     if mode == "all":
         torch.testing.assert_close(seen["ours"], seen["whole"])
+
+
+@pytest.mark.parametrize("is_view", [True, False])
+def test_a_hook_of_several_gradients_sees_a_view_of_the_input(is_view: bool) -> None:
+    seen: list[Any] = []
+
+    def hooked(self: Does, x: Tensor) -> Tensor:
+        x = x.view_as(x) if is_view else x
+        register_multi_grad_hook([x], seen.append)
+        return self.part(x)
+
+    ours = stage(Does(hooked, part=linear()), True)
+    forward(ours, 0, activations())
+    if is_view:
+        ours.backward(0)
+        assert_same([*seen[0]], ours.input_gradients[0])
+        return
+    with pytest.raises(RuntimeError) as error:
+        ours.backward(0)
+    assert "x.view_as(x)" in (way_out(error.value) or "")
+
+
+def test_operations_of_both_halves_are_counted_as_those_of_a_whole_backward() -> None:
+    counts = []
+    for split in (True, False):
+        ours = stage(nn.Sequential(encoder(), linear()), split)
+        with FlopCounterMode(display=False) as counter:
+            forward(ours, 0, activations())
+            ours.backward(0)
+            if split:
+                ours.backward_weight(0)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
 
 
 def test_the_weights_are_those_that_the_forward_used() -> None:
