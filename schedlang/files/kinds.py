@@ -61,8 +61,8 @@ def kind_of_file(path: str | Path) -> FileKind:
 
 
 # As texts: they are compiled where they are needed, which is seldom.
-_CELL = r"\s*(?:\d+[A-Z][A-Z_]*\d*|\(\d+[A-Z]\d+(?:;\d+[A-Z]\d+)+\)[A-Z_]+)?\s*"
-_ROW = rf"(?:{_CELL},)+{_CELL}|\s*\d+(?:[FBIW]|SEND_[FB]|RECV_[FB])\d+\s*"
+_CELL = r'\s*"?(?:\d+[A-Z][A-Z_]*\d*|\(\d+[A-Z]+\d+(?:;\d+[A-Z]+\d+)+\)[A-Z_]+)?"?\s*'
+_ROW = rf'(?:{_CELL},)+{_CELL}|\s*"?\d+(?:[FBIW]|BW|SEND_[FB]|RECV_[FB])\d+"?\s*'
 _CSV_LINE = r"[^,;\t{}()]*(?:[,;\t][^,;\t{}()]*)+"
 _SCHEDULE = r"(?m)^\s*schedule\b[^\n]*\{|^\s*schedule\s+\w+\s*$"
 _ITEM = (
