@@ -1,9 +1,11 @@
 """Torch's action tables, read and written; with torch itself, see test_torch_itself.py."""
 
+import json
 import re
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -529,3 +531,27 @@ def test_the_installed_torch_decides_the_dialect(
     assert "say with --torch which one" in capsys.readouterr().err
     # Compute ops alone are the same for all.
     assert main([*command[:-1], "torch-csv-compute"]) == 0
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [[{"type": "F", "rank": 0, "minibatch": 0, "start_time": 0, "completion_time": 1}]],
+        [{"start_time": 0.0, "completion_time": 1.0, "microbatch": 3, "type": "B"}],
+        {"rank_0": [{"op": "F", "micro_batch": 0, "start": 1.5, "end": 2.5}]},
+        {"fwd_start": [0.0, 1.0], "fwd_end": [0.5, 1.5], "fwd_minibatch": [0, 1]},
+        {"1": {"total": 3.0, "bwd_start": [0.0], "bwd_end": [0.5]}},
+    ],
+)  # fmt: skip
+def test_records_of_other_trainers_are_named(
+    events: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever they are given, with the way to what is read."""
+    path = tmp_path / "events.json"
+    path.write_text(json.dumps(events))
+    commands = [["import", str(path)], ["simulate", "1f1b", "--costs", str(path)]]
+    for command in commands:
+        assert main(command) in (1, 2)
+        error = capsys.readouterr().err
+        assert "another trainer's record of a schedule" in error
+        assert "a row for each rank with cells such as `0F0`" in error
