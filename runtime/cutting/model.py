@@ -117,9 +117,10 @@ def split(
 
     A `layout` is one of another trainer: the names of the blocks by stage, where that of a list of
     modules stands for all in it (torchtitan's `module_fqns_per_model_part`; without `blocks`, these
-    names are the blocks); letters by stage (Megatron-LM's layout, `E|t*3|(t|)*4,m|L`); or
-    `EvenLayers`. A stage may have no blocks: it hands on what it is given. `str()` of what is
-    returned says how even the stages are, in weights and costs.
+    names are the blocks); letters by stage (Megatron-LM's layout, `E|t*3|(t|)*4,m|L`), or its names
+    of layers by stage (`[["embedding", "decoder"], ["decoder", "loss"]]`); or `EvenLayers`. A stage
+    may have no blocks: it hands on what it is given. `str()` of what is returned says how even the
+    stages are, in weights and costs.
 
     `stages` says which of the plan's stages the model is cut into, by default all: of a plan of
     several models the name of one, `"teacher"`, and of a graph the numbers of some that are a

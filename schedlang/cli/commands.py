@@ -150,7 +150,14 @@ def export(options: argparse.Namespace) -> int:
     from schedlang.files.writing import write_text
     from schedlang.plan.torch_tables import export_table
 
-    table = export_table(load_compiled(options), options.to, options.torch)
+    plan = load_compiled(options)
+    try:
+        table = export_table(plan, options.to, options.torch)
+    except CompileError:
+        # It is also a ValueError, for Python.
+        raise
+    except ValueError as error:
+        raise UsageError(f"{error}: say with --torch which one is to read it") from None
     is_json = options.format == "json"
     if options.output:
         write_text(table, options.output)

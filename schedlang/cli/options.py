@@ -18,6 +18,7 @@ from schedlang.cli.values import (
     count,
     counts,
     device,
+    dialect,
     natural,
     number,
     numbers,
@@ -623,15 +624,12 @@ def _export(parser: Parser) -> None:
         help="torch-csv, with communication; or torch-csv-compute, compute ops only, the form that "
         "torchtitan loads",
     )
-    dialects = ("2.13", "2.15")
     parser.add_argument(
         "--torch",
-        default=dialects[-1],
-        type=one_of(*dialects),
-        choices=dialects,
+        type=dialect,
         metavar="VERSION",
-        help="the torch that is to read a table with communication: 2.15, the default, or 2.13, "
-        "which knows no waits; the other form is the same for both",
+        help="the version of torch that is to read a table with communication; without, the one "
+        "that is installed. From 2.15 on there is a wait for each send. The other form has none",
     )
     _costs(parser)
     _output(parser, "TABLE", "the file to write, instead of stdout")

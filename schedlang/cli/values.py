@@ -184,6 +184,16 @@ def device(text: str) -> str:
     return one_of(*DEVICES)(text)
 
 
+def dialect(text: str) -> str:
+    """The dialect of tables that a version of torch reads."""
+    from schedlang.plan.torch_tables import dialect_of
+
+    try:
+        return dialect_of(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
 def transport_or_all(text: str) -> str:
     """The name of a transport, or `all`: for `check` only, since a plan is proved for one."""
     return text if text == "all" else transport(text)

@@ -28,6 +28,11 @@ class FileKind(Enum):
         "`schedc view {}` and `schedc compare {}` show the run of a plan, and `--costs {}` takes "
         "what the ops of any trace cost",
     )
+    EVENTS = (
+        "another trainer's record of a schedule, such as zero-bubble's or Primus'",
+        "write its order as a table, a row for each rank with cells such as `0F0`, for `schedc "
+        "import`; or its times as a trace, an event for each op, for `--costs`",
+    )
     COSTS = ("a file of costs", "`--costs {}` takes it, beside a program or a plan")
     TABLE = (
         "an action table of torch",
@@ -61,8 +66,8 @@ def kind_of_file(path: str | Path) -> FileKind:
 
 
 # As texts: they are compiled where they are needed, which is seldom.
-_CELL = r"\s*(?:\d+[A-Z][A-Z_]*\d*|\(\d+[A-Z]\d+(?:;\d+[A-Z]\d+)+\)[A-Z_]+)?\s*"
-_ROW = rf"(?:{_CELL},)+{_CELL}|\s*\d+(?:[FBIW]|SEND_[FB]|RECV_[FB])\d+\s*"
+_CELL = r'\s*"?(?:\d+[A-Z][A-Z_]*\d*|\(\d+[A-Z]+\d+(?:;\d+[A-Z]+\d+)+\)[A-Z_]+)?"?\s*'
+_ROW = rf'(?:{_CELL},)+{_CELL}|\s*"?\d+(?:[FBIW]|BW|SEND_[FB]|RECV_[FB])\d+"?\s*'
 _CSV_LINE = r"[^,;\t{}()]*(?:[,;\t][^,;\t{}()]*)+"
 _SCHEDULE = r"(?m)^\s*schedule\b[^\n]*\{|^\s*schedule\s+\w+\s*$"
 _ITEM = (
@@ -70,6 +75,12 @@ _ITEM = (
     r"|block\s+\w+|pipeline\s+\w+)"
 )
 _IMPORT = r"(?m)^(?:import \w[\w.]*(?: as \w+)?|from \w[\w.]* import .*|def \w+\(.*)$"
+_TIME = r'"(?:start|end|completion)(?:_time)?"'
+_NUMBER = r'"(?:mini|micro)_?batch(?:_id)?"'
+_EVENTS = (
+    rf"\{{[^{{}}]*(?:{_TIME}[^{{}}]*{_NUMBER}|{_NUMBER}[^{{}}]*{_TIME})"
+    r'|"(?:fwd|bwd|wgrad)_(?:start|end|minibatch)"'
+)
 _SETTING = r"[a-z_0-9]+\s*:\s*[-\[\d][^{}]*"
 
 
@@ -101,7 +112,9 @@ def _kind_of_json(text: str) -> FileKind:
         document = json.loads(text)
     except (ValueError, RecursionError):
         return FileKind.DAMAGED
-    return kind_of_document(document)
+    kind = kind_of_document(document)
+    is_other = kind in (FileKind.OBJECT, FileKind.COSTS)
+    return FileKind.EVENTS if is_other and re.search(_EVENTS, text) else kind
 
 
 def kind_of_document(document: Any) -> FileKind:

@@ -82,9 +82,9 @@ MISTAKES: list[tuple[str, int, str]] = [
         "there is no `bubble`, there is `given`, `makespan`",
     ),
     (
-        "export my.sched --to torch-csv --torch 3",
+        "export my.sched --to torch-csv --torch 2.9",
         USAGE,
-        "there is no `3`, there is `2.13`, `2.15`",
+        "torch 2.9 is older than 2.13, the oldest known dialect",
     ),
     ("export my.sched --to csv", USAGE, "there is no `csv`, there is `torch-csv`"),
     ("completion csh", USAGE, "there is no `csh`, there is `bash`, `zsh`, `fish`"),

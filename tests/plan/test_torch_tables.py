@@ -1,8 +1,11 @@
 """Torch's action tables, read and written; with torch itself, see test_torch_itself.py."""
 
+import json
 import re
 from functools import cache
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -152,7 +155,7 @@ MALFORMED: dict[str, tuple[str, str, str, str]] = {
     "no microbatch": ("table", GOOD, "0F1", "0F"),
     "header": ("table", GOOD, "0F0", "rank 0\n0F0"),
     "lower case": ("table", GOOD, "0F0", "0f0"),
-    "quotes": ("table", GOOD, "0F0", '"0F0"'),
+    "one quote": ("table", GOOD, "0F0", '"0F0'),
     "a V in the wrong order": (
         "deadlock",
         "0F0,2F0,2B0,0B0\n1F0,1B0\n",
@@ -370,6 +373,8 @@ def test_commands(
                 "ranks=2",
                 "--to",
                 "torch-csv",
+                "--torch",
+                "2.15",
                 "-o",
                 "table.csv",
             ]
@@ -400,11 +405,26 @@ def test_commands(
         "json",
         "--torch",
     ]
-    for dialect, has_waits in (("2.13", False), ("2.15", True)):
-        assert main([*as_json, dialect]) == 0
+    versions = {"2.13": False, "2.14": False, "2.14.1+cpu": False, "2.15": True}
+    for version, has_waits in versions.items():
+        assert main([*as_json, version]) == 0
         assert ("WAIT_SEND_F" in capsys.readouterr().out) == has_waits
     # A plan is exported like the program it comes from.
-    assert main(["export", "plan.json", "--to", "torch-csv", "-o", "again.csv"]) == 0
+    assert (
+        main(
+            [
+                "export",
+                "plan.json",
+                "--to",
+                "torch-csv",
+                "--torch",
+                "2.15",
+                "-o",
+                "again.csv",
+            ]
+        )
+        == 0
+    )
     assert Path("again.csv").read_bytes() == Path("table.csv").read_bytes()
     capsys.readouterr()
 
@@ -444,3 +464,94 @@ def test_deferred_receives_of_torch_train_wrong(path: Path) -> None:
     with pytest.raises(CompileError) as caught:
         plan_of(read_table(read_source(path)))
     assert caught.value.diagnostics[0].code == "mismatched-transfer"
+
+
+def older(plan: Plan, form: str) -> str:
+    """A table of a plan in the letters of torch 2.5 and 2.6."""
+    table = export_table(plan, form, "2.13")
+    whole = re.sub(r"(\d)B(\d)", r"\1BW\2", table)
+    return re.sub(r"(\d)I(\d)", r"\1B\2", whole)
+
+
+@pytest.mark.parametrize("form", ["torch-csv", "torch-csv-compute"])
+@pytest.mark.parametrize("name", ["1f1b", "zb_h1", "interleaved_zb", "dualpipe_v"])
+def test_older_letters_of_torch_are_read(name: str, form: str) -> None:
+    """Only halves, only whole backwards, both, and both in one cell."""
+    plan = program(name, 4, 8)
+    written = older(plan, form)
+    assert written != export_table(plan, form, "2.13")
+    assert texts(imported(written)) == texts(imported(export_table(plan, form, "2.13")))
+
+
+def test_quoted_cells_are_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As spreadsheets and other writers of CSV have them."""
+    monkeypatch.chdir(tmp_path)
+    table = export_table(program("1f1b", 2, 4), "torch-csv-compute")
+    quoted = re.sub(r"\w+", r'"\g<0>"', table)
+    assert quoted.count('"') == 2 * len(table.replace(",", " ").split())
+    assert texts(imported(quoted)) == texts(imported(table))
+    Path("quoted.csv").write_text(quoted.replace('"1F0"', '"1X0"'))
+    assert main(["import", "quoted.csv"]) == 1
+    assert "`1X0` is not an action" in capsys.readouterr().err
+
+
+def install_torch(folder: Path, version: str) -> None:
+    """What Python's packages say of themselves, for a torch that is not there."""
+    about = folder / f"torch-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+    )
+
+
+def test_the_installed_torch_decides_the_dialect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["export", "1f1b", "-p", "ranks=2", "--to", "torch-csv"]
+    assert main(command) == 0
+    by_default = capsys.readouterr().out
+    assert main([*command, "--torch", metadata.version("torch")]) == 0
+    assert capsys.readouterr().out == by_default
+    plan = program("1f1b", 2, 8)
+    assert export_table(plan, "torch-csv") == by_default
+
+    # An installed package is a folder with its version.
+    for version, dialect in (("2.14.0", "2.13"), ("2.15.1+cpu", "2.15")):
+        install_torch(tmp_path / version, version)
+        monkeypatch.syspath_prepend(tmp_path / version)
+        assert export_table(plan, "torch-csv") == export_table(
+            plan, "torch-csv", dialect
+        )
+    install_torch(tmp_path / "old", "2.9.1")
+    monkeypatch.syspath_prepend(tmp_path / "old")
+    with pytest.raises(SystemExit):
+        main(command)
+    assert "say with --torch which one" in capsys.readouterr().err
+    # Compute ops alone are the same for all.
+    assert main([*command[:-1], "torch-csv-compute"]) == 0
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [[{"type": "F", "rank": 0, "minibatch": 0, "start_time": 0, "completion_time": 1}]],
+        [{"start_time": 0.0, "completion_time": 1.0, "microbatch": 3, "type": "B"}],
+        {"rank_0": [{"op": "F", "micro_batch": 0, "start": 1.5, "end": 2.5}]},
+        {"fwd_start": [0.0, 1.0], "fwd_end": [0.5, 1.5], "fwd_minibatch": [0, 1]},
+        {"1": {"total": 3.0, "bwd_start": [0.0], "bwd_end": [0.5]}},
+    ],
+)  # fmt: skip
+def test_records_of_other_trainers_are_named(
+    events: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever they are given, with the way to what is read."""
+    path = tmp_path / "events.json"
+    path.write_text(json.dumps(events))
+    commands = [["import", str(path)], ["simulate", "1f1b", "--costs", str(path)]]
+    for command in commands:
+        assert main(command) in (1, 2)
+        error = capsys.readouterr().err
+        assert "another trainer's record of a schedule" in error
+        assert "a row for each rank with cells such as `0F0`" in error

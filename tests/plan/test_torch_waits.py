@@ -424,7 +424,7 @@ def waits_of(plan: Plan, costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarr
     """Of the waits for sends in a plan's table: whether each stands at the end of its row, when its
     rank comes to it, and when it goes on.
     """
-    schedule = _schedule(read_table(table(export_table(plan, "torch-csv"))))
+    schedule = _schedule(read_table(table(export_table(plan, "torch-csv", "2.15"))))
     events = transport_events(schedule, costs, LOOSEST)
     columns = schedule.columns
     rows = columns.where(Kind.WAIT_SEND_F, Kind.WAIT_SEND_B)
@@ -553,7 +553,10 @@ def test_tables_with_waits_anywhere_hang_where_the_import_says(name: str) -> Non
     verdicts = []
     for _ in range(60):
         plan = program(name, *rng.choice([(2, 4), (3, 6), (4, 8)]))
-        rows = [row.split(",") for row in export_table(plan, "torch-csv").splitlines()]
+        rows = [
+            row.split(",")
+            for row in export_table(plan, "torch-csv", "2.15").splitlines()
+        ]
         with_waits_anywhere(rows, rng)
         text = "\n".join(map(",".join, rows))
         try:

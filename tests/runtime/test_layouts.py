@@ -102,6 +102,24 @@ def test_letters_that_are_no_layout(layout: str, what: str, caret: int) -> None:
     assert (text, mark) == (f"  {layout}", f"  {' ' * caret}^")
 
 
+def test_names_of_layers_are_letters() -> None:
+    """As a configuration of Megatron-LM has them; a model may call its own blocks so."""
+    named = [
+        ["embedding", "decoder"],
+        ["decoder"] * 2,
+        [],
+        ["decoder", "mtp"],
+        ["loss"],
+    ]
+    assert sizes(named, llm(4, 1), 5) == sizes("Et|tt||tm|L", llm(4, 1), 5)
+    assert sizes([["embedding"], ["decoder"], ["loss"]], llm(1), 3) == [1, 1, 2]
+    own = ["embedding", "decoder.0", "decoder.1", "loss"]
+    assert sizes([["embedding"], ["decoder", "loss"]], own, 2) == [1, 3]
+    assert sizes([["embedding", "decoder"], ["decoder", "loss"]], own, 2) == [2, 2]
+    with pytest.raises(PipelineError, match="2 `t`, layers, where the model has 4"):
+        cuts_of([["embedding", "decoder"], ["decoder", "loss"]], llm(4), 2)
+
+
 def test_names() -> None:
     """As torchtitan has them; in a stage in any order, and a list of modules by its name."""
     named = [

@@ -11,14 +11,18 @@ from typing import Any
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.runtime.arguments import check_list
 from schedlang.runtime.cutting.layouts.even_layers import EvenLayers, sizes_by_number
-from schedlang.runtime.cutting.layouts.letters import sizes_by_letters
+from schedlang.runtime.cutting.layouts.letters import (
+    letters_of_names,
+    sizes_by_letters,
+)
 from schedlang.runtime.cutting.layouts.names import sizes_by_names
 from schedlang.runtime.errors import PipelineError
 from schedlang.schedule.cuts import Cuts
 
 __all__ = ["EvenLayers", "StageLayout", "check_layout", "cuts_of"]
 
-#: Which blocks are in which stage: names by stage, Megatron-LM's letters, or numbers of layers.
+#: Which blocks are in which stage: names by stage, Megatron-LM's letters or names of layers, or
+#: numbers of layers.
 StageLayout = Sequence[Sequence[str]] | str | EvenLayers
 
 
@@ -37,6 +41,8 @@ def cuts_of(layout: StageLayout, blocks: Sequence[str], pieces: int) -> Cuts:
 
     PipelineError where the layout is none, not one of these blocks, or of another number of stages.
     """
+    if not isinstance(layout, str | EvenLayers):
+        layout = letters_of_names(layout, blocks) or layout
     if isinstance(layout, EvenLayers):
         sizes = sizes_by_number(layout, blocks, pieces)
     elif isinstance(layout, str):

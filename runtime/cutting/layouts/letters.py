@@ -22,6 +22,8 @@ _MEANINGS = {
     "m": "layers of a second list",
     "L": "the output",
 }
+#: What Megatron-LM calls the same where a layout is a list of the layers of each stage.
+_LETTER_OF = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 _NEXT_STAGE = "|"
 _COSMETIC = ", "
 #: More would be a mistake of writing: the largest models have hundreds of layers.
@@ -35,6 +37,23 @@ class _Letter:
 
     letter: str
     place: int
+
+
+def letters_of_names(
+    layout: Sequence[Sequence[str]], blocks: Sequence[str]
+) -> str | None:
+    """A layout of Megatron-LM's names for layers by stage, `[["embedding", "decoder"], …]`, in
+    letters; None for names of blocks.
+    """
+    names = [name for of_stage in layout for name in of_stage]
+    if not names or not set(names) <= _LETTER_OF.keys():
+        return None
+    # A model may call its own blocks so: then each is named once.
+    known = {*blocks, *(block.rpartition(".")[0] for block in blocks)}
+    if set(names) <= known and len(set(names)) == len(names):
+        return None
+    stages = ("".join(_LETTER_OF[name] for name in of_stage) for of_stage in layout)
+    return _NEXT_STAGE.join(stages)
 
 
 def sizes_by_letters(layout: str, blocks: Sequence[str]) -> list[int]:

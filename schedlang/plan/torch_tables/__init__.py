@@ -2,10 +2,9 @@
 
 from schedlang.plan.torch_tables.export import (
     DIALECTS,
-    NEWEST,
     dialect_of,
     export_table,
 )
 from schedlang.plan.torch_tables.reader import plan_of, read_table
 
-__all__ = ["DIALECTS", "NEWEST", "dialect_of", "export_table", "plan_of", "read_table"]
+__all__ = ["DIALECTS", "dialect_of", "export_table", "plan_of", "read_table"]

@@ -9,7 +9,9 @@ dialect of torch 2.15 it also has a wait for each send (WAIT_SEND_F, WAIT_SEND_B
 (WAIT_REDUCE_GRAD), which torch 2.13 does not know, and 2.15 does not do without.
 """
 
+import re
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 
 from schedlang.diagnostics.arguments import check_choice
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
@@ -24,7 +26,6 @@ COMPUTE = "torch-csv-compute"
 
 #: The dialects of tables with communication, by the version of torch that first reads them.
 DIALECTS = ("2.13", "2.15")
-NEWEST = DIALECTS[-1]
 
 #: The kinds of op that torch's tables have.
 _TORCH = (Kind.F, Kind.B, Kind.I, Kind.W)
@@ -44,31 +45,47 @@ _FROZEN = (
 _COMPUTE = f"`--to {COMPUTE}` leaves the transfers to torch"
 
 
-def dialect_of(version: str) -> str:
+def dialect_of(torch: str) -> str:
     """The dialect that a version of torch reads, such as 2.15.0+cpu; ValueError for one before
     them all.
     """
-    number = _number(version)
+    number = _number(torch)
     known = [dialect for dialect in DIALECTS if _number(dialect) <= number]
     if not known:
         raise ValueError(
-            f"torch {version} is older than {DIALECTS[0]}, the oldest known dialect"
+            f"torch {torch} is older than {DIALECTS[0]}, the oldest known dialect"
         )
     return known[-1]
 
 
+def installed_dialect() -> str:
+    """The dialect that the installed torch reads, the newest one without any; ValueError for a
+    torch before them all.
+    """
+    try:
+        return dialect_of(version("torch"))
+    except PackageNotFoundError:
+        return DIALECTS[-1]
+
+
 def _number(version: str) -> tuple[int, ...]:
-    """The first two parts of a version, to compare by."""
-    return tuple(map(int, version.split(".")[:2]))
+    """The first two parts of a version, to compare by; ValueError for what is none."""
+    parts = re.match(r"(\d+)(?:\.(\d+))?", version)
+    if parts is None:
+        raise ValueError(f"`{version}` is no version of torch, such as {DIALECTS[-1]}")
+    return int(parts[1]), int(parts[2] or 0)
 
 
-def export_table(plan: Plan, form: str, dialect: str = NEWEST) -> str:
-    """The plan in one of the two forms, as torch writes it; CompileError for what torch's tables
-    have no words for, ValueError for an unknown dialect.
+def export_table(plan: Plan, form: str, dialect: str | None = None) -> str:
+    """The plan in one of the two forms, as torch writes it, in the dialect of the installed torch
+    if none is given; CompileError for what torch's tables have no words for, ValueError for an
+    unknown dialect.
 
     The form without communication is the same in all dialects.
     """
-    check_choice("dialect", dialect, DIALECTS)
+    if dialect is None and form == COMMS:
+        dialect = installed_dialect()
+    check_choice("dialect", dialect or DIALECTS[-1], DIALECTS)
     for what, span, help in _not_in_tables(plan, form):
         message = f"torch's action tables have no {what}"
         label = Label(plan.spans[span])

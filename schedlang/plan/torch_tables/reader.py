@@ -9,9 +9,12 @@ gathered (UNSHARD) and dropped (RESHARD), and when its gradients are reduced (RE
 since torch 2.15, when a rank waits for each of its sends and reductions. Of these it is checked
 that they come at the right time. They are not in the plan, which implies them; but where a table
 gathers a stage more than once, the plan says when.
+
+Tables of torch 2.5 and 2.6 have other letters for backwards; they are read as well.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from attrs import asdict, define, evolve, field
@@ -26,16 +29,22 @@ from schedlang.plan.torch_tables.markers import Marker, check_markers, with_mark
 from schedlang.plan.torch_tables.waits import check_waits
 from schedlang.proof.prove import prove, run_on
 from schedlang.proof.structure import check_structure
-from schedlang.schedule.actions import OVERLAP, Actions, is_transfer, is_wait
+from schedlang.schedule.actions import (
+    OVERLAP,
+    Actions,
+    is_transfer,
+    is_wait,
+    letters_of,
+)
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import LOOSEST, NAMES, PORTABLE, transports
 
 _ACTION = re.compile(
-    r"([0-9]{1,9})(?:(F|B|I|W|(?:SEND|RECV|WAIT_SEND)_[FB])([0-9]{1,9})|"
+    r"([0-9]{1,9})(?:(F|BW|B|I|W|(?:SEND|RECV|WAIT_SEND)_[FB])([0-9]{1,9})|"
     r"(UNSHARD|RESHARD|REDUCE_GRAD|WAIT_REDUCE_GRAD))"
 )
-_COMPUTE = re.compile("[0-9]+[FBIW][0-9]+")
+_COMPUTE = re.compile("[0-9]+(F|BW|B|I|W)[0-9]+")
 _GROUP = re.compile(rf"\((.*)\){OVERLAP}")
 _FORM = (
     "a cell is a stage, what it does, and a microbatch: `2F0`, `1SEND_B3`; or "
@@ -51,6 +60,8 @@ class Table:
     """
 
     source: Source
+    #: What its letters for ops mean, where they are those of older versions of torch.
+    letters: Mapping[str, str] = field(factory=dict)
     ranks: list[Actions] = field(factory=list)
     markers: list[Marker] = field(factory=list)
     spans: list[Span] = field(factory=lambda: [Span(0, 0)])
@@ -131,6 +142,7 @@ class Table:
         if marker:
             self.markers.append(Marker(marker, int(stage), rank, cell))
         else:
+            kind = self.letters.get(kind, kind)
             self.ranks[rank].add(Kind[kind], int(stage), int(microbatch), cell, group)
         self.spans.append(span)
 
@@ -142,15 +154,18 @@ class Table:
 
 
 def _strip(text: str, start: int) -> tuple[str, Span]:
-    """The text of a cell without the blanks around it, and its span."""
+    """The text of a cell without the blanks and the quotes around it, and its span."""
     stripped = text.strip()
     begin = start + len(text) - len(text.lstrip())
+    if len(stripped) > 1 and stripped[0] == stripped[-1] == '"':
+        return _strip(stripped[1:-1], begin + 1)
     return stripped, Span(begin, begin + len(stripped))
 
 
 def read_table(source: Source) -> Table:
     """The table in a text; CompileError with every cell that is a mistake."""
-    table = Table(source)
+    ops = (match[1] for match in _COMPUTE.finditer(source.text))
+    table = Table(source, letters_of(ops))
     # Not Python's `csv`: a message needs to know where a cell is.
     start = 0
     for line in source.text.removesuffix("\n").split("\n"):
