@@ -17,8 +17,8 @@ from schedlang.runtime.gradients.shared_weights import Tied
 from schedlang.runtime.microbatches import SliceLengths
 from schedlang.runtime.processes import PIPELINE, Processes, backend_of
 from schedlang.runtime.setup import Setup
-from schedlang.runtime.stage.shards import is_sharded, is_wrapped
-from schedlang.runtime.torch_private import looks_as_known
+from schedlang.runtime.stage.shards import is_sharded
+from schedlang.runtime.torch_private import looks_as_known, sums_in_backwards
 from schedlang.runtime.watch.watchdog import Watchdog
 from schedlang.schedule.kinds import OF_HOPS, Kind
 from schedlang.schedule.transports import NCCL, NCCL_EAGER, NCCL_EDGE, PORTABLE
@@ -124,7 +124,7 @@ def _check_wrappers(modules: Mapping[int, nn.Module]) -> None:
     """
     for number, module in modules.items():
         for name, part in module.named_modules():
-            if is_wrapped(part):
+            if sums_in_backwards(part):
                 inside = f", in `{name}`," if name else ""
                 raise PipelineError(
                     f"stage {number} is{inside} in {type(part).__name__}, which takes the forward "

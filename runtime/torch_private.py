@@ -8,6 +8,7 @@ without their parts, sharded stages and scalers are refused when a pipeline is b
 """
 
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -572,6 +573,30 @@ def fsdp_roots(parts: Iterable[nn.Module]) -> list[Callable[[], None]]:
         for state in states
         if _private(state, "_is_root")
     ]
+
+
+# --- Data parallelism -----------------------------------------------------------------------------
+#
+# What torch wraps a module in to sum its gradients in each backward. The composable form of DDP is
+# known by a class of a private module alone.
+
+#: Where the classes of wrapped modules are, by module. One that nothing has imported wraps nothing,
+#: and to import it for the question takes a second.
+_WRAPPERS = {
+    "torch.nn.parallel": "DistributedDataParallel",
+    "torch.distributed.fsdp": "FullyShardedDataParallel",
+    "torch.distributed._composable.replicate": "DDP",
+}
+
+
+def sums_in_backwards(module: nn.Module) -> bool:
+    """Whether a module is in DistributedDataParallel, as a wrapper or by torch's composable
+    `replicate`, or in the FSDP before `fully_shard`.
+    """
+    wrappers = (
+        getattr(sys.modules.get(path), name, None) for path, name in _WRAPPERS.items()
+    )
+    return isinstance(module, tuple(each for each in wrappers if each is not None))
 
 
 # --- GradScaler -----------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.shards import Does, shards
@@ -146,13 +145,6 @@ class ShardedModule:
 def is_sharded(module: nn.Module) -> bool:
     """Whether FSDP2 has sharded a part of a module."""
     return bool(_sharded_parts(module))
-
-
-def is_wrapped(module: nn.Module) -> bool:
-    """Whether a module is that of DistributedDataParallel, or of the FSDP before `fully_shard`."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    wrappers = () if fsdp is None else (fsdp.FullyShardedDataParallel,)
-    return isinstance(module, (DistributedDataParallel, *wrappers))
 
 
 def counting_together(

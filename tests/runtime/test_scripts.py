@@ -8,6 +8,7 @@ pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportEr
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable import replicate
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
@@ -52,6 +53,10 @@ def goes_wrong(what: str) -> None:
         # Each rank by itself has one, so nobody waits in it.
         alone = [dist.new_group([each]) for each in range(2)][rank]
         module[0] = DistributedDataParallel(module[0], process_group=alone)
+    elif what == "replicate":
+        replicate(
+            module, process_group=dist.new_group([rank], use_local_synchronization=True)
+        )
     elif what == "a loss with weights":
         loss_fn = Weighted()
     elif what == "a loss around one with weights":
@@ -85,6 +90,7 @@ WEIGHTS = "has other weights than when the pipeline was built: "
 MESSAGES = {
     "a gradient elsewhere": f"the gradients of a weight {[WIDTH, WIDTH]} add up in its `main_grad`",
     "DDP": f"is in {DDP}",
+    "replicate": "is in DDPSequential, which takes the forward and the backward",
     "DDP inside": f"stage 0 is, in `0`, in {DDP}",
     "a loss with weights": LOSS.format([WIDTH]),
     "a loss with late weights": "let the forward of the last stage return them with its output",
