@@ -45,10 +45,12 @@ def tell_of_other_batch(other: int) -> None:
 
 def _loader() -> str | None:
     """What in this process loads other rows than on other ranks."""
-    for kind in map(type, gc.get_objects()):
-        for known, what in _LOADERS.items():
-            if issubclass(kind, known):
-                return what
+    kinds = {*map(type, gc.get_objects())}
+    # It takes samplers of torch, too, so it comes first.
+    for kind in kinds:
         if kind.__name__ in _OF_ACCELERATE and kind.__module__.startswith("accelerate"):
             return "a DataLoader that accelerate's `prepare` deals out to ranks"
+    for known, what in _LOADERS.items():
+        if any(issubclass(kind, known) for kind in kinds):
+            return what
     return None
