@@ -18,7 +18,7 @@ from tests.support.own_needs import HOPS
 from tests.support.strategies import make_schedule
 
 #: Stages of a pipeline, pipelines, ranks.
-SIZES = ((1, 2, 2), (2, 2, 2), (2, 2, 2), (1, 3, 3), (2, 2, 3), (2, 3, 3))
+SIZES = ((1, 3, 3), (2, 2, 2), (2, 2, 2), (2, 2, 3), (2, 2, 3), (2, 3, 3))
 #: A row of a rank, as kind and stage; of its one microbatch if it is an op.
 Step = tuple[Kind, int]
 
@@ -41,12 +41,12 @@ def travelling_plan(rng: random.Random) -> Schedule:
     plan = lower(schedule)
     if rng.random() < 0.4:
         plan = scattered(plan, rng)
-    if rng.random() < 0.4:
+    for _ in range(rng.choice([0, 1, 2, 3, 4])):
         plan = evolve(plan, ranks=tuple(_moved(each, rng) for each in plan.ranks))
     return plan
 
 
-def travelling_ops(rng: random.Random, in_one_order: float = 0.8) -> Schedule:
+def travelling_ops(rng: random.Random, in_one_order: float = 0.9) -> Schedule:
     """The ops and hops of such a plan. So many come to their hops in one order on all ranks: those
     can all run.
     """
@@ -176,11 +176,21 @@ def _add_ring(work: _Work, replicas: list[int], rng: random.Random) -> None:
 
 
 def _moved(actions: Actions, rng: random.Random) -> Actions:
-    """The actions with one of their hops, or of their ends of weights, some places away."""
+    """The actions with one of their hops, or of their ends of weights, at any other place between
+    what there is of its stage before and after it; hops stay in one order.
+    """
     rows = [actions.row(index) for index in range(len(actions))]
     beside = [at for at, row in enumerate(rows) if row[0] in (*HOPS, Kind.RESHARD)]
     if beside:
         at = rng.choice(beside)
-        step = rng.choice([-3, -2, -1, 1, 2, 3])
-        rows.insert(max(0, at + step), rows.pop(at))
+        row = rows.pop(at)
+        is_hop = row[0] in HOPS
+        own = [
+            place
+            for place, other in enumerate(rows)
+            if other[1] == row[1] or (is_hop and other[0] in HOPS)
+        ]
+        begin = max((place + 1 for place in own if place < at), default=0)
+        end = min((place for place in own if place >= at), default=len(rows))
+        rows.insert(rng.choice([begin, end, rng.randint(begin, end)]), row)
     return in_form(rows)
