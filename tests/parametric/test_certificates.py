@@ -21,6 +21,8 @@ from tests.support.damaged_certificates import is_refused
 from tests.support.forgeries import forged
 from tests.support.paths import PROGRAMS
 
+pytestmark = pytest.mark.slow
+
 #: How many forgeries are tried.
 FORGERIES = 200
 #: Sizes of a class at which a certificate is held against the compiler: the first, and some around

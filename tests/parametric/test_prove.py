@@ -24,6 +24,8 @@ from tests.support.damaged_certificates import Place, changed, is_refused, place
 from tests.support.damaged_programs import STREAMS, compare
 from tests.support.paths import PROGRAMS, ROOT
 
+pytestmark = pytest.mark.slow
+
 #: Without passes, and in which numbers of microbatches they are right at 3 ranks, or at 4.
 PROVED = {
     "1f1b": "microbatches >= 1",
@@ -216,7 +218,6 @@ def test_without_a_flush_claims_on_microbatches_are_for_all_of_them() -> None:
     assert verdict.wrong == "microbatches >= 21"
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(6))
 def test_a_damaged_program_without_a_flush_gets_the_verdict_of_the_compiler(
     seed: int,
