@@ -31,13 +31,7 @@ from torch import Tensor
 from schedlang.plan.plan import Plan
 from schedlang.runtime.losses import Added
 from schedlang.runtime.torch_private import TreeSpec
-from schedlang.runtime.values import (
-    Value,
-    detached,
-    has_gradient,
-    unflatten,
-    wants_gradient,
-)
+from schedlang.runtime.values import Value, unflatten, wants_others
 from schedlang.schedule.kinds import Kind
 
 #: Kind, stage and microbatch.
@@ -45,6 +39,10 @@ Op = tuple[Kind, int, int]
 
 #: What does an op, by its kind and stage: it is called with the microbatch, `U` with the update.
 Ops = Mapping[tuple[Kind, int], Callable[[int], None]]
+
+#: Of each value that a forward hands on, by what it is called in errors, which of its tensors want
+#: a gradient.
+Wants = dict[str, tuple[bool, ...]]
 
 #: Where messages come from and go to, by microbatch: for each kind of transfer, and its number.
 Boxes = Mapping[tuple[Kind, int], dict[int, Any]]
@@ -93,8 +91,8 @@ class Forward:
     is_overlapped: bool = False
     #: What the loss compares the output with, on the last stage.
     target: Value = None
-    #: Whether any weight of the stage wants a gradient.
-    trains: bool = True
+    #: The place of a slice in its microbatch.
+    slice: int = 0
     #: Tensors in place of the module's own parameters and buffers, by name.
     substitutes: dict[str, Tensor] = field(factory=dict)
     #: Tensors that go in and may get a gradient: those of the input first, then those of each part.
@@ -109,20 +107,29 @@ class Forward:
     roots: Sequence[Tensor] = ()
     #: Losses that the module has added.
     added: list[Added] = field(factory=list)
+    #: Of a run that makes no graph: what would want a gradient if it made one.
+    known: Wants | None = None
+    #: What was handed on so far.
+    wants: Wants = field(factory=dict)
 
-    def handed_on(self, tensors: list[Tensor], tree: TreeSpec | None) -> Value:
-        """What others are given of what came out: leaves, which want a gradient where something
-        on the way to them does.
+    def handed_on(
+        self, what: str, tensors: list[Tensor], tree: TreeSpec | None
+    ) -> Value:
+        """What others are given of `what` came out: leaves, which want a gradient where the graph
+        of the backward to come has one for them.
 
-        Where R has yet to make the graph, that is any tensor, if anything that went in does.
+        PipelineError where there are more tensors, or fewer, than are known.
         """
-        # F has made the graph, so its tensors themselves say which of them want a gradient.
-        if self.has_graph or self.is_evaluation:
-            return detached(tensors, tree)
-        wants = self.trains or any(map(wants_gradient, [self.input, *self.held]))
+        wants = tuple(tensor.requires_grad for tensor in tensors)
+        if self.known is not None:
+            known = self.known[what]
+            if len(wants) != len(known):
+                raise wants_others(what, self.microbatch, wants, known)
+            wants = known
+        self.wants[what] = wants
         leaves = [
-            tensor.detach().requires_grad_(wants and has_gradient(tensor))
-            for tensor in tensors
+            tensor.detach().requires_grad_(wanted)
+            for tensor, wanted in zip(tensors, wants, strict=True)
         ]
         return unflatten(leaves, tree)
 

@@ -1,6 +1,6 @@
 """What passes between stages: a tensor, or tensors in tuples, lists and dictionaries."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -125,6 +125,11 @@ class ValueSpec:
         message cannot have.
         """
         for tensor in tensors:
+            if tensor.is_nested:
+                raise PipelineError(
+                    f"a nested tensor ({tensor.layout}) cannot pass between ranks: hand on "
+                    "`x.to_padded_tensor(0.0)`, or of a jagged one `x.values()` and `x.offsets()`"
+                )
             if tensor.layout != torch.strided:
                 raise PipelineError(
                     f"a tensor of layout {tensor.layout} cannot pass between ranks: make it dense, "
@@ -150,13 +155,6 @@ class ValueSpec:
     def wanting(self) -> list[int]:
         """Which tensors want a gradient."""
         return [index for index, wants in enumerate(self.want_gradients) if wants]
-
-    def covers_gradients(self, tensors: list[Tensor]) -> bool:
-        """Whether every tensor that wants a gradient is one that does so here, too."""
-        if len(self.wanting) == len(tensors):
-            return True
-        pairs = zip(tensors, self.want_gradients, strict=True)
-        return all(wants or not tensor.requires_grad for tensor, wants in pairs)
 
     def models(self) -> list[Tensor]:
         """Tensors of these shapes and types that take no memory, for `torch.empty_like`."""
@@ -190,6 +188,13 @@ def check_plain(tensors: Iterable[Tensor], what: str) -> None:
 
 #: Of each tensor, at most about so many numbers are sampled.
 _SAMPLE = 4096
+
+
+def dense_parts(tensor: Tensor) -> list[Tensor]:
+    """Dense tensors with all the numbers of one that may be sparse or nested."""
+    if tensor.is_nested:
+        return [*tensor.unbind()]
+    return [tensor if tensor.layout == torch.strided else tensor.to_dense()]
 
 
 def sample(tensor: Tensor) -> Tensor:
@@ -237,6 +242,40 @@ def on_device(numbers: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":
         numbers = numbers.pin_memory()
     return numbers.to(device, non_blocking=True)
+
+
+def look_of(values: Sequence[Any]) -> Hashable:
+    """Shapes and types of the tensors among some values, and which of them want a gradient."""
+    return tuple(
+        (None if value.is_nested else value.shape, value.dtype, value.requires_grad)
+        for value in values
+        if isinstance(value, Tensor)
+    )
+
+
+def wants_others(
+    what: str, microbatch: int, wants: Sequence[bool], told: Sequence[bool]
+) -> PipelineError:
+    """What is wrong where other tensors of a value want a gradient than the next stage was told."""
+    when = (
+        "in the first step with inputs of this shape, and the next stage goes by that"
+    )
+    if len(wants) != len(told):
+        return PipelineError(
+            f"{what} has {len(wants)} tensors for microbatch {microbatch}, but had {len(told)} "
+            f"{when}: return as many for all microbatches"
+        )
+    pairs = enumerate(zip(wants, told, strict=True))
+    number, now = next(
+        (number, now) for number, (now, before) in pairs if now != before
+    )
+    which = what if len(wants) == 1 else f"tensor {number} of {what}"
+    return PipelineError(
+        f"{which} wants {'a' if now else 'no'} gradient for microbatch {microbatch}, but wanted "
+        f"{'none' if now else 'one'} {when}: after freezing or unfreezing weights, build a new "
+        "pipeline; where the stage decides it by microbatch, let it return `x.detach()` for all "
+        "or for none"
+    )
 
 
 def size_along(dim: int, batch: Value, name: str) -> int:

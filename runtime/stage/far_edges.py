@@ -110,9 +110,10 @@ class FarEdges(Part):
             tensors, tree = flatten(by_stage[edge.later], edge.what)
             if run.has_graph:
                 run.roots = [*run.roots, *filter(has_gradient, tensors)]
+            # Each stage has tensors of its own, for gradients of its own.
+            value = run.handed_on(edge.what, tensors, tree)
             if not run.is_repeated:
-                # Each stage has tensors of its own, for gradients of its own.
-                edge.values[run.microbatch] = run.handed_on(tensors, tree)
+                edge.values[run.microbatch] = value
 
     def before_backward(self, run: Backward) -> None:
         """Add the gradients of what later stages were given."""

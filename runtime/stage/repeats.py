@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Forward, Part
 from schedlang.runtime.torch_private import changes_of, tree_flatten
-from schedlang.runtime.values import sample, tolerance
+from schedlang.runtime.values import dense_parts, sample, tolerance
 
-#: When what two runs of a forward return is compared: in the first step, always, or never.
+#: When what two runs of a forward return is compared: in the first step, and of inputs whose shapes
+#: are known; always; or never.
 Verify = Literal["first", "always", "never"]
 
 
@@ -37,6 +38,9 @@ class Repeats(Part):
         self._recomputed = recomputed
         self._verify = verify
         self._steps = 0
+        #: Whether what is run without a graph was compared: the first run for inputs of some shapes
+        #: makes one, and a stage may compute something else without.
+        self._has_compared = False
         #: Of the forward that runs, and how often each had been changed in place before.
         self._inputs: list[tuple[Tensor, int]] = []
         #: By microbatch, from F to R: its weights, and how often each had been changed in place.
@@ -84,8 +88,9 @@ class Repeats(Part):
                     "(`x = x.clone()`, `inplace=False`), or do not recompute it"
                 )
             if self._verify == "always" or (
-                self._verify == "first" and self._steps <= 1
+                self._verify == "first" and not (self._steps > 1 and self._has_compared)
             ):
+                self._has_compared = self._has_compared or run.known is not None
                 self._samples[run.microbatch] = _samples(run)
         elif run.is_repeated and run.microbatch in self._samples:
             self._compare(run, self._samples.pop(run.microbatch))
@@ -110,8 +115,8 @@ class Repeats(Part):
         raise PipelineError(
             f"stage {self._stage} returns something else when its forward of microbatch "
             f"{run.microbatch} is run again (R): does it draw random numbers that are not torch's, "
-            "or count its calls, or keep what it has seen? Keep such state in buffers, or do not "
-            "recompute the stage"
+            "count its calls, keep what it has seen, or look whether gradients are enabled? Keep "
+            "such state in buffers, or do not recompute the stage"
         )
 
 
@@ -127,10 +132,7 @@ def _inputs(run: Forward) -> list[Tensor]:
 def _samples(run: Forward) -> list[Tensor]:
     values, _ = tree_flatten(run.returned)
     tensors = [value.detach() for value in values if isinstance(value, Tensor)]
-    return [
-        sample(t if t.layout == torch.strided else t.to_dense()).clone()
-        for t in tensors
-    ]
+    return [sample(part).clone() for tensor in tensors for part in dense_parts(tensor)]
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

@@ -36,6 +36,7 @@ class Past(Part):
     def before_forward(self, run: Forward) -> None:
         """Give the module what the slice before has left."""
         slice = run.microbatch
+        run.slice = slice % self._slices
         past = self._past.get(slice)
         if past is not None and not run.has_graph:
             past = of_its_own(past)
@@ -61,11 +62,13 @@ class Past(Part):
         # The last slice of a microbatch leaves nothing: the next one begins another sequence.
         if (run.microbatch + 1) % self._slices == 0:
             return
-        tensors, tree = flatten(left, f"the past of stage {self._stage}")
+        what = f"the past of stage {self._stage}"
+        tensors, tree = flatten(left, what)
         if run.has_graph:
             run.roots = [*run.roots, *filter(has_gradient, tensors)]
+        past = run.handed_on(what, tensors, tree)
         if not run.is_repeated:
-            self._past[run.microbatch + 1] = run.handed_on(tensors, tree)
+            self._past[run.microbatch + 1] = past
 
     def before_backward(self, run: Backward) -> None:
         """Add the gradients of what this slice has left, which the next slice knows."""

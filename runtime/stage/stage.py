@@ -13,7 +13,7 @@ Forward and backward are the same in all of them. Whatever else a stage may have
 """
 
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import chain
 from typing import Any
@@ -26,7 +26,15 @@ from torch.optim import Optimizer
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.losses import Taking, root_of, total_of
-from schedlang.runtime.part import Backward, Boxes, Forward, Ops, Part, filled
+from schedlang.runtime.part import (
+    Backward,
+    Boxes,
+    Forward,
+    Ops,
+    Part,
+    Wants,
+    filled,
+)
 from schedlang.runtime.stage.components import (
     Components,
     OverlappedBackward,
@@ -52,6 +60,7 @@ from schedlang.runtime.torch_private import (
     changes_of,
     has_hooks_of_all_modules,
     run_backward,
+    tree_flatten,
 )
 from schedlang.runtime.transport.announcement import Shares
 from schedlang.runtime.values import (
@@ -59,8 +68,10 @@ from schedlang.runtime.values import (
     flatten,
     has_gradient,
     leaves_of,
+    look_of,
     of_its_own,
     wants_gradient,
+    wants_others,
     without_graph,
 )
 from schedlang.schedule.kinds import Kind
@@ -77,7 +88,8 @@ _NOTHING = nullcontext()
 @frozen
 class StagePlan:
     """What a plan says about a stage: its number, whether it has an input and an output at all,
-    beside what passes along far edges, and whether it is an end, which hands on nothing and has no
+    beside what passes along far edges, whether it takes inputs of the model, and whether it is an
+    end, which hands on nothing and has no
     `loss_fn`; whether it has a backward, and whether that ends here, since the input comes from
     outside or from a stage without one; and of which microbatches the forward is recomputed, or the
     backward split, or overlapped by a forward; and whether any forward overlaps a backward. A stage
@@ -87,6 +99,7 @@ class StagePlan:
     number: int
     has_input: bool = True
     has_output: bool = True
+    is_first: bool = True
     is_end: bool = False
     has_backward: bool = True
     ends_backward: bool = False
@@ -104,6 +117,7 @@ class StagePlan:
             number,
             layout.is_first(number) or layout.follows(number),
             layout.is_last(number) or layout.hands_on(number),
+            layout.is_first(number),
             layout.is_end(number) and not layout.is_last(number),
             layout.has_backward[number],
             not layout.follows(number) or not layout.has_backward[number - 1],
@@ -250,8 +264,11 @@ class Stage:
             overlapped_of(module, plan.number) if plan.overlaps else None
         )
         self.takes_turns = self._own_overlapped is not None
-        #: Of recomputed microbatches the input and the random state, from F to R.
-        self._again: dict[int, tuple[Value, State]] = {}
+        #: Of recomputed microbatches, from F to R: the input, the random state, and what of the
+        #: outputs wants a gradient.
+        self._again: dict[int, tuple[Value, State, Wants]] = {}
+        #: What of the outputs wants a gradient, by what the module was given.
+        self._wants: dict[Hashable, Wants] = {}
         #: Whether the module has reentrant checkpoints; the first split forward shows it.
         self._is_reentrant: bool | None = None
         #: The stages before and after, where they are on this rank; and how often the tensors that
@@ -329,9 +346,10 @@ class Stage:
         if self.stage_before is not None:
             self.stage_before.check_kept(microbatch, input)
         if microbatch in self.plan.recomputed:
-            self._again[microbatch] = input, random_state(self.device)
+            state = random_state(self.device)
             # Tensors of its own, or R would call the hooks that this run registers as well.
-            self._run_without_graph(microbatch, of_its_own(input))
+            wants = self._run_without_graph(microbatch, of_its_own(input))
+            self._again[microbatch] = input, state, wants
         elif not self.plan.has_backward:
             self._check_wants_none(input)
             self._run_without_graph(microbatch, input)
@@ -344,33 +362,63 @@ class Stage:
             self._handed_on[microbatch] = self._changes_of(self.outputs[microbatch])
 
     def _check_wants_none(self, input: Value) -> None:
-        """PipelineError where the inputs of a stage without a backward want a gradient."""
-        if wants_gradient(input):
+        """PipelineError where inputs of the model want a gradient from a stage without a backward.
+        What an earlier such stage hands on may want one, as with adapters, and gets none alone.
+        """
+        if self.plan.is_first and wants_gradient(input):
             raise PipelineError(
                 f"`inputs` of stage {self.number} want a gradient, and the stage is frozen in the "
                 "plan, so no backward comes to them: detach them, or take the stage out of `frozen`"
             )
 
-    def _run_without_graph(self, microbatch: int, input: Value) -> None:
-        """Make the output by a run that no backward follows."""
+    def _run_without_graph(self, microbatch: int, input: Value) -> Wants:
+        """Make the output by a run that no backward follows; gives what of it wants a gradient."""
         run = Forward(microbatch, input, self._options(microbatch), has_graph=False)
-        run.trains = any(weight.requires_grad for weight in self.module.parameters())
         with torch.no_grad():
             output = self._run(run)
         # The last stage has its loss in R, if it has a backward.
         if self.loss is None and self.plan.has_output:
-            self.outputs[microbatch] = run.handed_on(*self._tensors_of(output))
+            self.outputs[microbatch] = self._hand_on(run, output)
         elif not self.plan.has_backward and self.plan.has_output:
-            self.outputs[microbatch] = output
+            self.outputs[microbatch] = without_graph(output)
+        return run.wants
+
+    def _find_wants(self, run: Forward) -> None:
+        """Let a run without a graph know what of its outputs wants a gradient, as the graph of its
+        backward will say.
+
+        The first run that is given such tensors finds that out: it makes the graph, which is
+        dropped with it. So no forward is run more often than the plan says.
+        """
+        look = self._look_of(run)
+        run.known = self._wants.get(look)
+        if run.known is None:
+            self._wants[look] = run.wants
+            run.contexts = [torch.enable_grad(), *run.contexts]
+            with torch.enable_grad():
+                # Where there is no graph, a leaf may be changed in place.
+                run.input = changeable(run.input)
+
+    def _look_of(self, run: Forward) -> Hashable:
+        """All on which it depends what of the outputs wants a gradient."""
+        given, _ = tree_flatten((run.input, dict(run.options)))
+        trained = tuple(weight.requires_grad for weight in self.module.parameters())
+        return run.slice, self.module.training, trained, look_of(given)
 
     def recompute(self, microbatch: int) -> None:
-        """R: the forward again, with the random numbers of the first time."""
-        input, state = self._again.pop(microbatch)
+        """R: the forward again, with the random numbers of the first time.
+
+        PipelineError where other outputs want a gradient than later stages were told.
+        """
+        input, state, told = self._again.pop(microbatch)
         options = self._options(microbatch)
         run = Forward(microbatch, input, options, has_graph=True, is_repeated=True)
         run.goes_on_with = random_state(self.device)
         set_random_state(self.device, state)
         output = self._record(run)
+        for what, wants in run.wants.items():
+            if wants != told[what]:
+                raise wants_others(what, microbatch, wants, told[what])
         if self.loss is not None:
             self.outputs[microbatch] = output
 
@@ -492,7 +540,8 @@ class Stage:
         components = None
         if microbatch in self.plan.overlapped:
             components = Components(True, self._works_in_place, run.added)
-        tensors, tree = self._tensors_of(self._run(run, components))
+        output = self._run(run, components)
+        tensors, _ = self._tensors_of(output)
         # A module that names no ends of components has a backward in one piece.
         if components is not None and components.ends:
             self._components[microbatch] = components
@@ -519,7 +568,10 @@ class Stage:
             scale = self._scale_of(microbatch)
             self.gradients[microbatch] = [torch.full_like(tensors[0], scale)]
             return tensors[0].detach()
-        return run.handed_on(tensors, tree)
+        return self._hand_on(run, output) if self.plan.has_output else ()
+
+    def _hand_on(self, run: Forward, output: Value) -> Value:
+        return run.handed_on(self._output_name, *self._tensors_of(output))
 
     def _check_loss(self, run: Forward, loss: Tensor) -> None:
         """PipelineError where `loss_fn` has weights that are no weights of the stage."""
@@ -600,6 +652,11 @@ class Stage:
         run.target = self.targets.get(run.microbatch)
         for call in self._before_forward:
             call(run)
+        if not (run.has_graph or run.is_evaluation):
+            self._find_wants(run)
+        elif run.has_graph and self.plan.recomputed and not run.is_repeated:
+            # Of the same stage, other microbatches are recomputed.
+            self._wants.setdefault(self._look_of(run), run.wants)
         if run.substitutes:
             run.contexts = [self._substitution.of(run.substitutes), *run.contexts]
         return self._call_in(run.contexts, run)

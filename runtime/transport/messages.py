@@ -35,6 +35,7 @@ from schedlang.runtime.values import (
     has_gradient,
     sample,
     unflatten,
+    wants_others,
 )
 
 
@@ -401,12 +402,11 @@ class ActivationSend(Send):
                 f"{channel.what} is {ValueSpec.of(tensors, tree)} for microbatch "
                 f"{self.microbatch}, but {form.spec} in the first step with inputs of this shape"
             )
-        elif not form.spec.covers_gradients(tensors):
-            raise PipelineError(
-                f"{channel.what} wants a gradient for microbatch {self.microbatch}, but wanted "
-                "none in the first step with inputs of this shape: after freezing or unfreezing "
-                "weights, build a new pipeline"
-            )
+        else:
+            wants = tuple(tensor.requires_grad for tensor in tensors)
+            told = form.spec.want_gradients
+            if wants != told:
+                raise wants_others(channel.what, self.microbatch, wants, told)
         return form.activation.pack(tensors)
 
 

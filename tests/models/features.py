@@ -4,6 +4,7 @@ from functools import cache
 
 from torch import nn
 
+from tests.models import between
 from tests.models.families import (
     gradients,
     layers,
@@ -26,9 +27,13 @@ _WAY = " || "
 def find(name: str) -> Feature:
     """The feature of this name, or a model that is made of some: `gru + norms | dropout || adamw`
     has stages with the blocks of these features, where there are more than two again from the
-    first one on, and is trained as the feature `adamw` is.
+    first one on, and is trained as the feature `adamw` is. Where that is `between`, the stages are
+    of words that stand there.
     """
-    return FEATURES[name] if name in FEATURES else _mixed(name)
+    if name in FEATURES:
+        return FEATURES[name]
+    stages, way = parts_of(name)
+    return between.feature_of(name, stages) if way == between.WAY else _mixed(name)
 
 
 def name_of(stages: list[list[str]], way: str) -> str:

@@ -52,6 +52,54 @@ DIAMOND = """schedule diamond {
 }
 """
 
+# Two stages on each rank, which hand on within it, too; every second microbatch is recomputed.
+CHUNKS_RECOMPUTE = """schedule chunks_recompute {
+    param ranks = 2
+    param microbatches = 4
+    import "lib/v.sched"
+    rank r {
+        for m in 0 .. microbatches { F(stage(0), m) }
+        for m in 0 .. microbatches { F(stage(1), m) }
+        for m in 0 .. microbatches { if m % 2 == 1 { R(stage(1), m) }  B(stage(1), m) }
+        for m in 0 .. microbatches { if m % 2 == 0 { R(stage(0), m) }  B(stage(0), m) }
+    }
+}
+"""
+# Skips, and slices, whose stages are recomputed.
+SKIPS_RECOMPUTE = """schedule skips_recompute {
+    param ranks = 3
+    param microbatches = 3
+    skip s in 0 .. 1 from s to 2
+    rank r {
+        for m in 0 .. microbatches { F(m) }
+        for m in 0 .. microbatches { R(m)  B(m) }
+    }
+}
+"""
+SLICES_RECOMPUTE = """schedule slices_recompute {
+    param ranks = 2
+    param microbatches = 2
+    param slices = 2
+    rank r {
+        for m in 0 .. microbatches { for s in 0 .. slices { F(m, s) } }
+        for m in 0 .. microbatches {
+            for s in 0 .. slices { let back = slices - 1 - s  R(m, back)  B(m, back) }
+        }
+    }
+}
+"""
+# Stages before the first trained one, which have no backward.
+FROZEN_RECOMPUTE = """schedule frozen_recompute {
+    param ranks = 4
+    param microbatches = 3
+    frozen 0 .. 2
+    rank r {
+        for m in 0 .. microbatches { F(m) }
+        for m in 0 .. microbatches { if r > 1 { R(m)  B(m) } }
+    }
+}
+"""
+
 #: Its forwards read the same versions as PipeDream's; only its backwards read others.
 _DELAYS = DELAYS | {"pipemare": DELAYS["pipedream"]}
 
@@ -105,11 +153,24 @@ MAKERS: Mapping[str, Callable[[], Column]] = {
     "seq1f1b": partial(gallery, "seq1f1b", ranks=2, microbatches=3, slices=2),
 }
 
+#: Schedules that recompute forwards: all of the gallery, and of every kind of what stages hand on.
+RECOMPUTING: Mapping[str, Callable[[], Column]] = {
+    "mario": partial(gallery, "mario", ranks=3, microbatches=4),
+    "chunks_recompute": partial(own, CHUNKS_RECOMPUTE),
+    "skips_recompute": partial(own, SKIPS_RECOMPUTE),
+    "slices_recompute": partial(own, SLICES_RECOMPUTE),
+    "frozen_recompute": partial(own, FROZEN_RECOMPUTE),
+    **{
+        name: MAKERS[name]
+        for name in ("1f1b_recompute", "split_recompute", "late_split", "diamond")
+    },
+}
+
 
 @cache
 def column(name: str) -> Column:
     """A column by its name; the process that asks for the trainings compiles, and no rank does."""
-    return MAKERS[name]()
+    return (RECOMPUTING | MAKERS)[name]()
 
 
 Op = tuple[int, int]

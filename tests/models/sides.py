@@ -49,8 +49,8 @@ class Sliced(nn.Module):
     def forward(self, x: Any, past: Tensor | None, **options: Any) -> Any:
         output = self.inner(x, **options)
         if past is not None:
-            output = output + past
-        return output, output[:, -1:]
+            output = _with_past(output, past)
+        return output, output if isinstance(output, dict) else output[:, -1:]
 
 
 class Skipping(nn.Module):
@@ -65,7 +65,7 @@ class Skipping(nn.Module):
         self, x: Tensor, skips: Mapping[int, Tensor] | None = None, **options: Any
     ) -> Any:
         for earlier in (skips or {}).values():
-            x = x + earlier
+            x = _joined(x, earlier)
         output = self.inner(x, **options)
         return (output, dict.fromkeys(self.later, output)) if self.later else output
 
@@ -79,8 +79,26 @@ class Joining(nn.Module):
 
     def forward(self, x: Any, *others: Tensor, **options: Any) -> Any:
         for other in others:
-            x = x + other
+            x = _joined(x, other)
         return self.inner(x, **options)
+
+
+def _with_past(output: Any, past: Any) -> Any:
+    """What a slice makes of its output and of the one before; of dictionaries, something else with
+    each tensor that requires a gradient.
+    """
+    if not isinstance(output, dict):
+        return output + past
+    wanting = sum(tensor.requires_grad for tensor in past.values())
+    return output | {"x": output["x"] + past["x"] * (1 + wanting)}
+
+
+def _joined(value: Any, other: Any) -> Any:
+    """One value of two: the sum of tensors, and all that is in dictionaries."""
+    if not isinstance(other, dict):
+        return value + other
+    given = value if isinstance(value, dict) else {"x": value}
+    return given | {f"{name} of another": tensor for name, tensor in other.items()}
 
 
 def build(feature: Feature, plan: Plan) -> list[Model]:
