@@ -354,6 +354,20 @@ def has_hooks_of_all_modules() -> bool:
     return bool(getattr(torch.nn.modules.module, "_global_forward_pre_hooks", None))
 
 
+def copy_hooks(of: Tensor, to: Tensor) -> None:
+    """Let another leaf have the hooks that see the gradient of a leaf (`Tensor.register_hook`)."""
+    for hook in [*_hooks_before(of).values()]:
+        to.register_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def without_hooks_after(leaves: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Let hooks of some leaves that see what their gradients have added up to not be called in
+    here.
+    """
+    hooked = [hooks for hooks in map(_hooks_after, leaves) if hooks]
+    return _replaced(hooked, lambda _: _no_hook) if hooked else _NOTHING
+
+
 def without_hooks(leaves: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Let hooks of some leaves (`Tensor.register_hook`) not see what is computed in here.
 

@@ -27,14 +27,18 @@ from schedlang.runtime.losses import Taking, root_of
 from schedlang.runtime.part import Backward, ExtraCall, Forward, Part, When
 from schedlang.runtime.stage.entry import changeable, works_in_place
 from schedlang.runtime.stage.random_state import random_state, set_random_state
+from schedlang.runtime.stage.split_backward import leaves_between
 from schedlang.runtime.torch_private import (
     Substitution,
+    copy_hooks,
     has_hooks_after,
     has_hooks_of_both,
+    run_backward,
     tree_flatten,
     tree_unflatten,
+    without_hooks_after,
 )
-from schedlang.runtime.values import has_gradient, leaves_of, tolerance
+from schedlang.runtime.values import dense_parts, has_gradient, leaves_of, tolerance
 from schedlang.schedule.kinds import MAKERS, Kind
 
 #: The ops that run a forward, or the first part of its backward.
@@ -50,8 +54,10 @@ class _Alone:
     originals: list[Tensor]
     returned: Any
     roots: Sequence[Tensor]
-    #: The weights that it reads, by name.
+    #: By name, the weights that the stage reads in the pipeline; and what it has here in place of
+    #: its buffers and of those that are trained.
     weights: dict[str, Tensor]
+    substitutes: dict[str, Tensor]
 
     def know(self, run: Forward) -> None:
         """A second run of the forward is given tensors of its own, of which there are these
@@ -181,10 +187,21 @@ class Audit(Part):
         alone = Forward(
             run.microbatch, input, options, has_graph=True, is_repeated=True
         )
-        tensors = dict(self._module.named_buffers())
+        parameters = dict(self._module.named_parameters())
+        weights: dict[str, Tensor] = {**parameters}
+        weights |= {
+            name: tensor for name, tensor in run.substitutes.items() if name in weights
+        }
+        # Weights of its own, or a backward by itself would add to the gradients of the training.
         substitutes = {
-            name: buffer.clone() for name, buffer in tensors.items()
-        } | run.substitutes
+            **{name: each.clone() for name, each in self._module.named_buffers()},
+            **run.substitutes,
+            **{
+                name: _leaf_of(weight, parameters[name])
+                for name, weight in weights.items()
+                if weight.requires_grad
+            },
+        }
         state = random_state(self._device)
         # Where R follows, the run in the pipeline makes no graph; alone there is one run, and it
         # does.
@@ -203,11 +220,7 @@ class Audit(Part):
             added = root_of(alone.added)
         set_random_state(self._device, state)
         roots = [*leaves_of(output), *alone.roots, *([] if added is None else [added])]
-        weights: dict[str, Tensor] = dict(self._module.named_parameters())
-        weights |= {
-            name: tensor for name, tensor in run.substitutes.items() if name in weights
-        }
-        known = _Alone(copies, originals, returned, roots, weights)
+        known = _Alone(copies, originals, returned, roots, weights, substitutes)
         known.know_leaves(run)
         self._alone[run.microbatch] = known
 
@@ -220,9 +233,17 @@ class Audit(Part):
         ours, _ = tree_flatten(run.returned)
         expected, _ = tree_flatten(alone.returned)
         for number, (one, other) in enumerate(zip(ours, expected, strict=False)):
-            self._compare(
-                kind, run.microbatch, f"tensor {number} of its output", one, other
-            )
+            what = f"tensor {number} of its output"
+            self._compare(kind, run.microbatch, what, one, other)
+            if (
+                run.has_graph
+                and isinstance(one, Tensor)
+                and one.requires_grad != other.requires_grad
+            ):
+                wants = "wants a gradient, and alone none"
+                if other.requires_grad:
+                    wants = "wants no gradient, and alone one"
+                raise self._differs(kind, run.microbatch, what, wants)
         if not self._plan.layout.has_backward[self._stage]:
             del self._alone[run.microbatch]
 
@@ -235,34 +256,69 @@ class Audit(Part):
         # The gradients that came in the pipeline are given to the stage alone: so a stage behind
         # this one that computes something else does not show here.
         starts = [
-            pair for pair in pairs if pair[1] is not None and pair[0].requires_grad
+            (root, gradient)
+            for root, gradient in pairs
+            if gradient is not None and root.requires_grad
         ]
         leaves = [alone.copies.get(id(leaf)) for leaf in run.leaves]
         self._weights = alone.weights
         wanted = {
-            name: weight
+            name: alone.substitutes[name]
             for name, weight in alone.weights.items()
             if weight.requires_grad
         }
-        inputs = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-        gradients: Iterator[Tensor | None] = iter([None] * (len(inputs) + len(wanted)))
+        others = {}
         if starts:
-            roots, given = zip(*starts, strict=True)
-            gradients = iter(
-                torch.autograd.grad(
-                    roots, [*inputs, *wanted.values()], given, allow_unused=True
-                )
-            )
+            others = self._run_backward(alone, starts, [*leaves, *wanted.values()])
         for number, (leaf, ours) in enumerate(zip(leaves, run.computed, strict=True)):
-            expected = (
-                next(gradients) if leaf is not None and leaf.requires_grad else None
-            )
             what = f"the gradient of tensor {number} of its input"
+            expected = None if leaf is None else leaf.grad
             self._compare(Kind.B, run.microbatch, what, ours, expected)
-        for name, gradient in zip(wanted, gradients, strict=True):
-            if gradient is not None:
-                earlier = self._sums.get(name)
-                self._sums[name] = gradient if earlier is None else earlier + gradient
+        for name, leaf in wanted.items():
+            parts = [leaf.grad, others.get(id(alone.weights[name]))]
+            for gradient in parts:
+                if gradient is not None:
+                    earlier = self._sums.get(name)
+                    self._sums[name] = (
+                        gradient if earlier is None else earlier + gradient
+                    )
+
+    def _run_backward(
+        self,
+        alone: _Alone,
+        starts: Sequence[tuple[Tensor, Tensor]],
+        own: Sequence[Tensor | None],
+    ) -> dict[int, Tensor | None]:
+        """Run a whole backward of the stage alone, which adds up gradients in its `own` leaves.
+
+        Gives those that came to other leaves, by their ids, as to weights that a loss function
+        knows by itself. These have their gradients back afterwards.
+        """
+        # Not `torch.autograd.grad`, which a reentrant checkpoint refuses. A checkpoint runs its
+        # forward again, which finds what the first run did.
+        roots, gradients = zip(*starts, strict=True)
+        ids = {id(leaf) for leaf in own}
+        found = leaves_between(roots, ())
+        others = {
+            id(leaf): leaf
+            for leaf in (*found, *alone.weights.values())
+            if id(leaf) not in ids and leaf.requires_grad
+        }
+        kept = [(leaf, leaf.grad) for leaf in others.values()]
+        for leaf in others.values():
+            leaf.grad = None
+        state = random_state(self._device)
+        with (
+            self._substitution.of(alone.substitutes),
+            torch.autocast(self._device.type, enabled=False),
+            without_hooks_after(others.values()),
+        ):
+            run_backward(roots, gradients)
+        set_random_state(self._device, state)
+        added = {number: leaf.grad for number, leaf in others.items()}
+        for leaf, gradient in kept:
+            leaf.grad = gradient
+        return added
 
     def _compare_weights(self) -> None:
         """Compare what the gradients of an update have added up to."""
@@ -291,18 +347,24 @@ class Audit(Part):
         self._worst = max(self._worst, off)
         if isinstance(ours, Tensor) and off <= tolerance(ours):
             return
+        differs = "is missing" if ours is None else "is there and alone is none"
+        if ours is not None and alone is not None:
+            differs = f"differs from it alone by {off:.1e} of the largest number"
+        raise self._differs(kind, microbatch, what, differs)
+
+    def _differs(
+        self, kind: Kind, microbatch: int | None, what: str, how: str
+    ) -> PipelineError:
+        """What differs, and how."""
         names = self._plan.names
         op = "its backwards"
         if microbatch is not None:
             op = names.action(kind, self._stage, microbatch)
-        differs = "is missing" if ours is None else "is there and alone is none"
-        if ours is not None and alone is not None:
-            differs = f"differs from it alone by {off:.1e} of the largest number"
         reasons = (
             "; ".join(self._reasons()) or "the stage keeps something from call to call"
         )
-        raise PipelineError(
-            f"audit of stage {names.stage(self._stage)}, {op}: {what} {differs}. What may be the "
+        return PipelineError(
+            f"audit of stage {names.stage(self._stage)}, {op}: {what} {how}. What may be the "
             f"reason: {reasons}"
         )
 
@@ -341,17 +403,31 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
+def _leaf_of(weight: Tensor, parameter: nn.Parameter) -> nn.Parameter:
+    """A weight with the same memory and hooks as one of the module, for gradients of its own."""
+    leaf = nn.Parameter(weight.data)
+    # A script may keep tensors at its weights to which a backward adds.
+    leaf.__dict__.update(
+        (name, value.clone() if isinstance(value, Tensor) else value)
+        for name, value in vars(parameter).items()
+    )
+    copy_hooks(parameter, leaf)
+    return leaf
+
+
 def _difference(ours: Any, alone: Any) -> float:
     """The largest difference, as a part of the largest number; endless where they are not alike."""
-    if (
-        not isinstance(ours, Tensor)
-        or not isinstance(alone, Tensor)
-        or ours.shape != alone.shape
-    ):
+    if not isinstance(ours, Tensor) or not isinstance(alone, Tensor):
         return inf
-    ours, alone = (
-        tensor.to_dense() if tensor.is_sparse else tensor for tensor in (ours, alone)
-    )
+    pairs = dense_parts(ours), dense_parts(alone)
+    if len(pairs[0]) != len(pairs[1]):
+        return inf
+    return max(map(_difference_of_dense, *pairs), default=0.0)
+
+
+def _difference_of_dense(ours: Tensor, alone: Tensor) -> float:
+    if ours.shape != alone.shape:
+        return inf
     differs = (ours != alone) & ~(ours.isnan() & alone.isnan())
     if not differs.any():
         return 0.0

@@ -348,6 +348,16 @@ def detached_now_and_then(self: Any, x: Tensor) -> Tensor:
     return self.linear(x if float(x.detach().sum()) > 0 else x.detach())
 
 
+def gives_a_gradient_now_and_then(self: Any, x: Tensor) -> Tensor:
+    """The next stage is told once whether it is given one."""
+    y = plain(self, x)
+    return y if float(y.detach().sum()) > 0 else y.detach()
+
+
+def asks_for_gradients(self: Any, x: Tensor) -> Tensor:
+    return plain(self, x) * (2 if torch.is_grad_enabled() else 1)
+
+
 def unused(self: Any, x: Tensor) -> Tensor:
     return torch.tanh(self.linear(x))
 
@@ -484,6 +494,19 @@ def passes_sparse(count: int) -> list[nn.Module]:
     return stages
 
 
+def passes_nested(layout: torch.layout) -> Callable[[int], list[nn.Module]]:
+    def packed(self: Any, x: Tensor) -> Tensor:
+        return torch.nested.as_nested_tensor([*self.linear(x)], layout=layout)
+
+    def make(count: int) -> list[nn.Module]:
+        stages = plain_stages(count)
+        stages[0] = Stage(packed)
+        stages[1] = Stage(lambda self, x: self.linear(x.to_padded_tensor(0.0)))
+        return stages
+
+    return make
+
+
 def autocast() -> AbstractContextManager[Any]:
     return torch.autocast("cpu", torch.bfloat16)
 
@@ -538,6 +561,14 @@ CASES: dict[str, Case] = {
     "an optimizer in a hook": Case(updates_in_hooks, schedules=()),
     "a loss with state": Case(plain_stages, loss=CountingLoss(), schedules=ONE),
     "a sparse tensor": Case(passes_sparse, schedules=()),
+    "a jagged tensor": Case(passes_nested(torch.jagged), schedules=()),
+    "a nested tensor": Case(passes_nested(torch.strided), schedules=()),
+    "a gradient now and then": Case(
+        only(0, gives_a_gradient_now_and_then), schedules=()
+    ),
+    "a look at whether gradients are enabled": Case(
+        everywhere(asks_for_gradients), schedules=ONE
+    ),
     "calls counted": Case(everywhere(calls), schedules=ONE),
 }
 
@@ -571,6 +602,27 @@ REFUSED: dict[tuple[str, str], str] = {
         "a sparse tensor",
         WHOLE,
     ): r"a tensor of layout torch.sparse_coo cannot pass between ranks",
+    **{
+        (
+            what,
+            schedule,
+        ): r"a nested tensor \(torch.\w+\) cannot pass between ranks: hand on "
+        r"`x.to_padded_tensor\(0.0\)`"
+        for what in ("a jagged tensor", "a nested tensor")
+        for schedule in (WHOLE, RECOMPUTED)
+    },
+    **{
+        (
+            "a gradient now and then",
+            schedule,
+        ): r"the output of stage 0 wants (a|no) gradient for microbatch \d, but wanted (one|none) "
+        r"in the first step"
+        for schedule in (WHOLE, RECOMPUTED)
+    },
+    (
+        "a look at whether gradients are enabled",
+        RECOMPUTED,
+    ): r"whether gradients are enabled",
     ("a counter that begins late", TWO_PIPELINES): r"has replicas of it",
     ("a counter that begins late", RECOMPUTED): r"which its first one did not",
     ("in place at first", RECOMPUTED): r"stage \d changes its input in place",
@@ -931,6 +983,66 @@ def test_an_audit_of_stages_that_change_their_inputs_in_place(run_ranks: Run) ->
             assert all(
                 "computes what it computes alone" in verdict for verdict in of_stages
             )
+
+
+def audit_of_hidden_backwards() -> dict[str, list[bool]]:
+    """Whether trainings with an audit end as those without one do."""
+    return {schedule: audited_or_not(schedule) for schedule in (WHOLE, RECOMPUTED)}
+
+
+def audited_or_not(schedule: str) -> list[bool]:
+    """A reentrant checkpoint, which changes buffers in the backward, too; a hook of what has added
+    up; and a loss that knows a weight by itself.
+    """
+    found = []
+    for audit in (False, True):
+        plan = small(schedule)
+        torch.manual_seed(dist.get_rank())
+        norm = nn.BatchNorm1d(WIDTH)
+        stage = Stage(norm_in_a_checkpoint, norm=norm, seen=[], drop=nn.Dropout(0.5))
+        norm.weight.register_post_accumulate_grad_hook(
+            lambda weight, seen=stage.seen: seen.append(weight.grad.clone())
+        )
+        loss = partial(decayed, stage.linear.weight)
+        pipeline = Pipeline(plan, {dist.get_rank(): stage}, loss, audit=audit)
+        for _ in range(2):
+            pipeline.step(*torch.randn(2, ROWS * MICROBATCHES, WIDTH))
+        gradients = [each.grad for each in stage.parameters()]
+        found.append([*gradients, *stage.buffers(), *stage.seen, torch.get_rng_state()])
+    return [*map(torch.equal, *found), len(found[0]) == len(found[1])]
+
+
+def decayed(weight: Tensor, output: Tensor, target: Tensor) -> Tensor:
+    return mean_square(output, target) + weight.square().mean()
+
+
+def norm_in_a_checkpoint(self: Any, x: Tensor) -> Tensor:
+    def inner(x: Tensor) -> Tensor:
+        return self.drop(self.norm(self.linear(x)))
+
+    return checkpoint(inner, self.linear(x), use_reentrant=True)  # type: ignore[no-any-return]
+
+
+def test_an_audit_leaves_the_training_as_it_is(run_ranks: Run) -> None:
+    for found in run_ranks(audit_of_hidden_backwards, 2).results():
+        for schedule, are_same in found.items():
+            assert all(are_same), schedule
+
+
+def without_a_graph_from_the_second_step() -> None:
+    """With one microbatch, the first step has no forward without a graph."""
+    plan = program(RECOMPUTED, ranks=2, microbatches=1)
+    stage = Stage(asks_for_gradients)
+    pipeline = Pipeline(plan, {dist.get_rank(): stage}, mean_square)
+    for _ in range(2):
+        pipeline.step(*torch.randn(2, ROWS, WIDTH))
+
+
+def test_forwards_without_a_graph_are_compared_once(run_ranks: Run) -> None:
+    outcome = run_ranks(without_a_graph_from_the_second_step, 2)
+    assert outcome.codes == [1, 1]
+    for log in outcome.logs:
+        assert "look whether gradients are enabled" in log
 
 
 def audit_of_a_secret() -> None:
