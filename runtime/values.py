@@ -170,10 +170,16 @@ class ValueSpec:
 
 
 def check_plain(tensors: Iterable[Tensor], what: str) -> None:
-    """PipelineError where `what` has a tensor that is made of others, as a DTensor is: a message
-    has the numbers of one tensor.
+    """PipelineError where `what` has a tensor that is made of others, as a DTensor or a nested one
+    is: a message has the numbers of one tensor.
     """
     for tensor in tensors:
+        if tensor.is_nested:
+            raise PipelineError(
+                f"{what} is a nested tensor ({tensor.layout}), which cannot pass between ranks: "
+                "return `x.to_padded_tensor(0.0)`, or of a jagged one `x.values()` and "
+                "`x.offsets()`"
+            )
         if type(tensor) is not Tensor and hasattr(tensor, "__tensor_flatten__"):
             way_out = ""
             if isinstance(tensor, DTensor):

@@ -582,7 +582,11 @@ class Stage:
         # Where the stage reads late weights, these are other tensors than its own.
         weights = dict(self.module.named_parameters()) | run.substitutes
         own = set(map(id, chain(weights.values(), run.leaves)))
-        returned = [each for each in leaves_of(run.returned) if each.requires_grad]
+        # A last stage may return anything that its loss takes.
+        values, _ = tree_flatten(run.returned)
+        returned = [
+            each for each in values if isinstance(each, Tensor) and each.requires_grad
+        ]
         others = [
             f"{list(leaf.shape)}"
             for leaf in leaves_between([loss], returned)

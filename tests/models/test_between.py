@@ -40,6 +40,7 @@ def cells_of(seed: int) -> list[Cell]:
     return cells
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("seed", sizes(range(len(BLOCKS)), lambda seed: seed > 0))
 def test_a_stage_is_given_gradients_where_it_has_them_alone(
     run_ranks: Run, tmp_path: Path, seed: int
