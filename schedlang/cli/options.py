@@ -497,12 +497,11 @@ def _costs(parser: Parser) -> None:
         metavar="T",
         help="duration of a transfer between ranks",
     )
-    parser.add_argument(
+    parser.add_files(
         "--costs",
-        action="append",
         metavar="FILE",
         help="a JSON or YAML file with these and more, see docs/costs.md, or a run's trace; of "
-        "several, one --costs for each, or their folder",
+        "one trace a rank all of them, or their folder",
     )
     parser.add_list(
         "--capacity-bytes",
@@ -541,12 +540,12 @@ def _tune(parser: Parser) -> None:
         metavar="CONFIG",
         help="a transformer, by its config.json of Hugging Face: its costs are estimated",
     )
-    what.add_argument(
+    parser.add_files(
         "--costs",
-        action="append",
+        group=what,
         metavar="FILE",
-        help="measured costs of stages or layers, see docs/costs.md; of several traces, one "
-        "--costs for each, or their folder",
+        help="measured costs of stages or layers, see docs/costs.md; of one trace a rank, "
+        "one --costs for each, or their folder",
     )
     parser.add_argument(
         "--device",

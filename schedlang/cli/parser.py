@@ -17,6 +17,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
         self._lists: set[str] = set()
+        self._files: set[str] = set()
         #: Those of the commands, of the parser of all commands.
         self.commands: dict[str, Parser] = {}
         # `None` is an argument that does not say what to do with its value.
@@ -35,14 +36,37 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(*names, **settings)
         self._lists.update(names)
 
+    def add_files(self, name: str, group: Any = None, **settings: Any) -> None:
+        """Add an option that takes files, to a `group` if it is in one: each file behind the name,
+        or one behind the other.
+        """
+        action = (group or self).add_argument(name, action="append", **settings)
+        self._files.add(action.dest)
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The options in some arguments, in any order."""
-        options, others = self.parse_known_intermixed_args(
-            self._joined(args), namespace
-        )
-        if others:
+        joined = self._joined(args)
+        options, others = self.parse_known_intermixed_args(joined, namespace)
+        if others and not self._take(others, joined, options):
             self.error(self._about(others))
         return options
+
+    def _take(self, others: list[str], args: Sequence[str], options: Any) -> bool:
+        """Whether files that are too many stand behind one of an option of `add_files`, as a shell
+        writes `--costs *.json`: then they are its own.
+        """
+        for name in self._files:
+            files = getattr(options, name) or []
+            for place, arg in enumerate(args):
+                behind = args[place + 1 : place + 1 + len(others)]
+                if (
+                    arg in files
+                    and behind == others
+                    and not any(map(_is_option, others))
+                ):
+                    files += others
+                    return True
+        return False
 
     def error(self, message: str) -> NoReturn:
         """The message alone, without the usage, which `--help` prints."""
@@ -69,14 +93,16 @@ class Parser(argparse.ArgumentParser):
         """What is wrong with arguments that nobody takes, of which an option is the cause of the
         others.
         """
-        options = [
-            other for other in others if other.startswith("-") and len(other) > 1
-        ]
+        options = list(filter(_is_option, others))
         if not options:
             return f"`{others[0]}` is one argument too many"
         name = options[0].partition("=")[0]
         known = [word for action in self._actions for word in action.option_strings]
         return f"there is no option `{name}`{near(name, known)}"
+
+
+def _is_option(text: str) -> bool:
+    return text.startswith("-") and len(text) > 1
 
 
 def _is_number(text: str) -> bool:

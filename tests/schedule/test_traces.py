@@ -65,11 +65,20 @@ def test_a_command_takes_several_traces_or_their_folder(
     command = ["simulate", "1f1b", "-p", "ranks=2", "-p", "microbatches=2", "--json"]
     assert main([*command, "--costs", files[0], "--costs", files[1]]) == 0
     of_files = json.loads(capsys.readouterr().out)
+    # As a shell writes `--costs *.json`.
+    assert main([*command, "--costs", *files]) == 0
+    assert json.loads(capsys.readouterr().out) == of_files
     assert main([*command, "--costs", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out) == of_files
     plan = compile(PROGRAMS / "1f1b.sched", {"ranks": 2, "microbatches": 2})
     costs = Costs(forward_times=FORWARD[:2], backward_times=BACKWARD[:2])
     assert of_files["makespan"] == simulate(plan, costs).timeline.makespan
+    for more in (["x.json", "--costs", *files], ["--costs", *files, "--colour"]):
+        with pytest.raises(SystemExit):
+            main([*command, *more])
+    error = capsys.readouterr().err
+    assert "`x.json` is one argument too many" in error
+    assert "there is no option `--colour`" in error
 
 
 @pytest.mark.parametrize(

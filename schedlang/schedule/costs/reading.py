@@ -90,7 +90,7 @@ def _traced_costs(traces: Sequence[Any]) -> Costs:
     if missing:
         raise ValueError(
             f"there are ops of {_stages(stages)}, and none of {_stages(missing)}: each rank has a "
-            "trace of its own, give those of all, one --costs for each or the folder"
+            "trace of its own, give those of all, or their folder"
         )
     return measured_costs(*runs)
 

@@ -90,7 +90,7 @@ _OTHER_KINDS = {
     r"(num|n|moe_num)_(\w+_)?experts(_per_tok)?|moe_intermediate_size": (
         "it is a mixture of experts"
     ),
-    "is_encoder_decoder": "it is an encoder with a decoder",
+    "is_encoder_decoder|add_cross_attention": "its decoder is for the output of an encoder",
     r"(q|kv)_lora_rank|multi_latent_attention": "its attention is latent",
     r"block_configs|block_types|hybrid_\w*pattern|is_hybrid_model|layers?_block_types?|"
     r"attn_layer_\w+|full_attn_idxs|cross_attention_layers|\w+_per_layer|"
@@ -108,6 +108,8 @@ _OF_ANY = r"(q|kv)_lora_rank|(mamba|linear)_\w+"
 _LAYER_TYPE = re.compile(r"(full|sliding|chunked|global|local)(_attention)?")
 #: What may differ from layer to layer without a difference in weights.
 _ATTENTION_OF_LAYERS = {"layer_types", "no_rope_layers", "attention_layers"}
+#: What a part of a model for other inputs is called.
+_PART = re.compile(r"(vision|visual|image|video|audio|speech|encoder)")
 #: What calls the decoder in a configuration of several models.
 _DECODERS = ("text_config", "llm_config", "language_config")
 
@@ -176,15 +178,15 @@ def _decoder(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration of the decoder, which may be a part of the whole; ValueError for a model of
     another kind, or of several parts.
     """
-    parts = {key: value for key, value in config.items() if _is_model(value)}
+    parts = {key: value for key, value in config.items() if _is_part(key, value)}
     decoder = next((key for key in _DECODERS if key in parts), None)
     _check_kind(config, "")
-    if decoder is not None:
-        _check_kind(parts[decoder], f" in `{decoder}`")
-    others = [key for key in parts if key != decoder]
-    if _is_model(config):
-        others = list(parts)
-    if decoder is None or _is_model(config):
+    for key, value in config.items():
+        if isinstance(value, dict):
+            _check_kind(value, f" in `{key}`")
+    is_decoder = decoder is None or _is_model(config)
+    others = [key for key in parts if is_decoder or key != decoder]
+    if decoder is None or is_decoder:
         if others:
             raise ValueError(
                 f"`{others[0]}` is a part of the model beside its decoder, and not counted: take "
@@ -203,6 +205,13 @@ def _decoder(config: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
+def _is_part(key: str, value: Any) -> bool:
+    """Whether a value is the configuration of a part of a model, maybe without its sizes."""
+    if not isinstance(value, dict) or not value:
+        return False
+    return _is_model(value) or "model_type" in value or bool(_PART.match(key))
+
+
 def _is_model(value: Any) -> bool:
     """Whether a value is the configuration of a model, or of a part of one."""
     names = _OTHER_NAMES["hidden_size"], _OTHER_NAMES["num_hidden_layers"]
@@ -215,7 +224,11 @@ def _check_kind(config: Mapping[str, Any], where: str) -> None:
     of_any = _OF_ANY if "multi_latent_attention" in config else ""
     for pattern, says in _OTHER_KINDS.items():
         for key, value in config.items():
-            if value and re.fullmatch(pattern, key) and not re.fullmatch(of_any, key):
+            if (
+                value
+                and re.fullmatch(pattern, str(key))
+                and not re.fullmatch(of_any, key)
+            ):
                 raise ValueError(
                     f"`{key}`{where} says that {says}: the costs of such a model are not known here"
                 )
