@@ -18,7 +18,7 @@ from zlib import crc32
 import pytest
 
 #: The core has one test in so many of a family.
-SHARE = 6
+SHARE = 8
 #: A family is all cases of a function; or in a file, all tests with one of these markers.
 SLOW = ("processes", "slow")
 
