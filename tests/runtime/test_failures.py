@@ -326,7 +326,7 @@ FAILURES = {
         indivisible,
         2,
         None,
-        r"rank \d failed: `inputs` have 7 rows, which do not divide into 4 microbatches",
+        r"rank \d failed: `inputs` for stage 0 have 7 rows, which do not divide into 4 microbatches",
     ),
     "dealt_out": (
         partial(dealt_out, is_shuffled=False),
