@@ -180,7 +180,10 @@ def check_plain(tensors: Iterable[Tensor], what: str) -> None:
                 "return `x.to_padded_tensor(0.0)`, or of a jagged one `x.values()` and "
                 "`x.offsets()`"
             )
-        if type(tensor) is not Tensor and hasattr(tensor, "__tensor_flatten__"):
+        # What a collective of tensor parallelism has yet to make is plain once it is waited for,
+        # and to send it does so.
+        is_on_its_way = hasattr(tensor, "trigger_wait")
+        if hasattr(tensor, "__tensor_flatten__") and not is_on_its_way:
             way_out = ""
             if isinstance(tensor, DTensor):
                 way_out = (

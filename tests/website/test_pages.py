@@ -116,5 +116,6 @@ def test_the_job_for_slurm_starts_what_there_is(
         .replace("$first", "a")
     )
     first, *words = shlex.split(line)
-    assert first == "torchrun"
+    assert first == "--cpus-per-task=$SLURM_CPUS_PER_TASK"
+    assert words.pop(0) == "torchrun"
     check_started(words, monkeypatch)
