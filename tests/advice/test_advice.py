@@ -115,6 +115,7 @@ def edited(source: Source, edits: list[dict[str, Any]]) -> Source:
     return Source(source.path, text)
 
 
+@pytest.mark.slow
 def test_what_is_advised_is_true() -> None:
     """A smallest size shows the mistake, and no smaller value of one parameter does; a repaired
     program is proved.
@@ -250,6 +251,7 @@ def test_a_circle_of_many_ranks_is_two_lines_a_rank() -> None:
     assert text.count("\n") < 24
 
 
+@pytest.mark.slow
 def test_every_wait_of_a_circle_ends_at_the_next_rank() -> None:
     circles = 0
     for _, _, _, found in standstills(60):

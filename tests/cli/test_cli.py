@@ -353,6 +353,7 @@ def test_costs_files_that_are_wrong(
         assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_every_command_has_an_example_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -531,6 +532,7 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
     assert schedc("show", str(tmp_path / "real.json")).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_compiler_never_imports_torch(tmp_path: Path) -> None:
     """Every command but `run`, with a torch that fails when it is imported."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")

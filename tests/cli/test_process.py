@@ -147,6 +147,7 @@ def test_ctrl_c_ends_all_processes_without_a_word_more(
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
+@pytest.mark.slow
 def test_standard_output_as_a_file(tmp_path: Path) -> None:
     """Whoever reads it gets the plan and nothing else, and what it has had stays."""
     plan = tmp_path / "plan.json"
@@ -169,6 +170,7 @@ def test_standard_output_as_a_file(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (141, "{", "")
 
 
+@pytest.mark.slow
 def test_standard_input(tmp_path: Path) -> None:
     """Of a program, of a plan, and of what is wrong with one."""
     plan = tmp_path / "plan.json"
@@ -207,6 +209,7 @@ def test_help_is_the_same_by_both_names() -> None:
     assert shell("schedc help").stdout == shell("schedc --help").stdout != ""
 
 
+@pytest.mark.slow
 def test_colours_are_for_terminals(tmp_path: Path) -> None:
     bad = tmp_path / "bad.sched"
     bad.write_text(
@@ -230,6 +233,7 @@ def test_colours_are_for_terminals(tmp_path: Path) -> None:
         assert shown.replace("\r\n", "\n") == plain
 
 
+@pytest.mark.slow
 def test_long_work_shows_where_it_is(tmp_path: Path) -> None:
     """On a terminal only; in the end the line is cleared, and nothing of it is on stdout."""
     slow = ["compile", "zb_2p", "-p", "ranks=96", "-p", "microbatches=800"]
@@ -246,6 +250,7 @@ def test_long_work_shows_where_it_is(tmp_path: Path) -> None:
     assert shown_by([sys.executable, "-c", lines], {}) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_a_bar_says_what_is_left() -> None:
     """On one core, or a machine with many would be done before it says anything."""
     lines = """
@@ -266,6 +271,7 @@ raise SystemExit(main())
     assert shown.endswith("\x1b[K")
 
 
+@pytest.mark.slow
 def test_the_start_of_a_run_is_shown_until_its_first_step(tmp_path: Path) -> None:
     """With processes that take two seconds to load, and two more after that."""
     started = tmp_path / "started"
@@ -282,6 +288,7 @@ raise SystemExit(run_until_end(command, {{}}, Path("{started}"), "starting 4 ran
     assert shown.endswith("\x1b[K")
 
 
+@pytest.mark.slow
 def test_a_trace_replaces_no_program_under_torchrun_either(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
     program = tmp_path / "my.sched"

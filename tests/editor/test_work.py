@@ -39,6 +39,7 @@ def test_results_come_piece_by_piece() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_what_takes_long_is_ended() -> None:
     async def run() -> None:
         work = Work()

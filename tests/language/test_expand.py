@@ -318,6 +318,7 @@ def test_numbers_do_not_grow_without_bound() -> None:
         schedule("F(1" + "0" * 30 + ")")
 
 
+@pytest.mark.slow
 def test_the_limit_of_ops_counts_before_it_runs() -> None:
     for body in (
         "for a in 0 .. 1000000000000 { }",

@@ -115,6 +115,7 @@ def test_programs_of_the_documentation_are_in_style(page: Path) -> None:
 
 
 @pytest.mark.blocks(2)
+@pytest.mark.slow
 def test_a_program_stays_what_it_is_however_it_is_written(block: int) -> None:
     """A hundred programs; `make formatting` tries 10,000."""
     rng = random.Random(block)
@@ -137,6 +138,7 @@ def test_a_program_stays_what_it_is_however_it_is_written(block: int) -> None:
         Lark(GRAMMAR.read_text(), parser="lalr", start="schedule"), start="schedule"
     )
 )
+@pytest.mark.slow
 def test_programs_of_the_grammar(text: str) -> None:
     # What the generator puts side by side may be another word for the lexer.
     with suppress(CompileError):

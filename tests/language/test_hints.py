@@ -83,6 +83,7 @@ def misspelt(path: Path, rng: random.Random) -> Source:
     return Source(str(PROGRAMS / "s.sched"), text[:place] + text[place + 1 :])
 
 
+@pytest.mark.slow
 def test_no_edit_leaves_what_it_is_for_or_makes_more_mistakes() -> None:
     rng = random.Random(0)
     sources = [

@@ -83,6 +83,7 @@ class OneByOne:
         self.rows.append((place, stage, microbatch))
 
 
+@pytest.mark.slow
 def test_at_once_as_one_by_one() -> None:
     verdicts: Counter[str] = Counter()
     for source in short_programs():

@@ -80,6 +80,7 @@ def test_as_many_messages_as_mistakes(number: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.slow
 def test_one_mistake_is_hardly_ever_told_twice(seed: int) -> None:
     """A token of a program left out, doubled, or replaced by another one."""
     chance = random.Random(seed)
@@ -105,6 +106,7 @@ def test_what_is_no_program_at_all_ends_soon() -> None:
         assert 1 <= len(syntax_errors(text)) <= 20
 
 
+@pytest.mark.slow
 def test_behind_every_word_a_mistake_has_a_message() -> None:
     """Whatever the parser would take, a message can name it."""
     for path in sorted(PROGRAMS.glob("*.sched")):

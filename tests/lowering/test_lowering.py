@@ -164,6 +164,7 @@ def test_recorded_makespans(case: str) -> None:
     "name",
     [name for name in GALLERY if name not in ("pipe_offload", "bpipe", "weipipe")],
 )
+@pytest.mark.slow
 def test_times_are_those_of_an_independent_replay(name: str) -> None:
     """At durations of which no two sums are alike, for all lowerings; the replay knows no copies to
     the host, and no weights that travel.
@@ -190,6 +191,7 @@ def test_times_are_those_of_an_independent_replay(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["1f1b_explicit", "interleaved_1f1b", "zb_h1"])
+@pytest.mark.slow
 def test_times_of_moved_transfers_are_those_of_an_independent_replay(name: str) -> None:
     seen = set()
     sizes = [(3, 6), (4, 4)] if name == "interleaved_1f1b" else [(3, 4), (4, 4)]
@@ -296,6 +298,7 @@ def test_the_choice_is_proved_and_no_slower_than_co_issued(
             ]
 
 
+@pytest.mark.slow
 def test_every_lowering_is_the_best_of_some_program() -> None:
     missing = set(KNOWN)
     for p2p, name, transport in product((0.25, 1.0), GALLERY, TRANSPORTS):

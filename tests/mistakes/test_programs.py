@@ -414,6 +414,7 @@ def cases() -> Iterator[tuple[str, str]]:
         yield program, program
 
 
+@pytest.mark.slow
 def test_programs(folder: Path, golden: Callable[[str, Path], None]) -> None:
     sections = []
     for shown, program in cases():

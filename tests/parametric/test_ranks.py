@@ -439,6 +439,7 @@ def test_what_cannot_be_read_is_not_proved(program: str, reason: str) -> None:
         ("", "ranks == 1"),
     ],
 )
+@pytest.mark.slow
 def test_where_every_op_reads_the_weights_that_its_rule_says(
     rules: str, where: str
 ) -> None:

@@ -46,6 +46,7 @@ def has_its_own(plan: Plan) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_what_is_written_takes_as_long_as_what_is_implied() -> None:
     """In all programs, with a place for each stage, as costs without it assume; and it passes the
     proof.

@@ -157,6 +157,7 @@ def without_weights(schedule: Schedule) -> Schedule:
 
 @examples(150)
 @given(schedules())
+@pytest.mark.slow
 def test_reorder_keeps_the_ops_and_never_raises_memory_or_time(
     schedule: Schedule,
 ) -> None:
@@ -182,6 +183,7 @@ COSTS = st.builds(
 
 @examples(150)
 @given(schedules(), COSTS, st.sampled_from(["makespan", "span"]))
+@pytest.mark.slow
 def test_passes_at_real_costs_are_never_worse_than_their_input(
     schedule: Schedule, costs: Costs, objective: str
 ) -> None:
@@ -218,6 +220,7 @@ def test_fill_keeps_its_limit_or_finds_nothing(
 
 @examples(150)
 @given(schedules())
+@pytest.mark.slow
 def test_fill_puts_back_every_weight_gradient(schedule: Schedule) -> None:
     filled = fill_weights(without_weights(schedule))
     assert ops(filled) == ops(schedule)
@@ -442,6 +445,7 @@ def test_each_phase_of_a_schedule_goes_on_around_a_time_of_its_own(
     assert max(searched) * 3 < whole.microbatches
 
 
+@pytest.mark.slow
 def test_a_part_says_all_where_transfers_take_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -517,6 +521,7 @@ def test_a_part_says_little_of_ranks_that_wait_for_each_other_all_along(
 @pytest.mark.parametrize(
     ("ranks", "microbatches", "larger"), [(5, 1500, 10), (32, 1932, 5)]
 )
+@pytest.mark.slow
 def test_a_part_says_all_of_unequal_ranks_where_there_is_nothing_to_gain(
     ranks: int, microbatches: int, larger: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

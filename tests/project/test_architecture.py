@@ -11,6 +11,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -89,6 +91,7 @@ def test_the_contract_of_the_compiler_lists_all_of_it() -> None:
     assert set(contract["source_modules"]) == parts - others
 
 
+@pytest.mark.slow
 def test_imports_stand_at_the_top_of_a_module() -> None:
     """The commands alone import what they need when they run, for a quick `schedc --help`."""
     late = [
@@ -104,6 +107,7 @@ def test_imports_stand_at_the_top_of_a_module() -> None:
     assert not late
 
 
+@pytest.mark.slow
 def test_a_pipeline_loads_nothing_of_the_compiler() -> None:
     """Also what is imported by its name, which the contracts cannot see."""
     command = "import schedlang.runtime, sys; print(*sys.modules)"

@@ -89,6 +89,7 @@ def page_parameters() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("name", list(page_parameters()))
+@pytest.mark.slow
 def test_the_blocks_of_a_page(
     name: str, shell: Shell, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

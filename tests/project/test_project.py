@@ -8,6 +8,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import pytest
 import yaml
 from lark import Lark
 
@@ -33,6 +34,7 @@ PAGE = sorted(
 )
 
 
+@pytest.mark.slow
 def test_the_wheel_is_whole(tmp_path: Path) -> None:
     build = [
         sys.executable,

@@ -6,6 +6,7 @@ import schedlang
 from tests.support.paths import DOCS
 
 
+@pytest.mark.slow
 def test_the_reference_is_current() -> None:
     pytest.importorskip("griffe")
     from tests.support import reference_page

@@ -15,9 +15,9 @@ from tests.support.paths import ROOT
 from tests.support.selection import (
     COLLECTED,
     family_of,
-    file_of,
     in_part,
     part,
+    room_of,
     targets_of,
 )
 
@@ -95,7 +95,7 @@ def test_every_target_of_a_marker_runs_it(pytestconfig: pytest.Config) -> None:
         ), marker
 
 
-def test_the_core_has_a_test_of_every_file_and_of_every_quick_function(
+def test_the_core_has_a_test_of_every_room_and_of_every_quick_function(
     collected: list[pytest.Item],
 ) -> None:
     usual = [
@@ -104,7 +104,7 @@ def test_the_core_has_a_test_of_every_file_and_of_every_quick_function(
         if not item.get_closest_marker("own") and not item.get_closest_marker("large")
     ]
     chosen = [item for item in usual if item.get_closest_marker("core")]
-    assert {file_of(item) for item in usual} == {file_of(item) for item in chosen}
+    assert {room_of(item) for item in usual} == {room_of(item) for item in chosen}
     families = {family_of(item) for item in usual}
     assert {each for each in families if "::" in each} <= {*map(family_of, chosen)}
 
@@ -124,6 +124,7 @@ def selected(*options: str) -> list[str]:
     return [line for line in run.stdout.splitlines() if "::" in line]
 
 
+@pytest.mark.slow
 def test_pytest_runs_the_part_that_it_is_told() -> None:
     parts = [selected("--part", f"{number}/2") for number in (4, 5)]
     assert all(parts)

@@ -99,6 +99,7 @@ def test_ops_can_run_if_they_are_all_there_and_in_order(first: str, runs: bool) 
 
 @examples(300)
 @given(schedules(), st.randoms(use_true_random=False))
+@pytest.mark.slow
 def test_every_schedule_that_can_run_is_lowered_and_proved(
     schedule: Schedule, rng: random.Random
 ) -> None:
@@ -113,6 +114,7 @@ def test_every_schedule_that_can_run_is_lowered_and_proved(
     ]
 
 
+@pytest.mark.slow
 def test_every_order_of_hops_that_can_run_is_lowered_and_proved() -> None:
     """Messages have places among the waits for hops in which they run on every transport."""
     count = 0
@@ -168,6 +170,7 @@ SIZES = (
 )
 
 
+@pytest.mark.slow
 def test_damaged_plans_are_judged_as_by_the_oracle(
     block: int, tally: Counter[str]
 ) -> None:

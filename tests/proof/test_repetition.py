@@ -309,6 +309,7 @@ def is_right(plan: Plan, times: int) -> bool:
 
 
 @pytest.mark.parametrize("transport", NAMES)
+@pytest.mark.slow
 def test_what_is_proved_by_induction_is_what_is_proved_one_by_one(
     transport: str,
 ) -> None:

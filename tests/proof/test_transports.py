@@ -115,6 +115,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_verdicts_are_those_of_every_interleaving(
     kind: str, block: int, tally: Counter[str]
 ) -> None:
@@ -156,6 +157,7 @@ def test_verdicts_are_those_of_every_interleaving(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_a_schedule_is_proved_for_its_transport_as_for_many(kind: str) -> None:
     """Each plan for one transport, in turn."""
     seen = set()
@@ -236,6 +238,7 @@ def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(
 @pytest.mark.parametrize(
     "sizes", [((2, 2), (3, 6)), ((4, 4), (4, 8)), ((6, 12), (8, 8))]
 )
+@pytest.mark.slow
 def test_portable_plans_run_on_every_edge(sizes: tuple[tuple[int, int], ...]) -> None:
     """By the whole event graph, which the quick proof of a plan leaves out: as they are, and with
     their exchanges fused.
@@ -248,6 +251,7 @@ def test_portable_plans_run_on_every_edge(sizes: tuple[tuple[int, int], ...]) ->
             assert run_on(each, each.costs, NCCL_EDGE).graph.is_whole
 
 
+@pytest.mark.slow
 def test_what_goes_one_after_the_other_takes_longer() -> None:
     """A lane for each direction, one for each two ranks, one for all: by the same plan, without
     batches, each takes as long as the one before or longer, and the ideal no longer than any.
@@ -271,6 +275,7 @@ def test_what_goes_one_after_the_other_takes_longer() -> None:
     assert max(seen) == 4
 
 
+@pytest.mark.slow
 def test_warnings_are_of_what_other_transports_refuse() -> None:
     """Batches whose other side is none are not portable; receives in another order are right on
     gloo only.

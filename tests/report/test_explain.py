@@ -93,6 +93,7 @@ def test_the_last_line_names_the_pages(
     )
 
 
+@pytest.mark.slow
 def test_every_code_has_a_page_and_every_page_a_code() -> None:
     trees = {path: ast.parse(path.read_text()) for path in SOURCES}
     takers = {

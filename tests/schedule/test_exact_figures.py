@@ -193,6 +193,7 @@ def decimal(value: Fraction) -> str:
 
 @given(costs())
 @examples(2000, usual=24, deadline=None)
+@pytest.mark.slow
 def test_claims_are_judged_exactly(costs: Costs) -> None:
     """What equals a figure is neither more nor less than it, not by the last digit."""
     plan = costs.compiled("makespan > 0")

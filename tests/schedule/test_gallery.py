@@ -390,6 +390,7 @@ def test_first_lines_say_what_and_where_from() -> None:
         assert len(lines) <= 60, path
 
 
+@pytest.mark.slow
 def test_the_table_is_current() -> None:
     command = [sys.executable, "-m", "schedlang.report.gallery"]
     printed = subprocess.run(

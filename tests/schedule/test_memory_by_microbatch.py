@@ -272,6 +272,7 @@ def test_passes_keep_to_the_memory(name: str) -> None:
     assert gained > 6
 
 
+@pytest.mark.slow
 def test_the_best_order_keeps_to_the_memory() -> None:
     pytest.importorskip("ortools")
     from schedlang.search.optimize.optimize import judged, optimize

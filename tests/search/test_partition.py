@@ -95,6 +95,7 @@ def test_no_split_is_better(data: st.DataObject) -> None:
 
 @settings(max_examples=40)
 @given(st.data())
+@pytest.mark.slow
 def test_memory_is_kept(data: st.DataObject) -> None:
     """With one stage on each rank, what is found fits, and is the best of all that fit."""
     plan = EXACT[0]

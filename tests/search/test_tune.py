@@ -381,6 +381,7 @@ OF_MODEL = (
         ("model", f"{OF_MODEL} --device H100"),
     ],
 )
+@pytest.mark.slow
 def test_golden_tables(
     name: str, line: str, golden: Callable[[str, Path], None]
 ) -> None:

@@ -4,8 +4,8 @@
                ├─ core    `make test`
                └─ others  `make large`, whole or in parts; .ci/run runs the part of its commit
 
-The core has some of the cases of each function, and of those tests of a file that start processes
-or are slow it has some. A hash of their names chooses, so they are the same every time, and a new
+The core has some of the cases of each quick function, and some of those tests of a room that start
+processes or take seconds. A hash of their names chooses, so they are the same every time, and a new
 test needs no list. A test that is marked `core` is always chosen, one that is marked `large` never.
 """
 
@@ -17,9 +17,10 @@ from zlib import crc32
 
 import pytest
 
-#: The core has one test in so many of a family.
+#: The core has one in so many of the cases of a function.
 SHARE = 8
-#: A family is all cases of a function; or in a file, all tests with one of these markers.
+#: Of a room, which is a folder of tests, it has one in so many of those with one of these markers.
+SHARE_OF_SLOW = 24
 SLOW = ("processes", "slow")
 
 #: All tests, before `-m` and `--part` choose.
@@ -42,21 +43,18 @@ def mark(items: Sequence[pytest.Item], own: Iterable[str]) -> None:
             item.add_marker("own")
         elif not item.get_closest_marker("large"):
             families[family_of(item)].append(item)
-    sizes = Counter(file_of(item) for family in families.values() for item in family)
-    for name, family in families.items():
-        count = ceil(len(family) / SHARE)
-        if name == file_of(family[0]):
-            # A file that has quick tests too needs none of the slow ones.
-            count = max(round(len(family) / SHARE), len(family) == sizes[name])
+    for family in families.values():
+        share = SHARE_OF_SLOW if is_slow(family[0]) else SHARE
+        by_hand = sum(1 for item in family if item.get_closest_marker("core"))
+        count = max(ceil(len(family) / share), by_hand)
         for item in in_turn(family)[:count]:
             item.add_marker("core")
 
 
 def in_turn(family: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The tests of a family, the first one for the core first: those that are marked by hand; the
-    first function, which is what the file is for; one case of each other function; the rest.
+    """The tests of a family, the first one for the core first: those that are marked by hand; one
+    case of each function; the rest.
     """
-    names = [function_of(item) for item in family]
     cases: Counter[str] = Counter()
     places = {}
     for item in sorted(family, key=hash_of):
@@ -64,7 +62,6 @@ def in_turn(family: Sequence[pytest.Item]) -> list[pytest.Item]:
         places[item] = (
             not item.get_closest_marker("core"),
             cases[name],
-            names.index(name) > 0,
             hash_of(item),
         )
         cases[name] += 1
@@ -76,15 +73,19 @@ def function_of(item: pytest.Item) -> str:
     return item.nodeid.partition("[")[0]
 
 
-def file_of(item: pytest.Item) -> str:
-    """The path of a test's file, below the root."""
-    return item.nodeid.partition("::")[0]
+def room_of(item: pytest.Item) -> str:
+    """The folder of a test, below the root."""
+    return item.nodeid.partition("::")[0].rpartition("/")[0]
 
 
 def family_of(item: pytest.Item) -> str:
-    """The name of the family of a test: that of its function, or of its file."""
-    is_slow = any(map(item.get_closest_marker, SLOW))
-    return file_of(item) if is_slow else function_of(item)
+    """The name of the family of a test: that of its function, or of its room."""
+    return room_of(item) if is_slow(item) else function_of(item)
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """Whether a test starts processes or takes seconds."""
+    return any(map(item.get_closest_marker, SLOW))
 
 
 def hash_of(item: pytest.Item) -> int:
