@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the checks need torch", exc_type=ImportError)
 
-#: In `make test`: a program of each kind, and ranks of which one has no weights.
-CORE = ("versions", "programs", "random_numbers", "without_weights")
+#: In `make test`: two ranks, of which one has no weights.
+CORE = ("versions", "without_weights")
 REST = (
-    "split_backwards,copies_to_the_host,norms_and_updates,not_finite,recorded,lazily,eagerly,by_edges",
+    "programs,random_numbers,split_backwards,copies_to_the_host,norms_and_updates,not_finite,recorded,lazily,eagerly,by_edges",
     "by_edges_that_are_split,replicas,sharded,gallery,step_time,host_time,busy,death",
 )
 
