@@ -84,4 +84,4 @@ class FiniteCheck:
             self._fail(PipelineError(message))
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(message, stacklevel=5)
+            warnings.warn(message, stacklevel=6)

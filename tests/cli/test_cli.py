@@ -570,6 +570,7 @@ def imported_by(*arguments: str) -> set[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_command_imports_what_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -706,6 +707,7 @@ def test_check(tmp_path: Path) -> None:
     assert schedc("check", explicit).stdout == "proved for portable\n"
 
 
+@pytest.mark.slow
 def test_check_of_many_sizes() -> None:
     """They are checked by several processes, which come from one that has no other threads."""
     sizes = ["--for", "ranks=2..4", "--for", "microbatches=1..6"]
@@ -763,6 +765,7 @@ def test_which_sizes_hold() -> None:
     assert failing == [(3, 2), (4, 2), (4, 3)]
 
 
+@pytest.mark.slow
 def test_sizes_that_are_refused() -> None:
     """Each `require` is a reason of its own, and none makes the program wrong."""
     dualpipe = str(PROGRAMS / "dualpipe.sched")

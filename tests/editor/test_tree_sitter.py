@@ -106,6 +106,7 @@ def test_the_gallery(path: Any) -> None:
     check(scattered(text, random.Random(path.stem)))
 
 
+@pytest.mark.slow
 def test_short_programs() -> None:
     for number, source in enumerate(short_programs()):
         if number % 5 == 0:

@@ -10,6 +10,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.lark import from_lark
@@ -86,6 +87,7 @@ def damaged(texts: list[str], words: list[str]) -> st.SearchStrategy[str]:
         ],
     )
 )
+@pytest.mark.slow
 def test_damaged_programs(text: str) -> None:
     fuzzed.program(text.encode())
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < 2 * MEMORY
@@ -140,6 +142,7 @@ for watching in (False, True):
 """
 
 
+@pytest.mark.slow
 def test_a_plan_file_is_data(tmp_path: Path) -> None:
     """Reading one executes nothing and opens nothing else, whatever names and texts are in it."""
     for number, text in enumerate(

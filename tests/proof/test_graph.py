@@ -307,6 +307,7 @@ def test_what_is_held_is_no_more_than_there_are_actions() -> None:
 
 @examples(200)
 @given(schedules())
+@pytest.mark.slow
 def test_needs_are_those_of_each_op(schedule: Schedule) -> None:
     for plan in [schedule, lower(schedule), *gallery(((4, 4),), slices=2)[::7]]:
         columns = plan.columns

@@ -199,6 +199,7 @@ def test_damaged_plans_are_judged_as_by_the_oracle(
     assert min(tally["right"], tally["wrong"]) > 100
 
 
+@pytest.mark.slow
 def test_every_program_is_damaged() -> None:
     names = Counter(plan.source.path for plan in gallery(SIZES, slices=2))
     assert set(names) == set(map(str, GALLERY))

@@ -170,6 +170,7 @@ def costs(draw: st.DrawFn, stages: int) -> Costs:
 
 @examples(100)
 @given(st.data())
+@pytest.mark.slow
 def test_random_schedules(data: st.DataObject) -> None:
     schedule = data.draw(schedules())
     given = data.draw(costs(len(schedule.placement)))

@@ -657,6 +657,7 @@ def refused(what: str, schedule: str) -> None:
 
 
 @pytest.mark.parametrize(("what", "schedule"), REFUSED)
+@pytest.mark.slow
 def test_is_refused(run_ranks: Run, what: str, schedule: str) -> None:
     outcome = run_ranks(partial(refused, what, schedule), 2)
     assert outcome.has_started()
