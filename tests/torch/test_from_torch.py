@@ -3,6 +3,7 @@ torch's runtime makes of them.
 """
 
 import itertools
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,10 @@ def given_by_microbatch() -> list[float]:
     ]
 
 
+@pytest.mark.skipif(
+    "loss_kwargs" not in signature(schedules.PipelineScheduleMulti.step).parameters,
+    reason="torch 2.11 gives a loss no keywords",
+)
 def test_a_batch_may_be_given_by_microbatch(run_ranks: Run) -> None:
     for differences in run_ranks(given_by_microbatch, RANKS).results():
         assert max(differences) < 1e-12
