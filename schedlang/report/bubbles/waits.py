@@ -12,6 +12,7 @@ from attrs import frozen
 from schedlang.proof.edges import latencies
 from schedlang.schedule.columns import Floats, Ints
 from schedlang.schedule.costs import Costs
+from schedlang.schedule.fixed_point import FixedPoint
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
 
@@ -186,7 +187,7 @@ def waits(schedule: Schedule, timeline: Timeline, costs: Costs) -> Waits:
     last = heads + columns.sizes[ops[heads]] - 1
     end = np.concatenate([ends[last], copy_ends])
     first = np.searchsorted(ops[heads], columns.first)
-    maker, arrival = _latest(schedule, costs, step_of, end)
+    maker, arrival = _latest(schedule, costs, step_of, end, timeline.fixed)
     start = np.concatenate([starts[heads], copy_starts])
     held_from, held_to = np.zeros((2, len(head)))
     for each in timeline.beside:
@@ -222,7 +223,7 @@ def _times(ranks: tuple[Bars, ...]) -> tuple[Floats, Floats]:
 
 
 def _latest(
-    schedule: Schedule, costs: Costs, step_of: Ints, end: Floats
+    schedule: Schedule, costs: Costs, step_of: Ints, end: Floats, fixed: FixedPoint
 ) -> tuple[Ints, Floats]:
     """Of each step the one whose result arrived last, and when it did."""
     needs = schedule.all_needs
@@ -233,7 +234,8 @@ def _latest(
     delay = np.zeros(len(user))
     messages = needs.is_message
     delay[messages] = table[needs.made[messages], needs.number[messages]]
-    arrival = end[maker] + delay
+    # Nearest to the exact time, as all times of the timeline are, or a bit of one would be a wait.
+    arrival = fixed.numbers(fixed.counts(end[maker] + delay))
     items = np.flatnonzero((user != NOTHING) & (user != maker))
     # Of those that arrive at one time, the first one that is needed.
     items = items[np.lexsort((needs.user[items], -arrival[items], user[items]))]
