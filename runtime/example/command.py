@@ -5,6 +5,7 @@ it reports in the end.
 import argparse
 import json
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -222,7 +223,6 @@ def _conclude(
 
 def run() -> NoReturn:
     """The whole command; interrupted, it ends with the exit code of a shell's."""
-    try:
-        main()
-    except KeyboardInterrupt:
-        leave(130)
+    # Ctrl-C reaches all ranks, so none has to tell the others, as a pipeline does for a script.
+    signal.signal(signal.SIGINT, lambda *_: leave(130))
+    main()
