@@ -13,7 +13,8 @@ _HEAD = """# GPUs
 
 What has run on a GPU, what it showed, and what has not run. `make gpu` starts processes that share one GPU, each check
 under a time limit, and prints one line of JSON for each; it takes some minutes, and no package beside torch's and this
-project's own. The same checks run on CPUs with `python -m tests.gpu --device cpu`, as `make test` does.
+project's own. Those that need no GPU run on CPUs with `python -m tests.gpu --device cpu`; `make test` runs two of
+them, and `make large` the others.
 
 ```sh elsewhere: it needs a GPU
 make gpu                                     # all checks; build/gpu/gpu.json has what they found
@@ -24,6 +25,9 @@ python3 -m tests.gpu --only gallery,replicas # some of them
 Processes that share a GPU send each other messages over sockets of this machine: NCCL takes them for several hosts. That
 shows whether ranks hang, compute the right gradients and wait for the GPU. It shows nothing of the speed of links between
 GPUs, and nothing here has run on more than one.
+
+The table below is of three runs on one day, of each check the last one. Since then some of the runtime was added that has
+not run on a GPU: batches that ranks compare, gradient scalers, and how the watchdog tells work from waiting.
 """
 
 
