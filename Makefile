@@ -63,7 +63,7 @@ $(OTHER)/installed: pyproject.toml constraints.txt
 # build/site` shows them. It needs npm; what it has fetched is kept in build/.
 site: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/python -m website.build
+	$(BIN)/python -m tools.website.build
 
 # The page of `schedc view`, its trace in Perfetto, the site and the playground, in a real Chromium,
 # which must be on this machine, as must npm. It prints the times to first paint, for each hover and
@@ -232,8 +232,8 @@ gallery: .venv/installed
 # The grammars by which editors colour programs, from the grammar of the language; a test holds them
 # current.
 editor-grammars: .venv/installed
-	$(BIN)/python -m schedlang.editor.textmate > editors/vscode/syntaxes/sched.tmLanguage.json
-	$(BIN)/python -m schedlang.editor.tree_sitter editors/tree-sitter-sched
+	$(BIN)/python -m tools.grammars.textmate > editors/vscode/syntaxes/sched.tmLanguage.json
+	$(BIN)/python -m tools.grammars.tree_sitter editors/tree-sitter-sched
 
 # What the gallery takes on the transports of GPUs, by simulation; a test holds it current.
 transport-table: .venv/installed
@@ -256,7 +256,7 @@ prove: .venv/installed
 # sizes up to 10 x 30, and closed forms at all sizes up to 12 x 40. BLOCKS=0..500 does a tenth.
 prove-ranks: BLOCKS = 0..5000
 prove-ranks: .venv/installed
-	$(BIN)/pytest -n 2 --dist worksteal -m sizes tests/parametric --blocks $(BLOCKS)
+	$(BIN)/pytest -n 2 --dist worksteal -m sizes tests/prove --blocks $(BLOCKS)
 
 # What is proved for all sizes of 5,000 damaged programs, against the compiler: each at some number
 # of ranks up to 10, and at every number of microbatches up to 30. FIRST=1200 leaves out those

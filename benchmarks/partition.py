@@ -11,7 +11,7 @@ defaults, of those that train one model with a flush.
 - `even`: the split of the runtime, whose slowest stage is as fast as can be
 - `alternating`: one of layers, placement and order at a time, while the others stay: the way of
   AdaPtis (arXiv 2509.23722), as we read its abstract, on our simulation
-- `search`: `schedlang.search.partition.search`, layers and program together
+- `search`: `schedlang.extras.search.partition.search`, layers and program together
 - `solve`: the same, and which rank has which stage, and the order
 
 Models are given by their shapes. A layer takes 2 floating-point operations for each weight and
@@ -32,11 +32,7 @@ from time import process_time
 from attrs import frozen
 
 from schedlang import Costs, compile, simulate
-from schedlang.runtime import EvenLayers
-from schedlang.runtime.cutting.layouts.even_layers import sizes_by_number
-from schedlang.runtime.cutting.partition import partition as even_split
-from schedlang.schedule.layout import Layout
-from schedlang.search.partition import (
+from schedlang.extras.search.partition import (
     Layer,
     Sizes,
     costs_of_stages,
@@ -44,6 +40,10 @@ from schedlang.search.partition import (
     search,
     solve,
 )
+from schedlang.runtime import EvenLayers
+from schedlang.runtime.model.layouts.even_layers import sizes_by_number
+from schedlang.runtime.model.partition import partition as even_split
+from schedlang.schedule.layout import Layout
 
 #: Floating-point operations, and bytes, in a millisecond.
 OPERATIONS = 400e9

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import process_time
 
-from schedlang.editor.playground import answers, begin
+from schedlang.extras.editor.playground import answers, begin
 from schedlang.files.programs import text_of
 
 HERE = Path(__file__).parent

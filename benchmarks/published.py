@@ -21,8 +21,8 @@ from typing import Any
 from rows import Row, print_rows
 
 from schedlang import Costs, Source, compile
-from schedlang.search.optimize.optimize import optimize
-from schedlang.search.optimize.problem import Answer, Problem
+from schedlang.extras.search.optimize.optimize import optimize
+from schedlang.extras.search.optimize.problem import Answer, Problem
 
 RECORDED = Path(__file__).parent.parent / "tests" / "cases" / "zero_bubble.json"
 #: Seconds for one objective of one case.

@@ -19,11 +19,11 @@ from attrs import frozen
 from rows import Row, print_rows
 
 from schedlang import Costs, Source, compile
+from schedlang.extras.search.optimize.greedy import greedy
+from schedlang.extras.search.optimize.instance import Instance
+from schedlang.extras.search.optimize.optimize import optimize
+from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.schedule.kinds import Kind
-from schedlang.search.optimize.greedy import greedy
-from schedlang.search.optimize.instance import Instance
-from schedlang.search.optimize.optimize import optimize
-from schedlang.search.optimize.problem import Answer, Problem
 
 COUNT = 100
 SEED = 0

@@ -5,9 +5,9 @@ For each of three models of unequal layers, on 4 processes over gloo:
 
 1. two programs run with an even split, of one and of two stages on each rank; their traces say what
    layers, transfers, and ops without any layer take;
-2. from these costs `schedlang.search` chooses: program and split (`search`); from the best of these
-   also which rank has which stage, and an order (`solve`), which `optimize` then has some seconds
-   for;
+2. from these costs `schedlang.extras.search` chooses: program and split (`search`); from the best
+   of these also which rank has which stage, and an order (`solve`), which `optimize` then has some
+   seconds for;
 3. what was chosen, and the programs of the gallery at their defaults under the split that the
    runtime makes by the same costs, run in turns, a step each. Of the gallery, those run which are
    predicted to take at most a tenth more than the fastest of them, five at most.
@@ -40,14 +40,12 @@ from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from schedlang import Costs, Plan, Source, compile, read_plan, simulate, write_plan
-from schedlang.report.measured import Run, read_run
-from schedlang.runtime import Pipeline, measure, split
-from schedlang.runtime.cutting.partition import partition as even_split
-from schedlang.runtime.example.trace import aligned, clock_offset, write_trace
-from schedlang.search.optimize.optimize import optimize
-from schedlang.search.optimize.problem import Problem
-from schedlang.search.optimize.program import program_of
-from schedlang.search.partition import (
+from schedlang.examples.demo.trace import aligned, clock_offset, write_trace
+from schedlang.extras.measured import Run, read_run
+from schedlang.extras.search.optimize.optimize import optimize
+from schedlang.extras.search.optimize.problem import Problem
+from schedlang.extras.search.optimize.program import program_of
+from schedlang.extras.search.partition import (
     Layer,
     Solution,
     costs_of_stages,
@@ -58,6 +56,8 @@ from schedlang.search.partition import (
     search,
     solve,
 )
+from schedlang.runtime import Pipeline, measure, split
+from schedlang.runtime.model.partition import partition as even_split
 
 RANKS = 4
 MICROBATCHES = 8

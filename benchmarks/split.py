@@ -25,8 +25,8 @@ from torch.distributed.pipelining._backward import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from schedlang.runtime.stage.compiled import backend
-from schedlang.runtime.stage.split_backward import Split
+from schedlang.runtime.parts.compiled import backend
+from schedlang.runtime.split_backward import Split
 
 LENGTH = 64
 HEADS = 8

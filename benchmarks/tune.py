@@ -8,12 +8,12 @@ that it is the same on a machine with other work; a minute of two cores has 120 
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from time import perf_counter
 
-from schedlang.search.tune.candidates import Training
-from schedlang.search.tune.config import transformer_of
-from schedlang.search.tune.devices import DEVICES
-from schedlang.search.tune.inputs import layers_of_model, powers_of_two
-from schedlang.search.tune.programs import read_programs
-from schedlang.search.tune.search import tune
+from schedlang.extras.search.tune.candidates import Training
+from schedlang.extras.search.tune.config import transformer_of
+from schedlang.extras.search.tune.devices import DEVICES
+from schedlang.extras.search.tune.inputs import layers_of_model, powers_of_two
+from schedlang.extras.search.tune.programs import read_programs
+from schedlang.extras.search.tune.search import tune
 
 CONFIG = {
     "hidden_size": 4096,

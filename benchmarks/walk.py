@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from schedlang import compile, read_source
+from schedlang.runtime.announcement import Rows
 from schedlang.runtime.calls import prepare
-from schedlang.runtime.stage.stage import Stage, StagePlan
-from schedlang.runtime.transport.announcement import Rows
-from schedlang.runtime.transport.exchange import Exchange, Given
-from schedlang.runtime.transport.wire import InFlight
+from schedlang.runtime.exchange import Exchange, Given
+from schedlang.runtime.stage import Stage, StagePlan
 from schedlang.runtime.values import ValueSpec
+from schedlang.runtime.wire import InFlight
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 ROUNDS = 20

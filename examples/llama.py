@@ -18,9 +18,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils.logging import disable_progress_bar
 
 from schedlang import read_plan
+from schedlang.examples.demo.corpus import draw_batch, read_corpus
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, load_model, load_optimizers, measure, split
-from schedlang.runtime.example.corpus import draw_batch, read_corpus
 
 CONFIG = LlamaConfig(
     vocab_size=256,

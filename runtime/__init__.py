@@ -7,26 +7,27 @@ it in this order:
     calls.py            the plan's actions as calls, each bound once to all that it needs
     part.py             the port through which all else is added to a stage and to the walk
     values.py           what passes between stages, and processes.py, which processes run the plan
-    stage/              a stage: what F, B, I, W, R and U mean on a torch module, and its parts
-    transport/          tensors between ranks
-    gradients/          sums, norms and updates of gradients that stages or replicas share
-    watch/              heartbeats, and what ranks print when one fails
-    saving/ cutting/    checkpoints and models in files; a model cut into stages
-    example/            the command `torchrun -m schedlang.runtime PLAN`, which trains a small model
+    stage.py            a stage: what F, B, I, W, R and U mean on a torch module
+    messages.py         tensors between ranks: wire.py, exchange.py, announcement.py
+    watchdog.py         heartbeats, and what ranks print when one fails
+    parts/              what a plan or a module may need beside: one file a part
+    model/              a model cut into stages, checkpoints, and models in files
+
+The command `torchrun -m schedlang.runtime PLAN` trains the model of `schedlang.examples.demo`.
 """
 
-from schedlang.runtime.cutting.block_costs import measure
-from schedlang.runtime.cutting.layouts.even_layers import EvenLayers
-from schedlang.runtime.cutting.model import split
-from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.losses import add_loss, added_losses
-from schedlang.runtime.pipeline import Pipeline
-from schedlang.runtime.saving.model_files import load_model, load_optimizers
-from schedlang.runtime.stage.components import (
+from schedlang.runtime.components import (
     OverlappedBackward,
     OverlappedForward,
     end_component,
 )
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.losses import add_loss, added_losses
+from schedlang.runtime.model.block_costs import measure
+from schedlang.runtime.model.layouts.even_layers import EvenLayers
+from schedlang.runtime.model.model_files import load_model, load_optimizers
+from schedlang.runtime.model.split import split
+from schedlang.runtime.pipeline import Pipeline
 
 __all__ = [
     "EvenLayers",

@@ -2,7 +2,7 @@
 ranks.
 """
 
-from schedlang.runtime.example.command import run
+from schedlang.examples.demo.command import run
 
 if __name__ == "__main__":
     run()

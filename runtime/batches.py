@@ -22,8 +22,10 @@ from attrs import field, frozen
 from torch import Tensor
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.announcement import Announcement, Rows, Shares
 from schedlang.runtime.dealt import tell_of_other_batch
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.exchange import Given
 from schedlang.runtime.microbatches import (
     Counts,
     Microbatches,
@@ -37,9 +39,7 @@ from schedlang.runtime.microbatches import (
     totals_of,
     weighted,
 )
-from schedlang.runtime.stage.stage import Stage
-from schedlang.runtime.transport.announcement import Announcement, Rows, Shares
-from schedlang.runtime.transport.exchange import Given
+from schedlang.runtime.stage import Stage
 from schedlang.runtime.values import (
     Value,
     ValueSpec,

@@ -8,35 +8,35 @@ from attrs import evolve
 from torch import nn
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.components import overlapped_of
+from schedlang.runtime.entry import works_in_place
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.gradients.clipping import UpdateClip
-from schedlang.runtime.gradients.overflows import Overflows
-from schedlang.runtime.gradients.shared_weights import SharedWeights
-from schedlang.runtime.gradients.sums import SharedSums, stage_sums
-from schedlang.runtime.gradients.updates import replica_updates
+from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.part import Part
+from schedlang.runtime.parts.audit import Audit
+from schedlang.runtime.parts.buffers import Buffers
+from schedlang.runtime.parts.clipping import UpdateClip
+from schedlang.runtime.parts.far_edges import Edges, FarEdge, Forks, Skips
+from schedlang.runtime.parts.hops import Hops
+from schedlang.runtime.parts.keepers import copies_between_ranks
+from schedlang.runtime.parts.offload import Offload
+from schedlang.runtime.parts.overflows import Overflows
+from schedlang.runtime.parts.repeats import Repeats
+from schedlang.runtime.parts.shards import Shards, is_sharded
+from schedlang.runtime.parts.shared_draws import Draws, SharedDraws
+from schedlang.runtime.parts.shared_hooks import BoundaryHooks, SharedHooks
+from schedlang.runtime.parts.shared_weights import SharedWeights
+from schedlang.runtime.parts.slices import Past
+from schedlang.runtime.parts.sums import SharedSums, stage_sums
+from schedlang.runtime.parts.turns import Turns
+from schedlang.runtime.parts.updates import replica_updates
+from schedlang.runtime.parts.versions import LateWeights, versions_of
+from schedlang.runtime.parts.weights import SameWeights, Weights
 from schedlang.runtime.processes import Processes
 from schedlang.runtime.setup import Setup
-from schedlang.runtime.stage.audit import Audit
-from schedlang.runtime.stage.buffers import Buffers
-from schedlang.runtime.stage.components import overlapped_of
-from schedlang.runtime.stage.entry import works_in_place
-from schedlang.runtime.stage.far_edges import Edges, FarEdge, Forks, Skips
-from schedlang.runtime.stage.hops import Hops
-from schedlang.runtime.stage.keepers import copies_between_ranks
-from schedlang.runtime.stage.offload import Offload
-from schedlang.runtime.stage.repeats import Repeats
-from schedlang.runtime.stage.shards import Shards, is_sharded
-from schedlang.runtime.stage.shared_draws import Draws, SharedDraws
-from schedlang.runtime.stage.shared_hooks import BoundaryHooks, SharedHooks
-from schedlang.runtime.stage.slices import Past
-from schedlang.runtime.stage.stage import Loss, Stage, StagePlan
-from schedlang.runtime.stage.turns import Turns
-from schedlang.runtime.stage.versions import LateWeights, versions_of
-from schedlang.runtime.stage.weights import SameWeights, Weights
-from schedlang.runtime.transport.exchange import Exchange
-from schedlang.runtime.transport.wire import Wire
-from schedlang.runtime.watch.watchdog import Watchdog
+from schedlang.runtime.stage import Loss, Stage, StagePlan
+from schedlang.runtime.watchdog import Watchdog
+from schedlang.runtime.wire import Wire
 from schedlang.schedule.kinds import OF_HOPS, Kind
 from schedlang.schedule.layout import Layout
 

@@ -19,11 +19,11 @@ from itertools import chain
 from schedlang.plan.plan import Plan
 from schedlang.ranks.lifetimes import begins, waits
 from schedlang.ranks.receipts import receipts
+from schedlang.runtime.components import OverlappedBackward, overlapped_pairs
+from schedlang.runtime.exchange import Exchange
+from schedlang.runtime.messages import Receive, Send, post_as_one
 from schedlang.runtime.part import Op, Part, When
-from schedlang.runtime.stage.components import OverlappedBackward, overlapped_pairs
-from schedlang.runtime.stage.stage import Stage
-from schedlang.runtime.transport.exchange import Exchange
-from schedlang.runtime.transport.messages import Receive, Send, post_as_one
+from schedlang.runtime.stage import Stage
 from schedlang.schedule.actions import is_collective, is_transfer
 from schedlang.schedule.kinds import AWAITS, Kind
 

@@ -13,13 +13,13 @@ from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
 from schedlang.proof.norms import why_not
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.gradients.shared_weights import Tied
 from schedlang.runtime.microbatches import SliceLengths
+from schedlang.runtime.parts.shards import is_sharded
+from schedlang.runtime.parts.shared_weights import Tied
 from schedlang.runtime.processes import PIPELINE, Processes, backend_of
 from schedlang.runtime.setup import Setup
-from schedlang.runtime.stage.shards import is_sharded
 from schedlang.runtime.torch_private import looks_as_known, sums_in_backwards
-from schedlang.runtime.watch.watchdog import Watchdog
+from schedlang.runtime.watchdog import Watchdog
 from schedlang.schedule.kinds import OF_HOPS, Kind
 from schedlang.schedule.transports import NCCL, NCCL_EAGER, NCCL_EDGE, PORTABLE
 

@@ -49,43 +49,43 @@ from schedlang.runtime.checks import (
     device_of,
 )
 from schedlang.runtime.clock import Clock, Moment
-from schedlang.runtime.cutting.model import Stages
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.finite import FiniteCheck
-from schedlang.runtime.gradients.clipping import UpdateClip, total_norm
-from schedlang.runtime.gradients.post_validation import PostValidation
-from schedlang.runtime.gradients.shared_weights import (
+from schedlang.runtime.gpu_progress import GpuProgress
+from schedlang.runtime.losses import LOSS
+from schedlang.runtime.microbatches import Counts, SliceLengths, weighted
+from schedlang.runtime.model.checkpoint import (
+    VERSIONS,
+    Checkpoints,
+    Stateful,
+)
+from schedlang.runtime.model.later import LaterCalls
+from schedlang.runtime.model.model_files import ModelPart, write_model
+from schedlang.runtime.model.split import Stages
+from schedlang.runtime.part import Op, Part
+from schedlang.runtime.parts.again import BeforeForwards
+from schedlang.runtime.parts.audit import Audit
+from schedlang.runtime.parts.clipping import UpdateClip, total_norm
+from schedlang.runtime.parts.edge_wire import EdgeWire
+from schedlang.runtime.parts.post_validation import PostValidation
+from schedlang.runtime.parts.repeats import Verify
+from schedlang.runtime.parts.shards import counting_together
+from schedlang.runtime.parts.shared_weights import (
     Tied,
     check_shared_weights,
     find_shared_weights,
     warn_of_equal_weights,
 )
-from schedlang.runtime.losses import LOSS
-from schedlang.runtime.microbatches import Counts, SliceLengths, weighted
-from schedlang.runtime.part import Op, Part
+from schedlang.runtime.parts.versions import WeightVersions
+from schedlang.runtime.precision import rounding_to
 from schedlang.runtime.processes import processes_of
-from schedlang.runtime.saving.checkpoint import (
-    VERSIONS,
-    Checkpoints,
-    Stateful,
-)
-from schedlang.runtime.saving.later import LaterCalls
-from schedlang.runtime.saving.model_files import ModelPart, write_model
+from schedlang.runtime.random_state import RandomState
 from schedlang.runtime.setup import Setup
-from schedlang.runtime.stage.again import BeforeForwards
-from schedlang.runtime.stage.audit import Audit
-from schedlang.runtime.stage.random_state import RandomState
-from schedlang.runtime.stage.repeats import Verify
-from schedlang.runtime.stage.shards import counting_together
-from schedlang.runtime.stage.stage import LossFn, Stage
-from schedlang.runtime.stage.versions import WeightVersions
-from schedlang.runtime.transport.edges import EdgeWire
-from schedlang.runtime.transport.exchange import Exchange
-from schedlang.runtime.transport.precision import rounding_to
-from schedlang.runtime.transport.wire import Wire, warm_up
+from schedlang.runtime.stage import LossFn, Stage
 from schedlang.runtime.values import Value, are_of_inference
-from schedlang.runtime.watch.gpu import GpuProgress
-from schedlang.runtime.watch.watchdog import BETWEEN, Watchdog
+from schedlang.runtime.watchdog import BETWEEN, Watchdog
+from schedlang.runtime.wire import Wire, warm_up
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.forward_only import forward_only, forwards
 from schedlang.schedule.timeline import Bar
@@ -110,7 +110,7 @@ class Pipeline:
     what the one before returns, a tensor, or tensors in tuples, lists and dictionaries; a tuple as
     several arguments. Where the plan has `edges`, it takes an argument from each stage before it,
     in the order of their numbers. Where the plan has slices or skips, stages take and return more,
-    see `schedlang.runtime.stage.slices.Past` and `schedlang.runtime.stage.far_edges.Skips`. Rows
+    see `schedlang.runtime.parts.slices.Past` and `schedlang.runtime.parts.far_edges.Skips`. Rows
     lie along the first dimension of all tensors of a batch, or along `batch_dim`; two of them are
     that of the inputs and that of the targets. Where the plan has slices, those of a sequence are
     as long as `slice_lengths` says: a length for each, or a function that gives these for a length

@@ -9,10 +9,10 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.gradients.shared_weights import Tied
 from schedlang.runtime.microbatches import SliceLengths
-from schedlang.runtime.stage.repeats import Verify
-from schedlang.runtime.stage.stage import LossFn
+from schedlang.runtime.parts.repeats import Verify
+from schedlang.runtime.parts.shared_weights import Tied
+from schedlang.runtime.stage import LossFn
 
 
 @frozen(eq=False)

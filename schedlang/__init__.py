@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from schedlang.diagnostics.diagnostic import Diagnostic as Diagnostic
     from schedlang.diagnostics.diagnostic import ParameterError as ParameterError
     from schedlang.diagnostics.source import Source as Source
+    from schedlang.extras.noise.noise import Noise as Noise
+    from schedlang.extras.noise.runs import Delays as Delays
+    from schedlang.extras.noise.runs import Runs as Runs
+    from schedlang.extras.prove.prove import prove_for_all as prove_for_all
+    from schedlang.extras.prove.result import Law as Law
+    from schedlang.extras.prove.result import Proof as Proof
+    from schedlang.extras.prove.result import Verdict as Verdict
     from schedlang.files.reading import read_source as read_source
-    from schedlang.parametric.prove import prove_for_all as prove_for_all
-    from schedlang.parametric.result import Law as Law
-    from schedlang.parametric.result import Proof as Proof
-    from schedlang.parametric.result import Verdict as Verdict
     from schedlang.plan.plan import Plan as Plan
     from schedlang.plan.plan import write_plan as write_plan
     from schedlang.plan.reader import open_plan as open_plan
     from schedlang.plan.reader import read_plan as read_plan
     from schedlang.proof.execution import Execution as Execution
-    from schedlang.proof.noise import Noise as Noise
     from schedlang.proof.prove import prove as prove
-    from schedlang.proof.runs import Delays as Delays
-    from schedlang.proof.runs import Runs as Runs
     from schedlang.python.builder import Builder as Builder
     from schedlang.python.simulation import simulate as simulate
     from schedlang.python.simulation import simulate_runs as simulate_runs
@@ -57,27 +57,27 @@ _MODULES = {
     "Builder": "python.builder",
     "CompileError": "diagnostics.diagnostic",
     "Costs": "schedule.costs",
-    "Delays": "proof.runs",
+    "Delays": "extras.noise.runs",
     "Diagnostic": "diagnostics.diagnostic",
     "Execution": "proof.execution",
     "Kind": "schedule.kinds",
-    "Law": "parametric.result",
+    "Law": "extras.prove.result",
     "Layout": "schedule.layout",
-    "Noise": "proof.noise",
+    "Noise": "extras.noise.noise",
     "ParameterError": "diagnostics.diagnostic",
     "Pipeline": "schedule.layout",
     "Plan": "plan.plan",
-    "Proof": "parametric.result",
-    "Runs": "proof.runs",
+    "Proof": "extras.prove.result",
+    "Runs": "extras.noise.runs",
     "Schedule": "schedule.schedule",
     "Source": "diagnostics.source",
     "Timeline": "schedule.timeline",
-    "Verdict": "parametric.result",
+    "Verdict": "extras.prove.result",
     "compile": "compiler",
     "load": "python.sweep",
     "open_plan": "plan.reader",
     "prove": "proof.prove",
-    "prove_for_all": "parametric.prove",
+    "prove_for_all": "extras.prove.prove",
     "read_costs": "schedule.costs",
     "read_plan": "plan.reader",
     "read_source": "files.reading",

@@ -231,10 +231,10 @@ def check(options: argparse.Namespace) -> int:
 
 def simulate(options: argparse.Namespace) -> int:
     """Print the figures of an execution, and of runs with noise, if there is any."""
+    from schedlang.extras.noise.report import runs_json, runs_text
     from schedlang.proof.prove import simulate as execute
     from schedlang.report.bubbles.account import Account
     from schedlang.report.figures import figures, figures_text
-    from schedlang.report.runs import runs_json, runs_text
 
     noise = _noise(options)
     plan, costs = load_to_execute(options)
@@ -260,7 +260,7 @@ def simulate(options: argparse.Namespace) -> int:
 
 def _noise(options: argparse.Namespace) -> Any:
     """The noise in the options; None without any."""
-    from schedlang.proof.noise import SEED, Noise
+    from schedlang.extras.noise.noise import SEED, Noise
 
     if not options.jitter and (options.runs is not None or options.seed is not None):
         name = "--seed" if options.runs is None else "--runs"
@@ -279,7 +279,7 @@ def _noise(options: argparse.Namespace) -> Any:
 
 def _runs(plan: Any, costs: Any, noise: Any, options: argparse.Namespace) -> Any:
     """The simulated runs of a plan with noise."""
-    from schedlang.proof.runs import RUNS, simulate_runs
+    from schedlang.extras.noise.runs import RUNS, simulate_runs
 
     # Without a jitter, all runs are the same.
     count = (options.runs or RUNS) if noise.jitter else 1

@@ -19,7 +19,7 @@ from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
 from schedlang.diagnostics.diagnostic import CompileError
 
 if TYPE_CHECKING:
-    from schedlang.report.difference.difference import Side
+    from schedlang.extras.difference.difference import Side
 
 
 def explain_bubble(options: argparse.Namespace) -> int:
@@ -45,8 +45,8 @@ def compare(options: argparse.Namespace) -> int:
     measured.
     """
     from schedlang import read_source
+    from schedlang.extras.measured import is_trace
     from schedlang.report.compare import compare, comparison_json, comparison_text
-    from schedlang.report.measured import is_trace
 
     # With a trace among the files, a schedule is compared with a run of it.
     traces = [file for file in options.files if is_trace(read_source(file).text)]
@@ -71,9 +71,9 @@ def compare(options: argparse.Namespace) -> int:
 def diff(options: argparse.Namespace) -> int:
     """Print what differs between two schedules; the exit code is that of diff(1)."""
     from schedlang.diagnostics.style import Style
-    from schedlang.report.difference.difference import differ
-    from schedlang.report.difference.document import difference_json
-    from schedlang.report.difference.text import difference_text
+    from schedlang.extras.difference.difference import differ
+    from schedlang.extras.difference.document import difference_json
+    from schedlang.extras.difference.text import difference_text
 
     try:
         sides = [_side(options, *each) for each in _chosen(options)]
@@ -116,7 +116,7 @@ def _chosen(options: argparse.Namespace) -> list[tuple[str, dict[str, int]]]:
 
 def _side(options: argparse.Namespace, file: str, params: dict[str, int]) -> Side:
     """One of the two schedules of `diff`, simulated."""
-    from schedlang.report.difference.difference import side_of
+    from schedlang.extras.difference.difference import side_of
 
     plan, costs = load_to_execute(options, file, params=params, takes_tables=True)
     with progress(f"simulating {plan.name}"):
@@ -125,13 +125,13 @@ def _side(options: argparse.Namespace, file: str, params: dict[str, int]) -> Sid
 
 def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:
     """Print what was predicted beside what was measured; write the costs that the run shows."""
-    from schedlang.files.documents import write_document
-    from schedlang.report.measured import (
+    from schedlang.extras.measured import (
         compare,
         comparison_json,
         comparison_text,
         read_run,
     )
+    from schedlang.files.documents import write_document
 
     # One program or plan, and behind it one trace.
     if len(options.files) != 2 or options.files[1:] != traces:

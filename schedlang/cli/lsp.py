@@ -10,7 +10,7 @@ def lsp(_: argparse.Namespace) -> int:
     """Serve an editor until it ends."""
     try:
         # It loads the extra `lsp`.
-        from schedlang.editor.server import serve
+        from schedlang.extras.editor.server import serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("pygls", "lsprotocol"):
             raise

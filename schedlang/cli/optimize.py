@@ -19,9 +19,9 @@ def optimize(options: argparse.Namespace) -> int:
     if options.output and not options.output.endswith(".sched"):
         raise UsageError(f"`{options.output}` is to be a program: -o NAME.sched")
     from schedlang.diagnostics.diagnostic import CompileError
-    from schedlang.search.optimize.optimize import check_solver, judged, optimize
-    from schedlang.search.optimize.problem import Answer, Problem
-    from schedlang.search.optimize.program import program_of
+    from schedlang.extras.search.optimize.optimize import check_solver, judged, optimize
+    from schedlang.extras.search.optimize.problem import Answer, Problem
+    from schedlang.extras.search.optimize.program import program_of
 
     # Before the program is compiled: without the extra, there is nothing to search with.
     try:
@@ -85,7 +85,7 @@ def optimize(options: argparse.Namespace) -> int:
 def _block(options: argparse.Namespace, plan: Any, problem: Any) -> int:
     """Look for the best block that repeats, say what it takes, and write it as a program."""
     from schedlang.diagnostics.diagnostic import CompileError
-    from schedlang.search.optimize.blocks import best_block
+    from schedlang.extras.search.optimize.blocks import best_block
 
     if options.place:
         raise UsageError(
@@ -190,7 +190,7 @@ def _write(output: str | None, text: str) -> None:
 
 def _placed(file: str, problem: Any) -> Any:
     """The problem with its stages on other ranks, where that is better."""
-    from schedlang.search.partition.place import place
+    from schedlang.extras.search.partition.place import place
 
     try:
         with progress(f"placing the stages of {problem.graph.schedule.name}"):

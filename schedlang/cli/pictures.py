@@ -18,8 +18,8 @@ from schedlang.cli.progress import progress
 from schedlang.cli.usage import UsageError
 
 if TYPE_CHECKING:
+    from schedlang.extras.measured import Run
     from schedlang.plan.plan import Plan
-    from schedlang.report.measured import Run
     from schedlang.report.views import Picture
 
 
@@ -28,7 +28,7 @@ def pictures_of(options: argparse.Namespace, files: list[str]) -> list[Picture]:
     costs that the run shows, so that they are on one axis of time.
     """
     from schedlang import read_source
-    from schedlang.report.measured import is_trace, read_run
+    from schedlang.extras.measured import is_trace, read_run
 
     runs: dict[str, Run] = {}
     for file in files:
@@ -62,8 +62,8 @@ def _recorded(run: Run) -> Picture:
 
 def _simulated(options: argparse.Namespace, file: str, run: Run | None) -> Picture:
     """The picture of a program or a plan, with the costs of a run if there is one."""
+    from schedlang.extras.measured import predict
     from schedlang.proof.prove import simulate
-    from schedlang.report.measured import predict
     from schedlang.report.views import lay_out
     from schedlang.report.views.units import SECONDS
 
@@ -87,7 +87,7 @@ def _simulated(options: argparse.Namespace, file: str, run: Run | None) -> Pictu
 def _seconds_of(options: argparse.Namespace) -> float | None:
     """How many seconds a unit of time has, if the costs say it: those of a trace do."""
     from schedlang import read_source
-    from schedlang.report.measured import is_trace
+    from schedlang.extras.measured import is_trace
     from schedlang.report.views.units import SECONDS
 
     # Of several files, or a folder, each is a trace.

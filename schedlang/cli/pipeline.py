@@ -24,8 +24,8 @@ _KEYS = {
 
 def pipeline(options: argparse.Namespace) -> int:
     """Draw a strategy's timeline, and print its bubble rate."""
+    from schedlang.extras.pipeline_tool import quirky_bubble_rate, quirky_timeline
     from schedlang.proof.prove import simulate
-    from schedlang.report.pipeline_tool import quirky_bubble_rate, quirky_timeline
     from schedlang.report.views.table import table
 
     settings = _settings(options)
@@ -98,8 +98,8 @@ def _draw(plan: Any, execution: Any, path: str | None) -> str | None:
 
 def _settings(options: argparse.Namespace) -> Any:
     """The settings in the file; arguments override them, and options override both."""
+    from schedlang.extras.pipeline_tool import settings_of
     from schedlang.files.documents import read_document, read_value
-    from schedlang.report.pipeline_tool import settings_of
 
     try:
         file = read_document(options.config) if options.config else {}

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         write_plan(plan, path)
         processes = len(plan.ranks) * options.replicas
         # Processes of their own, by torch's launcher: this one never imports torch.
-        command = [sys.executable, "-m", "schedlang.runtime.example.launch"]
+        command = [sys.executable, "-m", "schedlang.examples.demo.launch"]
         command += ["--standalone", "--nproc-per-node", str(processes)]
         command += ["-m", "schedlang.runtime", str(path)]
         for name in (

@@ -15,11 +15,15 @@ _OF_MODEL = ("device", "sequence", "efficiency")
 
 def tune(options: argparse.Namespace) -> int:
     """Try programs for a training, and print the best."""
+    from schedlang.extras.search.tune.picture import check_picture, write_frontier
+    from schedlang.extras.search.tune.programs import read_programs
+    from schedlang.extras.search.tune.report import (
+        costs_within,
+        tuning_json,
+        tuning_text,
+    )
+    from schedlang.extras.search.tune.search import tune as search
     from schedlang.files.documents import write_document
-    from schedlang.search.tune.picture import check_picture, write_frontier
-    from schedlang.search.tune.programs import read_programs
-    from schedlang.search.tune.report import costs_within, tuning_json, tuning_text
-    from schedlang.search.tune.search import tune as search
 
     programs = read_programs(options.files)
     try:
@@ -55,7 +59,7 @@ def tune(options: argparse.Namespace) -> int:
 
 def _training(options: argparse.Namespace) -> Any:
     """What is to be trained, and the units of what is told of it; ValueError for what is wrong."""
-    from schedlang.search.tune.candidates import Training
+    from schedlang.extras.search.tune.candidates import Training
 
     layers, memory, units = _of_model(options) if options.model else _of_costs(options)
     training = Training(
@@ -74,10 +78,14 @@ def _of_model(options: argparse.Namespace) -> Any:
     """The layers of a model on a device, for each size of microbatch; how many bytes a rank may
     hold; and the units.
     """
-    from schedlang.search.tune.config import read_transformer
-    from schedlang.search.tune.devices import DEVICES
-    from schedlang.search.tune.inputs import EFFICIENCY, layers_of_model, powers_of_two
-    from schedlang.search.tune.report import Units, gigabytes
+    from schedlang.extras.search.tune.config import read_transformer
+    from schedlang.extras.search.tune.devices import DEVICES
+    from schedlang.extras.search.tune.inputs import (
+        EFFICIENCY,
+        layers_of_model,
+        powers_of_two,
+    )
+    from schedlang.extras.search.tune.report import Units, gigabytes
 
     wanted = {
         "device": f"--device, one of {', '.join(DEVICES)}",
@@ -114,9 +122,9 @@ def _of_model(options: argparse.Namespace) -> Any:
 
 def _of_costs(options: argparse.Namespace) -> Any:
     """The same of measured costs: there is one size of microbatch, that which was measured."""
+    from schedlang.extras.search.tune.inputs import layers_of_costs
+    from schedlang.extras.search.tune.report import Units
     from schedlang.schedule.costs import read_costs
-    from schedlang.search.tune.inputs import layers_of_costs
-    from schedlang.search.tune.report import Units
 
     given = [name for name in _OF_MODEL if getattr(options, name) is not None]
     if given:
@@ -136,7 +144,7 @@ def _of_costs(options: argparse.Namespace) -> Any:
 
 def _check_programs(options: argparse.Namespace, programs: Any) -> None:
     """ValueError for what is no program, and for a parameter that none has."""
-    from schedlang.search.tune.programs import SIZES
+    from schedlang.extras.search.tune.programs import SIZES
 
     for program in programs:
         if program.source.is_plan:
@@ -149,7 +157,7 @@ def _check_programs(options: argparse.Namespace, programs: Any) -> None:
 
 def _nothing(tuning: Any, programs: int) -> str | None:
     """Why there is no best candidate of so many programs, if there is none."""
-    from schedlang.search.tune.report import gigabytes
+    from schedlang.extras.search.tune.report import gigabytes
 
     if tuning.fitting:
         return None
@@ -180,7 +188,7 @@ def _nothing(tuning: Any, programs: int) -> str | None:
 
 def _command(options: argparse.Namespace, tuning: Any) -> str:
     """The command that compiles the best candidate."""
-    from schedlang.search.tune.report import command_of
+    from schedlang.extras.search.tune.report import command_of
 
     best = tuning.fitting[0].candidate
     return command_of(best, options.transport, options.write_costs, "plan.json")

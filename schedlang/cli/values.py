@@ -135,7 +135,7 @@ def _capacity(text: str) -> float:
         # It may be a device, or have a unit.
         pass
     if not text[:1].isdigit():
-        from schedlang.search.tune.devices import DEVICES
+        from schedlang.extras.search.tune.devices import DEVICES
 
         return DEVICES[device(text)].room
     return amount(text)
@@ -179,7 +179,7 @@ def transport(text: str) -> str:
 
 def device(text: str) -> str:
     """The name of an accelerator whose data sheet is known."""
-    from schedlang.search.tune.devices import DEVICES
+    from schedlang.extras.search.tune.devices import DEVICES
 
     return one_of(*DEVICES)(text)
 

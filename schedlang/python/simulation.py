@@ -8,11 +8,11 @@ from attrs import evolve
 from schedlang.compiler import NO_PARAMS
 from schedlang.diagnostics.arguments import check_flag, check_params
 from schedlang.diagnostics.source import Source
+from schedlang.extras.noise.noise import Noise
+from schedlang.extras.noise.runs import RUNS, Runs, check_runs
+from schedlang.extras.noise.runs import simulate_runs as execute_runs
 from schedlang.proof.execution import Execution
-from schedlang.proof.noise import Noise
 from schedlang.proof.prove import simulate as execute
-from schedlang.proof.runs import RUNS, Runs, check_runs
-from schedlang.proof.runs import simulate_runs as execute_runs
 from schedlang.python.plans import plan_of
 from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.schedule import Schedule

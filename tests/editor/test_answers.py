@@ -5,11 +5,11 @@ from lsprotocol import types
 
 from schedlang import Source
 from schedlang.diagnostics.source import Span
-from schedlang.editor import answers
-from schedlang.editor.analysis import Analysis, analyse
-from schedlang.editor.completion import candidates
-from schedlang.editor.positions import Lines
-from schedlang.editor.words import examples, meanings
+from schedlang.extras.editor import answers
+from schedlang.extras.editor.analysis import Analysis, analyse
+from schedlang.extras.editor.completion import candidates
+from schedlang.extras.editor.positions import Lines
+from schedlang.extras.editor.words import examples, meanings
 from schedlang.language.grammar import words
 from schedlang.language.names import FIGURES
 from schedlang.schedule.kinds import OPS

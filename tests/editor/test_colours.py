@@ -9,8 +9,8 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.token import Error, Keyword, Name
 
-from schedlang.editor.colours import Colour, coloured
-from schedlang.editor.pygments import _TYPES, SchedLexer
+from schedlang.extras.editor.colours import Colour, coloured
+from schedlang.extras.editor.pygments import _TYPES, SchedLexer
 from schedlang.language.concrete import Branch, concrete
 from schedlang.language.formatting import rule_of
 from schedlang.language.grammar import reserved, words

@@ -7,8 +7,8 @@ import pytest
 
 from schedlang import Source, compile, read_source, simulate
 from schedlang.compiler import check_program
-from schedlang.editor import playground
-from schedlang.editor.colours import coloured
+from schedlang.extras.editor import playground
+from schedlang.extras.editor.colours import coloured
 from schedlang.files.programs import names, path_of, text_of
 from schedlang.report.views import lay_out
 from schedlang.report.views.html import page_data

@@ -11,7 +11,7 @@ from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 
 from schedlang import CompileError, Source, compile, read_source, simulate
-from schedlang.editor.positions import Lines
+from schedlang.extras.editor.positions import Lines
 from schedlang.language.formatting import rule_of
 from tests.support.language_client import Client, Session, at, edited
 from tests.support.paths import GALLERY

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from schedlang.cli.options import COMMANDS
-from schedlang.editor.colours import coloured
-from schedlang.editor.textmate import SCOPES, textmate
+from schedlang.extras.editor.colours import coloured
 from tests.support.paths import GALLERY, PROGRAMS, ROOT
 from tests.support.short_programs import short_programs
+from tools.grammars.textmate import SCOPES, textmate
 
 VSCODE = ROOT / "editors" / "vscode"
 FILES = [*GALLERY, *sorted((PROGRAMS / "lib").glob("*.sched"))]

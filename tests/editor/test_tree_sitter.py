@@ -18,13 +18,13 @@ import pytest
 from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedInput
 
-from schedlang.editor.colours import Colour, coloured, op_words
-from schedlang.editor.tree_sitter import files, tree_sitter
+from schedlang.extras.editor.colours import Colour, coloured, op_words
 from schedlang.language.grammar import reserved, words
 from tests.support.paths import GALLERY, PROGRAMS, ROOT
 from tests.support.scattered import scattered
 from tests.support.short_programs import short_programs
 from tests.support.tree_corpus import cases, parsed, written
+from tools.grammars.tree_sitter import files, tree_sitter
 
 FOLDER = ROOT / "editors" / "tree-sitter-sched"
 FILES = [*GALLERY, *sorted((PROGRAMS / "lib").glob("*.sched"))]

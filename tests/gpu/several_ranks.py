@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from schedlang import compile
+from schedlang.examples.demo.corpus import read_corpus
+from schedlang.examples.demo.gpt import BLOCKS
+from schedlang.examples.demo.recipe import Recipe
+from schedlang.examples.demo.reference import train_reference
+from schedlang.examples.demo.report import compare, total_losses
+from schedlang.examples.demo.train import train as train_example
+from schedlang.examples.demo.workload import Workload
 from schedlang.runtime import Pipeline, PipelineError
-from schedlang.runtime.example.corpus import read_corpus
-from schedlang.runtime.example.gpt import BLOCKS
-from schedlang.runtime.example.recipe import Recipe
-from schedlang.runtime.example.reference import train_reference
-from schedlang.runtime.example.report import compare, total_losses
-from schedlang.runtime.example.train import train as train_example
-from schedlang.runtime.example.workload import Workload
 from tests.gpu.checks import (
     TOLERANCE,
     Said,

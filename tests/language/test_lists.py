@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from schedlang import CompileError, Source, compile
 from schedlang.compiler import compile_tree
+from schedlang.extras.prove.prove import prove_for_all
+from schedlang.extras.prove.ranks.prove import contains, prove
 from schedlang.language.expand import expand
 from schedlang.language.imports import load
 from schedlang.language.symbols import symbols_of
-from schedlang.parametric.prove import prove_for_all
-from schedlang.parametric.ranks.prove import contains, prove
 
 #: 1F1B where each rank looks its warm-up up.
 DEPTHS = """

@@ -3,11 +3,11 @@
 import pytest
 
 from schedlang import CompileError, Source, compile
+from schedlang.extras.prove.prove import prove_for_all
+from schedlang.extras.prove.ranks.prove import contains, prove
 from schedlang.language.expand import expand
 from schedlang.language.imports import load
 from schedlang.language.symbols import symbols_of
-from schedlang.parametric.prove import prove_for_all
-from schedlang.parametric.ranks.prove import contains, prove
 from schedlang.proof.prove import simulate
 from tests.support.paths import PROGRAMS
 

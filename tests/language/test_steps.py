@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from schedlang import CompileError, Source
 from schedlang.compiler import compile_tree
+from schedlang.extras.prove.prove import prove_for_all
+from schedlang.extras.prove.ranks.prove import contains, prove
 from schedlang.language.expand import expand
 from schedlang.language.imports import load
-from schedlang.parametric.prove import prove_for_all
-from schedlang.parametric.ranks.prove import contains, prove
 
 NUMBERS = st.integers(-9, 9)
 STEPS = st.integers(-4, 4).filter(bool)

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from schedlang import Plan, Schedule, compile
 from schedlang.cli.main import main
 from schedlang.diagnostics.style import PLAIN
-from schedlang.lowering import lower
-from schedlang.report.alignment import Change, align
-from schedlang.report.difference.difference import (
+from schedlang.extras.difference.difference import (
     Difference,
     differ,
     rank_differences,
     side_of,
 )
-from schedlang.report.difference.document import difference_json
-from schedlang.report.difference.text import difference_text
+from schedlang.extras.difference.document import difference_json
+from schedlang.extras.difference.text import difference_text
+from schedlang.lowering import lower
+from schedlang.report.alignment import Change, align
 from schedlang.schedule.costs import UNIT
 from tests.support.damage import changed
 from tests.support.paths import GALLERY, GOLDEN, ROOT

@@ -16,7 +16,7 @@ import pytest
 
 from schedlang import Bar, Costs, Kind, Plan, compile, read_source, simulate
 from schedlang.cli.main import main
-from schedlang.report.measured import Comparison, compare, comparison_json, read_run
+from schedlang.extras.measured import Comparison, compare, comparison_json, read_run
 from schedlang.report.views import lay_out
 from schedlang.report.views.causes import causes_of
 from schedlang.schedule.costs import measured_costs, read_costs

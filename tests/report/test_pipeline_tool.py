@@ -10,7 +10,7 @@ import pytest
 
 from schedlang import Costs, Plan, simulate
 from schedlang.cli.main import main
-from schedlang.report.pipeline_tool import (
+from schedlang.extras.pipeline_tool import (
     Settings,
     quirky_bubble_rate,
     quirky_timeline,

@@ -28,11 +28,11 @@ from schedlang import (
     simulate,
 )
 from schedlang.cli.main import main
+from schedlang.extras.difference.difference import rank_differences
 from schedlang.lowering import lower
 from schedlang.plan.torch_tables import export_table, plan_of, read_table
 from schedlang.report.alignment import Change
 from schedlang.report.bubbles.attribution import CAUSES
-from schedlang.report.difference.difference import rank_differences
 from schedlang.report.views import Part, Picture, lay_out, palette, write_view
 from schedlang.report.views.bands import shares
 from schedlang.report.views.causes import causes_of

@@ -10,7 +10,7 @@ from schedlang import Plan, compile
 from schedlang.runtime import PipelineError
 from schedlang.runtime.checks import agree_on_device, check_transport
 from schedlang.runtime.processes import processes_of
-from schedlang.runtime.watch.watchdog import Watchdog
+from schedlang.runtime.watchdog import Watchdog
 from tests.support.ranks import Run
 
 pytestmark = pytest.mark.processes

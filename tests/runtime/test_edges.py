@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from schedlang import Costs, Source, compile, read_source
 from schedlang.plan.plan import Plan
 from schedlang.ranks.connections import edges_of, rounds
-from schedlang.runtime.transport.edges import EdgeWire, _first_message
+from schedlang.runtime.parts.edge_wire import EdgeWire, _first_message
 from schedlang.schedule.actions import is_send
 from tests.runtime.test_gradients import CROSSED, compare, in_one_process
 from tests.runtime.test_mesh import of_one_process
@@ -182,7 +182,7 @@ def ends_in_the_first_message(plan: Plan) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     what = killed if dist.get_rank() == 2 else _first_message
-    with patch("schedlang.runtime.transport.edges._first_message", what):
+    with patch("schedlang.runtime.parts.edge_wire._first_message", what):
         pipeline(plan, replicated(plan)).step(*batch(plan, 0))
 
 

@@ -18,9 +18,9 @@ from tests.support.processes import ENVIRONMENT, LIMIT, children, until, worker_
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 import torch
 
-from schedlang.runtime.example.gpt import build_gpt, cut_gpt
-from schedlang.runtime.example.recipe import Recipe
-from schedlang.runtime.example.workload import Workload
+from schedlang.examples.demo.gpt import build_gpt, cut_gpt
+from schedlang.examples.demo.recipe import Recipe
+from schedlang.examples.demo.workload import Workload
 from tests.support.training import Train
 
 pytestmark = pytest.mark.processes

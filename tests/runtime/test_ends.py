@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from schedlang.runtime import Pipeline
-from schedlang.runtime.watch.watchdog import POLL
+from schedlang.runtime.watchdog import POLL
 from tests.support.models import program
 from tests.support.ranks import Run
 

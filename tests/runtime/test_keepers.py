@@ -25,12 +25,12 @@ from schedlang import Source, compile  # noqa: E402
 from schedlang.plan.plan import Plan  # noqa: E402
 from schedlang.runtime import Pipeline  # noqa: E402
 from schedlang.runtime.errors import PipelineError  # noqa: E402
-from schedlang.runtime.stage.keepers import (  # noqa: E402
+from schedlang.runtime.parts.keepers import (  # noqa: E402
     KeptElsewhere,
     KeptHere,
     copies_between_ranks,
 )
-from schedlang.runtime.stage.offload import Memory, Offload  # noqa: E402
+from schedlang.runtime.parts.offload import Memory, Offload  # noqa: E402
 from schedlang.runtime.torch_private import changes_of  # noqa: E402
 from tests.support.mesh import mesh, on  # noqa: E402
 from tests.support.models import (  # noqa: E402

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from schedlang.runtime import EvenLayers, Pipeline, PipelineError, split
-from schedlang.runtime.cutting.layouts import StageLayout, cuts_of
+from schedlang.runtime.model.layouts import StageLayout, cuts_of
 from tests.support.cut_models import ROWS, alone, gradients, sequence
 from tests.support.models import OPTIMIZERS, difference, program
 from tests.support.ranks import Run

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from schedlang import Kind
 from schedlang.plan.plan import Plan
-from schedlang.runtime.gradients.sums import ReplicaSum
+from schedlang.runtime.parts.sums import ReplicaSum
 from tests.support.mesh import (
     PIPE,
     SCHEDULES,

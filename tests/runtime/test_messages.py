@@ -15,7 +15,7 @@ from torch import nn
 from schedlang import Kind
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline
-from schedlang.runtime.transport.precision import Rounding
+from schedlang.runtime.precision import Rounding
 from tests.support.mesh import SCHEDULES, weights
 from tests.support.models import (
     WIDTH,

@@ -15,9 +15,9 @@ from torch import Tensor, nn  # noqa: E402
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from schedlang.runtime.example.gpt import Block  # noqa: E402
-from schedlang.runtime.stage.offload import Offload  # noqa: E402
-from schedlang.runtime.stage.stage import Stage, StagePlan  # noqa: E402
+from schedlang.examples.demo.gpt import Block  # noqa: E402
+from schedlang.runtime.parts.offload import Offload  # noqa: E402
+from schedlang.runtime.stage import Stage, StagePlan  # noqa: E402
 from schedlang.schedule.kinds import Kind  # noqa: E402
 from tests.support.storages import counted_storages  # noqa: E402
 

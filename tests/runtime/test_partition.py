@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedlang import Layout, Pipeline
-from schedlang.runtime.cutting.partition import Partition, partition
+from schedlang.runtime.model.partition import Partition, partition
 
 
 def one(*placement: int) -> Layout:

@@ -9,7 +9,7 @@ torch = pytest.importorskip(
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from schedlang.runtime.transport.precision import Rounding  # noqa: E402
+from schedlang.runtime.precision import Rounding  # noqa: E402
 
 #: Half of the distance of neighbouring numbers near 1; and what is lost of the smallest, of the
 #: largest number.

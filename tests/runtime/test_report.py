@@ -10,8 +10,8 @@ torch = pytest.importorskip(
 def test_the_largest_differences_are_relative_and_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from schedlang.runtime.example.report import compare
-    from schedlang.runtime.example.train import Training
+    from schedlang.examples.demo.report import compare
+    from schedlang.examples.demo.train import Training
 
     alone = Training(
         losses=[4.0, 2.0],
@@ -32,8 +32,8 @@ def test_the_largest_differences_are_relative_and_named(
 
 
 def test_a_missing_gradient_is_no_agreement() -> None:
-    from schedlang.runtime.example.report import compare
-    from schedlang.runtime.example.train import Training
+    from schedlang.examples.demo.report import compare
+    from schedlang.examples.demo.train import Training
 
     alone = Training(losses=[4.0], gradients={"a": torch.ones(1), "b": torch.ones(1)})
     with pytest.raises(AssertionError):

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from schedlang import Kind, Source, compile
 from schedlang.plan.plan import Plan
 from schedlang.ranks import shards
-from schedlang.runtime.stage.shards import ShardedModule
-from schedlang.runtime.stage.stage import Stage, StagePlan
+from schedlang.runtime.parts.shards import ShardedModule
+from schedlang.runtime.stage import Stage, StagePlan
 from schedlang.schedule.forward_only import forward_only
 from tests.support.mesh import PIPE, mesh, on, place, weights
 from tests.support.models import (

@@ -19,9 +19,9 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
+from schedlang.examples.demo.gpt import CONTEXT, Block, Embedding, Head  # noqa: E402
 from schedlang.runtime.errors import way_out  # noqa: E402
-from schedlang.runtime.example.gpt import CONTEXT, Block, Embedding, Head  # noqa: E402
-from schedlang.runtime.stage.stage import Stage, StagePlan  # noqa: E402
+from schedlang.runtime.stage import Stage, StagePlan  # noqa: E402
 from tests.support.storages import Storages, counted_storages  # noqa: E402
 
 # A linear layer of this width is just worth its split; narrower ones are not.

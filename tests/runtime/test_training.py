@@ -9,8 +9,8 @@ import pytest
 
 from schedlang import Costs, Plan, compile, read_plan
 from schedlang.cli.main import main
-from schedlang.report.measured import compare as compare_run
-from schedlang.report.measured import read_run
+from schedlang.extras.measured import compare as compare_run
+from schedlang.extras.measured import read_run
 from schedlang.schedule.costs import read_costs
 from tests.support.paths import PROGRAMS
 from tests.support.processes import python, torchrun
@@ -21,7 +21,7 @@ from tests.support.sizes import sizes
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 import torch.distributed as dist
 
-from schedlang.runtime.example import trace
+from schedlang.examples.demo import trace
 from tests.support.training import Train, run_script
 
 pytestmark = pytest.mark.processes

@@ -24,7 +24,7 @@ from schedlang.runtime import (
     measure,
     split,
 )
-from schedlang.runtime.cutting.layouts import StageLayout
+from schedlang.runtime.model.layouts import StageLayout
 from tests.support.cut_models import LENGTH, ROWS, VOCABULARY, alone, gradients, loss_of
 from tests.support.models import OPTIMIZERS, difference, program, program_with
 from tests.support.paths import DOCS

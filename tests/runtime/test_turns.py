@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from schedlang import Source, compile
 from schedlang.runtime import Pipeline, PipelineError, end_component
-from schedlang.runtime.stage.components import overlapped_of
-from schedlang.runtime.stage.slices import Past
-from schedlang.runtime.stage.stage import Stage, StagePlan
+from schedlang.runtime.components import overlapped_of
+from schedlang.runtime.parts.slices import Past
+from schedlang.runtime.stage import Stage, StagePlan
 from tests.support.ranks import Run
 
 WIDTH = 6

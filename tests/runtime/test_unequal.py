@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, add_loss, added_losses, end_component
-from schedlang.runtime.transport.messages import ActivationSend, Channel
+from schedlang.runtime.messages import ActivationSend, Channel
 from schedlang.runtime.values import ValueSpec
 from tests.support.mesh import mesh, on, place
 from tests.support.models import (

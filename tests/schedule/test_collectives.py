@@ -29,6 +29,7 @@ from schedlang import (
     simulate_runs,
     write_plan,
 )
+from schedlang.extras.search.optimize.problem import Problem
 from schedlang.plan.reader import parse_actions
 from schedlang.proof.prove import run_on
 from schedlang.proof.structure import check_structure
@@ -38,7 +39,6 @@ from schedlang.report.bubbles.waits import waits
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.schedule import WeightRule
 from schedlang.schedule.transports import transports
-from schedlang.search.optimize.problem import Problem
 from tests.support.damage import damaged_plans, random_plan, replicated_plan
 from tests.support.paths import DIAGNOSTICS, GALLERY
 from tests.support.strategies import make_schedule

@@ -8,12 +8,12 @@ from random import Random
 import pytest
 
 from schedlang import Costs, compile, read_plan, simulate, write_plan
+from schedlang.extras.search.tune.bounds import bounds_of
 from schedlang.report.views import lay_out
 from schedlang.report.views.svg import svg
 from schedlang.schedule.costs import costs_of
 from schedlang.schedule.costs.components import Component, Piece, alone, together
 from schedlang.schedule.kinds import Kind
-from schedlang.search.tune.bounds import bounds_of
 
 #: A layer of experts, half of whose forward is all-to-all.
 EXPERTS = {

@@ -16,8 +16,8 @@ from schedlang import (
     write_plan,
 )
 from schedlang.cli.main import main
-from schedlang.proof.noise import Noise
-from schedlang.proof.runs import simulate_runs
+from schedlang.extras.noise.noise import Noise
+from schedlang.extras.noise.runs import simulate_runs
 from schedlang.schedule.costs import read_costs
 from schedlang.schedule.layout import Layout
 from tests.support.paths import GALLERY, PROGRAMS

@@ -26,8 +26,8 @@ from schedlang import (
     write_plan,
 )
 from schedlang.diagnostics.source import Span
+from schedlang.extras.difference.difference import Setting, differ, side_of
 from schedlang.lowering import lower
-from schedlang.report.difference.difference import Setting, differ, side_of
 from schedlang.report.lines import line_costs
 from schedlang.schedule.timeline import Bars
 from tests.schedule.test_offload import offloaded

@@ -17,7 +17,7 @@ from schedlang import (
     simulate,
     write_plan,
 )
-from schedlang.parametric.prove import prove_for_all
+from schedlang.extras.prove.prove import prove_for_all
 from schedlang.schedule.costs import read_costs
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.timeline import Bar
@@ -275,8 +275,8 @@ def test_passes_keep_to_the_memory(name: str) -> None:
 @pytest.mark.slow
 def test_the_best_order_keeps_to_the_memory() -> None:
     pytest.importorskip("ortools")
-    from schedlang.search.optimize.optimize import judged, optimize
-    from schedlang.search.optimize.problem import Problem
+    from schedlang.extras.search.optimize.optimize import judged, optimize
+    from schedlang.extras.search.optimize.problem import Problem
 
     lengths = [1, 4, 1, 2, 1, 3]
     items = f"let lengths = {lengths}  memory F(s, m) = lengths[m]"

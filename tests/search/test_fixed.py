@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 
 from schedlang import Costs, compile
-from schedlang.search.partition import (
+from schedlang.extras.search.partition import (
     Layer,
     costs_of_stages,
     fit,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedlang import Costs, Plan, compile, simulate
-from schedlang.search.partition import (
+from schedlang.extras.search.partition import (
     Fit,
     Layer,
     Sizes,

@@ -6,14 +6,14 @@ from math import inf
 import pytest
 
 from schedlang import Costs, Source, compile, simulate
-from schedlang.search.optimize.blocks import program_of_block
-from schedlang.search.optimize.exact import Exact
-from schedlang.search.optimize.instance import Instance
-from schedlang.search.optimize.large import Large
-from schedlang.search.optimize.periodic import Block, blocks
-from schedlang.search.optimize.problem import Answer, Problem
-from schedlang.search.optimize.published import from_gallery, passed, published
-from schedlang.search.optimize.windows import windows
+from schedlang.extras.search.optimize.blocks import program_of_block
+from schedlang.extras.search.optimize.exact import Exact
+from schedlang.extras.search.optimize.instance import Instance
+from schedlang.extras.search.optimize.large import Large
+from schedlang.extras.search.optimize.periodic import Block, blocks
+from schedlang.extras.search.optimize.problem import Answer, Problem
+from schedlang.extras.search.optimize.published import from_gallery, passed, published
+from schedlang.extras.search.optimize.windows import windows
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from schedlang.cli.main import main
-from schedlang.search.tune.config import _GATED, _NOT_GATED, transformer_of
+from schedlang.extras.search.tune.config import _GATED, _NOT_GATED, transformer_of
 from tests.support.sizes import sizes
 
 #: Norms and biases are counted as two norms a layer.

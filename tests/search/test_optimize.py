@@ -19,12 +19,12 @@ from ortools.sat.python import cp_model
 
 from schedlang import CompileError, Costs, Source, compile, read_source, simulate
 from schedlang.cli.main import main
+from schedlang.extras.search.optimize.instance import Instance, chains_of
+from schedlang.extras.search.optimize.model import Effort, look
+from schedlang.extras.search.optimize.optimize import judged, optimize
+from schedlang.extras.search.optimize.problem import Answer, Problem
+from schedlang.extras.search.optimize.starts import starts
 from schedlang.passes.graph import Graph
-from schedlang.search.optimize.instance import Instance, chains_of
-from schedlang.search.optimize.model import Effort, look
-from schedlang.search.optimize.optimize import judged, optimize
-from schedlang.search.optimize.problem import Answer, Problem
-from schedlang.search.optimize.starts import starts
 from tests.support.paths import CASES, GALLERY
 
 pytestmark = pytest.mark.slow
@@ -508,7 +508,7 @@ def test_without_the_solver_it_is_said_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "schedlang.search.optimize.optimize.find_spec", lambda name: None
+        "schedlang.extras.search.optimize.optimize.find_spec", lambda name: None
     )
     assert main(["optimize", "1f1b"]) == 2
     assert "pip install 'schedlang[optimize]'" in capsys.readouterr().err
@@ -607,7 +607,9 @@ def test_an_interrupt_before_any_order_writes_nothing(
         signal.raise_signal(signal.SIGINT)
         yield from ()
 
-    monkeypatch.setattr("schedlang.search.optimize.optimize.optimize", interrupted)
+    monkeypatch.setattr(
+        "schedlang.extras.search.optimize.optimize.optimize", interrupted
+    )
     path = tmp_path / "best.sched"
     assert main(["optimize", "zb_v", "-o", str(path)]) == 130
     assert not list(tmp_path.iterdir())

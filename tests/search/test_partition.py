@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedlang import Plan, compile, simulate
-from schedlang.search.partition import (
+from schedlang.extras.search.partition import (
     Layer,
     Sizes,
     costs_of_stages,

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from schedlang import Costs, Source, compile, simulate
 from schedlang.cli.main import main
-from schedlang.search.optimize.instance import Instance
-from schedlang.search.optimize.problem import Problem
-from schedlang.search.optimize.starts import starts
-from schedlang.search.partition import Layer, fit, place, solve
-from schedlang.search.partition.place import moved
+from schedlang.extras.search.optimize.instance import Instance
+from schedlang.extras.search.optimize.problem import Problem
+from schedlang.extras.search.optimize.starts import starts
+from schedlang.extras.search.partition import Layer, fit, place, solve
+from schedlang.extras.search.partition.place import moved
 
 SIZE = {"ranks": 2, "microbatches": 4}
 TIMES = st.integers(1, 6).map(float)

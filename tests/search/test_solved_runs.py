@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from schedlang import Costs, Source, compile
+from schedlang.extras.search.partition import Layer, fit, solve
 from schedlang.runtime import Pipeline, split
-from schedlang.search.partition import Layer, fit, solve
 from tests.support.cut_models import ROWS, alone, gradients, sequence
 from tests.support.models import difference
 from tests.support.ranks import Run

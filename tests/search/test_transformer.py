@@ -3,9 +3,9 @@
 import pytest
 from attrs import evolve
 
-from schedlang.search.tune.config import transformer_of
-from schedlang.search.tune.devices import DEVICES
-from schedlang.search.tune.transformer import Transformer, layer_costs
+from schedlang.extras.search.tune.config import transformer_of
+from schedlang.extras.search.tune.devices import DEVICES
+from schedlang.extras.search.tune.transformer import Transformer, layer_costs
 
 #: The layers of the papers: an MLP of four times the hidden size, as many heads for keys, dropout.
 H = 4096

@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedlang import Kind, compile, read_plan, simulate
+from schedlang.extras.noise.noise import Noise
+from schedlang.extras.noise.runs import simulate_runs
+from schedlang.extras.search.tune.candidates import Candidate, Training, candidates
+from schedlang.extras.search.tune.inputs import layers_of_costs
+from schedlang.extras.search.tune.layers import Layers, divided
+from schedlang.extras.search.tune.programs import Program, read_programs, unlike
+from schedlang.extras.search.tune.search import Tuning, tune
 from schedlang.files.programs import path_of
-from schedlang.proof.noise import Noise
-from schedlang.proof.runs import simulate_runs
 from schedlang.schedule.costs import Costs, read_costs
-from schedlang.search.tune.candidates import Candidate, Training, candidates
-from schedlang.search.tune.inputs import layers_of_costs
-from schedlang.search.tune.layers import Layers, divided
-from schedlang.search.tune.programs import Program, read_programs, unlike
-from schedlang.search.tune.search import Tuning, tune
 from tests.support.commands import schedc
 from tests.support.paths import CASES, GALLERY, GOLDEN, PROGRAMS
 

@@ -10,8 +10,8 @@ from grimp import ImportGraph, build_graph
 
 #: Above the packages: what `python -m` starts.
 ENTRANCES = ("schedlang.__main__", "schedlang.runtime.__main__")
-#: A package within another one that is drawn by itself.
-EXAMPLE = "runtime.example"
+#: A package whose own packages are drawn, each by itself.
+EXTRAS = "extras"
 
 
 def room_of(module: str) -> str | None:
@@ -19,7 +19,8 @@ def room_of(module: str) -> str | None:
     if module == "schedlang" or module.startswith(ENTRANCES):
         return None
     name = module.removeprefix("schedlang.")
-    return EXAMPLE if name.startswith(EXAMPLE) else name.split(".")[0]
+    first, *rest = name.split(".")
+    return f"{first}.{rest[0]}" if first == EXTRAS and rest else first
 
 
 def imports_of(graph: ImportGraph) -> dict[str, set[str]]:

@@ -15,10 +15,10 @@ from time import process_time
 
 from schedlang.compiler import check_program
 from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.extras.prove.check_certificate import check
+from schedlang.extras.prove.prove import prove_for_all
+from schedlang.extras.prove.result import Proof
 from schedlang.files.reading import source_of
-from schedlang.parametric.check_certificate import check
-from schedlang.parametric.prove import prove_for_all
-from schedlang.parametric.result import Proof
 from tests.support.damaged_certificates import damaged_certificate, is_refused
 from tests.support.mistakes import damaged
 from tests.support.paths import PROGRAMS

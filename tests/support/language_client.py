@@ -13,7 +13,7 @@ from typing import Any
 from lsprotocol import types
 from pygls.lsp.client import BaseLanguageClient
 
-from schedlang.editor.positions import Lines
+from schedlang.extras.editor.positions import Lines
 from tests.support.paths import ROOT
 
 #: Seconds that an answer may take, whatever else the machine does.

@@ -8,9 +8,9 @@ import sys
 from time import process_time
 
 from schedlang.compiler import processes
-from schedlang.parametric.prove import prove_for_all
-from schedlang.parametric.ranks.proofs import prove_for_all_ranks
-from schedlang.parametric.result import Proof
+from schedlang.extras.prove.prove import prove_for_all
+from schedlang.extras.prove.ranks.proofs import prove_for_all_ranks
+from schedlang.extras.prove.result import Proof
 from schedlang.schedule.transports import NAMES
 from tests.support.paths import GALLERY, PROGRAMS
 

@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 import torch.distributed as dist
 from attrs import frozen
 
-from schedlang.runtime.example.command import run
+from schedlang.examples.demo.command import run
 from tests.support.forks import fork, print_to, read, write
 from tests.support.ranks import Run
 

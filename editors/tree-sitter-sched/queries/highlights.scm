@@ -1,4 +1,4 @@
-; Made from grammars/sched.lark: python -m schedlang.editor.tree_sitter FOLDER
+; Made from grammars/sched.lark: python -m tools.grammars.tree_sitter FOLDER
 (comment) @comment
 (string) @string
 (number) @number

@@ -1,0 +1,1 @@
+"""Trainings: a small GPT behind `schedc run` (`demo`), and a Llama of transformers."""

@@ -1,1 +1,0 @@
-"""A model cut into stages."""

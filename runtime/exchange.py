@@ -1,0 +1,353 @@
+"""The messages of one rank: those of its plan, and an announcement at the start of every step.
+
+A receive must know the shapes and types that will come. The first step with inputs of some shapes
+and types finds them out (see `schedlang.runtime.messages`); later ones with such inputs
+know them. So that all ranks agree which of the two a step is, the rank that has the inputs
+announces them to the others as it begins, microbatch by microbatch where they differ.
+
+Neither is a wait that the proof has not seen. The announcement goes before the first action of the
+plan, from the ranks of first stages to all others and never back, so nothing can wait for it in a
+circle; the wait has the pipeline's time limit. And what a first step finds out comes right before
+the tensors of a transfer that the plan has, as a part of that transfer, for an op that waits for it
+anyway. (Shapes that are exchanged in a call of their own before each transfer are a rendezvous
+more, in whichever order ranks come to it: that is how interleaved schedules of other trainers stand
+still with sequences of unequal lengths.)
+"""
+
+from collections.abc import Hashable, Sequence
+from math import prod
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from schedlang.plan.plan import Plan
+from schedlang.runtime.announcement import NAME, Announcement, Rows, Shares
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.messages import (
+    ActivationReceive,
+    ActivationSend,
+    Channel,
+    GradientReceive,
+    GradientSend,
+    Receive,
+    Send,
+)
+from schedlang.runtime.precision import Rounding
+from schedlang.runtime.processes import Replicas, backend_of
+from schedlang.runtime.values import Value, ValueSpec
+from schedlang.runtime.wire import InFlight, Wire
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout, Pipeline
+
+# A user's script may send messages of its own, which have tag 0 by default.
+_FIRST_TAG = 1
+_LAST_TAG = 2**31
+
+
+@frozen
+class Given:
+    """What the first stage of a pipeline is given in a step: whether to evaluate it, the rows of
+    the batch, and shapes and types of what passes through it, which are one for all or one for
+    each. In training, `counts` are how much the losses of these count, if the script says so, and
+    `totals` of all microbatches of an update, by update. `checksums` are those of the batch.
+    """
+
+    evaluates: bool
+    rows: Rows
+    specs: Sequence[ValueSpec]
+    counts: Sequence[float] = ()
+    totals: Sequence[float] = ()
+    of_slices: tuple[float, ...] = ()
+    checksums: tuple[int, int] = (0, 0)
+
+
+class Exchange:
+    """All messages of one rank. `number` tells apart the pipelines that all processes have built
+    one after another; `counting` are replicas whose losses count together, along each dimension.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        number: int,
+        device: torch.device,
+        wire: Wire,
+        rounding: Rounding | None,
+        counting: Sequence[Replicas] = (),
+    ) -> None:
+        self._plan = plan
+        self._device = device
+        self._wire = wire
+        self._rank = rank
+        self._rounding = rounding
+        self._counting = counting
+        #: Counts are numbers of the host: added up there, they do not wait for a GPU.
+        self._of_counts = device
+        host = torch.device("cpu")
+        groups = [each.group for each in counting if each.group is not None]
+        if all(backend_of(group, host) is not None for group in groups):
+            self._of_counts = host
+        self._name = torch.tensor([number, int(plan.digest[:15], 16)])
+        stages = len(plan.placement)
+        #: Channels are numbered as the stages that they begin at, and as skips.
+        self._numbers = stages + len(plan.layout.far_edges)
+        self._units = max(map(plan.layout.units, range(stages)))
+        #: NCCL makes a batch of messages as one; to gloo, and by edges, batches mean nothing.
+        self.has_batches = device.type == "cuda" and not wire.is_by_edge
+        #: Where messages meet by their tags, a receive may begin before its place in the plan.
+        self.has_tags = device.type != "cuda" and not wire.is_by_edge
+        self._channels: dict[int, Channel] = {}
+        #: The inputs of a first stage are numbered by their shapes and types: all that
+        #: were seen, and those of this step.
+        self._seen: dict[int, dict[tuple[bool, ValueSpec], int]] = {}
+        self._inputs: dict[int, tuple[int, ...]] = {}
+        #: For each channel, by its number, the first stages of its pipeline.
+        self._firsts: dict[int, list[int]] = {}
+        self._announced: list[tuple[InFlight, int]] = []
+
+    def message(
+        self, kind: Kind, number: int, microbatch: int, box: dict[int, Value]
+    ) -> Send | Receive:
+        """The message of an action, which takes its value from a box or puts it into one."""
+        channel = self._channel(kind, number)
+        is_gradient = kind in (Kind.SEND_B, Kind.RECV_B)
+        # Tags, from 1 on, for n channels and u microbatches or slices:
+        #
+        #     n               announcements, one for each first stage
+        #     n * u           headers, one for each channel and form of a step
+        #     r               copies to another rank and back, one for each of r ranks
+        #     1               hops of weights and gradients
+        #     2 * n * u       the first tensor of each message: activation, gradient, activation, …
+        #     2 * n * u       the second tensor of each, and so on
+        first = 2 * (channel.number * self._units + microbatch) + is_gradient
+        begin = self.tag_of_hops + 1 + first
+        tags = range(begin, _LAST_TAG, 2 * self._numbers * self._units)
+        if kind == Kind.SEND_F:
+            return ActivationSend(channel, microbatch, tags, box)
+        if kind == Kind.SEND_B:
+            return GradientSend(channel, microbatch, tags, box)
+        receive = ActivationReceive if kind == Kind.RECV_F else GradientReceive
+        return receive(channel, microbatch, tags, box, self._device)
+
+    def tag_of_copies(self, rank: int) -> int:
+        """The tag of all copies of what a rank offloads to another one."""
+        # Before them, an announcement for every channel, and a header for each of its forms.
+        return _FIRST_TAG + self._numbers * (1 + self._units) + rank
+
+    @property
+    def tag_of_hops(self) -> int:
+        """The tag of all weights and gradients that hop from replica to replica."""
+        return self.tag_of_copies(len(self._plan.ranks))
+
+    def begin(self, given: dict[int, Given]) -> dict[int, Announcement]:
+        """Begin a step: announce the inputs that this rank has, by first stage, and receive what
+        other ranks announce. Gives what was announced, by first stage.
+        """
+        announced: dict[int, Announcement] = {}
+        layout = self._plan.layout
+        totals_of: dict[str, Sequence[float]] = {}
+        # All announcements are on their way before this rank waits for one: two ranks that have
+        # first stages of different pipelines tell each other.
+        for first, inputs in given.items():
+            # All first stages of a model that are here have the same.
+            model = layout.model_of(first)
+            if model not in totals_of:
+                totals_of[model] = self._totals(inputs)
+            totals = totals_of[model]
+            seen = self._seen.setdefault(first, {})
+            forms = [
+                seen.setdefault((inputs.evaluates, spec), len(seen))
+                for spec in inputs.specs
+            ]
+            shares = Shares(self._shares(first, inputs, totals), inputs.of_slices)
+            announced[first] = Announcement(
+                inputs.rows, tuple(forms), shares, inputs.checksums
+            )
+            self._announce(first, announced[first])
+        for first in self._plan.layout.firsts:
+            if self._takes_part(self._rank, first) and first not in given:
+                announced[first] = self._receive_announcement(first)
+        self._inputs = {first: what.forms for first, what in announced.items()}
+        for channel in self._channels.values():
+            channel.begin(self._inputs_of(channel))
+        self._check_same(announced)
+        return announced
+
+    def complete_sends(self) -> None:
+        """Wait for all sends that have begun."""
+        for channel in self._channels.values():
+            for message in channel.messages:
+                if isinstance(message, Send):
+                    message.complete()
+
+    def end(self) -> None:
+        """End a step, when all of its messages are through."""
+        for channel in self._channels.values():
+            channel.end()
+        for in_flight, peer in self._announced:
+            self._wire.wait(in_flight, peer)
+        self._announced.clear()
+
+    def _inputs_of(self, channel: Channel) -> Sequence[Hashable]:
+        """The numbers of this step's inputs, of the pipeline that a channel is in: of one first
+        stage, or of all that it has, for each microbatch or for all.
+        """
+        firsts = self._firsts[channel.number]
+        if len(firsts) == 1:
+            return self._inputs[firsts[0]]
+        forms = [self._inputs[first] for first in firsts]
+        count = max(map(len, forms))
+        each = [
+            numbers if len(numbers) == count else numbers * count for numbers in forms
+        ]
+        return tuple(zip(*each, strict=True))
+
+    def _totals(self, given: Given) -> Sequence[float]:
+        """How much the losses of each update count in all replicas, or nothing where the script
+        does not say.
+
+        The ranks of first stages ask each other in every step, since a replica cannot know whether
+        another one was given counts.
+        """
+        totals = given.totals
+        if self._counting and not given.evaluates:
+            own = [bool(totals), *(totals or [0.0] * self._plan.layout.updates)]
+            sums = torch.tensor(own, dtype=torch.float64, device=self._of_counts)
+            for replicas in self._counting:
+                self._wire.end_sum(self._wire.begin_sum(sums, replicas), replicas)
+            have_counts, *sums_of_updates = sums.tolist()
+            # The sum counts the replicas that were given counts.
+            if have_counts not in (0.0, self._replicas):
+                raise PipelineError(
+                    "`counts` were given to some replicas of the pipeline, and not to others: "
+                    "give them to all or to none"
+                )
+            totals = sums_of_updates if have_counts else ()
+        if not all(totals):
+            raise PipelineError("`counts` are 0 for all microbatches of an update")
+        return totals
+
+    @property
+    def _replicas(self) -> int:
+        """How many replicas count together."""
+        return prod(len(replicas.processes) for replicas in self._counting)
+
+    def _shares(
+        self, first: int, given: Given, totals: Sequence[float]
+    ) -> tuple[float, ...]:
+        """How much what passes through a first stage counts, beside the rest of its update."""
+        if not totals:
+            return ()
+        layout = self._plan.layout
+        on_average = self._replicas * layout.microbatches_of(first) // layout.updates
+        return tuple(
+            count * on_average / totals[layout.update_of(first, unit)]
+            for unit, count in enumerate(given.counts)
+        )
+
+    def _channel(self, kind: Kind, number: int) -> Channel:
+        layout = self._plan.layout
+        first = min(number, layout.counterpart(kind, number)[1])
+        if first not in self._channels:
+            peer = self._plan.peer(kind, number)
+            earlier = min(layout.ends(kind, number))
+            assert peer is not None
+            tag = _FIRST_TAG + self._numbers + first * self._units
+            # What one model makes may depend on what it is given by others.
+            linked = _linked(layout, layout.pipeline_of[earlier])
+            self._firsts[first] = [
+                stage for stage in layout.firsts if layout.pipeline_of[stage] in linked
+            ]
+            self._channels[first] = Channel(
+                self._wire,
+                first,
+                earlier,
+                self._what(first),
+                peer,
+                range(tag, tag + self._units),
+                self._rounding,
+                self._device,
+                self.has_batches,
+            )
+        return self._channels[first]
+
+    def _what(self, number: int) -> str:
+        """What passes through a channel, for an error."""
+        if number not in self._plan.layout.far_edges:
+            return f"the output of stage {number}"
+        earlier, later = self._plan.layout.far_edges[number]
+        return f"what stage {earlier} returns for stage {later}"
+
+    def _takes_part(self, rank: int, first: int) -> bool:
+        """Whether a rank has a stage of a pipeline, by its first stage; of several models, all
+        ranks take part in each, to know when all are at their end.
+        """
+        if self._plan.layout.models:
+            return True
+        pipeline = self._plan.layout.pipeline_of[first]
+        return rank in self._plan.placement[pipeline.start : pipeline.stop]
+
+    def _announce(self, first: int, announcement: Announcement) -> None:
+        tensors = announcement.pack(self._name)
+        for rank in range(len(self._plan.ranks)):
+            if rank != self._rank and self._takes_part(rank, first):
+                sent = [
+                    (self._wire.send(tensor, rank, _FIRST_TAG + first), tensor)
+                    for tensor in tensors
+                ]
+                self._announced.append((sent, rank))
+
+    def _receive_announcement(self, first: int) -> Announcement:
+        rank = self._plan.placement[first]
+        numbers = self._receive_now(Announcement.first_room(), rank, first)
+        if not torch.equal(numbers[:NAME], self._name):
+            raise PipelineError(f"rank {rank} has begun a step of another pipeline")
+        rest = Announcement.rest_room(numbers)
+        if rest is not None:
+            self._receive_now(rest, rank, first)
+        return Announcement.unpack(numbers, rest)
+
+    def _receive_now(self, tensor: Tensor, rank: int, first: int) -> Tensor:
+        received = self._wire.receive(tensor, rank, _FIRST_TAG + first)
+        self._wire.wait([(received, tensor)], rank)
+        return tensor
+
+    def _check_same(self, announced: dict[int, Announcement]) -> None:
+        """PipelineError where the first stages of a model were not given the same batch."""
+        of_models: dict[str, int] = {}
+        for other, another in announced.items():
+            first = of_models.setdefault(self._plan.layout.model_of(other), other)
+            one = announced[first]
+            ranks = [self._plan.placement[stage] for stage in (first, other)]
+            if another.rows != one.rows:
+                raise PipelineError(
+                    f"rank {ranks[0]} has `inputs` {one.rows}, and rank {ranks[1]} "
+                    f"{another.rows}: all of them take the same batch"
+                )
+            pipeline_of = self._plan.layout.pipeline_of
+            is_alike = bool(one.shares.of_microbatches) == bool(
+                another.shares.of_microbatches
+            )
+            if pipeline_of[first] == pipeline_of[other]:
+                is_alike = one.shares == another.shares
+            if not is_alike:
+                raise PipelineError(
+                    f"rank {ranks[0]} has other `counts` than rank {ranks[1]}: they belong to the "
+                    "batch, and all ranks of first stages are given them"
+                )
+
+
+def _linked(layout: Layout, pipeline: Pipeline) -> set[Pipeline]:
+    """A pipeline, and those of other models that edges connect it with, directly or by others."""
+    linked = {pipeline}
+    count = 0
+    # Until nothing is added: an edge may connect a pipeline that was linked by a later edge.
+    while count < len(linked):
+        count = len(linked)
+        for ends in layout.far_edges.values():
+            pipelines = {layout.pipeline_of[stage] for stage in ends}
+            if pipelines & linked:
+                linked |= pipelines
+    return linked

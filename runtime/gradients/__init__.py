@@ -1,1 +1,0 @@
-"""Gradients of weights that several stages or replicas have: sums, norms, updates."""

@@ -1,0 +1,446 @@
+"""A model in files, under its own names: safetensors in parts, with an index, as `transformers`
+writes and reads them.
+
+A folder has the weights, and what the optimizers keep for each, under the same names; of several
+models each has one of its own within it. All ranks write it together, each its own part. Who reads
+it takes what it needs: a rank of another plan its part, or one process all of it. So these files
+are for other schedules, and for the finished model. To go on with the same plan, to the bit, is
+what `schedlang.runtime.model.checkpoint` is for, which also has random states and older versions
+of the weights.
+"""
+
+import json
+import os
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count, product
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from schedlang.plan.plan import Plan
+from schedlang.ranks.hops import homes_of
+from schedlang.runtime.arguments import check_folder, check_optimizers, check_stages
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.model.checkpoint import load_optimizer, reason
+from schedlang.runtime.model.split import Stages
+from schedlang.runtime.watchdog import Watchdog
+
+_MODEL = "model"
+_OPTIMIZER = "optimizer"
+#: What others are told of a rank that does not come here in time.
+_MISSES = "not written its part of the model"
+
+#: Numbers of Python that an optimizer may keep: `layer.weight.step (int)` in a file.
+_NUMBERS = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
+
+_Device = str | torch.device
+Tensors = dict[str, Tensor]
+
+
+@frozen(eq=False)
+class ModelPart:
+    """The part of a model that a rank of a plan has, with its optimizers."""
+
+    plan: Plan
+    rank: int
+    stages: Mapping[int, nn.Module]
+    optimizers: Sequence[Optimizer]
+
+    @property
+    def modules(self) -> dict[str, list[nn.Module]]:
+        """The modules to write, by the folder of their model: where the plan has several pipelines
+        that are replicas, those of the first one, or those at home, if their weights travel.
+        """
+        layout = self.plan.layout
+        homes = homes_of(self.plan, self.stages)
+        by_model: dict[str, list[nn.Module]] = {
+            layout.model_of(pipeline.start): [] for pipeline in layout.pipelines
+        }
+        for number, module in self.stages.items():
+            if homes.get(number, min(layout.replicas(number))) == number:
+                by_model[layout.model_of(number)].append(module)
+        return by_model
+
+    def files(self) -> dict[str, Tensors]:
+        """The files of this part, by their paths in the folder."""
+        part = f"{self.rank + 1:05}-of-{len(self.plan.ranks):05}.safetensors"
+        by_file: dict[str, Tensors] = {}
+        for model, modules in self.modules.items():
+            weights = {
+                name: tensor
+                for module in modules
+                for name, tensor in _state(module).items()
+            }
+            kept = dict(_optimizer_state(modules, self.optimizers))
+            by_file[str(Path(model, f"{_MODEL}-{part}"))] = weights
+            by_file[str(Path(model, f"{_OPTIMIZER}-{part}"))] = kept
+        return by_file
+
+    def weights(self) -> list[str]:
+        """The names of the weights, each behind the folder of its model."""
+        return [
+            str(Path(model, name))
+            for model, modules in self.modules.items()
+            for module in modules
+            for name, _ in module.named_parameters()
+        ]
+
+
+def write_model(
+    folder: Path, step: int, part: ModelPart | None, watchdog: Watchdog
+) -> None:
+    """Write this rank's part, together with all ranks: the folder appears whole or not at all.
+
+    Of several replicas of the pipeline one writes, and the ranks of the others have no part here.
+    PipelineError if it cannot be written, or if a rank does not write its part in time.
+    """
+    files = part.files() if part else {}
+    new = folder.with_name(f"{folder.name}.new")
+    try:
+        new.mkdir(parents=True, exist_ok=True)
+        for name, tensors in files.items():
+            (new / name).parent.mkdir(exist_ok=True)
+            _write(new / name, tensors)
+        sizes = {
+            file: {name: tensor.nbytes for name, tensor in tensors.items()}
+            for file, tensors in files.items()
+        }
+        weights = part.weights() if part else []
+        # Every rank has its files on the disk when it tells their names; rank 0 then makes the
+        # index, and the last gather lets nobody go on before the folder has its name.
+        written = [
+            json.loads(answer)
+            for answer in watchdog.gather(
+                json.dumps([weights, sizes]), _MISSES
+            ).values()
+        ]
+        if part is not None and part.rank == 0:
+            _check_names(weight for weights, _ in written for weight in weights)
+            _finish(
+                new,
+                folder,
+                step,
+                {file: of for _, sizes in written for file, of in sizes.items()},
+            )
+        watchdog.gather("", _MISSES)
+    except (OSError, SafetensorError) as error:
+        raise PipelineError(
+            f"the model `{folder}` cannot be written: {reason(error)}"
+        ) from error
+
+
+def load_model(
+    folder: str | Path, stages: Mapping[int, nn.Module], device: _Device = "cpu"
+) -> int:
+    """Load the weights of some stages, of `split` or the whole model; the step of `save_model`, or
+    else 0.
+
+    The folder is of `Pipeline.save_model`, or of `save_pretrained` of transformers. Weights on the
+    meta device are made on `device`, which a module's optimizer must not have seen before.
+    PipelineError where a weight is not there, or has another shape.
+    """
+    check_folder(folder)
+    check_stages(stages)
+    source = _Source.of(Path(folder), _MODEL)
+    for module in stages.values():
+        state = _state(module)
+        others = _other_names(module)
+        is_meta = any(tensor.is_meta for tensor in state.values())
+        there = {name: _name_in(source.files, name, stages) for name in state}
+        tensors = source.read(there.values(), device)
+        loaded = {name: tensors[there[name]] for name in state}
+        for name, ours in state.items():
+            if loaded[name].shape != ours.shape:
+                raise PipelineError(
+                    f"`{name}` is {list(loaded[name].shape)} in `{folder}`, here {list(ours.shape)}"
+                )
+            # Without a copy, weights would stay in the memory of the file until they are changed.
+            loaded[name] = loaded[name].to(ours.dtype, copy=is_meta)
+        module.load_state_dict(loaded, strict=False, assign=is_meta)
+        for other, name in others.items():
+            part, _, attribute = other.rpartition(".")
+            setattr(module.get_submodule(part), attribute, module.get_parameter(name))
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if tensor.is_meta:
+                raise PipelineError(
+                    f"`{name}` is on the meta device and in no file: make its module on a real one"
+                )
+    return source.step
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of the weights in a folder of `save_model`; PipelineError if it cannot be read."""
+    return list(_Source.of(folder, _MODEL).files)
+
+
+def load_optimizers(
+    folder: str | Path, stages: Mapping[int, nn.Module], optimizers: Iterable[Optimizer]
+) -> None:
+    """Load what the optimizers of some stages keep for each weight, but not their options, such as
+    learning rates.
+
+    PipelineError where the folder has none, or an optimizer has a weight that is in no stage.
+    """
+    check_folder(folder)
+    check_stages(stages)
+    check_optimizers(optimizers)
+    source = _Source.of(Path(folder), _OPTIMIZER)
+    names = {
+        id(weight): name
+        for module in stages.values()
+        for name, weight in module.named_parameters()
+    }
+    kept: dict[str, list[str]] = {}
+    for key in source.files:
+        kept.setdefault(key.rpartition(".")[0], []).append(key)
+    for optimizer in optimizers:
+        weights = [
+            weight for group in optimizer.param_groups for weight in group["params"]
+        ]
+        if any(id(weight) not in names for weight in weights):
+            raise PipelineError(
+                "an optimizer has a weight that is in none of the stages"
+            )
+        keys = [
+            kept.get(_name_in(kept, names[id(weight)], stages), [])
+            for weight in weights
+        ]
+        # The optimizer moves its state to the devices where it belongs.
+        tensors = source.read(chain.from_iterable(keys), "cpu")
+        # As `state_dict` has it, which some optimizers have only when all ranks ask for it.
+        kept_by_place = {
+            place: dict(_kept(key, tensors[key]) for key in of)
+            for place, of in enumerate(keys)
+        }
+        places = count()
+        groups = [
+            {**group, "params": [next(places) for _ in group["params"]]}
+            for group in optimizer.param_groups
+        ]
+        load_optimizer(optimizer, {"state": kept_by_place, "param_groups": groups})
+
+
+@frozen
+class _Source:
+    """A folder to read from: for each tensor its file, by name; and the step at which it was
+    written.
+    """
+
+    folder: Path
+    files: dict[str, str]
+    step: int
+
+    @classmethod
+    def of(cls, folder: Path, kind: str) -> "_Source":
+        """The weights, or what optimizers keep; PipelineError if there are none."""
+        index = folder / _index(kind)
+        single = folder / f"{kind}.safetensors"
+        try:
+            # A small model of transformers is one file, without an index.
+            if not index.exists() and single.exists():
+                with safe_open(single, "pt") as file:
+                    return cls(folder, dict.fromkeys(file.keys(), single.name), 0)
+            document = json.loads(index.read_text())
+            return cls(
+                folder,
+                dict(document["weight_map"]),
+                int(document["metadata"].get("step", 0)),
+            )
+        # A damaged file may raise anything.
+        except Exception as error:
+            raise PipelineError(f"`{index}` cannot be read: {reason(error)}") from error
+
+    def read(self, names: Iterable[str], device: _Device) -> dict[str, Tensor]:
+        """Some of the tensors, and nothing else of the files."""
+        by_file: dict[str, list[str]] = {}
+        for name in names:
+            if name not in self.files:
+                raise PipelineError(f"`{self.folder}` has no `{name}`")
+            by_file.setdefault(self.files[name], []).append(name)
+        tensors: dict[str, Tensor] = {}
+        for path, there in (
+            (self.folder / file, names) for file, names in by_file.items()
+        ):
+            try:
+                with safe_open(path, "pt", device=str(device)) as file:
+                    tensors |= {name: file.get_tensor(name) for name in there}
+            except (OSError, SafetensorError) as error:
+                raise PipelineError(
+                    f"`{path}` cannot be read: {reason(error)}"
+                ) from error
+        return tensors
+
+
+def _name_in(names: Container[str], name: str, stages: Mapping[int, nn.Module]) -> str:
+    """The name of a weight that is among some, its own or that of a tied one; its own if there is
+    none.
+    """
+    tied = stages.tied if isinstance(stages, Stages) else ()
+    others = (
+        other for same in tied if name in same.values() for other in same.values()
+    )
+    return next((other for other in (name, *others) if other in names), name)
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    """Weights and buffers of a module by name; a weight with two names has one."""
+    others = _other_names(module)
+    return {
+        name: tensor
+        for name, tensor in module.state_dict().items()
+        if name not in others
+    }
+
+
+def _other_names(module: nn.Module) -> dict[str, str]:
+    """The further names of weights that have several, each with the first."""
+    first = {id(weight): name for name, weight in module.named_parameters()}
+    names = {
+        name: first[id(weight)]
+        for name, weight in module.named_parameters(remove_duplicate=False)
+    }
+    return {name: first for name, first in names.items() if name != first}
+
+
+def _optimizer_state(
+    modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]
+) -> Iterator[tuple[str, Tensor]]:
+    """What optimizers keep for the weights of some modules: `layer.weight.exp_avg`."""
+    kept: dict[int, Mapping[str, Any]] = {}
+    for optimizer in optimizers:
+        kept |= _kept_by(optimizer)
+    for name, weight in (
+        pair for module in modules for pair in module.named_parameters()
+    ):
+        for key, value in kept.get(id(weight), {}).items():
+            kind = type(value).__name__
+            if isinstance(value, Tensor):
+                yield f"{name}.{key}", value
+            elif kind in _NUMBERS:
+                yield (
+                    f"{name}.{key} ({kind})",
+                    torch.tensor(value, dtype=_NUMBERS[kind]),
+                )
+            else:
+                raise PipelineError(
+                    f"the `{key}` that an optimizer keeps for `{name}` is a {kind}, and the files "
+                    "of a model have tensors and numbers alone: `save` keeps the optimizers as "
+                    "they are, for the same plan"
+                )
+
+
+def _kept(key: str, tensor: Tensor) -> tuple[str, Any]:
+    """What an optimizer keeps, by its name, from a tensor in a file."""
+    name, _, kind = key.rpartition(".")[2].removesuffix(")").partition(" (")
+    return name, tensor.item() if kind in _NUMBERS else tensor
+
+
+def _kept_by(optimizer: Optimizer) -> dict[int, Mapping[str, Any]]:
+    """What an optimizer keeps, by the id of the weight, as its `state_dict` has it: one that is in
+    parts on several processes, or that wraps another, keeps it elsewhere than in `state`.
+    """
+    name = type(optimizer).__name__
+    try:
+        state = optimizer.state_dict()
+    except RuntimeError as error:
+        raise PipelineError(
+            f"what {name} keeps cannot be saved: {' '.join(str(error).split())}"
+        ) from error
+    weights = [each for group in optimizer.param_groups for each in group["params"]]
+    places = [each for group in state["param_groups"] for each in group["params"]]
+    has_none = isinstance(optimizer, SGD) and not any(
+        group["momentum"] for group in optimizer.param_groups
+    )
+    if not state["state"] and not has_none:
+        warnings.warn(
+            f"{name} keeps nothing for any weight, so there is nothing of it in the files: if it "
+            "has made a step, its `state_dict` does not have what it keeps",
+            stacklevel=2,
+        )
+    return {
+        id(weight): state["state"][place]
+        for weight, place in zip(weights, places, strict=True)
+        if place in state["state"]
+    }
+
+
+def _write(path: Path, tensors: Tensors) -> None:
+    """Write a file, and wait until it is on the disk."""
+    # A tensor that two stages of this rank share is written twice, and needs a copy for that.
+    first = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
+    own = {
+        name: tensor if first[tensor.data_ptr()] == name else tensor.clone()
+        for name, tensor in tensors.items()
+    }
+    # transformers reads only files that name this format.
+    save_file(
+        {name: tensor.detach().contiguous() for name, tensor in own.items()},
+        path,
+        {"format": "pt"},
+    )
+    path.chmod(0o644)
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _check_names(weights: Iterable[str]) -> None:
+    """Whether each weight has a name of its own, as in one model."""
+    twice = [name for name, times in Counter(weights).items() if times > 1]
+    if twice:
+        raise PipelineError(
+            f"two stages have a weight `{twice[0]}`: save_model is for stages of one model, by "
+            "`split`"
+        )
+
+
+def _finish(
+    new: Path, folder: Path, step: int, sizes: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Write the indices, the step in them, when all files are there; then the folder gets its
+    name.
+    """
+    files = {
+        str(path.relative_to(new)): path for path in new.rglob("*") if path.is_file()
+    }
+    if missing := sizes.keys() - files.keys():
+        raise PipelineError(
+            f"`{new / min(missing)}` is not there for rank 0: all ranks must share the folder"
+        )
+    for stale in files.keys() - sizes.keys():
+        files[stale].unlink()
+    models = {Path(file).parent for file in sizes}
+    for model, kind in product(sorted(models), (_MODEL, _OPTIMIZER)):
+        parts = {
+            Path(file).name: tensors
+            for file, tensors in sizes.items()
+            if Path(file).parent == model and Path(file).name.startswith(kind)
+        }
+        total = sum(sum(tensors.values()) for tensors in parts.values())
+        places = {name: file for file, tensors in parts.items() for name in tensors}
+        index: dict[str, Any] = {
+            "metadata": {"total_size": total, "step": step},
+            "weight_map": places,
+        }
+        with (new / model / _index(kind)).open("w") as file:
+            json.dump(index, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+    old = folder.with_name(f"{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _index(kind: str) -> str:
+    return f"{kind}.safetensors.index.json"

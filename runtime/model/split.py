@@ -1,0 +1,473 @@
+"""A model cut into the stages of a plan.
+
+A stage is the whole model, in which the blocks of other stages only pass on what they are given:
+
+    stage 0     model( embedding,     block,         pass through,  pass through )
+    stage 1     model( pass through,  pass through,  block,         head         )
+
+So the forward of a stage is the model's own, with what it makes for its blocks, such as masks and
+positions; and its weights have the model's own names.
+"""
+
+import copy
+from collections.abc import Container, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice, pairwise
+from typing import Any
+
+import torch.distributed as dist
+from attrs import evolve
+from torch import Tensor, nn
+
+from schedlang.diagnostics.diagnostic import counted
+from schedlang.plan.plan import Plan
+from schedlang.runtime.arguments import (
+    check_block_costs,
+    check_blocks,
+    check_model,
+    check_plan,
+    check_rank,
+)
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.model.chains import Part, chain_of
+from schedlang.runtime.model.layouts import (
+    EvenLayers,
+    StageLayout,
+    check_layout,
+    cuts_of,
+)
+from schedlang.runtime.model.partition import Partition, partition
+from schedlang.runtime.parts.shared_weights import Tied
+from schedlang.runtime.torch_private import changes_of
+from schedlang.runtime.values import Value, flatten
+from schedlang.schedule.cuts import check_costs
+from schedlang.schedule.layout import Layout
+
+#: A model's blocks by their names, in the order in which it calls them.
+Blocks = dict[str, nn.Module]
+
+
+class Stages(dict[int, nn.Module]):
+    """The stages of a rank by their numbers, as `Pipeline` takes them; `str()` tells how even the
+    partition is.
+
+    `tied` are the weights that several stages have, also on other ranks, with their names by stage.
+    Those of several models, or of several parts of a graph, are put together by `|`.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, nn.Module],
+        partition: Partition,
+        names: Sequence[str],
+        tied: Tied,
+        others: Sequence["Stages"] = (),
+    ) -> None:
+        super().__init__(stages)
+        self.partition = partition
+        self.names = tuple(names)
+        self.tied = tied
+        self._others = tuple(others)
+
+    def __or__(self, other: Any) -> Any:
+        """The stages of two parts of a plan; PipelineError where both have one."""
+        if not isinstance(other, Stages):
+            return super().__or__(other)
+        twice = self.keys() & other.keys()
+        if twice:
+            raise PipelineError(
+                f"stage {min(twice)} is in both of the parts that are put together"
+            )
+        stages = {**self, **other}
+        tied = [*self.tied, *other.tied]
+        return Stages(stages, self.partition, self.names, tied, [*self._others, other])
+
+    def __repr__(self) -> str:
+        # Not that of the modules, which may have many lines.
+        parts = [self, *self._others]
+        count = sum(part.partition.layout.pieces for part in parts)
+        return f"<Stages {', '.join(map(str, self))} of {count}>"
+
+    def __str__(self) -> str:
+        own = self.partition.report(self.names)
+        return "\n".join([own, *map(str, self._others)])
+
+
+def split(
+    model: nn.Module,
+    plan: Plan,
+    blocks: Sequence[str] = ("",),
+    costs: Sequence[float] | None = None,
+    *,
+    layout: StageLayout | None = None,
+    rank: int | None = None,
+    stages: Part | None = None,
+) -> Stages:
+    """The stages of a rank, by default of this process, with their blocks shared out as evenly as
+    can be, or as a `layout` says.
+
+    The model calls its `blocks` one after the other, each once, with what the one before has
+    returned as first argument; the first one with the model's own first argument, and what the last
+    one returns is the model's output. Whatever else its forward does is done in every stage; in the
+    first forward, each stage checks that this is so. `blocks` are names of submodules; that of a
+    list of modules stands for all in it, and the model itself may be one: an `nn.Sequential`, or an
+    `nn.ModuleList`, which is taken for the same. All weights are in blocks. Blocks are the model's
+    own, but for copies of those that have a weight of an earlier stage; they may be on the meta
+    device (see `load_model`).
+
+    A `layout` is one of another trainer: the names of the blocks by stage, where that of a list of
+    modules stands for all in it (torchtitan's `module_fqns_per_model_part`; without `blocks`, these
+    names are the blocks); letters by stage (Megatron-LM's layout, `E|t*3|(t|)*4,m|L`), or its names
+    of layers by stage (`[["embedding", "decoder"], ["decoder", "loss"]]`); or `EvenLayers`. A stage
+    may have no blocks: it hands on what it is given. `str()` of what is returned says how even the
+    stages are, in weights and costs.
+
+    `stages` says which of the plan's stages the model is cut into, by default all: of a plan of
+    several models the name of one, `"teacher"`, and of a graph the numbers of some that are a
+    chain, `range(2)`. What is returned for several parts is put together by `|`.
+
+    `costs` are those of the blocks, in any unit, the same on all ranks: measured by `measure`, or
+    else the numbers of weights that are multiplied with, all but those of embeddings.
+    `schedlang.runtime.model.partition` says what is minimised. Replicas, in plans with two
+    pipelines, are the same piece of the model. PipelineError where it cannot be cut; TypeError or
+    ValueError names a wrong argument.
+    """
+    check_model(model)
+    check_plan(plan)
+    check_blocks(blocks)
+    if costs is not None:
+        check_block_costs(costs)
+    if layout is not None:
+        check_layout(layout)
+    if rank is None:
+        rank = _own_rank(plan)
+    check_rank(rank, plan)
+    if plan.layout.slices > 1:
+        raise PipelineError(
+            "the plan has slices, whose stages take and return more than blocks: build them "
+            "yourself"
+        )
+    if plan.layout.skips:
+        raise PipelineError(
+            "the plan has skips, whose stages take and return more than blocks: build them yourself"
+        )
+    named = blocks_of(model, _named_by(layout, model, blocks))
+    chain = chain_of(plan.layout, stages)
+    parts = evolve(
+        _partition(named, chain.layout, costs, layout), first=chain.pieces[0]
+    )
+    of_pieces = _find_tied(model, named, parts)
+    tied = [
+        {chain.pieces[piece]: name for piece, name in each.items()}
+        for each in of_pieces
+    ]
+    numbers = chain.stages(plan.layout)
+    pieces = {
+        stage: numbers[stage] for stage in plan.stages_of(rank) if stage in numbers
+    }
+    # The first piece that has a tied weight keeps the model's own block.
+    copied = {name for names in tied for name in [*names.values()][1:]}
+    # Two replicas of a piece on one rank are one module.
+    modules = {
+        piece: with_only(model, named, _own(named, parts.blocks_of(piece), copied))
+        for piece in pieces.values()
+    }
+    return Stages(
+        {stage: modules[piece] for stage, piece in pieces.items()},
+        parts,
+        list(named),
+        tied,
+    )
+
+
+def _own_rank(plan: Plan) -> int:
+    """The rank of this process, if there are as many as the plan has ranks."""
+    way_out = "give `rank`, that of the plan"
+    if not dist.is_initialized():
+        raise PipelineError(
+            f"there is no process group, so this process has no rank: {way_out}"
+        )
+    if dist.get_rank() >= len(plan.ranks):
+        ranks = counted(len(plan.ranks), "rank")
+        raise PipelineError(
+            f"this is rank {dist.get_rank()}, the plan has {ranks}: {way_out}"
+        )
+    return dist.get_rank()
+
+
+def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
+    """The blocks of a model; PipelineError for a name that it does not have, or a block that is
+    there twice.
+    """
+    blocks: Blocks = {}
+    for name in [names] if isinstance(names, str) else names:
+        try:
+            module = model.get_submodule(name)
+        except AttributeError:
+            raise PipelineError(f"the model has no block `{name}`") from None
+        if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            for child, part in module.named_modules(remove_duplicate=False):
+                # Its own children, and not what is in them; `named_children` leaves out a module
+                # that is there twice.
+                if child and "." not in child:
+                    blocks[f"{name}.{child}".lstrip(".")] = part
+        elif module is model:
+            raise PipelineError(
+                f"the model itself, a `{type(model).__name__}`, is no list of blocks: name its "
+                "submodules that it calls one after the other as `blocks`; a module that is a "
+                "whole stage needs no `split`"
+            )
+        else:
+            blocks[name] = module
+    first: dict[int, str] = {}
+    for name, module in blocks.items():
+        if first.setdefault(id(module), name) != name:
+            raise PipelineError(
+                f"the blocks `{first[id(module)]}` and `{name}` are one module: they must be two"
+            )
+    return blocks
+
+
+def _own(blocks: Blocks, places: range, copied: Container[str]) -> Blocks:
+    """The blocks of a stage; one that has a weight of an earlier stage is a copy."""
+    own = islice(blocks.items(), places.start, places.stop)
+    return {
+        name: copy.deepcopy(block)
+        if any(weight in copied for weight, _ in block.named_parameters(name))
+        else block
+        for name, block in own
+    }
+
+
+def with_only(model: nn.Module, blocks: Blocks, kept: Blocks) -> nn.Module:
+    """A copy of the model in which all blocks but the kept ones pass on what they are given."""
+    theirs = {
+        name: kept[name] if name in kept else PassThrough(block, name)
+        for name, block in blocks.items()
+    }
+    if isinstance(model, nn.ModuleList):
+        model = nn.Sequential(*model)
+    # A deep copy does not copy what its memo says is copied: so blocks are put in, not copied.
+    stage = copy.deepcopy(
+        model, {id(block): theirs[name] for name, block in blocks.items()}
+    )
+    _ChainCheck(stage, theirs)
+    return stage
+
+
+class PassThrough(nn.Module):
+    """Takes the place of a block of another stage: it returns its first argument.
+
+    It has the attributes of the block that are no modules or tensors, since models read some of
+    them.
+    """
+
+    def __init__(self, block: nn.Module, name: str) -> None:
+        super().__init__()
+        self._elsewhere = name, {*vars(block)["_parameters"], *vars(block)["_buffers"]}
+        for attribute, value in vars(block).items():
+            if attribute != "forward":
+                self.__dict__.setdefault(attribute, value)
+
+    def __getattr__(self, name: str) -> Any:
+        block, tensors = vars(self).get("_elsewhere", ("", ()))
+        if name in tensors:
+            raise AttributeError(
+                f"the model reads `{block}.{name}`, and another stage has this block: all that is "
+                "done with its tensors must be done in the block itself; let a module of your own "
+                "hold it and do so, and name that in `blocks`"
+            )
+        return super().__getattr__(name)
+
+    def forward(self, value: Any, *_: Any, **__: Any) -> Any:
+        """Return the value that the block would have worked on."""
+        return value
+
+
+class _ChainCheck:
+    """Checks in the first forward of a stage that the model calls its blocks one after the other,
+    each with what the one before has returned; then removes its hooks.
+    """
+
+    def __init__(self, stage: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
+        self._blocks = list(blocks.values())
+        self._names = list(blocks)
+        #: How many blocks have been called, what the last one returned, and how often its tensors
+        #: had been changed in place by then.
+        self._called = 0
+        self._value = None
+        self._versions = list[int]()
+        self._hooks = [
+            stage.register_forward_pre_hook(self._begin),
+            stage.register_forward_hook(self._end),
+        ]
+
+    def _begin(self, _: nn.Module, given: tuple[Any, ...]) -> None:
+        for index, block in enumerate(self._blocks):
+            self._hooks.append(
+                block.register_forward_pre_hook(partial(self._before_block, index))
+            )
+            self._hooks.append(
+                block.register_forward_hook(partial(self._after_block, index))
+            )
+        self._note(0, *given[:1])
+
+    def _note(self, called: int, value: Value = None) -> None:
+        self._called = called
+        self._value = value
+        self._versions = list(map(changes_of, flatten(value, "what is passed on")[0]))
+
+    def _before_block(self, index: int, _: nn.Module, given: tuple[Any, ...]) -> None:
+        if index != self._called:
+            raise self._error(f"calls block `{self._names[index]}`")
+        self._compare(
+            f"the model gives block `{self._names[index]}` something else than", given
+        )
+
+    def _after_block(
+        self, index: int, _: nn.Module, __: tuple[Any, ...], output: Value
+    ) -> None:
+        self._note(index + 1, output)
+
+    def _end(self, _: nn.Module, __: tuple[Any, ...], output: Value) -> None:
+        if self._called < len(self._names):
+            raise self._error("calls no block")
+        self._compare("the model returns something else than", (output,))
+        self._value = None
+        for hook in self._hooks:
+            hook.remove()
+
+    def _error(self, what: str) -> PipelineError:
+        names = [*(f"`{name}`" for name in self._names), "the end"]
+        when = f"after {names[self._called - 1]}" if self._called else "first"
+        return PipelineError(
+            f"the model {what} {when}, where `blocks` has {names[self._called]}"
+        )
+
+    def _compare(self, what: str, found: tuple[Value, ...]) -> None:
+        """Compare with what the block before returned: it must be in the same memory, and nothing
+        may have changed it.
+        """
+        (tensors, tree) = flatten(found[:1], "a value between blocks")
+        (ours, own) = flatten((self._value,), "")
+        same = tree == own and all(map(_is_same, tensors, ours, self._versions))
+        if not same:
+            source = (
+                f"block `{self._names[self._called - 1]}` returns"
+                if self._called
+                else "it is given"
+            )
+            raise PipelineError(
+                f"{what} what {source}: all that is done to it must be done in blocks"
+            )
+
+
+def _is_same(given: Tensor, ours: Tensor, version: int) -> bool:
+    """Whether a tensor is another one, or a view of all of it, and unchanged since then."""
+    is_all_of_it = (
+        given.data_ptr() == ours.data_ptr()
+        and given.shape == ours.shape
+        and given.stride() == ours.stride()
+        and given.dtype == ours.dtype
+    )
+    return is_all_of_it and changes_of(given) == version
+
+
+def _named_by(
+    layout: StageLayout | None, model: nn.Module, blocks: Sequence[str]
+) -> Sequence[str]:
+    """The names of the blocks: those in the layout, where nothing else names any."""
+    is_list = isinstance(model, nn.ModuleList | nn.Sequential)
+    if (
+        tuple(blocks) != ("",)
+        or is_list
+        or layout is None
+        or isinstance(layout, str | EvenLayers)
+    ):
+        return blocks
+    return list(chain.from_iterable(layout))
+
+
+def _partition(
+    blocks: Blocks,
+    plan_layout: Layout,
+    costs: Sequence[float] | None,
+    stage_layout: StageLayout | None,
+) -> Partition:
+    if costs is not None and len(costs) != len(blocks):
+        raise PipelineError(
+            f"the model has {len(blocks)} blocks, `costs` has {len(costs)}"
+        )
+    trained = frozenset(
+        index for index, block in enumerate(blocks.values()) if _is_trained(block)
+    )
+    if costs is None:
+        costs = _work(blocks, min(trained, default=0))
+    try:
+        if stage_layout is None:
+            cuts = partition(costs, plan_layout, trained).cuts
+        else:
+            check_costs(costs)
+            cuts = cuts_of(stage_layout, list(blocks), plan_layout.pieces)
+    except ValueError as error:
+        raise PipelineError(
+            f"`blocks` and `costs` do not cut the model: {error}"
+        ) from None
+    weights = [
+        sum(weight.numel() for weight in block.parameters())
+        for block in blocks.values()
+    ]
+    return Partition(plan_layout, tuple(costs), cuts, tuple(weights), trained)
+
+
+def _find_tied(
+    model: nn.Module, blocks: Blocks, parts: Partition
+) -> list[dict[int, str]]:
+    """The weights that several pieces of the model have, with their names by piece; PipelineError
+    for a weight that no piece has.
+    """
+    names: dict[int, dict[int, str]] = {}
+    for piece, (begin, end) in enumerate(pairwise(parts.cuts)):
+        for block_name, block in islice(blocks.items(), begin, end):
+            for name, weight in block.named_parameters(block_name):
+                names.setdefault(id(weight), {}).setdefault(piece, name)
+    for name, weight in model.named_parameters():
+        if id(weight) not in names:
+            raise PipelineError(
+                f"the weight `{name}` is in none of the blocks, so no stage would have it"
+            )
+    return [by_piece for by_piece in names.values() if len(by_piece) > 1]
+
+
+def _is_trained(block: nn.Module) -> bool:
+    return any(weight.requires_grad for weight in block.parameters())
+
+
+def _work(blocks: Blocks, first: int) -> list[float]:
+    """What each block multiplies in its forward and its backward, which is as much for the
+    gradients of the inputs as for those of the weights. A frozen one has none of the latter, and
+    before the `first` that is trained there are no gradients at all.
+    """
+    work = [_multiplications(block) for block in blocks.values()]
+    weights = [weight for block in blocks.values() for weight in block.parameters()]
+    if all(weight.requires_grad for weight in weights):
+        return work
+    for index, block in enumerate(blocks.values()):
+        work[index] *= (1 + int(index >= first) + _is_trained(block)) / 3
+    return work
+
+
+def _multiplications(block: nn.Module) -> float:
+    """The number of weights that an input is multiplied with, and one more: no block costs
+    nothing.
+    """
+    tables = {
+        id(module.weight)
+        for module in block.modules()
+        if isinstance(module, nn.Embedding)
+    }
+    return 1 + sum(
+        weight.numel()
+        for weight in block.parameters()
+        if weight.ndim > 1 and id(weight) not in tables
+    )

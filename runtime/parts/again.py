@@ -1,0 +1,57 @@
+"""What forwards change beside what they make, so that all of a step can be run once more.
+
+What they make is kept by microbatch, and made anew. The random numbers that they draw, the buffers
+of their modules, and the sums of losses that they add are put back. What the script has given must
+be as it was.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.random_state import RandomState
+from schedlang.runtime.stage import Stage
+from schedlang.runtime.torch_private import changes_of, tree_flatten
+
+
+class BeforeForwards:
+    """What there is before the first forward of a step, of the stages of a rank on a device."""
+
+    def __init__(self, stages: Mapping[int, Stage], device: torch.device) -> None:
+        self._stages = stages.values()
+        self._random = RandomState(device)
+        self._state = self._random.state_dict()
+        #: By module and name, as a forward may put another one in its place.
+        self._buffers = [
+            (owner, name, buffer, buffer.clone())
+            for stage in self._stages
+            for owner in stage.module.modules()
+            for name, buffer in owner.named_buffers(recurse=False)
+        ]
+        values, _ = tree_flatten(
+            [(each.inputs, each.targets, each.options) for each in self._stages]
+        )
+        self._given = [
+            (value, changes_of(value)) for value in values if isinstance(value, Tensor)
+        ]
+
+    def check(self) -> None:
+        """PipelineError where a forward has changed what it was given."""
+        if any(changes_of(tensor) != changes for tensor, changes in self._given):
+            raise PipelineError(
+                "a stage changes its inputs, targets or options in place, and with `max_norm` its "
+                "forwards may have to be run once more: let it change a copy (`x = x.clone()`, "
+                "`inplace=False`), or call `clip_grad_norm_` after each step"
+            )
+
+    def undo(self) -> None:
+        """Put back what the forwards have changed."""
+        self._random.load_state_dict(self._state)
+        with torch.no_grad():
+            for owner, name, buffer, before in self._buffers:
+                buffer.copy_(before)
+                setattr(owner, name, buffer)
+        for stage in self._stages:
+            stage.begin_anew()

@@ -1,0 +1,139 @@
+"""The norm of the gradients of a whole pipeline, as `torch.nn.utils.get_total_norm` has it of one
+module.
+
+Where the plan updates its stages itself, each update has a norm of its own. The sum over all ranks
+begins as soon as a rank has its part, and is waited for only when something needs the update
+(`schedlang.ranks.norms`):
+
+    U of the last stage ─► sum begins ─ ─ other ops ─ ─► a forward needs the weights: clip and step
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from math import inf
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from schedlang.plan.plan import Plan
+from schedlang.ranks.norms import put_off
+from schedlang.runtime.part import ExtraCall, Part, When
+from schedlang.runtime.parts.shared_weights import SharedWeights, gradient_of
+from schedlang.runtime.processes import group_apart
+from schedlang.runtime.stage import Stage
+from schedlang.runtime.wire import InFlight, Wire
+from schedlang.schedule.kinds import Kind
+
+
+def total_norm(
+    shared: Sequence[SharedWeights], norm_type: float, device: torch.device, wire: Wire
+) -> Tensor:
+    """The norm of all gradients, on all ranks the same to the bit."""
+    norm = own_norm(shared, norm_type, device, wire.processes.own)
+    if norm_type == inf:
+        wire.reduce(norm, dist.ReduceOp.MAX)
+        return norm
+    # Norms of parts add up as powers: the square of the whole is the sum of their squares.
+    powers = norm**norm_type
+    wire.reduce(powers, dist.ReduceOp.SUM)
+    return powers ** (1 / norm_type)
+
+
+def own_norm(
+    shared: Sequence[SharedWeights], norm_type: float, device: torch.device, rank: int
+) -> Tensor:
+    """The norm of a rank's gradients. A weight that several ranks have counts once, on the first of
+    them, or at home.
+    """
+    counted = [
+        gradient_of(same[0])
+        for each in shared
+        if each.counts_on == rank
+        for same in each.weights
+    ]
+    norm = get_total_norm(
+        [gradient for gradient in counted if gradient is not None], norm_type
+    )
+    # The norm of gradients that FSDP has sharded is in parts.
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    # In the same type on all ranks, also on one that counts nothing.
+    return norm.to(device, torch.float64)
+
+
+class UpdateClip(Part):
+    """The op `U` of all stages of a rank, whose updates are clipped to a norm of all gradients.
+
+    `norms` are those of the updates in a step, before they are clipped.
+    """
+
+    def __init__(
+        self, plan: Plan, max_norm: float, stages: Mapping[int, Stage], wire: Wire
+    ) -> None:
+        self._max_norm = max_norm
+        self._stages = stages
+        self._wire = wire
+        self._group = group_apart(wire.processes)
+        first = next(iter(stages.values()))
+        # NCCL makes its communicator in the first sum, for which a rank waits.
+        wire.end_reduce(
+            wire.begin_reduce(
+                torch.zeros(1, device=first.device), dist.ReduceOp.SUM, self._group
+            )
+        )
+        actions = plan.ranks[wire.processes.own]
+        ops = zip(actions.kind, actions.microbatch, strict=True)
+        #: How many stages of this rank are in each update.
+        self._stages_of = Counter(
+            max(update, 0) for kind, update in ops if kind == Kind.U
+        )
+        #: By update, the squares of the norms of its stages, and their sum over all ranks.
+        self._squares: dict[int, list[Tensor]] = {}
+        self._in_flight: dict[int, InFlight] = {}
+        self.norms: dict[int, Tensor] = {}
+        self.ops = {
+            (Kind.U, number): partial(self._begin, stage)
+            for number, stage in stages.items()
+        }
+
+    def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
+        """The optimizer's steps, each before the action that needs it."""
+        actions = plan.ranks[rank]
+        for index, needed in put_off(plan, rank).items():
+            number = actions.stage[index]
+            update = actions.microbatch[index]
+            call = partial(self._end, self._stages[number], max(update, 0))
+            yield ExtraCall(needed, When.BEFORE, call, op=(Kind.U, number, update))
+
+    def _begin(self, stage: Stage, update: int) -> None:
+        """The gradient of a stage is whole; with the last stage of this rank, the sum over all
+        ranks begins.
+        """
+        stage.begin_update()
+        gradients = [
+            weight.grad
+            for weight in stage.module.parameters()
+            if weight.grad is not None
+        ]
+        squares = self._squares.setdefault(update, [])
+        squares.append(get_total_norm(gradients).to(stage.device, torch.float64) ** 2)
+        # This rank has its part of the norm; it does not wait for the others here.
+        if len(squares) == self._stages_of[update]:
+            total = torch.stack(self._squares.pop(update)).sum()
+            self._in_flight[update] = self._wire.begin_reduce(
+                total, dist.ReduceOp.SUM, self._group
+            )
+
+    def _end(self, stage: Stage, update: int) -> None:
+        """Something needs the update of a stage: wait for the norm, clip, and step."""
+        if update in self._in_flight:
+            in_flight = self._in_flight.pop(update)
+            self._wire.end_reduce(in_flight)
+            ((_, total),) = in_flight
+            self.norms[update] = total.sqrt()
+        clip_grads_with_norm_(
+            stage.module.parameters(), self._max_norm, self.norms[update]
+        )
+        stage.end_update()

@@ -1,0 +1,242 @@
+"""Edges to other stages than the next one: those of a stage graph, and skips.
+
+    an edge     stage 0 ──output──────────────────────┐
+                stage 1 ──output──► stage 2(of 0, of 1) ──output──► stage 3
+
+    a skip      stage 0 ──output──► stage 1 ──output──► stage 2(output, skips={0: …})
+                   └─── what it returns for stage 2 ──────────►┘
+
+Gradients go the same ways back: the backward of the earlier stage begins with those of its output
+and of all that it has given to later stages.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from attrs import define, field
+from torch import Tensor
+
+from schedlang.runtime.entry import changeable
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.part import Backward, Forward, Part
+from schedlang.runtime.torch_private import changes_of
+from schedlang.runtime.values import Value, flatten, has_gradient, leaves_of, of_its_own
+from schedlang.schedule.kinds import Kind
+
+
+@define(eq=False)
+class FarEdge:
+    """An edge, by its number in the plan and those of its stages in the program; and what passes
+    along it, by microbatch, until it is used.
+
+    If both of its stages are on this rank, they share it.
+    """
+
+    number: int
+    earlier: int
+    later: int
+    #: What passes along it, in a message.
+    what: str
+    #: Whether it leads from one model to another.
+    is_between: bool = False
+    #: Whether gradients come back along it: the earlier stage has a backward.
+    is_two_way: bool = True
+    values: dict[int, Value] = field(factory=dict)
+    gradients: dict[int, list[Tensor | None]] = field(factory=dict)
+
+
+class FarEdges(Part):
+    """The far edges of one kind that a stage has: those that end `before` it, and those that begin
+    `after` it. How the module gets and gives what passes along them is in the classes below.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        before: Sequence[FarEdge],
+        after: Sequence[FarEdge],
+        has_backward: bool,
+    ) -> None:
+        self._stage = stage
+        self._has_backward = has_backward
+        self._before = before
+        self._after = after
+        #: What earlier stages have given, from F to the backward.
+        self._given: dict[int, dict[int, Value]] = {}
+        boxes: dict[tuple[Kind, int], dict[int, Any]] = {}
+        # Edges within this rank have no messages, and nobody asks for their boxes.
+        for edge in chain(before, after):
+            for kind in (Kind.SEND_F, Kind.RECV_F):
+                boxes[kind, edge.number] = edge.values
+            for kind in (Kind.SEND_B, Kind.RECV_B):
+                boxes[kind, edge.number] = edge.gradients
+        self.boxes = boxes
+
+    def give(self, run: Forward, given: dict[int, Value]) -> None:
+        """Give the module what earlier stages have given, by their numbers."""
+        raise NotImplementedError
+
+    def take(self, run: Forward) -> Mapping[int, Value]:
+        """Take from what the module returned what goes to each later stage."""
+        raise NotImplementedError
+
+    def before_forward(self, run: Forward) -> None:
+        """Give the module what earlier stages have given."""
+        if not self._before:
+            return
+        microbatch = run.microbatch
+        if not run.is_repeated:
+            self._given[microbatch] = {
+                edge.earlier: edge.values.pop(microbatch) for edge in self._before
+            }
+        given = self._given[microbatch]
+        if not run.has_graph:
+            given = {earlier: of_its_own(value) for earlier, value in given.items()}
+        self.give(run, given)
+        run.held = [*run.held, *given.values()]
+        if run.has_graph:
+            leaves = chain.from_iterable(map(leaves_of, given.values()))
+            run.leaves = [*run.leaves, *leaves]
+        if run.is_evaluation or not self._has_backward:
+            del self._given[microbatch]
+
+    def after_forward(self, run: Forward) -> None:
+        """Give later stages what the module returned for them."""
+        if not self._after:
+            return
+        by_stage = self.take(run)
+        for edge in self._after:
+            tensors, tree = flatten(by_stage[edge.later], edge.what)
+            if run.has_graph:
+                run.roots = [*run.roots, *filter(has_gradient, tensors)]
+            # Each stage has tensors of its own, for gradients of its own.
+            value = run.handed_on(edge.what, tensors, tree)
+            if not run.is_repeated:
+                edge.values[run.microbatch] = value
+
+    def before_backward(self, run: Backward) -> None:
+        """Add the gradients of what later stages were given."""
+        for edge in self._after:
+            run.gradients += edge.gradients.pop(run.microbatch)
+
+    def after_backward(self, run: Backward) -> None:
+        """Give the gradients of what earlier stages have given back to them."""
+        if not self._before:
+            return
+        given = self._given.pop(run.microbatch)
+        for edge in self._before:
+            gradients = run.take(len(leaves_of(given[edge.earlier])))
+            if edge.is_two_way:
+                edge.gradients[run.microbatch] = gradients
+
+
+class Edges(FarEdges):
+    """The far edges of a stage graph.
+
+    The module gets the outputs of the stages before it as its arguments, in the order of their
+    numbers, or the inputs of its model; and then those of other models. A stage with one before it
+    is called as in a chain. Its output goes to all stages after it.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        before: Sequence[FarEdge],
+        after: Sequence[FarEdge],
+        has_backward: bool,
+        has_input: bool,
+        works_in_place: bool,
+    ) -> None:
+        """Whether the stage has an input beside what passes along these, and works in place."""
+        super().__init__(stage, before, after, has_backward)
+        self._has_input = has_input
+        self._others = {edge.earlier for edge in before if edge.is_between}
+        self._works_in_place = works_in_place
+
+    def give(self, run: Forward, given: dict[int, Value]) -> None:
+        """Of the stages of its own model, the one right before is the last one, if there is an edge
+        from it.
+        """
+        if self._works_in_place and run.has_graph:
+            given = {earlier: changeable(value) for earlier, value in given.items()}
+        values = [
+            given[earlier] for earlier in sorted(given) if earlier not in self._others
+        ]
+        if self._has_input:
+            values.append(run.input)
+        values += [given[earlier] for earlier in sorted(self._others)]
+        run.input = tuple(values) if len(values) > 1 else values[0]
+
+    def take(self, run: Forward) -> Mapping[int, Value]:
+        """All get the output."""
+        return {edge.later: run.returned for edge in self._after}
+
+
+class Forks(Part):
+    """Whether a stage leaves alone what the stages before it give to others as well.
+
+    Alone, all of them have one tensor, and the others see what becomes of it. In a pipeline, those
+    on other ranks have a copy.
+    """
+
+    def __init__(self, stage: int, before: Sequence[Sequence[int]]) -> None:
+        """`before` has an item for each argument of the stage: the stages that are given the same,
+        after the one that gives it.
+        """
+        self._stage = stage
+        self._before = before
+        #: From a forward's begin to its end: what is given to several, and how often each tensor
+        #: had been changed.
+        self._given: list[tuple[Sequence[int], Tensor, int]] = []
+
+    def before_forward(self, run: Forward) -> None:
+        """Note how often each tensor has been changed."""
+        values = run.input if len(self._before) > 1 else (run.input,)
+        self._given = [
+            (stages, tensor, changes_of(tensor))
+            for stages, value in zip(self._before, values, strict=True)
+            for tensor in flatten(value, "an input")[0]
+            if len(stages) > 2
+        ]
+
+    def after_forward(self, run: Forward) -> None:
+        """PipelineError where the module has changed one."""
+        for (giver, *takers), tensor, changes in self._given:
+            if changes_of(tensor) != changes:
+                others = ", ".join(map(str, takers[:-1]))
+                raise PipelineError(
+                    f"stage {self._stage} changes in place what stage {giver} gives to the stages "
+                    f"{others} and {takers[-1]}: let it change a copy, `x = x.clone()`"
+                )
+        self._given = []
+
+
+class Skips(FarEdges):
+    """The skips of a stage.
+
+    If there are some before it, the module gets `skips`, what earlier stages have given, by the
+    numbers that these have in the program. If there are some after it, it returns two values: its
+    output, and what it gives to each later stage, `{stage: value}`. Values are tensors, or tensors
+    in tuples, lists and dictionaries.
+    """
+
+    def give(self, run: Forward, given: dict[int, Value]) -> None:
+        """As a keyword argument."""
+        run.options = {**run.options, "skips": given}
+
+    def take(self, run: Forward) -> Mapping[int, Value]:
+        """PipelineError where the module returned anything else than the two values."""
+        later = [edge.later for edge in self._after]
+        match run.returned:
+            case (output, Mapping() as by_stage) if by_stage.keys() == set(later):
+                run.returned = output
+                return by_stage
+            case (_, Mapping() as by_stage):
+                found = f"values for the stages {[*by_stage]}"
+            case _:
+                found = f"a {type(run.returned).__name__}"
+        raise PipelineError(
+            f"stage {self._stage} returns {found}: where the plan has skips, it must return two "
+            f"values, its output and a dictionary of what it gives to the stages {later}"
+        )

@@ -1,0 +1,338 @@
+"""Stages whose weights travel from replica to replica, and their gradients.
+
+The weights of a stage lie in one piece of memory for each of their types, which is there as long as
+they are:
+
+    recv weights     the memory is taken, and a message fills it
+    F, B             with the same parameters, which lie in it
+    send weights     the memory is the message
+    reshard          the memory is given back
+
+What autograd has saved of a weight lies in the same memory, so a backward finds there what has come
+for it, and nothing is held meanwhile. That is no change of a weight: it is the same one again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial, reduce
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from schedlang.plan.plan import Plan
+from schedlang.ranks.hops import first_users, homes_of
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.part import ExtraCall, Part, When
+from schedlang.runtime.wire import InFlight, Wire
+from schedlang.schedule.kinds import OF_HOPS, Kind
+
+
+class Hops(Part):
+    """All that hops from or to a rank; its messages have one `tag`, since both sides come to them
+    in one order.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        modules: Mapping[int, nn.Module],
+        wire: Wire,
+        tag: int,
+        device: torch.device,
+    ) -> None:
+        layout = plan.layout
+        homes = homes_of(plan, modules)
+        if device.type == "cuda" and not all(
+            OF_HOPS & {*each.kind} for each in plan.ranks
+        ):
+            raise PipelineError(
+                "weights travel between some ranks of the plan, and others have none that do: on "
+                "GPUs they cannot yet, as all ranks make the communicators for them together"
+            )
+        #: The ranks of the replicas before and after each stage.
+        peers = dict[int, tuple[int, int]]()
+        for number in homes:
+            replicas = layout.replicas(number)
+            before = replicas[replicas.index(number) - 1]
+            after = layout.next_replica(number)
+            peers[number] = layout.placement[before], layout.placement[after]
+        apart = wire.apart(device, {*chain.from_iterable(peers.values())})
+        self._stages = dict[int, TravellingStage]()
+        for number, home in homes.items():
+            ring = Ring(apart, tag, *peers[number])
+            name = plan.names.stage(number)
+            where = f"stage {plan.names.stage(home)} on rank {layout.placement[home]}"
+            elsewhere = None if home == number else where
+            self._stages[number] = TravellingStage(
+                name, modules[number], ring, elsewhere
+            )
+        self.ops = {
+            (kind, number): _of_no_microbatch(call)
+            for number, stage in self._stages.items()
+            for kind, call in (
+                (Kind.SEND_WEIGHTS, stage.send_weights),
+                (Kind.RECV_WEIGHTS, stage.receive_weights),
+                (Kind.SEND_GRADIENTS, stage.send_gradients),
+                (Kind.RECV_GRADIENTS, stage.receive_gradients),
+                (Kind.RESHARD, stage.drop),
+            )
+        }
+
+    def begin_step(self) -> None:
+        """Weights must still lie where they can travel."""
+        for stage in self._stages.values():
+            stage.check()
+
+    def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
+        """Waits before the first use of weights, and what is left at the end."""
+        actions = plan.ranks[rank]
+        for index, number in first_users(actions):
+            yield ExtraCall(index, When.BEFORE, self._stages[number].arrive)
+        for stage in self._stages.values():
+            yield ExtraCall(len(actions), When.AFTER, stage.end)
+
+
+def _of_no_microbatch(call: Callable[[], None]) -> Callable[[int], None]:
+    return lambda _: call()
+
+
+class Ring:
+    """The way to the next replica of a stage, and from the one `before`, by their ranks."""
+
+    def __init__(self, wire: Wire, tag: int, before: int, after: int) -> None:
+        self._wire = wire
+        self._tag = tag
+        self._before = before
+        self._after = after
+
+    def send(self, tensors: Sequence[Tensor]) -> InFlight:
+        """Begin to send tensors on."""
+        return [
+            (self._wire.send(tensor, self._after, self._tag), tensor)
+            for tensor in tensors
+        ]
+
+    def receive(self, tensors: Sequence[Tensor]) -> InFlight:
+        """Begin to receive into tensors."""
+        return [
+            (self._wire.receive(tensor, self._before, self._tag), tensor)
+            for tensor in tensors
+        ]
+
+    def end_sends(self, in_flight: InFlight) -> None:
+        """Wait until something has been sent."""
+        self._wire.wait(in_flight, self._after)
+
+    def end_receives(self, in_flight: InFlight) -> None:
+        """Wait until something has come."""
+        self._wire.wait(in_flight, self._before)
+
+
+class TravellingStage:
+    """A stage in a ring; without being at home here, it is `elsewhere`."""
+
+    def __init__(
+        self, name: str, module: nn.Module, ring: Ring, elsewhere: str | None
+    ) -> None:
+        self._name = name
+        self._ring = ring
+        self._elsewhere = elsewhere
+        by_type = _by_type(module.parameters())
+        self._weights = list(map(FlatWeights, by_type))
+        trained = _by_type(
+            weight for weight in module.parameters() if weight.requires_grad
+        )
+        self._gradients = list(map(FlatGradients, trained))
+        self._arriving: InFlight = []
+        self._sent: InFlight = []
+        #: Gradients that have not been passed on, in the order in which they were received.
+        self._received: list[InFlight] = []
+        if elsewhere is not None:
+            # A file of weights that are not there would be made without a word.
+            for register, done in (
+                (module.register_state_dict_pre_hook, "saved"),
+                (module.register_load_state_dict_pre_hook, "loaded"),
+            ):
+                register(partial(self._refuse, done))  # type: ignore[no-untyped-call]
+            self.drop()
+
+    def _refuse(self, done: str, *_: Any) -> None:
+        raise PipelineError(
+            f"the weights of stage {self._name} travel, and are at home as {self._elsewhere}: "
+            f"there they are {done}, or by `Pipeline.save` and `Pipeline.save_model` on all ranks"
+        )
+
+    def check(self) -> None:
+        """PipelineError where somebody has put other memory in place of the weights."""
+        if not all(
+            weights.are_in_place(self._elsewhere is None) for weights in self._weights
+        ):
+            raise PipelineError(
+                f"the weights of stage {self._name} travel, and lie in other memory than that in "
+                "which they do: change them in place, and move or convert modules before the "
+                "pipeline is built"
+            )
+
+    def receive_weights(self) -> None:
+        """Begin to receive the weights."""
+        for weights in self._weights:
+            weights.take()
+        self._arriving = self._ring.receive([weights.flat for weights in self._weights])
+
+    def arrive(self) -> None:
+        """Wait until the weights are there."""
+        if self._arriving:
+            self._ring.end_receives(self._arriving)
+            self._arriving = []
+
+    def send_weights(self) -> None:
+        """Begin to send the weights on, once they are there."""
+        self.arrive()
+        self._sent += self._ring.send([weights.flat for weights in self._weights])
+
+    def drop(self) -> None:
+        """Let go of the weights, once all that was sent is over."""
+        self.arrive()
+        self._end_sends()
+        for weights in self._weights:
+            weights.drop()
+
+    def receive_gradients(self) -> None:
+        """Begin to receive gradients."""
+        buffers = [gradients.buffer() for gradients in self._gradients]
+        self._received.append(self._ring.receive(buffers))
+
+    def send_gradients(self) -> None:
+        """Begin to send all gradients on that are here; then there are none."""
+        total = self._total()
+        for gradients in self._gradients:
+            gradients.drop()
+        self._sent += self._ring.send(total)
+
+    def end(self) -> None:
+        """The end of a step: at home, the gradients that have come are added to those here."""
+        self._end_sends()
+        if self._received:
+            for gradients, total in zip(self._gradients, self._total(), strict=True):
+                gradients.put(total)
+
+    def _total(self) -> list[Tensor]:
+        """The sum of the gradients here and those received, in the order in which these came."""
+        sums = []
+        if not self._received or any(
+            gradients.are_there for gradients in self._gradients
+        ):
+            sums.append([gradients.in_one_piece() for gradients in self._gradients])
+        for in_flight in self._received:
+            self._ring.end_receives(in_flight)
+            sums.append([tensor for _, tensor in in_flight])
+        self._received = []
+        return [reduce(torch.add, same) for same in zip(*sums, strict=True)]
+
+    def _end_sends(self) -> None:
+        self._ring.end_sends(self._sent)
+        self._sent = []
+
+
+class FlatWeights:
+    """Weights of one type in one piece of memory, which can be given back and taken again."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self.flat = torch.cat([weight.detach().flatten() for weight in parameters])
+        sizes = [weight.numel() for weight in parameters]
+        self._places = [
+            part.view(weight.shape)
+            for part, weight in zip(
+                self.flat.split_with_sizes(sizes), parameters, strict=True
+            )
+        ]
+        self._bytes = self.flat.untyped_storage().nbytes()
+        #: What a weight is while it is elsewhere: who reads it gets an error.
+        self._nothing = self.flat.new_empty(0)
+        self._put(self._places)
+
+    def _put(self, places: Sequence[Tensor]) -> None:
+        # Another memory of a parameter leaves the count of its changes as it is, by which autograd
+        # knows that what it has saved is still right.
+        for weight, place in zip(self._parameters, places, strict=True):
+            weight.data = place
+
+    def take(self) -> None:
+        """Take the memory."""
+        self.flat.untyped_storage().resize_(self._bytes)
+        self._put(self._places)
+
+    def drop(self) -> None:
+        """Give the memory back."""
+        self.flat.untyped_storage().resize_(0)
+        self._put([self._nothing] * len(self._places))
+
+    def are_in_place(self, are_there: bool) -> bool:
+        """Whether the weights lie in their memory, or if they are not there, nowhere."""
+        if not are_there:
+            return all(weight.numel() == 0 for weight in self._parameters)
+        places = zip(self._parameters, self._places, strict=True)
+        return all(weight.data_ptr() == place.data_ptr() for weight, place in places)
+
+
+class FlatGradients:
+    """The gradients of weights of one type, which are passed on in one piece; behind them stands
+    for each weight how many of those that were added up had a gradient.
+    """
+
+    # An optimizer lets a weight with a gradient of zeros decay, and one without alone: so those
+    # that nobody has a gradient of are told apart, as in `schedlang.runtime.parts.sums`.
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        # What is away has no shape.
+        self._shapes = [weight.shape for weight in parameters]
+        self._sizes = [*(shape.numel() for shape in self._shapes), len(parameters)]
+
+    @property
+    def are_there(self) -> bool:
+        """Whether there is any."""
+        return any(weight.grad is not None for weight in self._parameters)
+
+    def buffer(self) -> Tensor:
+        """The memory of what is to be received."""
+        return self._parameters[0].new_empty(sum(self._sizes))
+
+    def in_one_piece(self) -> Tensor:
+        """All of them."""
+        piece = self._parameters[0].new_zeros(sum(self._sizes))
+        *parts, counts = piece.split_with_sizes(self._sizes)
+        for number, (weight, part) in enumerate(
+            zip(self._parameters, parts, strict=True)
+        ):
+            if weight.grad is not None:
+                gradient = (
+                    weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
+                )
+                part.copy_(gradient.flatten())
+                counts[number] = 1
+        return piece
+
+    def put(self, total: Tensor) -> None:
+        """Give the weights their gradients."""
+        *parts, counts = total.split_with_sizes(self._sizes)
+        gradients = zip(
+            self._parameters, parts, self._shapes, counts.tolist(), strict=True
+        )
+        for weight, part, shape, count in gradients:
+            weight.grad = part.view(shape) if count else None
+
+    def drop(self) -> None:
+        """Let go of them."""
+        for weight in self._parameters:
+            weight.grad = None
+
+
+def _by_type(weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Weights by their types: what lies in one piece has one."""
+    found: dict[torch.dtype, list[nn.Parameter]] = {}
+    for weight in weights:
+        found.setdefault(weight.dtype, []).append(weight)
+    return list(found.values())

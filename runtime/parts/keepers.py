@@ -1,0 +1,187 @@
+"""Activations that another rank keeps in its memory (BPipe, Kim et al. 2023): copies that go on
+beside the ops of both ranks.
+
+Each of the two has a thread for them, which makes one after the other, in the order of the
+offloads and reloads in the plan of the rank that they are of:
+
+    rank 0    its ops      F3 ─ OFFLOAD3 ─ B0 ─ RELOAD2 ─ … ─ B2
+              a thread           ╰─ sends 3 ──╮  ╰─ receives 2 ─╯
+    rank 3    a thread           receives 3 ──╯    sends 2
+              its ops      …
+
+The thread of the rank that keeps waits for that of the other one alone, and that one for its own
+rank to come to the copy. No op of the keeper waits for either, so there is no circle: what the
+proof says of copies to the host holds for these.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from schedlang.plan.plan import Plan
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.part import Part
+from schedlang.runtime.parts.offload import Memory, Offload, check_unchanged
+from schedlang.runtime.stage import Stage
+from schedlang.runtime.wire import Wire
+from schedlang.schedule.kinds import Kind
+
+
+class _Copies(Part):
+    """The copies between this rank and another one, in a thread of their own; all have one tag, as
+    messages with one tag come in the order in which they are sent.
+    """
+
+    def __init__(self, wire: Wire, peer: int, tag: int) -> None:
+        self._wire = wire
+        self._peer = peer
+        self._tag = tag
+        # It ends with the pipeline.
+        self._thread = ThreadPoolExecutor(1, "schedlang copies")
+        #: Of this step.
+        self._begun: list[Future[None]] = []
+
+    def begin(self, copy: Callable[[], None]) -> "Future[None]":
+        """Make a copy once those before it are through."""
+        future = self._thread.submit(self._wire.make_copy, copy)
+        self._begun.append(future)
+        return future
+
+    def wait(self, copy: "Future[None]") -> None:
+        """Wait in the main thread for a copy."""
+        self._wire.wait_for(copy, self._peer)
+
+    def end_step(self) -> None:
+        """Wait for all copies."""
+        for copy in self._begun:
+            self.wait(copy)
+        self._begun = []
+
+    def send(self, tensors: Sequence[Tensor]) -> None:
+        """Send tensors, and wait until they have been received."""
+        sent = [
+            (self._wire.send(tensor, self._peer, self._tag), tensor)
+            for tensor in tensors
+        ]
+        self._wire.end_copy(sent, self._peer)
+
+    def receive(self, sizes: Sequence[int]) -> list[Tensor]:
+        """Wait for tensors of so many bytes."""
+        tensors = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+        self._receive_into(tensors)
+        return tensors
+
+    def send_sizes(self, sizes: Sequence[int]) -> None:
+        """Send how many bytes the tensors to come have."""
+        self.send([torch.tensor([len(sizes)]), torch.tensor([*sizes, 0])])
+
+    def receive_sizes(self) -> list[int]:
+        """Wait for what `send_sizes` sends."""
+        count = torch.empty(1, dtype=torch.int64)
+        self._receive_into([count])
+        # One more, so that it is not empty.
+        sizes = torch.empty(int(count) + 1, dtype=torch.int64)
+        self._receive_into([sizes])
+        return sizes.tolist()[:-1]
+
+    def _receive_into(self, tensors: Sequence[Tensor]) -> None:
+        begun = [
+            (self._wire.receive(tensor, self._peer, self._tag), tensor)
+            for tensor in tensors
+        ]
+        self._wire.end_copy(begun, self._peer)
+
+
+class KeptElsewhere(_Copies):
+    """What this rank offloads, which another one keeps."""
+
+    def offload(self, memories: Sequence[Memory], stage: int, microbatch: int) -> None:
+        """Begin to send the memories of a stage's microbatch; then they are free here."""
+
+        def copy() -> None:
+            self.send_sizes([memory.size for memory in memories])
+            self.send([memory.bytes for memory in memories])
+            # The rank has gone on while they were on their way.
+            check_unchanged(memories, stage, microbatch)
+            for memory in memories:
+                memory.bytes = _NOTHING
+                memory.saved = []
+
+        self.begin(copy)
+
+    def reload(self, memories: Sequence[Memory]) -> None:
+        """Begin to bring them back; who needs them first waits."""
+
+        def copy() -> None:
+            for memory, bytes in zip(
+                memories,
+                self.receive([memory.size for memory in memories]),
+                strict=True,
+            ):
+                memory.bytes = bytes
+
+        arrive = partial(self.wait, self.begin(copy))
+        for memory in memories:
+            memory.arrive = arrive
+
+
+class KeptHere(_Copies):
+    """What this rank keeps for another one."""
+
+    def __init__(self, wire: Wire, peer: int, tag: int, plan: Plan) -> None:
+        super().__init__(wire, peer, tag)
+        actions = plan.ranks[peer]
+        rows = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+        #: The offloads and reloads of the other rank, in its order.
+        self._copies = [row for row in rows if row[0] in (Kind.OFFLOAD, Kind.RELOAD)]
+        self._kept: dict[tuple[int, int], list[Tensor]] = {}
+
+    def begin_step(self) -> None:
+        """From now on the thread takes what comes, and gives it back."""
+        for kind, *what in self._copies:
+            copy = self._take if kind == Kind.OFFLOAD else self._give
+            self.begin(partial(copy, *what))
+
+    def _take(self, stage: int, microbatch: int) -> None:
+        self._kept[stage, microbatch] = self.receive(self.receive_sizes())
+
+    def _give(self, stage: int, microbatch: int) -> None:
+        self.send(self._kept.pop((stage, microbatch)))
+
+
+def copies_between_ranks(
+    plan: Plan, stages: Mapping[int, Stage], wire: Wire, tag_of: Callable[[int], int]
+) -> list[Part]:
+    """The copies of what this rank offloads to another one, and of what it keeps for others; each
+    rank's copies have a tag. PipelineError on GPUs.
+    """
+    own = wire.processes.own
+    parts: list[Part] = []
+    offloads = [
+        part
+        for stage in stages.values()
+        for part in stage.parts
+        if isinstance(part, Offload)
+    ]
+    if offloads and plan.layout.keepers:
+        keeper = plan.layout.keepers[own]
+        device = next(iter(stages.values())).device
+        if device.type != "cpu":
+            raise PipelineError(
+                f"rank {own} offloads activations to rank {keeper}, which the runtime does on CPUs "
+                "alone yet: leave out `keep`, so that they go to the host"
+            )
+        elsewhere = KeptElsewhere(wire, keeper, tag_of(own))
+        for part in offloads:
+            part.keeper = elsewhere
+        parts.append(elsewhere)
+    for other in plan.layout.kept_by(own):
+        parts.append(KeptHere(wire, other, tag_of(other), plan))
+    return parts
+
+
+#: In place of bytes that are elsewhere.
+_NOTHING = torch.empty(0, dtype=torch.uint8)

@@ -1,0 +1,184 @@
+"""What `torch.amp.GradScaler` finds in the gradients of one rank, told to all of them.
+
+Where a gradient is not finite, a scaler skips the optimizer's step and makes its scale smaller. In
+one process it sees the gradients of the whole model, here those of a rank's stages. So all ranks
+tell each other, when a scaler looks at gradients for the first time after a step:
+
+    rank 0   step │ all are finite ──────┐       ┌─► skip the update, smaller scale
+    rank 1   step │ one has overflowed ──┴─ max ─┴─► skip the update, smaller scale
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import chain, count
+from math import inf
+from operator import attrgetter
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.part import Part
+from schedlang.runtime.processes import group_apart
+from schedlang.runtime.torch_private import share_overflows
+from schedlang.runtime.watchdog import Watchdog
+from schedlang.runtime.wire import InFlight, Wire
+
+#: Those of all pipelines of this process.
+_known: "WeakSet[Overflows]" = WeakSet()
+_numbers = count()
+
+
+class Overflows(Part):
+    """The gradients of a rank that are not finite, after each step, and those of all other ranks.
+
+    The pipeline knows the `scaler` that scales its losses, or has none.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[int, nn.Module],
+        scaler: GradScaler | None,
+        wire: Wire,
+        watchdog: Watchdog,
+    ) -> None:
+        #: Pipelines are built in the same order on all ranks.
+        self._number = next(_numbers)
+        self._modules = modules
+        self._scaler = scaler
+        self._wire = wire
+        self._watchdog = watchdog
+        self._group = None if scaler is None else group_apart(wire.processes)
+        #: Whether there was a step since a scaler has looked; the reduction over ranks, if it has
+        #: begun; and what was found after the last step.
+        self._has_stepped = False
+        self._in_flight: InFlight = []
+        self._found: Tensor | None = None
+        try:
+            _share()
+        except PipelineError:
+            if scaler is not None:
+                raise
+        _known.add(self)
+
+    def begin_step(self) -> None:
+        """Gradients will be others. The scaler learns of the device of its scale."""
+        self._found = None
+        if self._scaler is not None:
+            self._scaler.scale(torch.zeros((), device=self._device))
+
+    def end_step(self) -> None:
+        """The gradients are there, and there is something to look at."""
+        self._has_stepped = True
+        # A rank that trains nothing has no optimizer, so no scaler looks at gradients there, and
+        # it says at once that none has overflowed. Others wait for that.
+        trains = any(weight.requires_grad for weight in self._weights())
+        if self._scaler is not None and not trains and not self._in_flight:
+            self._begin(_flag(False))
+
+    def are_of(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer has weights of this pipeline."""
+        own = set(map(id, self._weights()))
+        groups = (group["params"] for group in optimizer.param_groups)
+        return not own.isdisjoint(map(id, chain.from_iterable(groups)))
+
+    def found_by(self, scaler: GradScaler, own: Iterable[Tensor]) -> Tensor | None:
+        """1 where any rank has found an overflow since the last step, in the gradients of its
+        stages or by the scaler itself (`own`), or 0; None where there was no step.
+        """
+        if scaler is not self._scaler and self._has_stepped:
+            raise PipelineError(
+                f"a {type(scaler).__name__} looks at gradients of stages {[*self._modules]}, and "
+                "the pipeline does not know it: each rank would decide by itself whether to skip "
+                "an update. Give the pipeline the scaler, `loss_scale=scaler`, which then scales "
+                "the losses, and leave `scaler.scale` out of `loss_fn`"
+            )
+        if self._has_stepped:
+            self._has_stepped = False
+            if not self._in_flight:
+                self._begin(self._look(own))
+            self._wire.end_reduce(self._in_flight)
+            ((_, found),) = self._in_flight
+            self._in_flight = []
+            self._found = found.to(self._device)
+        return self._found
+
+    def updates(self, scaler: GradScaler) -> Tensor | None:
+        """What the scaler is to know where it updates its scale, also on a rank without an
+        optimizer.
+        """
+        if scaler is not self._scaler:
+            return None
+        with self._watchdog.guard("in GradScaler.update"):
+            found = self.found_by(scaler, ())
+        self._found = None
+        return found
+
+    def looks(self, scaler: GradScaler, own: Iterable[Tensor]) -> Tensor | None:
+        """The same where it looks at the gradients of an optimizer."""
+        with self._watchdog.guard("in GradScaler.unscale_"):
+            return self.found_by(scaler, own)
+
+    def _begin(self, found: Tensor) -> None:
+        """Tell all ranks what was found here."""
+        self._in_flight = self._wire.begin_reduce(found, dist.ReduceOp.MAX, self._group)
+
+    def _look(self, own: Iterable[Tensor]) -> Tensor:
+        """1 where a gradient of this rank is not finite, or 0; on the CPU, since the host has to
+        know it.
+        """
+        gradients = [
+            weight.grad.coalesce().values() if weight.grad.is_sparse else weight.grad
+            for weight in self._weights()
+            if weight.grad is not None
+        ]
+        largest = get_total_norm(gradients, inf)
+        # That of gradients that FSDP has sharded is in parts.
+        if hasattr(largest, "full_tensor"):
+            largest = largest.full_tensor()
+        is_finite = bool(largest.isfinite()) and not any(map(bool, own))
+        return _flag(not is_finite)
+
+    def _weights(self) -> Iterator[nn.Parameter]:
+        return chain.from_iterable(
+            module.parameters() for module in self._modules.values()
+        )
+
+    @property
+    def _device(self) -> torch.device:
+        return next((each.device for each in self._weights()), torch.device("cpu"))
+
+
+def _flag(found: bool) -> Tensor:
+    """What a scaler notes where it has found an overflow, or none."""
+    return torch.tensor(found, dtype=torch.float32)
+
+
+@cache
+def _share() -> None:
+    """From now on, all scalers of this process share what they find."""
+    share_overflows(_looked, _updated)
+
+
+def _looked(
+    scaler: GradScaler, optimizer: Optimizer, own: Sequence[Tensor]
+) -> list[Tensor]:
+    """What the pipelines of an optimizer's weights have found."""
+    found = [each.looks(scaler, own) for each in _in_order() if each.are_of(optimizer)]
+    return [each for each in found if each is not None]
+
+
+def _updated(scaler: GradScaler) -> list[Tensor]:
+    """What all pipelines that know a scaler have found."""
+    found = [each.updates(scaler) for each in _in_order()]
+    return [each for each in found if each is not None]
+
+
+def _in_order() -> list[Overflows]:
+    """The pipelines of this process, in the order in which all ranks have built theirs."""
+    return sorted(_known, key=attrgetter("_number"))

@@ -1,0 +1,147 @@
+"""Whether a forward that is run again (R) is the first one over again.
+
+The second run makes the graph for the backward. Where it computes anything else than the first,
+whose output the later stages have, gradients are wrong without a word. Torch's random numbers and
+the buffers are put back for it (`schedlang.runtime.parts.buffers`). What else a forward may read
+and change is found out:
+
+    F    inputs, and how often they were changed ──► the same after it?
+    F    some numbers of what is returned ─────────► the same in R?
+"""
+
+from collections.abc import Container, Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.part import Forward, Part
+from schedlang.runtime.torch_private import changes_of, tree_flatten
+from schedlang.runtime.values import dense_parts, sample, tolerance
+
+#: When what two runs of a forward return is compared: in the first step, and of inputs whose shapes
+#: are known; always; or never.
+Verify = Literal["first", "always", "never"]
+
+
+class Repeats(Part):
+    """The forwards of one stage that are `recomputed`. What they return is compared in the first
+    step, always or never, as `verify` says.
+    """
+
+    def __init__(
+        self, stage: int, module: nn.Module, recomputed: Container[int], verify: Verify
+    ) -> None:
+        self._stage = stage
+        self._module = module
+        self._recomputed = recomputed
+        self._verify = verify
+        self._steps = 0
+        #: Whether what is run without a graph was compared: the first run for inputs of some shapes
+        #: makes one, and a stage may compute something else without.
+        self._has_compared = False
+        #: Of the forward that runs, and how often each had been changed in place before.
+        self._inputs: list[tuple[Tensor, int]] = []
+        #: By microbatch, from F to R: its weights, and how often each had been changed in place.
+        self._weights: dict[int, list[tuple[Tensor, int]]] = {}
+        #: By microbatch, from F to R.
+        self._samples: dict[int, list[Tensor]] = {}
+
+    def begin_step(self) -> None:
+        """Count the steps."""
+        self._steps += 1
+
+    def before_forward(self, run: Forward) -> None:
+        """Note how often the inputs of a first run have been changed; see whether the weights of a
+        second one are those of the first.
+        """
+        if self._is_first_of_two(run):
+            self._inputs = [(tensor, changes_of(tensor)) for tensor in _inputs(run)]
+        elif run.is_repeated and _have_changed(self._weights.pop(run.microbatch)):
+            raise PipelineError(
+                f"a weight of stage {self._stage} was changed between the forward of microbatch "
+                f"{run.microbatch} and its repetition (R), perhaps by an optimizer in a hook: "
+                "update weights after the step, or by `U` in the plan"
+            )
+
+    def after_forward(self, run: Forward) -> None:
+        """See whether the inputs of a first run are as they were; and whether a second run returns
+        what the first one did.
+        """
+        if self._is_first_of_two(run):
+            # Where a plan keeps several versions of the weights, the forward read one of those.
+            weights = (
+                self._module.parameters()
+                if not run.substitutes
+                else run.substitutes.values()
+            )
+            self._weights[run.microbatch] = [
+                (weight, changes_of(weight)) for weight in weights
+            ]
+            inputs = self._inputs
+            self._inputs = []
+            if _have_changed(inputs):
+                raise PipelineError(
+                    f"stage {self._stage} changes its input in place, and its forward is run again "
+                    f"(R{run.microbatch}), which would see the changed one: let it change a copy "
+                    "(`x = x.clone()`, `inplace=False`), or do not recompute it"
+                )
+            if self._verify == "always" or (
+                self._verify == "first" and not (self._steps > 1 and self._has_compared)
+            ):
+                self._has_compared = self._has_compared or run.known is not None
+                self._samples[run.microbatch] = _samples(run)
+        elif run.is_repeated and run.microbatch in self._samples:
+            self._compare(run, self._samples.pop(run.microbatch))
+
+    def _is_first_of_two(self, run: Forward) -> bool:
+        return (
+            not run.is_repeated
+            and not run.is_evaluation
+            and run.microbatch in self._recomputed
+        )
+
+    def _compare(self, run: Forward, first: list[Tensor]) -> None:
+        """PipelineError where what two runs have returned is not the same, up to rounding: on a
+        GPU sums may come in another order.
+        """
+        second = _samples(run)
+        is_alike = [(one.shape, one.dtype) for one in first] == [
+            (other.shape, other.dtype) for other in second
+        ]
+        if is_alike and all(map(_are_close, first, second)):
+            return
+        raise PipelineError(
+            f"stage {self._stage} returns something else when its forward of microbatch "
+            f"{run.microbatch} is run again (R): does it draw random numbers that are not torch's, "
+            "count its calls, keep what it has seen, or look whether gradients are enabled? Keep "
+            "such state in buffers, or do not recompute the stage"
+        )
+
+
+def _have_changed(tensors: Iterable[tuple[Tensor, int]]) -> bool:
+    return any(changes_of(tensor) != changes for tensor, changes in tensors)
+
+
+def _inputs(run: Forward) -> list[Tensor]:
+    values, _ = tree_flatten((run.input, dict(run.options)))
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def _samples(run: Forward) -> list[Tensor]:
+    values, _ = tree_flatten(run.returned)
+    tensors = [value.detach() for value in values if isinstance(value, Tensor)]
+    return [sample(part).clone() for tensor in tensors for part in dense_parts(tensor)]
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    """Whether numbers are the same up to rounding."""
+    if torch.equal(one, other):
+        return True
+    if not one.is_floating_point() and not one.is_complex():
+        return False
+    largest = float(one.abs().nan_to_num(0, posinf=0).max())
+    return torch.allclose(
+        one, other, rtol=0, atol=tolerance(one) * largest, equal_nan=True
+    )

@@ -1,0 +1,91 @@
+"""Hooks of the tensors that pass between stages.
+
+Alone, what a stage returns and what the next one takes is one tensor. Its hooks are called in the
+order in which they were registered: those of the earlier stage first. In a pipeline each stage has
+a tensor of its own, and a gradient comes to the later stage first:
+
+    alone       hooks of stage 0 ──► hooks of stage 1 ──► backward of stage 0
+    pipeline    hooks of stage 1 ──► hooks of stage 0 ──► backward of stage 0
+
+Where both change the gradient, it may come out another one. That cannot be seen by either of them,
+so it is asked about, once.
+"""
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from schedlang.runtime.part import Forward, Part
+from schedlang.runtime.torch_private import has_hooks_before, tree_flatten
+from schedlang.runtime.wire import Wire
+from schedlang.schedule.layout import Layout
+
+
+class BoundaryHooks(Part):
+    """Whether the first forward of a stage registers hooks of its input, and of what it returns."""
+
+    def __init__(self) -> None:
+        self.of_input = False
+        self.of_output = False
+        self._is_first = True
+
+    def after_forward(self, run: Forward) -> None:
+        """See which tensors have hooks by now."""
+        if self._is_first and run.has_graph:
+            self._is_first = False
+            # A last stage may return anything that its loss takes.
+            returned, _ = tree_flatten(run.returned)
+            outputs = [value for value in returned if isinstance(value, Tensor)]
+            self.of_input = any(map(has_hooks_before, run.leaves))
+            self.of_output = any(map(has_hooks_before, outputs))
+
+
+class SharedHooks(Part):
+    """What all ranks say after the first step, about the hooks of each stage."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        own: Mapping[int, BoundaryHooks],
+        wire: Wire,
+        device: torch.device,
+    ) -> None:
+        self._layout = layout
+        self._own = own
+        self._wire = wire
+        self._device = device
+        self._is_first = True
+
+    def end_step(self) -> None:
+        """Ask, on rank 0, about the first two neighbours that both have hooks of the tensor that
+        passes between them.
+        """
+        if not self._is_first:
+            return
+        self._is_first = False
+        stages = len(self._layout.placement)
+        hooks = torch.zeros(2, stages, dtype=torch.int32, device=self._device)
+        for stage, own in self._own.items():
+            hooks[0, stage] = own.of_input
+            hooks[1, stage] = own.of_output
+        self._wire.reduce(hooks, dist.ReduceOp.MAX)
+        # By now all ranks know the hooks of all stages, also of those elsewhere.
+        of_input, of_output = hooks.tolist()
+        for later, before in enumerate(self._layout.before):
+            for earlier in before:
+                if of_output[earlier] and of_input[later]:
+                    if self._wire.processes.own == 0:
+                        _warn_of(earlier, later)
+                    return
+
+
+def _warn_of(earlier: int, later: int) -> None:
+    warnings.warn(
+        f"stage {earlier} has hooks of what it returns, and stage {later} of what it is given: "
+        f"alone those of stage {earlier} see the gradient first, here those of stage {later}; if "
+        "both change it, let one of them take a view of the tensor, `x.view_as(x)`, for its hooks",
+        stacklevel=2,
+    )

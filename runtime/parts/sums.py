@@ -1,0 +1,296 @@
+"""Sums of gradients: over the stages and replicas that share a weight, and over replicas of the
+pipeline (data parallelism).
+
+The sum of a stage over replicas of the pipeline begins as soon as its gradients are whole, and goes
+on while other stages work:
+
+    rank 1   … B of the stage │ begin ─ ─ ─ other ops ─ ─ ─ end of the step │ end
+    replica  … B of the stage     │ begin ─ ─ ─ other ops ─ ─ ─ │ end
+
+Where the plan updates the stage, the sum is made before each `U`. Weights that several stages have
+are summed at the end of a step, or where the plan updates them, for each update
+(`schedlang.runtime.parts.updates`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from schedlang.plan.plan import Plan
+from schedlang.runtime.part import ExtraCall, Part, When
+from schedlang.runtime.parts.shared_weights import SharedWeights, gradient_of
+from schedlang.runtime.processes import Replicas
+from schedlang.runtime.stage import Stage
+from schedlang.runtime.values import on_device
+from schedlang.runtime.wire import InFlight, Wire
+from schedlang.schedule.kinds import MAKERS, Kind
+
+
+class ReplicaSum:
+    """The sum over replicas of the gradients that some weights have when it begins.
+
+    `copies` gives these weights: a list for each of the replicas that this process has. The other
+    replicas are in other processes of a group.
+    """
+
+    def __init__(
+        self,
+        copies: Callable[[], Sequence[Sequence[Tensor]]],
+        wire: Wire,
+        replicas: Replicas,
+    ) -> None:
+        self._copies = copies
+        self._wire = wire
+        self._replicas = replicas
+        self._weights: list[list[Tensor]] = []
+        self._total: Tensor | None = None
+        self._in_flight: InFlight = []
+
+    def begin(self) -> None:
+        """Begin the sum. Where a weight has no gradient in this replica, it may have one in
+        others: so it is counted, too, how many have one.
+        """
+        # What is summed, of three weights of which this replica has no gradient of the second:
+        #
+        #     g0 g0 g0 g0 │ 0 0 │ g2 g2 g2 │ 1 0 1      numbers of all, then who has a gradient
+        #
+        # A sum of counts that is 0 says that nobody has one. Zeros in its place would not do: an
+        # optimizer lets a weight with a gradient of zeros decay, and one without alone.
+        self._weights = [list(copy) for copy in self._copies()]
+        if any(self._weights):
+            # In one piece: a message for each would take longer.
+            self._total = _total(map(_in_one_piece, self._weights))
+            self._in_flight = self._wire.begin_sum(self._total, self._replicas)
+
+    def end(self) -> None:
+        """Wait for the sum, which all copies of the weights then have; without a gradient in any
+        replica, a weight has none.
+        """
+        if self._total is None:
+            return
+        self._wire.end_sum(self._in_flight, self._replicas)
+        for copy in self._weights:
+            sizes = [_local(weight).numel() for weight in copy]
+            *parts, counts = self._total.split_with_sizes([*sizes, len(sizes)])
+            have = _have_gradients([(weight,) for weight in copy], counts)
+            for weight, part, has_gradient in zip(copy, parts, have, strict=True):
+                if has_gradient:
+                    _put(weight, part.view(_local(weight).shape))
+        self._weights = []
+        self._total = None
+        self._in_flight = []
+
+
+class StageSum(Part):
+    """The sum of a stage's own gradients over the replicas of the pipeline, without those of tied
+    weights.
+
+    All replicas of a rank come to their sums in the same order.
+    """
+
+    def __init__(
+        self, stage: Stage, shared: Sequence[SharedWeights], wire: Wire
+    ) -> None:
+        self._stage = stage
+        self._tied = {
+            id(weight) for each in shared if each.are_tied for weight in each.parameters
+        }
+        self._sum = ReplicaSum(self._own, wire, wire.processes.replicas)
+
+    def _own(self) -> list[list[nn.Parameter]]:
+        weights = _trained(self._stage.module.parameters())
+        return [[weight for weight in weights if id(weight) not in self._tied]]
+
+    def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
+        """It begins when the last backward is done, or where the plan says it, and is there at the
+        end of the step; where the plan updates the stage, it is made right before that.
+        """
+        actions = plan.ranks[rank]
+        own = [
+            index
+            for index, stage in enumerate(actions.stage)
+            if stage == self._stage.number
+        ]
+        updates = [index for index in own if actions.kind[index] == Kind.U]
+        # Of several that are written for an update, the last one is of all its gradients.
+        written = [index for index in own if actions.kind[index] == Kind.REDUCE_GRAD]
+        backwards = [index for index in own if actions.kind[index] in MAKERS[Kind.W]]
+        for index in updates:
+            begins = max((each for each in written if each < index), default=index)
+            yield ExtraCall(begins, When.BEFORE, self._stage.begin_update)
+            yield ExtraCall(begins, When.BEFORE, self._sum.begin)
+            yield ExtraCall(index, When.BEFORE, self._sum.end)
+        if backwards and not updates:
+            begins = max(written, default=backwards[-1])
+            yield ExtraCall(begins, When.AFTER, self._sum.begin)
+            yield ExtraCall(len(actions), When.AFTER, self._sum.end)
+
+
+def stage_sums(
+    stages: Mapping[int, Stage], shared: Sequence[SharedWeights], wire: Wire
+) -> list[StageSum]:
+    """The sums of all stages of this rank, if the pipeline has replicas."""
+    if not wire.processes.replicas.are_several:
+        return []
+    return [StageSum(stage, shared, wire) for stage in stages.values()]
+
+
+class SharedSums(Part):
+    """The sums, at the end of a step, of the gradients of shared weights; they add up with those of
+    earlier steps.
+    """
+
+    def __init__(self, shared: Sequence[SharedWeights], wire: Wire) -> None:
+        self._wire = wire
+        self._rank = wire.processes.own
+        # The gradients of weights that travel come home by themselves.
+        self._shared = [
+            each for each in shared if each.are_shared and each.home is None
+        ]
+        replicas = wire.processes.replicas
+        summed = shared if replicas.are_several else self._shared
+        self._parameters = [weight for each in summed for weight in each.parameters]
+        #: Of tied weights, whose gradients are whole when all of their stages are through.
+        self._over_replicas: ReplicaSum | None = None
+        if replicas.are_several:
+            tied = _trained(
+                weight for each in shared if each.are_tied for weight in each.parameters
+            )
+            self._over_replicas = ReplicaSum(lambda: [tied], wire, replicas)
+        self._earlier: list[Tensor | None] = []
+
+    def begin_step(self) -> None:
+        """Set the gradients of earlier steps aside, which are sums already."""
+        # Summed once more, they would count for as often as there are copies.
+        self._earlier = [weight.grad for weight in self._parameters]
+        for weight in self._parameters:
+            weight.grad = None
+
+    def end_step(self) -> None:
+        """Sum the gradients of this step, and add those of earlier ones."""
+        if self._over_replicas is not None:
+            self._over_replicas.begin()
+            self._over_replicas.end()
+        self._sum_in_pipeline()
+        for weight, earlier in zip(self._parameters, self._earlier, strict=True):
+            if earlier is not None:
+                weight.grad = earlier if weight.grad is None else earlier + weight.grad
+        self._earlier = []
+
+    def _sum_in_pipeline(self) -> None:
+        """Every rank sends its gradients to all others that share the weights, and adds them up in
+        the order of the ranks: so all have the same sum, to the bit.
+        """
+        # Each set of weights has ranks of its own, so nobody could call one collective for all of
+        # them. Instead everything goes in one exchange of messages:
+        #
+        #     by_rank    weights of ranks 0, 1    weights of ranks 0, 1, 3      on rank 1
+        #     from 0     received                 received
+        #     from 1     own                      own, and sent to 0 and 3
+        #     from 3                              received
+        trained = [
+            [same for same in each.weights if same[0].requires_grad]
+            for each in self._shared
+        ]
+        own = [
+            [
+                *(_total(map(_gradient, same)).contiguous() for same in weights),
+                _counts(weights),
+            ]
+            for weights in trained
+        ]
+        by_rank = [
+            {
+                rank: gradients
+                if rank == self._rank
+                else [torch.empty_like(gradient) for gradient in gradients]
+                for rank in shared.ranks
+            }
+            for shared, gradients in zip(self._shared, own, strict=True)
+        ]
+        self._wire.exchange(
+            [
+                self._wire.operation(call, tensor, rank)
+                for parts, gradients in zip(by_rank, own, strict=True)
+                for rank in parts
+                if rank != self._rank
+                for call, tensors in (
+                    (dist.isend, gradients),
+                    (dist.irecv, parts[rank]),
+                )
+                for tensor in tensors
+            ]
+        )
+        for weights, parts in zip(trained, by_rank, strict=True):
+            *totals, counts = (
+                _total(same) for same in zip(*parts.values(), strict=True)
+            )
+            have = _have_gradients(weights, counts)
+            for copies, total, has_gradient in zip(weights, totals, have, strict=True):
+                for weight in copies if has_gradient else ():
+                    _put(weight, total)
+
+
+def _trained(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    return [weight for weight in weights if weight.requires_grad]
+
+
+def _in_one_piece(weights: Sequence[Tensor]) -> Tensor:
+    """The gradients of some weights, and for each weight 1 if it has one, or 0."""
+    return torch.cat(
+        [
+            *(_gradient(weight).flatten() for weight in weights),
+            _counts([(weight,) for weight in weights]),
+        ]
+    )
+
+
+def _counts(weights: Sequence[Sequence[Tensor]]) -> Tensor:
+    """For each weight, how many of its copies have a gradient."""
+    counts = [sum(copy.grad is not None for copy in copies) for copies in weights]
+    like = weights[0][0] if weights else torch.empty(0)
+    return on_device(torch.tensor(counts, dtype=like.dtype), like.device)
+
+
+def _have_gradients(weights: Sequence[Sequence[Tensor]], counts: Tensor) -> list[bool]:
+    """For each weight, whether any of its copies has a gradient, of which all processes together
+    have so many.
+    """
+    own = [any(copy.grad is not None for copy in copies) for copies in weights]
+    # Whoever reads numbers of a GPU waits for it, so they are read only where it takes them.
+    return own if all(own) else [count > 0 for count in counts.tolist()]
+
+
+def _gradient(weight: Tensor) -> Tensor:
+    """The gradient of a weight, zeros where it has none; where the weight is sharded, this
+    process's shard of it, which is the same rows for all that share it.
+    """
+    gradient = gradient_of(weight)
+    if gradient is None:
+        return torch.zeros_like(_local(weight))
+    return gradient.to_dense() if gradient.is_sparse else _local(gradient)
+
+
+def _put(weight: Tensor, total: Tensor) -> None:
+    """Give a weight the sum of its gradients; it stays sparse where it was."""
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    if weight.grad.is_sparse:
+        weight.grad = total.to_sparse(weight.grad.sparse_dim())
+    else:
+        _local(weight.grad).copy_(total)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _total(tensors: Iterable[Tensor]) -> Tensor:
+    """The sum of some tensors, in their order; numbers of 16 bits are rounded once, at the end."""
+    first, *others = tensors
+    if not others or first.element_size() > 2:
+        return reduce(torch.add, others, first)
+    return reduce(torch.add, others, first.float()).to(first.dtype)

@@ -1,0 +1,115 @@
+"""Optimizer steps of stages that have replicas in other pipelines of the plan, on gradients summed
+over all of them.
+
+Each rank joins the sum for an update when it has done its part, the last backward of its replicas,
+and waits for the sum at the first `U`. Sums of different stages need not come in the same order on
+all ranks, so each has a process group of its own.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import combinations
+
+import torch.distributed as dist
+from torch import nn
+
+from schedlang.plan.plan import Plan
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.part import ExtraCall, Part, When
+from schedlang.runtime.parts.shards import is_sharded
+from schedlang.runtime.parts.sums import ReplicaSum
+from schedlang.runtime.processes import Replicas
+from schedlang.runtime.stage import Stage
+from schedlang.runtime.wire import Wire
+from schedlang.schedule.kinds import MAKERS, Kind
+
+
+class ReplicaUpdates(Part):
+    """The op `U` of the replicas of one stage that are on this rank; those with one module make one
+    step.
+    """
+
+    def __init__(self, stages: Sequence[Stage], wire: Wire, replicas: Replicas) -> None:
+        self._stages = stages
+        #: One stage of each module.
+        self._modules = list({id(stage.module): stage for stage in stages}.values())
+        self._sum = ReplicaSum(self._weights, wire, replicas)
+        self._updated: list[Stage] = []
+        self.ops = {
+            (Kind.U, stage.number): partial(self._update, stage) for stage in stages
+        }
+
+    def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
+        """The sum for an update begins after the last backward of all replicas on this rank, or
+        where the plan says it.
+        """
+        last = dict[int, int]()
+        numbers = {stage.number for stage in self._stages}
+        actions = plan.ranks[rank]
+        ops = [*zip(actions.kind, actions.stage, actions.microbatch, strict=True)]
+        is_written = any(
+            kind == Kind.REDUCE_GRAD and number in numbers for kind, number, _ in ops
+        )
+        begins = (Kind.REDUCE_GRAD,) if is_written else MAKERS[Kind.W]
+        for index, (kind, number, microbatch) in enumerate(ops):
+            if number in numbers and kind in begins:
+                last[plan.layout.update_of(number, max(microbatch, 0))] = index
+        for index in last.values():
+            yield ExtraCall(index, When.AFTER, self._begin)
+
+    def _weights(self) -> list[list[nn.Parameter]]:
+        return [
+            [weight for weight in stage.module.parameters() if weight.requires_grad]
+            for stage in self._modules
+        ]
+
+    def _begin(self) -> None:
+        for stage in self._modules:
+            stage.begin_update()
+        self._sum.begin()
+
+    def _update(self, stage: Stage, _: int) -> None:
+        if not self._updated:
+            self._sum.end()
+        # Two replicas that are one module have one set of weights, which one step updates.
+        if all(stage.module is not other.module for other in self._updated):
+            stage.end_update()
+        self._updated.append(stage)
+        if len(self._updated) == len(self._stages):
+            self._updated = []
+
+
+def replica_updates(
+    plan: Plan, stages: Mapping[int, Stage], wire: Wire
+) -> list[ReplicaUpdates]:
+    """Those of this rank, if the plan has several pipelines and updates its stages; all ranks make
+    all process groups.
+    """
+    if len(plan.layout.pipelines) == 1 or plan.layout.models or not plan.has_updates:
+        return []
+    processes = wire.processes.pipeline
+    has_shards = any(is_sharded(stage.module) for stage in stages.values())
+    if len(processes) < dist.get_world_size() or has_shards:
+        raise PipelineError(
+            "a plan that updates replicas runs on all processes, and its stages are not sharded"
+        )
+    updates = []
+    for piece in range(plan.layout.pieces):
+        replicas = plan.layout.replicas(piece)
+        members = tuple(
+            sorted({processes[plan.placement[number]] for number in replicas})
+        )
+        group = dist.new_group(list(members)) if len(members) > 1 else None
+        own = [stages[number] for number in replicas if number in stages]
+        if own:
+            _check_optimizers(own)
+            updates.append(ReplicaUpdates(own, wire, Replicas(members, group)))
+    return updates
+
+
+def _check_optimizers(stages: Sequence[Stage]) -> None:
+    for one, other in combinations(stages, 2):
+        if one.module is other.module and one.optimizer is not other.optimizer:
+            raise PipelineError(
+                f"stages {one.number} and {other.number} are one module, give them one optimizer"
+            )

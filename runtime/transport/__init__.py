@@ -1,1 +1,0 @@
-"""Tensors between ranks."""

@@ -1,1 +1,0 @@
-"""Heartbeats of ranks, and what all of them print when one fails."""

@@ -1,0 +1,17 @@
+"""Recorded runs of plans: what their ops took, and how well a simulation predicts them."""
+
+from schedlang.extras.measured.comparison import Comparison, compare, predict
+from schedlang.extras.measured.report import comparison_json, comparison_text
+from schedlang.extras.measured.run import Run, is_trace, read_run, run_of
+
+__all__ = [
+    "Comparison",
+    "Run",
+    "compare",
+    "comparison_json",
+    "comparison_text",
+    "is_trace",
+    "predict",
+    "read_run",
+    "run_of",
+]

@@ -1,0 +1,151 @@
+"""The comparison of a run with its prediction, for people and for programs."""
+
+from typing import Any
+
+from attrs import asdict
+
+from schedlang.diagnostics.diagnostic import counted
+from schedlang.extras.measured.comparison import Comparison, Straggler
+from schedlang.report.text_table import aligned
+from schedlang.report.views.terminal import draw_both
+from schedlang.schedule.naming import Names
+
+#: In microseconds, the unit of traces.
+_MILLISECOND = 1000.0
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """The two timelines, the figures of both side by side, what ops took on each stage, and which
+    ranks hold up the others; in milliseconds.
+    """
+    costs = _ops(comparison)
+    if comparison.costs.p2p_time is not None:
+        costs.append(f"a transfer takes {_milliseconds(comparison.costs.p2p_time)} ms")
+    names = comparison.run.plan.names
+    blamed = [_straggler_text(names, straggler) for straggler in comparison.stragglers]
+    if not blamed:
+        blamed = ["no rank is slow, and none unsteady"]
+    lines = [
+        draw_both(comparison.predicted, comparison.measured, names),
+        "",
+        *_steps(comparison),
+        "",
+        *_ranks(comparison),
+        "",
+        *costs,
+        "",
+        *blamed,
+    ]
+    return "\n".join(lines)
+
+
+def _milliseconds(time: float) -> str:
+    return f"{time / _MILLISECOND:.4g}"
+
+
+def _steps(comparison: Comparison) -> list[str]:
+    """How long a step takes."""
+    predicted = _milliseconds(comparison.predicted.makespan)
+    measured = _milliseconds(comparison.step)
+    # A median without its range would look more certain than it is.
+    times = [step.makespan for step in comparison.run.steps]
+    shortest = _milliseconds(min(times))
+    longest = _milliseconds(max(times))
+    return [
+        f"step time   predicted {predicted} ms, measured {measured} ms: the prediction is off by "
+        f"{comparison.error:+.1%}",
+        f"            median of {counted(len(times), 'step')}, {shortest} to {longest} ms; "
+        "predicted with the costs below",
+    ]
+
+
+def _ranks(comparison: Comparison) -> list[str]:
+    """How long each rank is busy, and which part of the makespan it is idle; predicted and
+    measured.
+    """
+    rows = [
+        ["", "busy, ms", "", "idle", ""],
+        ["", "predicted", "measured", "predicted", "measured"],
+    ]
+    predicted = comparison.predicted
+    measured = comparison.measured
+    for rank in range(len(predicted.ranks)):
+        rows.append(
+            [
+                f"rank {rank}",
+                _milliseconds(predicted.busy[rank]),
+                _milliseconds(measured.busy[rank]),
+                f"{predicted.idle[rank]:.1%}",
+                f"{measured.idle[rank]:.1%}",
+            ]
+        )
+    return aligned(rows)
+
+
+def _ops(comparison: Comparison) -> list[str]:
+    """How long ops took, by kind and stage."""
+    rows = [
+        ["op", "stage", "mean, ms", "to the other stages", "spread of the middle half"]
+    ]
+    names = comparison.run.plan.names
+    # By kind, so that stages can be compared.
+    for duration in comparison.durations:
+        rows.append(
+            [
+                duration.kind.name,
+                names.stage(duration.stage),
+                _milliseconds(duration.mean),
+                f"{duration.ratio:.2f}x",
+                f"{duration.spread:.0%}",
+            ]
+        )
+    return aligned(rows)
+
+
+def _straggler_text(names: Names, straggler: Straggler) -> str:
+    are_several = len(straggler.stages) > 1
+    where = f"{names.stages(straggler.stages)} on rank {straggler.rank}"
+    if straggler.ratio is not None:
+        ratio = f"{straggler.ratio:.2f}x"
+        if are_several:
+            ratio = f"up to {ratio}"
+        return f"slow: {where}: the ops of a microbatch take {ratio} as long as on other stages"
+    return (
+        f"unsteady: {where}: the middle half of the ops of a kind spreads over "
+        f"{straggler.spread:.0%} of the median"
+    )
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """The same for programs, in microseconds."""
+    predicted = comparison.predicted
+    measured = comparison.measured
+    durations = []
+    for duration in comparison.durations:
+        durations.append(asdict(duration) | {"kind": duration.kind.name})
+    stragglers = []
+    for straggler in comparison.stragglers:
+        # A straggler is slow or unsteady, and has one of the two figures.
+        figures = asdict(straggler, filter=lambda _, value: value is not None)
+        stragglers.append(figures)
+    return {
+        "schedule": comparison.run.plan.name,
+        "params": comparison.run.plan.params,
+        "unit": "microseconds",
+        "steps": [step.makespan for step in comparison.run.steps],
+        "predicted": {
+            "makespan": predicted.makespan,
+            "busy": predicted.busy,
+            "idle": predicted.idle,
+        },
+        "measured": {
+            # The median over the steps; the other figures are those of one step.
+            "makespan": comparison.step,
+            "busy": measured.busy,
+            "idle": measured.idle,
+        },
+        "error": comparison.error,
+        "costs": comparison.costs.to_json(),
+        "ops": durations,
+        "stragglers": stragglers,
+    }

@@ -1,0 +1,1 @@
+"""Many runs of a schedule whose times vary."""

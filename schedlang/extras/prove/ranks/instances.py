@@ -1,0 +1,97 @@
+"""A program's sets at one size: the ops of each rank, in order. What was read is held against what
+the compiler itself makes of the program at small sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import islpy as isl
+
+from schedlang.diagnostics.source import Source
+from schedlang.extras.prove.ranks.checks import ITEM, Relations
+from schedlang.extras.prove.ranks.statements import UPDATES, with_digits
+from schedlang.language import syntax
+from schedlang.language.expand import expand
+from schedlang.lowering import lower
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.stream import unroll
+
+#: An op: its kind, its stage, and its microbatch or slice as a plan counts them.
+Op = tuple[int, int, int]
+
+
+def ops_at(relations: Relations, sizes: Mapping[str, int]) -> list[list[Op]]:
+    """The ops of each rank at a size, in order, as the sets have them."""
+    placed: list[tuple[tuple[int, ...], Op]] = []
+    slices = sizes.get("slices", 1)
+    for statement in relations.reading.statements:
+        both = relations.items[statement.number].flat_range_product(
+            relations.places[statement.number]
+        )
+        there = both.range()
+        for size, value in with_digits(sizes).items():
+            at = there.find_dim_by_name(isl.dim_type.param, size)
+            if at >= 0:
+                there = there.fix_val(isl.dim_type.param, at, isl.Val(value))
+        there = there.project_out(isl.dim_type.param, 0, there.dim(isl.dim_type.param))
+
+        def take(point: isl.Point, kind: int = statement.kind) -> None:
+            width = point.get_space().dim(isl.dim_type.set)
+            values = [
+                int(point.get_coordinate_val(isl.dim_type.set, at).to_python())
+                for at in range(width)
+            ]
+            stage, update, group, index, piece = values[: len(ITEM)]
+            microbatch = update * sizes["microbatches"] + group * sizes["ranks"] + index
+            unit = update if kind == Kind.U else microbatch * slices + piece
+            placed.append((tuple(values[len(ITEM) :]), (kind, stage, unit)))
+
+        there.foreach_point(take)
+    ranks: list[list[Op]] = [[] for _ in range(sizes["ranks"])]
+    for place, op in sorted(placed):
+        ranks[place[0]].append(op)
+    return ranks
+
+
+def compiled_ops(
+    source: Source, tree: syntax.Schedule, params: Mapping[str, int], updates: int
+) -> list[list[Op]]:
+    """The ops of each rank as the compiler has them, of a stream for so many updates, with the
+    transfers that the program writes; CompileError where it refuses the program. Ops that are
+    issued together are in order of their kinds.
+    """
+    schedule = expand(source, tree, params)
+    if schedule.stream:
+        schedule = unroll(schedule, updates)
+    elif schedule.columns.is_transfer.any():
+        schedule = lower(schedule)
+    ranks = []
+    for actions in schedule.ranks:
+        ops: list[Op] = []
+        for batch in actions.batches():
+            ops += sorted(
+                (actions.kind[at], actions.stage[at], max(actions.microbatch[at], 0))
+                for at in batch
+            )
+        ranks.append(ops)
+    return ranks
+
+
+def differs(
+    relations: Relations,
+    source: Source,
+    tree: syntax.Schedule,
+    given: Mapping[str, int],
+    sizes: Mapping[str, int],
+) -> bool:
+    """Whether the sets have other ops at a size than the compiler; CompileError where that refuses
+    the program.
+    """
+    updates = sizes.get(UPDATES, 1)
+    params = {
+        **given,
+        **{size: value for size, value in sizes.items() if size != UPDATES},
+    }
+    compiled = compiled_ops(source, tree, params, updates)
+    return compiled != ops_at(relations, {**params, UPDATES: updates})

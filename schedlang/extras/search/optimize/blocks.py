@@ -1,0 +1,137 @@
+"""The best block that repeats, as the text of a program, for any number of microbatches."""
+
+from collections.abc import Iterator
+from itertools import groupby
+from math import inf
+
+from attrs import frozen
+
+from schedlang.extras.search.optimize.instance import Instance
+from schedlang.extras.search.optimize.periodic import Block, blocks
+from schedlang.extras.search.optimize.problem import Answer, Problem
+from schedlang.extras.search.optimize.program import at_most
+from schedlang.extras.search.optimize.published import from_gallery
+from schedlang.language.head import Head, by_number, head_lines, words_for
+from schedlang.schedule.fixed_point import exact_text
+from schedlang.schedule.kinds import Kind
+
+#: What the microbatches of a block are called.
+_NAMES = ("m", "n", "o", "p")
+#: Which share of the time goes to published orders, from which the search for blocks begins.
+_SHARE_OF_GALLERY = 0.2
+
+
+@frozen
+class Repeated:
+    """A block as a program: its `text`, after which `microbatches` start again every `interval`,
+    and their last op ends `length` after their first starts. `work` is what the busiest rank works
+    for as many microbatches: no interval is shorter. Times are in the unit of the costs.
+    """
+
+    text: str
+    microbatches: int
+    interval: float
+    length: float
+    work: float
+
+
+def best_block(problem: Problem, seconds: float, workers: int = 1) -> Repeated | None:
+    """The block of a few microbatches that repeats most often, within the memory of the ranks, that
+    is found in some seconds; of equals, the one in which microbatches are done soonest. None if
+    none is found.
+
+    ValueError for what no block is for: several pipelines, slices, microbatches of unlike costs.
+    """
+    layout = problem.graph.schedule.layout
+    if len(layout.pipelines) > 1 or layout.slices > 1:
+        raise ValueError("a block is for one pipeline of whole microbatches")
+    instance = Instance.of(problem)
+    # Alike microbatches have one chain for each op; more chains mean that some differ.
+    if len(instance.chains) != len(set(problem.names)):
+        raise ValueError(
+            "a block is for microbatches that are alike in what they do and cost"
+        )
+    order = problem.graph.order
+    given = Answer(order, problem.value(order), 0.0, "")
+    *_, known = [given, *from_gallery(problem, given, _SHARE_OF_GALLERY * seconds)]
+    hint = instance.in_chains(known.orders) if known.value < inf else []
+    # Published orders are a good start: many of them repeat.
+    found = list(blocks(instance, hint, (1 - _SHARE_OF_GALLERY) * seconds, workers))
+    if not found:
+        return None
+    best = min(
+        found, key=lambda block: (block.interval / block.microbatches, block.length)
+    )
+    first = [chain[0] for chain in instance.chains]
+    work = [0.0] * len(problem.limits)
+    for node in first:
+        work[instance.rank[node]] += problem.graph.time[node]
+    return Repeated(
+        program_of_block(instance, best),
+        best.microbatches,
+        float(best.interval * best.unit),
+        float(best.length * best.unit),
+        max(work) * best.microbatches,
+    )
+
+
+def program_of_block(instance: Instance, block: Block) -> str:
+    """The program that repeats a block, with claims of what that takes and holds.
+
+    Ops start at the block's times or earlier, so all is over when the last of the block is, as
+    often as it repeats. ValueError for several pipelines, or slices: rows of a block are for the
+    stages of one.
+    """
+    problem = instance.problem
+    schedule = problem.graph.schedule
+    layout = schedule.layout
+    if len(layout.pipelines) > 1 or layout.slices > 1:
+        raise ValueError("a block is written for one pipeline of whole microbatches")
+    words = words_for({kind for ops in problem.graph.ops for kind, _, _ in ops})
+    rules = [str(schedule.weights_of(stage)) for stage in range(len(layout.placement))]
+    head = Head(
+        schedule.name,
+        len(schedule.ranks),
+        schedule.microbatches,
+        layout,
+        rules,
+        schedule.costs,
+    )
+    names = _NAMES[: block.microbatches]
+    lines = [f"schedule {schedule.name} {{"]
+    for line in head_lines(head, words):
+        if line.startswith("require"):
+            line = f'require ranks == {head.ranks}, "the block is for this many"'
+        lines.append(f"    {line}")
+    lines.append(f"    block {', '.join(names)} every {block.interval} {{")
+    lines.append(f"        stage s in 0 .. {len(layout.placement)} {{")
+    lines += [f"            {row}" for row in _rows(instance, block, words)]
+    lines += ["        }", "    }"]
+    peak = max(map(problem.graph.peak, block.orders(instance)))
+    most = exact_text(at_most(problem.graph.fixed_memory, peak))
+    lines.append(f"    assert peak() <= {most}")
+    if instance.is_exact:
+        repeats = (
+            f"((microbatches - 1) / {len(names)})"
+            if len(names) > 1
+            else "(microbatches - 1)"
+        )
+        interval = exact_text(block.interval * block.unit)
+        length = exact_text(block.length * block.unit)
+        lines.append(f"    assert makespan <= {interval} * {repeats} + {length}")
+    return "\n".join([*lines, "}", ""])
+
+
+def _rows(instance: Instance, block: Block, words: dict[int, str]) -> Iterator[str]:
+    """The ops of a block, each with its slot by the stage."""
+    names = instance.problem.names
+    chains = [
+        (names[chain[0]][0], starts)
+        for chain, starts in zip(instance.chains, block.start, strict=True)
+    ]
+    chains.sort()
+    for kind, of_kind in groupby(chains, key=lambda item: item[0][0]):
+        by_stage = [starts for _, starts in of_kind]
+        for place, name in enumerate(_NAMES[: block.microbatches]):
+            slot = by_number("s", [starts[place] for starts in by_stage])
+            yield f"{words[Kind(kind)]}(s, {name}) at {slot}"

@@ -1,0 +1,116 @@
+"""The best order that is found in some time: by the gallery and the passes, by the exact search,
+and by what repeats.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from math import inf
+from time import monotonic
+
+from attrs import frozen
+
+from schedlang.compiler import compile
+from schedlang.diagnostics.activity import doing
+from schedlang.diagnostics.source import Source
+from schedlang.extras.search.optimize.instance import Instance
+from schedlang.extras.search.optimize.problem import Answer, Problem, Solver
+from schedlang.extras.search.optimize.program import can_write_times, program_of
+from schedlang.extras.search.optimize.published import from_gallery
+from schedlang.extras.search.optimize.starts import from_greedy
+from schedlang.proof.prove import simulate
+from schedlang.schedule.costs import UNIT
+
+#: With more ops than these, the exact search has little hope to come to its end.
+_MOST_AT_ONCE = 800
+
+
+def optimize(
+    problem: Problem, seconds: float, workers: int = 1, seed: int = 0
+) -> Iterator[Answer]:
+    """Answers, each at least as good as the one before; the first is the order as it was given, if
+    that holds no more than it may.
+
+    It ends when an answer is proved to be the best, or after so many seconds; who has enough may
+    stop before. An answer whose value is infinite says that no orders were found that hold so
+    little. ImportError says how to get the solver, if it is not installed.
+    """
+    check_solver()
+    begin = monotonic()
+    graph = problem.graph
+    least = Instance.of(problem)
+    answer = Answer(graph.order, problem.value(graph.order), 0.0, "as given")
+    # An answer without orders, for its bound alone.
+    answer = answer.better(Answer([], inf, least.value_of(least.least), ""))
+    answer = least.closed(answer)
+    yield answer
+    for solver, share in _solvers(problem, workers, seed):
+        left = seconds - (monotonic() - begin)
+        if answer.is_best or left <= 0:
+            return
+        for found in solver(problem, answer, left * share):
+            answer = least.closed(answer.better(found))
+            _tell(answer)
+            yield answer
+
+
+def check_solver() -> None:
+    """ImportError that says how to get the solver, if it is not installed."""
+    if find_spec("ortools") is None:
+        raise ImportError(
+            "to optimize takes OR-tools: pip install 'schedlang[optimize]'"
+        )
+
+
+@frozen
+class Judged:
+    """An answer as a program: its `text`, which compiles and is proved, and the `makespan` that it
+    has on a transport.
+    """
+
+    text: str
+    transport: str
+    makespan: float
+
+
+def judged(
+    problem: Problem, answer: Answer, transport: str, file: str | None = None
+) -> Judged:
+    """The program of an answer, compiled for a transport, and what its plan takes there, at the
+    costs of the problem. CompileError says what of the program, in a `file`, does not hold.
+    """
+    text = program_of(problem, answer)
+    costs = problem.graph.schedule.costs
+    given = UNIT if can_write_times(problem) else costs
+    plan = compile(
+        Source(file or f"{problem.graph.schedule.name}, as found", text),
+        costs=given,
+        transport=transport,
+    )
+    # The transport named here is the one that is simulated.
+    execution = simulate(plan, costs)
+    return Judged(text, execution.transport, execution.timeline.makespan)
+
+
+def _solvers(
+    problem: Problem, workers: int, seed: int
+) -> Iterator[tuple[Solver, float]]:
+    """Those that look for orders, the quickest first, and which share of the time each may take."""
+    yield partial(from_greedy, seed=seed), 0.1
+    yield from_gallery, 0.2
+    from schedlang.extras.search.optimize.exact import Exact
+    from schedlang.extras.search.optimize.large import Large
+
+    if len(problem.graph.ops) > _MOST_AT_ONCE:
+        yield Large(workers), 1.0
+    yield Exact(workers, seed), 1.0
+
+
+def _tell(answer: Answer) -> None:
+    """Say how far it is."""
+    if answer.value < inf:
+        doing(
+            f"best {answer.value:.10g}, none below {answer.bound:.10g}, gap {answer.gap:.2%}"
+        )
+    else:
+        doing(f"no order yet, none below {answer.bound:.10g}")

@@ -1,0 +1,143 @@
+"""Good orders to begin a search from: greedy ones, forwards and backwards in time, again and again.
+
+An execution from the end to the begin says how urgent nodes are for one from the begin to the end,
+and the other way round (Li and Willis 1992, An iterative scheduling technique for
+resource-constrained project scheduling). Where that gains no more, the urgency of whole chains is
+changed at random, and what gains is kept.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from math import inf
+from random import Random
+from time import monotonic
+
+from attrs import frozen
+
+from schedlang.extras.search.optimize.greedy import greedy
+from schedlang.extras.search.optimize.instance import Instance
+from schedlang.extras.search.optimize.problem import Answer, Problem
+from schedlang.extras.search.optimize.published import published
+from schedlang.passes.graph import Orders
+
+#: How many orders are tried.
+_MOST = 600
+#: By which share of the whole the urgency of a chain may change.
+_SHARE = 0.3
+
+
+def from_greedy(
+    problem: Problem, known: Answer, seconds: float, seed: int = 0
+) -> Iterator[Answer]:
+    """See `Solver`: the best of some hundred orders. The first are as urgent as in published
+    schedules, whatever these hold.
+    """
+    deadline = monotonic() + seconds
+    instance = Instance.of(problem)
+    for orders, value in chain(
+        _as_published(instance), islice(starts(instance, seed), _MOST)
+    ):
+        if value < known.value:
+            known = Answer(orders, value, known.bound, "greedy")
+            yield known
+        if known.is_best or monotonic() > deadline:
+            return
+
+
+def _as_published(instance: Instance) -> Iterator[tuple[Orders, float]]:
+    """Greedy orders in which nodes are as urgent as they are early in published schedules."""
+    graph = instance.problem.graph
+    backwards = instance.reversed()
+    for _, orders in published(instance.problem):
+        # Published orders may hold more than they may here, but they say what is early.
+        urgency = [
+            time - end
+            for end, time in zip(graph.ends(orders), graph.time, strict=False)
+        ]
+        if urgency:
+            yield from _to_and_fro(instance, backwards, urgency, instance.room_for)
+
+
+def starts(instance: Instance, seed: int = 0) -> Iterator[tuple[Orders, float]]:
+    """Orders and their values, better and worse ones, for as long as somebody wants more; none, if
+    what is most urgent leads nowhere.
+    """
+    random = Random(seed)
+    backwards = instance.reversed()
+    change = _Change([0.0 for _ in instance.chains], [0 for _ in instance.chains])
+    best = inf
+    changed = change
+    while True:
+        values = []
+        for orders, value in _to_and_fro(instance, backwards, *changed.of(instance)):
+            values.append(value)
+            yield orders, value
+        if not values and best == inf:
+            return
+        least = min(values, default=inf)
+        if least <= best:
+            best = least
+            change = changed
+        changed = change.varied(random, _SHARE * max(instance.least, 1))
+
+
+@frozen
+class _Change:
+    """What is otherwise with each chain: how much more urgent it is, and how many of its nodes
+    fewer a rank may hold.
+    """
+
+    urgency: list[float]
+    fewer: list[int]
+
+    def of(self, instance: Instance) -> tuple[list[float], list[int]]:
+        """The urgency of all nodes, and the room for them."""
+        urgency = [float(tail) for tail in instance.tails]
+        room = list(instance.room_for)
+        for nodes, shift, fewer in zip(
+            instance.chains, self.urgency, self.fewer, strict=True
+        ):
+            for node in nodes:
+                urgency[node] += shift
+                room[node] -= fewer * max(instance.rise[node], 0)
+        return urgency, room
+
+    def varied(self, random: Random, most: float) -> "_Change":
+        """The change with another one at some chains."""
+        share = random.uniform(0.0, most)
+        often = random.choice((0.1, 0.5))
+        urgency = [
+            shift + random.uniform(-share, share) * (random.random() < often)
+            for shift in self.urgency
+        ]
+        fewer = [
+            max(count + random.choice((-1, 0, 1)), 0)
+            if random.random() < often / 2
+            else count
+            for count in self.fewer
+        ]
+        return _Change(urgency, fewer)
+
+
+def _to_and_fro(
+    instance: Instance,
+    backwards: Instance,
+    urgency: Sequence[float],
+    room: Sequence[int],
+) -> Iterator[tuple[Orders, float]]:
+    """Orders from the begin to the end and back again, until that gains no more."""
+    graph = instance.problem.graph
+    before = inf
+    while (orders := greedy(instance, urgency, room)) is not None:
+        value = instance.problem.value(orders)
+        yield orders, value
+        # The later a node ends, the earlier it begins the other way round.
+        turned = greedy(backwards, graph.ends(orders))
+        if value >= before or turned is None:
+            return
+        before = value
+        orders = [order[::-1] for order in turned]
+        value = instance.problem.value(orders)
+        yield orders, value
+        starts = zip(graph.ends(orders), graph.time, strict=True)
+        urgency = [time - end for end, time in starts]

@@ -1,0 +1,180 @@
+"""Which rank has which stage, also several of them, and not as many on each: placement and order
+together.
+
+A placement is judged by the best of a few orders for it, which greedy executions forwards and
+backwards in time find. Stages move to other ranks, and change places, as long as that makes the
+step shorter.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, islice
+from math import inf
+
+import numpy as np
+from attrs import evolve, frozen
+
+from schedlang.diagnostics.activity import doing
+from schedlang.extras.search.optimize.instance import Instance
+from schedlang.extras.search.optimize.problem import Problem
+from schedlang.extras.search.optimize.starts import starts
+from schedlang.passes.graph import ROUNDING
+from schedlang.schedule.columns import actions_of
+from schedlang.schedule.cuts import best_cuts
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.schedule import Schedule
+
+#: The rank of each stage.
+Placement = tuple[int, ...]
+#: How many orders are tried for a placement.
+_ORDERS = 4
+#: Of a microbatch on one stage, which op comes before which.
+_TURN = {Kind.F: 0, Kind.R: 1, Kind.B: 2, Kind.I: 2, Kind.W: 3}
+
+
+def place(problem: Problem, weights: Sequence[float] = ()) -> Problem:
+    """The problem on the best placement that is found, with `graph.order` the best order found for
+    it, within the same limits: never worse than the placement and the order that it has, if these
+    hold no more than they may. Where the `weights` of each stage count as well, in the unit of the
+    limits, a rank's limit is less by those that it has then.
+
+    Every rank has a stage or more. ValueError for a schedule whose stages cannot move one by one:
+    it has several pipelines, slices, updates of its own, or ops that overlap.
+    """
+    schedule = problem.graph.schedule
+    wrong = _why_not(schedule)
+    if wrong:
+        raise ValueError(wrong)
+    own = schedule.layout.placement
+    beside = tuple(weights) or (0.0,) * len(own)
+    search = _Placing(schedule, problem.limits, beside, _work(problem))
+    as_given = search.problem(problem.graph.schedule, own)
+    best = _Placed(as_given, as_given.value(as_given.graph.order))
+    firsts = {own, *_first_placements(search.work, len(problem.limits))}
+    best = min(
+        [best, *map(search.placed, sorted(firsts))], key=lambda placed: placed.value
+    )
+    while (better := search.first_better(best)) is not None:
+        best = better
+    return best.problem
+
+
+def _why_not(schedule: Schedule) -> str | None:
+    """Why the stages of a schedule cannot move one by one."""
+    layout = schedule.layout
+    if len(layout.pipelines) > 1:
+        return "it has several pipelines: each has its stages on all ranks"
+    if layout.slices > 1:
+        return "it has slices: only programs of whole microbatches are placed anew"
+    if set(schedule.columns.kind.tolist()) - set(_TURN):
+        return "it has updates of its own: only programs with a flush are placed anew"
+    if schedule.columns.group.any():
+        return "it has ops that overlap: stages that move take them apart"
+    return None
+
+
+def _work(problem: Problem) -> list[float]:
+    """What each stage takes, for all microbatches."""
+    graph = problem.graph
+    work = [0.0] * len(graph.schedule.placement)
+    for ops, time in zip(graph.ops, graph.time, strict=True):
+        work[ops[0][1]] += time
+    return work
+
+
+@frozen
+class _Placed:
+    """A placement with an order for it, and what that comes to."""
+
+    problem: Problem
+    value: float
+
+
+@frozen
+class _Placing:
+    schedule: Schedule
+    limits: tuple[float, ...]
+    weights: tuple[float, ...]
+    work: list[float]
+
+    def problem(self, schedule: Schedule, placement: Placement) -> Problem:
+        """A schedule with what its ranks may hold beside their weights."""
+        left = list(self.limits)
+        for weight, rank in zip(self.weights, placement, strict=True):
+            left[rank] -= weight
+        return Problem.of(schedule, left)
+
+    def placed(self, placement: Placement) -> _Placed:
+        """A placement with the best of a few orders for it."""
+        doing(f"stages on ranks {' '.join(map(str, placement))}")
+        problem = self.problem(moved(self.schedule, placement), placement)
+        orders = islice(starts(Instance.of(problem)), _ORDERS)
+        best, value = min(orders, key=lambda found: found[1], default=(None, inf))
+        if best is None:
+            return _Placed(problem, inf)
+        return _Placed(Problem.of(problem.graph.reordered(best), problem.limits), value)
+
+    def first_better(self, placed: _Placed) -> _Placed | None:
+        """The first neighbour that is better, those first whose ranks have even work."""
+        enough = placed.value * (1 - ROUNDING)
+        placement = placed.problem.graph.schedule.layout.placement
+        for neighbour in sorted(self._neighbours(placement), key=self._slowest):
+            # All that follow have a slower rank yet, and no order is faster than its slowest rank.
+            if self._slowest(neighbour) >= enough:
+                return None
+            moved_there = self.placed(neighbour)
+            if moved_there.value < enough:
+                return moved_there
+        return None
+
+    def _slowest(self, placement: Placement) -> float:
+        """The work of the slowest rank: no order takes less."""
+        loads = [0.0] * len(self.limits)
+        for work, rank in zip(self.work, placement, strict=True):
+            loads[rank] += work
+        return max(loads)
+
+    def _neighbours(self, placement: Placement) -> Iterator[Placement]:
+        """The placements with one stage on another rank, or two stages in each other's place."""
+        for stage, rank in enumerate(placement):
+            if placement.count(rank) > 1:
+                for other in range(len(self.limits)):
+                    if other != rank:
+                        yield (*placement[:stage], other, *placement[stage + 1 :])
+        for first, second in combinations(range(len(placement)), 2):
+            if placement[first] != placement[second]:
+                changed = list(placement)
+                changed[first] = placement[second]
+                changed[second] = placement[first]
+                yield tuple(changed)
+
+
+def _first_placements(work: Sequence[float], ranks: int) -> Iterator[Placement]:
+    """In a row, as even as can be; a loop; a V and back again."""
+    stages = len(work)
+    cuts, _ = best_cuts(work, ranks, [{rank: 1.0} for rank in range(ranks)])
+    yield tuple(
+        rank for rank in range(ranks) for _ in range(cuts[rank], cuts[rank + 1])
+    )
+    yield tuple(stage % ranks for stage in range(stages))
+    there_and_back = [*range(ranks), *reversed(range(ranks))]
+    yield tuple(there_and_back[stage % (2 * ranks)] for stage in range(stages))
+
+
+def moved(schedule: Schedule, placement: Placement) -> Schedule:
+    """The ops of a schedule with its stages on other ranks, where a microbatch begins when the one
+    before is over: that fits wherever anything does.
+    """
+    columns = schedule.columns
+    rank = np.array(placement)[columns.stage]
+    # By rank, then microbatch, then forwards down the stages and backwards up again:
+    #
+    #     stages 0 and 3 on a rank      0F0 3F0 3B0 0B0   0F1 3F1 3B1 0B1 …
+    turn = np.array([_TURN[Kind(kind)] for kind in columns.kind.tolist()])
+    is_backward = turn > 0
+    stage = np.where(is_backward, -columns.stage, columns.stage)
+    order = np.lexsort((turn, stage, is_backward, columns.microbatch, rank))
+    ranks = actions_of(
+        len(schedule.ranks), evolve(columns.taken(order), rank=rank[order])
+    )
+    layout = evolve(schedule.layout, placement=placement)
+    return evolve(schedule, ranks=ranks, layout=layout, slots=None)

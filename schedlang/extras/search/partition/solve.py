@@ -1,0 +1,99 @@
+"""Partition, placement and order, each in turn at what the others have become."""
+
+from collections.abc import Sequence
+
+from attrs import evolve, field, frozen
+
+from schedlang.extras.search.optimize.problem import Answer, Problem
+from schedlang.extras.search.optimize.program import program_of
+from schedlang.extras.search.partition.balance import Capacity, capacities
+from schedlang.extras.search.partition.joint import (
+    Fit,
+    Fitting,
+    Partitioned,
+    Trial,
+    value_of,
+)
+from schedlang.extras.search.partition.layers import NOTHING, Layer
+from schedlang.extras.search.partition.place import place
+from schedlang.lowering.choice import choose_lowering
+from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.schedule import Schedule
+
+#: Turns of placement and partition: two or three are what it takes.
+_MOST_TURNS = 8
+
+
+@frozen(kw_only=True)
+class Solution(Partitioned):
+    """A partition with a `schedule` of its own: the ops of its stages on ranks, in order, with
+    their transfers.
+    """
+
+    schedule: Schedule = field(repr=False)
+
+    def program(self) -> str:
+        """The text of a program with this placement and this order, to be compiled at `costs`."""
+        problem = Problem.of(evolve(self.schedule, costs=self.costs))
+        value = problem.value(problem.graph.order)
+        return program_of(problem, Answer(problem.graph.order, value, 0.0, "placed"))
+
+
+def solve(
+    layers: Sequence[Layer],
+    fits: Sequence[Fit],
+    links: Costs = UNIT,
+    capacity: Capacity | None = None,
+    fixed: Layer = NOTHING,
+) -> Solution:
+    """Partition, placement and order together, from programs that were fitted before: the best that
+    is found from any of these, and never worse.
+
+    There are as many stages as a program has, on any ranks. ValueError without programs.
+    """
+    if not fits:
+        raise ValueError("there is no program to begin with: none was found that fits")
+    search = Fitting(layers, links, capacity, fixed)
+    best = min((_solved(search, fit) for fit in fits), key=value_of)
+    return Solution(
+        sizes=best.sizes, schedule=best.plan, costs=best.costs, execution=best.execution
+    )
+
+
+def _solved(search: Fitting, fit: Fit) -> Trial:
+    """The best that is found from one program."""
+    best = search.at(fit.plan, fit.sizes)
+    for _ in range(_MOST_TURNS):
+        try:
+            weights = best.costs.bytes_of_weights(len(best.plan.placement))
+            placed = place(_problem(best, search.capacity), weights).graph
+        except ValueError:
+            # A program whose stages cannot move stays as it is.
+            return best
+        schedule = evolve(placed.reordered(placed.order), costs=best.costs)
+        lowered = choose_lowering(schedule, best.costs).schedule
+        following = search.descended(search.at(lowered, best.sizes))
+        if value_of(following) >= value_of(best):
+            return best
+        best = following
+    return best
+
+
+def _problem(trial: Trial, capacity: Capacity | None) -> Problem:
+    """The ops at their costs, to be put in order on other ranks; where there is a capacity, memory
+    is in bytes.
+    """
+    costs = trial.costs
+    ranks = len(trial.plan.ranks)
+    in_bytes = costs.bytes(len(trial.plan.placement))
+    if capacity is None or in_bytes is None:
+        return Problem.of(evolve(trial.plan, costs=costs), float("inf"))
+    by_bytes = evolve(
+        costs,
+        forward_memory=in_bytes[Kind.F],
+        input_memory=in_bytes[Kind.I],
+        backward_memory=None,
+        weight_memory=None,
+    )
+    return Problem.of(evolve(trial.plan, costs=by_bytes), capacities(capacity, ranks))

@@ -1,0 +1,1 @@
+"""What writes the pages of the documentation, and what editors colour programs by."""

@@ -1,0 +1,68 @@
+"""`make site`: the documentation and the playground, in build/site, which any server of files, or
+`python -m http.server --directory build/site`, can show.
+
+    pages.py       the pages, which the generator turns into the site; a dead link ends it
+    playground.py  the playground, which is put beside them
+"""
+
+import filecmp
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from string import Template
+
+from tools.website.pages import gallery_entries, write_pages
+from tools.website.playground import write_playground
+
+_HERE = Path(__file__).parent
+BUILD = _HERE.parents[1] / "build"
+SITE = BUILD / "site"
+
+
+def build_site() -> None:
+    """Write the whole site."""
+    packages = install_packages()
+    pages = BUILD / "pages"
+    write_pages(pages)
+    assets = pages / "assets"
+    assets.mkdir()
+    shutil.copy(_HERE / "site.css", assets)
+    shutil.copy(packages / "mermaid" / "dist" / "mermaid.min.js", assets)
+    shutil.copy(
+        packages / "iframe-worker" / "shim" / "index.js", assets / "iframe-worker.js"
+    )
+    generate()
+    write_playground(packages, BUILD / "wheels", SITE / "playground")
+
+
+def install_packages() -> Path:
+    """The packages of npm that package.json names, in the versions of its lock."""
+    folder = BUILD / "website"
+    lock = _HERE / "package-lock.json"
+    installed = folder / "installed.json"
+    # A copy of the lock says what is installed: it is written last, so that an installation that
+    # ended half way is done again.
+    if not installed.exists() or not filecmp.cmp(lock, installed, shallow=False):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(_HERE / "package.json", folder)
+        shutil.copy(lock, folder)
+        subprocess.run(
+            ["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=folder, check=True
+        )
+        shutil.copy(lock, installed)
+    return folder / "node_modules"
+
+
+def generate() -> None:
+    """Run the generator over the pages; what it warns of ends it."""
+    config = Template((_HERE / "zensical.toml").read_text("utf-8"))
+    (BUILD / "zensical.toml").write_text(
+        config.substitute(gallery=gallery_entries()), "utf-8"
+    )
+    command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
+    subprocess.run(command, cwd=BUILD, check=True)
+
+
+if __name__ == "__main__":
+    build_site()
