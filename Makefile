@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests start hundreds of processes: Python compiles a module once, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo example test checks core large gpu test-torch test-browser test-editor site titan explore models trainings faults pages nodes fuzz
+.PHONY: demo example test checks core large gpu test-torch test-browser test-editor site titan explore models trainings faults pages nodes fuzz measure
 .PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table gains reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 .PHONY: bench-partition bench-search-runs bench-overlap bench-playground bench-post-validation
@@ -220,6 +220,10 @@ bench-post-validation: .venv/installed
 # Predicted against measured step time, for a machine without other work.
 bench-prediction: .venv/installed
 	$(BIN)/python benchmarks/prediction.py
+
+# How large the project is, and how much of it one use loads.
+measure: .venv/installed
+	$(BIN)/python tools/measure.py
 
 # The drawing of the packages in docs/architecture.md, from the imports; a test holds it current.
 architecture: .venv/installed
