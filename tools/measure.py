@@ -78,7 +78,8 @@ def of_step(root: Path) -> list[Path]:
         )
         loaded(root, run(root, compile))
         ranks = [run(root, STEP, str(rank), folder) for rank in range(2)]
-        return [loaded(root, rank) for rank in ranks][0]
+        first, _ = [loaded(root, rank) for rank in ranks]
+        return first
 
 
 def length(paths: list[Path]) -> int:
@@ -120,9 +121,10 @@ def report(root: Path) -> Iterator[str]:
     yield f"{'all':36}  {len(files):7} {length(files):7,}"
     yield ""
     lines = [line for text in texts.values() for line in text.splitlines() if line]
-    code = [line for line in lines if not line.lstrip().startswith(("#", '"""'))]
-    comments = sum(line.lstrip().startswith("#") for line in lines)
-    mean = sum(len(line.strip()) for line in code) / len(code)
+    written = [line.strip() for line in lines]
+    code = [line for line in written if not line.startswith(("#", '"""'))]
+    comments = sum(line.startswith("#") for line in written)
+    mean = sum(map(len, code)) / len(code)
     yield f"{mean:.1f} characters a line, {100 * comments / len(code):.1f} comments a hundred lines"
     stems = Counter(path.stem for path in files if not path.stem.startswith("__"))
     repeated = [f"{stem} {count}" for stem, count in stems.most_common() if count > 1]
