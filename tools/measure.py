@@ -122,10 +122,10 @@ def report(root: Path) -> Iterator[str]:
     yield ""
     lines = [line for text in texts.values() for line in text.splitlines() if line]
     written = [line.strip() for line in lines]
-    code = [line for line in written if not line.startswith(("#", '"""'))]
+    statements = [line for line in written if not line.startswith(("#", '"""'))]
     comments = sum(line.startswith("#") for line in written)
-    mean = sum(map(len, code)) / len(code)
-    yield f"{mean:.1f} characters a line, {100 * comments / len(code):.1f} comments a hundred lines"
+    mean = sum(map(len, statements)) / len(statements)
+    yield f"{mean:.1f} characters a line, {100 * comments / len(statements):.1f} comments a hundred lines"
     stems = Counter(path.stem for path in files if not path.stem.startswith("__"))
     repeated = [f"{stem} {count}" for stem, count in stems.most_common() if count > 1]
     yield f"{len(repeated)} names of modules stand more than once: {', '.join(repeated)}"
