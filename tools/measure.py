@@ -125,7 +125,8 @@ def report(root: Path) -> Iterator[str]:
     statements = [line for line in written if not line.startswith(("#", '"""'))]
     comments = sum(line.startswith("#") for line in written)
     mean = sum(map(len, statements)) / len(statements)
-    yield f"{mean:.1f} characters a line, {100 * comments / len(statements):.1f} comments a hundred lines"
+    share = 100 * comments / len(statements)
+    yield f"{mean:.1f} characters a line, {share:.1f} comments a hundred lines"
     stems = Counter(path.stem for path in files if not path.stem.startswith("__"))
     repeated = [f"{stem} {count}" for stem, count in stems.most_common() if count > 1]
     yield f"{len(repeated)} names of modules stand more than once: {', '.join(repeated)}"
