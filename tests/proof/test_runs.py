@@ -10,10 +10,10 @@ import pytest
 from attrs import evolve
 
 from schedlang import CompileError, Costs, Kind, Plan, compile, read_source, simulate
+from schedlang.extras.noise import runs as of_runs
 from schedlang.extras.noise.noise import Draws, Noise
 from schedlang.extras.noise.runs import simulate_runs
 from schedlang.extras.noise.samples import Samples
-from schedlang.proof import runs as of_runs
 from schedlang.proof.edges import Events, ideal_events, takes_turns, transport_events
 from schedlang.proof.graph import Graph
 from schedlang.schedule.actions import is_transfer

@@ -16,8 +16,8 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from schedlang.runtime.parts import compiled  # noqa: E402
 from schedlang.runtime.parts.compiled import backend  # noqa: E402
-from schedlang.runtime.stage import compiled  # noqa: E402
 from tests.runtime.test_split_backward import (  # noqa: E402
     LENGTH,
     ROWS,

@@ -10,8 +10,6 @@ from grimp import ImportGraph, build_graph
 
 #: Above the packages: what `python -m` starts.
 ENTRANCES = ("schedlang.__main__", "schedlang.runtime.__main__")
-#: A package whose own packages are drawn, each by itself.
-EXTRAS = "extras"
 
 
 def room_of(module: str) -> str | None:
@@ -19,8 +17,7 @@ def room_of(module: str) -> str | None:
     if module == "schedlang" or module.startswith(ENTRANCES):
         return None
     name = module.removeprefix("schedlang.")
-    first, *rest = name.split(".")
-    return f"{first}.{rest[0]}" if first == EXTRAS and rest else first
+    return name.split(".")[0]
 
 
 def imports_of(graph: ImportGraph) -> dict[str, set[str]]:
