@@ -277,7 +277,7 @@ def _sides(frame: _Frame, box: Box) -> tuple[float, float]:
 
 def _fill(picture: Picture, box: Box) -> str:
     """The colour of a box, or the pattern that hatches it."""
-    if box.bar.kind in palette.HATCHED:
+    if OPS[box.bar.kind].is_hatched:
         return f"url(#hatch{box.chunk})"
     return palette.fill(box.bar.kind, box.chunk, picture.chunks)
 
@@ -376,7 +376,7 @@ def _entries(picture: Picture, frame: _Frame) -> Iterator[tuple[list[str], str]]
     for kind in picture.kinds:
         fills = []
         for chunk in range(picture.chunks):
-            if kind in palette.HATCHED:
+            if OPS[kind].is_hatched:
                 fills.append(f"url(#hatch{chunk})")
             else:
                 fills.append(palette.fill(kind, chunk, picture.chunks))
@@ -414,7 +414,7 @@ def _entries(picture: Picture, frame: _Frame) -> Iterator[tuple[list[str], str]]
 
 def _hatches(picture: Picture) -> Iterator[str]:
     """The patterns of kinds that are hatched, one for each chunk."""
-    for kind in set(picture.kinds) & set(palette.HATCHED):
+    for kind in (kind for kind in picture.kinds if OPS[kind].is_hatched):
         for chunk in range(picture.chunks):
             fill = palette.fill(kind, chunk, picture.chunks)
             yield (
