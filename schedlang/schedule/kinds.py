@@ -26,6 +26,8 @@ ROWS = max(Kind) + 1
 #: The stream of a rank on which it runs its ops one after the other. Ops on another stream run
 #: beside these: the rank begins such an op where it stands in its order, and goes on.
 COMPUTE = "compute"
+#: The stream on which activations are copied to the host or another rank, and back.
+COPIES = "copies"
 
 
 @frozen
@@ -39,7 +41,8 @@ class Op:
     `is_required` are made exactly once. The op `follows` another one of its stage and microbatch,
     whatever the layout; needs that depend on the layout are in `schedlang.schedule.needs`. An op
     that `reads` activations or gradients of neighbouring stages runs the stage's module, and so
-    uses its weights. An op may repeat what another kind `repeats` made.
+    uses its weights. A half of a backward `owes` what it leaves to another op; an op that `repeats`
+    another makes again what that one made.
 
     In a building block the op takes `slots`. It `holds` 1 if it puts activations into the memory of
     its rank, -1 if it is their last use.
@@ -68,6 +71,7 @@ class Op:
     stream: str = COMPUTE
     meets: Literal["", "replicas", "next", "previous"] = ""
     other_end: Kind | None = None
+    owes: Kind | None = None
     weights: Literal["", "bring", "pass on", "drop", "change"] = ""
     gradients: Literal["", "sum", "pass on", "take"] = ""
     is_hatched: bool = False
@@ -98,7 +102,7 @@ class Op:
     @property
     def is_copy(self) -> bool:
         """Whether the op moves activations between the rank and where they are kept meanwhile."""
-        return self.is_beside and not self.is_of_stage
+        return self.stream == COPIES
 
     @property
     def is_hop(self) -> bool:
@@ -142,6 +146,7 @@ OPS: dict[int, Op] = {
         method="backward",
         colours=("#3fab8b", "#008c98"),
         makes=(Kind.B,),
+        owes=Kind.W,
         reads=Kind.B,
         slots=1,
         in_torch=True,
@@ -194,7 +199,7 @@ OPS: dict[int, Op] = {
         makes=(Kind.OFFLOAD,),
         follows=Kind.F,
         holds=-1,
-        stream="copies",
+        stream=COPIES,
     ),
     Kind.RELOAD: Op(
         word="reload",
@@ -205,7 +210,7 @@ OPS: dict[int, Op] = {
         makes=(Kind.RELOAD,),
         follows=Kind.OFFLOAD,
         holds=1,
-        stream="copies",
+        stream=COPIES,
     ),
     # Weights that are sharded over the replicas: an all-gather, and the end of its memory.
     Kind.UNSHARD: Op(
@@ -288,6 +293,15 @@ OPS: dict[int, Op] = {
 }
 
 
+#: What there is to say of an action that is no op.
+_NO_OP = Op("", "", "", "", ("", ""))
+
+
+def op_of(kind: int) -> Op:
+    """The row of a kind of action: a transfer has an empty one."""
+    return OPS.get(kind, _NO_OP)
+
+
 def kinds_of(has: Callable[[Op], object]) -> tuple[Kind, ...]:
     """The kinds of op whose row has a property."""
     return tuple(Kind(kind) for kind, op in OPS.items() if has(op))
@@ -295,6 +309,16 @@ def kinds_of(has: Callable[[Op], object]) -> tuple[Kind, ...]:
 
 #: The kinds of op that are of a whole stage, and of no microbatch.
 OF_STAGE = frozenset(kinds_of(lambda op: op.is_of_stage))
+
+#: The optimizer's steps.
+STEPS = kinds_of(lambda op: op.is_update)
+#: The halves of backwards that leave the gradients of the weights to others.
+INPUT_HALVES = kinds_of(lambda op: op.owes)
+#: The ops that make activations again, which were dropped.
+REPEATS = kinds_of(lambda op: op.repeats)
+#: The copies by which activations leave their rank, and those by which they come back.
+AWAY = kinds_of(lambda op: op.is_copy and op.holds < 0)
+BACK = kinds_of(lambda op: op.is_copy and op.holds > 0)
 
 #: For each thing that is made, the kinds of op that make it.
 MAKERS: dict[int, tuple[Kind, ...]] = {

@@ -285,5 +285,5 @@ def _kind(kind: Kind, chunks: int) -> dict[str, Any]:
         "fills": fills,
         "inks": [palette.ink(fill) for fill in fills],
         "hatched": OPS[kind].is_hatched,
-        "step": kind == Kind.U,
+        "step": OPS[kind].is_update,
     }

@@ -15,8 +15,8 @@ from schedlang.report.views import idle, palette
 from schedlang.report.views.boxes import Box
 from schedlang.report.views.picture import WHOLE, Part, Picture
 from schedlang.report.views.units import PRINTED, SECONDS, unit_of
-from schedlang.schedule.actions import is_beside
-from schedlang.schedule.kinds import OPS, Kind
+from schedlang.schedule.actions import is_beside, is_update
+from schedlang.schedule.kinds import OPS
 from schedlang.schedule.naming import Names
 
 # Sizes, in pixels. Around the rows:
@@ -191,7 +191,7 @@ def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
         strips = []
         for box in ops:
             # An optimizer step makes a version and reads none.
-            if box.bar.kind != Kind.U:
+            if not is_update(box.bar.kind):
                 strips.append((palette.version(box.version), _strip(frame, box)))
         yield from _grouped(strips, f'stroke="{GRID}" stroke-width="0.5"')
     yield from _overlaps(frame, ops)
