@@ -33,7 +33,7 @@ from schedlang.schedule.columns import actions_of, columns_of
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.findings import ranks_text
 from schedlang.schedule.frozen import in_use
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
@@ -198,9 +198,9 @@ class _Expansion:
             help = "ranges count up: for the other way round, write `for m in 0 .. n by -1`"
             yield warning("empty-range", message, location, help)
         kinds = declared.sites.kinds
-        backward = next((at for at in kinds if kinds[at] in (Kind.B, Kind.I)), None)
+        backward = next((at for at in kinds if kinds[at] in MAKERS[Kind.B]), None)
         if backward is not None and not any(
-            {Kind.B, Kind.I} & set(own.kind) for own in ranks
+            {*MAKERS[Kind.B]} & set(own.kind) for own in ranks
         ):
             message = "no backward ever runs: what is left is an inference"
             help = (

@@ -346,7 +346,7 @@ class Standstill:
         """
         columns = self.schedule.columns
         at = waiter
-        if columns.kind[waiter] == Kind.U:
+        if columns.is_update[waiter]:
             reason = "sum"
         elif columns.is_collective[waiter]:
             reason = "collective"

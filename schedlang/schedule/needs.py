@@ -10,7 +10,15 @@ import numpy as np
 from attrs import frozen
 
 from schedlang.schedule.columns import Columns, Flags, Ints, is_any, members
-from schedlang.schedule.kinds import MAKERS, OPS, RECEIVES, SENDS, Kind
+from schedlang.schedule.kinds import (
+    MAKERS,
+    OPS,
+    RECEIVES,
+    SENDS,
+    STEPS,
+    Kind,
+    kinds_of,
+)
 from schedlang.schedule.layout import Layout, Pipeline
 
 #: A kind, a stage or the number of a transfer, and a microbatch.
@@ -35,6 +43,9 @@ class Rule:
     activation: bool = False
 
 
+#: The ops that put the activations of a backward into memory; the last of them counts.
+_SOURCES = kinds_of(lambda op: op.holds > 0)
+
 #: What ops need of each other. Sends need what they carry, besides.
 RULES = (
     # A forward needs the activations of the stages before; and of its own stage what attention
@@ -43,9 +54,7 @@ RULES = (
     Rule((Kind.F,), Kind.F, slices=-1),
     # A backward needs its own activation, run again if it was dropped, or brought back; and the
     # gradients of the stages after, and of the slice after.
-    Rule(MAKERS[Kind.B], Kind.F, activation=True),
-    Rule(MAKERS[Kind.B], Kind.R, activation=True),
-    Rule(MAKERS[Kind.B], Kind.RELOAD, activation=True),
+    *(Rule(MAKERS[Kind.B], kind, activation=True) for kind in _SOURCES),
     Rule(MAKERS[Kind.B], Kind.B, "after"),
     Rule(MAKERS[Kind.B], Kind.B, slices=1),
     *(
@@ -54,7 +63,7 @@ RULES = (
         if op.follows is not None
     ),
     # An optimizer step needs all gradients of its stage and update, and those of replicas.
-    Rule((Kind.U,), Kind.W, "replicas"),
+    Rule(STEPS, Kind.W, "replicas"),
 )
 
 
@@ -309,8 +318,8 @@ class _Rules:
         """Where the activations of some ops' own forwards come from: the kind that made them."""
         slots = self.slot(self.columns.stage[rows], self.columns.microbatch[rows])
         comes_from = np.full(len(rows), int(Kind.F))
-        comes_from[self.rows_of(Kind.R)[slots] >= 0] = Kind.R
-        comes_from[self.rows_of(Kind.OFFLOAD)[slots] >= 0] = Kind.RELOAD
+        for kind in _SOURCES:
+            comes_from[self.rows_of(kind)[slots] >= 0] = kind
         return comes_from
 
     def neighbours(self, rule: Rule) -> _Part:
@@ -346,7 +355,7 @@ class _Rules:
         """The optimizer steps that need gradients of a pipeline, all or those of the model that it
         is; with the replica of their stage there, and their update.
         """
-        step = self.columns.where(Kind.U)
+        step = self.columns.where(*STEPS)
         if self.layout.models:
             stages = self.columns.stage[step]
             step = step[(stages >= pipeline.start) & (stages < pipeline.stop)]

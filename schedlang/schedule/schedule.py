@@ -14,10 +14,10 @@ from attrs import field, frozen
 from schedlang.diagnostics.arguments import check_whole
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.source import Source, Span
-from schedlang.schedule.actions import Actions
+from schedlang.schedule.actions import Actions, is_update
 from schedlang.schedule.columns import Columns, Flags, Ints, Ranks, columns_of
 from schedlang.schedule.costs import UNIT, Costs
-from schedlang.schedule.kinds import FORWARD, GATHERS, Kind
+from schedlang.schedule.kinds import AWAY, FORWARD, GATHERS, REPEATS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
 from schedlang.schedule.needs import (
@@ -209,18 +209,18 @@ class Schedule:
     @cached_property
     def recomputed(self) -> frozenset[tuple[int, int]]:
         """The stages and microbatches whose forward is run again before their backward."""
-        return self._with(Kind.R)
+        return self._with(*REPEATS)
 
     @cached_property
     def offloaded(self) -> frozenset[tuple[int, int]]:
         """The stages and microbatches whose activations are on the host, or on another rank,
         between forward and backward.
         """
-        return self._with(Kind.OFFLOAD)
+        return self._with(*AWAY)
 
-    def _with(self, wanted: Kind) -> frozenset[tuple[int, int]]:
-        """The stages and microbatches that have an action of a kind."""
-        rows = self.columns.where(wanted)
+    def _with(self, *wanted: Kind) -> frozenset[tuple[int, int]]:
+        """The stages and microbatches that have an action of some kinds."""
+        rows = self.columns.where(*wanted)
         stages = self.columns.stage[rows].tolist()
         return frozenset(
             zip(stages, self.columns.microbatch[rows].tolist(), strict=True)
@@ -244,7 +244,7 @@ class Schedule:
     @cached_property
     def has_updates(self) -> bool:
         """Whether there are optimizer steps."""
-        return any(Kind.U in kinds for kinds in self._kinds())
+        return any(any(map(is_update, kinds)) for kinds in self._kinds())
 
     def _kinds(self) -> Iterator[set[int]]:
         """The kinds of action, rank by rank as far as somebody looks: of a plan that was opened for
@@ -286,7 +286,7 @@ class Schedule:
         """`recomputed` as a table, by stage and microbatch."""
         stages = range(len(self.placement))
         table = np.zeros((len(stages), max(map(self.layout.units, stages))), bool)
-        rows = self.columns.where(Kind.R)
+        rows = self.columns.where(*REPEATS)
         table[self.columns.stage[rows], self.columns.microbatch[rows]] = True
         return table
 

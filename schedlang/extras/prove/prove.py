@@ -63,9 +63,8 @@ from schedlang.language.sites import ClaimSite, Sites
 from schedlang.proof.graph import remembered_walks
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
-from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.actions import is_transfer, is_update
 from schedlang.schedule.columns import Columns, columns_of
-from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Claim, Schedule
 from schedlang.schedule.transports import PORTABLE, transports
 
@@ -645,7 +644,7 @@ def _certify(
     """
     stamped, _, schedules = proved[0]
     has_updates = any(
-        op.kind == Kind.U
+        is_update(op.kind)
         for timed in stamped.timed
         for batch in timed.piece.batches
         for op in batch

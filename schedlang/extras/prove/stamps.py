@@ -38,6 +38,7 @@ from schedlang.extras.prove.orders import (
     value,
 )
 from schedlang.proof.edges import ideal_events, latencies
+from schedlang.schedule.actions import is_update
 from schedlang.schedule.columns import Ints, is_any
 from schedlang.schedule.kinds import OF_STAGE, OPS, Kind
 from schedlang.schedule.schedule import Schedule
@@ -390,7 +391,7 @@ class Stamped:
     def _needed(self, timed: Timed, op: Op, sources: Sources) -> Iterator[Any]:
         """When each thing that an op needs is there."""
         constant, by_n, by_round = op.microbatch
-        if op.kind == Kind.U and self.summed:
+        if is_update(op.kind) and self.summed:
             yield from self._gradients(op.stage, sources)
         for made, stage, further, is_far, way in self.needs(op):
             makers = sources.get((made, stage))

@@ -39,7 +39,9 @@ from schedlang.schedule.kinds import (
     MAKERS,
     OPS,
     RECEIVES,
+    REPEATS,
     SENDS,
+    STEPS,
     TRANSFERS,
     USES_WEIGHTS,
     Kind,
@@ -163,7 +165,7 @@ class Relations:
         """For each rule, and statements of which one makes what the other needs, from the maker's
         instances to the user's.
         """
-        dropped = self.made(Kind.R)
+        dropped = self.made(*REPEATS)
         for rule in RULES:
             needed = _needed(self.reading, rule)
             if needed is None:
@@ -173,7 +175,7 @@ class Relations:
                 if rule.activation:
                     # A backward needs what `R` makes, or where there is none, the forward's own
                     # activations.
-                    if rule.made == Kind.R:
+                    if rule.made in REPEATS:
                         wants = wants.intersect_range(dropped)
                     else:
                         wants = wants.subtract_range(dropped)
@@ -323,7 +325,7 @@ def _coverage(relations: Relations) -> Iterator[Mistake]:
             missing = missing & trains
         name = OPS[made].name
         yield from _mistake("missing-op", f"a {name} never runs", None, missing)
-    for kind in (Kind.F, Kind.B, Kind.W, Kind.R, Kind.U):
+    for kind in (Kind.F, Kind.B, Kind.W, *REPEATS, *STEPS):
         for one, other in _pairs(relations.of(*MAKERS[kind])):
             pairs = relations.items[one.number].apply_range(
                 relations.items[other.number].reverse()
@@ -333,7 +335,7 @@ def _coverage(relations: Relations) -> Iterator[Mistake]:
             what = f"a {OPS[kind].name} runs twice"
             yield from _mistake("repeated-op", what, other.span, pairs.params())
     # Of updates, each stage has all, or no stage has any.
-    updates = relations.made(Kind.U)
+    updates = relations.made(*STEPS)
     some = updates.params()
     all_updates = nowhere()
     for line in reading.lines:
@@ -478,7 +480,7 @@ def _versions(relations: Relations) -> Iterator[Mistake]:
     reads the version that the rule of its stage gives.
     """
     reading = relations.reading
-    updates = relations.of(Kind.U)
+    updates = relations.of(*STEPS)
     if not updates:
         return
     if not relations.of(*MAKERS[Kind.W]):
@@ -508,7 +510,10 @@ def _versions(relations: Relations) -> Iterator[Mistake]:
                     )
                 case "unstashed":
                     # Only a recomputation must make the same as its forward.
-                    yield from _between(relations, update, weights, Kind.R, _SAME_ITEM)
+                    for kind in REPEATS:
+                        yield from _between(
+                            relations, update, weights, kind, _SAME_ITEM
+                        )
 
 
 def _late_update(

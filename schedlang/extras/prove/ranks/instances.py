@@ -14,7 +14,7 @@ from schedlang.extras.prove.ranks.statements import UPDATES, with_digits
 from schedlang.language import syntax
 from schedlang.language.expand import expand
 from schedlang.lowering import lower
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.actions import is_update
 from schedlang.schedule.stream import unroll
 
 #: An op: its kind, its stage, and its microbatch or slice as a plan counts them.
@@ -44,7 +44,7 @@ def ops_at(relations: Relations, sizes: Mapping[str, int]) -> list[list[Op]]:
             ]
             stage, update, group, index, piece = values[: len(ITEM)]
             microbatch = update * sizes["microbatches"] + group * sizes["ranks"] + index
-            unit = update if kind == Kind.U else microbatch * slices + piece
+            unit = update if is_update(kind) else microbatch * slices + piece
             placed.append((tuple(values[len(ITEM) :]), (kind, stage, unit)))
 
         there.foreach_point(take)

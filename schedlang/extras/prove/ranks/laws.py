@@ -48,7 +48,7 @@ from schedlang.extras.prove.ranks.symbols import (
 from schedlang.extras.prove.ranks.timing import MICROBATCHES, makespan_of
 from schedlang.language import syntax
 from schedlang.schedule.costs import UNIT
-from schedlang.schedule.kinds import MAKERS, OPS, Kind
+from schedlang.schedule.kinds import MAKERS, OPS, REPEATS, Kind
 from schedlang.schedule.layout import Layout, Pipeline
 
 #: The size in the base of which all slices are counted.
@@ -122,11 +122,11 @@ def _work(outcome: Outcome) -> Number | None:
     of_unit = takes[Kind.F]
     if kinds & set(MAKERS[Kind.B]):
         of_unit += takes[Kind.B]
-    if Kind.R in kinds:
+    for repeat in kinds & {*REPEATS}:
         relations = outcome.relations
-        if not relations.made(Kind.F).is_equal(relations.made(Kind.R)):
+        if not relations.made(Kind.F).is_equal(relations.made(repeat)):
             return None
-        of_unit += takes[Kind.R]
+        of_unit += takes[repeat]
     every = outcome.proved & without(reading.held, [STAGE])
     total = of_number(0).within(every)
     for stage in reading.own_stages:
@@ -173,10 +173,10 @@ def _peak(outcome: Outcome) -> Number | None:
     holding = [s for s in ops if OPS[s.kind].holds > 0]
     if kinds == {Kind.F}:
         staying: list[Statement] = []
-    elif Kind.R in kinds:
-        if not relations.made(Kind.F).is_equal(relations.made(Kind.R)):
+    elif kinds & {*REPEATS}:
+        if not relations.made(Kind.F).is_equal(relations.made(*REPEATS)):
             return None
-        staying = [s for s in holding if s.kind == Kind.R]
+        staying = [s for s in holding if s.kind in REPEATS]
     else:
         staying = holding
     giving = [s for s in ops if OPS[s.kind].holds < 0]
