@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from attrs import evolve
 
-from schedlang.proof.edges import latencies, op_ends
+from schedlang.proof.durations import latencies, op_ends
 from schedlang.proof.graph import Items
 from schedlang.schedule.columns import (
     Flags,

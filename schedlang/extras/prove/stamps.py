@@ -37,7 +37,8 @@ from schedlang.extras.prove.orders import (
     tiles,
     value,
 )
-from schedlang.proof.edges import ideal_events, latencies
+from schedlang.proof.durations import latencies
+from schedlang.proof.edges import ideal_events
 from schedlang.schedule.actions import is_update
 from schedlang.schedule.columns import Ints, is_any
 from schedlang.schedule.kinds import OF_STAGE, OPS, Kind

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from attrs import frozen
 
-from schedlang.proof.edges import latencies
+from schedlang.proof.durations import latencies
 from schedlang.schedule.columns import Floats, Ints
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.fixed_point import FixedPoint
