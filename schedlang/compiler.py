@@ -20,6 +20,7 @@ from schedlang.language.variables import with_variables
 from schedlang.lowering.choice import choose_lowering
 from schedlang.plan.plan import Plan
 from schedlang.proof.capacity import check_capacity
+from schedlang.proof.figures import Figures
 from schedlang.proof.graph import remembered_walks
 from schedlang.proof.lints import lint
 from schedlang.proof.prove import proofs
@@ -89,7 +90,7 @@ def compile_tree(
     except CompileError as error:
         # Only now somebody wants to know the loop variables.
         raise type(error)(with_variables(error.diagnostics, tree, params)) from None
-    check_claims(choice.schedule, execution, costs)
+    check_claims(choice.schedule, Figures(execution), costs)
     check_capacity(execution)
     # Claims are functions of the program; a plan is data.
     fields = asdict(evolve(choice.schedule, claims=()), recurse=False)
@@ -102,6 +103,24 @@ def compile_tree(
     )
 
 
+def ops_of(
+    source: Source,
+    tree: syntax.Schedule,
+    params: Mapping[str, int],
+    costs: Costs = UNIT,
+) -> Schedule:
+    """The schedule of a program after its passes, with no transfers but those that it writes;
+    CompileError with what is wrong until there.
+    """
+    schedule = expand(source, tree, params, costs)
+    if not schedule.passes:
+        return schedule
+    # Most programs have none, and they are a lot to load.
+    from schedlang.passes import run_passes
+
+    return run_passes(schedule)
+
+
 def _schedule_of_ops(
     source: Source,
     tree: syntax.Schedule,
@@ -110,10 +129,8 @@ def _schedule_of_ops(
     forward_only: bool,
     transport: str = PORTABLE,
 ) -> Schedule:
-    """The schedule of a program for a transport after its passes, with no transfers but those that
-    it writes.
-    """
-    schedule = expand(source, tree, params, costs)
+    """`ops_of` a program, checked and for a transport."""
+    schedule = ops_of(source, tree, params, costs)
     if schedule.stream and forward_only:
         # Without backwards there is nothing to overlap with the next update.
         schedule = unroll(schedule, 1)
@@ -202,7 +219,7 @@ def wrong_on(
             if isinstance(proof, CompileError):
                 raise proof
             prove_repeats(on_transport, kernels)
-            check_claims(on_transport, proof, given)
+            check_claims(on_transport, Figures(proof), given)
             check_capacity(proof)
         except CompileError as error:
             wrong[name] = error.diagnostics
