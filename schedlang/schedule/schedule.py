@@ -48,6 +48,15 @@ class Claim:
     values: Mapping[str, int]
 
 
+@frozen
+class Pass:
+    """A pass of a program, by its name in `schedlang.passes`, and the values that it is given."""
+
+    name: str
+    values: tuple[Any, ...]
+    location: int
+
+
 #: The names of rules by which stages read their weights; a `delay` has its number.
 WEIGHT_RULES = ("latest", "stash", "unstashed", "delay")
 
@@ -114,6 +123,7 @@ class Schedule:
     checked by `compile`, and `warnings` say what in it may not be meant. `weights` has the rule of
     each stage, or none where all read the latest. Ops that were drawn at time slots have them in
     `slots`, per rank and action, until the schedule is squeezed. It is to run on a `transport`.
+    The `passes` of the program have yet to change it.
     `costs` are those that the program or its user gave; passes minimise the `objective`, a property
     of a timeline.
     """
@@ -128,6 +138,7 @@ class Schedule:
     slots: tuple[tuple[int, ...], ...] | None = None
     stream: Stream | None = None
     claims: tuple[Claim, ...] = field(default=(), eq=False, repr=False)
+    passes: tuple[Pass, ...] = field(default=(), eq=False, repr=False)
     warnings: tuple[Diagnostic, ...] = field(default=(), eq=False, repr=False)
     costs: Costs = UNIT
     transport: str = PORTABLE

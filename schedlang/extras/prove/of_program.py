@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import evolve
 
-from schedlang.compiler import wrong_ops
+from schedlang.compiler import ops_of, wrong_ops
 from schedlang.diagnostics.arguments import check_params, check_type
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
@@ -52,7 +52,7 @@ from schedlang.extras.prove.stamps import NoStamps, walked
 from schedlang.extras.prove.transfers import NotRepeated, repeated
 from schedlang.files.reading import NO_FILE
 from schedlang.language import syntax
-from schedlang.language.expand import check_text, expand, parameters
+from schedlang.language.expand import check_text, parameters
 from schedlang.language.faults import Fault
 from schedlang.language.trees import tree_of
 from schedlang.schedule.actions import is_transfer
@@ -159,7 +159,7 @@ class _Program:
         params = {**self.params, "microbatches": base + period * n}
         ranks = parameters(self.tree, {**params, "microbatches": 1})["ranks"]
         self.budget.spend(2 * ranks * params["microbatches"])
-        schedule = expand(self.source, self.tree, params)
+        schedule = ops_of(self.source, self.tree, params)
         for name, wrong in wrong_ops(schedule, self.names).items():
             at = f"at {params['microbatches']} microbatches, on `{name}`"
             _hold(not wrong, f"{at}: {wrong[0].message}" if wrong else "")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from attrs import define, evolve, field, frozen
 
-from schedlang.compiler import NO_PARAMS, check_program, wrong_ops
+from schedlang.compiler import NO_PARAMS, check_program, ops_of, wrong_ops
 from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.arguments import check_params
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
@@ -413,7 +413,7 @@ class _Prover:
         """The schedule of ops at a size; CompileError."""
         if microbatches not in self.schedules:
             params = {**self.params, "microbatches": microbatches}
-            self.schedules[microbatches] = expand(self.whole, self.tree, params)
+            self.schedules[microbatches] = ops_of(self.whole, self.tree, params)
         return self.schedules[microbatches]
 
     def where(self, location: int) -> str:

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 import islpy as isl
 
+from schedlang.compiler import ops_of
 from schedlang.diagnostics.source import Source
 from schedlang.extras.prove.ranks.checks import ITEM, Relations
 from schedlang.extras.prove.ranks.statements import UPDATES, with_digits
 from schedlang.language import syntax
-from schedlang.language.expand import expand
 from schedlang.lowering import lower
 from schedlang.schedule.actions import is_update
 from schedlang.schedule.stream import unroll
@@ -61,7 +61,7 @@ def compiled_ops(
     transfers that the program writes; CompileError where it refuses the program. Ops that are
     issued together are in order of their kinds.
     """
-    schedule = expand(source, tree, params)
+    schedule = ops_of(source, tree, params)
     if schedule.stream:
         schedule = unroll(schedule, updates)
     elif schedule.columns.is_transfer.any():
