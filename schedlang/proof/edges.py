@@ -22,6 +22,7 @@ from schedlang.schedule.costs import Costs, Durations, Transfers
 from schedlang.schedule.fixed_point import FixedPoint
 from schedlang.schedule.kinds import HOPS, RECEIVES, ROWS, SUMS, WAITS, Kind
 from schedlang.schedule.layout import Layout
+from schedlang.schedule.needs import gradients_of, needs_of, sums_of
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Beside, Timeline
 from schedlang.schedule.transports import Transport
@@ -269,13 +270,13 @@ def _ideal_events(build: "_Build") -> Events:
     schedule = build.schedule
     build.place_ops()
     build.place_copies()
-    needs = schedule.needs
+    needs = needs_of(schedule)
     items = build.item[needs.user]
     is_op = items >= 0
     is_before = (needs.maker >= 0) & (needs.maker < schedule.columns.batch[needs.user])
     # What is made on the same rank, but not before: its thread never gets there.
     build.wait_never(needs.user[is_op & ~needs.is_far & ~is_before])
-    build.wait_never(schedule.sums.late(schedule.columns))
+    build.wait_never(sums_of(schedule).late(schedule.columns))
     # What another rank makes, and when it has come.
     wanted = np.flatnonzero(is_op & needs.is_message)
     makers = needs.maker[wanted]
@@ -451,7 +452,7 @@ class _Build:
 
     def wait_for_copies(self) -> None:
         """Ops wait for what is brought back from the host."""
-        needs = self.schedule.needs
+        needs = needs_of(self.schedule)
         wanted = np.flatnonzero(needs.made == Kind.RELOAD)
         users = needs.user[wanted]
         makers = needs.maker[wanted]
@@ -470,7 +471,7 @@ class _Build:
 
     def wait_for_sums(self) -> None:
         """Optimizer steps wait for the last gradient of each rank with replicas of the stage."""
-        sums = self.schedule.sums
+        sums = sums_of(self.schedule)
         there = np.flatnonzero(sums.is_far & (sums.last >= 0))
         if not len(there):
             return
@@ -507,8 +508,8 @@ class _Build:
         # Replicas have one sum, which takes the longest time that is given for any of them.
         times = self.costs.fixed_times.counts(self.costs.sums(len(layout.placement)))
         times = np.reshape(times, (-1, layout.pieces))
-        takes = times.max(axis=0)[self.schedule.gradients.piece]
-        gradients = self.schedule.gradients
+        takes = times.max(axis=0)[gradients_of(self.schedule).piece]
+        gradients = gradients_of(self.schedule)
         # Those that are written have a place of their own.
         pieces = np.array(layout.piece_of)
         written = np.unique(pieces[writes(self.schedule, SUMS)])
@@ -669,7 +670,7 @@ class _Build:
         sends = channels.partner[receives]
         target = np.where(sends >= 0, self.rank_before(sends), NEVER)
         delay = channels.latency(self._latencies)[receives]
-        users = self.schedule.needs.user[wanted]
+        users = needs_of(self.schedule).user[wanted]
         self.wait(self.item[users], target, receives, delay, receives)
 
     def wait_for_sends(self, channels: Channels) -> None:
@@ -700,12 +701,12 @@ class _Build:
     def wait_for_receives(self) -> None:
         """Ops wait for the batches that bring what they need."""
         wanted, receives = self._received()
-        users = self.schedule.needs.user[wanted]
+        users = needs_of(self.schedule).user[wanted]
         self.wait(self.item[users], self.item[receives], receives)
 
     def _received(self) -> tuple[Ints, Ints]:
         """The needs of ops for messages, and the receives that bring these before them."""
-        needs = self.schedule.needs
+        needs = needs_of(self.schedule)
         is_op = ~self.columns.is_transfer[needs.user]
         is_before = (needs.receive >= 0) & (
             needs.receive < self.columns.batch[needs.user]
