@@ -39,6 +39,7 @@ from schedlang.ranks.shards import gathers
 from schedlang.schedule.columns import Columns, Floats, Ints, counts_of, pairs_within
 from schedlang.schedule.costs import Costs, Durations
 from schedlang.schedule.kinds import HOPS, ROWS, SUMS, WAITS, Kind
+from schedlang.schedule.needs import gradients_of, needs_of, sums_of
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import Transport
 
@@ -334,16 +335,16 @@ class _Build:
 
     def never_run(self) -> None:
         """Ops and copies that need what their own rank does not make before never run."""
-        needs = self.schedule.needs
+        needs = needs_of(self.schedule)
         is_before = (needs.maker >= 0) & (needs.maker < self.columns.batch[needs.user])
         is_late = ~needs.is_far & ~is_before & ~self.columns.is_transfer[needs.user]
-        late = [needs.user[is_late], self.schedule.sums.late(self.columns)]
+        late = [needs.user[is_late], sums_of(self.schedule).late(self.columns)]
         for users in late:
             self.wait(self.item[users], np.full(len(users), NEVER), users)
 
     def wait_for_makers(self) -> None:
         """Ops wait for those that make what they need on other ranks, and its way."""
-        needs = self.schedule.needs
+        needs = needs_of(self.schedule)
         wanted = np.flatnonzero(
             needs.is_message & ~self.columns.is_transfer[needs.user]
         )
@@ -355,7 +356,7 @@ class _Build:
 
     def wait_for_sums(self) -> None:
         """Optimizer steps wait for the last gradient of each rank with replicas of the stage."""
-        sums = self.schedule.sums
+        sums = sums_of(self.schedule)
         there = np.flatnonzero(sums.is_far & (sums.last >= 0))
         if not len(there):
             return
@@ -401,7 +402,7 @@ class _Build:
         self.item[rows] = self.issue(
             link[columns.rank[rows]], turn, self.on_ranks.before(rows), rows, takes
         )
-        needs = self.schedule.needs
+        needs = needs_of(self.schedule)
         is_before = (needs.maker >= 0) & (needs.maker < columns.batch[needs.user])
         wanted = np.flatnonzero((needs.made == Kind.RELOAD) & is_before)
         users = needs.user[wanted]
@@ -464,7 +465,7 @@ class _Build:
         # Replicas have one sum, which takes the longest time that is given for any of them.
         times = self.costs.fixed_times.counts(self.costs.sums(len(layout.placement)))
         times = np.reshape(times, (-1, layout.pieces))
-        gradients = self.schedule.gradients
+        gradients = gradients_of(self.schedule)
         takes = times.max(axis=0)[gradients.piece]
         pieces = np.array(layout.piece_of)
         written = np.unique(pieces[writes(self.schedule, SUMS)])
@@ -528,7 +529,7 @@ class _Build:
 
     def _received(self) -> tuple[Ints, Ints]:
         """The ops that need messages, and the receives that bring these before them."""
-        needs = self.schedule.needs
+        needs = needs_of(self.schedule)
         is_before = (needs.receive >= 0) & (
             needs.receive < self.columns.batch[needs.user]
         )

@@ -27,7 +27,7 @@ from schedlang.proof.graph import NOTHING
 from schedlang.schedule.columns import Columns, Flags, Floats, Ints, repeats
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import HANDS_ON, RECEIVES, Kind
-from schedlang.schedule.needs import Needs
+from schedlang.schedule.needs import Needs, needs_of
 from schedlang.schedule.schedule import Schedule
 
 
@@ -115,7 +115,7 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
     be right all the same.
     """
     columns = schedule.columns
-    needs = schedule.needs
+    needs = needs_of(schedule)
     is_at_once = _without_ways(schedule) == schedule.costs
     events = ideal if is_at_once else global_events(schedule)
     if not events.graph.is_whole:

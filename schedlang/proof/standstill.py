@@ -16,6 +16,7 @@ from schedlang.proof.waits import Edge, describe
 from schedlang.schedule.columns import Ints
 from schedlang.schedule.findings import Finding, ranks_text
 from schedlang.schedule.kinds import WAITS, Kind
+from schedlang.schedule.needs import all_needs_of
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import Transport
 
@@ -467,7 +468,7 @@ class Standstill:
         """The op that will make a gradient for which an optimizer step waits, the first that its
         rank has to do.
         """
-        needs = self.schedule.all_needs
+        needs = all_needs_of(self.schedule)
         makers = np.sort(needs.maker[(needs.user == step) & needs.is_sum])
         return next(int(row) for row in makers if not self.is_over(int(row)))
 

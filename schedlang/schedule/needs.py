@@ -1,6 +1,8 @@
 """What each action needs: the rules of pipeline training that depend on the layout.
 
 What a kind of op needs whatever the layout, and what it makes, is in `schedlang.schedule.kinds`.
+The functions here are of schedules that have the right structure: their stages and microbatches
+exist.
 """
 
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from schedlang.schedule.kinds import (
     kinds_of,
 )
 from schedlang.schedule.layout import Layout, Pipeline
+from schedlang.schedule.schedule import Schedule, once
 
 #: A kind, a stage or the number of a transfer, and a microbatch.
 Op = tuple[int, int, int]
@@ -174,9 +177,11 @@ def _keys(*columns: Ints) -> Iterator[tuple[int, ...]]:
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
-def gradients_of(layout: Layout, columns: Columns) -> Gradients:
-    """The gradients of all updates, as far as they are there."""
-    rules = _Rules(layout, columns)
+@once
+def gradients_of(schedule: Schedule) -> Gradients:
+    """What each rank adds to the updates, as far as it is there."""
+    layout = schedule.layout
+    rules = _Rules(layout, schedule.columns)
     placement = np.array(layout.placement, np.int64)
     parts = []
     for pipeline in layout.pipelines:
@@ -198,8 +203,11 @@ def gradients_of(layout: Layout, columns: Columns) -> Gradients:
     return Gradients(rank[order], piece[order], update[order], last[order])
 
 
-def sums_of(layout: Layout, columns: Columns) -> Sums:
-    """The sums of all optimizer steps."""
+@once
+def sums_of(schedule: Schedule) -> Sums:
+    """What all optimizer steps need."""
+    layout = schedule.layout
+    columns = schedule.columns
     rules = _Rules(layout, columns)
     parts = []
     for pipeline in layout.pipelines:
@@ -216,12 +224,23 @@ def sums_of(layout: Layout, columns: Columns) -> Sums:
     return Sums(step, last, first >= 0, is_far)
 
 
-def needs_of(layout: Layout, columns: Columns, with_sums: bool) -> Needs:
-    """What all actions need; their stages and microbatches must exist.
-
-    Without sums, optimizer steps need nothing: each needs every gradient of every replica, and
-    `sums_of` has what counts of these.
+@once
+def needs_of(schedule: Schedule) -> Needs:
+    """What every action needs, but for optimizer steps: each needs every gradient of every replica,
+    and `sums_of` has what counts of these.
     """
+    return _needs_of(schedule, with_sums=False)
+
+
+@once
+def all_needs_of(schedule: Schedule) -> Needs:
+    """What every action needs, with each of the gradients that an optimizer step needs."""
+    return _needs_of(schedule, with_sums=True)
+
+
+def _needs_of(schedule: Schedule, with_sums: bool) -> Needs:
+    layout = schedule.layout
+    columns = schedule.columns
     rules = _Rules(layout, columns)
     parts = list(rules.all(with_sums))
     user = np.concatenate([part.user for part in parts])

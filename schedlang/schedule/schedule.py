@@ -4,9 +4,9 @@ The one intermediate form. A program expands to a schedule of compute ops; lower
 receives; a plan is a lowered schedule that passed the checks.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 from attrs import field, frozen
@@ -20,15 +20,10 @@ from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import AWAY, FORWARD, GATHERS, REPEATS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
-from schedlang.schedule.needs import (
-    Gradients,
-    Needs,
-    Sums,
-    gradients_of,
-    needs_of,
-    sums_of,
-)
 from schedlang.schedule.transports import PORTABLE
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Schedule")
 
 #: The most actions of one schedule.
 MOST_STEPS = 20_000_000
@@ -159,26 +154,9 @@ class Schedule:
         return columns_of(self.ranks)
 
     @cached_property
-    def needs(self) -> Needs:
-        """What every action needs, but for optimizer steps, which need `sums`; of a schedule that
-        has the right structure.
-        """
-        return needs_of(self.layout, self.columns, with_sums=False)
-
-    @cached_property
-    def sums(self) -> Sums:
-        """What optimizer steps need; of a schedule that has the right structure."""
-        return sums_of(self.layout, self.columns)
-
-    @cached_property
-    def gradients(self) -> Gradients:
-        """What each rank adds to the updates; of a schedule that has the right structure."""
-        return gradients_of(self.layout, self.columns)
-
-    @cached_property
-    def all_needs(self) -> Needs:
-        """What every action needs, with each of the gradients that an optimizer step needs."""
-        return needs_of(self.layout, self.columns, with_sums=True)
+    def found(self) -> dict[object, Any]:
+        """What was found out about the schedule, by the function that did (see `once`)."""
+        return {}
 
     @cached_property
     def names(self) -> Names:
@@ -325,3 +303,19 @@ class Schedule:
     def where(self, rank: int, index: int) -> str:
         """The program line that action `index` of a rank came from, as `file:line`."""
         return self.source.where(self.spans[self.ranks[rank].source[index]].start)
+
+
+def once(find: Callable[[S], T]) -> Callable[[S], T]:
+    """What finds out something about a schedule, so that the schedule remembers the answer.
+
+    So a schedule itself is data, and what follows from it stands in the module that knows how.
+    """
+
+    @wraps(find)
+    def remembered(schedule: S) -> T:
+        if find not in schedule.found:
+            schedule.found[find] = find(schedule)
+        found: T = schedule.found[find]
+        return found
+
+    return remembered

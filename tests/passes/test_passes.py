@@ -36,7 +36,7 @@ from schedlang.passes.repeats import find_repeats
 from schedlang.passes.slots import fill_slots
 from schedlang.passes.squeeze import squeeze
 from schedlang.passes.track import Track
-from schedlang.plan.reader import parse_actions
+from schedlang.plan.text import parse_actions
 from schedlang.schedule.forward_only import forward_only
 from tests.support.paths import CASES, PROGRAMS
 from tests.support.sizes import examples

@@ -42,6 +42,7 @@ from schedlang.proof.edges import ideal_events
 from schedlang.schedule.actions import is_update
 from schedlang.schedule.columns import Ints, is_any
 from schedlang.schedule.kinds import OF_STAGE, OPS, Kind
+from schedlang.schedule.needs import needs_of
 from schedlang.schedule.schedule import Schedule
 
 #: Of a rule, what is needed: made by an op, of which stage, so many microbatches on; and whether it
@@ -72,7 +73,7 @@ def rules_of(schedules: Sequence[Schedule]) -> Rules:
 def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]]:
     layout = schedule.layout
     columns = schedule.columns
-    needs = schedule.needs
+    needs = needs_of(schedule)
     is_of_op = ~columns.is_transfer[needs.user]
     user = needs.user[is_of_op]
     microbatch = columns.microbatch[user]
