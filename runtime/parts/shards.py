@@ -60,12 +60,12 @@ class Shards(Part):
             for kind, number in steps:
                 call = partial(self._stages[number].do, kind)
                 yield ExtraCall(index, When.BEFORE, call)
-        for index, (kind, number) in enumerate(
+        for index, (op, number) in enumerate(
             zip(actions.kind, actions.stage, strict=True)
         ):
             # FSDP waits for gathered weights in its hooks of a forward and a backward, and W is
             # none of these.
-            if kind == Kind.W and number in self._stages:
+            if op == Kind.W and number in self._stages:
                 module = self._stages[number]
                 yield ExtraCall(index, When.BEFORE, module.wait)
                 yield ExtraCall(index, When.AFTER, module.end_backward)
