@@ -36,9 +36,16 @@ from schedlang.proof.events import Events, RankThreads
 from schedlang.proof.graph import NEVER, NOTHING, Graph, Items, once
 from schedlang.proof.presence import presence, writes
 from schedlang.ranks.shards import gathers
-from schedlang.schedule.columns import Columns, Floats, Ints, counts_of, pairs_within
+from schedlang.schedule.columns import (
+    Columns,
+    Floats,
+    Ints,
+    counts_of,
+    is_any,
+    pairs_within,
+)
 from schedlang.schedule.costs import Costs, Durations
-from schedlang.schedule.kinds import HOPS, ROWS, SUMS, WAITS, Kind
+from schedlang.schedule.kinds import AWAY, BACK, OPS, ROWS, STEPS, SUMS, WAITS, kinds_of
 from schedlang.schedule.needs import gradients_of, needs_of, sums_of
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import Transport
@@ -71,11 +78,13 @@ from schedlang.schedule.transports import Transport
 #                   ╰╌╌╌╌╮ latency
 #     rank 1    ──────── 1F0 ──
 
-#: The streams of a rank that its collectives go on, by kind: numbers from 0.
+#: The streams of a rank beside its ops, and by kind the number of the stream that an op runs on.
+_STREAMS = [*dict.fromkeys(op.stream for op in OPS.values() if op.is_beside)]
 _STREAM = np.zeros(ROWS, np.int64)
-_STREAM[Kind.REDUCE_GRAD] = 1
-_STREAM[[*HOPS]] = 2
-_STREAM[[*HOPS.values()]] = 3
+for _kind, _op in OPS.items():
+    _STREAM[_kind] = _STREAMS.index(_op.stream) if _op.is_beside else 0
+#: What ops make on these streams, each for its microbatch.
+_MADE_BESIDE = kinds_of(lambda op: op.is_copy)
 
 #: The graph by whose times copies of several ranks take turns: the events of a schedule, with the
 #: durations that count.
@@ -137,7 +146,7 @@ def takes_turns(schedule: Schedule, costs: Costs) -> bool:
         return False
     durations = costs.durations(schedule.layout)
     # A copy that takes no time keeps nobody waiting.
-    return any(durations[Kind.OFFLOAD]) or any(durations[Kind.RELOAD])
+    return any(any(durations[kind]) for kind in (*AWAY, *BACK))
 
 
 def _in_turns(
@@ -386,7 +395,9 @@ class _Build:
             self.place_collectives()
 
     def place_copies(self) -> None:
-        """Put copies on the links of their ranks; ops wait for what is brought back."""
+        """Put copies on streams of their ranks, those of activations on the ranks' links; ops on
+        other streams wait for them.
+        """
         columns = self.columns
         rows = np.flatnonzero(columns.is_copy)
         if not len(rows):
@@ -396,15 +407,22 @@ class _Build:
         if self.turns is not None:
             link = np.unique(self.schedule.layout.links, return_inverse=True)[1]
         turn = rows if self.turns is None else self.turns
-        takes = self.durations.of(
-            columns.kind[rows], columns.stage[rows], columns.microbatch[rows]
-        )
+        kind = columns.kind[rows]
+        takes = self.durations.of(kind, columns.stage[rows], columns.microbatch[rows])
+        rank = columns.rank[rows]
+        on_link = np.where(is_any(kind, *AWAY, *BACK), link[rank], rank)
+        stream = _STREAM[kind] * len(self.schedule.ranks) + on_link
         self.item[rows] = self.issue(
-            link[columns.rank[rows]], turn, self.on_ranks.before(rows), rows, takes
+            stream, turn, self.on_ranks.before(rows), rows, takes
         )
         needs = needs_of(self.schedule)
         is_before = (needs.maker >= 0) & (needs.maker < columns.batch[needs.user])
-        wanted = np.flatnonzero((needs.made == Kind.RELOAD) & is_before)
+        # Of one stream, each op runs behind the one before anyway.
+        is_apart = _STREAM[needs.made] != _STREAM[columns.kind[needs.user]]
+        is_apart |= columns.is_computed[needs.user]
+        wanted = np.flatnonzero(
+            is_any(needs.made, *_MADE_BESIDE) & is_before & is_apart
+        )
         users = needs.user[wanted]
         self.wait(self.item[users], self.item[needs.maker[wanted]], users)
 
@@ -439,7 +457,7 @@ class _Build:
             self.meet(items, sides.event, rows)
         self.item[rows] = items
         # Weights go where the rank waits for hops, or at once when it comes there.
-        drops = columns.where(Kind.RESHARD)
+        drops = columns.where(*kinds_of(lambda op: op.weights == "drop"))
         drops = drops[~np.isin(drops, self.awaited[0])]
         self.item[drops] = self.issue(
             columns.rank[drops], drops, self.on_ranks.before(drops), drops
@@ -482,7 +500,7 @@ class _Build:
         sums = self.issue(stream, turn, self.item[last], last, takes[is_placed])
         self.meet(sums, event, last)
         # Steps wait for them; one that stands before its gradients is found to be wrong elsewhere.
-        steps = columns.where(Kind.U)
+        steps = columns.where(*STEPS)
         piece = pieces[columns.stage[steps]]
         update = np.maximum(columns.microbatch[steps], 0)
         of_step = gradients.of(columns.rank[steps], piece, update)

@@ -10,7 +10,6 @@ from attrs import evolve, frozen
 from schedlang.extras.search.partition.balance import Sizes
 from schedlang.schedule.costs import COSTS, Costs
 from schedlang.schedule.fixed_point import added, part
-from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 
 #: What has a number for each layer. All of them add up over the layers of a stage, but for what it
@@ -48,12 +47,12 @@ class Layers:
         """The part of each layer in the time that a microbatch takes: at sizes that differ only by
         a factor, they are the same.
         """
-        durations = self.costs.durations(self.count)
+        durations = self.costs.every_duration(self.count)
+        names = ("forward", "backward", "input", "weight")
         times = [
             forward + max(whole, input + weight)
             for forward, whole, input, weight in zip(
-                *(durations[kind] for kind in (Kind.F, Kind.B, Kind.I, Kind.W)),
-                strict=True,
+                *(durations[name] for name in names), strict=True
             )
         ]
         return tuple(round(time / sum(times), _DIGITS) for time in times)
