@@ -16,6 +16,8 @@ it is the order in which the compiler places transfers, and the quickest proof o
 Batches that exchange messages have one moment, that of the last of these.
 """
 
+from typing import Any
+
 import numpy as np
 from attrs import evolve
 
@@ -221,7 +223,7 @@ def _in_batches(columns: Columns, sends: Ints, receives: Ints, when: Ints) -> bo
 def _without_ways(schedule: Schedule) -> Costs:
     """The schedule's costs where transfers and copies to the host take no time."""
     copies = kinds_of(lambda op: op.is_copy) if schedule.columns.is_copy.any() else ()
-    no_times = {f"{OPS[kind].cost}_times": (0.0,) for kind in copies}
+    no_times: dict[str, Any] = {f"{OPS[kind].cost}_times": (0.0,) for kind in copies}
     return evolve(
         schedule.costs,
         p2p_time=None,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import python, torchrun
+from tests.support.processes import python
 
 PROGRAM = """schedule door {
     param ranks = 1

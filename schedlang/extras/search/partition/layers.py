@@ -174,7 +174,8 @@ def fixed_of_runs(runs: Sequence[tuple[Costs, int]]) -> Layer:
         totals = [sum(of_run[op]) for of_run in durations]
         return max(float(np.polyfit(stages, totals, 1)[0]), 0.0)
 
-    return Layer(**{op: slope(op) for op in _OPS})
+    times: dict[str, Any] = {op: slope(op) for op in _OPS}
+    return Layer(**times)
 
 
 def layers_of_run(
@@ -204,7 +205,7 @@ def layers_of_run(
         of_stage = sum(shares[begin:end])
         for place in range(begin, end):
             share = shares[place] / of_stage if of_stage else 1 / (end - begin)
-            times = {
+            times: dict[str, Any] = {
                 op: share * max(durations[op][stage] - getattr(fixed, op), 0.0)
                 for op in _OPS
             }
