@@ -37,7 +37,7 @@ from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
 #: What meets others of its replicas; and of that, what meets all of these.
-_MEETING = kinds_of(lambda op: op.meets)
+MEETING = kinds_of(lambda op: op.meets)
 _OF_ALL = kinds_of(lambda op: op.meets == "replicas")
 #: How messages call a collective and those that it lacks, by whom it meets; where it has no name
 #: of its own for that, it is called by its kind.
@@ -91,7 +91,7 @@ def sides_of(schedule: Schedule) -> Sides:
     """
     columns = schedule.columns
     stages = len(schedule.placement)
-    rows = columns.where(*_MEETING)
+    rows = columns.where(*MEETING)
     names = op_names(stages, columns)[rows]
     number = how_many_before(names)
     # Those that meet have the lowest of their names.
