@@ -222,7 +222,9 @@ def _in_batches(columns: Columns, sends: Ints, receives: Ints, when: Ints) -> bo
 
 def _without_ways(schedule: Schedule) -> Costs:
     """The schedule's costs where transfers and copies to the host take no time."""
-    copies = kinds_of(lambda op: op.is_copy) if schedule.columns.is_copy.any() else ()
+    copies = kinds_of(lambda op: op.is_background)
+    if not schedule.columns.is_background.any():
+        copies = ()
     no_times: dict[str, Any] = {f"{OPS[kind].cost}_times": (0.0,) for kind in copies}
     return evolve(
         schedule.costs,

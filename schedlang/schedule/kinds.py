@@ -5,7 +5,6 @@ A kind of op is a row of `OPS`, a kind of transfer one of `TRANSFERS`.
 
 from attrs import frozen
 
-from schedlang.schedule.ops import COPIES
 from schedlang.schedule.ops import OPS as OPS
 from schedlang.schedule.ops import Kind as Kind
 from schedlang.schedule.ops import Op as Op
@@ -25,8 +24,8 @@ INPUT_HALVES = kinds_of(lambda op: op.owes)
 #: The ops that make activations again, which were dropped.
 REPEATS = kinds_of(lambda op: op.repeats)
 #: The copies by which activations leave their rank, and those by which they come back.
-AWAY = kinds_of(lambda op: op.stream == COPIES and op.holds < 0)
-BACK = kinds_of(lambda op: op.stream == COPIES and op.holds > 0)
+AWAY = kinds_of(lambda op: op.is_copy and op.holds < 0)
+BACK = kinds_of(lambda op: op.is_copy and op.holds > 0)
 
 #: For each thing that is made, the kinds of op that make it.
 MAKERS: dict[int, tuple[Kind, ...]] = {

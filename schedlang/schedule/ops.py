@@ -104,7 +104,12 @@ class Op:
 
     @property
     def is_copy(self) -> bool:
-        """Whether the op is of a microbatch and runs beside those of its rank, as copies do."""
+        """Whether the op moves activations between the rank and where they are kept meanwhile."""
+        return self.stream == COPIES
+
+    @property
+    def is_background(self) -> bool:
+        """Whether the op is of a microbatch and runs beside the ops of its rank, as copies do."""
         return self.is_beside and not self.is_of_stage
 
     @property
