@@ -17,7 +17,7 @@ from schedlang.extras.prove.orders import (
     plus,
 )
 from schedlang.language.faults import Fault
-from schedlang.schedule.actions import is_copy, is_update
+from schedlang.schedule.actions import is_background, is_update
 from schedlang.schedule.kinds import OPS, STEPS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
@@ -34,7 +34,7 @@ def check_coverage(orders: Orders, layout: Layout) -> None:
         for piece in pieces:
             for batch in piece.batches:
                 for op in batch:
-                    if is_copy(op.kind):
+                    if is_background(op.kind):
                         raise NotLinear(
                             "it offloads activations: when a copy ends, and so what its "
                             "ranks hold, follows from turns on a link, which are taken by time"
