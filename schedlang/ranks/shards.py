@@ -26,7 +26,7 @@ from itertools import accumulate
 from attrs import define, field, frozen
 
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.schedule.actions import Actions, is_transfer
+from schedlang.schedule.actions import Actions, is_transfer, is_update
 from schedlang.schedule.kinds import GATHERS, MAKERS, SUMS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
 
@@ -74,7 +74,7 @@ def shards(actions: Actions, stages: Container[int], places: int) -> Shards:
     for index, (kind, stage) in enumerate(pairs):
         if stage not in stages:
             continue
-        if kind == Kind.U:
+        if is_update(kind):
             walk.updated[stage] = index
         elif kind in USES_WEIGHTS:
             if stage not in gathered:
@@ -210,7 +210,7 @@ def _ahead(
     for index in reversed(range(len(actions))):
         kind = actions.kind[index]
         stage = actions.stage[index]
-        if kind == Kind.U:
+        if is_update(kind):
             used.pop(stage, None)
             added.discard(stage)
         elif kind in USES_WEIGHTS and stage in stages:
