@@ -6,7 +6,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo example test checks core large gpu test-torch test-browser test-editor site titan explore models trainings faults pages nodes fuzz measure
-.PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table gains reference pictures
+.PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table gains reference pictures together
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 .PHONY: bench-partition bench-search-runs bench-overlap bench-playground bench-post-validation
 
@@ -271,6 +271,10 @@ prove-damage: .venv/installed
 # The reference of Python, from the docstrings; a test holds it current.
 reference: .venv/installed
 	$(BIN)/python -m tests.support.reference_page > docs/python.md
+
+# The table of docs/models.md of what does not go together; a test holds it current.
+together: .venv/installed
+	$(BIN)/python -m tools.together
 
 # The pictures in docs/pictures.md; a test holds them current.
 pictures: .venv/installed

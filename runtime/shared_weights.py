@@ -18,12 +18,10 @@ from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import homes_of
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.processes import Processes
-from schedlang.runtime.torch_private import has_hooks_after
+from schedlang.runtime.setup import Tied
+from schedlang.runtime.torch_private.leaf_hooks import has_hooks_after
 from schedlang.runtime.values import sample
 from schedlang.runtime.watchdog import Watchdog
-
-#: For each weight that is tied, its names by stage.
-Tied = Sequence[Mapping[int, str]]
 
 
 @frozen(eq=False)
