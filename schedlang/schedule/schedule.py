@@ -68,6 +68,19 @@ class WeightRule:
     name: str = "latest"
     delay: int = 0
 
+    def __attrs_post_init__(self) -> None:
+        if self.name not in WEIGHT_RULES:
+            raise ValueError(f"a rule is one of {', '.join(WEIGHT_RULES)}")
+        if self.delay < 0:
+            raise ValueError(
+                f"weights delayed by {self.delay} updates, it must be 0 or more"
+            )
+        if self.delay and self.name != "delay":
+            raise ValueError(
+                f"weights `{self.name}` have a `delay` of {self.delay}: only those of the name "
+                "`delay` have one"
+            )
+
     def __str__(self) -> str:
         return f"{self.name} {self.delay}" if self.name == "delay" else self.name
 
