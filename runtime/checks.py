@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
-from schedlang.proof.norms import why_not
+from schedlang.ranks.norms import why_not
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.microbatches import SliceLengths
 from schedlang.runtime.parts.shards import is_sharded
