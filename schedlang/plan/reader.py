@@ -186,7 +186,7 @@ class Reader:
     def weights(self, layout: Layout) -> tuple[WeightRule, ...]:
         """The field `weights`: a rule for every stage, or nothing."""
         stages = len(layout.placement)
-        rules = []
+        rules: list[WeightRule] = []
         for entry in self.field("weights", list):
             delay = entry.get("delay") if isinstance(entry, dict) else None
             if type(delay) is not int:
