@@ -14,13 +14,11 @@ from itertools import accumulate
 from attrs import evolve, frozen
 
 from schedlang.ranks.receipts import Receipts, begins
-from schedlang.schedule.actions import Actions, is_transfer
+from schedlang.schedule.actions import Action, Actions, is_transfer
 from schedlang.schedule.kinds import HANDS_ON, OPS, READS, op_of
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import timed
-
-_Action = tuple[int, int, int]
 
 # The moments of an action, and what is taken or let go then:
 #
@@ -123,7 +121,7 @@ def _activations(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
     names = schedule.names
     made = dict[tuple[int, int], int]()
     for index in range(len(actions)):
-        kind, stage, microbatch, *_ = actions.row(index)
+        kind, stage, microbatch = actions.at(index)
         op = op_of(kind)
         holds = op.holds
         if op.owes is not None and not schedule.layout.trains(stage):
@@ -141,12 +139,12 @@ def _messages(known: Receipts, rank: int) -> Iterator[Lifetime]:
     actions = schedule.ranks[rank]
     names = schedule.names
     layout = schedule.layout
-    places = {actions.row(index)[:3]: index for index in range(len(actions))}
+    places = {actions.at(index): index for index in range(len(actions))}
     used = _last_uses(layout, places)
     for receive, start in begins(
         schedule, rank, timed(schedule.transport).tags
     ).items():
-        stop = used[actions.row(receive)[:3]]
+        stop = used[actions.at(receive)]
         yield Lifetime(Holds.RECEIVED, names.of(actions, receive), start, stop)
     waited = known.waits(rank)
     for (kind, stage, microbatch), start in places.items():
@@ -166,7 +164,7 @@ def _messages(known: Receipts, rank: int) -> Iterator[Lifetime]:
                 yield Lifetime(Holds.INSIDE, name, start, following)
 
 
-def _last_uses(layout: Layout, places: dict[_Action, int]) -> dict[_Action, int]:
+def _last_uses(layout: Layout, places: dict[Action, int]) -> dict[Action, int]:
     """The last op that uses each message, by its receive, which a message from the same rank does
     not have.
     """

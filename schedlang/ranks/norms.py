@@ -27,9 +27,7 @@ def put_off(schedule: Schedule, rank: int) -> dict[int, int]:
     #: For each stage the updates done, and the one that is put off.
     done = dict[int, int]()
     pending = dict[int, int]()
-    for index, (kind, stage, microbatch) in enumerate(
-        zip(actions.kind, actions.stage, actions.microbatch, strict=True)
-    ):
+    for index, (kind, stage, microbatch) in enumerate(actions.each()):
         made = done.get(stage, 0)
         needed = is_update(kind) or _reads_newest(
             schedule, kind, stage, microbatch, made
@@ -94,7 +92,7 @@ class _Walk:
         #: For each rank where the batches of its transfers begin, by kind, number and microbatch.
         self.heads = [
             {
-                actions.row(index)[:3]: batch.start
+                actions.at(index): batch.start
                 for batch in actions.batches()
                 for index in batch
                 if is_transfer(actions.kind[index])

@@ -10,12 +10,10 @@ from itertools import accumulate, zip_longest
 
 from attrs import define, field
 
-from schedlang.schedule.actions import is_send, is_transfer
+from schedlang.schedule.actions import Action, is_send, is_transfer
 from schedlang.schedule.kinds import AWAITS
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import BLOCKING, PORTABLE
-
-_Message = tuple[int, int, int]
 
 #: Where messages have tags, a receive begins this many ops early, for as many more buffers.
 _EARLY = 2
@@ -66,7 +64,7 @@ class Receipts:
 
     schedule: Schedule
     _sends: dict[int, dict[int, int]] = field(factory=dict, init=False)
-    _uses: dict[int, dict[_Message, int]] = field(factory=dict, init=False)
+    _uses: dict[int, dict[Action, int]] = field(factory=dict, init=False)
 
     def of(self, rank: int) -> dict[int, int]:
         """See `receipts`."""
@@ -107,13 +105,11 @@ class Receipts:
             }
         return self._sends[rank]
 
-    def uses(self, rank: int) -> dict[_Message, int]:
+    def uses(self, rank: int) -> dict[Action, int]:
         """The op that waits for each message that a rank receives."""
         if rank not in self._uses:
             actions = self.schedule.ranks[rank]
-            ops = enumerate(
-                zip(actions.kind, actions.stage, actions.microbatch, strict=True)
-            )
+            ops = enumerate(actions.each())
             self._uses[rank] = {
                 (AWAITS[kind], number, microbatch): index
                 for index, (kind, stage, microbatch) in ops
@@ -140,7 +136,7 @@ class _Answers:
         #: For each of these, the first op of the rank that waits for it or for a later one.
         self.first = list(accumulate(reversed(arrivals), min))[::-1]
 
-    def show_received(self, message: _Message) -> int:
+    def show_received(self, message: Action) -> int:
         """The first op of the rank that waits for an answer, and so knows that a message has been
         received; the end if there is none.
         """

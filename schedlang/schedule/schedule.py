@@ -231,7 +231,7 @@ class Schedule:
     def microbatches_with(self, wanted: Kind, stage: int) -> set[int]:
         """The microbatches for which a stage has an action of a kind."""
         actions = self.ranks[self.placement[stage]]
-        rows = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+        rows = actions.each()
         return {
             microbatch
             for kind, holder, microbatch in rows
@@ -305,7 +305,7 @@ class Schedule:
         """The other end of a transfer, action `index` of a rank: its kind, number and
         microbatch.
         """
-        kind, number, microbatch, *_ = self.ranks[rank].row(index)
+        kind, number, microbatch = self.ranks[rank].at(index)
         return *self.layout.counterpart(kind, number), microbatch
 
     def stages_of(self, rank: int) -> list[int]:
