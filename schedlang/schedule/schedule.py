@@ -167,7 +167,7 @@ class Schedule:
         return columns_of(self.ranks)
 
     @cached_property
-    def found(self) -> dict[object, Any]:
+    def _found(self) -> dict[object, Any]:
         """What was found out about the schedule, by the function that did (see `once`)."""
         return {}
 
@@ -326,9 +326,9 @@ def once(find: Callable[[S], T]) -> Callable[[S], T]:
 
     @wraps(find)
     def remembered(schedule: S) -> T:
-        if find not in schedule.found:
-            schedule.found[find] = find(schedule)
-        found: T = schedule.found[find]
+        if find not in schedule._found:
+            schedule._found[find] = find(schedule)
+        found: T = schedule._found[find]
         return found
 
     return remembered
