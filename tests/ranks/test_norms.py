@@ -7,8 +7,7 @@ import re
 import pytest
 
 from schedlang import Plan, Source, compile, read_source, simulate
-from schedlang.proof.norms import why_not
-from schedlang.ranks.norms import put_off
+from schedlang.ranks.norms import put_off, why_not
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.kinds import Kind
 from tests.support.paths import PROGRAMS
