@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 from attrs import define, evolve, field, frozen
 
-from schedlang.compiler import NO_PARAMS, check_program, wrong_ops
+from schedlang.compiler import NO_PARAMS, wrong_ops
 from schedlang.diagnostics.activity import doing
-from schedlang.diagnostics.arguments import check_params
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 from schedlang.extras.prove.beside import check_beside
 from schedlang.extras.prove.budget import Budget
-from schedlang.extras.prove.certificate import certificate, certified
-from schedlang.extras.prove.claims import claims_for_all
+from schedlang.extras.prove.certificate import certified
 from schedlang.extras.prove.coverage import check_coverage
 from schedlang.extras.prove.expansion import SymbolicClaim, expand_for_all
 from schedlang.extras.prove.figures import (
@@ -47,18 +45,16 @@ from schedlang.extras.prove.linear import (
 )
 from schedlang.extras.prove.orders import Orders, Pair, later, orders_of
 from schedlang.extras.prove.pattern import pattern_of
+from schedlang.extras.prove.program import Program, program_of
 from schedlang.extras.prove.result import Law, Proof, Verdict
 from schedlang.extras.prove.sizes import Sizes
 from schedlang.extras.prove.stamps import NoStamps, Stamped, rules_of, stamp, walked
 from schedlang.extras.prove.standstill import check_standstill
 from schedlang.extras.prove.streams import check_stream, part_of
 from schedlang.extras.prove.transfers import NotRepeated, Repeated, repeated
-from schedlang.files.reading import source_of
-from schedlang.language import syntax
 from schedlang.language.codegen import generate
 from schedlang.language.expand import check_text, expand, parameters
 from schedlang.language.faults import Fault
-from schedlang.language.imports import inlined, load
 from schedlang.language.sites import ClaimSite, Sites
 from schedlang.proof.graph import remembered_walks
 from schedlang.proof.prove import ideal_execution
@@ -67,7 +63,7 @@ from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Columns, columns_of
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Claim, Schedule
-from schedlang.schedule.transports import PORTABLE, transports
+from schedlang.schedule.transports import PORTABLE
 
 #: How many sizes a pattern is looked for at.
 _LOOKED_AT = 3
@@ -98,6 +94,8 @@ class Class:
 
     base: int
     period: int
+    #: How many rounds of all loops are taken as one.
+    unrolled: int = 1
     outcome: str = ""
     reason: str = ""
     figures: Figures | None = None
@@ -121,20 +119,19 @@ def prove_for_all(
     each of some transports the verdict says for which numbers it is proved, and for which wrong.
     CompileError for a program that cannot be read, TypeError or ValueError for wrong arguments.
     """
-    check_params("params", params)
-    names = tuple(transports_asked)
-    for name in names:
-        transports(name)
-    if "microbatches" in params:
+    return prover_of(program_of(source, params, transports_asked)).proof()
+
+
+def prover_of(program: Program) -> Prover:
+    """What proves a program; CompileError or ValueError for one that has other parameters."""
+    if "microbatches" in program.params:
         raise ValueError("`microbatches` is any: leave it out")
-    loaded = source_of(source)
-    whole, tree = load(loaded)
-    smallest = {**params, "microbatches": 1}
-    check_text(whole, tree, smallest)
-    if "ranks" not in parameters(tree, smallest):
+    smallest = {**program.params, "microbatches": 1}
+    check_text(program.whole, program.tree, smallest)
+    if "ranks" not in parameters(program.tree, smallest):
         # The program stops before it has any: this says where.
-        expand(whole, tree, smallest)
-    return _Prover(loaded, whole, tree, dict(params), names).proof()
+        expand(program.whole, program.tree, smallest)
+    return Prover(program)
 
 
 @define
@@ -159,13 +156,10 @@ class _Size:
 
 
 @define
-class _Prover:
-    #: The program as it was given, and with what it imports.
-    source: Source
-    whole: Source
-    tree: syntax.Schedule
-    params: dict[str, int]
-    names: tuple[str, ...]
+class Prover:
+    """Proves a program class by class of its numbers of microbatches."""
+
+    program: Program
     sizes: dict[int, _Size] = field(factory=dict)
     schedules: dict[int, Schedule] = field(factory=dict)
     budget: Budget = field(factory=Budget)
@@ -175,7 +169,9 @@ class _Prover:
     @cached_property
     def ranks(self) -> int:
         """How many ranks there are."""
-        return parameters(self.tree, {**self.params, "microbatches": 1})["ranks"]
+        return parameters(
+            self.program.tree, {**self.program.params, "microbatches": 1}
+        )["ranks"]
 
     def proof(self) -> Proof:
         """The proof: of classes of numbers of microbatches, and of those before them one by one."""
@@ -190,7 +186,7 @@ class _Prover:
             # What one needs to begin with, the next one needs as well.
             base = one.base % one.period + self.begins.get(one.period, 0) * one.period
             one = evolve(one, base=max(one.base, base))
-            doing(f"{self.tree.name.text}: microbatches = {one.base} + {one.period} n")
+            doing(f"{self.program.name}: microbatches = {one.base} + {one.period} n")
             try:
                 done.append(self.looked_at(self.judged(one)))
                 self.begins[one.period] = done[-1].base // one.period
@@ -293,12 +289,19 @@ class _Prover:
         return evolve(one, base=one.base + periods * one.period)
 
     def tried(self, one: Class, unroll: int) -> Class:
-        """A class that is proved, or wrong by a claim; raises what is needed for that."""
+        """A class that is proved, or wrong by a claim, with so many rounds of all loops as one;
+        raises what is needed for that.
+        """
+        one = evolve(one, unrolled=unroll)
         if one.is_searched:
             return self.followed(one)
         with settled():
             expansion = expand_for_all(
-                self.tree, self.params, one.base, one.period, self.budget
+                self.program.tree,
+                self.program.params,
+                one.base,
+                one.period,
+                self.budget,
             )
             orders = orders_of(expansion, unroll)
         schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
@@ -413,14 +416,16 @@ class _Prover:
     def ops(self, microbatches: int) -> Schedule:
         """The schedule of ops at a size; CompileError."""
         if microbatches not in self.schedules:
-            params = {**self.params, "microbatches": microbatches}
-            self.schedules[microbatches] = expand(self.whole, self.tree, params)
+            params = {**self.program.params, "microbatches": microbatches}
+            self.schedules[microbatches] = expand(
+                self.program.whole, self.program.tree, params
+            )
         return self.schedules[microbatches]
 
     def where(self, location: int) -> str:
         """A place of the program, as `file:line`."""
-        span = generate(self.tree, frozenset(), False).spans[location]
-        return self.whole.where(span.start)
+        span = generate(self.program.tree, frozenset(), False).spans[location]
+        return self.program.whole.where(span.start)
 
     # All classes
 
@@ -428,7 +433,7 @@ class _Prover:
     def at(self, microbatches: int) -> _Size:
         """What compiling says at a size."""
         if microbatches not in self.sizes:
-            doing(f"{self.tree.name.text}: {microbatches} microbatches")
+            doing(f"{self.program.name}: {microbatches} microbatches")
             self.sizes[microbatches] = self._compiled(microbatches)
             # It may be large, and all that is asked of it is known.
             self.schedules.pop(microbatches, None)
@@ -439,11 +444,11 @@ class _Prover:
             schedule = self.ops(microbatches)
             codes = {
                 name: frozenset(diagnostic.code for diagnostic in wrong)
-                for name, wrong in wrong_ops(schedule, self.names).items()
+                for name, wrong in wrong_ops(schedule, self.program.transports).items()
             }
         except CompileError as error:
             common = frozenset(diagnostic.code for diagnostic in error.diagnostics)
-            return _Size(dict.fromkeys(self.names, common), None)
+            return _Size(dict.fromkeys(self.program.transports, common), None)
         return _Size(codes, None if any(codes.values()) else self.figures(schedule))
 
     def figures(self, schedule: Schedule) -> Mapping[str, Any] | None:
@@ -470,6 +475,7 @@ class _Prover:
         return values
 
     def told(self, classes: list[Class]) -> Proof:
+        """The proof that some classes are, with the sizes before them."""
         small = sorted(
             {
                 size
@@ -485,15 +491,17 @@ class _Prover:
                 # unknown.
                 self.budget.spent += 2 * self.ranks * size
                 self.at(size)
-        verdicts = {name: self.verdict(name, classes, small) for name in self.names}
+        verdicts = {
+            name: self.verdict(name, classes, small) for name in self.program.transports
+        }
         laws = tuple(self.laws(classes, small))
         return Proof(
-            self.tree.name.text,
+            self.program.name,
             self.fixed(),
             ("microbatches",),
             verdicts,
             laws,
-            claims_for_all(self.tree, self.whole),
+            self.program.claims,
             argument="it follows from the text of the program" if laws else "",
             certify=partial(self.certificate, classes),
         )
@@ -502,7 +510,9 @@ class _Prover:
         """The parameters whose values do not depend on the microbatches."""
         # What is the same for one microbatch and for many.
         few, many = (
-            parameters(self.tree, {**self.params, "microbatches": microbatches})
+            parameters(
+                self.program.tree, {**self.program.params, "microbatches": microbatches}
+            )
             for microbatches in (1, _MOST_BASE)
         )
         return {name: value for name, value in few.items() if many.get(name) == value}
@@ -514,7 +524,9 @@ class _Prover:
         parts = []
         is_followed = False
         for one in classes:
-            outcomes = {self.outcome_on(name, one)[0] for name in self.names}
+            outcomes = {
+                self.outcome_on(name, one)[0] for name in self.program.transports
+            }
             is_followed |= "followed" in outcomes
             if outcomes == {"proved"} and one.certify:
                 parts += one.certify()
@@ -525,9 +537,10 @@ class _Prover:
             )
         if not parts:
             return None
-        return certificate(inlined(self.source), self.params, self.names, parts)
+        return self.program.certificate({"classes": parts})
 
     def verdict(self, name: str, classes: list[Class], small: list[int]) -> Verdict:
+        """The verdict on a transport."""
         groups: dict[str, tuple[set[int], list[tuple[int, int]]]] = {
             word: (set(), [])
             for word in ("proved", "followed", "wrong", "refused", "unknown")
@@ -559,8 +572,8 @@ class _Prover:
         diagnostics: tuple[Diagnostic, ...] = ()
         if sets["wrong"]:
             least = sets["wrong"].least
-            smallest = {**self.params, "microbatches": least}
-            diagnostics = self.wrong(name, smallest)
+            smallest = {**self.program.params, "microbatches": least}
+            diagnostics = self.program.errors_at(smallest, name)
         return Verdict(
             **{word: of.text() for word, of in sets.items()},
             reason="; ".join(reasons),
@@ -568,14 +581,6 @@ class _Prover:
             smallest=smallest,
             diagnostics=diagnostics,
         )
-
-    def wrong(self, name: str, params: Mapping[str, int]) -> tuple[Diagnostic, ...]:
-        """What the compiler says at a size that is wrong on a transport."""
-        try:
-            diagnostics = check_program(self.source, params, [name])[name]
-        except CompileError as error:
-            diagnostics = error.diagnostics
-        return tuple(each for each in diagnostics if each.severity == "error")
 
     def outcome_on(self, name: str, one: Class) -> tuple[str, str]:
         """The outcome of a class on a transport, and its reason."""
@@ -654,7 +659,7 @@ def _certify(
     if has_updates or costs.overlap_times or costs.components:
         return None
     return lambda: [
-        certified(one.base, one.period, *each, is_idle=bool(number))
+        certified(one.base, one.period, one.unrolled, *each, is_idle=bool(number))
         for number, each in enumerate(proved)
     ]
 

@@ -27,12 +27,9 @@ from schedlang.extras.prove.ranks.symbols import (
     symbol,
 )
 
-#: The version of what a certificate has.
-VERSION = 5
-
 
 def certificate_of(outcome: Outcome) -> dict[str, Any]:
-    """The certificate of all that is proved in an outcome."""
+    """What a certificate has of all that is proved in an outcome."""
     reading = outcome.reading
     relations = outcome.relations
     frame = Frame(reading.sizes, reading.base)
@@ -42,8 +39,6 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
     )
     width = depth * frame.digits
     return {
-        "certificate": "a schedule program for all its sizes",
-        "version": VERSION,
         "proved": str(outcome.proved),
         **of_reading(reading, relations),
         "width": width,

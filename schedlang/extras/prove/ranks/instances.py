@@ -8,10 +8,9 @@ from collections.abc import Mapping
 
 import islpy as isl
 
-from schedlang.diagnostics.source import Source
+from schedlang.extras.prove.program import Program
 from schedlang.extras.prove.ranks.checks import ITEM, Relations
 from schedlang.extras.prove.ranks.statements import UPDATES, with_digits
-from schedlang.language import syntax
 from schedlang.language.expand import expand
 from schedlang.lowering import lower
 from schedlang.schedule.kinds import Kind
@@ -55,13 +54,13 @@ def ops_at(relations: Relations, sizes: Mapping[str, int]) -> list[list[Op]]:
 
 
 def compiled_ops(
-    source: Source, tree: syntax.Schedule, params: Mapping[str, int], updates: int
+    program: Program, params: Mapping[str, int], updates: int
 ) -> list[list[Op]]:
     """The ops of each rank as the compiler has them, of a stream for so many updates, with the
     transfers that the program writes; CompileError where it refuses the program. Ops that are
     issued together are in order of their kinds.
     """
-    schedule = expand(source, tree, params)
+    schedule = expand(program.whole, program.tree, params)
     if schedule.stream:
         schedule = unroll(schedule, updates)
     elif schedule.columns.is_transfer.any():
@@ -78,20 +77,12 @@ def compiled_ops(
     return ranks
 
 
-def differs(
-    relations: Relations,
-    source: Source,
-    tree: syntax.Schedule,
-    given: Mapping[str, int],
-    sizes: Mapping[str, int],
-) -> bool:
+def differs(relations: Relations, program: Program, sizes: Mapping[str, int]) -> bool:
     """Whether the sets have other ops at a size than the compiler; CompileError where that refuses
     the program.
     """
     updates = sizes.get(UPDATES, 1)
-    params = {
-        **given,
-        **{size: value for size, value in sizes.items() if size != UPDATES},
-    }
-    compiled = compiled_ops(source, tree, params, updates)
+    of_size = {size: value for size, value in sizes.items() if size != UPDATES}
+    params = {**program.params, **of_size}
+    compiled = compiled_ops(program, params, updates)
     return compiled != ops_at(relations, {**params, UPDATES: updates})
