@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import islpy as isl
 from attrs import frozen
 
-from schedlang.extras.prove.ranks.checks import Edge
+from schedlang.extras.prove.ranks.relations import Edge
 
 #: An instance: its statement, and the values of its indices.
 Instance = tuple[int, tuple[int, ...]]

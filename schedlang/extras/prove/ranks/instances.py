@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import islpy as isl
 
 from schedlang.extras.prove.program import Program
-from schedlang.extras.prove.ranks.checks import ITEM, Relations
+from schedlang.extras.prove.ranks.relations import ITEM, Relations
 from schedlang.extras.prove.ranks.statements import UPDATES, with_digits
 from schedlang.language.expand import expand
 from schedlang.lowering import lower

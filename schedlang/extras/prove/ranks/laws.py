@@ -123,8 +123,7 @@ def _work(outcome: Outcome) -> Number | None:
     if kinds & set(MAKERS[Kind.B]):
         of_unit += takes[Kind.B]
     if Kind.R in kinds:
-        relations = outcome.relations
-        if not relations.made(Kind.F).is_equal(relations.made(Kind.R)):
+        if not _runs_again(outcome):
             return None
         of_unit += takes[Kind.R]
     every = outcome.proved & without(reading.held, [STAGE])
@@ -141,6 +140,12 @@ def _work(outcome: Outcome) -> Number | None:
             parts = [run.times(of_unit).within(own), of_number(0).within(every - own)]
             total = total.plus(union(parts))
     return _highest(total, every, reading.sizes)
+
+
+def _runs_again(outcome: Outcome) -> bool:
+    """Whether all forwards are run again, if any is."""
+    forwards, again = (outcome.relations.of(kind).range() for kind in (Kind.F, Kind.R))
+    return bool(forwards.is_equal(again))
 
 
 def _run_by(line: Line, reading: Reading) -> Number | None:
@@ -174,7 +179,7 @@ def _peak(outcome: Outcome) -> Number | None:
     if kinds == {Kind.F}:
         staying: list[Statement] = []
     elif Kind.R in kinds:
-        if not relations.made(Kind.F).is_equal(relations.made(Kind.R)):
+        if not _runs_again(outcome):
             return None
         staying = [s for s in holding if s.kind == Kind.R]
     else:

@@ -13,16 +13,13 @@ from schedlang.extras.prove.check_certificate import Wrong
 from schedlang.extras.prove.program import Program
 from schedlang.extras.prove.ranks.certificate import of_reading
 from schedlang.extras.prove.ranks.check_certificate import faults_of
-from schedlang.extras.prove.ranks.checks import (
-    Relations,
-    check,
-    check_batches,
-    of_program,
-)
+from schedlang.extras.prove.ranks.checks import check, of_program, one_sided
 from schedlang.extras.prove.ranks.instances import differs
 from schedlang.extras.prove.ranks.numbers import Unreadable, in_time
 from schedlang.extras.prove.ranks.proofs import check_sizes, compared
 from schedlang.extras.prove.ranks.reading import read
+from schedlang.extras.prove.ranks.relations import Relations
+from schedlang.extras.prove.ranks.values import Mistake
 from schedlang.extras.prove.ranks.words import condition_text
 from schedlang.schedule.transports import PORTABLE
 
@@ -31,7 +28,7 @@ def sets_of_program(program: Program, document: Mapping[str, Any]) -> str:
     """Check a certificate of sets, and that it is one of its program; then say what it proves.
     Wrong, with the reason, if it does not hold.
     """
-    faults = faults_of(document)
+    faults = faults_of(dict(document))
     if faults:
         raise Wrong("; ".join(faults))
     if program.transports != (PORTABLE,):
@@ -55,7 +52,8 @@ def _what_holds(program: Program, document: Mapping[str, Any]) -> str:
     proved = isl.Set(document["proved"])
     if not proved.is_subset(reading.domain):
         raise Wrong("it is for sizes that the program refuses")
-    for mistake in [*reading.mistakes, *check(relations), *check_batches(relations)]:
+    in_batch = Mistake("only one side issues a batch", one_sided(relations))
+    for mistake in [*reading.mistakes, *check(relations), in_batch]:
         sizes = of_program(mistake.holds & reading.domain, reading)
         if not (sizes & proved).is_empty():
             raise Wrong(f"the program: {mistake.message}")

@@ -23,7 +23,6 @@ import islpy as isl
 from attrs import evolve
 
 from schedlang.diagnostics.source import Span
-from schedlang.extras.prove.ranks.checks import Edge, Relations
 from schedlang.extras.prove.ranks.counting import RANK, entry, renamed
 from schedlang.extras.prove.ranks.cycles import Instance, instances
 from schedlang.extras.prove.ranks.numbers import (
@@ -35,6 +34,7 @@ from schedlang.extras.prove.ranks.numbers import (
     union,
 )
 from schedlang.extras.prove.ranks.prove import Outcome, parts_of
+from schedlang.extras.prove.ranks.relations import Edge, Relations
 from schedlang.extras.prove.ranks.stamps import (
     Frame,
     Pairs,
@@ -218,21 +218,10 @@ class _Timing:
         self.reading, self.lasts = _lasting(reading, takes)
         reading = self.reading
         self.ops = [s for s in reading.statements if s.kind in OPS]
-        self.relations = relations = Relations(reading)
-        edges = []
-        for one in self.ops:
-            for other in self.ops:
-                pairs = relations.before(one, other)
-                if not pairs.is_empty():
-                    edges.append(Edge(one, other, pairs, "order"))
-                if one is not other and one.batch and one.batch == other.batch:
-                    edges.append(
-                        Edge(one, other, relations.together(one, other), "together")
-                    )
-        for _, maker, user, pairs in relations.needs():
-            far = pairs - relations.same_rank(maker, user)
-            if not far.is_empty():
-                edges.append(Edge(maker, user, far, "need"))
+        # Without the transfers that a program writes.
+        ideal = evolve(reading, statements=tuple(self.ops))
+        self.relations = relations = Relations(ideal)
+        edges = relations.edges()
         for op in self.ops:
             domain = relations.items[op.number].domain()
             # All ops wait for the start, and the end for all ops: so its stamp is the makespan.
