@@ -19,7 +19,7 @@ from schedlang.extras.prove.beside import check_beside
 from schedlang.extras.prove.budget import Budget
 from schedlang.extras.prove.certificate import certified
 from schedlang.extras.prove.coverage import check_coverage
-from schedlang.extras.prove.expansion import SymbolicClaim, expand_for_all
+from schedlang.extras.prove.expansion import expand_for_all
 from schedlang.extras.prove.figures import (
     NAMES,
     Figures,
@@ -55,7 +55,7 @@ from schedlang.extras.prove.transfers import NotRepeated, Repeated, repeated
 from schedlang.language.codegen import generate
 from schedlang.language.expand import check_text, expand, parameters
 from schedlang.language.faults import Fault
-from schedlang.language.sites import ClaimSite, Sites
+from schedlang.language.sites import Sites
 from schedlang.proof.graph import remembered_walks
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
@@ -306,7 +306,7 @@ class Prover:
             orders = orders_of(expansion, unroll)
         schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
         orders = in_use(orders, schedules[0].layout)
-        claims = expansion.claimed
+        claims = expansion.claims
         if expansion.sites.parts:
             return self.streamed(one, orders, expansion.sites, schedules, claims)
         return self.timed(one, orders, schedules, claims)
@@ -317,7 +317,7 @@ class Prover:
         orders: Orders,
         sites: Sites,
         schedules: list[Schedule],
-        claims: list[tuple[ClaimSite, SymbolicClaim]],
+        claims: Sequence[Claim],
     ) -> Class:
         """A class without a flush, for any number of updates; and whether its claims hold."""
         parts = [part_of(orders, sites, name) for name in ("warmup", "steady")]
@@ -326,10 +326,7 @@ class Prover:
         _check_same(parts[1], [columns_of(stream.steady) for stream in streams])
         with settled():
             figures = check_stream(parts[0], parts[1], schedules)
-            holds = [
-                claim_holds(claim, site, figures, schedules[0])
-                for site, claim in claims
-            ]
+            holds = [claim_holds(claim, figures, schedules[0]) for claim in claims]
         return evolve(one, outcome="proved" if all(holds) else "wrong")
 
     def followed(self, one: Class) -> Class:
@@ -339,12 +336,8 @@ class Prover:
         orders = later(pattern_of(schedules), _LOOKED_AT)
         schedules += [self.expanded(one, n) for n in range(_LOOKED_AT, _SEEN)]
         begin = _LOOKED_AT
-        claims = [
-            (of[0].statement, _claim(of))
-            for of in zip(
-                *(schedule.claims for schedule in schedules[begin:]), strict=True
-            )
-        ]
+        of_sizes = (schedule.claims for schedule in schedules[begin:])
+        claims = [_claim(of) for of in zip(*of_sizes, strict=True)]
         after = evolve(one, base=one.base + begin * one.period)
         judged = self.timed(after, orders, schedules[begin:], claims)
         if judged.outcome == "proved":
@@ -360,16 +353,10 @@ class Prover:
         one: Class,
         all_orders: Orders,
         schedules: list[Schedule],
-        claims: list[tuple[ClaimSite, SymbolicClaim]],
+        claims: Sequence[Claim],
     ) -> Class:
         """A class with its times and figures, and whether its claims hold."""
-        writes = any(
-            is_transfer(op.kind)
-            for pieces in all_orders.ranks
-            for piece in pieces
-            for batch in piece.batches
-            for op in batch
-        )
+        writes = any(is_transfer(op.kind) for op in all_orders.ops)
         _check_same(all_orders, [schedule.columns for schedule in schedules])
         first = schedules[0]
         layout = first.layout
@@ -390,8 +377,8 @@ class Prover:
                 busy = _stamped(with_idle, trained)
                 proved.append((busy, figures_of(busy.timed, trained), trained))
             outcome = "proved"
-            for site, claim in claims:
-                if not claim_holds(claim, site, figures, first):
+            for claim in claims:
+                if not claim_holds(claim, figures, first):
                     outcome = "wrong"
         return evolve(
             one,
@@ -649,12 +636,7 @@ def _certify(
     do nothing, where there are any; None where it has what no certificate has.
     """
     stamped, _, schedules = proved[0]
-    has_updates = any(
-        op.kind == Kind.U
-        for timed in stamped.timed
-        for batch in timed.piece.batches
-        for op in batch
-    )
+    has_updates = any(op.kind == Kind.U for op in stamped.orders.ops)
     costs = schedules[0].costs
     if has_updates or costs.overlap_times or costs.components:
         return None
@@ -672,7 +654,7 @@ def _pattern(classes: list[Class]) -> str:
     return f"if its passes go on as they were seen to up to microbatches == {min(seen)}"
 
 
-def _claim(claims: tuple[Claim, ...]) -> SymbolicClaim:
+def _claim(claims: tuple[Claim, ...]) -> Claim:
     """A claim for all n, from those of n = 0, 1, …; NotLinear if their values are of no such
     kind.
     """
@@ -684,7 +666,7 @@ def _claim(claims: tuple[Claim, ...]) -> SymbolicClaim:
         ):
             raise NotLinear(f"`{name}` in a claim")
         values[name] = number(first, by_n)
-    return SymbolicClaim(claims[0].location, claims[0].rank, values)
+    return evolve(claims[0], values=values)
 
 
 def _figure(one: Class, figure: str) -> Pair:

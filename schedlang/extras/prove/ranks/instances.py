@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import islpy as isl
-
 from schedlang.extras.prove.program import Program
 from schedlang.extras.prove.ranks.relations import ITEM, Relations
 from schedlang.extras.prove.ranks.statements import UPDATES, with_digits
+from schedlang.extras.prove.ranks.symbols import all_points, at_sizes
 from schedlang.language.expand import expand
 from schedlang.lowering import lower
 from schedlang.schedule.kinds import Kind
@@ -28,25 +27,12 @@ def ops_at(relations: Relations, sizes: Mapping[str, int]) -> list[list[Op]]:
         both = relations.items[statement.number].flat_range_product(
             relations.places[statement.number]
         )
-        there = both.range()
-        for size, value in with_digits(sizes).items():
-            at = there.find_dim_by_name(isl.dim_type.param, size)
-            if at >= 0:
-                there = there.fix_val(isl.dim_type.param, at, isl.Val(value))
-        there = there.project_out(isl.dim_type.param, 0, there.dim(isl.dim_type.param))
-
-        def take(point: isl.Point, kind: int = statement.kind) -> None:
-            width = point.get_space().dim(isl.dim_type.set)
-            values = [
-                int(point.get_coordinate_val(isl.dim_type.set, at).to_python())
-                for at in range(width)
-            ]
+        for values in all_points(at_sizes(both.range(), with_digits(sizes))):
             stage, update, group, index, piece = values[: len(ITEM)]
             microbatch = update * sizes["microbatches"] + group * sizes["ranks"] + index
-            unit = update if kind == Kind.U else microbatch * slices + piece
-            placed.append((tuple(values[len(ITEM) :]), (kind, stage, unit)))
-
-        there.foreach_point(take)
+            is_update = statement.kind == Kind.U
+            unit = update if is_update else microbatch * slices + piece
+            placed.append((values[len(ITEM) :], (statement.kind, stage, unit)))
     ranks: list[list[Op]] = [[] for _ in range(sizes["ranks"])]
     for place, op in sorted(placed):
         ranks[place[0]].append(op)

@@ -27,7 +27,7 @@ from schedlang.extras.prove.ranks.reading import read
 from schedlang.extras.prove.ranks.relations import Edge, Relations
 from schedlang.extras.prove.ranks.stamps import Frame, Stamps, find_stamps, pairs_of
 from schedlang.extras.prove.ranks.statements import UPDATES, Reading, with_digits
-from schedlang.extras.prove.ranks.symbols import nowhere
+from schedlang.extras.prove.ranks.symbols import at_sizes, nowhere
 from schedlang.extras.prove.ranks.values import Mistake
 from schedlang.language import syntax
 from schedlang.schedule.transports import PORTABLE, transports
@@ -222,11 +222,7 @@ def small_sizes(reading: Reading) -> list[dict[str, int]]:
 
 def contains(where: isl.Set, sizes: Mapping[str, int]) -> bool:
     """Whether a set has a size of a program."""
-    for size, value in with_digits(sizes).items():
-        at = where.find_dim_by_name(isl.dim_type.param, size)
-        if at >= 0:
-            where = where.fix_val(isl.dim_type.param, at, isl.Val(value))
-    return not where.is_empty()
+    return not at_sizes(where, with_digits(sizes)).is_empty()
 
 
 def parts_of(where: isl.Set, reading: Reading) -> list[isl.Set]:

@@ -54,7 +54,9 @@ from schedlang.extras.prove.ranks.statements import (
     Statement,
 )
 from schedlang.extras.prove.ranks.symbols import (
+    at_sizes,
     condition_of,
+    coordinates,
     function_map,
     number,
     points,
@@ -320,16 +322,11 @@ class _Timing:
             domain = _plain(self.relations.items[op.number].domain(), where)
             instances: list[list[int]] = []
             for sample in samples:
-                fixed = domain
-                for size, value in zip(self.sizes, sample, strict=True):
-                    at = fixed.find_dim_by_name(isl.dim_type.param, size)
-                    if at >= 0:
-                        fixed = fixed.fix_val(isl.dim_type.param, at, isl.Val(value))
+                fixed = at_sizes(domain, dict(zip(self.sizes, sample, strict=True)))
                 if fixed.is_empty():
                     continue
                 for extreme in (fixed.lexmin(), fixed.lexmax()):
-                    values = _coordinates(extreme.sample_point(), len(op.indices))
-                    instances.append([*sample, *values])
+                    instances.append([*sample, *coordinates(extreme.sample_point())])
             weights[op.number] = self.terms(instances)
         return weights
 
@@ -551,21 +548,10 @@ def _samples(where: isl.Set, sizes: Sequence[str]) -> list[list[int]]:
             sample = [one, other, *(0 if size == REST else 2 for size in sizes[2:])][
                 : len(sizes)
             ]
-            fixed = where
-            for size, value in zip(sizes, sample, strict=True):
-                at = fixed.find_dim_by_name(isl.dim_type.param, size)
-                if at >= 0:
-                    fixed = fixed.fix_val(isl.dim_type.param, at, isl.Val(value))
+            fixed = at_sizes(where, dict(zip(sizes, sample, strict=True)))
             if not fixed.is_empty():
                 samples.append(sample)
-    return samples or [_coordinates(points(where, sizes).sample_point(), len(sizes))]
-
-
-def _coordinates(point: isl.Point, width: int) -> list[int]:
-    return [
-        int(point.get_coordinate_val(isl.dim_type.set, at).to_python())
-        for at in range(width)
-    ]
+    return samples or [list(coordinates(points(where, sizes).sample_point()))]
 
 
 def _of_sizes(row: Row, frame: Frame) -> Number:
