@@ -14,15 +14,14 @@ demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
 	$(BIN)/schedc run programs/interleaved_1f1b.sched -p chunks=2 --check
 
-# A Llama of transformers, trained under ZB-V, saved, and trained on under DualPipe, on 4 processes;
-# each compared with one process.
+# A Llama of transformers, trained under ZB-V, saved, and trained on under DualPipe, on 4 processes.
 example: .venv/installed
 	rm -rf build/llama && mkdir -p build/llama
 	for each in zb_v dualpipe; do $(BIN)/schedc compile programs/$$each.sched -o build/llama/$$each.json || exit 1; done
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 \
-	    examples/llama.py build/llama/zb_v.json build/llama --steps 10 --check
+	    examples/train.py build/llama/zb_v.json --folder build/llama --steps 10
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 \
-	    examples/llama.py build/llama/dualpipe.json build/llama --steps 20 --check
+	    examples/train.py build/llama/dualpipe.json --folder build/llama --steps 20
 
 # The checks, and of the tests the core: tests/support/selection.py says which ones. The checks take
 # one processor, so the tests begin beside them.

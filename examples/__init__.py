@@ -1,1 +1,1 @@
-"""Trainings: a small GPT behind `schedc run` (`demo`), and a Llama of transformers."""
+"""Trainings: a small GPT behind `schedc run` (`demo`), and a script for a Llama (`train.py`)."""

@@ -25,7 +25,11 @@ from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.losses import add_loss, added_losses
 from schedlang.runtime.model.block_costs import measure
 from schedlang.runtime.model.layouts.even_layers import EvenLayers
-from schedlang.runtime.model.model_files import load_model, load_optimizers
+from schedlang.runtime.model.model_files import (
+    load_model,
+    load_optimizers,
+    load_state,
+)
 from schedlang.runtime.model.split import split
 from schedlang.runtime.pipeline import Pipeline
 
@@ -40,6 +44,7 @@ __all__ = [
     "end_component",
     "load_model",
     "load_optimizers",
+    "load_state",
     "measure",
     "split",
 ]

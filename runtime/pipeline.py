@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, overload
 
 import torch
@@ -839,16 +840,21 @@ class Pipeline:
         return Checkpoints(Path(folder), self._plan, parts)
 
     def save_model(
-        self, folder: str | Path, step: int = 0, optimizers: Sequence[Optimizer] = ()
+        self,
+        folder: str | Path,
+        step: int = 0,
+        optimizers: Sequence[Optimizer] = (),
+        state: Mapping[str, Stateful] = MappingProxyType({}),
     ) -> None:
         """Write the model under its own names, whole or not at all, into a folder that all ranks
         share.
 
-        `load_model` reads the weights for any plan, and `load_optimizers` what optimizers keep:
-        those of the pipeline, and the script's. The stages are those of `split`. Within a step it
-        is put off, as `save` is.
+        `load_model` reads the weights for any plan, `load_optimizers` what optimizers keep, those
+        of the pipeline and the script's, and `load_state` the `state`: what else the script has, by
+        names of its own, such as `{"scheduler": scheduler}`, which is the same on all ranks. The
+        stages are those of `split`. Within a step it is put off, as `save` is.
         """
-        call = partial(self.save_model, folder, step, optimizers)
+        call = partial(self.save_model, folder, step, optimizers, state)
         if self._later.add("save_model", call):
             return
         self.validate()
@@ -861,7 +867,8 @@ class Pipeline:
         is_writer = self._processes.replicas.processes[0] == dist.get_rank()
         part = ModelPart(self._plan, self._rank, modules, [*optimizers, *own])
         with self._watchdog.guard():
-            write_model(Path(folder), step, part if is_writer else None, self._watchdog)
+            part_here = part if is_writer else None
+            write_model(Path(folder), step, part_here, state, self._watchdog)
 
 
 def _named(model: str, loss: str) -> str:

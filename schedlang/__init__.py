@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from schedlang.files.reading import read_source as read_source
     from schedlang.plan.plan import Plan as Plan
     from schedlang.plan.plan import write_plan as write_plan
+    from schedlang.plan.proved import read_plan as read_plan
     from schedlang.plan.reader import open_plan as open_plan
-    from schedlang.plan.reader import read_plan as read_plan
     from schedlang.proof.execution import Execution as Execution
     from schedlang.proof.prove import prove as prove
     from schedlang.python.builder import Builder as Builder
@@ -79,7 +79,7 @@ _MODULES = {
     "prove": "proof.prove",
     "prove_for_all": "extras.prove.prove",
     "read_costs": "schedule.costs",
-    "read_plan": "plan.reader",
+    "read_plan": "plan.proved",
     "read_source": "files.reading",
     "simulate": "python.simulation",
     "simulate_runs": "python.simulation",

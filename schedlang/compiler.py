@@ -1,29 +1,10 @@
-"""From a program to its plan; and verdicts on a program, for many transports or sizes."""
+"""From a program to its plan; and verdicts on a program, for many transports."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
-from itertools import product
-from math import prod
-from os import kill
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from signal import (
-    SIG_BLOCK,
-    SIG_IGN,
-    SIG_SETMASK,
-    SIG_UNBLOCK,
-    SIGINT,
-    SIGUSR1,
-    getsignal,
-    pthread_sigmask,
-    raise_signal,
-    signal,
-)
-from threading import current_thread, main_thread
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import asdict, evolve, frozen
+from attrs import asdict, evolve
 
 from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.arguments import check_flag, check_params
@@ -39,6 +20,7 @@ from schedlang.language.variables import with_variables
 from schedlang.lowering.choice import choose_lowering
 from schedlang.plan.plan import Plan
 from schedlang.proof.capacity import check_capacity
+from schedlang.proof.figures import Figures
 from schedlang.proof.graph import remembered_walks
 from schedlang.proof.lints import lint
 from schedlang.proof.prove import proofs
@@ -49,12 +31,6 @@ from schedlang.schedule.forward_only import forward_only as without_backwards
 from schedlang.schedule.schedule import Kernel, Schedule
 from schedlang.schedule.stream import unroll
 from schedlang.schedule.transports import PORTABLE, transports
-
-if TYPE_CHECKING:
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing.process import BaseProcess
-
-T = TypeVar("T")
 
 NO_PARAMS: Mapping[str, int] = MappingProxyType({})
 
@@ -114,7 +90,7 @@ def compile_tree(
     except CompileError as error:
         # Only now somebody wants to know the loop variables.
         raise type(error)(with_variables(error.diagnostics, tree, params)) from None
-    check_claims(choice.schedule, execution, costs)
+    check_claims(choice.schedule, Figures(execution), costs)
     check_capacity(execution)
     # Claims are functions of the program; a plan is data.
     fields = asdict(evolve(choice.schedule, claims=()), recurse=False)
@@ -127,6 +103,24 @@ def compile_tree(
     )
 
 
+def ops_of(
+    source: Source,
+    tree: syntax.Schedule,
+    params: Mapping[str, int],
+    costs: Costs = UNIT,
+) -> Schedule:
+    """The schedule of a program after its passes, with no transfers but those that it writes;
+    CompileError with what is wrong until there.
+    """
+    schedule = expand(source, tree, params, costs)
+    if not schedule.passes:
+        return schedule
+    # Most programs have none, and they are a lot to load.
+    from schedlang.passes import run_passes
+
+    return run_passes(schedule)
+
+
 def _schedule_of_ops(
     source: Source,
     tree: syntax.Schedule,
@@ -135,10 +129,8 @@ def _schedule_of_ops(
     forward_only: bool,
     transport: str = PORTABLE,
 ) -> Schedule:
-    """The schedule of a program for a transport after its passes, with no transfers but those that
-    it writes.
-    """
-    schedule = expand(source, tree, params, costs)
+    """`ops_of` a program, checked and for a transport."""
+    schedule = ops_of(source, tree, params, costs)
     if schedule.stream and forward_only:
         # Without backwards there is nothing to overlap with the next update.
         schedule = unroll(schedule, 1)
@@ -227,160 +219,8 @@ def wrong_on(
             if isinstance(proof, CompileError):
                 raise proof
             prove_repeats(on_transport, kernels)
-            check_claims(on_transport, proof, given)
+            check_claims(on_transport, Figures(proof), given)
             check_capacity(proof)
         except CompileError as error:
             wrong[name] = error.diagnostics
     return wrong
-
-
-@frozen
-class Instance:
-    """A program at one size: what is wrong there, and whether that is only that its own `require`
-    refuses the size.
-    """
-
-    params: dict[str, int]
-    refused: bool
-    diagnostics: list[Diagnostic]
-
-
-def check_range(
-    source: Source,
-    params: Mapping[str, int],
-    ranges: Mapping[str, range],
-    transport: str,
-    costs: Costs = UNIT,
-) -> Iterator[Instance]:
-    """A program at every size in some ranges of parameters, the smallest size first, compiled for
-    some costs; all cores work on it. ValueError for costs of another number of stages.
-    """
-    sizes = []
-    for values in product(*ranges.values()):
-        sizes.append({**params, **dict(zip(ranges, values, strict=True))})
-
-    def order(size: dict[str, int]) -> tuple[int, list[int]]:
-        # A parameter may be 0 or less, which would make all products alike.
-        product_of_ranges = prod(max(size[name], 1) for name in ranges)
-        return product_of_ranges, list(size.values())
-
-    sizes.sort(key=order)
-    several = [sizes[first : first + 4] for first in range(0, len(sizes), 4)]
-    with processes() as workers:
-        for instances in workers.map(
-            partial(_instances, source, transport, costs), several
-        ):
-            yield from instances
-
-
-class Workers:
-    """Processes that work for this one, until Ctrl-C stops them."""
-
-    # Ctrl-C raises nothing here by itself: an exception that comes out of the blue may leave a lock
-    # of the pool's queues locked, for which the pool would wait without end. Nor does it kill the
-    # others: one may be writing its result, for whose end the pool would wait. So they are asked to
-    # end by SIGUSR1, raise KeyboardInterrupt within their work, and that is then its result.
-
-    def __init__(
-        self, pool: "ProcessPoolExecutor", children: Callable[[], list["BaseProcess"]]
-    ) -> None:
-        self._pool = pool
-        self._children = children
-        self._others = children()
-        self.is_interrupted = False
-
-    def map(self, function: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
-        """What a function gives for each of some arguments, in their order. KeyboardInterrupt
-        after Ctrl-C.
-        """
-        # The processes begin with the first work, and cannot be asked before `_begin`.
-        before = pthread_sigmask(SIG_BLOCK, {SIGUSR1})
-        try:
-            futures = [
-                self._pool.submit(_work, function, *each)
-                for each in zip(*arguments, strict=True)
-            ]
-        finally:
-            pthread_sigmask(SIG_SETMASK, before)
-        if self.is_interrupted:
-            raise KeyboardInterrupt
-        return (future.result() for future in futures)
-
-    def interrupt(self, *_: object) -> None:
-        """What Ctrl-C does: ask the processes to end what they do, and to do no more."""
-        self.is_interrupted = True
-        for process in self._children():
-            if process not in self._others:
-                assert process.pid is not None
-                kill(process.pid, SIGUSR1)
-
-
-#: Of a process that works for another: whether it is at work now, and whether it is to do no more.
-_worker = {"works": False, "is over": False}
-
-
-def _begin() -> None:
-    # Ctrl-C is for the other process, which then asks this one.
-    signal(SIGINT, SIG_IGN)
-    signal(SIGUSR1, _end)
-    pthread_sigmask(SIG_UNBLOCK, {SIGUSR1})
-
-
-def _end(*_: object) -> None:
-    _worker["is over"] = True
-    if _worker["works"]:
-        raise KeyboardInterrupt
-
-
-def _work(function: Callable[..., T], *arguments: Any) -> T:
-    _worker["works"] = True
-    try:
-        if _worker["is over"]:
-            raise KeyboardInterrupt
-        return function(*arguments)
-    finally:
-        _worker["works"] = False
-
-
-@contextmanager
-def processes() -> Iterator[Workers]:
-    """A process on each core, for those who compile much; what they have not begun by the end is
-    dropped.
-    """
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import active_children
-
-    with ProcessPoolExecutor(initializer=_begin) as pool:
-        workers = Workers(pool, active_children)
-        before = getsignal(SIGINT)
-        listens = callable(before) and current_thread() is main_thread()
-        if listens:
-            signal(SIGINT, workers.interrupt)
-        try:
-            yield workers
-        finally:
-            if workers.is_interrupted:
-                # Some may not have been there yet.
-                workers.interrupt()
-            pool.shutdown(cancel_futures=True)
-            if listens:
-                signal(SIGINT, before)
-            if workers.is_interrupted:
-                raise_signal(SIGINT)
-
-
-def _instances(
-    source: Source, transport: str, costs: Costs, sizes: list[dict[str, int]]
-) -> list[Instance]:
-    return [_instance(source, transport, costs, params) for params in sizes]
-
-
-def _instance(
-    source: Source, transport: str, costs: Costs, params: dict[str, int]
-) -> Instance:
-    try:
-        compile(source, params, costs, transport=transport)
-    except CompileError as error:
-        refused = all(diagnostic.code == "require" for diagnostic in error.diagnostics)
-        return Instance(params, refused, error.diagnostics)
-    return Instance(params, refused=False, diagnostics=[])

@@ -1,16 +1,24 @@
 """A model in files, under its own names: safetensors in parts, with an index, as `transformers`
 writes and reads them.
 
-A folder has the weights, and what the optimizers keep for each, under the same names; of several
-models each has one of its own within it. All ranks write it together, each its own part. Who reads
-it takes what it needs: a rank of another plan its part, or one process all of it. So these files
-are for other schedules, and for the finished model. To go on with the same plan, to the bit, is
-what `schedlang.runtime.model.checkpoint` is for, which also has random states and older versions
-of the weights.
+    step-12/
+        model-00001-of-00004.safetensors        the weights of rank 0's stages
+        model.safetensors.index.json            which file has which weight; the step
+        optimizer-00001-of-00004.safetensors    what its optimizers keep for each, by the same names
+        optimizer.safetensors.index.json
+        state.pt                                states of the script's own, such as a scheduler's
+
+Of several models each has a folder of its own within it. All ranks write it together, each its own
+part. Who reads it takes what it needs: a rank of another plan its part, or one process all of it.
+So these files are for other schedules, and for the finished model. To go on with the same plan, to
+the bit, is what `schedlang.runtime.model.checkpoint` is for, which also has random states and older
+versions of the weights.
 """
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import warnings
 from collections import Counter
@@ -20,22 +28,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from attrs import frozen
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import homes_of
 from schedlang.runtime.arguments import check_folder, check_optimizers, check_stages
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.model.checkpoint import load_optimizer, reason
+from schedlang.runtime.model.checkpoint import Stateful, load_optimizer, reason
 from schedlang.runtime.model.split import Stages
+from schedlang.runtime.torch_private import tree_flatten
 from schedlang.runtime.watchdog import Watchdog
 
 _MODEL = "model"
 _OPTIMIZER = "optimizer"
+_STATE = "state.pt"
 #: What others are told of a rank that does not come here in time.
 _MISSES = "not written its part of the model"
 
@@ -96,17 +108,26 @@ class ModelPart:
 
 
 def write_model(
-    folder: Path, step: int, part: ModelPart | None, watchdog: Watchdog
+    folder: Path,
+    step: int,
+    part: ModelPart | None,
+    state: Mapping[str, Stateful],
+    watchdog: Watchdog,
 ) -> None:
     """Write this rank's part, together with all ranks: the folder appears whole or not at all.
 
     Of several replicas of the pipeline one writes, and the ranks of the others have no part here.
-    PipelineError if it cannot be written, or if a rank does not write its part in time.
+    The `state` is that of all ranks: rank 0 writes it. PipelineError if the folder cannot be
+    written, if a rank does not write its part in time, or has another state than rank 0.
     """
+    states = {name: each.state_dict() for name, each in state.items()}
+    _check_alike(states, watchdog)
     files = part.files() if part else {}
     new = folder.with_name(f"{folder.name}.new")
     try:
         new.mkdir(parents=True, exist_ok=True)
+        if part is not None and part.rank == 0:
+            _write_states(new / _STATE, states)
         for name, tensors in files.items():
             (new / name).parent.mkdir(exist_ok=True)
             _write(new / name, tensors)
@@ -144,13 +165,18 @@ def load_model(
     """Load the weights of some stages, of `split` or the whole model; the step of `save_model`, or
     else 0.
 
-    The folder is of `Pipeline.save_model`, or of `save_pretrained` of transformers. Weights on the
-    meta device are made on `device`, which a module's optimizer must not have seen before.
-    PipelineError where a weight is not there, or has another shape.
+    The folder is of `Pipeline.save_model`, or of `save_pretrained` of transformers. One that has
+    such folders as `step-12` stands for the newest of them. Where there is nothing yet, nothing is
+    loaded, with a warning, and the step is 0. Weights on the meta device are made on `device`,
+    which a module's optimizer must not have seen before. PipelineError where a weight is not
+    there, or has another shape.
     """
     check_folder(folder)
     check_stages(stages)
-    source = _Source.of(Path(folder), _MODEL)
+    newest = newest_in(Path(folder))
+    if newest is None:
+        return _nothing_yet(folder, stages)
+    source = _Source.of(newest, _MODEL)
     for module in stages.values():
         state = _state(module)
         others = _other_names(module)
@@ -177,6 +203,39 @@ def load_model(
     return source.step
 
 
+def newest_in(folder: Path) -> Path | None:
+    """The newest folder `step-12` in a folder; the folder itself where it has a model, in files of
+    any kind; None where there is none yet.
+    """
+    steps = {
+        int(name[1]): path
+        for path in folder.glob("step-*")
+        if (name := re.fullmatch(r"step-(\d+)", path.name)) and path.is_dir()
+    }
+    if steps and not (folder / _index(_MODEL)).exists():
+        return steps[max(steps)]
+    kinds = ("*.safetensors*", "*.bin*", "config.json")
+    has_model = any(True for kind in kinds for _ in folder.glob(kind))
+    return folder if has_model else None
+
+
+def _nothing_yet(folder: str | Path, stages: Mapping[int, nn.Module]) -> int:
+    """Step 0 of a training that begins; PipelineError for weights that nothing gives values."""
+    for number, module in stages.items():
+        for name, weight in module.named_parameters():
+            if weight.is_meta:
+                raise PipelineError(
+                    f"there is no model in `{folder}` yet, and `{name}` of stage {number} is on "
+                    "the meta device: make the module on a real one, or load a model that is there"
+                )
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        warnings.warn(
+            f"there is no model in `{folder}` yet: the stages keep the weights that they have",
+            stacklevel=3,
+        )
+    return 0
+
+
 def names_in(folder: Path) -> list[str]:
     """The names of the weights in a folder of `save_model`; PipelineError if it cannot be read."""
     return list(_Source.of(folder, _MODEL).files)
@@ -186,14 +245,18 @@ def load_optimizers(
     folder: str | Path, stages: Mapping[int, nn.Module], optimizers: Iterable[Optimizer]
 ) -> None:
     """Load what the optimizers of some stages keep for each weight, but not their options, such as
-    learning rates.
+    learning rates, which a scheduler has (`load_state`).
 
-    PipelineError where the folder has none, or an optimizer has a weight that is in no stage.
+    The folder is as for `load_model`. PipelineError where it has a model without optimizers, or an
+    optimizer has a weight that is in no stage.
     """
     check_folder(folder)
     check_stages(stages)
     check_optimizers(optimizers)
-    source = _Source.of(Path(folder), _OPTIMIZER)
+    newest = newest_in(Path(folder))
+    if newest is None:
+        return
+    source = _Source.of(newest, _OPTIMIZER)
     names = {
         id(weight): name
         for module in stages.values()
@@ -227,6 +290,42 @@ def load_optimizers(
             for group in optimizer.param_groups
         ]
         load_optimizer(optimizer, {"state": kept_by_place, "param_groups": groups})
+
+
+def load_state(folder: str | Path, state: Mapping[str, Stateful]) -> None:
+    """Give what a script has saved beside the model its states back, by the names that
+    `Pipeline.save_model` was given: learning rate schedulers, data loaders, counters.
+
+    The folder is as for `load_model`, of any plan; where there is nothing in it yet, nothing is
+    loaded. A scheduler's optimizer also gets the learning rates that it had. PipelineError where
+    other names were saved.
+    """
+    check_folder(folder)
+    newest = newest_in(Path(folder))
+    if newest is None:
+        return
+    path = newest / _STATE
+    try:
+        states = torch.load(path, map_location="cpu", weights_only=True)
+    # A damaged file may raise anything.
+    except Exception as error:
+        raise PipelineError(f"`{path}` cannot be read: {reason(error)}") from error
+    if states.keys() != state.keys():
+        raise PipelineError(
+            f"`{path}` has {_named(states)}, and here {_named(state)} was asked for"
+        )
+    for name, each in state.items():
+        each.load_state_dict(states[name])
+        if isinstance(each, LRScheduler):
+            # It has the rates, and torch leaves it to the optimizer's own state to set them.
+            for group, rate in zip(
+                each.optimizer.param_groups, each.get_last_lr(), strict=True
+            ):
+                group["lr"] = rate
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "nothing"
 
 
 @frozen
@@ -373,6 +472,40 @@ def _kept_by(optimizer: Optimizer) -> dict[int, Mapping[str, Any]]:
     }
 
 
+def _check_alike(states: Mapping[str, Any], watchdog: Watchdog) -> None:
+    """PipelineError where ranks have other states of the script's own: only one of them is kept."""
+    own = {name: _digest(state) for name, state in states.items()}
+    told = watchdog.gather(json.dumps(own), _MISSES)
+    first = json.loads(told[min(told)])
+    for rank, answer in sorted(told.items()):
+        theirs = json.loads(answer)
+        for name in first.keys() | theirs.keys():
+            if first.get(name) != theirs.get(name):
+                raise PipelineError(
+                    f"rank {rank} has another state of `{name}` than rank {min(told)}: save_model "
+                    "keeps one for all ranks, so that any number of them can go on from it; `save` "
+                    "keeps that of each rank"
+                )
+
+
+def _digest(state: Any) -> str:
+    """A hash of a state, the same for the same values."""
+    leaves, tree = tree_flatten(state)
+    content = hashlib.sha256(str(tree).encode())
+    for leaf in leaves:
+        is_tensor = isinstance(leaf, Tensor)
+        content.update(repr(leaf.tolist() if is_tensor else leaf).encode())
+    return content.hexdigest()
+
+
+def _write_states(path: Path, states: Mapping[str, Any]) -> None:
+    """Write the states of the script, and wait until they are on the disk."""
+    with path.open("wb") as file:
+        torch.save(states, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _write(path: Path, tensors: Tensors) -> None:
     """Write a file, and wait until it is on the disk."""
     # A tensor that two stages of this rank share is written twice, and needs a copy for that.
@@ -415,7 +548,7 @@ def _finish(
         raise PipelineError(
             f"`{new / min(missing)}` is not there for rank 0: all ranks must share the folder"
         )
-    for stale in files.keys() - sizes.keys():
+    for stale in files.keys() - sizes.keys() - {_STATE}:
         files[stale].unlink()
     models = {Path(file).parent for file in sizes}
     for model, kind in product(sorted(models), (_MODEL, _OPTIMIZER)):

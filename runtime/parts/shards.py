@@ -22,18 +22,14 @@ import torch.distributed as dist
 from torch import nn
 
 from schedlang.plan.plan import Plan
-from schedlang.ranks.shards import Does, shards
+from schedlang.ranks.shards import shards
 from schedlang.runtime.part import ExtraCall, Part, When
 from schedlang.runtime.processes import Replicas
 from schedlang.runtime.torch_private import check_fsdp, fsdp_roots
 from schedlang.schedule.kinds import Kind
 
-#: What actions of a plan do.
-_WRITTEN = {
-    Kind.UNSHARD: Does.UNSHARD,
-    Kind.RESHARD: Does.RESHARD,
-    Kind.REDUCE_GRAD: Does.REDUCE_GRAD,
-}
+#: The actions of a plan that sharded stages do.
+_WRITTEN = (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)
 
 
 class Shards(Part):
@@ -51,9 +47,9 @@ class Shards(Part):
         }
         self._max_gathered = max_gathered or len(self._stages)
         self.ops = {
-            (kind, number): partial(stage.do_written, does)
+            (kind, number): partial(stage.do_written, kind)
             for number, stage in self._stages.items()
-            for kind, does in _WRITTEN.items()
+            for kind in _WRITTEN
         }
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
@@ -61,21 +57,21 @@ class Shards(Part):
         actions = plan.ranks[rank]
         policy = shards(actions, self._stages, self._max_gathered)
         for index, steps in policy.before.items():
-            for does, number in steps:
-                call = partial(self._stages[number].do, does)
+            for kind, number in steps:
+                call = partial(self._stages[number].do, kind)
                 yield ExtraCall(index, When.BEFORE, call)
-        for index, (kind, number) in enumerate(
+        for index, (op, number) in enumerate(
             zip(actions.kind, actions.stage, strict=True)
         ):
             # FSDP waits for gathered weights in its hooks of a forward and a backward, and W is
             # none of these.
-            if kind == Kind.W and number in self._stages:
+            if op == Kind.W and number in self._stages:
                 module = self._stages[number]
                 yield ExtraCall(index, When.BEFORE, module.wait)
                 yield ExtraCall(index, When.AFTER, module.end_backward)
         for index, steps in policy.after.items():
-            for does, number in steps:
-                call = partial(self._stages[number].do, does)
+            for kind, number in steps:
+                call = partial(self._stages[number].do, kind)
                 yield ExtraCall(index, When.AFTER, call)
 
 
@@ -95,18 +91,18 @@ class ShardedModule:
             part.set_reshard_after_backward(False, recurse=False)
         self._reduce_in_backward(False)
 
-    def do_written(self, does: Does, _: int) -> None:
+    def do_written(self, kind: Kind, _: int) -> None:
         """A step that the plan has: it is of no microbatch."""
-        self.do(does)
+        self.do(kind)
 
-    def do(self, does: Does) -> None:
+    def do(self, kind: Kind) -> None:
         """One of the steps of the policy."""
-        match does:
-            case Does.UNSHARD:
+        match kind:
+            case Kind.UNSHARD:
                 self.unshard()
-            case Does.RESHARD:
+            case Kind.RESHARD:
                 self.reshard()
-            case Does.REDUCE_GRAD:
+            case Kind.REDUCE_GRAD:
                 self.reduce()
 
     def unshard(self) -> None:

@@ -179,7 +179,6 @@ def check(options: argparse.Namespace) -> int:
     """Prove a program or a plan: for a transport, for all, or at many sizes."""
     from schedlang import read_plan, read_source
     from schedlang.advice.advice import advise
-    from schedlang.cli.sizes import check_sizes
     from schedlang.cli.verdicts import errors, verdicts_json, verdicts_text, warnings
     from schedlang.compiler import check_program, check_schedule
     from schedlang.schedule.costs import UNIT
@@ -191,6 +190,8 @@ def check(options: argparse.Namespace) -> int:
             f"-p and --for are for the parameters of a program, `{options.file}` is a plan"
         )
     if options.ranges:
+        from schedlang.cli.sizes import check_sizes
+
         return check_sizes(options, source)
     names = NAMES if options.transport == "all" else (options.transport,)
     costs = read_cost_options(options)

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import groupby, product
 from math import prod
 from string import ascii_lowercase
@@ -14,9 +15,17 @@ from schedlang.cli.diagnosed import print_diagnostics
 from schedlang.cli.inputs import read_cost_options, with_costs_file
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, WRONG, UsageError
-from schedlang.compiler import Instance, check_range
+from schedlang.compiler import compile
 from schedlang.diagnostics.activity import doing
-from schedlang.diagnostics.diagnostic import Diagnostic, counted, to_json
+from schedlang.diagnostics.diagnostic import (
+    CompileError,
+    Diagnostic,
+    counted,
+    to_json,
+)
+from schedlang.diagnostics.source import Source
+from schedlang.extras.workers import processes
+from schedlang.schedule.costs import Costs
 
 #: The most sizes that one `schedc check --for` looks at.
 MOST_SIZES = 1_000_000
@@ -113,6 +122,60 @@ def check_sizes(options: argparse.Namespace, source: Any) -> int:
         ]
         print_diagnostics(diagnostics, options)
     return WRONG if wrong else FINE
+
+
+@frozen
+class Instance:
+    """A program at one size: what is wrong there, and whether that is only that its own `require`
+    refuses the size.
+    """
+
+    params: Params
+    refused: bool
+    diagnostics: list[Diagnostic]
+
+
+def check_range(
+    source: Source,
+    params: Mapping[str, int],
+    ranges: Mapping[str, range],
+    transport: str,
+    costs: Costs,
+) -> Iterator[Instance]:
+    """A program at every size in some ranges of parameters, the smallest size first, compiled for
+    some costs; all cores work on it.
+    """
+    sizes = []
+    for values in product(*ranges.values()):
+        sizes.append({**params, **dict(zip(ranges, values, strict=True))})
+
+    def order(size: dict[str, int]) -> tuple[int, list[int]]:
+        # A parameter may be 0 or less, which would make all products alike.
+        product_of_ranges = prod(max(size[name], 1) for name in ranges)
+        return product_of_ranges, list(size.values())
+
+    sizes.sort(key=order)
+    several = [sizes[first : first + 4] for first in range(0, len(sizes), 4)]
+    with processes() as workers:
+        for instances in workers.map(
+            partial(_instances, source, transport, costs), several
+        ):
+            yield from instances
+
+
+def _instances(
+    source: Source, transport: str, costs: Costs, sizes: list[Params]
+) -> list[Instance]:
+    return [_instance(source, transport, costs, params) for params in sizes]
+
+
+def _instance(source: Source, transport: str, costs: Costs, params: Params) -> Instance:
+    try:
+        compile(source, params, costs, transport=transport)
+    except CompileError as error:
+        refused = all(diagnostic.code == "require" for diagnostic in error.diagnostics)
+        return Instance(params, refused, error.diagnostics)
+    return Instance(params, refused=False, diagnostics=[])
 
 
 def judge(instances: Iterable[Instance], ranges: Mapping[str, range]) -> Verdicts:

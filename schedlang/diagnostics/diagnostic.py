@@ -4,6 +4,7 @@ A diagnostic is printed as text for people, as JSON for programs, or as an annot
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -15,6 +16,9 @@ from schedlang.diagnostics.waits import Wait
 
 #: The most columns of a source line that are shown.
 _WIDTH = 160
+
+#: A note shows no larger number.
+_LARGEST_SHOWN = 10**18
 
 #: The most diagnostics that are shown as text. In a table, one mistake can make every cell behind
 #: it wrong, and nobody reads a thousand messages.
@@ -313,3 +317,17 @@ def counted(number: int, noun: str) -> str:
     if number == 1:
         return f"{number} {noun}"
     return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def number_text(value: Any) -> str:
+    """A number of a program; of a decimal, as many digits as one looks at."""
+    return str(int(value)) if value == int(value) else f"{float(value):.10g}"
+
+
+def values_text(values: Mapping[str, int]) -> str:
+    """Names and values as a note shows them; very large numbers are left out."""
+    return ", ".join(
+        f"{name} = {number_text(value)}"
+        for name, value in values.items()
+        if abs(value) <= _LARGEST_SHOWN
+    )

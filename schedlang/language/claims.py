@@ -1,16 +1,16 @@
-"""What a program claims of its schedule with `assert`, held against the figures of an execution."""
+"""What a program claims of its schedule with `assert`, held against the schedule's figures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import frozen
 
-from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.diagnostics.diagnostic import CompileError, number_text
 from schedlang.diagnostics.source import Source
 from schedlang.language import expressions, syntax
 from schedlang.language.arithmetic import (
@@ -23,12 +23,10 @@ from schedlang.language.arithmetic import (
     rest,
 )
 from schedlang.language.codegen import Codegen, variable
-from schedlang.language.faults import Fault, number_text
+from schedlang.language.faults import Fault
 from schedlang.language.sites import ClaimSite
 from schedlang.language.stages import stage_functions
 from schedlang.language.trees import Itself
-from schedlang.proof.execution import Execution
-from schedlang.ranks.weights import Versions, follow_weights
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.fixed_point import exact_text
@@ -54,20 +52,29 @@ _ROUNDING = 1e-9
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 
 
-def check_claims(schedule: Schedule, execution: Execution, given: Costs = UNIT) -> None:
+class Figures(Protocol):
+    """The figures of a schedule: an attribute for each name of `schedlang.language.names.FIGURES`,
+    those of ranks as sequences.
+
+    Where sums of times, or of amounts of memory, are rounded, `rounded_makespan` and `rounded_peak`
+    are numbers of which they all are a part.
+    """
+
+    @property
+    def rounded_makespan(self) -> float | None:
+        """The makespan, if times are rounded."""
+
+    @property
+    def rounded_peak(self) -> float | None:
+        """The highest peak, if amounts are rounded."""
+
+
+def check_claims(schedule: Schedule, figures: Figures, given: Costs = UNIT) -> None:
     """CompileError for every claim that does not hold, with the figures it is about.
 
     A program's claims are about its own costs: where a user has `given` others, those that these
     enter are not checked.
-
-    `peak(r)` is the peak of rank r in the program's amounts of memory, by default stage
-    activations, `peak()` the highest of all ranks; `makespan` goes from the first start to the last
-    end, `work` is what the busiest rank works, `bubble` = makespan - work is the idle time of a
-    synchronous flush; `span` is the longest time from a rank's own first start to its own last end,
-    and `span_bubble` = span - work. `versions(r)` is the most versions of a stage's weights that
-    rank r holds, `staleness` the most updates by which any are behind.
     """
-    figures = _Figures(schedule, execution)
     others: frozenset[str] = frozenset()
     if given.gives_times:
         others |= TIMES
@@ -76,13 +83,24 @@ def check_claims(schedule: Schedule, execution: Execution, given: Costs = UNIT) 
     claims = [
         claim for claim in schedule.claims if not claim.statement.figures & others
     ]
-    checked = [_check(schedule, claim, figures) for claim in claims]
+    rounded = _rounded(figures) if claims else {}
+    checked = [_check(schedule, claim, figures, rounded) for claim in claims]
     findings = [finding for finding in checked if finding is not None]
     if findings:
         raise CompileError(diagnose(schedule, findings))
 
 
-def _names(schedule: Schedule, figures: _Figures, claim: Claim) -> dict[str, Any]:
+def _rounded(figures: Figures) -> dict[str, float]:
+    """The figures that may be rounded, each with a number of which it is a part."""
+    found: dict[str, float] = {}
+    if figures.rounded_makespan is not None:
+        found |= dict.fromkeys(TIMES, figures.rounded_makespan)
+    if figures.rounded_peak is not None:
+        found |= dict.fromkeys(AMOUNTS, figures.rounded_peak)
+    return found
+
+
+def _names(schedule: Schedule, figures: Figures, claim: Claim) -> dict[str, Any]:
     """What the names in a claim are, its figures included."""
     held = schedule.stages_of(claim.rank) if claim.rank is not None else []
     return {
@@ -96,7 +114,7 @@ def _names(schedule: Schedule, figures: _Figures, claim: Claim) -> dict[str, Any
         **stage_functions(schedule.layout.pipelines),
         **{variable(name): value for name, value in claim.values.items()},
         **{
-            variable(name): figures.of(name, claim.statement.has_decimals)
+            variable(name): _figure(figures, name, claim.statement.has_decimals)
             for name in claim.statement.figures
         },
     }
@@ -215,13 +233,15 @@ def _compiled(site: Itself[ClaimSite], node: Itself[syntax.Node]) -> CodeType:
     return compile("\n".join(text), "<claim>", "exec")
 
 
-def _check(schedule: Schedule, claim: Claim, figures: _Figures) -> Finding | None:
+def _check(
+    schedule: Schedule, claim: Claim, figures: Figures, rounded: Mapping[str, float]
+) -> Finding | None:
     """What is wrong with a claim, if anything is."""
     site: ClaimSite = claim.statement
     rank = claim.rank or 0
     judge = _Judge(site, schedule.source, _names(schedule, figures, claim))
     try:
-        if figures.rounded and not judge.is_told(figures.rounded):
+        if rounded and not judge.is_told(rounded):
             return Finding(
                 "assert",
                 f"`{judge.text(site.condition)}` cannot be told: costs have too many digits for "
@@ -245,7 +265,12 @@ def _check(schedule: Schedule, claim: Claim, figures: _Figures) -> Finding | Non
         terms = dict.fromkeys(term for node in failing for term in judge.terms(node))
         label = f"where {', '.join(terms)}" if terms else ""
         return Finding(
-            "assert", message, rank, claim.location, label, help=figures.text
+            "assert",
+            message,
+            rank,
+            claim.location,
+            label,
+            help=_text(schedule, figures),
         )
     except Fault as fault:
         return Finding(fault.code, fault.message, rank, claim.location, help=fault.help)
@@ -255,88 +280,27 @@ def _check(schedule: Schedule, claim: Claim, figures: _Figures) -> Finding | Non
         )
 
 
-class _Figures:
-    """The figures of a schedule, each found out when it is asked for, exactly."""
+def _text(schedule: Schedule, figures: Figures) -> str:
+    """All figures."""
+    texts = [f"{name} {number_text(getattr(figures, name))}" for name in _OF_ALL]
+    for name in _OF_RANKS:
+        values = " ".join(map(number_text, getattr(figures, name)))
+        texts.append(f"{name} per rank {values}")
+    frozen = ", ".join(map(str, schedule.layout.frozen))
+    where = f" with the frozen stages {frozen}" if frozen else ""
+    return f"the figures{where} are {', '.join(texts)}"
 
-    def __init__(self, schedule: Schedule, execution: Execution) -> None:
-        self._schedule = schedule
-        self._execution = execution
 
-    def of(self, name: str, as_decimal: bool) -> Any:
-        """A figure by its name, of time or memory `as_decimal` even if it is whole; one of ranks as
-        a function of a rank, or of none for the highest.
-        """
-        value = getattr(self, name)
-        as_decimal &= name in TIMES | AMOUNTS
-        if name not in _OF_RANKS:
-            return as_fraction(value) if as_decimal else value
-        values = list(map(as_fraction, value)) if as_decimal else value
-        return partial(_of_rank, name, values)
-
-    @cached_property
-    def rounded(self) -> Mapping[str, float]:
-        """The figures that may be rounded, each with a number of which it is a part."""
-        makespan = self._execution.timeline.makespan
-        peak = max(self._execution.peak_memory)
-        found: dict[str, float] = {}
-        if not self._execution.timeline.fixed.is_exact(makespan):
-            found |= dict.fromkeys(TIMES, makespan)
-        if not self._execution.costs.fixed_memory.is_exact(peak):
-            found |= dict.fromkeys(AMOUNTS, peak)
-        return found
-
-    @cached_property
-    def text(self) -> str:
-        """All of them."""
-        texts = [f"{name} {number_text(getattr(self, name))}" for name in _OF_ALL]
-        for name in _OF_RANKS:
-            values = " ".join(map(number_text, getattr(self, name)))
-            texts.append(f"{name} per rank {values}")
-        frozen = ", ".join(map(str, self._schedule.layout.frozen))
-        where = f" with the frozen stages {frozen}" if frozen else ""
-        return f"the figures{where} are {', '.join(texts)}"
-
-    @cached_property
-    def makespan(self) -> int | Fraction:
-        return self._time(self._execution.timeline.makespan)
-
-    @cached_property
-    def work(self) -> int | Fraction:
-        return max(map(self._time, self._execution.timeline.busy))
-
-    @property
-    def bubble(self) -> int | Fraction:
-        return self.makespan - self.work
-
-    @cached_property
-    def span(self) -> int | Fraction:
-        return self._time(self._execution.timeline.span)
-
-    @property
-    def span_bubble(self) -> int | Fraction:
-        return self.span - self.work
-
-    @property
-    def staleness(self) -> int:
-        return self._versions.staleness
-
-    @cached_property
-    def peak(self) -> Sequence[int | Fraction]:
-        return [self._amount(peak) for peak in self._execution.peak_memory]
-
-    @property
-    def versions(self) -> Sequence[int]:
-        return self._versions.held
-
-    def _time(self, time: float) -> int | Fraction:
-        return self._execution.timeline.fixed.exact(time)
-
-    def _amount(self, amount: float) -> int | Fraction:
-        return self._execution.costs.fixed_memory.exact(amount)
-
-    @cached_property
-    def _versions(self) -> Versions:
-        return follow_weights(self._schedule)
+def _figure(figures: Figures, name: str, as_decimal: bool) -> Any:
+    """A figure by its name, of time or memory `as_decimal` even if it is whole; one of ranks as a
+    function of a rank, or of none for the highest.
+    """
+    value = getattr(figures, name)
+    as_decimal &= name in TIMES | AMOUNTS
+    if name not in _OF_RANKS:
+        return as_fraction(value) if as_decimal else value
+    values = list(map(as_fraction, value)) if as_decimal else value
+    return partial(_of_rank, name, values)
 
 
 def _of_rank(

@@ -410,16 +410,16 @@ class Codegen:
                 locations = f"{self.location(item)}, {self.location(value)}"
                 return f"price('capacity', True, {of}, {int(rank is not None)}, {locations})"
             case syntax.Pass(name):
-                return f"change({name!r}, {self.location(item)}, ())"
+                return f"run_pass({name!r}, (), {self.location(item)})"
             case syntax.Fill(limit):
                 values = f"({self.expression(limit)},)" if limit else "()"
-                return f"change('fill', {self.location(item)}, {values})"
+                return f"run_pass('fill', {values}, {self.location(item)})"
             case syntax.Gather(limit):
                 values = f"({self.expression(limit)},)" if limit else "()"
-                return f"change('gather', {self.location(item)}, {values})"
+                return f"run_pass('gather', {values}, {self.location(item)})"
             case syntax.Recompute(_, range):
                 values = f"({self.bounds(range)}, {self.location(range)})"
-                return f"change('recompute', {self.location(item)}, {values})"
+                return f"run_pass('recompute', {values}, {self.location(item)})"
         raise TypeError(f"not an item: {item}")
 
     # The order

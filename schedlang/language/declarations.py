@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.diagnostics.source import Span
@@ -42,7 +42,7 @@ from schedlang.schedule.layout import (
     wrong_edge,
     wrong_skip,
 )
-from schedlang.schedule.schedule import MOST_STEPS, Claim, WeightRule
+from schedlang.schedule.schedule import MOST_STEPS, Claim, Pass, WeightRule
 
 #: How many values of each function are remembered.
 _REMEMBERED = 1 << 16
@@ -81,15 +81,6 @@ class Price:
     indices: int
     location: int
     value_location: int
-
-
-@frozen
-class Change:
-    """A pass of the program, by its name, and the values that it is given."""
-
-    name: str
-    location: int
-    values: tuple[int, ...]
 
 
 @frozen
@@ -147,7 +138,7 @@ class Declarations:
     pipelines: list[Pipeline] = field(factory=list)
     claims: list[Claim] = field(factory=list)
     prices: list[Price] = field(factory=list)
-    changes: list[Change] = field(factory=list)
+    _passes: list[Pass] = field(factory=list)
     steps: int = MOST_STEPS
     #: The rank that the order runs for, and its stages.
     rank: int | None = None
@@ -198,7 +189,7 @@ class Declarations:
             "frozen": _keeper(self._frozen, _Frozen),
             "frozen_model": self.frozen_model,
             "price": _keeper(self.prices, Price),
-            "change": _keeper(self.changes, Change),
+            "run_pass": _keeper(self._passes, Pass),
         }
 
     @property
@@ -455,6 +446,18 @@ class Declarations:
             help = "place a stage on every rank, or let `ranks` be as many as there are in use"
             raise Fault("placement", idle, self._placed, help)
         return layout
+
+    def passes(self, layout: Layout) -> tuple[Pass, ...]:
+        """The passes, in order; those of a range of stages with the numbers of these."""
+        stages = len(layout.placement)
+        passes = []
+        for each in self._passes:
+            if each.name == "recompute":
+                start, stop, location = each.values
+                range = stage_range(start, stop, stages, location)
+                each = evolve(each, values=(range,))
+            passes.append(each)
+        return tuple(passes)
 
     # The order
 

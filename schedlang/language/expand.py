@@ -9,23 +9,25 @@ from functools import lru_cache
 
 from attrs import define, field
 
-from schedlang.diagnostics.activity import doing
-from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, ParameterError
+from schedlang.diagnostics.diagnostic import (
+    CompileError,
+    Diagnostic,
+    ParameterError,
+    values_text,
+)
 from schedlang.diagnostics.source import Label, Source
 from schedlang.language import syntax
 from schedlang.language.block import Slots, draw
 from schedlang.language.declarations import (
-    Change,
     Declarations,
     Unfinished,
     declare,
 )
-from schedlang.language.faults import Fault, Met, number_text, values_text
+from schedlang.language.faults import Fault, Met
 from schedlang.language.names import check_names
 from schedlang.language.pricing import program_costs, program_objective
 from schedlang.language.record import Calls, make_stream, record
 from schedlang.language.scopes import nearest
-from schedlang.language.stages import stage_range
 from schedlang.language.trees import Itself
 from schedlang.language.variables import trace
 from schedlang.schedule.actions import Actions
@@ -33,7 +35,7 @@ from schedlang.schedule.columns import actions_of, columns_of
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.findings import ranks_text
 from schedlang.schedule.frozen import in_use
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
@@ -44,8 +46,8 @@ def expand(
     params: Mapping[str, int],
     costs: Costs = UNIT,
 ) -> Schedule:
-    """The schedule that a program describes for some parameters; CompileError with everything wrong
-    with it.
+    """The schedule that a program describes for some parameters, with its passes and claims as
+    data; CompileError with everything wrong with it.
 
     Where `costs` leave something open, it is as the program gives it; ValueError if they are for
     other stages.
@@ -146,7 +148,7 @@ class _Expansion:
     faults: list[Met] = field(factory=list)
 
     def schedule(self) -> Schedule:
-        """The schedule with what the program says of it, after the program's passes."""
+        """The schedule with what the program says of it, its passes included."""
         declared = self.declared
         layout = declared.layout()
         self.costs.check(layout)
@@ -157,7 +159,7 @@ class _Expansion:
             ranks = self.run_ranks(layout)
         stream = make_stream(layout, declared.sites, ranks)
         costs = self.costs.over(program_costs(declared.prices, layout, declared.sites))
-        schedule = Schedule(
+        return Schedule(
             name=declared.tree.name.text,
             params=declared.params,
             layout=layout,
@@ -170,15 +172,11 @@ class _Expansion:
             slots=slots,
             stream=stream,
             claims=tuple(declared.claims),
+            passes=declared.passes(layout),
             warnings=tuple(self.warnings(ranks, costs)),
             costs=costs,
             objective=program_objective(declared.tree.items),
         )
-        for number, change in enumerate(declared.changes, 1):
-            of_all = f"pass {number} of {len(declared.changes)}, `{change.name}`"
-            doing(f"{schedule.name}: {of_all}, on {len(schedule.columns):,} ops")
-            schedule = _changed(schedule, change)
-        return schedule
 
     def warnings(self, ranks: Sequence[Actions], costs: Costs) -> Iterator[Diagnostic]:
         """What in a program leaves ops out, maybe by mistake, and a capacity that says nothing."""
@@ -198,9 +196,9 @@ class _Expansion:
             help = "ranges count up: for the other way round, write `for m in 0 .. n by -1`"
             yield warning("empty-range", message, location, help)
         kinds = declared.sites.kinds
-        backward = next((at for at in kinds if kinds[at] in (Kind.B, Kind.I)), None)
+        backward = next((at for at in kinds if kinds[at] in MAKERS[Kind.B]), None)
         if backward is not None and not any(
-            {Kind.B, Kind.I} & set(own.kind) for own in ranks
+            {*MAKERS[Kind.B]} & set(own.kind) for own in ranks
         ):
             message = "no backward ever runs: what is left is an inference"
             help = (
@@ -321,49 +319,3 @@ def _apart(interval: int | None) -> str:
     if interval is None:
         return "both are in one repeat of the block, at any interval: move one to another slot"
     return f"`every {interval}` is the least interval without a collision, with these slots"
-
-
-def _changed(schedule: Schedule, change: Change) -> Schedule:
-    """The schedule after a pass."""
-    # Most programs have none, and they are a lot to load.
-    from schedlang.passes import (
-        fill_weights,
-        fill_within,
-        gather,
-        recompute,
-        reorder,
-        squeeze,
-    )
-
-    if schedule.stream:
-        message = "a pass changes the order of one update: `steady` has none"
-        raise Fault("pass", message, change.location)
-    try:
-        match change.name, change.values:
-            case "squeeze", _:
-                return squeeze(schedule)
-            case "reorder", _:
-                return reorder(schedule)
-            case "recompute", (start, stop, location):
-                stages = stage_range(start, stop, len(schedule.placement), location)
-                return recompute(schedule, stages)
-            case "gather", limits:
-                return gather(schedule, *limits)
-            case "fill", (limit,):
-                return _filled(
-                    fill_within(schedule, float(limit)), limit, change.location
-                )
-        return fill_weights(schedule)
-    except ValueError as error:
-        raise Fault(
-            "pass", f"the ops cannot be moved: {error}", change.location
-        ) from None
-
-
-def _filled(filled: Schedule | None, limit: float, location: int) -> Schedule:
-    """The schedule with its weight gradients filled in, if there is an order for the limit."""
-    if filled is None:
-        help = "give it more, or write an order that holds less"
-        message = f"no order was found that holds at most {number_text(limit)}"
-        raise Fault("memory", message, location, help)
-    return filled

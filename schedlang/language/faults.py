@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from attrs import frozen
-
-from schedlang.language.scopes import LARGEST
 
 NO_LABELS: Mapping[int, str] = MappingProxyType({})
 
@@ -42,17 +39,3 @@ class Met:
     fault: Fault
     rank: int | None
     values: str
-
-
-def values_text(values: Mapping[str, int]) -> str:
-    """Names and values as a note shows them; very large numbers say nothing."""
-    return ", ".join(
-        f"{name} = {number_text(value)}"
-        for name, value in values.items()
-        if abs(value) <= LARGEST
-    )
-
-
-def number_text(value: Any) -> str:
-    """A number of a program; of a decimal, as many digits as one looks at."""
-    return str(int(value)) if value == int(value) else f"{float(value):.10g}"

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.fixed_point import exact_text
-from schedlang.schedule.kinds import OPS, TRANSFERS, Kind
+from schedlang.schedule.kinds import INPUT_HALVES, OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
 
@@ -40,7 +40,7 @@ class Head:
 def words_for(kinds: Container[int]) -> dict[int, str]:
     """The words of a program with ops of these kinds."""
     words = dict(WORDS)
-    if Kind.W in kinds and Kind.I not in kinds:
+    if Kind.W in kinds and not any(kind in kinds for kind in INPUT_HALVES):
         # There `B` would be the input half.
         words[Kind.B] = "BW"
     return words

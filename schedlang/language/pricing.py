@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from schedlang.diagnostics.diagnostic import number_text
 from schedlang.language import syntax
 from schedlang.language.declarations import Price
-from schedlang.language.faults import Fault, number_text
+from schedlang.language.faults import Fault
 from schedlang.language.names import OBJECTIVES, OLD_OBJECTIVES
 from schedlang.language.sites import Sites
 from schedlang.schedule.costs import Costs

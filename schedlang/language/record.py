@@ -18,7 +18,7 @@ from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
 from schedlang.schedule.actions import NO_MICROBATCH, Actions
 from schedlang.schedule.columns import actions_from, actions_of, columns_of
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
 from schedlang.schedule.schedule import Stream
@@ -227,7 +227,7 @@ class Order:
             location = self.locations[index]
             stage = self.stages[index]
             unit = (stage, self.microbatches[index])
-            if kinds[location] == Kind.I:
+            if OPS[kinds[location]].owes is not None:
                 owed.setdefault(unit)
                 owed_of[stage].setdefault(unit)
                 continue

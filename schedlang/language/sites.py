@@ -10,7 +10,7 @@ from attrs import frozen
 
 from schedlang.language import syntax
 from schedlang.schedule.actions import is_beside, is_collective
-from schedlang.schedule.kinds import MAKERS, OF_STAGE, OPS, TRANSFERS, Kind
+from schedlang.schedule.kinds import MAKERS, OF_STAGE, OPS, TRANSFERS, Kind, op_of
 
 #: The kinds of action by their words in a program; `BW` is the older word for a whole backward.
 KINDS = {OPS[kind].word: Kind(kind) for kind in OPS}
@@ -81,7 +81,7 @@ class Sites:
         """The kind of the op at each location."""
         kinds = KINDS
         if self.splits_backward and not self.writes_halves:
-            kinds = KINDS | {"B": Kind.I}
+            kinds = KINDS | {"B": KINDS["I"]}
         return {location: kinds[site.word] for location, site in self.ops.items()}
 
     @cached_property
@@ -108,7 +108,7 @@ class Sites:
         return frozenset(
             location
             for location, kind in self.kinds.items()
-            if kind in (Kind.I, Kind.W)
+            if op_of(kind).owes or kind == Kind.W
         )
 
     @cached_property

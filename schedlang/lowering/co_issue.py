@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 from schedlang.proof.moments import Moments, global_events, sent_as
 from schedlang.schedule.columns import Columns, Ints, actions_of
 from schedlang.schedule.kinds import Kind
+from schedlang.schedule.needs import needs_of
 from schedlang.schedule.schedule import Schedule
 
 
@@ -23,7 +24,7 @@ def co_issue(schedule: Schedule) -> Schedule:
     Where the ops come to a standstill, each rank just goes on from there: the proof says why.
     """
     # Where no message goes, there is no moment to look for.
-    if not schedule.needs.is_message.any():
+    if not needs_of(schedule).is_message.any():
         return schedule
     columns = schedule.columns
     moments = Moments(global_events(schedule))
@@ -100,7 +101,7 @@ class _Messages:
 
 
 def _messages(schedule: Schedule) -> _Messages:
-    needs = schedule.needs
+    needs = needs_of(schedule)
     items = np.flatnonzero(needs.is_message)
     numbers = sent_as(schedule, needs, items)
     # To the neighbour first, then by skips, whose numbers are behind those of the stages.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from schedlang.schedule.actions import Actions, is_send, is_transfer
+from schedlang.schedule.needs import needs_of
 from schedlang.schedule.schedule import Schedule
 
 
@@ -48,7 +49,7 @@ def _defer(lowered: Schedule, rank: int) -> Actions:
 
 def _users(lowered: Schedule, rank: int) -> dict[int, int]:
     """For each receive of a rank the op that needs what it brings, both by index."""
-    needs = lowered.needs
+    needs = needs_of(lowered)
     first, end = lowered.columns.first[rank : rank + 2].tolist()
     is_here = (needs.receive >= first) & (needs.receive < end)
     receives = needs.receive[is_here] - first

@@ -14,8 +14,15 @@ from schedlang.passes.slots import fill_slots
 from schedlang.passes.squeeze import squeeze
 from schedlang.passes.warmup import longer_warmups
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.columns import SLOTS, Flags, Ints, actions_from, table_of
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.columns import (
+    SLOTS,
+    Flags,
+    Ints,
+    actions_from,
+    is_any,
+    table_of,
+)
+from schedlang.schedule.kinds import INPUT_HALVES, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
@@ -64,7 +71,7 @@ def _fill_drawn(
 
 def _owes(layout: Layout, table: Ints) -> Flags:
     """Which actions of a table leave a weight gradient owed: those of frozen stages none."""
-    owes: Flags = table[0] == Kind.I
+    owes: Flags = is_any(table[0], *INPUT_HALVES)
     if layout.frozen:
         stages = range(len(layout.placement))
         owes &= np.array(list(map(layout.trains, stages)))[table[1]]
@@ -285,7 +292,7 @@ def _complete(schedule: Schedule) -> Schedule:
 
 def _completed(layout: Layout, actions: Actions) -> Actions:
     """One rank's actions with the weight gradients that it lacks."""
-    if actions.kind.count(Kind.I) == actions.kind.count(Kind.W):
+    if sum(map(actions.kind.count, INPUT_HALVES)) == actions.kind.count(Kind.W):
         return actions
     table = table_of(actions)
     kind, stage, microbatch, *_ = table

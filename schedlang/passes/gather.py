@@ -2,20 +2,13 @@
 they have times and memory.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from attrs import evolve
 
-from schedlang.ranks.shards import Does, Step, shards
+from schedlang.ranks.shards import Step, shards
 from schedlang.schedule.actions import NO_MICROBATCH, Actions
-from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
-
-_KINDS = {
-    Does.UNSHARD: Kind.UNSHARD,
-    Does.RESHARD: Kind.RESHARD,
-    Does.REDUCE_GRAD: Kind.REDUCE_GRAD,
-}
 
 
 def gather(schedule: Schedule, places: int | None = None) -> Schedule:
@@ -35,23 +28,18 @@ def gather(schedule: Schedule, places: int | None = None) -> Schedule:
         for batch in actions.batches():
             # What overlaps is one: its gathers come before all of it, and its ends behind.
             source = actions.source[batch.start]
-            _add(
-                changed,
-                source,
-                (step for index in batch for step in steps.before.get(index, ())),
-            )
+            _add(changed, source, steps.before, batch)
             for row in map(actions.row, batch):
                 changed.add(*row)
-            _add(
-                changed,
-                source,
-                (step for index in batch for step in steps.after.get(index, ())),
-            )
+            _add(changed, source, steps.after, batch)
         ranks.append(changed)
     return evolve(schedule, ranks=tuple(ranks), slots=None)
 
 
-def _add(actions: Actions, source: int, steps: Iterable[Step]) -> None:
-    """Append what is done with stages."""
-    for does, stage in steps:
-        actions.add(_KINDS[does], stage, NO_MICROBATCH, source)
+def _add(
+    actions: Actions, source: int, steps: Mapping[int, list[Step]], batch: range
+) -> None:
+    """Append what is done with stages before, or after, the actions of a batch."""
+    for index in batch:
+        for kind, stage in steps.get(index, ()):
+            actions.add(kind, stage, NO_MICROBATCH, source)

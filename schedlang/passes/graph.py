@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from attrs import evolve
 
-from schedlang.proof.edges import latencies, op_ends
+from schedlang.proof.durations import latencies, op_ends
 from schedlang.proof.graph import Items
 from schedlang.schedule.columns import (
     Flags,
@@ -21,6 +21,7 @@ from schedlang.schedule.columns import (
     repeated,
 )
 from schedlang.schedule.kinds import Kind
+from schedlang.schedule.needs import all_needs_of
 from schedlang.schedule.schedule import Schedule
 
 #: Sums of durations and amounts may differ by this much and be equal.
@@ -121,7 +122,7 @@ class Graph:
 
     def _connect(self) -> None:
         """Find what each node waits for."""
-        needs = self.schedule.all_needs
+        needs = all_needs_of(self.schedule)
         transfers = self.schedule.costs.transfers(len(self.schedule.placement))
         delay = np.zeros(len(needs.user))
         messages = needs.is_message

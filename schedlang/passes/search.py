@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 from schedlang.lowering import lower
 from schedlang.passes.graph import ROUNDING, Graph, Orders
 from schedlang.passes.repeats import Repeats, find_repeats
-from schedlang.proof.edges import op_ends
+from schedlang.proof.durations import op_ends
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import can_run, ideal_execution, prove
 from schedlang.schedule.columns import Floats, Ints, actions_of, counts_of, op_names

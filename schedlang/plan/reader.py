@@ -1,6 +1,7 @@
-"""Reading a plan file: every field is checked, and the plan is proved again.
+"""Reads a plan file: checks each field, and makes the plan, which is not proved again.
 
-A file may come from anywhere: from another version, another program, or an editor.
+A file may come from anywhere: from another version, another program, or an editor. So
+`schedlang.plan.proved` proves what is read here, where nobody else has done so.
 """
 
 import re
@@ -14,20 +15,12 @@ from attrs import fields, frozen
 
 from schedlang.diagnostics.source import Source, Span
 from schedlang.files.kinds import FileKind, kind_of_document, kind_of_file
-from schedlang.files.reading import check_is_path, read_bytes, shown, unreadable
-from schedlang.plan.file import Line, Parts, decode, decode_head, line_of, plan_error
+from schedlang.files.reading import check_is_path, unreadable
+from schedlang.plan.file import Line, Parts, decode_head, line_of, plan_error
 from schedlang.plan.plan import FORMAT, Plan, sha256_of
-from schedlang.proof.repetition import prove_for_all_updates
-from schedlang.schedule.actions import (
-    NO_MICROBATCH,
-    OVERLAP,
-    WORD,
-    Actions,
-    is_beside,
-    is_transfer,
-)
+from schedlang.plan.text import parse_actions
+from schedlang.schedule.actions import Actions
 from schedlang.schedule.costs import Costs, costs_of
-from schedlang.schedule.kinds import OF_STAGE, Kind
 from schedlang.schedule.layout import (
     Layout,
     Pipeline,
@@ -40,16 +33,6 @@ from schedlang.schedule.schedule import WEIGHT_RULES, Kernel, WeightRule
 from schedlang.schedule.transports import transports
 
 T = TypeVar("T")
-_KINDS: dict[str, int] = {kind.name: kind for kind in Kind}
-
-
-def read_plan(path: str | Path) -> Plan:
-    """The plan in a file, proved again; CompileError says what is wrong with it, TypeError names
-    what is no path.
-    """
-    check_is_path(path)
-    document = _decoded(path, lambda: decode(read_bytes(path)))
-    return plan_in(shown(path), document)
 
 
 def open_plan(path: str | Path) -> Plan:
@@ -60,12 +43,12 @@ def open_plan(path: str | Path) -> Plan:
     """
     check_is_path(path)
     # Not proved again: that would take every rank the time of all ranks.
-    head, begin = _decoded(path, lambda: decode_head(Path(path)))
-    reader = _Reader(path, head)
+    head, begin = decoded(path, lambda: decode_head(Path(path)))
+    reader = Reader(path, head)
     return reader.plan(lambda ranks, spans: reader.parts(ranks, spans, begin))
 
 
-def _decoded(path: str | Path, decode: Callable[[], T]) -> T:
+def decoded(path: str | Path, decode: Callable[[], T]) -> T:
     """What `decode` reads from a file; CompileError if it cannot be read, or is not JSON."""
     try:
         return decode()
@@ -88,20 +71,8 @@ def _decoded(path: str | Path, decode: Callable[[], T]) -> T:
         raise plan_error(path, message, help=help) from None
 
 
-def plan_in(path: str | Path, document: Any) -> Plan:
-    """The plan in a document that was read from a file, proved again; CompileError says what is
-    wrong with it.
-    """
-    reader = _Reader(path, document)
-    plan = reader.plan(reader.actions)
-    prove_for_all_updates(plan, plan.kernels)
-    # Of what was changed by hand, this says least: it comes last.
-    reader.check_lines(plan)
-    return plan
-
-
 @frozen
-class _Reader:
+class Reader:
     """Reads the fields of a document, and checks each."""
 
     path: str | Path
@@ -510,7 +481,7 @@ class _Reader:
             elif isinstance(value, list):
                 values += [(name, part) for part in value if not isinstance(part, int)]
 
-    def check_lines(self, plan: Plan) -> None:
+    def check_lines(self) -> None:
         """Whether the field `lines`, which each rank goes by that reads its part alone, is that of
         the actions; a document may be without.
         """
@@ -562,79 +533,3 @@ class _Reader:
     def wrong(self, message: str, help: str | None = None) -> NoReturn:
         """Refuse the file."""
         raise plan_error(self.path, message, help=help)
-
-
-def parse_actions(text: str, sources: list[int]) -> Actions:
-    """The actions of a text as `Actions.text` writes it; ValueError names the first word that is
-    not an action.
-    """
-    return _parse_plain(text, sources) or _parse_words(text, sources)
-
-
-def _parse_plain(text: str, sources: list[int]) -> Actions | None:
-    """The actions, if each is issued alone and has a microbatch; else None.
-
-    Most texts are like that, and this takes a fraction of the time of looking at word after word.
-    """
-    words = WORD.findall(text)
-    if len(words) != len(sources) or not words:
-        return None
-    # What is between the words must be blanks.
-    if " ".join(map("".join, words)) != text:
-        return None
-    stages, kinds, microbatches = zip(*words, strict=True)
-    if "" in microbatches:
-        return None
-    actions = Actions()
-    actions.extend(
-        map(_KINDS.__getitem__, kinds),
-        map(int, stages),
-        map(int, microbatches),
-        sources,
-        [0] * len(sources),
-    )
-    return actions
-
-
-def _parse_words(text: str, sources: list[int]) -> Actions:
-    """The actions of any text, word by word; ValueError for what is not an action."""
-    actions = Actions()
-    groups = 0
-    for token in text.split():
-        in_brackets = token.removesuffix(OVERLAP)
-        overlaps = token.endswith(OVERLAP)
-        is_group = in_brackets.startswith("(") and in_brackets.endswith(")")
-        words = [token]
-        group = 0
-        if is_group:
-            words = in_brackets[1:-1].split(";")
-            groups += 1
-            group = groups
-        for word in words:
-            kind, stage, microbatch = _parse_word(word, token)
-            # A group is a batch of transfers, or ops that overlap; what goes on beside
-            # them stands alone.
-            if is_group and (is_transfer(kind) == overlaps or is_beside(kind)):
-                raise ValueError(
-                    f"`{token}`: transfers are batched alone, compute ops as {OVERLAP}"
-                )
-            if len(actions) == len(sources):
-                raise ValueError("there are fewer sources than actions")
-            actions.add(kind, stage, microbatch, sources[len(actions)], group)
-    if len(actions) != len(sources):
-        raise ValueError("there are more sources than actions")
-    return actions
-
-
-def _parse_word(text: str, token: str) -> tuple[Kind, int, int]:
-    """Kind, stage and microbatch of one word; ValueError names the token it stands in."""
-    match = WORD.fullmatch(text)
-    if match is None:
-        raise ValueError(f"`{token}` is not an action")
-    stage, name, number = match.groups()
-    if number is not None:
-        return Kind[name], int(stage), int(number)
-    # The only update of a schedule needs no number.
-    if Kind[name] in OF_STAGE:
-        return Kind[name], int(stage), NO_MICROBATCH
-    raise ValueError(f"`{token}` is not an action")

@@ -40,37 +40,6 @@ _OF_ALL = (Kind.UNSHARD, Kind.REDUCE_GRAD)
 _EVENTS = (*_OF_ALL, *sorted(OF_HOPS))
 
 
-@frozen(eq=False)
-class Collectives:
-    """The gathers, sums and hops that are written, an item for each on each rank, in the order of
-    the schedule's columns.
-
-    Item i is the action `row[i]`. Items of one `event` are its sides, on different ranks. The op
-    that needs it first is `user[i]`, or NOTHING. A sum, or a send of gradients, is of all gradients
-    up to `last[i]`. At the action `waits[0, j]` its rank waits for the hop `waits[1, j]`: at a send
-    that passes it on, or at the end of weights.
-    """
-
-    row: Ints
-    event: Ints
-    user: Ints
-    last: Ints
-    waits: Ints
-
-
-def collectives(schedule: Schedule) -> Collectives:
-    """The gathers, sums and hops of a schedule that `check_collectives` accepts."""
-    sides = sides_of(schedule)
-    there = presence(schedule)
-    row = sides.row
-    user = there.user[row]
-    is_passed = (user != NOTHING) & schedule.columns.is_collective[user]
-    passed = np.stack([user[is_passed], row[is_passed]])
-    waits = np.concatenate([passed, there.ends], axis=1)
-    user = np.where(is_passed, NOTHING, user)
-    return Collectives(row, sides.event, user, there.last[row], waits)
-
-
 def have_replicas(schedule: Schedule) -> bool:
     """Whether some gathers, sums or hops are events of several ranks."""
     return bool((sides_of(schedule).counts > 1).any())

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from schedlang.schedule.columns import Floats, Ints, is_any, repeated
 from schedlang.schedule.costs import Amounts
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import AWAY, BACK
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
 
@@ -170,7 +170,7 @@ def _changes(schedule: Schedule, timeline: Timeline) -> _Changes:
         end = last_end[batch]
     order = np.lexsort((start, rank_of))
     if -1 in signs:
-        is_change = (sign > 0) | is_any(kind, Kind.OFFLOAD, Kind.RELOAD)
+        is_change = (sign > 0) | is_any(kind, *AWAY, *BACK)
         order = order[is_change[order]]
     rank_of = rank_of[order]
     # Ops that overlap start together, so they stay neighbours.

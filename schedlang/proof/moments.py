@@ -21,12 +21,13 @@ from attrs import evolve
 
 from schedlang.proof.channels import joined, other_numbers
 from schedlang.proof.collectives import sides_of
-from schedlang.proof.edges import Events, ideal_events
+from schedlang.proof.edges import ideal_events
+from schedlang.proof.events import Events
 from schedlang.proof.graph import NOTHING
 from schedlang.schedule.columns import Columns, Flags, Floats, Ints, repeats
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import HANDS_ON, RECEIVES, Kind
-from schedlang.schedule.needs import Needs
+from schedlang.schedule.needs import Needs, needs_of
 from schedlang.schedule.schedule import Schedule
 
 
@@ -52,10 +53,10 @@ class Moments:
         columns = schedule.columns
         #: The heads of ops, one for all that overlap; and where ranks wait for hops, which are ops
         #: without duration: what stands behind them on one rank may let another one go on.
-        heads = events.on_rank
+        heads = events.on_ranks.heads
         is_op = np.zeros(len(columns), bool)
         is_op[heads] = True
-        items = events.stands
+        items = events.on_ranks.items
         starts = events.graph.starts[items]
         ends = events.graph.ends[items]
         hands_on = columns.is_collective.copy()
@@ -114,7 +115,7 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
     be right all the same.
     """
     columns = schedule.columns
-    needs = schedule.needs
+    needs = needs_of(schedule)
     is_at_once = _without_ways(schedule) == schedule.costs
     events = ideal if is_at_once else global_events(schedule)
     if not events.graph.is_whole:
@@ -164,10 +165,10 @@ def _grows(schedule: Schedule, events: Events, when: Ints, room: np.int64) -> bo
     is_begun = np.zeros(len(columns), bool)
     sides = sides_of(schedule)
     is_begun[sides.row[sides.counts > 1]] = True
-    is_begun[events.on_rank] = False
+    is_begun[events.on_ranks.heads] = False
     # What is of a stage and replicas outside of the plan may stand anywhere.
     is_anywhere = columns.is_collective & ~is_begun
-    is_anywhere[events.on_rank] = False
+    is_anywhere[events.on_ranks.heads] = False
     rows = np.flatnonzero(~is_anywhere)
     if is_begun.any():
         _begin_late(columns, rows, is_begun, when, room)

@@ -9,8 +9,8 @@ import numpy as np
 from schedlang.proof.channels import channels_of
 from schedlang.proof.graph import NEVER, Graph, Items
 from schedlang.ranks.norms import put_off
-from schedlang.schedule.actions import Actions
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.actions import Actions, is_update
+from schedlang.schedule.kinds import STEPS
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import GLOO, PORTABLE
 
@@ -31,7 +31,7 @@ def why_not(plan: Schedule) -> str | None:
         ops = list(zip(plan.ranks[rank].kind, plan.ranks[rank].stage, strict=True))
         if (
             plan.layout.trains(stage)
-            and ops.count((Kind.U, stage)) != plan.layout.updates
+            and sum(ops.count((kind, stage)) for kind in STEPS) != plan.layout.updates
         ):
             return f"the plan does not update stage {stage} itself (`U`)"
     return _Norms(plan).explain()
@@ -134,7 +134,7 @@ class _Norms:
 def _last_updates(actions: Actions) -> dict[int, int]:
     """The index of the last `U` of each update."""
     ops = enumerate(zip(actions.kind, actions.microbatch, strict=True))
-    return {max(update, 0): index for index, (kind, update) in ops if kind == Kind.U}
+    return {max(update, 0): index for index, (kind, update) in ops if is_update(kind)}
 
 
 def _waits(plan: Schedule, rank: int) -> dict[int, list[int]]:

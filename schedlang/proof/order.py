@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from schedlang.schedule.findings import Finding
-from schedlang.schedule.needs import Needs
+from schedlang.schedule.needs import Needs, all_needs_of, needs_of, sums_of
 from schedlang.schedule.schedule import Schedule
 
 
@@ -13,8 +13,8 @@ def check_order(schedule: Schedule) -> Iterator[tuple[int, Finding]]:
     """The actions that stand before what their rank makes for them, or receives, by their rows;
     each with what to say of it.
     """
-    is_step_late = len(schedule.sums.late(schedule.columns)) > 0
-    needs = schedule.all_needs if is_step_late else schedule.needs
+    is_step_late = len(sums_of(schedule).late(schedule.columns)) > 0
+    needs = all_needs_of(schedule) if is_step_late else needs_of(schedule)
     # What provides must stand before the batch of what needs it, since ops that overlap begin
     # together and hand nothing to each other. A provider is on the same rank: the op itself, or the
     # receive of what another rank has made.

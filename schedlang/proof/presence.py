@@ -14,7 +14,6 @@ from schedlang.schedule.columns import Flags, Ints, is_any
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import (
     GATHERS,
-    HOPS,
     MAKERS,
     OF_HOPS,
     OPS,
@@ -27,6 +26,17 @@ from schedlang.schedule.schedule import Schedule
 #: What brings weights to a rank, and what needs them there.
 _BRINGS = (Kind.UNSHARD, Kind.RECV_WEIGHTS)
 _NEEDS = (*sorted(USES_WEIGHTS), Kind.SEND_WEIGHTS)
+#: Who waits for a collective: the next of these actions of its stage. Ops wait for the weights that
+#: they use, and sends for what they pass on. Weights that hop are let go of once all that was sent
+#: of the stage is received.
+_AWAITED_BY = {
+    Kind.UNSHARD: (*sorted(USES_WEIGHTS), Kind.RESHARD),
+    Kind.RECV_WEIGHTS: (*_NEEDS, Kind.RESHARD),
+    Kind.RECV_GRADIENTS: (Kind.SEND_GRADIENTS,),
+    Kind.SEND_WEIGHTS: (Kind.RESHARD,),
+    Kind.SEND_GRADIENTS: (Kind.RESHARD,),
+    Kind.REDUCE_GRAD: (Kind.U,),
+}
 #: What stands behind the last action of a stage: no kind of action.
 _END = 0
 
@@ -102,18 +112,19 @@ class Presence:
         return np.where(receives[last], last, NOTHING)
 
     @cached_property
-    def user(self) -> Ints:
-        """For each action what first needs what it brings, sums or receives; or NOTHING."""
-        user = np.full(len(self.schedule.columns), NOTHING)
-        needs = np.flatnonzero(self._is(*_NEEDS) & (self.brought != NOTHING))[::-1]
-        user[self.row[self.brought[needs]]] = self.row[needs]
-        for kind, by in (
-            (Kind.REDUCE_GRAD, Kind.U),
-            (Kind.RECV_GRADIENTS, Kind.SEND_GRADIENTS),
-        ):
-            items, following = self._followed(self._is(kind), self._is(by))
-            user[self.row[items]] = self.row[following]
-        return user
+    def awaited(self) -> Ints:
+        """Who waits for which collectives, as two rows of actions, in the order of those that wait:
+        of each collective the first action behind it that does.
+        """
+        pairs = [
+            self._followed(self._is(kind), self._is(*waiters))
+            for kind, waiters in _AWAITED_BY.items()
+        ]
+        items, waiters = np.concatenate(pairs, axis=1)
+        # Weights that nothing has used are let go of while they are gathered.
+        is_unused = self._is(Kind.UNSHARD)[items] & self._is(Kind.RESHARD)[waiters]
+        rows = np.stack([self.row[waiters], self.row[items]])[:, ~is_unused]
+        return rows[:, np.lexsort(rows[::-1])]
 
     @cached_property
     def last(self) -> Ints:
@@ -123,20 +134,6 @@ class Presence:
         items = np.flatnonzero(moves & (self.added != NOTHING))
         last[self.row[items]] = self.row[self.added[items]]
         return last
-
-    @cached_property
-    def ends(self) -> Ints:
-        """The actions at which weights go that hop, and the hops that are over by then: what was
-        sent of the stage, and what has come for nobody.
-        """
-        goes = self._is(Kind.RESHARD) & self.hops & (self.brought != NOTHING)
-        sent, gone = self._followed(self._is(*HOPS), goes)
-        drops = np.flatnonzero(goes)
-        unused = drops[self.user[self.row[self.brought[drops]]] == NOTHING]
-        waiting = self.row[np.concatenate([gone, unused])]
-        hop = self.row[np.concatenate([sent, self.brought[unused]])]
-        is_unused = np.repeat([False, True], [len(sent), len(unused)])
-        return np.stack([waiting, hop])[:, np.lexsort((hop, is_unused, waiting))]
 
     def findings(self) -> list[Finding]:
         """The first mistake of each stage: of what follows from it, nothing is said. Those of a

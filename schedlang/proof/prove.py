@@ -5,7 +5,8 @@ from functools import cached_property
 
 from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import CompileError
-from schedlang.proof.edges import Events, ideal_events, transport_events
+from schedlang.proof.edges import ideal_events, transport_events
+from schedlang.proof.events import Events
 from schedlang.proof.execution import Execution
 from schedlang.proof.first_use import check_first_use
 from schedlang.proof.moments import follows_moments

@@ -51,6 +51,7 @@ from schedlang.schedule.columns import Columns, Flags, Ints, actions_of
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.kinds import ROWS, USES_WEIGHTS, Kind
+from schedlang.schedule.needs import needs_of, sums_of
 from schedlang.schedule.schedule import Kernel, Schedule
 from schedlang.schedule.stream import repeat, steps_of
 from schedlang.schedule.transports import Transport, transports
@@ -233,8 +234,8 @@ def _closed(schedule: Schedule, partner: Ints, places: Ints, least: Ints) -> Int
     behind. Without any behind the `least` places, some of what is found is before these.
     """
     columns = schedule.columns
-    needs = schedule.needs
-    sums = schedule.sums
+    needs = needs_of(schedule)
+    sums = sums_of(schedule)
     begins = columns.first[:-1] + least
     ends = _ends_of_batches(columns, columns.first[:-1] + places)
     is_before = _is_before(schedule, places)
@@ -278,7 +279,7 @@ def reached(cut: Schedule, rules: Transport) -> tuple[Ints, Ints]:
     over = np.append(events.graph.over, NOTHING)[events.item]
     is_over = np.isfinite(events.graph.times_of(over))
     # Of a sum, the graph has the parts that are there.
-    sums = cut.sums
+    sums = sums_of(cut)
     is_over[sums.step[sums.is_far & ~sums.is_whole]] = False
     is_on_rank = ~columns.is_beside & (rules.blocks | ~columns.is_transfer)
     stopped = np.append(np.flatnonzero(is_on_rank & ~is_over), len(columns))

@@ -9,13 +9,14 @@ import numpy as np
 from attrs import define
 
 from schedlang.diagnostics.waits import Wait
-from schedlang.proof.collectives import collectives
-from schedlang.proof.edges import Events
+from schedlang.proof.collectives import sides_of
+from schedlang.proof.events import Events
 from schedlang.proof.graph import NOTHING
 from schedlang.proof.waits import Edge, describe
 from schedlang.schedule.columns import Ints
 from schedlang.schedule.findings import Finding, ranks_text
 from schedlang.schedule.kinds import WAITS, Kind
+from schedlang.schedule.needs import all_needs_of
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import Transport
 
@@ -149,8 +150,8 @@ class Standstill:
         """For each rank the action at which it stands: the first of a batch, an op, or a wait for
         hops; or None where it comes to its end.
         """
-        events = self.events
-        stuck = events.on_rank[np.isinf(events.graph.ends[events.stands])]
+        on_ranks = self.events.on_ranks
+        stuck = on_ranks.heads[np.isinf(self.events.graph.ends[on_ranks.items])]
         first = np.searchsorted(stuck, self.schedule.columns.first).tolist()
         return [
             int(stuck[begin]) if begin < end else None for begin, end in pairwise(first)
@@ -165,21 +166,13 @@ class Standstill:
 
     def _held_at(self, head: int) -> int:
         graph = self.events.graph
-        columns = self.schedule.columns
-        if columns.is_transfer[head]:
+        if self.is_transfer(head):
             return head
         # The first event of its item that never happens: an edge to what it lacks.
-        at = np.searchsorted(self.events.on_rank, head)
-        item = int(self.events.stands[at])
+        item = int(self.events.on_ranks.at(np.array([head]))[0])
         events = range(self._thread(item), int(graph.over[item]) + 1)
         event = next(event for event in events if not graph.happened(event))
-        about = int(self.events.about[graph.edge[event]])
-        if not columns.is_collective[about]:
-            return about
-        # It waits for the last of its stream: told is the first that is not over.
-        waiting, awaited = self.events.awaited
-        of_head = awaited[waiting == head].tolist()
-        return next(int(row) for row in of_head if not self.is_over(row))
+        return int(self.events.about[graph.edge[event]])
 
     def _thread(self, item: int) -> int:
         """The first event of the thread of an item."""
@@ -346,7 +339,7 @@ class Standstill:
         """
         columns = self.schedule.columns
         at = waiter
-        if columns.kind[waiter] == Kind.U:
+        if columns.is_update[waiter]:
             reason = "sum"
         elif columns.is_collective[waiter]:
             reason = "collective"
@@ -400,7 +393,7 @@ class Standstill:
             held = self.held_at[self.rank(row)]
             assert held is not None
             return held
-        of_plan = collectives(self.schedule)
+        of_plan = sides_of(self.schedule)
         event = of_plan.event[of_plan.row == row]
         sides = of_plan.row[of_plan.event == event].tolist()
         for side in sides:
@@ -475,7 +468,7 @@ class Standstill:
         """The op that will make a gradient for which an optimizer step waits, the first that its
         rank has to do.
         """
-        needs = self.schedule.all_needs
+        needs = all_needs_of(self.schedule)
         makers = np.sort(needs.maker[(needs.user == step) & needs.is_sum])
         return next(int(row) for row in makers if not self.is_over(int(row)))
 

@@ -8,11 +8,20 @@ from schedlang.diagnostics.diagnostic import CompileError, counted
 from schedlang.proof.collective_order import check_collective_order
 from schedlang.proof.collectives import check_collectives
 from schedlang.proof.graph import once
-from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.actions import is_transfer, is_update
 from schedlang.schedule.columns import Columns, Ints, counts_of, is_any, repeats
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.frozen import is_idle, runs_as
-from schedlang.schedule.kinds import MAKERS, OF_STAGE, OPS, Kind
+from schedlang.schedule.kinds import (
+    AWAY,
+    BACK,
+    MAKERS,
+    OF_STAGE,
+    OPS,
+    REPEATS,
+    STEPS,
+    Kind,
+)
 from schedlang.schedule.schedule import Schedule, WeightRule
 
 
@@ -57,7 +66,7 @@ def _unknown(schedule: Schedule) -> list[Finding]:
     stage = _stages(schedule, np.where(is_stage, columns.stage, 0))
     rank = np.array(schedule.placement)[stage]
     units = np.array([layout.units(s) for s in range(stages)])[stage]
-    is_update = columns.kind == Kind.U
+    is_update = columns.is_update
     is_unit = (columns.microbatch >= 0) & (columns.microbatch < units)
     is_unit |= is_any(columns.kind, *OF_STAGE)
 
@@ -176,7 +185,7 @@ def _repeated_op(schedule: Schedule, row: int, before: int) -> Finding:
     stage = int(columns.stage[row])
     microbatch = max(int(columns.microbatch[row]), 0)
     names = schedule.names
-    if kind == Kind.U:
+    if is_update(kind):
         which = f"update {microbatch}"
     else:
         which = f"{names.noun} {names.microbatch(microbatch)}"
@@ -243,7 +252,7 @@ def _missing_op(schedule: Schedule, made: Kind, stage: int, lacking: int) -> Fin
     )
 
 
-def _place_near(schedule: Schedule, stage: int, made: Kind) -> tuple[int, str]:
+def _place_near(schedule: Schedule, stage: int, *made: Kind) -> tuple[int, str]:
     """The place of the same op for another microbatch, or of another op of the stage, and what it
     is.
     """
@@ -252,7 +261,7 @@ def _place_near(schedule: Schedule, stage: int, made: Kind) -> tuple[int, str]:
     def of_stage(kinds: tuple[Kind, ...]) -> Ints:
         return np.flatnonzero(is_any(columns.kind, *kinds) & (columns.stage == stage))
 
-    same = of_stage(MAKERS[made])
+    same = of_stage(tuple(kind for each in made for kind in MAKERS[each]))
     if len(same):
         return int(columns.source[same[-1]]), "others run here"
     others = [rows for rows in map(of_stage, MAKERS.values()) if len(rows)]
@@ -269,7 +278,7 @@ def _missing_updates(schedule: Schedule) -> list[Finding]:
     updates that none makes, where there are versions of the weights.
     """
     columns = schedule.columns
-    rows = columns.where(Kind.U)
+    rows = columns.where(*STEPS)
     if not len(rows):
         return _without_updates(schedule)
     updates = schedule.layout.updates
@@ -316,7 +325,7 @@ def _without_updates(schedule: Schedule) -> list[Finding]:
     )
     findings = []
     for stage in stages:
-        place, label = _place_near(schedule, stage, Kind.U)
+        place, label = _place_near(schedule, stage, *STEPS)
         rule = schedule.weights_of(stage)
         name = schedule.names.stage(stage)
         message = f"stage {name} never makes update 0, and has `weights {rule}`"
@@ -330,7 +339,7 @@ def _beside_updates(schedule: Schedule) -> list[Finding]:
     module: it changes weights that they read.
     """
     columns = schedule.columns
-    updates = columns.where(Kind.U)
+    updates = columns.where(*STEPS)
     updates = updates[columns.sizes[updates] > 1]
     findings = []
     for update in updates.tolist():
@@ -339,7 +348,7 @@ def _beside_updates(schedule: Schedule) -> list[Finding]:
         for beside in actions.batch(
             int(columns.batch[update]) - int(columns.first[rank])
         ):
-            is_op = actions.kind[beside] != Kind.U
+            is_op = not is_update(actions.kind[beside])
             if is_op and actions.stage[beside] in schedule.layout.replicas(
                 actions.stage[index]
             ):
@@ -359,8 +368,8 @@ def _offloads(schedule: Schedule) -> list[Finding]:
     own rank would keep.
     """
     columns = schedule.columns
-    away = columns.where(Kind.OFFLOAD)
-    back = columns.where(Kind.RELOAD)
+    away = columns.where(*AWAY)
+    back = columns.where(*BACK)
     if not len(away) and not len(back):
         return []
     # What may become of the activations of a microbatch on a stage:
@@ -371,7 +380,7 @@ def _offloads(schedule: Schedule) -> list[Finding]:
     #     F ──── OFFLOAD ── … ──── R ──── B        dropped: there was nothing to offload
     away_slots = _slots(columns, away)
     back_slots = _slots(columns, back)
-    again_slots = _slots(columns, columns.where(Kind.R))
+    again_slots = _slots(columns, columns.where(*REPEATS))
     dropped = away[np.isin(away_slots, again_slots)]
     never_back = away[~np.isin(away_slots, back_slots)]
     own = [

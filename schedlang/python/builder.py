@@ -24,6 +24,7 @@ from schedlang.language.scopes import is_too_long
 from schedlang.plan.plan import Plan
 from schedlang.python.places import Script, caller
 from schedlang.python.text import NAMES, Call, Text, program_text
+from schedlang.schedule.actions import is_update
 from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.fixed_point import exact_text
 from schedlang.schedule.kinds import OF_STAGE, OPS, TRANSFERS, Kind
@@ -441,7 +442,7 @@ class Builder:
     def _microbatch(self, kind: Kind, stage: int, microbatch: int | None) -> int | None:
         if kind in OF_STAGE:
             if microbatch is not None:
-                what = "an update" if kind == Kind.U else f"`{OPS[kind].word}`"
+                what = "an update" if is_update(kind) else f"`{OPS[kind].word}`"
                 raise ValueError(
                     f"`microbatch` is {shown(microbatch)}: {what} is of none"
                 )

@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 
 from schedlang.ranks.receipts import Receipts
 from schedlang.schedule.actions import Actions, is_send, is_transfer
-from schedlang.schedule.kinds import HANDS_ON, OPS, READS, Kind
+from schedlang.schedule.kinds import HANDS_ON, OPS, READS, op_of
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import BLOCKING, PORTABLE, timed
@@ -167,10 +167,11 @@ def _activations(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
     made = dict[tuple[int, int], int]()
     for index in range(len(actions)):
         kind, stage, microbatch, *_ = actions.row(index)
-        holds = OPS[kind].holds if kind in OPS else 0
-        if kind == Kind.I and not schedule.layout.trains(stage):
+        op = op_of(kind)
+        holds = op.holds
+        if op.owes is not None and not schedule.layout.trains(stage):
             # No `W` follows.
-            holds = OPS[Kind.B].holds
+            holds = OPS[op.owes].holds
         if holds > 0:
             made[stage, microbatch] = index
         if holds < 0 or not schedule.keeps(kind, stage, microbatch):

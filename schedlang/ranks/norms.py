@@ -7,6 +7,7 @@ In PipeDream-2BW they have long come that far by then. Whether no rank waits in 
 `schedlang.proof.norms`.
 """
 
+from schedlang.schedule.actions import is_update
 from schedlang.schedule.kinds import USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
 
@@ -22,12 +23,12 @@ def put_off(schedule: Schedule, rank: int) -> dict[int, int]:
         zip(actions.kind, actions.stage, actions.microbatch, strict=True)
     ):
         made = done.get(stage, 0)
-        needed = kind == Kind.U or _reads_newest(
+        needed = is_update(kind) or _reads_newest(
             schedule, kind, stage, microbatch, made
         )
         if needed and stage in pending:
             places[pending.pop(stage)] = index
-        if kind == Kind.U:
+        if is_update(kind):
             done[stage] = made + 1
             pending[stage] = index
     return places | dict.fromkeys(pending.values(), len(actions))

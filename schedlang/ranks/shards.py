@@ -20,7 +20,6 @@ the other. The words are those of torch's action tables. It takes n log n steps 
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from enum import Enum
 from heapq import heappop, heappush
 from itertools import accumulate
 
@@ -31,15 +30,8 @@ from schedlang.schedule.actions import Actions, is_transfer
 from schedlang.schedule.kinds import GATHERS, MAKERS, SUMS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
 
-
-class Does(Enum):
-    """What is done with the weights or the gradients of a stage."""
-
-    UNSHARD, RESHARD, REDUCE_GRAD = range(3)
-
-
-#: What is done, and with which stage.
-Step = tuple[Does, int]
+#: What is done, UNSHARD, RESHARD or REDUCE_GRAD, and with which stage.
+Step = tuple[Kind, int]
 
 
 @frozen
@@ -55,17 +47,17 @@ class Shards:
             yield from self.before.get(index, ())
             yield from self.after.get(index, ())
 
-    def count(self, does: Does) -> int:
+    def count(self, kind: Kind) -> int:
         """How often something is done in a step."""
-        return sum(what == does for what, _ in self)
+        return sum(what == kind for what, _ in self)
 
     def total(self, sizes: Sequence[float]) -> float:
         """All that is gathered in a step, where the weights of stage s are `sizes[s]`."""
-        return sum(sizes[stage] for what, stage in self if what == Does.UNSHARD)
+        return sum(sizes[stage] for what, stage in self if what == Kind.UNSHARD)
 
     def peak(self, sizes: Sequence[float] | None = None) -> float:
         """The most that is gathered at once, in stages or by such sizes."""
-        sign = {Does.UNSHARD: 1, Does.RESHARD: -1, Does.REDUCE_GRAD: 0}
+        sign = {Kind.UNSHARD: 1, Kind.RESHARD: -1, Kind.REDUCE_GRAD: 0}
         changes = (sign[what] * (sizes[stage] if sizes else 1) for what, stage in self)
         return max(accumulate(changes), default=0)
 
@@ -89,7 +81,7 @@ def shards(actions: Actions, stages: Container[int], places: int) -> Shards:
                 walk.use(index, stage, following.get(index))
             if index in whole and stage not in reduced:
                 walk.steps.after.setdefault(index, []).insert(
-                    0, (Does.REDUCE_GRAD, stage)
+                    0, (Kind.REDUCE_GRAD, stage)
                 )
     return walk.steps
 
@@ -102,8 +94,8 @@ def gathers(
     """
     steps = shards(actions, stages, places)
     for index in sorted(steps.before):
-        for does, stage in steps.before[index]:
-            if does == Does.UNSHARD:
+        for kind, stage in steps.before[index]:
+            if kind == Kind.UNSHARD:
                 user = index
                 while (
                     actions.stage[user] != stage
@@ -134,8 +126,8 @@ def shards_figures(
 ) -> str:
     """What that costs in a step; with `sizes`, the bytes of each stage's weights, in bytes too."""
     steps = shards(schedule.ranks[rank], schedule.stages_of(rank), places)
-    gathers = counted(steps.count(Does.UNSHARD), "gather")
-    reductions = counted(steps.count(Does.REDUCE_GRAD), "reduction")
+    gathers = counted(steps.count(Kind.UNSHARD), "gather")
+    reductions = counted(steps.count(Kind.REDUCE_GRAD), "reduction")
     most = f"at most {counted(int(steps.peak()), 'stage')} at once"
     if sizes is not None:
         gathers += f" of {steps.total(sizes):,.0f} bytes"
@@ -144,8 +136,8 @@ def shards_figures(
 
 
 def _name(schedule: Schedule, step: Step) -> str:
-    does, stage = step
-    return f"{schedule.names.stage(stage)}{does.name}"
+    kind, stage = step
+    return f"{schedule.names.stage(stage)}{kind.name}"
 
 
 @define
@@ -179,7 +171,7 @@ class _Walk:
         self.taken = len(self.gathered)
         if following is None:
             self.gathered.remove(stage)
-            self.steps.after.setdefault(index, []).append((Does.RESHARD, stage))
+            self.steps.after.setdefault(index, []).append((Kind.RESHARD, stage))
         else:
             heappush(self.ahead, (-following, stage))
 
@@ -188,11 +180,11 @@ class _Walk:
         a place by then.
         """
         begins = self.last if self.last > self.updated.get(stage, -1) else index
-        steps = [(Does.UNSHARD, stage)]
+        steps = [(Kind.UNSHARD, stage)]
         if len(self.gathered) == self.places:
             _, farthest = heappop(self.ahead)
             self.gathered.remove(farthest)
-            steps.insert(0, (Does.RESHARD, farthest))
+            steps.insert(0, (Kind.RESHARD, farthest))
             # The use before still needs the weights that go.
             if farthest == self.actions.stage[self.last]:
                 begins = index

@@ -14,7 +14,7 @@ from attrs import field, frozen
 from schedlang.schedule.columns import Flags, Ints, is_any
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.findings import Finding
-from schedlang.schedule.kinds import MAKERS, USES_WEIGHTS, Kind
+from schedlang.schedule.kinds import MAKERS, REPEATS, STEPS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
 
 # A stage with one microbatch an update, which runs one forward ahead, and what its ops read by each
@@ -121,7 +121,7 @@ class _Reads:
         layout = schedule.layout
         rows = np.flatnonzero(~columns.is_transfer & ~columns.is_collective)
         done = _updates_before(columns.kind[rows], columns.stage[rows])
-        is_read = columns.kind[rows] != Kind.U
+        is_read = ~columns.is_update[rows]
         self.row: Ints = rows[is_read]
         self.done = done[is_read]
         self.kind = columns.kind[self.row]
@@ -218,7 +218,7 @@ class _Reads:
         first = np.where(self._has_rule("unstashed"), self.version, first[update])
         is_again = is_any(self.kind, *_READS_AGAIN) & self._has_rule("latest")
         # With other weights, a recomputation would make something else than its forward.
-        is_again |= (self.kind == Kind.R) & self._has_rule("unstashed")
+        is_again |= is_any(self.kind, *REPEATS) & self._has_rule("unstashed")
         findings = {}
         for op in np.flatnonzero(self.is_forward & (self.version > self.done)).tolist():
             findings[op] = self._too_new(op)
@@ -279,7 +279,7 @@ def _updates_before(kind: Ints, stage: Ints) -> Ints:
     order = np.argsort(
         stage.astype(np.min_scalar_type(int(stage.max(initial=0)))), kind="stable"
     )
-    is_update = kind[order] == Kind.U
+    is_update = is_any(kind[order], *STEPS)
     before = np.cumsum(is_update, dtype=np.int32) - is_update
     is_first = np.diff(stage[order], prepend=-1) != 0
     of_other_stages = np.maximum.accumulate(np.where(is_first, before, 0))

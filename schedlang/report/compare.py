@@ -15,7 +15,7 @@ from schedlang.files.reading import read_source
 from schedlang.language.imports import load
 from schedlang.language.syntax import Param
 from schedlang.plan.plan import Plan
-from schedlang.plan.reader import read_plan
+from schedlang.plan.proved import read_plan
 from schedlang.proof.prove import simulate
 from schedlang.report.bubbles.account import Account
 from schedlang.report.figures import figures

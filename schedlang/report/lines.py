@@ -14,7 +14,7 @@ from schedlang.proof.memory import levels
 from schedlang.report.bubbles.account import Account
 from schedlang.report.bubbles.critical_path import Segment
 from schedlang.report.bubbles.waits import Waits
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import Kind, op_of
 
 
 @define
@@ -118,7 +118,7 @@ def _add_memory(
         made |= {
             (stage, microbatch): source
             for kind, stage, microbatch, source in zip(*columns, strict=True)
-            if kind in (Kind.F, Kind.UNSHARD)
+            if kind == Kind.F or op_of(kind).weights == "bring"
         }
     # Changes of what is held, up to the moment at which it is most.
     until = int(np.argmax(level.amounts)) + 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attrs import define, field
 
-from schedlang.schedule.kinds import OPS, SENDS, TRANSFERS, WAITS, Kind
+from schedlang.schedule.kinds import OPS, SENDS, TRANSFERS, WAITS, Kind, op_of
 
 NO_MICROBATCH = -1
 #: What the text of ops that overlap ends with.
@@ -54,21 +54,26 @@ def is_transfer(kind: int) -> bool:
 
 def is_copy(kind: int) -> bool:
     """Whether an action moves activations between a rank and its host, while the rank goes on."""
-    return kind in OPS and OPS[kind].is_copy
+    return op_of(kind).is_copy
 
 
 def is_collective(kind: int) -> bool:
     """Whether an action is about a whole stage and its replicas: a gather of weights, its end, or a
     sum of gradients.
     """
-    return kind in OPS and OPS[kind].is_collective
+    return op_of(kind).is_collective
+
+
+def is_update(kind: int) -> bool:
+    """Whether an action is an optimizer step."""
+    return op_of(kind).is_update
 
 
 def is_beside(kind: int) -> bool:
     """Whether a rank goes on while an action is under way, and does not compute it: a copy, or a
     collective.
     """
-    return is_copy(kind) or is_collective(kind)
+    return op_of(kind).is_beside
 
 
 def is_send(kind: int) -> bool:

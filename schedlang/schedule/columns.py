@@ -19,7 +19,7 @@ from attrs import define, field, frozen
 from numpy.typing import ArrayLike, NDArray
 
 from schedlang.schedule.actions import Actions, is_collective, is_copy
-from schedlang.schedule.kinds import OPS, ROWS, SENDS, TRANSFERS
+from schedlang.schedule.kinds import OPS, ROWS, SENDS, STEPS, TRANSFERS
 
 Ints = NDArray[np.integer]
 Flags = NDArray[np.bool_]
@@ -98,6 +98,11 @@ class Columns:
     def is_copy(self) -> Flags:
         """Which actions move activations to the host or back."""
         return is_any(self.kind, *filter(is_copy, OPS))
+
+    @cached_property
+    def is_update(self) -> Flags:
+        """Which actions are optimizer steps."""
+        return is_any(self.kind, *STEPS)
 
     @cached_property
     def is_collective(self) -> Flags:

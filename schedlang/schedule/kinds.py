@@ -1,21 +1,19 @@
-"""The kinds of action, and what there is to say of each: the table that everything else asks.
+"""The kinds of action: a row for each, which says all there is to say of it.
 
-A kind of op is a row of `OPS`, a kind of transfer one of `TRANSFERS`. What an op makes has the name
-of a kind as well: an activation is `F`, the gradient of a stage's input `B`, whether a whole
-backward makes it or an input half, and the gradient of its weights `W`.
+A kind of op is a row of `OPS`, a kind of transfer one of `TRANSFERS`. Everything else asks the row:
+language, proof, costs, pictures, tables of torch and runtime. What an op makes has the name of a
+kind as well: an activation is `F`, the gradient of a stage's input `B`, whether a whole backward
+makes it or an input half, and the gradient of its weights `W`.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
+from typing import Literal
 
 from attrs import frozen
 
-#: The kinds of action, by their text in a plan. Torch's action tables spell them the same way: `B`
-#: is a whole backward, `I` its input-gradient half, `W` its weight-gradient half; `R` recomputes a
-#: forward whose activations were dropped; `U` is the optimizer step; OFFLOAD copies activations to
-#: the memory of the host, or of another rank, and RELOAD brings them back. UNSHARD gathers a
-#: stage's weights from its replicas, RESHARD lets go of them, and REDUCE_GRAD sums its gradients
-#: over the replicas. SEND_WEIGHTS and SEND_GRADIENTS pass those of a stage on to its next replica,
-#: where the RECVs take them. No plan has a WAIT_SEND: only tables of torch do.
+#: The kinds of action, by their text in a plan. Torch's action tables spell them the same way. No
+#: plan has a WAIT_SEND: only tables of torch do.
 Kind = IntEnum(
     "Kind",
     "F B I W R U OFFLOAD RELOAD UNSHARD RESHARD REDUCE_GRAD "
@@ -25,113 +23,302 @@ Kind = IntEnum(
 #: How many rows a table has that is looked up by kind; its first is of none.
 ROWS = max(Kind) + 1
 
+#: The stream of a rank on which it runs its ops one after the other. Ops on another stream run
+#: beside these: the rank begins such an op where it stands in its order, and goes on.
+COMPUTE = "compute"
+#: The stream on which activations are copied to the host or another rank, and back.
+COPIES = "copies"
+
 
 @frozen
 class Op:
-    """What there is to say of a kind of op.
+    """All there is to say of a kind of op.
 
-    `word` is how a program writes it, `name` what messages and legends call it, and `cost` the
-    field of `Costs` that says how long it takes, or empty where it takes none. It `makes` what is
-    there once it has ended. `follows` is what it needs of its own stage and microbatch, whatever
-    the layout; the needs that depend on the layout are in `schedlang.schedule.needs`.
+    `word` is how a program writes it, and `name` what messages and legends call it. `cost` is the
+    field of `Costs` with its duration; without one it takes no time.
 
-    An op that `reads` what the stages around it made, activations or gradients, runs the stage's
-    module, forward or backward: it uses the stage's weights.
+    An op `makes` products, each at most once for a stage and microbatch; products with
+    `is_required` are made exactly once. The op `follows` another one of its stage and microbatch,
+    whatever the layout; needs that depend on the layout are in `schedlang.schedule.needs`. An op
+    that `reads` activations or gradients of neighbouring stages runs the stage's module, and so
+    uses its weights. A half of a backward `owes` what it leaves to another op; an op that `repeats`
+    another makes again what that one made.
 
-    In a building block it takes so many `slots`. `holds` is 1 where it puts activations into the
-    memory of its rank, and -1 where it is their last use. While a copy (`is_copy`) to the host or
-    back goes on, so does the rank; and while replicas of a stage make one gather, one sum, or one
-    hop from one of them to the next (`is_collective`), which is of the whole stage, and of no
-    microbatch.
+    In a building block the op takes `slots`. It `holds` 1 if it puts activations into the memory of
+    its rank, -1 if it is their last use.
+
+    `stream` is where the op runs on its rank. On it the op `meets` the same op of all `replicas` of
+    its stage, or passes a message to its `next` replica, whose op is the `other_end`, or takes one
+    from its `previous` one. `weights` says what the op does with the weights of its stage,
+    `gradients` what it does with their sum; such an op is of a whole stage, and of no microbatch.
+
+    `colours` are the light and the dark end of the band of its chunks' colours. Torch's tables have
+    a row for ops that are `in_torch`. `method` names the runtime's method that does the op.
     """
 
     word: str
     name: str
     cost: str
-    makes: tuple[Kind, ...]
+    method: str
+    colours: tuple[str, str]
+    makes: tuple[Kind, ...] = ()
+    is_required: bool = False
     follows: Kind | None = None
     reads: Kind | None = None
+    repeats: Kind | None = None
     slots: int = 0
     holds: int = 0
-    is_copy: bool = False
-    is_collective: bool = False
+    stream: str = COMPUTE
+    meets: Literal["", "replicas", "next", "previous"] = ""
+    other_end: Kind | None = None
+    owes: Kind | None = None
+    weights: Literal["", "bring", "pass on", "drop", "change"] = ""
+    gradients: Literal["", "sum", "pass on", "take"] = ""
+    is_hatched: bool = False
+    in_torch: bool = False
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether the rank goes on while the op runs."""
+        return self.stream != COMPUTE
+
+    @property
+    def is_of_stage(self) -> bool:
+        """Whether the op is of a whole stage, and of no microbatch."""
+        return bool(self.weights or self.gradients)
+
+    @property
+    def is_update(self) -> bool:
+        """Whether the op is the optimizer's step, which makes a new version of the weights."""
+        return self.weights == "change"
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether the op moves weights or gradients of a stage between its replicas, or lets go of
+        weights that came so.
+        """
+        return self.is_of_stage and self.is_beside
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the op moves activations between the rank and where they are kept meanwhile."""
+        return self.stream == COPIES
+
+    @property
+    def is_hop(self) -> bool:
+        """Whether the op is one end of a message from a replica to the next one."""
+        return self.meets in ("next", "previous")
 
 
 OPS: dict[int, Op] = {
     Kind.F: Op(
-        "F", "forward", "forward", makes=(Kind.F,), reads=Kind.F, slots=1, holds=1
+        word="F",
+        name="forward",
+        cost="forward",
+        method="forward",
+        colours=("#97d0f1", "#69a6f3"),
+        makes=(Kind.F,),
+        is_required=True,
+        reads=Kind.F,
+        slots=1,
+        holds=1,
+        in_torch=True,
     ),
+    # The whole backward.
     Kind.B: Op(
-        "B",
-        "backward",
-        "backward",
+        word="B",
+        name="backward",
+        cost="backward",
+        method="backward",
+        colours=("#317e42", "#07492c"),
         makes=(Kind.B, Kind.W),
+        is_required=True,
         reads=Kind.B,
         slots=2,
         holds=-1,
+        in_torch=True,
     ),
-    Kind.I: Op("I", "input gradient", "input", makes=(Kind.B,), reads=Kind.B, slots=1),
+    # Its two halves.
+    Kind.I: Op(
+        word="I",
+        name="input gradient",
+        cost="input",
+        method="backward",
+        colours=("#3fab8b", "#008c98"),
+        makes=(Kind.B,),
+        owes=Kind.W,
+        reads=Kind.B,
+        slots=1,
+        in_torch=True,
+    ),
     Kind.W: Op(
-        "W",
-        "weight gradient",
-        "weight",
+        word="W",
+        name="weight gradient",
+        cost="weight",
+        method="backward_weight",
+        colours=("#faefad", "#ffc86b"),
         makes=(Kind.W,),
+        is_required=True,
         follows=Kind.B,
         reads=Kind.B,
         slots=1,
         holds=-1,
+        in_torch=True,
     ),
+    # Runs a forward again whose activations were dropped.
     Kind.R: Op(
-        "R",
-        "recomputation",
-        "recompute",
+        word="R",
+        name="recomputation",
+        cost="recompute",
+        method="recompute",
+        colours=("#97d0f1", "#69a6f3"),
+        is_hatched=True,
         makes=(Kind.R,),
         follows=Kind.F,
         reads=Kind.F,
+        repeats=Kind.F,
         slots=1,
         holds=1,
     ),
-    Kind.U: Op("U", "optimizer step", "update", makes=(Kind.U,)),
+    Kind.U: Op(
+        word="U",
+        name="optimizer step",
+        cost="update",
+        method="update",
+        colours=("#10151c", "#10151c"),
+        makes=(Kind.U,),
+        weights="change",
+    ),
+    # Copies activations to the memory of the host, or of another rank; and brings them back.
     Kind.OFFLOAD: Op(
-        "offload",
-        "offload",
-        "offload",
+        word="offload",
+        name="offload",
+        cost="offload",
+        method="offload",
+        colours=("#c882c2", "#c882c2"),
         makes=(Kind.OFFLOAD,),
         follows=Kind.F,
         holds=-1,
-        is_copy=True,
+        stream=COPIES,
     ),
     Kind.RELOAD: Op(
-        "reload",
-        "reload",
-        "reload",
+        word="reload",
+        name="reload",
+        cost="reload",
+        method="reload",
+        colours=("#a45b9f", "#a45b9f"),
         makes=(Kind.RELOAD,),
         follows=Kind.OFFLOAD,
         holds=1,
-        is_copy=True,
+        stream=COPIES,
     ),
-    Kind.UNSHARD: Op("unshard", "gather", "gather", makes=(), is_collective=True),
-    # It is no collective by itself: it ends what a gather or a receive began.
-    Kind.RESHARD: Op("reshard", "release", "", makes=(), is_collective=True),
-    Kind.REDUCE_GRAD: Op("reduce", "sum", "sum", makes=(), is_collective=True),
+    # Weights that are sharded over the replicas: an all-gather, and the end of its memory.
+    Kind.UNSHARD: Op(
+        word="unshard",
+        name="gather",
+        cost="gather",
+        method="unshard",
+        colours=("#c5bb87", "#c5bb87"),
+        stream="gathers",
+        meets="replicas",
+        weights="bring",
+        in_torch=True,
+    ),
+    Kind.RESHARD: Op(
+        word="reshard",
+        name="release",
+        cost="",
+        method="reshard",
+        colours=("#f2a65a", "#f2a65a"),
+        stream="releases",
+        weights="drop",
+        in_torch=True,
+    ),
+    Kind.REDUCE_GRAD: Op(
+        word="reduce",
+        name="sum",
+        cost="sum",
+        method="reduce",
+        colours=("#494036", "#494036"),
+        stream="sums",
+        meets="replicas",
+        gradients="sum",
+        in_torch=True,
+    ),
+    # Weights, and sums of gradients, that travel from each replica of a stage to the next.
     Kind.SEND_WEIGHTS: Op(
-        "send weights", "weights out", "gather", makes=(), is_collective=True
+        word="send weights",
+        name="weights out",
+        cost="gather",
+        method="send_weights",
+        colours=("#69a103", "#69a103"),
+        stream="hops out",
+        meets="next",
+        other_end=Kind.RECV_WEIGHTS,
+        weights="pass on",
     ),
     Kind.RECV_WEIGHTS: Op(
-        "recv weights", "weights in", "gather", makes=(), is_collective=True
+        word="recv weights",
+        name="weights in",
+        cost="gather",
+        method="receive_weights",
+        colours=("#bde912", "#bde912"),
+        stream="hops in",
+        meets="previous",
+        other_end=Kind.SEND_WEIGHTS,
+        weights="bring",
     ),
     Kind.SEND_GRADIENTS: Op(
-        "send gradients", "gradients out", "sum", makes=(), is_collective=True
+        word="send gradients",
+        name="gradients out",
+        cost="sum",
+        method="send_gradients",
+        colours=("#3a1207", "#3a1207"),
+        stream="hops out",
+        meets="next",
+        other_end=Kind.RECV_GRADIENTS,
+        gradients="pass on",
     ),
     Kind.RECV_GRADIENTS: Op(
-        "recv gradients", "gradients in", "sum", makes=(), is_collective=True
+        word="recv gradients",
+        name="gradients in",
+        cost="sum",
+        method="receive_gradients",
+        colours=("#a62419", "#a62419"),
+        stream="hops in",
+        meets="previous",
+        other_end=Kind.SEND_GRADIENTS,
+        gradients="take",
     ),
 }
 
+
+#: What there is to say of an action that is no op.
+_NO_OP = Op("", "", "", "", ("", ""))
+
+
+def op_of(kind: int) -> Op:
+    """The row of a kind of action: a transfer has an empty one."""
+    return OPS.get(kind, _NO_OP)
+
+
+def kinds_of(has: Callable[[Op], object]) -> tuple[Kind, ...]:
+    """The kinds of op whose row has a property."""
+    return tuple(Kind(kind) for kind, op in OPS.items() if has(op))
+
+
 #: The kinds of op that are of a whole stage, and of no microbatch.
-OF_STAGE = frozenset(
-    {Kind.U, *(Kind(kind) for kind, op in OPS.items() if op.is_collective)}
-)
+OF_STAGE = frozenset(kinds_of(lambda op: op.is_of_stage))
+
+#: The optimizer's steps.
+STEPS = kinds_of(lambda op: op.is_update)
+#: The halves of backwards that leave the gradients of the weights to others.
+INPUT_HALVES = kinds_of(lambda op: op.owes)
+#: The ops that make activations again, which were dropped.
+REPEATS = kinds_of(lambda op: op.repeats)
+#: The copies by which activations leave their rank, and those by which they come back.
+AWAY = kinds_of(lambda op: op.is_copy and op.holds < 0)
+BACK = kinds_of(lambda op: op.is_copy and op.holds > 0)
 
 #: For each thing that is made, the kinds of op that make it.
 MAKERS: dict[int, tuple[Kind, ...]] = {
@@ -185,12 +372,16 @@ AWAITS = {kind: receive for kind, receive in READS.items() if OPS[kind].follows 
 #: The ops that run their stage's module.
 USES_WEIGHTS = frozenset(READS)
 #: The two sides of a hop: what a stage sends to its next replica, and that one receives.
-HOPS = {Kind.SEND_WEIGHTS: Kind.RECV_WEIGHTS, Kind.SEND_GRADIENTS: Kind.RECV_GRADIENTS}
+HOPS = {
+    kind: op.other_end
+    for kind, op in OPS.items()
+    if op.meets == "next" and op.other_end is not None
+}
 #: Both sides of all hops.
-OF_HOPS = frozenset({*HOPS, *HOPS.values()})
+OF_HOPS = frozenset(kinds_of(lambda op: op.is_hop))
 #: What says where a stage's weights are: brings them, passes them on, and lets go of them.
-GATHERS = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.SEND_WEIGHTS, Kind.RECV_WEIGHTS})
+GATHERS = frozenset(kinds_of(lambda op: op.weights and not op.is_update))
 #: What brings the gradients of replicas together.
-SUMS = frozenset({Kind.REDUCE_GRAD, Kind.SEND_GRADIENTS, Kind.RECV_GRADIENTS})
+SUMS = frozenset(kinds_of(lambda op: op.gradients))
 #: The kinds of an inference: forwards, and the transfers of what they make.
 FORWARD = frozenset({Kind.F, SENDS[Kind.F], RECEIVES[Kind.F]})

@@ -1,6 +1,8 @@
 """What each action needs: the rules of pipeline training that depend on the layout.
 
 What a kind of op needs whatever the layout, and what it makes, is in `schedlang.schedule.kinds`.
+The functions here are of schedules that have the right structure: their stages and microbatches
+exist.
 """
 
 from collections.abc import Iterator
@@ -10,8 +12,17 @@ import numpy as np
 from attrs import frozen
 
 from schedlang.schedule.columns import Columns, Flags, Ints, is_any, members
-from schedlang.schedule.kinds import MAKERS, OPS, RECEIVES, SENDS, Kind
+from schedlang.schedule.kinds import (
+    MAKERS,
+    OPS,
+    RECEIVES,
+    SENDS,
+    STEPS,
+    Kind,
+    kinds_of,
+)
 from schedlang.schedule.layout import Layout, Pipeline
+from schedlang.schedule.schedule import Schedule, once
 
 #: A kind, a stage or the number of a transfer, and a microbatch.
 Op = tuple[int, int, int]
@@ -35,6 +46,9 @@ class Rule:
     activation: bool = False
 
 
+#: The ops that put the activations of a backward into memory; the last of them counts.
+_SOURCES = kinds_of(lambda op: op.holds > 0)
+
 #: What ops need of each other. Sends need what they carry, besides.
 RULES = (
     # A forward needs the activations of the stages before; and of its own stage what attention
@@ -43,9 +57,7 @@ RULES = (
     Rule((Kind.F,), Kind.F, slices=-1),
     # A backward needs its own activation, run again if it was dropped, or brought back; and the
     # gradients of the stages after, and of the slice after.
-    Rule(MAKERS[Kind.B], Kind.F, activation=True),
-    Rule(MAKERS[Kind.B], Kind.R, activation=True),
-    Rule(MAKERS[Kind.B], Kind.RELOAD, activation=True),
+    *(Rule(MAKERS[Kind.B], kind, activation=True) for kind in _SOURCES),
     Rule(MAKERS[Kind.B], Kind.B, "after"),
     Rule(MAKERS[Kind.B], Kind.B, slices=1),
     *(
@@ -54,7 +66,7 @@ RULES = (
         if op.follows is not None
     ),
     # An optimizer step needs all gradients of its stage and update, and those of replicas.
-    Rule((Kind.U,), Kind.W, "replicas"),
+    Rule(STEPS, Kind.W, "replicas"),
 )
 
 
@@ -165,9 +177,11 @@ def _keys(*columns: Ints) -> Iterator[tuple[int, ...]]:
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
-def gradients_of(layout: Layout, columns: Columns) -> Gradients:
-    """The gradients of all updates, as far as they are there."""
-    rules = _Rules(layout, columns)
+@once
+def gradients_of(schedule: Schedule) -> Gradients:
+    """What each rank adds to the updates, as far as it is there."""
+    layout = schedule.layout
+    rules = _Rules(layout, schedule.columns)
     placement = np.array(layout.placement, np.int64)
     parts = []
     for pipeline in layout.pipelines:
@@ -189,8 +203,11 @@ def gradients_of(layout: Layout, columns: Columns) -> Gradients:
     return Gradients(rank[order], piece[order], update[order], last[order])
 
 
-def sums_of(layout: Layout, columns: Columns) -> Sums:
-    """The sums of all optimizer steps."""
+@once
+def sums_of(schedule: Schedule) -> Sums:
+    """What all optimizer steps need."""
+    layout = schedule.layout
+    columns = schedule.columns
     rules = _Rules(layout, columns)
     parts = []
     for pipeline in layout.pipelines:
@@ -207,12 +224,23 @@ def sums_of(layout: Layout, columns: Columns) -> Sums:
     return Sums(step, last, first >= 0, is_far)
 
 
-def needs_of(layout: Layout, columns: Columns, with_sums: bool) -> Needs:
-    """What all actions need; their stages and microbatches must exist.
-
-    Without sums, optimizer steps need nothing: each needs every gradient of every replica, and
-    `sums_of` has what counts of these.
+@once
+def needs_of(schedule: Schedule) -> Needs:
+    """What every action needs, but for optimizer steps: each needs every gradient of every replica,
+    and `sums_of` has what counts of these.
     """
+    return _needs_of(schedule, with_sums=False)
+
+
+@once
+def all_needs_of(schedule: Schedule) -> Needs:
+    """What every action needs, with each of the gradients that an optimizer step needs."""
+    return _needs_of(schedule, with_sums=True)
+
+
+def _needs_of(schedule: Schedule, with_sums: bool) -> Needs:
+    layout = schedule.layout
+    columns = schedule.columns
     rules = _Rules(layout, columns)
     parts = list(rules.all(with_sums))
     user = np.concatenate([part.user for part in parts])
@@ -309,8 +337,8 @@ class _Rules:
         """Where the activations of some ops' own forwards come from: the kind that made them."""
         slots = self.slot(self.columns.stage[rows], self.columns.microbatch[rows])
         comes_from = np.full(len(rows), int(Kind.F))
-        comes_from[self.rows_of(Kind.R)[slots] >= 0] = Kind.R
-        comes_from[self.rows_of(Kind.OFFLOAD)[slots] >= 0] = Kind.RELOAD
+        for kind in _SOURCES:
+            comes_from[self.rows_of(kind)[slots] >= 0] = kind
         return comes_from
 
     def neighbours(self, rule: Rule) -> _Part:
@@ -346,7 +374,7 @@ class _Rules:
         """The optimizer steps that need gradients of a pipeline, all or those of the model that it
         is; with the replica of their stage there, and their update.
         """
-        step = self.columns.where(Kind.U)
+        step = self.columns.where(*STEPS)
         if self.layout.models:
             stages = self.columns.stage[step]
             step = step[(stages >= pipeline.start) & (stages < pipeline.stop)]

@@ -4,9 +4,9 @@ The one intermediate form. A program expands to a schedule of compute ops; lower
 receives; a plan is a lowered schedule that passed the checks.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 from attrs import field, frozen
@@ -14,21 +14,16 @@ from attrs import field, frozen
 from schedlang.diagnostics.arguments import check_whole
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.source import Source, Span
-from schedlang.schedule.actions import Actions
+from schedlang.schedule.actions import Actions, is_update
 from schedlang.schedule.columns import Columns, Flags, Ints, Ranks, columns_of
 from schedlang.schedule.costs import UNIT, Costs
-from schedlang.schedule.kinds import FORWARD, GATHERS, Kind
+from schedlang.schedule.kinds import AWAY, FORWARD, GATHERS, REPEATS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
-from schedlang.schedule.needs import (
-    Gradients,
-    Needs,
-    Sums,
-    gradients_of,
-    needs_of,
-    sums_of,
-)
 from schedlang.schedule.transports import PORTABLE
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Schedule")
 
 #: The most actions of one schedule.
 MOST_STEPS = 20_000_000
@@ -46,6 +41,15 @@ class Claim:
     location: int
     rank: int | None
     values: Mapping[str, int]
+
+
+@frozen
+class Pass:
+    """A pass of a program, by its name in `schedlang.passes`, and the values that it is given."""
+
+    name: str
+    values: tuple[Any, ...]
+    location: int
 
 
 #: The names of rules by which stages read their weights; a `delay` has its number.
@@ -114,6 +118,7 @@ class Schedule:
     checked by `compile`, and `warnings` say what in it may not be meant. `weights` has the rule of
     each stage, or none where all read the latest. Ops that were drawn at time slots have them in
     `slots`, per rank and action, until the schedule is squeezed. It is to run on a `transport`.
+    The `passes` of the program have yet to change it.
     `costs` are those that the program or its user gave; passes minimise the `objective`, a property
     of a timeline.
     """
@@ -128,6 +133,7 @@ class Schedule:
     slots: tuple[tuple[int, ...], ...] | None = None
     stream: Stream | None = None
     claims: tuple[Claim, ...] = field(default=(), eq=False, repr=False)
+    passes: tuple[Pass, ...] = field(default=(), eq=False, repr=False)
     warnings: tuple[Diagnostic, ...] = field(default=(), eq=False, repr=False)
     costs: Costs = UNIT
     transport: str = PORTABLE
@@ -148,26 +154,9 @@ class Schedule:
         return columns_of(self.ranks)
 
     @cached_property
-    def needs(self) -> Needs:
-        """What every action needs, but for optimizer steps, which need `sums`; of a schedule that
-        has the right structure.
-        """
-        return needs_of(self.layout, self.columns, with_sums=False)
-
-    @cached_property
-    def sums(self) -> Sums:
-        """What optimizer steps need; of a schedule that has the right structure."""
-        return sums_of(self.layout, self.columns)
-
-    @cached_property
-    def gradients(self) -> Gradients:
-        """What each rank adds to the updates; of a schedule that has the right structure."""
-        return gradients_of(self.layout, self.columns)
-
-    @cached_property
-    def all_needs(self) -> Needs:
-        """What every action needs, with each of the gradients that an optimizer step needs."""
-        return needs_of(self.layout, self.columns, with_sums=True)
+    def found(self) -> dict[object, Any]:
+        """What was found out about the schedule, by the function that did (see `once`)."""
+        return {}
 
     @cached_property
     def names(self) -> Names:
@@ -209,18 +198,18 @@ class Schedule:
     @cached_property
     def recomputed(self) -> frozenset[tuple[int, int]]:
         """The stages and microbatches whose forward is run again before their backward."""
-        return self._with(Kind.R)
+        return self._with(*REPEATS)
 
     @cached_property
     def offloaded(self) -> frozenset[tuple[int, int]]:
         """The stages and microbatches whose activations are on the host, or on another rank,
         between forward and backward.
         """
-        return self._with(Kind.OFFLOAD)
+        return self._with(*AWAY)
 
-    def _with(self, wanted: Kind) -> frozenset[tuple[int, int]]:
-        """The stages and microbatches that have an action of a kind."""
-        rows = self.columns.where(wanted)
+    def _with(self, *wanted: Kind) -> frozenset[tuple[int, int]]:
+        """The stages and microbatches that have an action of some kinds."""
+        rows = self.columns.where(*wanted)
         stages = self.columns.stage[rows].tolist()
         return frozenset(
             zip(stages, self.columns.microbatch[rows].tolist(), strict=True)
@@ -244,7 +233,7 @@ class Schedule:
     @cached_property
     def has_updates(self) -> bool:
         """Whether there are optimizer steps."""
-        return any(Kind.U in kinds for kinds in self._kinds())
+        return any(any(map(is_update, kinds)) for kinds in self._kinds())
 
     def _kinds(self) -> Iterator[set[int]]:
         """The kinds of action, rank by rank as far as somebody looks: of a plan that was opened for
@@ -286,7 +275,7 @@ class Schedule:
         """`recomputed` as a table, by stage and microbatch."""
         stages = range(len(self.placement))
         table = np.zeros((len(stages), max(map(self.layout.units, stages))), bool)
-        rows = self.columns.where(Kind.R)
+        rows = self.columns.where(*REPEATS)
         table[self.columns.stage[rows], self.columns.microbatch[rows]] = True
         return table
 
@@ -314,3 +303,19 @@ class Schedule:
     def where(self, rank: int, index: int) -> str:
         """The program line that action `index` of a rank came from, as `file:line`."""
         return self.source.where(self.spans[self.ranks[rank].source[index]].start)
+
+
+def once(find: Callable[[S], T]) -> Callable[[S], T]:
+    """What finds out something about a schedule, so that the schedule remembers the answer.
+
+    So a schedule itself is data, and what follows from it stands in the module that knows how.
+    """
+
+    @wraps(find)
+    def remembered(schedule: S) -> T:
+        if find not in schedule.found:
+            schedule.found[find] = find(schedule)
+        found: T = schedule.found[find]
+        return found
+
+    return remembered

@@ -13,7 +13,7 @@ import numpy as np
 from attrs import evolve
 
 from schedlang.schedule.columns import Columns, Ints, actions_of, columns_of, joined
-from schedlang.schedule.kinds import ROWS, TRANSFERS, Kind
+from schedlang.schedule.kinds import ROWS, STEPS, TRANSFERS
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Kernel, Schedule
 
@@ -45,7 +45,7 @@ def unroll(schedule: Schedule, updates: int) -> Schedule:
         steps,
     )
     units = np.array([layout.units(stage) for stage in range(len(layout.placement))])
-    comes = (columns.kind == Kind.U) | (columns.microbatch < units[columns.stage])
+    comes = columns.is_update | (columns.microbatch < units[columns.stage])
     ranks = actions_of(len(schedule.ranks), columns.taken(np.flatnonzero(comes)))
     return evolve(schedule, layout=layout, ranks=ranks, stream=None)
 
@@ -90,7 +90,7 @@ def steps_of(layout: Layout) -> Ints:
     steps = np.ones((ROWS, len(layout.all_numbers)), np.int64)
     stages = range(len(layout.placement))
     steps[:, : len(stages)] = [layout.units_of_update(stage) for stage in stages]
-    steps[Kind.U] = 1
+    steps[[*STEPS]] = 1
     # Only transfers have the numbers of skips.
     for kind, number in product(TRANSFERS, layout.far_edges):
         steps[kind, number] = layout.units_of_update(layout.stage_of(kind, number))

@@ -8,6 +8,7 @@ from schedlang import CompileError, Source, compile
 from schedlang.language.claims import check_claims
 from schedlang.language.expand import expand
 from schedlang.language.imports import load
+from schedlang.proof.figures import Figures
 from schedlang.proof.prove import prove
 from schedlang.schedule.schedule import Schedule
 
@@ -364,7 +365,7 @@ def test_a_schedule_is_data_with_its_claims() -> None:
     again = pickle.loads(pickle.dumps(found))
     assert again == found
     assert again.claims == found.claims
-    check_claims(again, prove(again))
+    check_claims(again, Figures(prove(again)))
     with pytest.raises(
         CompileError, match=r"`twice\(peak\(r\)\) > 2` is 2 > 2, on rank 0"
     ):

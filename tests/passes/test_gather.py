@@ -12,7 +12,7 @@ from schedlang import (
     read_source,
     simulate,
 )
-from schedlang.passes import gather
+from schedlang.passes.gather import gather
 from schedlang.proof.prove import prove
 from schedlang.ranks.shards import shards_figures
 from tests.support.paths import GALLERY

@@ -22,26 +22,21 @@ from schedlang import (
     read_source,
     simulate,
 )
-from schedlang.language.expand import expand
+from schedlang.compiler import ops_of
 from schedlang.language.imports import load
 from schedlang.lowering import lower
-from schedlang.passes import (
-    fill,
-    fill_weights,
-    fill_within,
-    recompute,
-    reorder,
-    search,
-    squeeze,
-)
+from schedlang.passes import fill, search
 from schedlang.passes.board import Board
-from schedlang.passes.fill import Rules
+from schedlang.passes.fill import Rules, fill_weights, fill_within
 from schedlang.passes.graph import Graph
 from schedlang.passes.greedy import Greedy
+from schedlang.passes.recompute import recompute
+from schedlang.passes.reorder import reorder
 from schedlang.passes.repeats import find_repeats
 from schedlang.passes.slots import fill_slots
+from schedlang.passes.squeeze import squeeze
 from schedlang.passes.track import Track
-from schedlang.plan.reader import parse_actions
+from schedlang.plan.text import parse_actions
 from schedlang.schedule.forward_only import forward_only
 from tests.support.paths import CASES, PROGRAMS
 from tests.support.sizes import examples
@@ -288,7 +283,7 @@ def test_slots_are_forgotten_only_when_squeezed() -> None:
         "s.sched",
         block("stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at 4 - 2 * s }"),
     )
-    schedule = expand(*load(source), {})
+    schedule = ops_of(*load(source), {})
     assert schedule.slots is not None
     assert schedule.slots[0][:4] == (0, 3, 4, 6)
     assert squeeze(schedule).slots is None
@@ -387,7 +382,7 @@ def test_periods_are_taken_out_and_put_in(name: str, period: int) -> None:
 
     def expanded(microbatches: int) -> Schedule:
         source = read_source(PROGRAMS / f"{name}.sched")
-        return expand(*load(source), {"ranks": 4, "microbatches": microbatches})
+        return ops_of(*load(source), {"ranks": 4, "microbatches": microbatches})
 
     def texts(schedule: Schedule) -> list[str]:
         return [actions.text() for actions in schedule.ranks]
@@ -440,7 +435,7 @@ def test_each_phase_of_a_schedule_goes_on_around_a_time_of_its_own(
 
     monkeypatch.setattr(search, "Graph", counted)
     source = read_source(PROGRAMS / "rlhf.sched")
-    whole = expand(*load(source), {"ranks": 16, "microbatches": 320})
+    whole = ops_of(*load(source), {"ranks": 16, "microbatches": 320})
     assert len(searched) == 2
     assert max(searched) * 3 < whole.microbatches
 
@@ -460,10 +455,10 @@ def test_a_part_says_all_where_transfers_take_time(
         return Graph(schedule)
 
     monkeypatch.setattr(search, "Graph", counted)
-    continued = prove(lower(expand(*load(source), params, costs)))
+    continued = prove(lower(ops_of(*load(source), params, costs)))
     assert max(searched) <= 40
     monkeypatch.setattr(search, "_parts", lambda schedule, limit: ())
-    whole = prove(lower(expand(*load(source), params, costs)))
+    whole = prove(lower(ops_of(*load(source), params, costs)))
     assert searched[-1] == 120
     assert continued.timeline.makespan <= whole.timeline.makespan
     assert max(continued.peak_memory) <= max(whole.peak_memory)
@@ -488,10 +483,10 @@ def test_models_go_on_side_by_side(
 
     monkeypatch.setattr(search, "_NEGLIGIBLE", negligible)
     monkeypatch.setattr(search, "Graph", counted)
-    continued = expand(*load(source), params)
+    continued = ops_of(*load(source), params)
     assert max(searched) * 3 < continued.microbatches
     monkeypatch.setattr(search, "_parts", lambda schedule, limit: ())
-    whole = expand(*load(source), params)
+    whole = ops_of(*load(source), params)
     assert ops(continued) == ops(whole)
     assert figures(continued) == figures(whole)
 
@@ -502,7 +497,7 @@ def test_a_part_says_little_of_ranks_that_wait_for_each_other_all_along(
     """With uneven stages an order may get better the longer it goes on."""
     source = read_source(PROGRAMS / "1f1b.sched")
     costs = Costs(forward_times=(3, 2, 2, 2), backward_times=(4,))
-    schedule = expand(*load(source), {"ranks": 4, "microbatches": 60}, costs)
+    schedule = ops_of(*load(source), {"ranks": 4, "microbatches": 60}, costs)
 
     def makespan() -> float:
         filled = fill_within(schedule, 6)
@@ -537,10 +532,10 @@ def test_a_part_says_all_of_unequal_ranks_where_there_is_nothing_to_gain(
         return Graph(schedule)
 
     monkeypatch.setattr(search, "Graph", counted)
-    continued = expand(*load(source), params)
+    continued = ops_of(*load(source), params)
     assert max(searched) * larger < sum(map(len, continued.ranks))
     monkeypatch.setattr(search, "_parts", lambda schedule, limit: ())
-    whole = expand(*load(source), params)
+    whole = ops_of(*load(source), params)
     assert ops(continued) == ops(whole)
     _, _, peak = figures(whole)
     assert figures(continued)[2] <= peak

@@ -21,8 +21,6 @@ CONTRACTS = PROJECT["tool"]["importlinter"]["contracts"]
 #: What may be imported where it is used, since it is an extra that not everybody installs, or
 #: slow to load and seldom needed.
 LATE_IMPORTS = {
-    "concurrent.futures": "starts with multiprocessing; only a check of many sizes needs it",
-    "multiprocessing": "the same",
     "difflib": "only a message about a misspelt name needs it",
     "fractions": "loads regular expressions; only decimal numbers need it",
     "ortools.linear_solver": "loads the extra `prove`",

@@ -60,6 +60,10 @@ ELSEWHERE = {
     "docs/torchtitan.md": ["torchtitan"] * 3,
     "docs/howto/clusters.md": ["a cluster with Slurm"],
     "docs/howto/from_torchtitan.md": ["torchtitan"],
+    "docs/howto/train.md": [
+        "minutes on four processes",
+        "tests/runtime/test_train_script.py runs it",
+    ],
 }
 
 

@@ -21,7 +21,7 @@ from schedlang import (
     simulate,
     write_plan,
 )
-from schedlang.plan.reader import parse_actions
+from schedlang.plan.text import parse_actions
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.layout import Layout, Pipeline
 from tests.support.own_collectives import comes_to_its_end

@@ -5,7 +5,8 @@ import pytest
 from attrs import evolve
 
 from schedlang import CompileError, Costs, Schedule
-from schedlang.proof.edges import Events, ideal_events, transport_events
+from schedlang.proof.edges import ideal_events, transport_events
+from schedlang.proof.events import Events
 from schedlang.proof.graph import NOTHING, Graph
 from schedlang.proof.prove import run_on, simulate
 from schedlang.schedule.kinds import RECEIVES

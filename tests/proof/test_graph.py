@@ -38,6 +38,7 @@ from schedlang.proof.order import check_order
 from schedlang.proof.prove import has_batches
 from schedlang.proof.structure import check_structure
 from schedlang.schedule.columns import Floats
+from schedlang.schedule.needs import all_needs_of
 from schedlang.schedule.transports import transports
 from tests.support.damage import (
     damaged_plans,
@@ -312,11 +313,12 @@ def test_needs_are_those_of_each_op(schedule: Schedule) -> None:
     for plan in [schedule, lower(schedule), *gallery(((4, 4),), slices=2)[::7]]:
         columns = plan.columns
         found: dict[int, list[tuple[int, int, int]]] = {}
+        all_needs = all_needs_of(plan)
         rows = (
-            plan.all_needs.user,
-            plan.all_needs.made,
-            plan.all_needs.stage,
-            plan.all_needs.microbatch,
+            all_needs.user,
+            all_needs.made,
+            all_needs.stage,
+            all_needs.microbatch,
         )
         for row, *need in zip(*(column.tolist() for column in rows), strict=True):
             found.setdefault(row, []).append((need[0], need[1], need[2]))

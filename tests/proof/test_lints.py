@@ -4,7 +4,7 @@ from attrs import evolve
 
 from schedlang import Plan, Source, compile
 from schedlang.diagnostics.diagnostic import Diagnostic
-from schedlang.plan.reader import parse_actions
+from schedlang.plan.text import parse_actions
 from schedlang.proof.lints import lint
 from tests.support.strategies import make_schedule
 

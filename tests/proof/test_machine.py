@@ -23,7 +23,7 @@ from schedlang import (
 )
 from schedlang.diagnostics.source import Span
 from schedlang.lowering import lower
-from schedlang.plan.reader import parse_actions
+from schedlang.plan.text import parse_actions
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import can_run
 from schedlang.proof.structure import check_structure

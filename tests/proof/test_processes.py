@@ -15,7 +15,7 @@ import pytest
 from attrs import asdict, evolve, frozen
 
 from schedlang import CompileError, Kind, Plan, Schedule, prove, read_plan, write_plan
-from schedlang.plan.reader import parse_actions
+from schedlang.plan.text import parse_actions
 from schedlang.schedule import layout
 from tests.support.damage import (
     batched_plan,

@@ -21,7 +21,7 @@ from schedlang import (
     read_source,
 )
 from schedlang.diagnostics.diagnostic import Diagnostic
-from schedlang.plan.reader import parse_actions
+from schedlang.plan.text import parse_actions
 from schedlang.proof.prove import prove
 from schedlang.schedule.findings import edge_text
 from schedlang.schedule.transports import NAMES

@@ -19,7 +19,7 @@ from schedlang import (
     read_plan,
 )
 from schedlang.compiler import check_schedule
-from schedlang.plan.reader import parse_actions
+from schedlang.plan.text import parse_actions
 from schedlang.proof import repetition
 from schedlang.proof.channels import channels_of
 from schedlang.proof.repetition import prove_for_all_updates

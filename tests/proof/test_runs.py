@@ -14,7 +14,8 @@ from schedlang.extras.noise import runs as of_runs
 from schedlang.extras.noise.noise import Draws, Noise
 from schedlang.extras.noise.runs import simulate_runs
 from schedlang.extras.noise.samples import Samples
-from schedlang.proof.edges import Events, ideal_events, takes_turns, transport_events
+from schedlang.proof.edges import ideal_events, takes_turns, transport_events
+from schedlang.proof.events import Events
 from schedlang.proof.graph import Graph
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Floats

@@ -23,7 +23,7 @@ from schedlang.cli.verdicts import errors
 from schedlang.compiler import check_program
 from schedlang.diagnostics.source import Span
 from schedlang.lowering.fuse import fuse
-from schedlang.plan.reader import parse_actions
+from schedlang.plan.text import parse_actions
 from schedlang.proof.edges import ideal_events, transport_events
 from schedlang.proof.execution import Execution
 from schedlang.proof.lints import lint

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from schedlang import CompileError, Plan, Source, compile, prove, read_plan
 from schedlang.diagnostics.diagnostic import Diagnostic
-from schedlang.plan.reader import parse_actions
+from schedlang.plan.text import parse_actions
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.schedule import WeightRule
 from tests.support.strategies import make_schedule

@@ -12,7 +12,7 @@ import islpy as isl
 import pytest
 from attrs import evolve
 
-from schedlang.compiler import NO_PARAMS, compile_tree
+from schedlang.compiler import NO_PARAMS, compile_tree, ops_of
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.extras.prove.certificates import what_it_proves
@@ -27,7 +27,7 @@ from schedlang.extras.prove.ranks.statements import UPDATES, with_digits
 from schedlang.extras.prove.ranks.words import condition_text
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
-from schedlang.language.expand import check_text, expand
+from schedlang.language.expand import check_text
 from schedlang.language.imports import load
 from schedlang.proof.execution import Execution
 from schedlang.proof.memory import peaks
@@ -266,7 +266,7 @@ def simulated(
 ) -> Iterator[Schedule]:
     """What is compared at one size: of a stream its plan, which has some updates, and one alone."""
     yield compile_tree(source, tree, sizes)
-    ops = expand(source, tree, sizes)
+    ops = ops_of(source, tree, sizes)
     if ops.stream:
         yield unroll(ops, 1)
 

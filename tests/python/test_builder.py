@@ -23,7 +23,7 @@ from schedlang import (
     read_source,
     write_plan,
 )
-from schedlang.language.expand import expand
+from schedlang.compiler import ops_of
 from schedlang.language.imports import load
 from schedlang.schedule.kinds import OF_STAGE
 from schedlang.schedule.layout import without_stage
@@ -109,7 +109,7 @@ def ops(path: Path, ranks: int, microbatches: int) -> Schedule | None:
     """The ops of a program of the gallery, after its passes; None if it is not for this size."""
     source, tree = load(read_source(path))
     try:
-        return expand(source, tree, {"ranks": ranks, "microbatches": microbatches})
+        return ops_of(source, tree, {"ranks": ranks, "microbatches": microbatches})
     except CompileError as error:
         if {diagnostic.code for diagnostic in error.diagnostics} != {"require"}:
             raise

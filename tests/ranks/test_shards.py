@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schedlang import CompileError, Kind, Schedule, Source, compile, read_source
 from schedlang.cli.main import main
-from schedlang.ranks.shards import Does, shards, shards_text
+from schedlang.ranks.shards import shards, shards_text
 from schedlang.schedule.actions import Actions
 from tests.support.paths import GALLERY
 from tests.support.sizes import examples
@@ -42,13 +42,13 @@ def follow(actions: Actions, places: int) -> tuple[int, int]:
     owes = set[int]()
     kinds = [*zip(actions.kind, actions.stage, strict=True)]
 
-    def do(steps: list[tuple[Does, int]]) -> None:
+    def do(steps: list[tuple[Kind, int]]) -> None:
         for what, stage in steps:
-            if what == Does.UNSHARD:
+            if what == Kind.UNSHARD:
                 assert stage not in gathered
                 gathered.add(stage)
                 assert len(gathered) <= places
-            elif what == Does.RESHARD:
+            elif what == Kind.RESHARD:
                 gathered.remove(stage)
             else:
                 owes.remove(stage)
@@ -65,7 +65,7 @@ def follow(actions: Actions, places: int) -> tuple[int, int]:
             assert stage not in owes
     assert not gathered
     assert not owes
-    return found.count(Does.UNSHARD), found.count(Does.REDUCE_GRAD)
+    return found.count(Kind.UNSHARD), found.count(Kind.REDUCE_GRAD)
 
 
 def fewest(actions: Actions, places: int) -> int:
@@ -131,7 +131,7 @@ def test_with_a_place_for_each_stage_weights_are_gathered_once_and_early() -> No
     for rank, actions in enumerate(plan.ranks):
         stages = plan.stages_of(rank)
         found = shards(actions, stages, len(stages))
-        assert found.count(Does.UNSHARD) == len(stages)
+        assert found.count(Kind.UNSHARD) == len(stages)
         ops = [index for index, kind in enumerate(actions.kind) if kind in USES]
         first = [
             next(
@@ -140,7 +140,7 @@ def test_with_a_place_for_each_stage_weights_are_gathered_once_and_early() -> No
             for stage in stages
         ]
         assert found.before == {
-            ops[max(each - 1, 0)]: [(Does.UNSHARD, stages[turn])]
+            ops[max(each - 1, 0)]: [(Kind.UNSHARD, stages[turn])]
             for turn, each in enumerate(first)
         }
 

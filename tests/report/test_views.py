@@ -174,7 +174,7 @@ def test_kinds_stay_apart_in_grey_print_and_text_is_legible() -> None:
         assert all(palette.contrast(fill, palette.ink(fill)) >= 4.5 for fill in fills)
     assert all(darkest > lightest for (_, darkest), (lightest, _) in pairwise(bands))
     assert palette.fill(Kind.R, 0, 1) == palette.fill(Kind.F, 0, 1)
-    assert Kind.R in palette.HATCHED
+    assert OPS[Kind.R].is_hatched
 
 
 def test_golden_svg(golden: Callable[[str, Path], None]) -> None:
@@ -497,7 +497,7 @@ def test_every_swatch_is_apart_from_every_other() -> None:
     or by what is drawn in it.
     """
     ops = [
-        (palette.fill(kind, 0, 1), "hatched" if kind in palette.HATCHED else "plain")
+        (palette.fill(kind, 0, 1), "hatched" if OPS[kind].is_hatched else "plain")
         for kind in map(Kind, OPS)
     ]
     swatches = [*ops, *palette.IDLE.values()]

@@ -24,6 +24,7 @@ from schedlang.runtime import (
     PipelineError,
     load_model,
     load_optimizers,
+    load_state,
     split,
 )
 from tests.support.cut_models import ROWS, alone, sequence
@@ -489,3 +490,100 @@ def test_a_buffer_in_no_file_is_not_left_empty(tmp_path: Path) -> None:
         PipelineError, match="`positions` is on the meta device and in no file"
     ):
         load_model(tmp_path, {0: model})
+
+
+class Position:
+    """A data loader's state."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def with_state(folder: Path) -> tuple[int, int, list[float], int]:
+    """What a script keeps beside a model, saved by two ranks and read as by any number of them."""
+    plan = program("1f1b", ranks=2, microbatches=8)
+    stages = split(sequence(), plan)
+    ours = Pipeline(plan, stages, nn.functional.mse_loss)
+    optimizer = SGD(ours.parameters(), lr=1.0, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    state = {"scheduler": scheduler, "loader": Position(3)}
+    with (
+        pytest.warns(match="there is no model in")
+        if dist.get_rank() == 0
+        else (warnings.catch_warnings())
+    ):
+        begin = load_model(folder, stages)
+    load_optimizers(folder, stages, [optimizer])
+    load_state(folder, state)
+    for step in range(2):
+        ours.step(*torch.randn(2, 8 * ROWS, 8, dtype=torch.float64).unbind())
+        optimizer.step()
+        scheduler.step()
+        ours.save_model(folder / f"step-{step + 1}", step + 1, [optimizer], state)
+    new = SGD(ours.parameters(), lr=1.0, momentum=0.9)
+    position = Position(0)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(new, 0.5)
+    load_state(folder, {"scheduler": schedule, "loader": position})
+    new.step()
+    schedule.step()
+    rates = [new.param_groups[0]["lr"], schedule.get_last_lr()[0]]
+    return begin, load_model(folder, stages), rates, position.position
+
+
+def test_a_script_keeps_its_schedulers_and_loaders_with_the_model(
+    run_ranks: Run, tmp_path: Path
+) -> None:
+    """The newest of several, with the rate that a scheduler goes on from; and step 0 before."""
+    for found in run_ranks(with_state, 2, tmp_path / "saved").results():
+        assert found == (0, 2, [0.125, 0.125], 3)
+
+
+def other_states(folder: Path, what: str) -> None:
+    plan = program("1f1b", ranks=2, microbatches=8)
+    stages = split(sequence(), plan)
+    ours = Pipeline(plan, stages, nn.functional.mse_loss)
+    rank = dist.get_rank()
+    if what == "by rank":
+        ours.save_model(folder / "saved", 1, state={"loader": Position(rank)})
+    ours.save_model(folder / "saved", 1, state={"loader": Position(1)})
+    names = {"other names": ["loader", "scheduler"], "no names": []}[what]
+    load_state(folder / "saved", dict.fromkeys(names, Position(0)))
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        (
+            "by rank",
+            "rank 1 has another state of `loader` than rank 0: save_model keeps",
+        ),
+        ("other names", r"has `loader`, and here `loader`, `scheduler` was asked for"),
+        ("no names", r"has `loader`, and here nothing was asked for"),
+    ],
+)
+def test_states_of_a_script_that_do_not_fit(
+    run_ranks: Run, tmp_path: Path, what: str, why: str
+) -> None:
+    outcome = run_ranks(other_states, 2, tmp_path, what)
+    assert re.search(why, "".join(outcome.logs))
+
+
+def without_values(folder: Path) -> None:
+    with torch.device("meta"):
+        stages = split(sequence(), program("1f1b", ranks=2, microbatches=8))
+    load_model(folder / "typo", stages)
+
+
+def test_weights_that_are_nowhere_are_not_trained(
+    run_ranks: Run, tmp_path: Path
+) -> None:
+    outcome = run_ranks(without_values, 2, tmp_path)
+    assert re.search(
+        "there is no model in .*typo. yet, and `.*` of stage", outcome.logs[0]
+    )

@@ -223,10 +223,10 @@ def in_places(of: DeviceMesh, plan: Plan, places: int | None) -> list[list[float
         shards.shards(each.ranks[rank], mine, places or len(mine))
         for each in (plan, forward_only(plan))
     )
-    gathers = 2 * steps.count(shards.Does.UNSHARD) + forwards.count(shards.Does.UNSHARD)
+    gathers = 2 * steps.count(Kind.UNSHARD) + forwards.count(Kind.UNSHARD)
     expected = [
         PARTS * gathers,
-        2 * PARTS * steps.count(shards.Does.REDUCE_GRAD),
+        2 * PARTS * steps.count(Kind.REDUCE_GRAD),
         steps.peak(),
     ]
     return [

@@ -30,7 +30,7 @@ from schedlang import (
     write_plan,
 )
 from schedlang.extras.search.optimize.problem import Problem
-from schedlang.plan.reader import parse_actions
+from schedlang.plan.text import parse_actions
 from schedlang.proof.prove import run_on
 from schedlang.proof.structure import check_structure
 from schedlang.report.bubbles.exposed import exposed

@@ -7,7 +7,7 @@ from attrs import evolve
 
 from schedlang import CompileError, Costs, Kind, Source, compile, prove, simulate
 from schedlang.plan.plan import Plan
-from schedlang.plan.reader import parse_actions
+from schedlang.plan.text import parse_actions
 from schedlang.plan.torch_tables.export import export_table
 from schedlang.python.builder import Builder
 from schedlang.ranks.connections import edges_of

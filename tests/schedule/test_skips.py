@@ -25,7 +25,7 @@ from schedlang import (
     write_plan,
 )
 from schedlang.cli.main import main
-from schedlang.plan.reader import parse_actions
+from schedlang.plan.text import parse_actions
 from schedlang.ranks.lifetimes import frees
 from tests.support.paths import PROGRAMS
 

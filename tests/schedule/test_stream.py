@@ -23,7 +23,7 @@ from schedlang import (
 from schedlang.language.expand import expand
 from schedlang.language.imports import load
 from schedlang.lowering import lower
-from schedlang.plan.reader import parse_actions
+from schedlang.plan.text import parse_actions
 from schedlang.proof.structure import check_structure
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.stream import unroll

@@ -65,7 +65,14 @@ SECTIONS = {
     },
     "schedlang.runtime": {
         "Training": ["Pipeline", "PipelineError"],
-        "Models": ["split", "EvenLayers", "measure", "load_model", "load_optimizers"],
+        "Models": [
+            "split",
+            "EvenLayers",
+            "measure",
+            "load_model",
+            "load_optimizers",
+            "load_state",
+        ],
         "Losses": ["add_loss", "added_losses"],
         "Overlap": ["end_component", "OverlappedForward", "OverlappedBackward"],
     },

@@ -8,6 +8,7 @@ from schedlang.extras.measured.run import Run
 from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate
+from schedlang.schedule.actions import is_update
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.timeline import Timeline
@@ -154,7 +155,7 @@ def _slow_ranks(run: Run, durations: tuple[Durations, ...]) -> list[Straggler]:
     # What a microbatch takes on each stage; an optimizer step is not for a microbatch.
     work = dict.fromkeys(range(len(run.plan.placement)), 0.0)
     for duration in durations:
-        if duration.kind != Kind.U:
+        if not is_update(duration.kind):
             work[duration.stage] += duration.mean
     stragglers = []
     for rank in range(len(run.plan.ranks)):

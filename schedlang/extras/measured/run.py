@@ -10,7 +10,7 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.files.kinds import FileKind, kind_of_file
 from schedlang.files.reading import read_source
 from schedlang.plan.plan import Plan
-from schedlang.plan.reader import plan_in
+from schedlang.plan.proved import plan_in
 from schedlang.proof.execution import Execution
 from schedlang.schedule.costs import Costs, measured_costs
 from schedlang.schedule.costs.traces import Traced, ops_with_sends, traced_actions

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from attrs import evolve
 
-from schedlang.proof.edges import Events
+from schedlang.proof.events import Events
 from schedlang.proof.graph import NOTHING, Graph, walk
 from schedlang.schedule.columns import Flags, Floats, Ints
 

@@ -17,6 +17,7 @@ from schedlang.passes.graph import Graph
 from schedlang.plan.plan import Plan
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import Kind
+from schedlang.schedule.needs import all_needs_of
 from schedlang.schedule.timeline import Bars, Timeline
 
 
@@ -64,7 +65,7 @@ def _needs(graph: Graph, p2p: float, gaps: bool) -> list[list[tuple[int, float]]
     """What each node of a graph waits for, with the time that passes from its end."""
     schedule = graph.schedule
     columns = schedule.columns
-    needs = schedule.all_needs
+    needs = all_needs_of(schedule)
     found: list[list[tuple[int, float]]] = [[] for _ in graph.ops]
     receivers: dict[int, int] = {}
     items = np.argsort(needs.user, kind="stable").tolist()

@@ -17,8 +17,8 @@ from schedlang.extras.prove.orders import (
     plus,
 )
 from schedlang.language.faults import Fault
-from schedlang.schedule.actions import is_copy
-from schedlang.schedule.kinds import OPS, Kind
+from schedlang.schedule.actions import is_copy, is_update
+from schedlang.schedule.kinds import OPS, STEPS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
@@ -37,12 +37,12 @@ def check_coverage(orders: Orders, layout: Layout) -> None:
     made = orders.makers()
     wanted = wanted_in(layout, {thing for thing, _ in made})
     for wanted_thing, stage in sorted(wanted | set(made)):
-        if wanted_thing != Kind.U:
+        if not is_update(wanted_thing):
             ops = made.get((wanted_thing, stage), [])
             check_once(
                 ops, orders.units[stage], orders.strides[stage], wanted_thing, stage
             )
-    if any(thing == Kind.U for thing, _ in made):
+    if any(is_update(thing) for thing, _ in made):
         _check_updates(orders, made, layout)
 
 
@@ -142,14 +142,14 @@ def _check_updates(
     for stage, rank in enumerate(orders.placement):
         if not layout.trains(stage):
             continue
-        updates = made.get((Kind.U, stage), [])
+        updates = [step for kind in STEPS for step in made.get((kind, stage), ())]
         if len(updates) != 1 or updates[0][0].grows:
             raise NotLinear(f"stage {stage} does not make one update")
         is_over = False
         for piece in orders.ranks[rank]:
             for batch in piece.batches:
                 kinds = [op.kind for op in batch if op.stage == stage]
-                if Kind.U in kinds:
+                if any(map(is_update, kinds)):
                     if len(batch) > 1:
                         raise NotLinear("an optimizer step overlaps with other ops")
                     is_over = True

@@ -126,9 +126,10 @@ class _Declared(Declarations):
             "listed": listed_for_all,
             # Numbers that depend on n cannot be looked up.
             "remembered": lambda function: function,
-            "change": self.change,
         }
         self.run_items()
+        if self._passes:
+            raise Searched(f"its order is that of the pass `{self._passes[0].name}`")
         if self._weights and not self.sites.parts:
             raise NotLinear("it says which versions of weights are read")
         if not isinstance(self.order, syntax.Rank):
@@ -167,10 +168,6 @@ class _Declared(Declarations):
 
     def expect(self, stages: int, microbatches: Any, location: int) -> None:
         """Any number of ops: the budget says how many are looked at."""
-
-    def change(self, name: str, *_: Any) -> None:
-        """A pass, which no text says the order of."""
-        raise Searched(f"its order is that of the pass `{name}`")
 
     def check_price(self, price: Price) -> None:
         """NotLinear for a cost that depends on n, or on more than the stage."""

@@ -28,7 +28,7 @@ from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Ints
-from schedlang.schedule.kinds import OF_STAGE, OPS, Kind
+from schedlang.schedule.kinds import OF_STAGE, OPS, Kind, op_of
 
 #: A number as `constant + by_n * n`, and one as `constant + by_n * n + by_round * k`.
 Pair = tuple[Any, Any]
@@ -354,7 +354,7 @@ def _with_owed(pieces: list[Piece], sites: Sites) -> list[Piece]:
     if len(weights) > len(oldest):
         raise NotLinear("some `W` name their microbatch, and some take the oldest")
     bare = {sites.ops[location].is_bare for location in oldest}
-    stages = {op.stage for piece in pieces for op in piece.ops if op.kind == Kind.I}
+    stages = {op.stage for piece in pieces for op in piece.ops if op_of(op.kind).owes}
     if len(bare) > 1 and len(stages) > 1:
         raise NotLinear("some `W` name their stage, and some do not")
     by_stage = not bare.pop()
@@ -378,7 +378,7 @@ def _owed_once(
     sources: dict[Any, list[tuple[Piece, Op, Triple]]] = {}
     for piece in pieces:
         seen: dict[Any, int] = {}
-        owing = [op for op in piece.ops if op.kind == Kind.I]
+        owing = [op for op in piece.ops if op_of(op.kind).owes]
         for op in owing:
             key = op.stage if by_stage else None
             count = sum(1 for other in owing if not by_stage or other.stage == op.stage)

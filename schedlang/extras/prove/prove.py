@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from attrs import define, evolve, field, frozen
 
-from schedlang.compiler import NO_PARAMS, wrong_ops
+from schedlang.compiler import NO_PARAMS, ops_of, wrong_ops
 from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
@@ -59,9 +59,8 @@ from schedlang.language.sites import Sites
 from schedlang.proof.graph import remembered_walks
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
-from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.actions import is_transfer, is_update
 from schedlang.schedule.columns import Columns, columns_of
-from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Claim, Schedule
 from schedlang.schedule.transports import PORTABLE
 
@@ -404,7 +403,7 @@ class Prover:
         """The schedule of ops at a size; CompileError."""
         if microbatches not in self.schedules:
             params = {**self.program.params, "microbatches": microbatches}
-            self.schedules[microbatches] = expand(
+            self.schedules[microbatches] = ops_of(
                 self.program.whole, self.program.tree, params
             )
         return self.schedules[microbatches]
@@ -636,7 +635,7 @@ def _certify(
     do nothing, where there are any; None where it has what no certificate has.
     """
     stamped, _, schedules = proved[0]
-    has_updates = any(op.kind == Kind.U for op in stamped.orders.ops)
+    has_updates = any(is_update(op.kind) for op in stamped.orders.ops)
     costs = schedules[0].costs
     if has_updates or costs.overlap_times or costs.components:
         return None

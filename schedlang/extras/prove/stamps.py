@@ -37,9 +37,12 @@ from schedlang.extras.prove.orders import (
     tiles,
     value,
 )
-from schedlang.proof.edges import ideal_events, latencies
+from schedlang.proof.durations import latencies
+from schedlang.proof.edges import ideal_events
+from schedlang.schedule.actions import is_update
 from schedlang.schedule.columns import Ints, is_any
 from schedlang.schedule.kinds import OF_STAGE, OPS, Kind
+from schedlang.schedule.needs import needs_of
 from schedlang.schedule.schedule import Schedule
 
 #: Of a rule, what is needed: made by an op, of which stage, so many microbatches on; and whether it
@@ -70,7 +73,7 @@ def rules_of(schedules: Sequence[Schedule]) -> Rules:
 def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]]:
     layout = schedule.layout
     columns = schedule.columns
-    needs = schedule.needs
+    needs = needs_of(schedule)
     is_of_op = ~columns.is_transfer[needs.user]
     user = needs.user[is_of_op]
     microbatch = columns.microbatch[user]
@@ -390,7 +393,7 @@ class Stamped:
     def _needed(self, timed: Timed, op: Op, sources: Sources) -> Iterator[Any]:
         """When each thing that an op needs is there."""
         constant, by_n, by_round = op.microbatch
-        if op.kind == Kind.U and self.summed:
+        if is_update(op.kind) and self.summed:
             yield from self._gradients(op.stage, sources)
         for made, stage, further, is_far, way in self.needs(op):
             makers = sources.get((made, stage))

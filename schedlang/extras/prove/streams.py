@@ -45,8 +45,7 @@ from schedlang.extras.prove.stamps import (
 from schedlang.language.sites import Sites
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
-from schedlang.schedule.actions import is_copy, is_transfer
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.actions import is_copy, is_transfer, is_update
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.stream import unroll
 
@@ -109,7 +108,7 @@ def _by_update(pieces: Sequence[Piece], units: Sequence[Pair]) -> tuple[Piece, .
 def _border(piece: Piece, units: Sequence[Pair]) -> Pair | None:
     """The first round in which an op is of another update than in the first."""
     last = minus(piece.rounds, ONCE)
-    for op in (op for op in piece.ops if op.kind != Kind.U):
+    for op in (op for op in piece.ops if not is_update(op.kind)):
         first = at_round(op.microbatch, ZERO)
         border = times(units[op.stage], _update_of(first, units[op.stage]) + 1)
         away = minus(border, first)
@@ -133,7 +132,7 @@ def _check_coverage(warmup: Orders, steady: Orders, schedule: Schedule) -> None:
         wanted_in(schedule.layout, {thing for thing, _ in own}) | set(own) | set(early)
     )
     for thing, stage in sorted(wanted):
-        if thing == Kind.U:
+        if is_update(thing):
             if len(own.get((thing, stage), ())) != 1 or (thing, stage) in early:
                 raise NotLinear(f"stage {stage} does not make one update")
             continue
@@ -164,7 +163,7 @@ def _ahead(piece: Piece, units: Sequence[Pair]) -> Iterator[tuple[int, int, Pair
     """The ops of a piece that are for the next update, with the microbatches that they have
     there.
     """
-    for op in (op for op in piece.ops if op.kind != Kind.U):
+    for op in (op for op in piece.ops if not is_update(op.kind)):
         number = at_round(op.microbatch, ZERO)
         if _update_of(number, units[op.stage]):
             if piece.grows:

@@ -17,7 +17,7 @@ from schedlang.extras.prove.orders import Orders
 from schedlang.lowering import lower
 from schedlang.proof.prove import has_batches, prove
 from schedlang.proof.repetition import goes_on, reached
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.actions import is_update
 from schedlang.schedule.schedule import Kernel, Schedule
 from schedlang.schedule.stream import repeat
 from schedlang.schedule.transports import transports
@@ -90,7 +90,7 @@ def repeated(orders: Orders, schedules: Sequence[Schedule]) -> Repeated:
                 )
             begun |= piece.grows
             for op in piece.ops:
-                if op.kind == Kind.U:
+                if is_update(op.kind):
                     raise NotRepeated("it has optimizer steps")
                 _, by_n, by_round = op.microbatch
                 further = by_round if piece.grows else by_n

@@ -7,7 +7,7 @@ import numpy as np
 from schedlang.report.bubbles.waits import ROUNDING, Waits
 from schedlang.schedule.columns import Floats, Ints, is_any
 from schedlang.schedule.costs import Amounts
-from schedlang.schedule.kinds import MAKERS, Kind
+from schedlang.schedule.kinds import AWAY, BACK, MAKERS, Kind
 
 
 class Alternatives:
@@ -130,13 +130,13 @@ class _Kept:
         head = waits.head[copies]
         kind = columns.kind[head]
         is_kept = np.isin(waits.rank[copies], waits.schedule.layout.kept_by(rank))
-        is_kept &= is_any(kind, Kind.OFFLOAD, Kind.RELOAD)
+        is_kept &= is_any(kind, *AWAY, *BACK)
         copies = copies[is_kept]
         head = head[is_kept]
         kind = kind[is_kept]
         # What another rank gives away, this one takes.
         amount = -amounts.of(kind, columns.stage[head], columns.microbatch[head])
-        time = np.where(kind == Kind.OFFLOAD, waits.starts[copies], waits.ends[copies])
+        time = np.where(is_any(kind, *AWAY), waits.starts[copies], waits.ends[copies])
         order = np.lexsort((amount, time))
         self.times: list[float] = time[order].tolist()
         self.levels: list[float] = [0.0, *np.cumsum(amount[order]).tolist()]

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from schedlang.proof.edges import op_ends
+from schedlang.proof.durations import op_ends
 from schedlang.report.bubbles.alternatives import Alternatives
 from schedlang.report.bubbles.reasons import Gaps, Reasons, Why, reasons
 from schedlang.report.bubbles.waits import ROUNDING, Step, Waits

@@ -9,10 +9,11 @@ from typing import Literal
 import numpy as np
 from attrs import frozen
 
-from schedlang.proof.edges import latencies
+from schedlang.proof.durations import latencies
 from schedlang.schedule.columns import Floats, Ints
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.fixed_point import FixedPoint
+from schedlang.schedule.needs import all_needs_of
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
 
@@ -226,7 +227,7 @@ def _latest(
     schedule: Schedule, costs: Costs, step_of: Ints, end: Floats, fixed: FixedPoint
 ) -> tuple[Ints, Floats]:
     """Of each step the one whose result arrived last, and when it did."""
-    needs = schedule.all_needs
+    needs = all_needs_of(schedule)
     transfers = costs.over(schedule.costs).transfers(len(schedule.placement))
     table = latencies(schedule.layout, transfers)
     user = step_of[needs.user]

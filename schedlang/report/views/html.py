@@ -284,6 +284,6 @@ def _kind(kind: Kind, chunks: int) -> dict[str, Any]:
         "name": OPS[kind].name,
         "fills": fills,
         "inks": [palette.ink(fill) for fill in fills],
-        "hatched": kind in palette.HATCHED,
-        "step": kind == Kind.U,
+        "hatched": OPS[kind].is_hatched,
+        "step": OPS[kind].is_update,
     }

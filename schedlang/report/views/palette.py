@@ -1,4 +1,4 @@
-"""The colours of all views.
+"""The colours of all views; those of an op stand in the row of its kind.
 
 As in the figures of the papers, forwards are blue, backwards green, and weight halves amber. Kinds
 differ in lightness too, each in a band of its own for all chunks: so they can be told apart in grey
@@ -7,7 +7,7 @@ end. A recomputation is a forward again, in its blue, but hatched. An optimizer 
 colour of the text.
 """
 
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS
 
 Rgb = tuple[int, ...]
 
@@ -15,26 +15,6 @@ INK = "#10151c"
 PAPER = "#ffffff"
 #: The colours of what is written on a box: the one that reads better is taken.
 _INKS = (INK, PAPER)
-#: The light and the dark end of each kind's band.
-_BANDS = {
-    Kind.F: ("#97d0f1", "#69a6f3"),
-    Kind.B: ("#317e42", "#07492c"),
-    Kind.I: ("#3fab8b", "#008c98"),
-    Kind.W: ("#faefad", "#ffc86b"),
-    Kind.R: ("#97d0f1", "#69a6f3"),
-    Kind.U: (INK, INK),
-    Kind.OFFLOAD: ("#c882c2", "#c882c2"),
-    Kind.RELOAD: ("#a45b9f", "#a45b9f"),
-    Kind.UNSHARD: ("#c5bb87", "#c5bb87"),
-    Kind.RESHARD: ("#f2a65a", "#f2a65a"),
-    Kind.REDUCE_GRAD: ("#494036", "#494036"),
-    Kind.SEND_WEIGHTS: ("#69a103", "#69a103"),
-    Kind.RECV_WEIGHTS: ("#bde912", "#bde912"),
-    Kind.SEND_GRADIENTS: ("#3a1207", "#3a1207"),
-    Kind.RECV_GRADIENTS: ("#a62419", "#a62419"),
-}
-#: The kinds whose boxes are hatched.
-HATCHED = (Kind.R,)
 
 #: How idle time of each cause looks: its colour, and the pattern that is drawn in it. Causes of one
 #: family have one colour, so that the pattern tells them apart also where colours do not.
@@ -76,7 +56,7 @@ VERSIONS = ("#e3e7ec", "#a9b2bd", "#6b7683", "#10151c")
 
 def fill(kind: int, chunk: int, chunks: int) -> str:
     """The colour of a box, `#rrggbb`: of a kind, and of one chunk among several."""
-    light, dark = map(_rgb, _BANDS[Kind(kind)])
+    light, dark = map(_rgb, OPS[kind].colours)
     share = chunk / max(chunks - 1, 1)
     parts = [round(a + (b - a) * share) for a, b in zip(light, dark, strict=True)]
     return "#" + "".join(f"{part:02x}" for part in parts)

@@ -21,6 +21,7 @@ from schedlang.report.views.units import bytes_text, time_text
 from schedlang.schedule.actions import Actions, is_transfer
 from schedlang.schedule.kinds import OF_STAGE, OPS, Kind
 from schedlang.schedule.layout import Layout
+from schedlang.schedule.needs import all_needs_of
 from schedlang.schedule.timeline import Bar, Timeline
 
 #: What a rank holds, from each time on at which that changes.
@@ -225,9 +226,10 @@ def _arrows(plan: Plan, bars: list[Bar]) -> tuple[tuple[int, int], ...]:
     box_of = np.array([boxes.get(op, -1) for op in ops])
     # Receives need something as well, but have no box: the op that needs the message gets the
     # arrow.
-    items = np.flatnonzero(~columns.is_transfer[plan.all_needs.user])
-    makers = box_of[plan.all_needs.maker[items]]
-    users = box_of[plan.all_needs.user[items]]
+    needs = all_needs_of(plan)
+    items = np.flatnonzero(~columns.is_transfer[needs.user])
+    makers = box_of[needs.maker[items]]
+    users = box_of[needs.user[items]]
     order = np.argsort(users, kind="stable")
     return tuple(zip(makers[order].tolist(), users[order].tolist(), strict=True))
 

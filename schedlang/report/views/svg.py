@@ -15,8 +15,8 @@ from schedlang.report.views import idle, palette
 from schedlang.report.views.boxes import Box
 from schedlang.report.views.picture import WHOLE, Part, Picture
 from schedlang.report.views.units import PRINTED, SECONDS, unit_of
-from schedlang.schedule.actions import is_beside
-from schedlang.schedule.kinds import OPS, Kind
+from schedlang.schedule.actions import is_beside, is_update
+from schedlang.schedule.kinds import OPS
 from schedlang.schedule.naming import Names
 
 # Sizes, in pixels. Around the rows:
@@ -191,7 +191,7 @@ def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
         strips = []
         for box in ops:
             # An optimizer step makes a version and reads none.
-            if box.bar.kind != Kind.U:
+            if not is_update(box.bar.kind):
                 strips.append((palette.version(box.version), _strip(frame, box)))
         yield from _grouped(strips, f'stroke="{GRID}" stroke-width="0.5"')
     yield from _overlaps(frame, ops)
@@ -277,7 +277,7 @@ def _sides(frame: _Frame, box: Box) -> tuple[float, float]:
 
 def _fill(picture: Picture, box: Box) -> str:
     """The colour of a box, or the pattern that hatches it."""
-    if box.bar.kind in palette.HATCHED:
+    if OPS[box.bar.kind].is_hatched:
         return f"url(#hatch{box.chunk})"
     return palette.fill(box.bar.kind, box.chunk, picture.chunks)
 
@@ -376,7 +376,7 @@ def _entries(picture: Picture, frame: _Frame) -> Iterator[tuple[list[str], str]]
     for kind in picture.kinds:
         fills = []
         for chunk in range(picture.chunks):
-            if kind in palette.HATCHED:
+            if OPS[kind].is_hatched:
                 fills.append(f"url(#hatch{chunk})")
             else:
                 fills.append(palette.fill(kind, chunk, picture.chunks))
@@ -414,7 +414,7 @@ def _entries(picture: Picture, frame: _Frame) -> Iterator[tuple[list[str], str]]
 
 def _hatches(picture: Picture) -> Iterator[str]:
     """The patterns of kinds that are hatched, one for each chunk."""
-    for kind in set(picture.kinds) & set(palette.HATCHED):
+    for kind in (kind for kind in picture.kinds if OPS[kind].is_hatched):
         for chunk in range(picture.chunks):
             fill = palette.fill(kind, chunk, picture.chunks)
             yield (

@@ -43,7 +43,8 @@ from schedlang.extras.prove.ranks.symbols import (
 )
 from schedlang.extras.prove.ranks.values import Evaluator
 from schedlang.language.sites import Sites
-from schedlang.schedule.kinds import TRANSFERS, Kind
+from schedlang.schedule.actions import is_update
+from schedlang.schedule.kinds import TRANSFERS, Kind, op_of
 
 #: A microbatch of a stream may be of at most so many updates later.
 _MOST_UPDATES_ON = 4
@@ -158,7 +159,7 @@ class Calls:
             raise Unreadable("`W` with and without a microbatch", call.span)
         if any((other.stage is None) != (call.stage is None) for other in weights):
             raise Unreadable("`W` with and without a stage", call.span)
-        owing = [other for other in calls if other.kind == Kind.I]
+        owing = [other for other in calls if op_of(other.kind).owes]
         taken = self.counted(call, weights)
         owed = self.counted(call, owing)
         nothing = call.where - under(taken, owed, call.where)
@@ -254,14 +255,14 @@ class Calls:
         assert call.microbatch is not None
         where = call.where
         slice = call.slice if call.slice is not None else number(0)
-        if self.sites.has_slices and call.kind != Kind.U:
+        if self.sites.has_slices and not is_update(call.kind):
             right = between(number(0), slice, self.slices)
             what = f"`{call.site.word}` of a slice that there is not"
             self.evaluator.mistaken(what, where - right)
             where = where & right
         update = symbol(UPDATE) if UPDATE in call.indices else number(0)
         cases: list[tuple[isl.Set, isl.PwAff, Number]] = []
-        if call.kind == Kind.U:
+        if is_update(call.kind):
             cases.append((where, update, of_number(0)))
             where = nowhere()
         for line in self.lines:

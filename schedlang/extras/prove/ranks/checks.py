@@ -39,7 +39,9 @@ from schedlang.schedule.kinds import (
     MAKERS,
     OPS,
     RECEIVES,
+    REPEATS,
     SENDS,
+    STEPS,
     TRANSFERS,
     USES_WEIGHTS,
     Kind,
@@ -81,11 +83,11 @@ def _coverage(relations: Relations) -> Iterator[tuple[str, isl.Set]]:
             # Where there is no backward at all, it is an inference.
             missing = missing & trains
         yield f"a {OPS[made].name} never runs", missing
-    for made in (Kind.F, Kind.B, Kind.W, Kind.R, Kind.U):
+    for made in (Kind.F, Kind.B, Kind.W, *REPEATS, *STEPS):
         what = f"a {OPS[made].name} runs twice"
         yield what, _twice(relations.of(*MAKERS[made]))
     # Of updates, each stage has all, or no stage has any.
-    updates = relations.of(Kind.U).range()
+    updates = relations.of(*STEPS).range()
     some = updates.params()
     all_updates = nowhere()
     for line in reading.lines:
@@ -180,7 +182,7 @@ def _versions(relations: Relations) -> Iterator[tuple[str, isl.Set]]:
     reads the version that the rule of its stage gives.
     """
     reading = relations.reading
-    updates = [s for s in reading.statements if s.kind == Kind.U]
+    updates = [s for s in reading.statements if s.kind in STEPS]
     if not updates:
         return
     gradients = relations.of(*MAKERS[Kind.W])
@@ -202,7 +204,8 @@ def _versions(relations: Relations) -> Iterator[tuple[str, isl.Set]]:
                 yield _between(relations, weights, Kind.F, _SAME_UPDATE)
             case "unstashed":
                 # Only a recomputation must make the same as its forward.
-                yield _between(relations, weights, Kind.R, _SAME_ITEM)
+                for kind in REPEATS:
+                    yield _between(relations, weights, kind, _SAME_ITEM)
 
 
 def _late_update(
@@ -216,7 +219,7 @@ def _late_update(
         & symbol(NEEDED[1]).eq_set(made_by)
     )
     reads = relation_of(same, ITEM, NEEDED)
-    pairs = relations.pairs(ops, reads, relations.of(Kind.U))
+    pairs = relations.pairs(ops, reads, relations.of(*STEPS))
     early = pairs.reverse().subtract(relations.before)
     what = "an op stands before the update that makes the version that it reads"
     return what, early.params()
@@ -231,7 +234,7 @@ def _between(
     of_stages = isl.UnionSet.from_set(points(weights.stages, ITEM))
     forwards = relations.of(Kind.F).intersect_range(of_stages)
     ops = relations.of(kind)
-    updates = relations.pairs(forwards, isl.Map(_SAME_STAGE), relations.of(Kind.U))
+    updates = relations.pairs(forwards, isl.Map(_SAME_STAGE), relations.of(*STEPS))
     following = relations.before.intersect_range(ops.domain())
     between_both = updates.intersect(relations.before).apply_range(following)
     amiss = between_both.intersect(relations.pairs(forwards, isl.Map(alike), ops))

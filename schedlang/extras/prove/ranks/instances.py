@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from schedlang.compiler import ops_of
 from schedlang.extras.prove.program import Program
 from schedlang.extras.prove.ranks.relations import ITEM, Relations
 from schedlang.extras.prove.ranks.statements import UPDATES, with_digits
 from schedlang.extras.prove.ranks.symbols import all_points, at_sizes
-from schedlang.language.expand import expand
 from schedlang.lowering import lower
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.actions import is_update
 from schedlang.schedule.stream import unroll
 
 #: An op: its kind, its stage, and its microbatch or slice as a plan counts them.
@@ -30,8 +30,9 @@ def ops_at(relations: Relations, sizes: Mapping[str, int]) -> list[list[Op]]:
         for values in all_points(at_sizes(both.range(), with_digits(sizes))):
             stage, update, group, index, piece = values[: len(ITEM)]
             microbatch = update * sizes["microbatches"] + group * sizes["ranks"] + index
-            is_update = statement.kind == Kind.U
-            unit = update if is_update else microbatch * slices + piece
+            unit = microbatch * slices + piece
+            if is_update(statement.kind):
+                unit = update
             placed.append((values[len(ITEM) :], (statement.kind, stage, unit)))
     ranks: list[list[Op]] = [[] for _ in range(sizes["ranks"])]
     for place, op in sorted(placed):
@@ -46,7 +47,7 @@ def compiled_ops(
     transfers that the program writes; CompileError where it refuses the program. Ops that are
     issued together are in order of their kinds.
     """
-    schedule = expand(program.whole, program.tree, params)
+    schedule = ops_of(program.whole, program.tree, params)
     if schedule.stream:
         schedule = unroll(schedule, updates)
     elif schedule.columns.is_transfer.any():

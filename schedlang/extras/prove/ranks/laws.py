@@ -48,7 +48,7 @@ from schedlang.extras.prove.ranks.symbols import (
 from schedlang.extras.prove.ranks.timing import MICROBATCHES, makespan_of
 from schedlang.language import syntax
 from schedlang.schedule.costs import UNIT
-from schedlang.schedule.kinds import MAKERS, OPS, Kind
+from schedlang.schedule.kinds import MAKERS, OPS, REPEATS, Kind
 from schedlang.schedule.layout import Layout, Pipeline
 
 #: The size in the base of which all slices are counted.
@@ -122,10 +122,10 @@ def _work(outcome: Outcome) -> Number | None:
     of_unit = takes[Kind.F]
     if kinds & set(MAKERS[Kind.B]):
         of_unit += takes[Kind.B]
-    if Kind.R in kinds:
-        if not _runs_again(outcome):
+    for repeat in kinds & {*REPEATS}:
+        if not _runs_again(outcome, repeat):
             return None
-        of_unit += takes[Kind.R]
+        of_unit += takes[repeat]
     every = outcome.proved & without(reading.held, [STAGE])
     total = of_number(0).within(every)
     for stage in reading.own_stages:
@@ -142,10 +142,11 @@ def _work(outcome: Outcome) -> Number | None:
     return _highest(total, every, reading.sizes)
 
 
-def _runs_again(outcome: Outcome) -> bool:
-    """Whether all forwards are run again, if any is."""
-    forwards, again = (outcome.relations.of(kind).range() for kind in (Kind.F, Kind.R))
-    return bool(forwards.is_equal(again))
+def _runs_again(outcome: Outcome, *repeats: Kind) -> bool:
+    """Whether all forwards are run again."""
+    relations = outcome.relations
+    again = relations.of(*repeats).range()
+    return bool(relations.of(Kind.F).range().is_equal(again))
 
 
 def _run_by(line: Line, reading: Reading) -> Number | None:
@@ -178,10 +179,10 @@ def _peak(outcome: Outcome) -> Number | None:
     holding = [s for s in ops if OPS[s.kind].holds > 0]
     if kinds == {Kind.F}:
         staying: list[Statement] = []
-    elif Kind.R in kinds:
-        if not _runs_again(outcome):
+    elif kinds & {*REPEATS}:
+        if not _runs_again(outcome, *REPEATS):
             return None
-        staying = [s for s in holding if s.kind == Kind.R]
+        staying = [s for s in holding if s.kind in REPEATS]
     else:
         staying = holding
     giving = [s for s in ops if OPS[s.kind].holds < 0]

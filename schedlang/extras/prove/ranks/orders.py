@@ -36,7 +36,7 @@ from schedlang.extras.prove.ranks.values import Evaluator, Scope
 from schedlang.language import expressions, syntax
 from schedlang.language.arithmetic import steps_of
 from schedlang.language.sites import CallSite, Sites
-from schedlang.schedule.actions import is_collective
+from schedlang.schedule.actions import is_collective, is_copy, is_update
 from schedlang.schedule.kinds import Kind
 
 #: A loop of at most so many rounds, whatever the sizes, is read round by round.
@@ -287,11 +287,11 @@ class Orders:
         location = self.at[node.span]
         site = self.sites.ops[location]
         kind = self.sites.kinds[location]
-        if kind in (Kind.OFFLOAD, Kind.RELOAD):
+        if is_copy(kind):
             raise Unreadable("copies to the host", node.span)
         if is_collective(kind):
             raise Unreadable("gathers, sums and hops of stages", node.span)
-        if kind == Kind.U and batch:
+        if is_update(kind) and batch:
             raise Unreadable("an update that overlaps with other ops", node.span)
         args: list[Number | None] = [
             None
@@ -303,7 +303,7 @@ class Orders:
             return
         slices = 1 if self.sites.has_slices else 0
         stages: Sequence[Number | None]
-        if kind == Kind.U:
+        if is_update(kind):
             stages = args if args else list(map(Number, self.evaluator.own_stages))
             args = [None, of_number(0), *[of_number(0)] * slices]
         else:

@@ -28,7 +28,7 @@ from schedlang.extras.prove.ranks.symbols import (
     points,
     symbol,
 )
-from schedlang.schedule.kinds import MAKERS, SENDS, TRANSFERS, Kind
+from schedlang.schedule.kinds import MAKERS, REPEATS, SENDS, TRANSFERS, Kind
 from schedlang.schedule.needs import RULES, Rule
 
 #: The symbols of an item, which is what an op makes: a stage, an update, the two digits of a
@@ -158,13 +158,13 @@ class Relations:
     def needs(self) -> list[tuple[Rule, isl.UnionMap]]:
         """For each rule, from the ops that make something to those that need it."""
         result = []
-        dropped = self.of(Kind.R).range()
+        dropped = self.of(*REPEATS).range()
         for rule in RULES:
             wants = self.of(*rule.users)
             if rule.activation:
                 # A backward needs what `R` makes, or where there is none, the forward's own
                 # activations.
-                if rule.made == Kind.R:
+                if rule.made in REPEATS:
                     wants = wants.intersect_range(dropped)
                 else:
                     wants = wants.subtract_range(dropped)

@@ -14,7 +14,7 @@ from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.passes.graph import Orders
 from schedlang.schedule.columns import Ints
 from schedlang.schedule.fixed_point import FixedPoint, meant
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import INPUT_HALVES, OPS, Kind
 
 #: Times are counted in units of which all work together has at most so many.
 _MOST_UNITS = 10**9
@@ -122,10 +122,10 @@ class Instance:
             #     F0 F1 F2 ─── F3            F3 waits for B0, F4 for B1, and so on
             #              B0 ──┘
             level = self.change[holders[0]]
-            if kind not in (Kind.F, Kind.R):
+            if OPS[kind].holds <= 0:
                 continue
             room = self.limits[graph.rank[holders[0]]] - self.rise[holders[0]]
-            for later in (Kind.I, Kind.B, Kind.W):
+            for later in (*INPUT_HALVES, Kind.B, Kind.W):
                 users = by_first.get((later, stage, microbatch))
                 if users is None or level <= 0 or room < 0:
                     continue

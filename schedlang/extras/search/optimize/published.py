@@ -9,17 +9,18 @@ from time import monotonic
 
 from attrs import evolve
 
+from schedlang.compiler import ops_of
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.files.programs import names
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
 from schedlang.language.declarations import Unfinished, declare
-from schedlang.language.expand import expand
 from schedlang.language.imports import load
 from schedlang.language.trees import with_items
-from schedlang.passes import fill_within, reorder
+from schedlang.passes.fill import fill_within
 from schedlang.passes.graph import Graph, Orders
+from schedlang.passes.reorder import reorder
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
@@ -74,7 +75,7 @@ def published(problem: Problem) -> Iterator[tuple[str, Orders]]:
             try:
                 if not _is_laid_out(bare, params, layout):
                     continue
-                schedule = expand(source, bare, params)
+                schedule = ops_of(source, bare, params)
             except CompileError:
                 # Not for this size.
                 continue

@@ -1,0 +1,114 @@
+"""The events of a schedule: when each of its actions happens, by an event graph."""
+
+from itertools import pairwise
+
+import numpy as np
+from attrs import frozen
+
+from schedlang.proof.channels import Channels
+from schedlang.proof.graph import NOTHING, Graph
+from schedlang.schedule.columns import Columns, Floats, Ints
+from schedlang.schedule.fixed_point import FixedPoint
+from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.timeline import Bars, Beside, Timeline
+
+
+@frozen(eq=False)
+class RankThreads:
+    """What stands on the threads of all ranks, thread after thread: actions, by the rows `heads`
+    of the schedule's columns, of a batch its first one; and the item of each in the event graph.
+    """
+
+    columns: Columns
+    heads: Ints
+    items: Ints
+
+    def at(self, rows: Ints) -> Ints:
+        """The items of some actions that stand there."""
+        return self.items[np.searchsorted(self.heads, self.columns.batch[rows])]
+
+    def before(self, rows: Ints) -> Ints:
+        """The items with whose end ranks come to some actions, or NOTHING where an action is the
+        first. A rank that waits at a collective has come to it once it has waited.
+        """
+        if not len(self.heads):
+            return np.full(len(rows), NOTHING)
+        heads = self.columns.batch[rows]
+        place = np.searchsorted(self.heads, heads)
+        waits_here = np.append(self.heads, NOTHING)[place] == heads
+        place += waits_here & self.columns.is_collective[heads]
+        last = self.heads[place - 1]
+        is_there = (place > 0) & (self.columns.rank[last] == self.columns.rank[heads])
+        return np.where(is_there, self.items[place - 1], NOTHING)
+
+
+@frozen(eq=False)
+class Events:
+    """The event graph of a schedule, and which of its items are which actions.
+
+    `item[row]` is the item with which an action is over, or NOTHING for one that has none of its
+    own: transfers on gloo, and ideally. `about[edge]` is the action that an edge is about: the
+    receive that brings what is needed, the op that needs a sum, or what waits for a send.
+    `receive[edge]` is the receive of the message whose way is the delay of an edge, or NOTHING.
+    `beside` has three rows: the items of sums and gathers that take time, and of each the actions
+    after and before it (see `Beside`). Of ops that overlap, each ends `after` the start of all.
+    Times of the graph are counts of the numbers of `fixed`.
+    """
+
+    schedule: Schedule
+    fixed: FixedPoint
+    graph: Graph
+    on_ranks: RankThreads
+    item: Ints
+    about: Ints
+    receive: Ints
+    beside: Ints
+    after: Floats
+    channels: Channels | None
+
+    def come(self, rows: Ints) -> Ints:
+        """The events with which ranks come to transfers, copies and collectives, or NOTHING."""
+        return np.append(self.graph.over, NOTHING)[self.on_ranks.before(rows)]
+
+    def timeline(self) -> Timeline:
+        """When each op, each copy and each collective runs."""
+        columns = self.schedule.columns
+        starts = self.graph.starts
+        ends = self.graph.ends
+        ops = np.flatnonzero(columns.is_computed)
+        begins = starts[self.item[ops]]
+        stops = begins + self.after[ops]
+        # Of ops that overlap, each is shown behind the one before.
+        later = np.flatnonzero(columns.batch[ops] != ops)
+        begins[later] = stops[later - 1]
+        numbers = self.fixed.numbers
+        bars = _bars(columns, ops, numbers(begins), numbers(stops))
+        starts = numbers(starts)
+        ends = numbers(ends)
+        copies = np.flatnonzero(columns.is_beside)
+        items = self.item[copies]
+        bars_of_copies = _bars(columns, copies, starts[items], ends[items])
+        items = self.beside[0]
+        times = *self.beside[1:], starts[items], ends[items]
+        beside = zip(*(column.tolist() for column in times), strict=True)
+        return Timeline(
+            bars, bars_of_copies, tuple(map(Beside._make, beside)), self.fixed
+        )
+
+
+def _bars(
+    columns: Columns, rows: Ints, starts: Floats, ends: Floats
+) -> tuple[Bars, ...]:
+    """The bars of each rank, in order."""
+    bounds = np.searchsorted(rows, columns.first)
+    values = (
+        columns.kind[rows],
+        columns.stage[rows],
+        columns.microbatch[rows],
+        starts,
+        ends,
+    )
+    return tuple(
+        Bars.from_columns(*(column[begin:end] for column in values))
+        for begin, end in pairwise(bounds)
+    )
