@@ -6,9 +6,44 @@ misspelt word is answered with the nearest one.
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from enum import Enum
+from typing import Any, NamedTuple, NoReturn
 
 from schedlang.cli.usage import UsageError, near
+
+
+class Takes(Enum):
+    """How many values an option takes.
+
+    Of numbers: `1,1,2`, or each as an argument, `1 1 2`. What follows and is no number is not one
+    of them, as argparse would have it, but a file. Of files: each behind the name of the option, or
+    one behind the other.
+    """
+
+    ONE = 1
+    NUMBERS = 2
+    FILES = 3
+
+
+class Option(NamedTuple):
+    """An option, or an argument that stands by its place: its names, and what argparse is told of
+    it.
+    """
+
+    names: tuple[str, ...]
+    settings: dict[str, Any]
+    takes: Takes = Takes.ONE
+
+
+class Either(NamedTuple):
+    """Options of which a command line has one at most; exactly one, if it is required."""
+
+    options: tuple[Option, ...]
+    is_required: bool = False
+
+
+#: The options of a command, in the order of its help.
+Options = Sequence[Option | Either]
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,20 +63,22 @@ class Parser(argparse.ArgumentParser):
         """All that the parser takes: files and options."""
         return self._actions
 
-    def add_list(self, *names: str, **settings: Any) -> None:
-        """Add an option that takes numbers: `1,1,2`, or each as an argument, `1 1 2`.
+    def add(self, options: Options) -> None:
+        """Add options, in the order of the help."""
+        for each in options:
+            if isinstance(each, Option):
+                self._add(self, each)
+                continue
+            group = self.add_mutually_exclusive_group(required=each.is_required)
+            for option in each.options:
+                self._add(group, option)
 
-        What follows and is no number is not one of them, as argparse would have it, but a file.
-        """
-        self.add_argument(*names, **settings)
-        self._lists.update(names)
-
-    def add_files(self, name: str, group: Any = None, **settings: Any) -> None:
-        """Add an option that takes files, to a `group` if it is in one: each file behind the name,
-        or one behind the other.
-        """
-        action = (group or self).add_argument(name, action="append", **settings)
-        self._files.add(action.dest)
+    def _add(self, group: Any, option: Option) -> None:
+        action = group.add_argument(*option.names, **option.settings)
+        if option.takes is Takes.NUMBERS:
+            self._lists.update(option.names)
+        if option.takes is Takes.FILES:
+            self._files.add(action.dest)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The options in some arguments, in any order."""
@@ -52,8 +89,8 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def _take(self, others: list[str], args: Sequence[str], options: Any) -> bool:
-        """Whether files that are too many stand behind one of an option of `add_files`, as a shell
-        writes `--costs *.json`: then they are its own.
+        """Whether files that are too many stand behind one of an option that takes files, as a
+        shell writes `--costs *.json`: then they are its own.
         """
         for name in self._files:
             files = getattr(options, name) or []
