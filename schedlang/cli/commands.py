@@ -178,7 +178,7 @@ def check(options: argparse.Namespace) -> int:
     from schedlang.cli.verdicts import errors, verdicts_json, verdicts_text, warnings
     from schedlang.compiler import check_program, check_schedule
     from schedlang.files.reading import read_source
-    from schedlang.plan.reader import read_plan
+    from schedlang.plan.proved import read_plan
     from schedlang.schedule.costs import UNIT
     from schedlang.schedule.transports import NAMES
 

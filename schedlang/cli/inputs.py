@@ -27,7 +27,7 @@ def load(
     """
     from schedlang.advice.compiling import compile_with_advice
     from schedlang.files.reading import read_source
-    from schedlang.plan.reader import read_plan
+    from schedlang.plan.proved import read_plan
 
     path = file or options.file
     source = read_source(path)
