@@ -22,36 +22,16 @@ from schedlang.cli.options import (
     TRAINING,
     TRANSPORT_OR_ALL,
     Command,
-    argument,
-    choice,
-    each_once,
+    Either,
+    add_options,
     file,
-    files,
-    flag,
+    given,
     output,
-    path,
-    transport_option,
-    value,
+    transport_for,
 )
-from schedlang.cli.parser import Either, Parser
+from schedlang.cli.parser import Parser
 from schedlang.cli.usage import UsageError, near
-from schedlang.cli.values import (
-    count,
-    dialect,
-    natural,
-    number,
-    program,
-    ranks,
-    sizes,
-    slow,
-    window,
-)
-
-#: What a unit of time may be.
-_TIME_UNITS = ("us", "ms", "s")
-_SHELLS = ("bash", "zsh", "fish")
-_ORDERS = ("given", "makespan")
-_TABLES = ("torch-csv", "torch-csv-compute")
+from schedlang.cli.values import dialect, natural, number, program
 
 _EXIT_CODES = """\
 exit codes: 0 all is well; 1 the program or plan is wrong, or what was asked does not hold; 2 wrong
@@ -64,177 +44,134 @@ COMMANDS: dict[str, Command | str] = {
         "prove a program and write its plan",
         "cli.commands.compile_program",
         "programs/1f1b.sched -p ranks=8 -o plan.json",
-        [
-            file("a program"),
-            PARAMS,
-            *output("PLAN", "the plan file to write"),
-            flag("--forward-only", "keep only the forwards: the inference plan"),
-            transport_option(
+        {
+            **file("a program"),
+            **PARAMS,
+            **output("PLAN", "the plan file to write"),
+            "--forward-only": "keep only the forwards: the inference plan",
+            **transport_for(
                 "what the plan is proved for, and its communication chosen", "portable"
             ),
-            *COSTS,
-            flag(
-                "--prove",
-                "prove the program for any number of microbatches as well, and its claims "
-                "`for all`",
-            ),
-            flag(
-                "-v --verbose",
-                "say how its communication was chosen, and what it costs",
-            ),
-        ],
+            **COSTS,
+            "--prove": "prove the program for any number of microbatches as well, and its claims "
+            "`for all`",
+            "-v --verbose": "say how its communication was chosen, and what it costs",
+        },
     ),
     "check": Command(
         "prove a program for transports or sizes",
         "cli.commands.check",
         "programs/1f1b.sched --for ranks=2..8",
-        [
-            file(),
-            PARAMS,
-            TRANSPORT_OR_ALL,
-            each_once(
-                "--for",
-                sizes,
-                "NAME=A..B",
+        {
+            **file(),
+            **PARAMS,
+            **TRANSPORT_OR_ALL,
+            "--for NAME=A..B": given(
                 "every value of a parameter from A to B: which sizes hold, which fail, and why",
                 dest="ranges",
             ),
-            *COSTS,
-        ],
+            **COSTS,
+        },
     ),
     "prove": "prove.prove_command",
     "show": Command(
         "print what each rank does",
         "cli.show.show",
         "programs/1f1b.sched --compute",
-        [
-            file(),
-            PARAMS,
-            flag("--ranks", "only the actions, one line per rank"),
+        {
+            **file(),
+            **PARAMS,
+            "--ranks": "only the actions, one line per rank",
             # Each is another way to print the actions, so only one can be asked for.
-            Either(
-                (
-                    COMPUTE,
-                    flag(
-                        "--frees",
-                        "with the activations and messages that each action lets go",
-                    ),
-                    value(
-                        "--shards",
-                        count,
-                        "N",
-                        "when sharded weights are gathered, of at most N stages of a rank at once, "
-                        "and gradients reduced",
-                    ),
-                )
+            "actions": Either(
+                {
+                    **COMPUTE,
+                    "--frees": "with the activations and messages that each action lets go",
+                    "--shards N": "when sharded weights are gathered, of at most N stages of a "
+                    "rank at once, and gradients reduced",
+                }
             ),
-            *COSTS,
-        ],
+            **COSTS,
+        },
     ),
     "simulate": Command(
         "predict time, bubble and memory",
         "cli.commands.simulate",
         "programs/1f1b.sched --p2p-time 0.1",
-        [
-            file(),
-            PARAMS,
-            *EXECUTION,
-            IDEAL,
-            value(
-                "--jitter",
-                number,
-                "SHARE",
+        {
+            **file(),
+            **PARAMS,
+            **EXECUTION,
+            **IDEAL,
+            "--jitter SHARE": given(
                 "simulate many runs, in which each op and transfer takes longer or shorter: 0.1 is "
                 "a standard deviation of 10%% of its duration, see docs/robust.md",
+                number,
             ),
-            each_once(
-                "--slow",
-                slow,
-                "WHAT:FACTOR",
-                "a rank whose ops, or a link whose transfers take so many times as long in all "
-                "runs: rank=3:1.3, link=0-1:2; also several times",
-            ),
-            value("--runs", count, "N", "how many runs, with --jitter (default: 200)"),
-            value(
-                "--seed",
-                natural,
-                "N",
+            "--slow WHAT:FACTOR": "a rank whose ops, or a link whose transfers take so many times "
+            "as long in all runs: rank=3:1.3, link=0-1:2; also several times",
+            "--runs N": "how many runs, with --jitter (default: 200)",
+            "--seed N": given(
                 "what --jitter draws from: the same number, the same runs (default: 0)",
+                natural,
             ),
-        ],
+        },
     ),
     "view": Command(
         "draw when each op runs",
         "cli.view.view",
         "programs/1f1b.sched -o 1f1b.html",
-        [
-            file("a program, a plan, or the trace of a run"),
-            argument(
-                "others",
-                "*",
-                "FILE",
+        {
+            **file("a program, a plan, or the trace of a run"),
+            "others FILE*": given(
                 "others, beside it on a page; beside a run, a program has the costs that the run "
                 "shows",
-                type=program,
+                program,
             ),
-            PARAMS,
-            *EXECUTION,
-            IDEAL,
-            choice(
-                "--time-unit",
-                _TIME_UNITS,
-                "UNIT",
+            **PARAMS,
+            **EXECUTION,
+            **IDEAL,
+            "--time-unit UNIT": given(
                 "what the costs count: us, ms or s; times are then written so (a run's are known)",
+                ("us", "ms", "s"),
             ),
-            value(
-                "--window",
-                window,
-                "A..B",
-                "in an SVG or PNG, only the time from A to B, in the unit of the costs",
-            ),
-            value(
-                "--ranks", ranks, "RANKS", "in an SVG or PNG, only these ranks: 0..3,7"
-            ),
-            value("--width", count, "N", "an SVG or PNG so many pixels wide"),
-            flag("--memory", "in an SVG or PNG, what ranks hold, below their rows"),
-            flag("--causes", "in an SVG or PNG, idle time coloured by its cause"),
-            flag(
-                "--serve",
-                "show the page at an address of this machine only, drawn again each time the "
-                "program is saved, with its parameters as sliders",
-            ),
-            *output(
+            "--window A..B": "in an SVG or PNG, only the time from A to B, in the unit of the "
+            "costs",
+            "--ranks RANKS": "in an SVG or PNG, only these ranks: 0..3,7",
+            "--width N": "an SVG or PNG so many pixels wide",
+            "--memory": "in an SVG or PNG, what ranks hold, below their rows",
+            "--causes": "in an SVG or PNG, idle time coloured by its cause",
+            "--serve": "show the page at an address of this machine only, drawn again each time "
+            "the program is saved, with its parameters as sliders",
+            **output(
                 "VIEW",
                 "the file to write, instead of the terminal: NAME.svg or .png for papers, .html to "
                 "zoom and hover, .json a trace for Perfetto and Chrome",
             ),
-        ],
+        },
     ),
     "compare": Command(
         "compare schedules in one table",
         "cli.figures.compare",
         "programs/1f1b.sched programs/zb_h1.sched --sort makespan",
-        [
-            files("+", "programs and plans; or one, and the trace of a run"),
-            PARAMS,
-            *COSTS,
-            transport_option(
+        {
+            "files FILE+": given(
+                "programs and plans; or one, and the trace of a run", program
+            ),
+            **PARAMS,
+            **COSTS,
+            **transport_for(
                 "what they communicate by; without, as each plan says, or gloo"
             ),
-            choice(
-                "--sort",
-                _ORDERS,
-                "ORDER",
+            "--sort ORDER": given(
                 "the order of the rows: as given, or by makespan",
+                ("given", "makespan"),
                 default="given",
             ),
-            path(
-                "--write-costs",
-                "FILE",
-                "of a program or plan and the trace of a run: write what its ops took, for --costs",
-            ),
-            FORCE,
-        ],
+            "--write-costs FILE": "of a program or plan and the trace of a run: write what its ops "
+            "took, for --costs",
+            **FORCE,
+        },
     ),
     "diff": "difference.diff_command",
     "tune": "search.tune_command",
@@ -242,113 +179,86 @@ COMMANDS: dict[str, Command | str] = {
         "say what every idle time is due to, and what would make it less",
         "cli.figures.explain_bubble",
         "programs/1f1b.sched --p2p-time 0.1",
-        [file(), PARAMS, *EXECUTION],
+        {**file(), **PARAMS, **EXECUTION},
     ),
     "optimize": "search.optimize_command",
     "export": Command(
         "write a plan as an action table of torch",
         "cli.commands.export",
         "programs/1f1b.sched --to torch-csv",
-        [
-            file(),
-            PARAMS,
-            choice(
-                "--to",
-                _TABLES,
-                "TABLE",
+        {
+            **file(),
+            **PARAMS,
+            "--to TABLE": given(
                 "torch-csv, with communication; or torch-csv-compute, compute ops only, the form "
                 "that torchtitan loads",
+                ("torch-csv", "torch-csv-compute"),
                 required=True,
             ),
-            value(
-                "--torch",
-                dialect,
-                "VERSION",
+            "--torch VERSION": given(
                 "the version of torch that is to read a table with communication; without, the one "
                 "that is installed. From 2.15 on there is a wait for each send. The other form has "
                 "none",
+                dialect,
             ),
-            *COSTS,
-            *output("TABLE", "the file to write, instead of stdout"),
-        ],
+            **COSTS,
+            **output("TABLE", "the file to write, instead of stdout"),
+        },
     ),
     "import": Command(
         "prove an action table of torch and write its plan",
         "cli.commands.import_table",
         "table.csv -o plan.json",
-        [
-            argument("file", None, "FILE", "a table; - is standard input"),
-            *output("PLAN", "the plan file to write"),
-            transport_option("what the plan is proved for", "portable"),
-        ],
+        {
+            "file FILE": "a table; - is standard input",
+            **output("PLAN", "the plan file to write"),
+            **transport_for("what the plan is proved for", "portable"),
+        },
     ),
     "pipeline": "pipeline_tool.pipeline_command",
     "run": Command(
         "train a small GPT with a schedule on this machine",
         "cli.run.run",
         "programs/1f1b.sched --steps 5 --check",
-        [file(), *TRAINING, FORCE],
+        {**file(), **TRAINING, **FORCE},
     ),
     "fmt": Command(
         "write programs in the one style",
         "cli.fmt.fmt",
         "programs --check",
-        [
-            argument(
-                "files",
-                "+",
-                "FILE",
-                "programs, files to import, or folders of them, which are written anew; - is "
-                "standard input, and goes to standard output",
-            ),
-            flag("--check", "write nothing: name the files that are not in style"),
-            flag("--diff", "write nothing: print what would change in each file"),
-        ],
+        {
+            "files FILE+": "programs, files to import, or folders of them, which are written anew; "
+            "- is standard input, and goes to standard output",
+            "--check": "write nothing: name the files that are not in style",
+            "--diff": "write nothing: print what would change in each file",
+        },
     ),
     "lsp": "editor.lsp_command",
     "gallery": Command(
         "list the published schedules that come along, or print their programs",
         "cli.reference.gallery",
         "1f1b",
-        [
-            argument(
-                "programs", "*", "NAME", "print these programs; without, all are listed"
-            )
-        ],
+        {"programs NAME*": "print these programs; without, all are listed"},
     ),
     "explain": Command(
         "say what error codes mean, and how such programs are put right",
         "cli.reference.explain",
         "deadlock",
-        [
-            argument(
-                "codes",
-                "*",
-                "CODE",
-                "what stands in `error[…]`; without, all are listed",
-            )
-        ],
+        {"codes CODE*": "what stands in `error[…]`; without, all are listed"},
     ),
     "completion": Command(
         "print a script with which a shell completes commands and options",
         "cli.reference.completion",
         "bash",
-        [choice("shell", _SHELLS, "SHELL", "bash, zsh or fish")],
+        {"shell SHELL": given("bash, zsh or fish", ("bash", "zsh", "fish"))},
     ),
 }
+_ALL = (*COMMANDS, "help")
 COMMANDS["help"] = Command(
     "say what a command does, and list its options",
     "cli.reference.help",
     "compile",
-    [
-        choice(
-            "about",
-            (*COMMANDS, "help"),
-            "COMMAND",
-            "a command; without, all are listed",
-            nargs="?",
-        )
-    ],
+    {"about COMMAND?": given("a command; without, all are listed", _ALL)},
 )
 
 
@@ -433,5 +343,5 @@ def _texts(name: str, command: Command) -> dict[str, Any]:
 
 def _complete(parser: Parser, name: str, command: Command) -> None:
     """Add the options of a command to its parser, behind them those that all commands have."""
-    parser.add([*command.options, *COMMON])
+    add_options(parser, {**command.options, **COMMON})
     parser.set_defaults(command=name, run=command.run)

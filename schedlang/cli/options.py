@@ -1,17 +1,16 @@
-"""Options of commands as rows of data, and those that several commands have.
+"""Options of commands as rows: how each is written, and its help. Those of several commands.
 
 Nothing is imported here that takes time: `schedc --help` loads it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from schedlang.cli.parser import Either, Named, Option, Options, Takes
+from schedlang.cli.parser import Named, Parser
 from schedlang.cli.values import (
-    COLOURS,
     DEVICES,
-    FORMATS,
     OPTIMIZERS,
+    amount,
     capacities,
     count,
     number,
@@ -19,13 +18,57 @@ from schedlang.cli.values import (
     one_of,
     param,
     program,
+    ranks,
     rate,
+    seconds,
+    share,
+    sizes,
+    slow,
     transport,
     transport_or_all,
+    window,
 )
 
-#: What `--ideal` means, for two commands.
-_IDEAL = "no transfer waits for another: only latency counts"
+#: What the word behind an option stands for, unless its row says another type.
+_VALUES: dict[str, Callable[[str], Any]] = {
+    "A..B": window,
+    "B": capacities,
+    "BYTES": amount,
+    "N": count,
+    "NAME=A..B": sizes,
+    "NAME=VALUE": param,
+    "PART": share,
+    "RANKS": ranks,
+    "RATE": rate,
+    "SHARE": share,
+    "T": numbers,
+    "TIME": seconds,
+    "WHAT:FACTOR": slow,
+}
+#: The types with several numbers, and those with a name and a value, which may come again.
+_LISTS = (numbers, capacities)
+_NAMED = (param, sizes, slow)
+
+
+class Given(NamedTuple):
+    """The help of an option with more that argparse is told of it."""
+
+    help: str
+    settings: dict[str, Any]
+
+
+class Either(NamedTuple):
+    """Options of which a command line has one at most; exactly one, if it is required."""
+
+    options: "Options"
+    is_required: bool = False
+
+
+#: The options of a command, in the order of its help. Each is written as in a command line, with a
+#: word for its value: `--width N`, `-o --output PLAN`. Arguments that stand by their place have
+#: names as well: `others FILE*` is any number of files, `files FILE+` one or more, `about COMMAND?`
+#: at most one. Of `--costs FILE...` there may be several.
+Options = Mapping[str, str | Given | Either]
 
 
 class Command(NamedTuple):
@@ -39,93 +82,81 @@ class Command(NamedTuple):
     options: Options
 
 
-def value(
-    name: str, type: Callable[[str], Any], metavar: str, help: str, **settings: Any
-) -> Option:
-    """An option with a value."""
-    given = {"type": type, "metavar": metavar, "help": help, **settings}
-    return Option(tuple(name.split()), given)
+def given(help: str, type: Any = None, **settings: Any) -> Given:
+    """The help of an option whose value is of some type, or one of some words."""
+    if isinstance(type, tuple):
+        settings["choices"] = type
+        type = one_of(*type)
+    if type:
+        settings["type"] = type
+    return Given(help, settings)
 
 
-def path(name: str, metavar: str, help: str) -> Option:
-    """An option that names a file or a folder."""
-    return value(name, str, metavar, help)
+def add_options(parser: Parser, options: Options, group: Any = None) -> None:
+    """Add options to a parser."""
+    for written, about in options.items():
+        if isinstance(about, Either):
+            either = parser.add_mutually_exclusive_group(required=about.is_required)
+            add_options(parser, about.options, either)
+            continue
+        help, more = (about, {}) if isinstance(about, str) else about
+        *names, word = written.split()
+        settings: dict[str, Any] = {"help": help, **more}
+        takes = ""
+        if word.startswith("-"):
+            names.append(word)
+            settings.setdefault("action", "store_true")
+        else:
+            takes = _take_value(word, settings)
+        parser.add(names, settings, group, takes)
 
 
-def flag(name: str, help: str, **settings: Any) -> Option:
-    """An option without a value."""
-    given = {"action": "store_true", "help": help, **settings}
-    return Option(tuple(name.split()), given)
+def _take_value(word: str, settings: dict[str, Any]) -> str:
+    """Complete the settings of an option for its value; what it takes several of, if it does."""
+    takes = ""
+    if word.endswith("..."):
+        takes = "files"
+        word = word.removesuffix("...")
+        settings["action"] = "append"
+    elif word[-1] in "*+?":
+        settings["nargs"] = word[-1]
+        word = word[:-1]
+    settings["metavar"] = word
+    type = settings.setdefault("type", _VALUES.get(word, str))
+    if type in _NAMED:
+        settings |= {"action": Named, "default": {}}
+    return "numbers" if type in _LISTS else takes
 
 
-def choice(
-    name: str, words: tuple[str, ...], metavar: str, help: str, **settings: Any
-) -> Option:
-    """An option or an argument whose value is one of some words."""
-    return value(name, one_of(*words), metavar, help, choices=words, **settings)
-
-
-def each_once(
-    name: str, type: Callable[[str], Any], metavar: str, help: str, **settings: Any
-) -> Option:
-    """An option that may stand several times, each time with a name and a value."""
-    return value(name, type, metavar, help, action=Named, default={}, **settings)
-
-
-def values(name: str, type: Callable[[str], Any], metavar: str, help: str) -> Option:
-    """An option with several numbers."""
-    return value(name, type, metavar, help)._replace(takes=Takes.NUMBERS)
-
-
-def paths(name: str, metavar: str, help: str) -> Option:
-    """An option that names several files."""
-    settings = {"action": "append", "metavar": metavar, "help": help}
-    return Option((name,), settings, Takes.FILES)
-
-
-def argument(
-    name: str, number: str | None, metavar: str, help: str, **settings: Any
-) -> Option:
-    """An argument that stands by its place, a `number` of times as argparse has it."""
-    return value(
-        name, metavar=metavar, help=help, nargs=number, **{"type": str, **settings}
-    )
-
-
-def file(what: str = "a program or a plan") -> Option:
+def file(what: str = "a program or a plan") -> Options:
     """The file that a command reads."""
     also = "- is standard input, and a name such as 1f1b a program of the gallery"
-    return value("file", program, "FILE", f"{what}; {also}")
+    return {"file FILE": given(f"{what}; {also}", program)}
 
 
-def files(number: str, help: str) -> Option:
-    """The programs that a command reads."""
-    return argument("files", number, "FILE", help, type=program)
-
-
-def transport_option(help: str, default: str | None = None) -> Option:
+def transport_for(help: str, default: str | None = None) -> Options:
     """The transport for which something is proved or simulated."""
-    return value("--transport", transport, "NAME", help, default=default)
+    return {"--transport NAME": given(help, transport, default=default)}
 
 
-def output(metavar: str, help: str) -> Options:
+def output(word: str, help: str) -> Options:
     """The file that a command writes."""
-    return [path("-o --output", metavar, help), FORCE]
+    return {f"-o --output {word}": help, **FORCE}
 
 
-PARAMS = each_once(
-    "-p", param, "NAME=VALUE", "set a parameter of the program", dest="params"
-)
-TRANSPORT_OR_ALL = value(
-    "--transport",
-    transport_or_all,
-    "NAME",
-    "a transport, or `all` for a table",
-    default="portable",
-)
-FORCE = flag("--force", "also replace a program, or a file that this command reads")
-IDEAL = flag("--ideal", _IDEAL)
-COMPUTE = flag("--compute", "without sends and receives")
+PARAMS: Options = {
+    "-p NAME=VALUE": given("set a parameter of the program", dest="params")
+}
+TRANSPORT_OR_ALL: Options = {
+    "--transport NAME": given(
+        "a transport, or `all` for a table", transport_or_all, default="portable"
+    )
+}
+FORCE: Options = {
+    "--force": "also replace a program, or a file that this command reads"
+}
+IDEAL: Options = {"--ideal": "no transfer waits for another: only latency counts"}
+COMPUTE: Options = {"--compute": "without sends and receives"}
 
 #: The ops that have a duration among the options, and what they are called in a help text.
 _OPS = {
@@ -138,119 +169,69 @@ _OPS = {
     "overlap": "ops that overlap, together",
 }
 #: The options for costs: the most frequent ones. A file can have more.
-COSTS: Options = [
-    *(
-        values(
-            f"--{name}-times",
-            numbers,
-            "T",
-            f"durations of {ops}, one for all stages or one per stage: 1,1.5,1",
-        )
+COSTS: Options = {
+    **{
+        f"--{name}-times T": f"durations of {ops}, one for all stages or one per stage: 1,1.5,1"
         for name, ops in _OPS.items()
-    ),
-    value("--p2p-time", number, "T", "duration of a transfer between ranks"),
-    paths(
-        "--costs",
-        "FILE",
-        "a JSON or YAML file with these and more, see docs/costs.md, or a run's trace; of "
-        "one trace a rank all of them, or their folder",
-    ),
-    values(
-        "--capacity-bytes",
-        capacities,
-        "B",
-        "bytes that ranks have room for, one for all or one per rank: 72GB, or H100 for "
-        "90 %% of its memory; also beside --costs",
-    ),
-]
+    },
+    "--p2p-time T": given("duration of a transfer between ranks", number),
+    "--costs FILE...": "a JSON or YAML file with these and more, see docs/costs.md, or a run's "
+    "trace; of one trace a rank all of them, or their folder",
+    "--capacity-bytes B": "bytes that ranks have room for, one for all or one per rank: 72GB, or "
+    "H100 for 90 %% of its memory; also beside --costs",
+}
 #: The options of a command that executes a plan.
-EXECUTION: Options = [
-    *COSTS,
-    transport_option("what it communicates by; without, as the plan says, or gloo"),
-    value(
-        "--updates", count, "N", "of a schedule without a flush, how many to look at"
-    ),
-]
+EXECUTION: Options = {
+    **COSTS,
+    **transport_for("what it communicates by; without, as the plan says, or gloo"),
+    "--updates N": "of a schedule without a flush, how many to look at",
+}
 #: The options of a training: of `schedc run`, and of the processes that it starts.
-TRAINING: Options = [
-    PARAMS,
-    *COSTS,
-    value("--steps", count, "N", "how many updates (default: 20)"),
-    choice(
-        "--optimizer", OPTIMIZERS, "NAME", "sgd, which is the default, adam or adamw"
-    ),
-    value(
-        "--lr",
-        rate,
-        "RATE",
-        "the learning rate (default: one that suits the optimizer and the schedule)",
-    ),
-    choice(
-        "--device",
+TRAINING: Options = {
+    **PARAMS,
+    **COSTS,
+    "--steps N": "how many updates (default: 20)",
+    "--optimizer NAME": given("sgd, which is the default, adam or adamw", OPTIMIZERS),
+    "--lr RATE": "the learning rate (default: one that suits the optimizer and the schedule)",
+    "--device NAME": given(
+        "cpu, or cuda with a GPU for each process of a machine (default: cuda, if it has as many)",
         DEVICES,
-        "NAME",
-        "cpu, or cuda with a GPU for each process of a machine (default: cuda, if it has as "
-        "many)",
     ),
-    flag("--stop-on-nan", "end where a loss is not a finite number, before the update"),
-    flag("--check", "compare with the same training in one process"),
-    flag("--audit", "compare every stage with itself alone, in one step"),
-    value(
-        "--replicas",
-        count,
-        "N",
+    "--stop-on-nan": "end where a loss is not a finite number, before the update",
+    "--check": "compare with the same training in one process",
+    "--audit": "compare every stage with itself alone, in one step",
+    "--replicas N": given(
         "train so many replicas of the plan, each with batches of its own (default: 1)",
         default=1,
     ),
-    flag(
-        "--unequal",
-        "train on microbatches whose rows have other lengths than those of the others",
-    ),
-    path(
-        "--trace",
-        "FILE",
-        "write what the last steps did and when: for `schedc view`, `schedc compare` and "
-        "ui.perfetto.dev",
-    ),
-    path(
-        "--checkpoint",
-        "DIR",
-        "resume from the newest checkpoint in a folder, and write more there; the newest two "
-        "are kept, older ones are deleted",
-    ),
-    value(
-        "--every",
-        count,
-        "N",
-        "how many updates from one checkpoint to the next (default: 10)",
-    ),
-]
+    "--unequal": "train on microbatches whose rows have other lengths than those of the others",
+    "--trace FILE": "write what the last steps did and when: for `schedc view`, `schedc compare` "
+    "and ui.perfetto.dev",
+    "--checkpoint DIR": "resume from the newest checkpoint in a folder, and write more there; the "
+    "newest two are kept, older ones are deleted",
+    "--every N": "how many updates from one checkpoint to the next (default: 10)",
+}
 #: The options that all commands have, behind their own.
-COMMON: Options = [
-    Either(
-        (
-            choice(
-                "--format",
-                FORMATS,
-                "FORMAT",
+COMMON: Options = {
+    "form": Either(
+        {
+            "--format FORMAT": given(
                 "text for people; json for programs, results on stdout and diagnostics on stderr; "
                 "github: diagnostics as annotations of a GitHub workflow",
+                ("text", "json", "github"),
                 default="text",
             ),
-            flag(
-                "--json",
+            "--json": given(
                 "short for --format json",
                 dest="format",
                 action="store_const",
                 const="json",
             ),
-        )
+        }
     ),
-    choice(
-        "--color",
-        COLOURS,
-        "WHEN",
+    "--color WHEN": given(
         "auto: on a terminal, unless NO_COLOR is set; always; never",
+        ("auto", "always", "never"),
         default="auto",
     ),
-]
+}

@@ -6,44 +6,9 @@ misspelt word is answered with the nearest one.
 
 import argparse
 from collections.abc import Sequence
-from enum import Enum
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from schedlang.cli.usage import UsageError, near
-
-
-class Takes(Enum):
-    """How many values an option takes.
-
-    Of numbers: `1,1,2`, or each as an argument, `1 1 2`. What follows and is no number is not one
-    of them, as argparse would have it, but a file. Of files: each behind the name of the option, or
-    one behind the other.
-    """
-
-    ONE = 1
-    NUMBERS = 2
-    FILES = 3
-
-
-class Option(NamedTuple):
-    """An option, or an argument that stands by its place: its names, and what argparse is told of
-    it.
-    """
-
-    names: tuple[str, ...]
-    settings: dict[str, Any]
-    takes: Takes = Takes.ONE
-
-
-class Either(NamedTuple):
-    """Options of which a command line has one at most; exactly one, if it is required."""
-
-    options: tuple[Option, ...]
-    is_required: bool = False
-
-
-#: The options of a command, in the order of its help.
-Options = Sequence[Option | Either]
 
 
 class Parser(argparse.ArgumentParser):
@@ -63,21 +28,23 @@ class Parser(argparse.ArgumentParser):
         """All that the parser takes: files and options."""
         return self._actions
 
-    def add(self, options: Options) -> None:
-        """Add options, in the order of the help."""
-        for each in options:
-            if isinstance(each, Option):
-                self._add(self, each)
-                continue
-            group = self.add_mutually_exclusive_group(required=each.is_required)
-            for option in each.options:
-                self._add(group, option)
+    def add(
+        self,
+        names: Sequence[str],
+        settings: dict[str, Any],
+        group: Any = None,
+        takes: str = "",
+    ) -> None:
+        """Add an option or an argument, to a `group` if it is in one.
 
-    def _add(self, group: Any, option: Option) -> None:
-        action = group.add_argument(*option.names, **option.settings)
-        if option.takes is Takes.NUMBERS:
-            self._lists.update(option.names)
-        if option.takes is Takes.FILES:
+        It may take `numbers`: `1,1,2`, or each as an argument, `1 1 2`. What follows and is no
+        number is not one of them, as argparse would have it, but a file. Or it takes `files`: each
+        behind the name of the option, or one behind the other.
+        """
+        action = (group or self).add_argument(*names, **settings)
+        if takes == "numbers":
+            self._lists.update(names)
+        if takes == "files":
             self._files.add(action.dest)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:

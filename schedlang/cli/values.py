@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping
 from schedlang.cli.extra import extra
 from schedlang.cli.usage import near
 
-#: What is written to a file or to standard output, and in which form diagnostics are.
-FORMATS = ("text", "json", "github")
-COLOURS = ("auto", "always", "never")
 #: What `run` can train with.
 OPTIMIZERS = ("sgd", "adam", "adamw")
 DEVICES = ("cpu", "cuda")

@@ -8,41 +8,24 @@ import sys
 from functools import partial
 from typing import Any
 
-from schedlang.cli.options import (
-    COMPUTE,
-    EXECUTION,
-    PARAMS,
-    Command,
-    argument,
-    each_once,
-)
+from schedlang.cli.options import COMPUTE, EXECUTION, PARAMS, Command, given
 from schedlang.cli.printing import text_or_json
 from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
-from schedlang.cli.values import param, program
-
-_WHAT = "a program, a plan, or an action table of torch"
+from schedlang.cli.values import program
 
 COMMAND = Command(
     "say what differs between two schedules, rank by rank",
     "extras.difference.diff_command.diff",
     "programs/1f1b.sched programs/zb_h1.sched --compute",
-    [
-        argument("file", None, "A", _WHAT, type=program),
-        argument("other", None, "B", "another one", type=program),
-        PARAMS,
-        *(
-            each_once(
-                f"-{side}",
-                param,
-                "NAME=VALUE",
-                f"set a parameter of {side.upper()} alone",
-                dest=f"params_{side}",
-            )
-            for side in ("a", "b")
-        ),
-        COMPUTE,
-        *EXECUTION,
-    ],
+    {
+        "file A": given("a program, a plan, or an action table of torch", program),
+        "other B": given("another one", program),
+        **PARAMS,
+        "-a NAME=VALUE": given("set a parameter of A alone", dest="params_a"),
+        "-b NAME=VALUE": given("set a parameter of B alone", dest="params_b"),
+        **COMPUTE,
+        **EXECUTION,
+    },
 )
 
 

@@ -10,7 +10,7 @@ COMMAND = Command(
     "serve an editor: diagnostics, figures and names as one types, see docs/editor.md",
     "extras.editor.lsp_command.lsp",
     "",
-    [],
+    {},
 )
 
 

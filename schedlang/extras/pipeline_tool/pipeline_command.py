@@ -7,19 +7,10 @@ import argparse
 import sys
 from typing import Any
 
-from schedlang.cli.options import (
-    Command,
-    argument,
-    flag,
-    output,
-    path,
-    value,
-    values,
-)
-from schedlang.cli.parser import Either
+from schedlang.cli.options import Command, Either, given, output
 from schedlang.cli.printing import json_text
 from schedlang.cli.usage import FINE, UsageError
-from schedlang.cli.values import count, number, numbers, setting
+from schedlang.cli.values import number, setting
 
 #: The options that are settings too, and their keys in files.
 _KEYS = {
@@ -35,43 +26,33 @@ COMMAND = Command(
     "simulate a strategy with the options of PP-Schedule-Visualization, see docs/pipeline.md",
     "extras.pipeline_tool.pipeline_command.pipeline",
     "--num-stages 4 --num-batches 8 --p2p-time 0.1",
-    [
-        argument(
-            "settings",
-            "*",
-            "KEY=VALUE",
-            "a setting, by its key in files",
-            type=setting,
-        ),
-        path("-c --config", "FILE", "a JSON or YAML file with settings"),
-        value("-s --num-stages", count, "N", "stages of the pipeline, by default 4"),
-        value("-b --num-batches", count, "N", "microbatches, by default 10"),
-        values("-f --forward-times", numbers, "T", "forward times by stage: 1,1.5,1"),
-        values(
-            "-bw --backward-times", numbers, "T", "backward times by stage: 1,1.5,1"
-        ),
-        value("--p2p-time", number, "T", "time of a transfer, by default 0"),
-        *output("FILE", "the picture to write"),
-        flag("--no-visualization", "no picture, only the bubble rate"),
-        flag("--table", "the timeline as a table, time by stage"),
-        Either(
-            (
-                flag(
-                    "--compat",
+    {
+        "settings KEY=VALUE*": given("a setting, by its key in files", setting),
+        "-c --config FILE": "a JSON or YAML file with settings",
+        "-s --num-stages N": "stages of the pipeline, by default 4",
+        "-b --num-batches N": "microbatches, by default 10",
+        "-f --forward-times T": "forward times by stage: 1,1.5,1",
+        "-bw --backward-times T": "backward times by stage: 1,1.5,1",
+        "--p2p-time T": given("time of a transfer, by default 0", number),
+        **output("FILE", "the picture to write"),
+        "--no-visualization": "no picture, only the bubble rate",
+        "--table": "the timeline as a table, time by stage",
+        "time": Either(
+            {
+                "--compat": given(
                     "count time as the tool's later version",
                     action="store_const",
                     const="sync",
                 ),
-                flag(
-                    "--compat-async",
+                "--compat-async": given(
                     "the same before its commit 56a94ad: no gaps after transfers",
                     dest="compat",
                     action="store_const",
                     const="async",
                 ),
-            )
+            }
         ),
-    ],
+    },
 )
 
 

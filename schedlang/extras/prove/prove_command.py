@@ -8,14 +8,7 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
-from schedlang.cli.options import (
-    PARAMS,
-    TRANSPORT_OR_ALL,
-    Command,
-    file,
-    flag,
-    output,
-)
+from schedlang.cli.options import PARAMS, TRANSPORT_OR_ALL, Command, file, output
 from schedlang.cli.printing import json_text
 from schedlang.cli.usage import FINE, WRONG, UsageError
 
@@ -23,22 +16,16 @@ COMMAND = Command(
     "prove a program for any number of microbatches",
     "extras.prove.prove_command.prove",
     "programs/1f1b.sched -p ranks=8",
-    [
-        file(),
-        PARAMS,
-        TRANSPORT_OR_ALL,
-        flag(
-            "--any-ranks",
-            "for any number of ranks, too, and of slices, where they are not given with -p; it "
-            "needs the extra `prove`",
-        ),
-        *output("FILE", "write the certificate, which a checker of its own reads"),
-        flag(
-            "--check",
-            "FILE is a certificate: check it, and that it is one of its program for all sizes; "
-            "say what it proves",
-        ),
-    ],
+    {
+        **file(),
+        **PARAMS,
+        **TRANSPORT_OR_ALL,
+        "--any-ranks": "for any number of ranks, too, and of slices, where they are not given with "
+        "-p; it needs the extra `prove`",
+        **output("FILE", "write the certificate, which a checker of its own reads"),
+        "--check": "FILE is a certificate: check it, and that it is one of its program for all "
+        "sizes; say what it proves",
+    },
 )
 
 

@@ -14,58 +14,40 @@ from schedlang.cli.options import (
     PARAMS,
     Command,
     file,
-    flag,
+    given,
     output,
-    transport_option,
-    value,
-    values,
+    transport_for,
 )
 from schedlang.cli.printing import json_text
 from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
-from schedlang.cli.values import count, natural, numbers, seconds
+from schedlang.cli.values import natural, numbers
 
 COMMAND = Command(
     "find the best order of a program's ops, and prove how good it is",
     "extras.search.optimize_command.optimize",
     "programs/1f1b.sched --for 10s -o best.sched",
-    [
-        file(),
-        PARAMS,
-        values(
-            "--memory",
-            numbers,
-            "N",
+    {
+        **file(),
+        **PARAMS,
+        "--memory N": given(
             "what a rank may hold at most, as `peak(r)` counts it, one number for all or one per "
             "rank (default: the highest peak of the program)",
+            numbers,
         ),
-        flag(
-            "--place",
-            "look for better ranks of the stages first: one, several or not as many on each",
-        ),
-        flag(
-            "--block",
-            "look for a block that repeats instead: its program is for any number of microbatches",
-        ),
-        value(
-            "--for",
-            seconds,
-            "TIME",
+        "--place": "look for better ranks of the stages first: one, several or not as many on each",
+        "--block": "look for a block that repeats instead: its program is for any number of "
+        "microbatches",
+        "--for TIME": given(
             "how long to look for a better order, or a better bound: 30s, 5m (default: 60s)",
             dest="seconds",
             default=60.0,
         ),
-        value(
-            "--workers",
-            count,
-            "N",
-            "how many threads the solver has (default: 2)",
-            default=2,
-        ),
-        value("--seed", natural, "N", "what the search draws from", default=0),
-        *COSTS,
-        transport_option("what the order is judged on, once it is found", "portable"),
-        *output("PROGRAM", "the program to write, NAME.sched"),
-    ],
+        "--workers N": given("how many threads the solver has (default: 2)", default=2),
+        "--seed N": given("what the search draws from", natural, default=0),
+        **COSTS,
+        **transport_for("what the order is judged on, once it is found", "portable"),
+        **output("PROGRAM", "the program to write, NAME.sched"),
+    },
 )
 
 

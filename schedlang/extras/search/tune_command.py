@@ -8,20 +8,10 @@ import sys
 from math import inf
 from typing import Any
 
-from schedlang.cli.options import (
-    PARAMS,
-    Command,
-    files,
-    output,
-    path,
-    paths,
-    transport_option,
-    value,
-)
-from schedlang.cli.parser import Either
+from schedlang.cli.options import PARAMS, Command, Either, given, output, transport_for
 from schedlang.cli.printing import json_text
 from schedlang.cli.usage import FINE, WRONG, UsageError
-from schedlang.cli.values import amount, count, counts, device, seconds, share
+from schedlang.cli.values import counts, device, program
 
 #: The options that say something of a model.
 _OF_MODEL = ("device", "sequence", "efficiency")
@@ -30,81 +20,46 @@ COMMAND = Command(
     "find the program and the parameters that train a model fastest within memory",
     "extras.search.tune_command.tune",
     "1f1b zb_h1 --ranks 4 --batch 32 --costs costs.json --layers 4",
-    [
-        files("*", "programs to try; without, all of the gallery"),
-        value("--ranks", count, "N", "how many ranks there are", required=True),
-        value("--batch", count, "N", "how many samples a step has", required=True),
-        Either(
-            (
-                path(
-                    "--model",
-                    "CONFIG",
-                    "a transformer, by its config.json of Hugging Face: its costs are estimated",
-                ),
-                paths(
-                    "--costs",
-                    "FILE",
-                    "measured costs of stages or layers, see docs/costs.md; of one trace a rank, "
-                    "one --costs for each, or their folder",
-                ),
-            ),
+    {
+        "files FILE*": given("programs to try; without, all of the gallery", program),
+        "--ranks N": given("how many ranks there are", required=True),
+        "--batch N": given("how many samples a step has", required=True),
+        "costs": Either(
+            {
+                "--model CONFIG": "a transformer, by its config.json of Hugging Face: its costs "
+                "are estimated",
+                "--costs FILE...": "measured costs of stages or layers, see docs/costs.md; of one "
+                "trace a rank, one --costs for each, or their folder",
+            },
             is_required=True,
         ),
-        value(
-            "--device", device, "NAME", "with --model: what it runs on, such as H100"
-        ),
-        value("--sequence", count, "N", "with --model: how many tokens a sample has"),
-        value(
-            "--efficiency",
-            share,
-            "SHARE",
-            "with --model: the share of the device's operations that is reached (default: 0.5)",
-        ),
-        value(
-            "--layers",
-            counts,
-            "N",
+        "--device NAME": given("with --model: what it runs on, such as H100", device),
+        "--sequence N": "with --model: how many tokens a sample has",
+        "--efficiency SHARE": "with --model: the share of the device's operations that is reached "
+        "(default: 0.5)",
+        "--layers N": given(
             "with --costs: how many layers its stages have, one number or 8,8,7: other stages are "
             "tried too",
+            counts,
         ),
-        value(
-            "--microbatch",
-            count,
-            "N",
-            "samples of a microbatch: those of --costs (default: 1); with --model, no other sizes",
-        ),
-        value(
-            "--memory",
-            amount,
-            "BYTES",
-            "what a rank may hold, such as 72GB (default: with --model 90 %% of the device's)",
-        ),
-        value(
-            "--robust",
-            share,
-            "PART",
-            "go by the makespan that 95 of 100 runs stay below, where durations vary by this "
-            "part of them, such as 0.1",
-        ),
-        PARAMS,
-        transport_option("what the plans are proved for", "portable"),
-        value(
-            "--for",
-            seconds,
-            "TIME",
+        "--microbatch N": "samples of a microbatch: those of --costs (default: 1); with --model, "
+        "no other sizes",
+        "--memory BYTES": "what a rank may hold, such as 72GB (default: with --model 90 %% of the "
+        "device's)",
+        "--robust PART": "go by the makespan that 95 of 100 runs stay below, where durations vary "
+        "by this part of them, such as 0.1",
+        **PARAMS,
+        **transport_for("what the plans are proved for", "portable"),
+        "--for TIME": given(
             "end after this time, such as 60s, with what is known by then",
             dest="seconds",
         ),
-        path(
-            "--write-costs",
-            "FILE",
-            "write what the stages of the best one cost, for --costs of the other commands",
+        "--write-costs FILE": "write what the stages of the best one cost, for --costs of the "
+        "other commands",
+        **output(
+            "VIEW", "a picture of time against memory to write: NAME.svg or .html"
         ),
-        *output(
-            "VIEW",
-            "a picture of time against memory to write: NAME.svg or .html",
-        ),
-    ],
+    },
 )
 
 
@@ -242,10 +197,10 @@ def _check_programs(options: argparse.Namespace, programs: Any) -> None:
     """ValueError for what is no program, and for a parameter that none has."""
     from schedlang.extras.search.tune.programs import SIZES
 
-    for program in programs:
-        if program.source.is_plan:
-            raise ValueError(f"`{program.word}` is no program: tune tries programs")
-    known = {*SIZES, *(name for program in programs for name in program.parameters)}
+    for each in programs:
+        if each.source.is_plan:
+            raise ValueError(f"`{each.word}` is no program: tune tries programs")
+    known = {*SIZES, *(name for each in programs for name in each.parameters)}
     unknown = options.params.keys() - known
     if unknown:
         raise ValueError(f"no program has a parameter `{min(unknown)}`")
