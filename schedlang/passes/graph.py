@@ -35,7 +35,28 @@ Op = tuple[int, int, int]
 T = TypeVar("T")
 
 
-class Graph:
+class Nodes:
+    """Nodes that ranks run, as lists by their numbers: what each takes, how much more its rank
+    holds while it runs and once it has run, and its rank.
+    """
+
+    time: Sequence[float]
+    rise: Sequence[float]
+    change: Sequence[float]
+    rank: Sequence[int]
+
+    @property
+    def missing(self) -> Sequence[int]:
+        """For how many others each node waits."""
+        raise NotImplementedError
+
+    @property
+    def users(self) -> Sequence[Sequence[tuple[int, float]]]:
+        """The nodes that wait for each node, each with the time that its result takes to arrive."""
+        raise NotImplementedError
+
+
+class Graph(Nodes):
     """A node is an op, or ops that overlap, of a schedule that can run; nodes are numbers, which
     index these lists.
 

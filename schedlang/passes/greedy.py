@@ -13,7 +13,7 @@ from operator import lt
 
 from attrs import define, field, frozen
 
-from schedlang.passes.graph import ROUNDING
+from schedlang.passes.graph import ROUNDING, Graph
 from schedlang.passes.online import Choices, Online
 from schedlang.schedule.kinds import Kind
 
@@ -39,7 +39,7 @@ class Rules:
 
 
 @define
-class Greedy(Online):
+class Greedy(Online[Graph]):
     """The execution: `orders` and `ends` are its result, once `run` says that it reached the
     end.
     """

@@ -16,13 +16,14 @@ import numpy as np
 from attrs import evolve, frozen
 
 from schedlang.lowering import lower
+from schedlang.passes.find_periods import find_periods
 from schedlang.passes.graph import ROUNDING, Graph, Orders
-from schedlang.passes.repeats import Repeats, find_repeats
 from schedlang.proof.durations import op_ends
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import can_run, ideal_execution, prove
 from schedlang.schedule.columns import Floats, Ints, actions_of, counts_of, op_names
 from schedlang.schedule.kinds import INPUT_HALVES, Kind
+from schedlang.schedule.periods import Periods, steps_of
 from schedlang.schedule.schedule import Schedule
 
 #: Finds orders that hold no more than a limit, the best one first. It may take that share of the
@@ -98,18 +99,18 @@ def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
     least = 4 if is_even else 12
     microbatches = [pipeline.microbatches for pipeline in schedule.layout.pipelines]
     for period, share in product(sorted({*_PERIODS, ranks}), _shares(microbatches)):
-        periods = tuple(period * number for number in share)
-        repeats = find_repeats(schedule, periods)
-        if repeats is None:
+        each = tuple(period * number for number in share)
+        periods = find_periods(schedule, each)
+        if periods is None:
             continue
         # An order takes the longer to repeat itself, the more ranks follow each other; with as many
         # microbatches to a period as there are ranks, that is a few periods.
         stays = max(-(-3 * ranks // 4), least) if period < ranks else 2
         # Two thirds of the microbatches are left out at least.
-        least_out = -(-2 * sum(microbatches) // (3 * sum(periods)))
-        for more in (_most_held(repeats, stays, limit), 0):
+        least_out = -(-2 * sum(microbatches) // (3 * sum(each)))
+        for more in (_most_held(periods, stays, limit), 0):
             left_out = [
-                repeats.times - more - ceil(stays * factor) for factor in larger
+                periods.times - more - ceil(stays * factor) for factor in larger
             ]
             if period < ranks:
                 # What is found may repeat itself by several periods only. The first part is small,
@@ -119,7 +120,7 @@ def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
                 ]
             parts = [out for out in left_out if out >= least_out]
             if parts:
-                yield from (_Part(repeats, times) for times in parts)
+                yield from (_Part(periods, times) for times in parts)
                 return
 
 
@@ -147,26 +148,26 @@ def _divisible(number: int, least: int, divisor: int) -> int:
     return divisible if divisible >= least else number
 
 
-def _most_held(repeats: Repeats, stays: int, limit: float | None) -> int:
+def _most_held(periods: Periods[Schedule], stays: int, limit: float | None) -> int:
     """If some rank could do all forwards of a part before its first backward, in which so many
     periods stay besides those around them: how many more stay for it not to hold all microbatches
     until their last uses.
     """
     if limit is None or limit == inf:
         return 0
-    schedule = repeats.schedule
+    schedule = periods.schedule
     memory = schedule.costs.memory(schedule.layout)
     forward = np.array(memory[Kind.F])
+    #: How many microbatches, or slices of these, a period has for each stage.
+    step = steps_of(schedule.layout, periods.microbatches)[Kind.F, : len(forward)]
     (half,) = INPUT_HALVES
     # What is held from the forward on, and what is left of it for the weight gradient.
-    amounts = (
-        np.stack([forward, np.minimum(forward, forward + memory[half])]) * repeats.units
-    )
+    amounts = step * np.stack([forward, np.minimum(forward, forward + memory[half])])
     held, kept = (
         counts_of(schedule.placement, amount, len(schedule.ranks)) for amount in amounts
     )
     units = np.array(list(map(schedule.layout.units, range(len(schedule.placement)))))
-    around = int((units // repeats.units).max()) - repeats.times
+    around = int((units // step).max()) - periods.times
     if (held[held > 0] * (around + stays) > limit).all():
         return 0
     return max(int(limit // kept[kept > 0].min(initial=inf)) + 1 - around, 0)
@@ -185,21 +186,21 @@ def _work(schedule: Schedule) -> Floats:
 
 @frozen
 class _Part:
-    """A schedule with so many of the periods taken out that it repeats."""
+    """A schedule without so many of its periods."""
 
-    repeats: Repeats
+    periods: Periods[Schedule]
     times: int
 
     def searched(self, search: Search, limit: float | None) -> "_Found | None":
         """The best order of the part, if there is one."""
-        part = self.repeats.taken_out(self.times)
+        part = self.periods.more(-self.times)
         if not can_run(part):
             # The whole one says it of the right microbatches.
             return None
         graph = Graph(part)
         if limit is None:
             limit = graph.highest_peak(graph.order)
-        share = len(part.columns) / len(self.repeats.schedule.columns)
+        share = len(part.columns) / len(self.periods.schedule.columns)
         orders = search(graph, limit, share)
         if not orders:
             return None
@@ -227,19 +228,19 @@ class _Found:
         if growth is None or _has_too_few(self.execution):
             return None
         part = self.part
-        given = part.repeats.schedule
+        given = part.periods.schedule
         if self.is_as_given and self.is_as_good(given, part.times * growth):
             return given
         starts = np.concatenate([bars.start for bars in self.execution.timeline.ranks])
         for step in (times for times in _PERIODS if part.times % times == 0):
-            periods = tuple(step * period for period in part.repeats.periods)
-            repeats = find_repeats(self.execution.schedule, periods, starts)
+            each = tuple(step * number for number in part.periods.microbatches)
+            periods = find_periods(self.execution.schedule, each, starts)
             # With little more of it, most of what does not hold is seen.
-            if repeats is None or not self.is_as_good(
-                repeats.put_in(2), 2 * step * growth
+            if periods is None or not self.is_as_good(
+                periods.more(2), 2 * step * growth
             ):
                 continue
-            order = repeats.put_in(part.times // step)
+            order = periods.more(part.times // step)
             whole = _in_order(given, order)
             if whole is not None and self.is_as_good(whole, part.times * growth):
                 return whole
@@ -254,7 +255,7 @@ class _Found:
         unequal work, some wait in every period, and the order may only gain with many of them:
         then it is as much in every period as between a smaller part and this one.
         """
-        work = _work(self.part.repeats.schedule)
+        work = _work(self.part.periods.schedule)
         idle = _idle(self.execution)
         is_none = _is_even(work) or idle <= _NEGLIGIBLE * work.max()
         if before is None:

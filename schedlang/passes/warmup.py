@@ -30,7 +30,7 @@ def longer_warmups(graph: Graph, given: Orders, limit: float) -> Iterator[Orders
 
 
 @define
-class _Warmup(Online):
+class _Warmup(Online[Graph]):
     """An execution, until all warm-ups are over, in which no rank waits in its warm-up where it can
     do more.
     """

@@ -10,7 +10,6 @@ from schedlang.ranks.lifetimes import peak_messages
 from schedlang.ranks.weights import follow_weights
 from schedlang.report.bubbles.account import Account
 from schedlang.report.bubbles.critical_path import path_by_ops
-from schedlang.report.bubbles.exposed import exposed
 from schedlang.report.views.terminal import draw
 
 
@@ -43,7 +42,7 @@ def figures(plan: Plan, account: Account) -> dict[str, Any]:
         "peak_memory": list(execution.peak_memory),
         "busy": timeline.busy,
         "copying": timeline.copying,
-        "exposed": exposed(account.waits),
+        "exposed": account.behind.exposed,
         "critical_path": path_by_ops(plan, account.path),
         "versions": list(follow_weights(plan).held),
     }

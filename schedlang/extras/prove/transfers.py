@@ -18,8 +18,8 @@ from schedlang.lowering import lower
 from schedlang.proof.prove import has_batches, prove
 from schedlang.proof.repetition import goes_on, reached
 from schedlang.schedule.actions import is_update
+from schedlang.schedule.periods import repeat
 from schedlang.schedule.schedule import Kernel, Schedule
-from schedlang.schedule.stream import repeat
 from schedlang.schedule.transports import transports
 
 

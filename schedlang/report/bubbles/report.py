@@ -40,6 +40,7 @@ class Explanation:
     plan: Plan
     makespan: float
     idle: IdleTime
+    exposed: float
     path: list[Segment]
     faster: list[Faster]
 
@@ -59,7 +60,12 @@ def explained(plan: Plan, account: Account) -> Explanation:
     execution = account.execution
     faster = _faster(plan, execution.costs, account.path)
     return Explanation(
-        plan, execution.timeline.makespan, account.idle, account.path, faster
+        plan,
+        execution.timeline.makespan,
+        account.idle,
+        account.behind.exposed,
+        account.path,
+        faster,
     )
 
 
@@ -100,7 +106,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "params": plan.params,
         "makespan": explanation.makespan,
         "idle": explanation.idle_time,
-        "exposed": explanation.idle.exposed,
+        "exposed": explanation.exposed,
         "causes": [
             {"cause": cause, "about": list(subject), "time": time, "per_rank": per_rank}
             for cause in CAUSES

@@ -3,7 +3,6 @@ it is.
 """
 
 from functools import cached_property
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -90,23 +89,6 @@ class Waits:
         return (
             np.searchsorted(self.head[: self.first[-1]], self.head)
             - self.first[self.rank]
-        )
-
-    @cached_property
-    def ranks(self) -> list[list[Step]]:
-        """The steps of each rank in order, without its copies."""
-        return [self.steps[begin:end] for begin, end in pairwise(self.first.tolist())]
-
-    def latest(self, rank: int, index: int) -> tuple[Step | None, float]:
-        """The step that a step of a rank waited for last, and when its result was there; for the
-        end, the last step.
-        """
-        number = self.first[rank] + index
-        if number == self.first[rank + 1]:
-            return self.steps[self.last], self.makespan
-        maker = self.maker[number]
-        return (None if maker == NOTHING else self.steps[maker]), float(
-            self.arrival[number]
         )
 
     def gaps(self, rank: int) -> tuple[Ints, Floats, Floats]:

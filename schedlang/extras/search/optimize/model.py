@@ -27,7 +27,7 @@ from attrs import frozen
 from ortools.sat.python import cp_model
 
 from schedlang.extras.search.optimize.instance import Instance
-from schedlang.extras.search.optimize.solver import solve
+from schedlang.extras.search.optimize.solver import solve, which_is_first
 from schedlang.passes.graph import Orders
 
 #: What comes before what: known, or a literal.
@@ -208,14 +208,9 @@ class _Model:
             raise _Impossible
         literal: _Before = may
         if may and may_not:
-            literal = self.model.new_bool_var(f"{first}_before_{second}")
-            start = self.start
-            after = self.model.add(start[second] - start[first] >= instance.time[first])
-            after.only_enforce_if(literal)
-            after = self.model.add(
-                start[first] - start[second] >= instance.time[second]
-            )
-            after.only_enforce_if(~literal)
+            starts = self.start[first], self.start[second]
+            times = instance.time[first], instance.time[second]
+            literal = which_is_first(self.model, *starts, *times)
         self.before[first, second] = literal
         self.before[second, first] = (
             not literal if isinstance(literal, bool) else ~literal

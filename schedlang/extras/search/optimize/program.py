@@ -32,19 +32,7 @@ def program_of(problem: Problem, answer: Answer) -> str:
     """
     graph = problem.graph
     schedule = graph.schedule
-    costs = schedule.costs
-    words = words_for({kind for ops in graph.ops for kind, _, _ in ops})
-    rules = [
-        str(schedule.weights_of(stage)) for stage in range(len(schedule.placement))
-    ]
-    head = Head(
-        schedule.name,
-        len(schedule.ranks),
-        schedule.microbatches,
-        schedule.layout,
-        rules,
-        costs,
-    )
+    head, words = head_of(graph)
     lines = [*_comment(problem, answer), f"schedule {schedule.name} {{"]
     lines += [f"    {line}" for line in head_lines(head, words)]
     if schedule.objective != "makespan":
@@ -64,6 +52,23 @@ def program_of(problem: Problem, answer: Answer) -> str:
         value = exact_text(at_most(graph.fixed, answer.value))
         lines.append(f"    assert {schedule.objective} <= {value}")
     return "\n".join([*lines, "}", ""])
+
+
+def head_of(graph: Graph) -> tuple[Head, dict[int, str]]:
+    """The head of a program with the nodes of a graph, and the words for their kinds."""
+    schedule = graph.schedule
+    rules = [
+        str(schedule.weights_of(stage)) for stage in range(len(schedule.placement))
+    ]
+    head = Head(
+        schedule.name,
+        len(schedule.ranks),
+        schedule.microbatches,
+        schedule.layout,
+        rules,
+        schedule.costs,
+    )
+    return head, words_for({kind for ops in graph.ops for kind, _, _ in ops})
 
 
 def at_most(fixed: FixedPoint, value: float) -> Any:

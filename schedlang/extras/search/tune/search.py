@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
+from schedlang.cli.workers import processes
 from schedlang.compiler import compile_tree
 from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import CompileError
@@ -17,7 +18,6 @@ from schedlang.extras.noise.noise import Noise
 from schedlang.extras.noise.runs import simulate_runs
 from schedlang.extras.search.tune.candidates import Candidate, Training, candidates
 from schedlang.extras.search.tune.programs import Program, loaded, unlike
-from schedlang.extras.workers import processes
 from schedlang.proof.prove import simulate
 from schedlang.schedule.costs import Costs
 

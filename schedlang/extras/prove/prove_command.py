@@ -1,21 +1,39 @@
-"""`schedc prove`: a program for any number of microbatches, and of ranks."""
+"""`schedc prove`: a program for any number of microbatches, and of ranks.
+
+What takes time to import is imported by the functions: `schedc --help` loads this file.
+"""
 
 import argparse
-import json
 import sys
 from importlib.util import find_spec
 from typing import Any
 
-from schedlang.cli.diagnosed import print_diagnostics
-from schedlang.cli.inputs import wrong_as_usage
-from schedlang.cli.progress import progress
+from schedlang.cli.options import PARAMS, TRANSPORT_OR_ALL, Command, file, output
+from schedlang.cli.printing import json_text
 from schedlang.cli.usage import FINE, WRONG, UsageError
+
+COMMAND = Command(
+    "prove a program for any number of microbatches",
+    "extras.prove.prove_command.prove",
+    "programs/1f1b.sched -p ranks=8",
+    {
+        **file(),
+        **PARAMS,
+        **TRANSPORT_OR_ALL,
+        "--any-ranks": "for any number of ranks, too, and of slices, where they are not given with "
+        "-p; it needs the extra `prove`",
+        **output("FILE", "write the certificate, which a checker of its own reads"),
+        "--check": "FILE is a certificate: check it, and that it is one of its program for all "
+        "sizes; say what it proves",
+    },
+)
 
 
 def proved_for_all(options: argparse.Namespace, source: Any) -> bool:
     """Whether a program that compiles is proved for any number of microbatches; if not, say where
     it is.
     """
+    from schedlang.cli.progress import progress
     from schedlang.extras.prove.prove import prove_for_all
 
     params = {name: of for name, of in options.params.items() if name != "microbatches"}
@@ -36,6 +54,9 @@ def _check_extra() -> None:
 
 def _check(options: argparse.Namespace, text: str) -> int:
     """Check a certificate, and print what it proves, or why it proves nothing."""
+    from json import JSONDecodeError, loads
+
+    from schedlang.cli.progress import progress
     from schedlang.extras.prove.certificates import what_it_proves
     from schedlang.extras.prove.check_certificate import Wrong
 
@@ -47,18 +68,18 @@ def _check(options: argparse.Namespace, text: str) -> int:
     proves = ""
     try:
         with progress(f"checking {options.file}"):
-            document = json.loads(text)
+            document = loads(text)
             # One for any number of ranks has sets of statements.
             if isinstance(document, dict) and "statements" in document:
                 _check_extra()
             proves = what_it_proves(document)
     except Wrong as error:
         wrong = str(error)
-    except json.JSONDecodeError as error:
+    except JSONDecodeError as error:
         wrong = f"it is no certificate: {error}"
     if options.format == "json":
         answer = {"file": options.file, "holds": not wrong, "wrong": wrong}
-        print(json.dumps({**answer, "proves": proves}))
+        print(json_text({**answer, "proves": proves}))
     else:
         print(f"the certificate does not hold: {wrong}" if wrong else proves)
     return WRONG if wrong else FINE
@@ -66,6 +87,9 @@ def _check(options: argparse.Namespace, text: str) -> int:
 
 def prove(options: argparse.Namespace) -> int:
     """Prove a program for any number of microbatches, and print where it holds."""
+    from schedlang.cli.diagnosed import print_diagnostics
+    from schedlang.cli.inputs import wrong_as_usage
+    from schedlang.cli.progress import progress
     from schedlang.extras.prove.prove import prove_for_all
     from schedlang.files.reading import read_source
     from schedlang.files.writing import write_text
@@ -95,9 +119,9 @@ def prove(options: argparse.Namespace) -> int:
             raise UsageError(
                 "there is no certificate: nothing is proved for all sizes of a class"
             )
-        write_text(json.dumps(certificate, indent=1) + "\n", options.output)
+        write_text(json_text(certificate, indent=1) + "\n", options.output)
     if options.format == "json":
-        print(json.dumps({"file": options.file, **proof.to_json()}, indent=1))
+        print(json_text({"file": options.file, **proof.to_json()}, indent=1))
         return FINE if proof.holds else WRONG
     print(proof.text)
     diagnostics = {

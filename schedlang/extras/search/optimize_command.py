@@ -1,23 +1,64 @@
-"""The command `schedc optimize`: the best order of a program's ops, and how good it is."""
+"""`schedc optimize`: the best order of a program's ops, and how good it is.
+
+What takes time to import is imported by the functions: `schedc --help` loads this file.
+"""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from attrs import evolve
-
-from schedlang.cli.inputs import load_with_costs
-from schedlang.cli.progress import progress
+from schedlang.cli.options import (
+    COSTS,
+    PARAMS,
+    Command,
+    file,
+    given,
+    output,
+    transport_for,
+)
+from schedlang.cli.printing import json_text
 from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
+from schedlang.cli.values import natural, numbers
+
+COMMAND = Command(
+    "find the best order of a program's ops, and prove how good it is",
+    "extras.search.optimize_command.optimize",
+    "programs/1f1b.sched --for 10s -o best.sched",
+    {
+        **file(),
+        **PARAMS,
+        "--memory N": given(
+            "what a rank may hold at most, as `peak(r)` counts it, one number for all or one per "
+            "rank (default: the highest peak of the program)",
+            numbers,
+        ),
+        "--place": "look for better ranks of the stages first: one, several or not as many on each",
+        "--block": "look for a block that repeats instead: its program is for any number of "
+        "microbatches",
+        "--for TIME": given(
+            "how long to look for a better order, or a better bound: 30s, 5m (default: 60s)",
+            dest="seconds",
+            default=60.0,
+        ),
+        "--workers N": given("how many threads the solver has (default: 2)", default=2),
+        "--seed N": given("what the search draws from", natural, default=0),
+        **COSTS,
+        **transport_for("what the order is judged on, once it is found", "portable"),
+        **output("PROGRAM", "the program to write, NAME.sched"),
+    },
+)
 
 
 def optimize(options: argparse.Namespace) -> int:
     """Look for the best order, say how good it is, and write it as a program."""
     if options.output and not options.output.endswith(".sched"):
         raise UsageError(f"`{options.output}` is to be a program: -o NAME.sched")
+    from attrs import evolve
+
+    from schedlang.cli.inputs import load_with_costs
+    from schedlang.cli.progress import progress
     from schedlang.diagnostics.diagnostic import CompileError
     from schedlang.extras.search.optimize.optimize import check_solver, judged, optimize
     from schedlang.extras.search.optimize.problem import Answer, Problem
@@ -84,6 +125,7 @@ def optimize(options: argparse.Namespace) -> int:
 
 def _block(options: argparse.Namespace, plan: Any, problem: Any) -> int:
     """Look for the best block that repeats, say what it takes, and write it as a program."""
+    from schedlang.cli.progress import progress
     from schedlang.diagnostics.diagnostic import CompileError
     from schedlang.extras.search.optimize.blocks import best_block
 
@@ -133,7 +175,7 @@ def _tell(
 ) -> None:
     """Print what was found, as the options say, and what was written."""
     if options.format == "json":
-        print(json.dumps(document | {"output": options.output}))
+        print(json_text(document | {"output": options.output}))
         return
     print(text_of(document, title))
     if options.output:
@@ -190,6 +232,7 @@ def _write(output: str | None, text: str) -> None:
 
 def _placed(file: str, problem: Any) -> Any:
     """The problem with its stages on other ranks, where that is better."""
+    from schedlang.cli.progress import progress
     from schedlang.extras.search.partition.place import place
 
     try:

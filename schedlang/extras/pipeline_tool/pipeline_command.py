@@ -1,15 +1,16 @@
-"""`schedc pipeline`: the options and files of a public visualizer of pipeline schedules."""
+"""`schedc pipeline`: the options and files of a public visualizer of pipeline schedules.
+
+What takes time to import is imported by the functions: `schedc --help` loads this file.
+"""
 
 import argparse
-import json
 import sys
 from typing import Any
 
-from attrs import evolve
-
-from schedlang.cli.outputs import check_output
-from schedlang.cli.progress import progress
+from schedlang.cli.options import Command, Either, given, output
+from schedlang.cli.printing import json_text
 from schedlang.cli.usage import FINE, UsageError
+from schedlang.cli.values import number, setting
 
 #: The options that are settings too, and their keys in files.
 _KEYS = {
@@ -21,10 +22,50 @@ _KEYS = {
     "output": "output_file",
 }
 
+COMMAND = Command(
+    "simulate a strategy with the options of PP-Schedule-Visualization, see docs/commands.md",
+    "extras.pipeline_tool.pipeline_command.pipeline",
+    "--num-stages 4 --num-batches 8 --p2p-time 0.1",
+    {
+        "settings KEY=VALUE*": given("a setting, by its key in files", setting),
+        "-c --config FILE": "a JSON or YAML file with settings",
+        "-s --num-stages N": "stages of the pipeline, by default 4",
+        "-b --num-batches N": "microbatches, by default 10",
+        "-f --forward-times T": "forward times by stage: 1,1.5,1",
+        "-bw --backward-times T": "backward times by stage: 1,1.5,1",
+        "--p2p-time T": given("time of a transfer, by default 0", number),
+        **output("FILE", "the picture to write"),
+        "--no-visualization": "no picture, only the bubble rate",
+        "--table": "the timeline as a table, time by stage",
+        "time": Either(
+            {
+                "--compat": given(
+                    "count time as the tool's later version",
+                    action="store_const",
+                    const="sync",
+                ),
+                "--compat-async": given(
+                    "the same before its commit 56a94ad: no gaps after transfers",
+                    dest="compat",
+                    action="store_const",
+                    const="async",
+                ),
+            }
+        ),
+    },
+)
+
 
 def pipeline(options: argparse.Namespace) -> int:
     """Draw a strategy's timeline, and print its bubble rate."""
-    from schedlang.extras.pipeline_tool import quirky_bubble_rate, quirky_timeline
+    from attrs import evolve
+
+    from schedlang.cli.outputs import check_output
+    from schedlang.cli.progress import progress
+    from schedlang.extras.pipeline_tool.quirks import (
+        quirky_bubble_rate,
+        quirky_timeline,
+    )
     from schedlang.proof.prove import simulate
     from schedlang.report.views.table import table
 
@@ -73,13 +114,14 @@ def _print_json(settings: Any, rate: float, picture: str | None) -> None:
         "output": picture,
         "warnings": settings.warnings,
     }
-    print(json.dumps(document))
+    print(json_text(document))
 
 
 def _draw(plan: Any, execution: Any, path: str | None) -> str | None:
     """Write the picture, if there is to be one, or say which package is missing for it; the path of
     what was written.
     """
+    from schedlang.cli.progress import progress
     from schedlang.report.views import write_view
 
     if not path:
@@ -98,7 +140,7 @@ def _draw(plan: Any, execution: Any, path: str | None) -> str | None:
 
 def _settings(options: argparse.Namespace) -> Any:
     """The settings in the file; arguments override them, and options override both."""
-    from schedlang.extras.pipeline_tool import settings_of
+    from schedlang.extras.pipeline_tool.settings import settings_of
     from schedlang.files.documents import read_document, read_value
 
     try:

@@ -1,20 +1,71 @@
-"""`schedc tune`: the program and the parameters that train a model fastest."""
+"""`schedc tune`: the program and the parameters that train a model fastest.
+
+What takes time to import is imported by the functions: `schedc --help` loads this file.
+"""
 
 import argparse
-import json
 import sys
 from math import inf
 from typing import Any
 
-from schedlang.cli.progress import progress
+from schedlang.cli.options import PARAMS, Command, Either, given, output, transport_for
+from schedlang.cli.printing import json_text
 from schedlang.cli.usage import FINE, WRONG, UsageError
+from schedlang.cli.values import counts, device, program
 
 #: The options that say something of a model.
 _OF_MODEL = ("device", "sequence", "efficiency")
 
+COMMAND = Command(
+    "find the program and the parameters that train a model fastest within memory",
+    "extras.search.tune_command.tune",
+    "1f1b zb_h1 --ranks 4 --batch 32 --costs costs.json --layers 4",
+    {
+        "files FILE*": given("programs to try; without, all of the gallery", program),
+        "--ranks N": given("how many ranks there are", required=True),
+        "--batch N": given("how many samples a step has", required=True),
+        "costs": Either(
+            {
+                "--model CONFIG": "a transformer, by its config.json of Hugging Face: its costs "
+                "are estimated",
+                "--costs FILE...": "measured costs of stages or layers, see docs/costs.md; of one "
+                "trace a rank, one --costs for each, or their folder",
+            },
+            is_required=True,
+        ),
+        "--device NAME": given("with --model: what it runs on, such as H100", device),
+        "--sequence N": "with --model: how many tokens a sample has",
+        "--efficiency SHARE": "with --model: the share of the device's operations that is reached "
+        "(default: 0.5)",
+        "--layers N": given(
+            "with --costs: how many layers its stages have, one number or 8,8,7: other stages are "
+            "tried too",
+            counts,
+        ),
+        "--microbatch N": "samples of a microbatch: those of --costs (default: 1); with --model, "
+        "no other sizes",
+        "--memory BYTES": "what a rank may hold, such as 72GB (default: with --model 90 %% of the "
+        "device's)",
+        "--robust PART": "go by the makespan that 95 of 100 runs stay below, where durations vary "
+        "by this part of them, such as 0.1",
+        **PARAMS,
+        **transport_for("what the plans are proved for", "portable"),
+        "--for TIME": given(
+            "end after this time, such as 60s, with what is known by then",
+            dest="seconds",
+        ),
+        "--write-costs FILE": "write what the stages of the best one cost, for --costs of the "
+        "other commands",
+        **output(
+            "VIEW", "a picture of time against memory to write: NAME.svg or .html"
+        ),
+    },
+)
+
 
 def tune(options: argparse.Namespace) -> int:
     """Try programs for a training, and print the best."""
+    from schedlang.cli.progress import progress
     from schedlang.extras.search.tune.picture import check_picture, write_frontier
     from schedlang.extras.search.tune.programs import read_programs
     from schedlang.extras.search.tune.report import (
@@ -39,7 +90,7 @@ def tune(options: argparse.Namespace) -> int:
     if options.format == "json":
         document = tuning_json(tuning, units)
         document["command"] = None if wrong else _command(options, tuning)
-        print(json.dumps(document))
+        print(json_text(document))
     else:
         print(tuning_text(tuning, units))
     if wrong:
@@ -146,10 +197,10 @@ def _check_programs(options: argparse.Namespace, programs: Any) -> None:
     """ValueError for what is no program, and for a parameter that none has."""
     from schedlang.extras.search.tune.programs import SIZES
 
-    for program in programs:
-        if program.source.is_plan:
-            raise ValueError(f"`{program.word}` is no program: tune tries programs")
-    known = {*SIZES, *(name for program in programs for name in program.parameters)}
+    for each in programs:
+        if each.source.is_plan:
+            raise ValueError(f"`{each.word}` is no program: tune tries programs")
+    known = {*SIZES, *(name for each in programs for name in each.parameters)}
     unknown = options.params.keys() - known
     if unknown:
         raise ValueError(f"no program has a parameter `{min(unknown)}`")
@@ -203,6 +254,5 @@ def _print_best(options: argparse.Namespace, tuning: Any) -> None:
         print(
             "  --write-costs FILE writes what its stages cost, for --costs of that command"
         )
-    for path in (options.write_costs, options.output):
-        if path:
-            print(f"wrote {path}")
+    for written in filter(None, (options.write_costs, options.output)):
+        print(f"wrote {written}")

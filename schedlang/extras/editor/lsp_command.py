@@ -1,9 +1,17 @@
-"""The command `schedc lsp`: the language server."""
+"""`schedc lsp`: the language server. It has no options: an editor sends its settings."""
 
 import argparse
 import sys
 
+from schedlang.cli.options import Command
 from schedlang.cli.usage import FINE, USAGE
+
+COMMAND = Command(
+    "serve an editor: diagnostics, figures and names as one types, see docs/editor.md",
+    "extras.editor.lsp_command.lsp",
+    "",
+    {},
+)
 
 
 def lsp(_: argparse.Namespace) -> int:
