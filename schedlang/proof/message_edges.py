@@ -123,7 +123,7 @@ def place_lanes(threads: Threads, channels: Channels, transport: Transport) -> N
         edge = (channels.peer[heads] + 1) * 2 + columns.is_send[heads]
         lane = lane * (ranks + 1) * 2 + edge
     threads.item[heads] = threads.issue(
-        lane, heads, threads.on_ranks.before(heads), heads
+        lane, heads, threads.on_ranks.before(heads), heads, meets=True
     )
     threads.item[rows] = threads.item[batch]
 
