@@ -40,20 +40,9 @@ from schedlang.schedule.schedule import Schedule
 #: What meets others of its replicas; and of that, what meets all of these.
 MEETING = kinds_of(lambda op: op.meets)
 _OF_ALL = kinds_of(lambda op: op.meets == "replicas")
-#: How messages call a collective and those that it lacks, by whom it meets; where it has no name
-#: of its own for that, it is called by its kind.
-_HOP_HELP = "a send goes to the next replica of its stage, the one of the next pipeline"
-_WORDS = {
-    "replicas": (
-        "",
-        "stage",
-        "its",
-        "",
-        "replicas make all of them together: write as many for each",
-    ),
-    "next": ("send", "kind", "the next", "receive", _HOP_HELP),
-    "previous": ("receive", "kind", "the previous", "send", _HOP_HELP),
-}
+#: What messages call the replicas that a collective meets, and the two ends of a hop.
+_WHOSE = {"replicas": "its", "next": "the next", "previous": "the previous"}
+_ENDS = {"next": "send", "previous": "receive"}
 
 
 def met_by(layout: Layout, kind: int, stage: int) -> list[tuple[int, int]]:
@@ -196,13 +185,19 @@ def _unmet(schedule: Schedule) -> Iterator[Finding]:
             own = rows[(columns.kind[rows] == kind) & (columns.stage[rows] == stage)]
             lacking.append((int(own[counts[fewest]]), kind, fewest))
     for row, kind, (there, replica) in sorted(lacking):
-        what, of, whose, other, help = _WORDS[OPS[kind].meets]
+        op = OPS[kind]
         count = counts[there, replica]
+        what = _ENDS.get(op.meets, op.name)
+        other = _ENDS.get(OPS[there].meets, op.name)
         message = (
-            f"{_here(schedule, row)} is {what or OPS[kind].name} {count + 1} of its {of}; "
-            f"{whose} replica, stage {schedule.names.stage(replica)} on rank "
-            f"{schedule.placement[replica]}, has {counted(count, other or OPS[kind].name)}"
+            f"{_here(schedule, row)} is {what} {count + 1} of its "
+            f"{'kind' if op.is_hop else 'stage'}; {_WHOSE[op.meets]} replica, stage "
+            f"{schedule.names.stage(replica)} on rank {schedule.placement[replica]}, has "
+            f"{counted(count, other)}"
         )
+        help = "replicas make all of them together: write as many for each"
+        if op.is_hop:
+            help = "a send goes to the next replica of its stage, the one of the next pipeline"
         yield _amiss(schedule, "collective", row, message, help)
 
 
