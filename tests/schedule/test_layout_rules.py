@@ -74,11 +74,10 @@ def test_models_run_as_many_microbatches_as_an_edge_needs() -> None:
         edges=((1, 2),),
     )
     wrong = wrong_with(models, 2)
-    assert wrong and wrong.message.endswith(
+    assert wrong
+    assert wrong.message.endswith(
         "leads from the model `down`, which runs 2 microbatches, to `up`, which runs 1"
     )
     wrong = wrong_with(evolve(models, edges=()), 2, 4)
-    assert (
-        wrong
-        and wrong.message == "the first model runs 2 microbatches, `microbatches` is 4"
-    )
+    assert wrong
+    assert wrong.message == "the first model runs 2 microbatches, `microbatches` is 4"
