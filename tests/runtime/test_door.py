@@ -1,4 +1,4 @@
-"""The door: a part is loaded where it is asked for, and the page says what does not go together."""
+"""The door: a part is loaded where it is asked for."""
 
 import os
 import subprocess
@@ -13,7 +13,6 @@ from schedlang import Source, compile
 from schedlang.plan.plan import write_plan
 from schedlang.runtime.door import FEATURES
 from tests.support.paths import PROGRAMS, ROOT
-from tools.pages import together
 
 #: Files of parts that every training needs.
 ALWAYS = {"overflows", "shared_draws", "shared_hooks", "weights"}
@@ -86,8 +85,3 @@ def test_every_part_has_a_row() -> None:
 def test_a_feature_goes_together_only_with_what_there_is() -> None:
     for feature in FEATURES.values():
         assert feature.not_with.keys() <= FEATURES.keys()
-
-
-def test_the_table_of_what_does_not_go_together_is_current() -> None:
-    page = (together.ROOT / together.PAGE).read_text(encoding="utf-8")
-    assert together.table() in page, "run `make regenerate WHAT=together`"
