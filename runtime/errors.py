@@ -55,10 +55,22 @@ _WAYS_OUT = {
 }
 
 
-def way_out(error: BaseException) -> str | None:
-    """What to do about an error of torch, where it says less than is known here."""
+#: The same of errors in a script, between two steps.
+_WAYS_OUT_OF_SCRIPTS = {
+    "does not require grad and does not have a grad_fn": (
+        "the losses that `step` returns have no graph: the step has made their backwards, so that "
+        "all gradients are in `.grad`, and optimizers come next"
+    ),
+}
+
+
+def way_out(error: BaseException, in_script: bool = False) -> str | None:
+    """What to do about an error of torch, in a step or in the script between two, where it says
+    less than is known here.
+    """
     told = str(error)
-    return next((way for text, way in _WAYS_OUT.items() if text in told), None)
+    ways = {**_WAYS_OUT, **_WAYS_OUT_OF_SCRIPTS} if in_script else _WAYS_OUT
+    return next((way for text, way in ways.items() if text in told), None)
 
 
 class PipelineError(Exception):

@@ -317,7 +317,7 @@ class Watchdog:
                 f"{reason}"
             )
         kind = "" if isinstance(error, PipelineError) else f"{type(error).__name__}: "
-        way = way_out(error)
+        way = way_out(error, in_script=self.action is None)
         return f"{self._name} failed{place}: {kind}{reason}" + (
             f" ({way})" if way else ""
         )

@@ -188,9 +188,11 @@ def _own_rank(plan: Plan) -> int:
             f"there is no process group, so this process has no rank: {way_out}"
         )
     if dist.get_rank() >= len(plan.ranks):
-        ranks = counted(len(plan.ranks), "rank")
+        ranks = len(plan.ranks)
         raise PipelineError(
-            f"this is rank {dist.get_rank()}, the plan has {ranks}: {way_out}"
+            f"{dist.get_world_size()} processes were started, and the plan has "
+            f"{counted(ranks, 'rank')}: start {ranks}, `torchrun --nproc-per-node {ranks}`; or "
+            f"where some are replicas of the pipeline, {way_out}"
         )
     return dist.get_rank()
 

@@ -120,10 +120,10 @@ def read_cost_options(options: argparse.Namespace) -> Any:
     """The costs in the options, or in the file that the options name; UsageError for what cannot be
     a cost, CompileError for a file that has none.
     """
-    from schedlang.schedule.costs import NAMES, UNIT, make_costs, read_costs
+    from schedlang.schedule.costs import COSTS, UNIT, make_costs, read_costs
 
     values: dict[str, list[float]] = {}
-    for name in NAMES:
+    for name in COSTS:
         value = getattr(options, name, None)
         if value is not None:
             # One value is for all stages; a list has one for each.

@@ -34,6 +34,7 @@ NAMES = {
         "the number of microbatches is `microbatches`", "microbatches"
     ),
     "num_chunks": Foreign("declare it: `param chunks = 2`"),
+    "idle": Foreign("the idle time of all ranks is `bubble`", "bubble"),
     "rank": Foreign(
         "a rank's number has the name behind `rank`, as r in `rank r { … }`"
     ),
@@ -51,6 +52,7 @@ FUNCTIONS = {
     "mod": "write `a % b`",
     "pow": "there is no power: write a product, `2 * 2 * 2`",
     "range": "a range is `0 .. n`, and stands in `for m in 0 .. n { … }`",
+    "memory": "what rank r holds at most is `peak(r)`",
     "len": "name the length of a list with `let`",
     "sum": "write the sum as a formula, or name it with `let`",
     "f": "a forward is `F`",

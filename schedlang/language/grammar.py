@@ -1,11 +1,13 @@
 """The grammar, ready to parse, and the words of the language, which it alone knows."""
 
+import re
 from functools import cache, lru_cache
 
 from lark import Lark, Token
 
 from schedlang.files.cache import folder
 from schedlang.files.package import GRAMMAR
+from schedlang.schedule.kinds import OPS
 
 #: The terminal of the end of the text, as lark names it.
 END = "$END"
@@ -77,7 +79,7 @@ FORMS = {
 def grammar() -> Lark:
     """The parser of the grammar's rules `schedule` and `items`."""
     return Lark(
-        GRAMMAR.read_text(encoding="utf-8"),
+        grammar_text(),
         parser="lalr",
         lexer="basic",
         # No text is parsed as `foreign`: the rule is here so that the lexer keeps its terminal.
@@ -86,6 +88,18 @@ def grammar() -> Lark:
         maybe_placeholders=True,
         cache=_cache_file() or False,
     )
+
+
+def grammar_text() -> str:
+    """The grammar of the language, with the words of kinds that are not among its own."""
+    text = GRAMMAR.read_text(encoding="utf-8")
+    for op in OPS.values():
+        if not re.search(rf'^\w+: "{op.word.split()[0]}"$', text, re.M):
+            name = op.word.upper()
+            text += f'\n{name}: "{op.word}"\n'
+            for rule in ("kind", "timed", "held"):
+                text += f"%extend {rule}: {name}\n"
+    return text
 
 
 @lru_cache(maxsize=4)

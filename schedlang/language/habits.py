@@ -47,6 +47,11 @@ _NOTHING_TO_DO = (
     "and nothing else happens in it: leave it out"
 )
 
+#: What begins a statement, behind a value on the same line.
+_NEXT_STATEMENT = (
+    rf"\s(?:repeat|for|let|fn|assert|exchange|overlap|steady|(?:{_OP})\s*\()"
+)
+
 HABITS = (
     # Operators.
     Habit(r"(?P<at>&&?)", "and"),
@@ -101,6 +106,11 @@ HABITS = (
         r"(?P<at>then)\s*(?=\{)",
         "",
         "leave `then` out: it stands in values, `if a then b else c`",
+    ),
+    Habit(
+        r"(?P<o>[<>=!]=|[<>+\-*/%])\s*(?P<at>if)\b(?P<rest>[^\n{}]+)",
+        r"\g<o> (if\g<rest>)",
+        "write `{}`: a choice within an expression stands in parentheses",
     ),
     Habit(
         r"(?P<at>switch|match|case|when)\b",
@@ -195,7 +205,22 @@ HABITS = (
     ),
     Habit(r"(?P<n>\w+)\s*(?P<at>[-+*/%]=|\+\+|--)[^\n}]*", "", _NO_CHANGE),
     Habit(
-        r"(?P<n>\b[A-Za-z_]\w*)\s*(?P<at>:?=)(?!=)\s*(?P<v>[^\n;}]+)",
+        r"(?P<n>\b[A-Za-z_]\w*)\s*(?P<at>=)(?!=)\s*(?P<v>[^=\n;}]*\b(?P=n)\b[^=\n;}]*)(?!\s*=)",
+        "",
+        _NO_CHANGE,
+    ),
+    Habit(
+        rf"(?P<at>def|define|set)\s+(?P<n>\w+)\s*=\s*(?P<v>{_TERM})",
+        r"param \g<n> = \g<v>",
+        "write `{}`, which a user may set with `-p`; or `let`",
+    ),
+    Habit(
+        rf"(?P<at>def|define|set)\s+(?P<n>\w+)\s*=\s*(?P<v>{_TERM})",
+        r"let \g<n> = \g<v>",
+    ),
+    Habit(
+        r"(?P<n>\b[A-Za-z_]\w*)\s*(?P<at>:?=)(?!=)\s*"
+        rf"(?P<v>(?:(?!{_NEXT_STATEMENT})[^\n;}}])+)",
         r"let \g<n> = \g<v>",
         "write `{}`; and what has a value keeps it",
     ),
@@ -341,6 +366,11 @@ HABITS = (
     Habit(
         r"stage\s+(?P<s>\w+)\s+(?P<at>on)\s+(?P<r>[^\n]+)",
         r"stage \g<s> in 0 .. ranks on \g<r>",
+    ),
+    Habit(
+        r"cost\s+(?P<at>transfers?|transport|comm|communication|p2p|latency|messages?|link)\b",
+        "cost send",
+        "write `{}`: what a message takes between two ranks",
     ),
     Habit(
         r"(?P<word>cost|memory)\s+(?P<n>[A-Z]+)\s+(?P<at>\d+)",

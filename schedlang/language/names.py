@@ -7,7 +7,7 @@ from attrs import define, field
 from schedlang.diagnostics.diagnostic import Diagnostic, counted
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.language import expressions, syntax
-from schedlang.language.scopes import Declared, Scopes, is_decimal, nearest
+from schedlang.language.scopes import FIGURES, Declared, Scopes, is_decimal, nearest
 from schedlang.language.sites import WORDS_OF_STAGE
 from schedlang.language.syntax import walk
 
@@ -32,20 +32,6 @@ OBJECTIVES = ("makespan", "span")
 _BY_STAGE = ("U", "overlap", "sum", "gather")
 #: Old names of these.
 OLD_OBJECTIVES = {"flush": "makespan"}
-
-#: What an `assert` can speak of: figures of the schedule at its costs, see
-#: `schedlang.language.claims`. `peak` and `versions` are of a rank, or without one the highest of
-#: all.
-FIGURES = {
-    "peak": (0, 1),
-    "versions": (0, 1),
-    "staleness": None,
-    "makespan": None,
-    "work": None,
-    "bubble": None,
-    "span": None,
-    "span_bubble": None,
-}
 
 
 def check_names(source: Source, tree: syntax.Schedule) -> list[Diagnostic]:

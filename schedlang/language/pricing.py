@@ -11,8 +11,7 @@ from schedlang.language.declarations import Price
 from schedlang.language.faults import Fault
 from schedlang.language.names import OBJECTIVES, OLD_OBJECTIVES
 from schedlang.language.sites import Sites
-from schedlang.schedule.costs import Costs
-from schedlang.schedule.costs.model import gives_back
+from schedlang.schedule.costs import COSTS, Costs
 from schedlang.schedule.fixed_point import as_float
 from schedlang.schedule.kinds import OPS
 from schedlang.schedule.layout import Layout
@@ -45,7 +44,7 @@ def program_costs(prices: Iterable[Price], layout: Layout, sites: Sites) -> Cost
             )
             message = f"`{_item(price)}` is given already"
             raise Fault("repeated-part", message, price.location, help)
-        costs[name] = _values(price, layout, gives_back(name))
+        costs[name] = _values(price, layout, COSTS[name].gives_back)
     return Costs(**costs)
 
 

@@ -7,7 +7,7 @@ call, whatever is wrong with it.
 """
 
 from array import array
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, count
 
@@ -197,8 +197,32 @@ class Order:
                     f"`{self.word(index)}` of the next microbatch of stage {name}, "
                     f"all {number} are done"
                 )
-                self.end_before(index, Fault("nothing-next", message, location))
+                self.end_before(index, self._too_many(message, index, location, number))
                 return
+
+    def _too_many(self, message: str, index: int, location: int, number: int) -> Fault:
+        """A `next` of an op when all microbatches are done, some of them by another call."""
+        counted_as = self.sites.counted_as
+        by_others = Counter(
+            other
+            for other, stage in zip(
+                self.locations[:index], self.stages[:index], strict=True
+            )
+            if stage == self.stages[index]
+            and counted_as[other] == counted_as[location]
+            and other != location
+        )
+        if not by_others:
+            return Fault("nothing-next", message, location)
+        other, done = by_others.most_common(1)[0]
+        return Fault(
+            "nothing-next",
+            message,
+            location,
+            f"{done} of {number} are done before: a loop here runs the others, "
+            f"`microbatches - {done}` of them",
+            {location: "", other: f"{done} of them are done here"},
+        )
 
     def _least_units(self) -> int:
         """The fewest microbatches, or slices, that any stage of the rank has."""
@@ -354,7 +378,11 @@ def wrong_stage(layout: Layout, rank: int, op: str, stage: int, location: int) -
     holder = layout.placement[stage]
     name = Names(layout).stage(stage)
     message = f"`{op}` of stage {name} on rank {rank}, it is on rank {holder}"
-    return Fault("not-on-this-rank", message, location)
+    held = layout.placement.count(rank)
+    help = None
+    if held > 1 and stage < held:
+        help = f"the stage of this rank's chunk c is `stage(c)`: `{op}(stage(c), m)`"
+    return Fault("not-on-this-rank", message, location, help)
 
 
 def wrong_slice(layout: Layout, op: str, number: int, location: int) -> Fault:

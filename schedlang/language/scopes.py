@@ -1,6 +1,6 @@
 """Names and where they are known, and what can be said of an expression before it has a value."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from attrs import define, field, frozen
 
@@ -15,6 +15,20 @@ from schedlang.language.foreign_names import FUNCTIONS, NAMES
 _ANY = 255
 #: Functions that every program has, with the least and most arguments they take.
 BUILTINS = {"min": (1, _ANY), "max": (1, _ANY), "abs": (1, 1)}
+
+#: What an `assert` can speak of: figures of the schedule at its costs, see
+#: `schedlang.language.claims`. `peak` and `versions` are of a rank, or without one the highest of
+#: all.
+FIGURES = {
+    "peak": (0, 1),
+    "versions": (0, 1),
+    "staleness": None,
+    "makespan": None,
+    "work": None,
+    "bubble": None,
+    "span": None,
+    "span_bubble": None,
+}
 
 #: Numbers of a program stay within plus and minus this.
 LARGEST = 10**18
@@ -49,6 +63,15 @@ def _foreign(name: str, place: Span) -> Hint | None:
     foreign = NAMES[name]
     edits = () if foreign.write is None else (Edit(place, foreign.write),)
     return Hint(foreign.help, edits)
+
+
+def _figures(scope: Mapping[str, Declared]) -> str | None:
+    """What a claim may speak of, where a scope is that of a claim."""
+    figures = [name for name in FIGURES if name in scope]
+    if len(figures) < len(FIGURES):
+        return None
+    shown = (name if FIGURES[name] is None else f"{name}(r)" for name in figures)
+    return f"a claim is about {', '.join(f'`{each}`' for each in shown)}"
 
 
 @define
@@ -185,7 +208,9 @@ class Scopes:
                 "unknown-name",
                 f"no name `{name}` in scope",
                 Label(node.span),
-                help=_foreign(name, node.span) or nearest(name, values, node.span),
+                help=_foreign(name, node.span)
+                or nearest(name, values, node.span)
+                or _figures(scope),
             )
         elif scope[name].is_sequence:
             self.report("unknown-name", _sequence(name), Label(node.span))
@@ -239,8 +264,10 @@ class Scopes:
                 )
             else:
                 functions = [known for known in scope if scope[known].arity is not None]
-                help = FUNCTIONS.get(name.text) or nearest(
-                    name.text, [*BUILTINS, *functions], name.span
+                help = (
+                    FUNCTIONS.get(name.text)
+                    or nearest(name.text, [*BUILTINS, *functions], name.span)
+                    or _figures(scope)
                 )
             self.report(
                 "unknown-name",

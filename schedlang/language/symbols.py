@@ -8,8 +8,8 @@ from attrs import define, field, frozen
 
 from schedlang.diagnostics.source import Source, Span
 from schedlang.language import syntax
-from schedlang.language.names import FIGURES, Checker
-from schedlang.language.scopes import Declared
+from schedlang.language.names import Checker
+from schedlang.language.scopes import FIGURES, Declared
 
 #: The statements and items that bring a name into scope behind them, in the block they stand in.
 _BEHIND = (

@@ -10,7 +10,7 @@ from attrs import define, evolve, field
 
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.waits import Recorded, Stand, Values, Wait
-from schedlang.language import syntax
+from schedlang.language import expressions, syntax
 from schedlang.language.block import draw
 from schedlang.language.codegen import generate, variable
 from schedlang.language.declarations import Declarations, declare
@@ -147,10 +147,41 @@ def _loops(declared: Declarations, op: Recorded, values: Mapping[str, int]) -> V
     return tuple((name, int(values[name])) for name in declared.sites.ops[op[0]].loops)
 
 
+def _rounded(
+    diagnostic: Diagnostic, tree: syntax.Schedule, params: Mapping[str, int]
+) -> Iterator[str]:
+    """What quotients of parameters come to that say how often a loop runs in which an op is
+    missing.
+    """
+    if diagnostic.code != "missing-op" or not diagnostic.labels:
+        return
+    place = diagnostic.labels[0].span
+    values = declare(tree, params).params
+    for loop in syntax.walk(tree):
+        if not isinstance(loop, syntax.For | syntax.Repeat):
+            continue
+        if not loop.span.start <= place.start < loop.span.end:
+            continue
+        bounds = loop.range if isinstance(loop, syntax.For) else loop.count
+        for node in syntax.walk(bounds):
+            match node:
+                case expressions.Binary(
+                    "/", expressions.Reference(name), expressions.Number(divisor)
+                ) if values.get(name, 0) % (divisor or 1):
+                    quotient = values[name] // divisor
+                    yield f"`{name} / {divisor}` is {quotient}: `/` rounds down"
+
+
 def with_variables(
     diagnostics: list[Diagnostic], tree: syntax.Schedule, params: Mapping[str, int]
 ) -> list[Diagnostic]:
-    """Diagnostics of ranks that wait, with the loop variables where they do."""
+    """Diagnostics with what the program's text and variables say beside: of ranks that wait, the
+    loop variables where they do; of ops that never run, the quotients that a loop rounds down.
+    """
+    diagnostics = [
+        evolve(each, notes=(*each.notes, *_rounded(each, tree, params)))
+        for each in diagnostics
+    ]
     waits = [wait for diagnostic in diagnostics for wait in diagnostic.waits]
     wanted: set[Recorded] = set()
     for wait in waits:

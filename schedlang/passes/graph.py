@@ -54,7 +54,7 @@ class Graph:
             raise ValueError(
                 "the communication is written out: only its own order fits it"
             )
-        if columns.is_copy.any():
+        if columns.is_background.any():
             raise ValueError(
                 "copies of activations are written out: only their own order fits them"
             )

@@ -22,7 +22,7 @@ from schedlang.proof.durations import op_ends
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import can_run, ideal_execution, prove
 from schedlang.schedule.columns import Floats, Ints, actions_of, counts_of, op_names
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import INPUT_HALVES, Kind
 from schedlang.schedule.schedule import Schedule
 
 #: Finds orders that hold no more than a limit, the best one first. It may take that share of the
@@ -157,10 +157,10 @@ def _most_held(repeats: Repeats, stays: int, limit: float | None) -> int:
     schedule = repeats.schedule
     memory = schedule.costs.memory(schedule.layout)
     forward = np.array(memory[Kind.F])
+    (half,) = INPUT_HALVES
     # What is held from the forward on, and what is left of it for the weight gradient.
     amounts = (
-        np.stack([forward, np.minimum(forward, forward + memory[Kind.I])])
-        * repeats.units
+        np.stack([forward, np.minimum(forward, forward + memory[half])]) * repeats.units
     )
     held, kept = (
         counts_of(schedule.placement, amount, len(schedule.ranks)) for amount in amounts

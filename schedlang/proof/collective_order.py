@@ -3,7 +3,7 @@
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
-from schedlang.proof.collectives import have_replicas, sides_of
+from schedlang.proof.collectives import sides_of
 from schedlang.proof.edges import ideal_events
 from schedlang.schedule.findings import Finding, ranks_text
 from schedlang.schedule.kinds import OF_HOPS
@@ -20,14 +20,14 @@ def check_collective_order(schedule: Schedule) -> list[Finding]:
     #
     #     rank 0    sum of a ──▶ sum of b
     #     rank 1    sum of b ──▶ sum of a
-    if not have_replicas(schedule):
+    sides = sides_of(schedule)
+    is_met = sides.counts > 1
+    if not is_met.any():
         return []
     # Where all comes to its end, there is no such cycle. The compiler asks for that anyway.
     if ideal_events(schedule, schedule.costs).graph.is_whole:
         return []
     columns = schedule.columns
-    sides = sides_of(schedule)
-    is_met = sides.counts > 1
     rows = sides.row[is_met]
     event = sides.event[is_met]
     sorter = TopologicalSorter[int]()

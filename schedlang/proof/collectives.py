@@ -1,81 +1,80 @@
-"""Gathers, sums and hops that a program writes itself: is what they are for there when it is
-needed, and do all replicas come to them? Whether they do in one order is another question
+"""Collectives that a program writes itself: which of them meet, and is what they are for there when
+it is needed? Whether ranks come to them in one order is another question
 (`schedlang.proof.collective_order`).
 
 A gather of a stage's weights, or a sum of its gradients, is one event of all ranks that hold a
 replica of the stage. The first gather of a stage meets the first of each replica, the second one
-the second, and so do sums. A rank comes to its own one after the other, and goes on beside them; an
-op waits for the gather that it needs, and an update for the sums. Replicas outside of the plan all
-do the same, in the same order.
+the second, and so do sums. A hop takes the weights of a stage, or the gradients, to its next
+replica: it is one event of two ranks, whose k-th send meets the k-th receive. Replicas outside of
+the plan all do the same, in the same order.
 
-A hop takes the weights of a stage, or the gradients, to its next replica: it is one event of two
-ranks, whose k-th send meets the k-th receive (`schedlang.proof.hops`). A rank waits at a send until
-what it passes on is there, and at the end of weights until all that was sent of the stage is over.
+A rank begins its own collectives one after the other, and goes on beside them. An op waits for the
+gather that it needs, and an update for the sums. A rank waits at a send until what it passes on is
+there, and at the end of weights that hop until all that was sent of the stage is over.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import numpy as np
 from attrs import frozen
 
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.proof.graph import NOTHING, once
-from schedlang.proof.hops import check_hops
+from schedlang.proof.graph import once
 from schedlang.proof.presence import presence
+from schedlang.ranks.hops import homes
 from schedlang.schedule.columns import (
     Ints,
     counts_of,
     how_many_before,
     is_any,
+    op_names,
 )
-from schedlang.schedule.findings import Finding
-from schedlang.schedule.kinds import HOPS, OF_HOPS, OPS, ROWS, Kind
+from schedlang.schedule.findings import Finding, ranks_text
+from schedlang.schedule.kinds import OF_HOPS, OPS, kinds_of
+from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
-#: What is an event of all replicas.
-_OF_ALL = (Kind.UNSHARD, Kind.REDUCE_GRAD)
-#: What is an event of several ranks; a RESHARD is of its own.
-_EVENTS = (*_OF_ALL, *sorted(OF_HOPS))
+#: What meets others of its replicas; and of that, what meets all of these.
+MEETING = kinds_of(lambda op: op.meets)
+_OF_ALL = kinds_of(lambda op: op.meets == "replicas")
+#: How messages call a collective and those that it lacks, by whom it meets; where it has no name
+#: of its own for that, it is called by its kind.
+_HOP_HELP = "a send goes to the next replica of its stage, the one of the next pipeline"
+_WORDS = {
+    "replicas": (
+        "",
+        "stage",
+        "its",
+        "",
+        "replicas make all of them together: write as many for each",
+    ),
+    "next": ("send", "kind", "the next", "receive", _HOP_HELP),
+    "previous": ("receive", "kind", "the previous", "send", _HOP_HELP),
+}
 
 
-def have_replicas(schedule: Schedule) -> bool:
-    """Whether some gathers, sums or hops are events of several ranks."""
-    return bool((sides_of(schedule).counts > 1).any())
-
-
-def check_collectives(schedule: Schedule) -> list[Finding]:
-    """What is wrong with gathers, sums and hops: on each rank by itself; or if nothing is, where
-    replicas do not come together.
-    """
-    if not schedule.columns.is_collective.any():
-        return []
-    found = check_hops(schedule)
-    found = found or presence(schedule).findings()
-    found = found or list(_side_by_side(schedule)) or list(_alone(schedule))
-    if found:
-        return found
-    return list(_unmet(schedule, sides_of(schedule)))
-
-
-def _name(schedule: Schedule, row: int) -> str:
-    return schedule.name_of(*schedule.columns.place(row))
+def met_by(layout: Layout, kind: int, stage: int) -> list[tuple[int, int]]:
+    """The kinds and stages that a collective meets on other ranks."""
+    op = OPS[kind]
+    replicas = layout.replicas(stage)
+    if op.other_end is None:
+        return [(kind, each) for each in replicas if each != stage]
+    step = 1 if op.meets == "next" else -1
+    there = (replicas.index(stage) + step) % len(replicas)
+    return [(op.other_end, replicas[there])]
 
 
 @frozen(eq=False)
 class Sides:
-    """The gathers, sums and hops that are written, an item for each on each rank, in the order of
-    the schedule's columns: item i is the action `row[i]`, and a side of an event.
+    """The collectives that meet others, an item for each on each rank, in the order of the
+    schedule's columns: item i is the action `row[i]`, a side of the event `event[i]`.
 
-    What it is a side of is told by its `kind`, that of the send for a hop; by its `stage`, that of
-    the first replica, or the one that sends; and by the `number` of those that the stage has had
-    before. Events are numbered as they first come.
+    The stage of an item has had `number[i]` of its kind before.
     """
 
     row: Ints
-    kind: Ints
-    stage: Ints
     number: Ints
     event: Ints
 
@@ -87,117 +86,133 @@ class Sides:
 
 @once
 def sides_of(schedule: Schedule) -> Sides:
-    """The sides of the events of a schedule."""
+    """The sides of the events of a schedule: the k-th of a kind and stage meets the k-th of each
+    kind and stage that it is to meet.
+    """
+    columns = schedule.columns
+    stages = len(schedule.placement)
+    rows = columns.where(*MEETING)
+    names = op_names(stages, columns)[rows]
+    number = how_many_before(names)
+    # Those that meet have the lowest of their names.
+    found, which = np.unique(names, return_inverse=True)
+    lowest = []
+    for name in found.tolist():
+        met = met_by(schedule.layout, *divmod(name, stages))
+        lowest.append(min([name, *(kind * stages + stage for kind, stage in met)]))
+    key = np.array(lowest, np.int64)[which]
+    key = key * (number.max(initial=0) + 1) + number
+    return Sides(rows, number, np.unique(key, return_inverse=True)[1])
+
+
+def check_collectives(schedule: Schedule) -> list[Finding]:
+    """What is wrong with collectives: on each rank by itself; or if nothing is, where replicas do
+    not come together.
+    """
+    if not schedule.columns.is_collective.any():
+        return []
+    for check in (_homes_amiss, _presence_amiss, _side_by_side, _unmet):
+        findings = list(check(schedule))
+        if findings:
+            return findings
+    return []
+
+
+def _presence_amiss(schedule: Schedule) -> Iterable[Finding]:
+    """Weights and gradients that are not there when they are needed, or left behind."""
+    return presence(schedule).findings()
+
+
+def _homes_amiss(schedule: Schedule) -> Iterator[Finding]:
+    """Stages that hop, and have no home, or several; or whose weights are gathered, or gradients
+    summed, besides.
+    """
     columns = schedule.columns
     layout = schedule.layout
-    stages = len(layout.placement)
-    rows = columns.where(*_EVENTS)
-    # Whose they are, by kind and stage.
-    event_kind = np.arange(ROWS)
-    event_stage = np.tile(np.arange(stages), (ROWS, 1))
-    written = np.flatnonzero(counts_of(columns.stage[rows])).tolist()
-    for replicas in {tuple(layout.replicas(stage)) for stage in written}:
-        event_stage[np.ix_(_OF_ALL, replicas)] = min(replicas)
-        event_stage[np.ix_([*HOPS.values()], [*map(layout.next_replica, replicas)])] = (
-            replicas
-        )
-    event_kind[[*HOPS.values()]] = [*HOPS]
-    kind = event_kind[columns.kind[rows]]
-    stage = event_stage[columns.kind[rows], columns.stage[rows]]
-    number = how_many_before(
-        columns.kind[rows] * np.int64(stages) + columns.stage[rows]
-    )
-    # The events of one kind and stage lie side by side.
-    group = kind * stages + stage
-    most = np.zeros(ROWS * stages, np.int64)
-    np.maximum.at(most, group, number + 1)
-    place = (np.cumsum(most) - most)[group] + number
-    first = np.zeros(int(most.sum()), np.int64)
-    items = np.arange(len(rows))
-    first[place[::-1]] = items[::-1]
-    is_first = first[place] == items
-    event = (np.cumsum(is_first) - 1)[first[place]]
-    return Sides(rows, kind, stage, number, event)
+    beside = columns.where(*_OF_ALL)
+    of_pieces = {
+        layout.replicas(stage)[0]: each for stage, each in homes(schedule).items()
+    }
+    for first, found in of_pieces.items():
+        replicas = layout.replicas(first)
+        which = schedule.names.stages(replicas)
+        rows = columns.where(*OF_HOPS)
+        help = "the home of a stage is the one replica that never receives its weights"
+        if len(replicas) == 1:
+            message = f"{which} has no replica to pass anything on to"
+            help = "hops go round the replicas of a stage, which are those of several pipelines"
+        elif is_any(columns.stage[beside], *replicas).any():
+            rows = beside
+            message = (
+                f"{which}: weights and gradients hop, "
+                "so they are not gathered and summed as well"
+            )
+            help = "leave out `unshard` and `reduce` of the stage"
+        elif not found:
+            message = (
+                f"{which}: all replicas receive the weights, so none is their home"
+            )
+        elif len(found) > 1:
+            ranks = ranks_text(sorted(layout.placement[stage] for stage in found))
+            message = f"{which}: {ranks} never receive the weights, so they have several homes"
+        else:
+            continue
+        row = int(rows[is_any(columns.stage[rows], *replicas)][0])
+        yield _amiss(schedule, "hop", row, message, help)
 
 
 def _side_by_side(schedule: Schedule) -> Iterator[Finding]:
-    """Stages with written gathers, sums or hops that share their rank with a replica."""
+    """Stages with collectives that share their rank with a replica: the first of each."""
     columns = schedule.columns
     rows = np.flatnonzero(columns.is_collective)
-    first = np.full(len(schedule.placement), NOTHING)
-    first[columns.stage[rows[::-1]]] = rows[::-1]
-    for stage in np.flatnonzero(first != NOTHING).tolist():
-        row = int(first[stage])
-        rank, index = columns.place(row)
-        held = {*schedule.stages_of(rank)} & {*schedule.layout.replicas(stage)}
+    stages, first = np.unique(columns.stage[rows], return_index=True)
+    for stage, row in zip(stages.tolist(), rows[first].tolist(), strict=True):
+        held = {*schedule.stages_of(int(columns.rank[row]))}
+        held &= {*schedule.layout.replicas(stage)}
         if len(held) > 1:
             names = schedule.names.stages(sorted(held))
-            message = (
-                f"`{schedule.name_of(rank, index)}` on rank {rank}: it holds {names}, which are "
-                "replicas"
-            )
+            message = f"{_here(schedule, row)}: it holds {names}, which are replicas"
             help = "leave their gathers and sums to the runtime"
-            if columns.kind[row] in OF_HOPS:
+            if OPS[int(columns.kind[row])].is_hop:
                 help = "hops are between ranks: place replicas on different ones"
-            place = int(columns.source[row])
-            yield Finding("collective", message, rank, place, help=help)
+            yield _amiss(schedule, "collective", row, message, help)
 
 
-def _alone(schedule: Schedule) -> Iterator[Finding]:
-    """Gathers and sums that a stage has more often than a replica, the first of each stage."""
+def _unmet(schedule: Schedule) -> Iterator[Finding]:
+    """Collectives that lack one which they should meet: the first of each kind and stage."""
     columns = schedule.columns
-    rows = columns.where(*_OF_ALL)
-    counts = Counter(
-        zip(columns.kind[rows].tolist(), columns.stage[rows].tolist(), strict=True)
-    )
-    for (kind, stage), number in counts.items():
-        for replica in schedule.layout.replicas(stage):
-            if counts[kind, replica] >= number:
-                continue
-            met = counts[kind, replica]
-            of_stage = rows[
-                (columns.kind[rows] == kind) & (columns.stage[rows] == stage)
-            ]
-            row = int(of_stage[met])
-            rank, index = columns.place(row)
-            what = OPS[kind].name
-            there = counted(met, what)
-            message = (
-                f"`{schedule.name_of(rank, index)}` on rank {rank} is {what} {met + 1} of "
-                f"its stage; its replica, stage {schedule.names.stage(replica)} on rank "
-                f"{schedule.placement[replica]}, has {there}"
-            )
-            help = "replicas make all of them together: write as many for each"
-            place = int(columns.source[row])
-            yield Finding("collective", message, rank, place, help=help)
-            break
-
-
-def _unmet(schedule: Schedule, sides: Sides) -> Iterator[Finding]:
-    """The first side of each stage's hops that has no other one."""
-    columns = schedule.columns
-    names = schedule.names
-    is_unmet = is_any(sides.kind, *HOPS) & (sides.counts != 2)
+    sides = sides_of(schedule)
+    kinds = columns.kind[sides.row].tolist()
+    pairs = [*zip(kinds, columns.stage[sides.row].tolist(), strict=True)]
+    counts = Counter(pairs)
     told = set[tuple[int, int]]()
-    for item in np.flatnonzero(is_unmet).tolist():
-        row = int(sides.row[item])
-        stage = int(sides.stage[item])
-        number = int(sides.number[item])
-        if (int(sides.kind[item]), stage) in told:
+    items = zip(pairs, sides.row.tolist(), sides.number.tolist(), strict=True)
+    for pair, row, number in items:
+        lacks = [
+            each for each in met_by(schedule.layout, *pair) if counts[each] <= number
+        ]
+        if not lacks or pair in told:
             continue
-        told.add((int(sides.kind[item]), stage))
-        is_send = columns.kind[row] in HOPS
-        other = schedule.layout.next_replica(stage) if is_send else stage
-        there = counted(number, "receive" if is_send else "send")
+        told.add(pair)
+        (there, replica) = lacks[0]
+        what, of, whose, other, help = _WORDS[OPS[pair[0]].meets]
+        has = counted(counts[lacks[0]], other or OPS[there].name)
         message = (
-            f"`{_name(schedule, row)}` on rank {columns.rank[row]} is "
-            f"{'send' if is_send else 'receive'} {number + 1} of its kind; the "
-            f"{'next' if is_send else 'previous'} replica, stage {names.stage(other)} on rank "
-            f"{schedule.placement[other]}, has {there}"
+            f"{_here(schedule, row)} is {what or OPS[there].name} {number + 1} of its {of}; "
+            f"{whose} replica, stage {schedule.names.stage(replica)} on rank "
+            f"{schedule.placement[replica]}, has {has}"
         )
-        help = (
-            "a send goes to the next replica of its stage, the one of the next pipeline"
-        )
-        rank = int(columns.rank[row])
-        place = int(columns.source[row])
-        yield Finding("collective", message, rank, place, help=help)
+        yield _amiss(schedule, "collective", row, message, help)
+
+
+def _here(schedule: Schedule, row: int) -> str:
+    """An action and its rank, as messages name it."""
+    rank, index = schedule.columns.place(row)
+    return f"`{schedule.name_of(rank, index)}` on rank {rank}"
+
+
+def _amiss(schedule: Schedule, code: str, row: int, message: str, help: str) -> Finding:
+    """What is wrong with an action."""
+    columns = schedule.columns
+    rank = int(columns.rank[row])
+    return Finding(code, message, rank, int(columns.source[row]), help=help)

@@ -16,6 +16,8 @@ it is the order in which the compiler places transfers, and the quickest proof o
 Batches that exchange messages have one moment, that of the last of these.
 """
 
+from typing import Any
+
 import numpy as np
 from attrs import evolve
 
@@ -26,7 +28,7 @@ from schedlang.proof.events import Events
 from schedlang.proof.graph import NOTHING
 from schedlang.schedule.columns import Columns, Flags, Floats, Ints, repeats
 from schedlang.schedule.costs import Costs
-from schedlang.schedule.kinds import HANDS_ON, RECEIVES, Kind
+from schedlang.schedule.kinds import HANDS_ON, OPS, RECEIVES, Kind, kinds_of
 from schedlang.schedule.needs import Needs, needs_of
 from schedlang.schedule.schedule import Schedule
 
@@ -220,7 +222,10 @@ def _in_batches(columns: Columns, sends: Ints, receives: Ints, when: Ints) -> bo
 
 def _without_ways(schedule: Schedule) -> Costs:
     """The schedule's costs where transfers and copies to the host take no time."""
-    no_time = (0.0,) if schedule.columns.is_copy.any() else None
+    copies = kinds_of(lambda op: op.is_background)
+    if not schedule.columns.is_background.any():
+        copies = ()
+    no_times: dict[str, Any] = {f"{OPS[kind].cost}_times": (0.0,) for kind in copies}
     return evolve(
         schedule.costs,
         p2p_time=None,
@@ -232,8 +237,7 @@ def _without_ways(schedule: Schedule) -> Costs:
         bandwidth_between_nodes=None,
         sum_times=None,
         gather_times=None,
-        offload_times=no_time or schedule.costs.offload_times,
-        reload_times=no_time or schedule.costs.reload_times,
+        **no_times,
     )
 
 

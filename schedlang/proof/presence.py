@@ -1,42 +1,55 @@
-"""Where weights and gradients are on each rank, as its program says it: are they there when they
-are needed, and is nothing left behind?
+"""Where the weights and gradients of stages are on each rank, as its program says it: are they
+there when they are needed, and is nothing left behind?
+
+Weights are there from the op that brings them to the one that drops them, and in the home of a
+stage that hops always. Gradients are there from the backward that makes them, or the hop that takes
+them, to the op that sums them or passes them on.
+
+Every gradient of a stage that hops comes home once: it is made once, a send takes all that there is
+away, and a receive brings all of that to one other replica. So it is enough that none is left
+elsewhere at the end, which each rank shows by itself.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import cached_property
 
 import numpy as np
-from attrs import define
+from attrs import define, frozen
 
 from schedlang.proof.graph import NOTHING, once
-from schedlang.proof.hops import homes
+from schedlang.ranks.hops import homes
 from schedlang.schedule.columns import Flags, Ints, is_any
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import (
     GATHERS,
+    HOPS,
     MAKERS,
     OF_HOPS,
     OPS,
+    STEPS,
     SUMS,
     USES_WEIGHTS,
     Kind,
+    kinds_of,
 )
 from schedlang.schedule.schedule import Schedule
 
-#: What brings weights to a rank, and what needs them there.
-_BRINGS = (Kind.UNSHARD, Kind.RECV_WEIGHTS)
-_NEEDS = (*sorted(USES_WEIGHTS), Kind.SEND_WEIGHTS)
-#: Who waits for a collective: the next of these actions of its stage. Ops wait for the weights that
-#: they use, and sends for what they pass on. Weights that hop are let go of once all that was sent
-#: of the stage is received.
-_AWAITED_BY = {
-    Kind.UNSHARD: (*sorted(USES_WEIGHTS), Kind.RESHARD),
-    Kind.RECV_WEIGHTS: (*_NEEDS, Kind.RESHARD),
-    Kind.RECV_GRADIENTS: (Kind.SEND_GRADIENTS,),
-    Kind.SEND_WEIGHTS: (Kind.RESHARD,),
-    Kind.SEND_GRADIENTS: (Kind.RESHARD,),
-    Kind.REDUCE_GRAD: (Kind.U,),
-}
+#: What brings weights to a rank, what needs them there, and what lets go of them.
+_BRINGS = kinds_of(lambda op: op.weights == "bring")
+_NEEDS = (*sorted(USES_WEIGHTS), *kinds_of(lambda op: op.weights == "pass on"))
+_DROPS = kinds_of(lambda op: op.weights == "drop")
+#: What takes gradients from another replica, passes them on to the next, and sums them.
+_TAKES = kinds_of(lambda op: op.gradients == "take")
+_PASSES = kinds_of(lambda op: op.gradients == "pass on")
+_REDUCES = kinds_of(lambda op: op.gradients == "sum")
+#: Who waits for collectives of some kinds: the next of these actions of the stage. A rank lets go
+#: of weights that hop once all that was sent of the stage is received.
+_AWAITED_BY = (
+    (_BRINGS, (*_NEEDS, *_DROPS)),
+    (_TAKES, _PASSES),
+    (tuple(HOPS), _DROPS),
+    (_REDUCES, STEPS),
+)
 #: What stands behind the last action of a stage: no kind of action.
 _END = 0
 
@@ -46,6 +59,21 @@ def writes(schedule: Schedule, kinds: Collection[int]) -> Flags:
     written = np.zeros(len(schedule.placement), bool)
     written[schedule.columns.stage[schedule.columns.where(*kinds)]] = True
     return written
+
+
+@frozen(eq=False)
+class _Mistake:
+    """The items at which something is wrong, and what is said of each: of itself, or of the item
+    `at` which it went wrong; and of a `related` one, if there is any.
+    """
+
+    is_wrong: Flags
+    code: str
+    text: str
+    help: str | None = None
+    at: Ints | None = None
+    related: Ints | None = None
+    label: str = "here"
 
 
 @define(eq=False)
@@ -67,49 +95,28 @@ class Presence:
     stage: Ints
 
     @cached_property
-    def _first(self) -> Ints:
-        """For each item the first one of its stage."""
-        is_first = np.diff(self.stage, prepend=NOTHING) != 0
-        return np.maximum.accumulate(np.where(is_first, np.arange(len(self.row)), 0))
-
-    @cached_property
     def hops(self) -> Flags:
         """Which items are of stages that hop from replica to replica."""
-        return writes(self.schedule, OF_HOPS)[self.stage]
+        return self._writes(OF_HOPS)
 
     @cached_property
     def at_home(self) -> Flags:
         """Which items are of stages that hop, and are at home there: their weights always are."""
-        is_home = np.zeros(len(self.schedule.placement), bool)
-        is_home[[home for found in homes(self.schedule).values() for home in found]] = (
-            True
-        )
-        return is_home[self.stage]
+        found = homes(self.schedule).values()
+        return is_any(self.stage, *{home for of_stage in found for home in of_stage})
 
     @cached_property
     def brought(self) -> Ints:
         """For each item the one that brought the weights which are there, or NOTHING."""
-        brings = self._is(*_BRINGS)
-        # As an index, NOTHING is that of the last item: an end, which is none of these.
-        last = self._before(brings | self._is(Kind.RESHARD))
-        return np.where(brings[last], last, NOTHING)
+        return self._there(self._is(*_BRINGS), self._is(*_DROPS))
 
     @cached_property
     def added(self) -> Ints:
         """For each item the last gradient that was added up, and neither summed nor passed on; or
         NOTHING.
         """
-        moves = writes(self.schedule, SUMS)[self.stage] | self.hops
-        makes = self._is(*MAKERS[Kind.W]) & moves
-        last = self._before(makes | self._is(Kind.REDUCE_GRAD, Kind.SEND_GRADIENTS))
-        return np.where(makes[last], last, NOTHING)
-
-    @cached_property
-    def received(self) -> Ints:
-        """For each item the last gradients that were received, and not passed on; or NOTHING."""
-        receives = self._is(Kind.RECV_GRADIENTS)
-        last = self._before(receives | self._is(Kind.SEND_GRADIENTS))
-        return np.where(receives[last], last, NOTHING)
+        makes = self._is(*MAKERS[Kind.W]) & (self._writes(SUMS) | self.hops)
+        return self._there(makes, self._is(*_REDUCES, *_PASSES))
 
     @cached_property
     def awaited(self) -> Ints:
@@ -117,12 +124,12 @@ class Presence:
         of each collective the first action behind it that does.
         """
         pairs = [
-            self._followed(self._is(kind), self._is(*waiters))
-            for kind, waiters in _AWAITED_BY.items()
+            self._followed(self._is(*kinds), self._is(*waiters))
+            for kinds, waiters in _AWAITED_BY
         ]
         items, waiters = np.concatenate(pairs, axis=1)
         # Weights that nothing has used are let go of while they are gathered.
-        is_unused = self._is(Kind.UNSHARD)[items] & self._is(Kind.RESHARD)[waiters]
+        is_unused = self._is(*_DROPS)[waiters] & ~self.hops[items]
         rows = np.stack([self.row[waiters], self.row[items]])[:, ~is_unused]
         return rows[:, np.lexsort(rows[::-1])]
 
@@ -130,7 +137,7 @@ class Presence:
     def last(self) -> Ints:
         """For each action that sums gradients, or sends them, the last one of these; or NOTHING."""
         last = np.full(len(self.schedule.columns), NOTHING)
-        moves = self._is(Kind.REDUCE_GRAD, Kind.SEND_GRADIENTS)
+        moves = self._is(*_REDUCES, *_PASSES)
         items = np.flatnonzero(moves & (self.added != NOTHING))
         last[self.row[items]] = self.row[self.added[items]]
         return last
@@ -139,143 +146,161 @@ class Presence:
         """The first mistake of each stage: of what follows from it, nothing is said. Those of a
         rank stand in its order, and what is left at its end comes last.
         """
-        is_end = self._is(_END)
-        is_update = self._is(Kind.U)
-        has_weights = self.at_home | (self.brought != NOTHING)
-        writes_weights = writes(self.schedule, GATHERS)[self.stage]
-        has_gradient = self.added != NOTHING
-        has_any = has_gradient | (self.received != NOTHING)
-        # An item has one finding, the first of these.
-        checks: tuple[tuple[Flags, Callable[[int], Finding]], ...] = (
-            (self._is(*_NEEDS) & writes_weights & ~has_weights, self._without_weights),
-            (self._is(*_BRINGS) & (self.brought != NOTHING), self._there_already),
-            (self._is(Kind.RESHARD) & (self.brought == NOTHING), self._not_there),
-            (is_update & (self.brought != NOTHING), self._update_of_gathered),
-            (is_update & self.hops, self._update_of_hopping),
-            (self._is(Kind.REDUCE_GRAD) & ~has_gradient, self._nothing_to_sum),
-            (self._is(Kind.SEND_GRADIENTS) & ~has_any, self._nothing_to_pass_on),
-            ((is_update | is_end) & ~self.hops & has_gradient, self._never_summed),
-            (is_end & self.hops & ~self.at_home & has_any, self._never_home),
-            (is_end & (self.brought != NOTHING), self._never_dropped),
-        )
-        wrong = np.flatnonzero(np.any([is_wrong for is_wrong, _ in checks], axis=0))
+        mistakes = (*self._of_weights(), *self._of_gradients())
+        wrong = np.flatnonzero(np.any([each.is_wrong for each in mistakes], axis=0))
         wrong = wrong[np.diff(self.stage[wrong], prepend=NOTHING) != 0]
         rank = np.array(self.schedule.placement)[self.stage[wrong]]
         wrong = wrong[np.lexsort((self.stage[wrong], self.row[wrong], rank))]
+        # An item has one finding, the first of these.
         return [
-            next(tell for is_wrong, tell in checks if is_wrong[item])(item)
+            self._told(next(each for each in mistakes if each.is_wrong[item]), item)
             for item in wrong.tolist()
         ]
 
-    def _without_weights(self, item: int) -> Finding:
-        uses = self.kind[item] in USES_WEIGHTS
-        message = f"{self._here(item)} runs without the weights of its stage"
-        if not uses:
-            message = f"{self._here(item)} passes on the weights of its stage, which are not there"
-        bring = OPS[Kind.RECV_WEIGHTS if self.hops[item] else Kind.UNSHARD].word
-        help = f"put `{bring}` of stage {self._name(item)} before it"
-        dropped = int(self._before(self._is(Kind.RESHARD))[item])
-        related = (
-            ()
-            if dropped == NOTHING
-            else ((self._source(dropped), "they are dropped here"),)
+    def _of_weights(self) -> tuple[_Mistake, ...]:
+        """What may be wrong with where weights are."""
+        is_brought = self.brought != NOTHING
+        is_missing = self._writes(GATHERS) & ~self.at_home & ~is_brought
+        is_drop = self._is(*_DROPS)
+        is_step = self._is(*STEPS)
+        dropped = self._before(is_drop)
+        return (
+            _Mistake(
+                self._is(*USES_WEIGHTS) & is_missing,
+                "unshard",
+                "{here} runs without the weights of its stage",
+                help="put `{bring}` of stage {stage} before it",
+                related=dropped,
+                label="they are dropped here",
+            ),
+            _Mistake(
+                self._is(*_NEEDS) & is_missing,
+                "unshard",
+                "{here} passes on the weights of its stage, which are not there",
+                help="put `{bring}` of stage {stage} before it",
+                related=dropped,
+                label="they are dropped here",
+            ),
+            _Mistake(
+                self._is(*_BRINGS) & is_brought,
+                "unshard",
+                "{here}: the weights of the stage are {there} already",
+                related=self.brought,
+            ),
+            _Mistake(
+                is_drop & self.at_home & ~is_brought,
+                "unshard",
+                "{here}: the weights of the stage are at home here",
+            ),
+            _Mistake(
+                is_drop & ~is_brought,
+                "unshard",
+                "{here}: the weights of the stage are dropped already",
+            ),
+            _Mistake(
+                is_step & is_brought,
+                "unshard",
+                "{here} changes weights that are gathered",
+                help="put `reshard` of stage {stage} before it",
+                related=self.brought,
+            ),
+            _Mistake(
+                is_step & self.hops,
+                "hop",
+                "{here}: the weights of the stage hop from replica to replica",
+                help="leave it out: an optimizer steps after the schedule, where the stage is at "
+                "home",
+            ),
+            _Mistake(
+                self._is(_END) & is_brought,
+                "unshard",
+                "the weights of stage {stage} are never dropped",
+                help="`reshard` belongs behind the last op that uses them",
+                at=self.brought,
+            ),
         )
-        return self._amiss("unshard", message, item, related, help)
 
-    def _there_already(self, item: int) -> Finding:
-        how = "there" if self.hops[item] else "gathered"
-        message = f"{self._here(item)}: the weights of the stage are {how} already"
-        related = ((self._source(self.brought[item]), "here"),)
-        return self._amiss("unshard", message, item, related)
-
-    def _not_there(self, item: int) -> Finding:
-        how = "are at home here" if self.at_home[item] else "are dropped already"
-        message = f"{self._here(item)}: the weights of the stage {how}"
-        return self._amiss("unshard", message, item)
-
-    def _update_of_gathered(self, item: int) -> Finding:
-        message = f"{self._here(item)} changes weights that are gathered"
-        related = ((self._source(self.brought[item]), "here"),)
-        help = f"put `reshard` of stage {self._name(item)} before it"
-        return self._amiss("unshard", message, item, related, help)
-
-    def _update_of_hopping(self, item: int) -> Finding:
-        message = (
-            f"{self._here(item)}: the weights of the stage hop from replica to replica"
+    def _of_gradients(self) -> tuple[_Mistake, ...]:
+        """What may be wrong with where gradients are."""
+        is_end = self._is(_END)
+        passes = self._is(*_PASSES)
+        takes = self._is(*_TAKES)
+        is_added = self.added != NOTHING
+        is_any_there = is_added | (self._there(takes, passes) != NOTHING)
+        # The last gradient that the rank has made, or else the first that it has received since it
+        # passed on what it had made.
+        passed = np.maximum(self._before(passes), self._first - 1)
+        received = np.append(np.flatnonzero(takes), NOTHING)
+        first_received = received[np.searchsorted(received[:-1], passed, "right")]
+        left = np.where(is_added, self.added, first_received)
+        return (
+            _Mistake(
+                self._is(*_REDUCES) & ~is_added,
+                "reduce-grad",
+                "{here} has nothing to sum: no gradient comes before it{since}",
+            ),
+            _Mistake(
+                passes & ~is_any_there,
+                "hop",
+                "{here} has nothing to pass on: no gradient comes before it{since}",
+            ),
+            _Mistake(
+                (self._is(*STEPS) | is_end) & ~self.hops & is_added,
+                "reduce-grad",
+                "the gradient of {here} is never summed, those of others are",
+                help="`reduce` of stage {stage} belongs behind it",
+                at=self.added,
+            ),
+            _Mistake(
+                is_end & self.hops & ~self.at_home & is_any_there,
+                "hop",
+                "the gradient of {here} never comes home",
+                help="`send gradients` of stage {stage} belongs behind it",
+                at=left,
+            ),
         )
-        help = "leave it out: an optimizer steps after the schedule, where the stage is at home"
-        return self._amiss("hop", message, item, help=help)
 
-    def _nothing_to_sum(self, item: int) -> Finding:
-        message = f"{self._here(item)} has nothing to sum: no gradient comes before it"
-        before = self._before(self._is(Kind.REDUCE_GRAD, Kind.U))[item]
-        if before != NOTHING and self.kind[before] == Kind.REDUCE_GRAD:
-            message += " since the last one"
-        return self._amiss("reduce-grad", message, item)
-
-    def _nothing_to_pass_on(self, item: int) -> Finding:
-        message = (
-            f"{self._here(item)} has nothing to pass on: no gradient comes before it"
-        )
-        if self._before(self._is(Kind.SEND_GRADIENTS))[item] != NOTHING:
-            message += " since the last one"
-        return self._amiss("hop", message, item)
-
-    def _never_summed(self, item: int) -> Finding:
-        """A gradient behind the last sum of its update."""
-        added = self.added[item]
-        message = (
-            f"the gradient of {self._here(added)} is never summed, those of others are"
-        )
-        help = f"`reduce` of stage {self._name(item)} belongs behind it"
-        return self._amiss("reduce-grad", message, added, help=help)
-
-    def _never_home(self, item: int) -> Finding:
-        """The last gradient that the rank has made, or else the first that it has received since it
-        passed on what it had made.
-        """
-        left = self.added[item]
-        if left == NOTHING:
-            passed = self._before(self._is(Kind.SEND_GRADIENTS))[item]
-            received = np.flatnonzero(self._is(Kind.RECV_GRADIENTS))
-            left = received[received > passed][0]
-        message = f"the gradient of {self._here(left)} never comes home"
-        help = f"`send gradients` of stage {self._name(item)} belongs behind it"
-        return self._amiss("hop", message, left, help=help)
-
-    def _never_dropped(self, item: int) -> Finding:
-        message = f"the weights of stage {self._name(item)} are never dropped"
-        help = "`reshard` belongs behind the last op that uses them"
-        return self._amiss("unshard", message, self.brought[item], help=help)
-
-    def _amiss(
-        self,
-        code: str,
-        message: str,
-        item: int,
-        related: tuple[tuple[int, str], ...] = (),
-        help: str | None = None,
-    ) -> Finding:
-        """What is wrong at an item."""
+    def _told(self, mistake: _Mistake, item: int) -> Finding:
+        """What is said of a mistake."""
+        columns = self.schedule.columns
+        at = item if mistake.at is None else int(mistake.at[item])
+        row = int(self.row[at])
         rank = self.schedule.placement[int(self.stage[item])]
-        place = self._source(item)
-        return Finding(code, message, rank, place, related=related, help=help)
-
-    def _here(self, item: int) -> str:
-        """An action and its rank."""
-        rank, index = self.schedule.columns.place(int(self.row[item]))
-        return f"`{self.schedule.name_of(rank, index)}` on rank {rank}"
-
-    def _name(self, item: int) -> str:
-        """The name of an item's stage."""
-        return self.schedule.names.stage(int(self.stage[item]))
-
-    def _source(self, item: int) -> int:
-        """The place of an action in the program."""
-        return int(self.schedule.columns.source[self.row[item]])
+        hops = bool(self.hops[item])
+        bring = next(kind for kind in _BRINGS if OPS[kind].is_hop == hops)
+        moved = self._there(self._is(*_REDUCES, *_PASSES), self._is(*STEPS))
+        words = {
+            "here": f"`{self.schedule.name_of(*columns.place(row))}` on rank {rank}",
+            "stage": self.schedule.names.stage(int(self.stage[item])),
+            "bring": OPS[bring].word,
+            "there": "there" if hops else "gathered",
+            "since": "" if moved[item] == NOTHING else " since the last one",
+        }
+        related: tuple[tuple[int, str], ...] = ()
+        if mistake.related is not None and mistake.related[item] != NOTHING:
+            place = int(columns.source[self.row[mistake.related[item]]])
+            related = ((place, mistake.label),)
+        return Finding(
+            mistake.code,
+            mistake.text.format_map(words),
+            rank,
+            int(columns.source[row]),
+            related=related,
+            help=mistake.help and mistake.help.format_map(words),
+        )
 
     def _is(self, *kinds: int) -> Flags:
         return is_any(self.kind, *kinds)
+
+    def _writes(self, kinds: Collection[int]) -> Flags:
+        """Which items are of stages that write actions of some kinds."""
+        return writes(self.schedule, kinds)[self.stage]
+
+    @cached_property
+    def _first(self) -> Ints:
+        """For each item the first one of its stage."""
+        is_first = np.diff(self.stage, prepend=NOTHING) != 0
+        return np.maximum.accumulate(np.where(is_first, np.arange(len(self.row)), 0))
 
     def _before(self, is_one: Flags) -> Ints:
         """For each item the last one before it, of its stage, of those that are; or NOTHING."""
@@ -284,6 +309,14 @@ class Presence:
         )
         before = np.append(NOTHING, latest[:-1])
         return np.where(before >= self._first, before, NOTHING)
+
+    def _there(self, brings: Flags, goes: Flags) -> Ints:
+        """For each item the last one before it that brings something, if nothing has taken that
+        away since; or NOTHING.
+        """
+        last = self._before(brings | goes)
+        # As an index, NOTHING is that of the last item: an end, which brings nothing.
+        return np.where(brings[last], last, NOTHING)
 
     def _followed(self, is_one: Flags, is_other: Flags) -> tuple[Ints, Ints]:
         """The items of some that are followed, in their stage, by one of others; and the first that
@@ -304,7 +337,7 @@ def presence(schedule: Schedule) -> Presence:
     """What a schedule writes of where weights and gradients are."""
     columns = schedule.columns
     is_written = writes(schedule, (*GATHERS, *SUMS))
-    rows = columns.where(*USES_WEIGHTS, *GATHERS, *SUMS, Kind.U)
+    rows = columns.where(*USES_WEIGHTS, *GATHERS, *SUMS, *STEPS)
     rows = rows[is_written[columns.stage[rows]]]
     # A stage ends with its rank.
     stages = np.flatnonzero(is_written)

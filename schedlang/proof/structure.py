@@ -189,11 +189,14 @@ def _repeated_op(schedule: Schedule, row: int, before: int) -> Finding:
         which = f"update {microbatch}"
     else:
         which = f"{names.noun} {names.microbatch(microbatch)}"
-    help = (
-        "a `W` completes an `I`; a whole backward needs none"
-        if kind == Kind.W
-        else None
-    )
+    help = None
+    if kind == Kind.W:
+        help = "a `W` completes an `I`; a whole backward needs none"
+    elif schedule.layout.updates > 1:
+        help = (
+            "`steady` goes on behind the microbatches of `warmup`: after w of them, its forwards "
+            "are `F(m + w)`"
+        )
     name = OPS[OPS[kind].makes[0]].name
     return Finding(
         "repeated-op",

@@ -1,40 +1,46 @@
-"""Stages whose weights hop from replica to replica: where they are at home, and which ops of a rank
-use weights that came first.
+"""Hops: the weights of a stage, or its gradients, go from each of its replicas to the next one, and
+from the last to the first. Which replica is their home, and which ops use weights that came first?
+
+    lane(0) ──▶ lane(1) ──▶ lane(2) ──▶ lane(3)
+       ▲                                   │
+       ╰───────────────────────────────────╯
+
+The home is the replica that never receives the weights: it always has them, and at the end of a
+step all gradients. Others have weights from a receive to the `reshard`, as gathered ones.
 """
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
+
+import numpy as np
 
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.kinds import OF_HOPS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
 
 
-def homes_among(replicas: Iterable[int], receivers: Container[int]) -> list[int]:
-    """The replicas of a stage that never receive its weights: one where a plan is proved, their
-    home.
+def homes(schedule: Schedule) -> dict[int, list[int]]:
+    """For each stage that hops, the replicas that never receive its weights: in a proved plan one,
+    their home.
     """
-    return [replica for replica in replicas if replica not in receivers]
+    columns = schedule.columns
 
+    def stages_with(*kinds: int) -> list[int]:
+        stages: list[int] = np.unique(columns.stage[columns.where(*kinds)]).tolist()
+        return stages
 
-def homes_of(schedule: Schedule, stages: Iterable[int]) -> dict[int, int]:
-    """Those of some stages whose weights hop, each with the replica of it that is their home."""
-    found = {}
-    for stage in stages:
-        if not OF_HOPS & _kinds(schedule, stage):
-            continue
-        replicas = schedule.layout.replicas(stage)
-        receivers = [
-            each for each in replicas if Kind.RECV_WEIGHTS in _kinds(schedule, each)
+    receivers = {*stages_with(Kind.RECV_WEIGHTS)}
+    return {
+        stage: [
+            each for each in schedule.layout.replicas(stage) if each not in receivers
         ]
-        (found[stage],) = homes_among(replicas, receivers)
-    return found
+        for stage in stages_with(*OF_HOPS)
+    }
 
 
-def _kinds(schedule: Schedule, stage: int) -> set[int]:
-    """The kinds of action of a stage."""
-    actions = schedule.ranks[schedule.placement[stage]]
-    pairs = zip(actions.kind, actions.stage, strict=True)
-    return {kind for kind, number in pairs if number == stage}
+def homes_of(schedule: Schedule, stages: Container[int]) -> dict[int, int]:
+    """Those of some stages that hop, each with the replica of it that is their home."""
+    found = homes(schedule).items()
+    return {stage: home for stage, (home,) in found if stage in stages}
 
 
 def first_users(actions: Actions) -> Iterator[tuple[int, int]]:

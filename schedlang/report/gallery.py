@@ -11,13 +11,12 @@ from schedlang.proof.prove import simulate
 from schedlang.report.bubbles.account import Account
 from schedlang.report.figures import figures
 from schedlang.schedule.costs import Costs
-from schedlang.schedule.kinds import Kind
 
 # How long ops take on a model of one stage, where nobody says anything.
-_UNIT = {kind: durations[0] for kind, durations in Costs().durations(1).by_kind.items()}
+_UNIT = {op: durations[0] for op, durations in Costs().every_duration(1).items()}
 _TIMES = (
-    f"`F` and `R` take {_UNIT[Kind.F]:g}, a whole backward {_UNIT[Kind.B]:g}, its halves "
-    f"{_UNIT[Kind.I]:g} and {_UNIT[Kind.W]:g}, a transfer 0"
+    f"`F` and `R` take {_UNIT['forward']:g}, a whole backward {_UNIT['backward']:g}, its halves "
+    f"{_UNIT['input']:g} and {_UNIT['weight']:g}, a transfer 0"
 )
 _HEAD = f"""\
 # The gallery

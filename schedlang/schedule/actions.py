@@ -52,9 +52,11 @@ def is_transfer(kind: int) -> bool:
     return kind in TRANSFERS
 
 
-def is_copy(kind: int) -> bool:
-    """Whether an action moves activations between a rank and its host, while the rank goes on."""
-    return op_of(kind).is_copy
+def is_background(kind: int) -> bool:
+    """Whether an action is an op of a microbatch that its rank runs beside others, such as a copy
+    of activations to the host.
+    """
+    return op_of(kind).is_background
 
 
 def is_collective(kind: int) -> bool:

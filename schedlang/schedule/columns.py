@@ -18,8 +18,8 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import ArrayLike, NDArray
 
-from schedlang.schedule.actions import Actions, is_collective, is_copy
-from schedlang.schedule.kinds import OPS, ROWS, SENDS, STEPS, TRANSFERS
+from schedlang.schedule.actions import Actions
+from schedlang.schedule.kinds import OPS, ROWS, SENDS, STEPS, TRANSFERS, kinds_of
 
 Ints = NDArray[np.integer]
 Flags = NDArray[np.bool_]
@@ -97,7 +97,12 @@ class Columns:
     @cached_property
     def is_copy(self) -> Flags:
         """Which actions move activations to the host or back."""
-        return is_any(self.kind, *filter(is_copy, OPS))
+        return is_any(self.kind, *kinds_of(lambda op: op.is_copy))
+
+    @cached_property
+    def is_background(self) -> Flags:
+        """Which actions are ops of microbatches that run beside those of their rank."""
+        return self.is_beside & ~self.is_collective
 
     @cached_property
     def is_update(self) -> Flags:
@@ -107,12 +112,12 @@ class Columns:
     @cached_property
     def is_collective(self) -> Flags:
         """Which actions are of a whole stage and its replicas."""
-        return is_any(self.kind, *filter(is_collective, OPS))
+        return is_any(self.kind, *kinds_of(lambda op: op.is_collective))
 
     @cached_property
     def is_beside(self) -> Flags:
         """Which actions are under way while their rank goes on: copies and collectives."""
-        return self.is_copy | self.is_collective
+        return is_any(self.kind, *kinds_of(lambda op: op.is_beside))
 
     @cached_property
     def is_computed(self) -> Flags:

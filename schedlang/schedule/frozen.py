@@ -20,14 +20,25 @@ import numpy as np
 from attrs import evolve
 
 from schedlang.schedule.columns import Columns, Flags, Ints
-from schedlang.schedule.kinds import GATHERS, OPS, RECEIVES, ROWS, SENDS, SUMS, Kind
+from schedlang.schedule.kinds import (
+    GATHERS,
+    INPUT_HALVES,
+    MAKERS,
+    OPS,
+    RECEIVES,
+    ROWS,
+    SENDS,
+    STEPS,
+    SUMS,
+    Kind,
+)
 from schedlang.schedule.layout import Layout
 
 #: What a stage does not do whose weights do not change; and what of it is left of a backward.
-_OF_WEIGHTS = (Kind.W, Kind.U, *SUMS)
+_OF_WEIGHTS = (Kind.W, *STEPS, *SUMS)
+(_LEFT,) = INPUT_HALVES
 #: What it does all the same: its forward needs its weights.
 _OF_ALL = (Kind.F, *GATHERS)
-_BACKWARDS = (Kind.B, Kind.I)
 #: No kind.
 NOTHING = 0
 
@@ -43,8 +54,8 @@ def runs_as(layout: Layout) -> Ints:
         if layout.trains(stage):
             continue
         for kind in OPS.keys() - {*_OF_ALL}:
-            if kind in _BACKWARDS:
-                table[kind, stage] = Kind.I
+            if kind in MAKERS[Kind.B]:
+                table[kind, stage] = _LEFT
             elif kind in _OF_WEIGHTS or not layout.has_backward[stage]:
                 table[kind, stage] = NOTHING
     return table
@@ -63,7 +74,7 @@ def is_idle(layout: Layout) -> Flags:
     """
     table = np.zeros((ROWS, len(layout.all_numbers)), bool)
     for stage, has_backward in enumerate(layout.has_backward):
-        table[Kind.I, stage] = not has_backward
+        table[_LEFT, stage] = not has_backward
     for kind in (SENDS[Kind.B], RECEIVES[Kind.B]):
         for number in layout.all_numbers:
             table[kind, number] = not layout.needs_gradients(kind, number)

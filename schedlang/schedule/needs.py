@@ -13,13 +13,14 @@ from attrs import frozen
 
 from schedlang.schedule.columns import Columns, Flags, Ints, is_any, members
 from schedlang.schedule.kinds import (
+    BACK,
     MAKERS,
     OPS,
     RECEIVES,
+    REPEATS,
     SENDS,
     STEPS,
     Kind,
-    kinds_of,
 )
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.schedule import Schedule, once
@@ -35,8 +36,8 @@ class Rule:
     microbatch of its update.
 
     It is needed of the op's own slice, or of the slice so many `slices` on in the microbatch, where
-    there is one. Of the rules for the `activation` of an op's own forward one counts: that of where
-    it comes from.
+    there is one; and where `if_there`, only if an action makes it. Of the rules for the
+    `activation` of an op's own forward one counts: that of where it comes from.
     """
 
     users: tuple[Kind, ...]
@@ -44,10 +45,11 @@ class Rule:
     of: str = "own"
     slices: int = 0
     activation: bool = False
+    if_there: bool = False
 
 
 #: The ops that put the activations of a backward into memory; the last of them counts.
-_SOURCES = kinds_of(lambda op: op.holds > 0)
+_SOURCES = (Kind.F, *REPEATS, *BACK)
 
 #: What ops need of each other. Sends need what they carry, besides.
 RULES = (
@@ -64,6 +66,11 @@ RULES = (
         Rule((Kind(kind),), op.follows)
         for kind, op in OPS.items()
         if op.follows is not None
+    ),
+    *(
+        Rule(op.before, Kind(kind), if_there=True)
+        for kind, op in OPS.items()
+        if op.before
     ),
     # An optimizer step needs all gradients of its stage and update, and those of replicas.
     Rule(STEPS, Kind.W, "replicas"),
@@ -294,15 +301,17 @@ class _Rules:
         """Where the tables have a stage's, or a transfer's, microbatch."""
         return number * np.int64(self.stride) + microbatch
 
+    def _slots(self, rows: Ints) -> Ints:
+        """The slots of the stages and microbatches of some actions."""
+        return self.slot(self.columns.stage[rows], self.columns.microbatch[rows])
+
     def rows_of(self, *kinds: Kind) -> Ints:
         """For each slot, the first action there of some kinds; -1 where there is none."""
         if kinds not in self.tables:
             # Of several the first is written last, and stays.
             rows = self.columns.where(*kinds)[::-1]
             table = np.full(self.slots, -1, np.int32)
-            table[
-                self.slot(self.columns.stage[rows], self.columns.microbatch[rows])
-            ] = rows
+            table[self._slots(rows)] = rows
             self.tables[kinds] = table
         return self.tables[kinds]
 
@@ -323,6 +332,8 @@ class _Rules:
         rows = self.columns.where(*rule.users)
         if rule.activation:
             rows = rows[self._comes_from(rows) == rule.made]
+        if rule.if_there:
+            rows = rows[self.rows_of(rule.made)[self._slots(rows)] >= 0]
         microbatch = self.columns.microbatch[rows]
         if rule.slices:
             slices = self.layout.slices
@@ -335,7 +346,7 @@ class _Rules:
 
     def _comes_from(self, rows: Ints) -> Ints:
         """Where the activations of some ops' own forwards come from: the kind that made them."""
-        slots = self.slot(self.columns.stage[rows], self.columns.microbatch[rows])
+        slots = self._slots(rows)
         comes_from = np.full(len(rows), int(Kind.F))
         for kind in _SOURCES:
             comes_from[self.rows_of(kind)[slots] >= 0] = kind

@@ -49,6 +49,15 @@ STATEMENTS = (
     "var x = 3",
     "x = 3",
     "x += 1",
+    "let n = 3\n    n = n + 1",
+    "def warm = 3",
+    "warmup = ranks - 1 - r repeat warmup { F(next) }",
+    "assert peak(r) <= if r == 0 then 3 else 2",
+    "assert memory(r) <= 3",
+    "assert idle <= 3",
+    "assert speed <= 3",
+    "repeat microbatches / 3 { F(next) } repeat microbatches { B(next) }",
+    "for m in 0 .. 3 { F(next) } for m in 0 .. microbatches { F(next) B(next) }",
     "let f(x) = 2 * x",
     "def f(x): return 2 * x",
     "fn f(x) { return 2 * x }",
@@ -164,6 +173,8 @@ ITEMS = (
     "cost F = [3, 3]",
     "cost F 3",
     "cost forward = 3",
+    "cost transfer = 2",
+    "def warm = 3",
     "cost F = -1",
     "cost F = 1 cost F = 2",
     "cost send(s) = 1",
@@ -311,6 +322,23 @@ schedule a {
     param ranks = 1000000  param microbatches = 100000
     pipeline p(i) in 0 .. 1000 runs 100 stage s in 0 .. ranks on s
     rank r { F(p(0, r), 0) }
+}
+""",
+    """\
+schedule a {
+    param ranks = 4  param microbatches = 8
+    rank r {
+        let w = ranks - 1 - r
+        warmup { for m in 0 .. w { F(m) } }
+        steady { for m in 0 .. microbatches { F(m)  B(m) }  U }
+    }
+}
+""",
+    """\
+schedule a {
+    param ranks = 2  param chunks = 2  param microbatches = 4
+    stage s in 0 .. ranks * chunks on s % ranks
+    rank r { for m in 0 .. microbatches { for c in 0 .. chunks { F(c, m) } } }
 }
 """,
 )

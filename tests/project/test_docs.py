@@ -8,7 +8,7 @@ import pytest
 
 from schedlang import compile, simulate
 from schedlang.report.bubbles.attribution import CAUSES
-from schedlang.schedule.costs import NAMES, read_costs
+from schedlang.schedule.costs import COSTS, read_costs
 from tests.support.paths import DOCS, GALLERY, ROOT
 
 
@@ -18,7 +18,7 @@ def page(name: str) -> str:
 
 def test_every_cost_is_explained_and_the_example_is_one(tmp_path: Path) -> None:
     text = page("costs")
-    assert [name for name in NAMES if f"`{name}`" not in text] == []
+    assert [name for name in COSTS if f"`{name}`" not in text] == []
     example = re.search(r"^```yaml.*?\n(.*?)^```", text, re.M | re.S)
     assert example
     (tmp_path / "costs.yaml").write_text(example[1])

@@ -19,7 +19,8 @@ from schedlang.cli.main import main
 from schedlang.extras.measured import Comparison, compare, comparison_json, read_run
 from schedlang.report.views import lay_out
 from schedlang.report.views.causes import causes_of
-from schedlang.schedule.costs import measured_costs, read_costs
+from schedlang.schedule.costs import read_costs
+from schedlang.schedule.costs.measured import measured_costs
 from tests.support.paths import CASES, GOLDEN, PROGRAMS
 from tests.support.programs import plan_of
 

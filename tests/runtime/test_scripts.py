@@ -22,6 +22,7 @@ from tests.support.models import (
     modules,
     program,
 )
+from tests.support.processes import torchrun
 from tests.support.ranks import Run
 
 pytestmark = pytest.mark.processes
@@ -109,6 +110,17 @@ def test_what_would_train_otherwise_is_refused(what: str, run_ranks: Run) -> Non
     assert run.codes == [1, 1]
     # Nobody has waited for a rank that has failed.
     assert run.seconds < 20
+
+
+def one_process_too_many() -> None:
+    split(sequence(), program("1f1b", ranks=2, microbatches=MICROBATCHES))
+
+
+def test_more_processes_than_ranks(run_ranks: Run) -> None:
+    (log, *_) = (each for each in run_ranks(one_process_too_many, 3).logs if each)
+    assert (
+        "3 processes were started, and the plan has 2 ranks: start 2, `torchrun" in log
+    )
 
 
 def with_loss_in_stage(folder: Path, schedule: str) -> list[float]:

@@ -351,20 +351,6 @@ schedule overlapped {
     assert makespans == [2353, 2377, 2401, 2425, 2425 + 99 * 24]
 
 
-def test_old_names_of_costs_are_taken_with_a_warning() -> None:
-    with pytest.warns(
-        DeprecationWarning, match="`forward` of `Costs` is `forward_times` now"
-    ):
-        costs = Costs(forward=(2.0,), p2p_time=1.0)  # type: ignore[call-arg]
-    assert costs == Costs(forward_times=(2.0,), p2p_time=1.0)
-    with pytest.warns(
-        DeprecationWarning, match="`p2p` of `Costs` is `p2p_time` now"
-    ) as warned:
-        assert costs.p2p == 1.0  # type: ignore[attr-defined]
-    # The warning is about the line that has the old name.
-    assert warned[0].filename == __file__
-
-
 def test_an_ideal_execution_is_of_its_schedule_and_costs() -> None:
     """Its memory is worked out of both, as that of an execution on a transport."""
     plan = program("cost send = 1")

@@ -32,8 +32,7 @@ from schedlang.extras.editor.positions import lines_of
 from schedlang.extras.editor.renaming import renamed
 from schedlang.extras.editor.work import Work
 from schedlang.files.package import DOCS
-from schedlang.language.names import FIGURES
-from schedlang.language.scopes import BUILTINS
+from schedlang.language.scopes import BUILTINS, FIGURES
 from schedlang.language.symbols import Symbol
 
 #: Seconds without a key before a text is looked at; and what that, or an answer, may take, unless

@@ -12,7 +12,8 @@ from schedlang.files.reading import read_source
 from schedlang.plan.plan import Plan
 from schedlang.plan.proved import plan_in
 from schedlang.proof.execution import Execution
-from schedlang.schedule.costs import Costs, measured_costs
+from schedlang.schedule.costs import Costs
+from schedlang.schedule.costs.measured import measured_costs
 from schedlang.schedule.costs.traces import Traced, ops_with_sends, traced_actions
 from schedlang.schedule.timeline import Bar, Bars, Timeline
 

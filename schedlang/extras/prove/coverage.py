@@ -17,7 +17,7 @@ from schedlang.extras.prove.orders import (
     plus,
 )
 from schedlang.language.faults import Fault
-from schedlang.schedule.actions import is_copy, is_update
+from schedlang.schedule.actions import is_background, is_update
 from schedlang.schedule.kinds import OPS, STEPS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
@@ -29,7 +29,7 @@ def check_coverage(orders: Orders, layout: Layout) -> None:
     """Fault where an op is missing, there twice, or of a microbatch that there is not, for all n;
     NotLinear where that cannot be said.
     """
-    if any(is_copy(op.kind) for op in orders.ops):
+    if any(is_background(op.kind) for op in orders.ops):
         raise NotLinear(
             "it offloads activations: when a copy ends, and so what its ranks hold, follows from "
             "turns on a link, which are taken by time"

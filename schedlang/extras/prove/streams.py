@@ -45,7 +45,7 @@ from schedlang.extras.prove.stamps import (
 from schedlang.language.sites import Sites
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
-from schedlang.schedule.actions import is_copy, is_transfer, is_update
+from schedlang.schedule.actions import is_background, is_transfer, is_update
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.stream import unroll
 
@@ -70,7 +70,7 @@ def check_stream(warmup: Orders, steady: Orders, schedules: Sequence[Schedule]) 
     if layout.frozen:
         raise NotLinear("it has no flush, and frozen stages")
     kinds = {op.kind for orders in (warmup, steady) for op in orders.ops}
-    if any(is_transfer(kind) or is_copy(kind) for kind in kinds):
+    if any(is_transfer(kind) or is_background(kind) for kind in kinds):
         raise NotLinear("it has no flush, and does more than to compute")
     ranks = tuple(_by_update(pieces, steady.units) for pieces in steady.ranks)
     steady = evolve(steady, ranks=ranks)

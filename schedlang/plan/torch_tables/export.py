@@ -19,7 +19,7 @@ from schedlang.diagnostics.source import Label
 from schedlang.plan.plan import Plan
 from schedlang.ranks.receipts import receipts
 from schedlang.schedule.actions import is_collective, is_transfer, word
-from schedlang.schedule.kinds import GATHERS, OPS, WAITS, Kind
+from schedlang.schedule.kinds import GATHERS, WAITS, Kind, op_of
 
 COMMS = "torch-csv"
 COMPUTE = "torch-csv-compute"
@@ -27,8 +27,6 @@ COMPUTE = "torch-csv-compute"
 #: The dialects of tables with communication, by the version of torch that first reads them.
 DIALECTS = ("2.13", "2.15")
 
-#: The kinds of op that torch's tables have.
-_TORCH = (Kind.F, Kind.B, Kind.I, Kind.W)
 # What a user can do instead.
 _CHECKPOINT = "recompute inside the stage instead, with torch.utils.checkpoint"
 _EVAL = "export the schedule of the training: its `eval()` runs the forwards"
@@ -121,9 +119,10 @@ def _not_in_tables(plan: Plan, form: str) -> Iterator[tuple[str, int, str | None
         yield "frozen stages", 0, _FROZEN
     for rank, actions in enumerate(plan.ranks):
         for index, kind in enumerate(actions.kind):
-            if kind not in _TORCH and not is_transfer(kind) and not is_collective(kind):
-                what = f"{OPS[kind].name}: `{actions.word(index)}`"
-                help = _CHECKPOINT if kind == Kind.R else None
+            op = op_of(kind)
+            if not (op.in_torch or is_transfer(kind) or op.is_collective):
+                what = f"{op.name}: `{actions.word(index)}`"
+                help = _CHECKPOINT if op.repeats else None
                 yield what, actions.source[index], help
         if not plan.stages_of(rank):
             yield f"rank without a stage: rank {rank}", 0, None
@@ -159,7 +158,7 @@ def _more_sums(plan: Plan) -> Iterator[tuple[str, int, str]]:
         for index, (kind, stage) in enumerate(
             zip(actions.kind, actions.stage, strict=True)
         ):
-            if kind == Kind.REDUCE_GRAD:
+            if op_of(kind).gradients == "sum":
                 if stage in summed:
                     what = f"second sum of a stage's gradients: `{plan.name_of(rank, index)}`"
                     yield what, actions.source[index], _ONE_SUM
@@ -190,7 +189,7 @@ def _cells(plan: Plan, rank: int, has_waits: bool) -> list[str]:
     last: dict[int, int] = {}
     pairs = [*zip(actions.kind, actions.stage, strict=True)]
     gathered = {stage for kind, stage in pairs if kind in GATHERS}
-    summed = {stage for kind, stage in pairs if kind == Kind.REDUCE_GRAD}
+    summed = {stage for kind, stage in pairs if op_of(kind).gradients == "sum"}
     for number, batch in enumerate(batches):
         kind = actions.kind[batch.start]
         if not is_transfer(kind) and not is_collective(kind):
@@ -214,7 +213,7 @@ def _cells(plan: Plan, rank: int, has_waits: bool) -> list[str]:
         pending = [wait for index in batch for wait in waits.get(index, [])]
         if is_collective(actions.kind[batch.start]):
             cells.append(actions.word(batch.start))
-            if has_waits and actions.kind[batch.start] == Kind.REDUCE_GRAD:
+            if has_waits and op_of(actions.kind[batch.start]).gradients == "sum":
                 cells.append(f"{actions.stage[batch.start]}WAIT_REDUCE_GRAD")
             continue
         # Each stage once, also where ops of one stage overlap.

@@ -14,8 +14,7 @@ from schedlang.report.bubbles.attribution import CAUSES, IdleTime
 from schedlang.report.bubbles.critical_path import Segment
 from schedlang.report.bubbles.waits import Step
 from schedlang.schedule.costs import Costs
-from schedlang.schedule.costs.model import COST_OF
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS, Kind
 
 #: How much faster an op is made, and of how many ops on the critical path this is tried.
 _FACTOR = 0.9
@@ -74,7 +73,7 @@ def _faster(plan: Plan, costs: Costs, path: list[Segment]) -> list[Faster]:
             # Ops that overlap run as one, and take what is given for that, if it is.
             rows = [plan.ranks[segment.step.rank].row(row) for row in segment.step.rows]
             ops = [
-                (COST_OF[Kind(kind)], stage, takes.time(kind, stage, microbatch))
+                (OPS[kind].cost, stage, takes.time(kind, stage, microbatch))
                 for kind, stage, microbatch, *_ in rows
             ]
             if len(ops) > 1 and takes.overlap is not None:

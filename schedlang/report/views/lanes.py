@@ -7,7 +7,7 @@ from attrs import evolve, frozen
 
 from schedlang.proof.execution import Execution
 from schedlang.report.views.boxes import Box
-from schedlang.schedule.costs.model import Durations
+from schedlang.schedule.costs import Durations
 
 
 @frozen

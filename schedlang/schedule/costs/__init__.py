@@ -3,21 +3,13 @@
 Given by a program, by options of a command, in a file, or measured: all become `Costs`.
 """
 
-from schedlang.schedule.costs.measured import measured_costs
-from schedlang.schedule.costs.model import (
-    NAMES,
-    UNIT,
-    Amounts,
-    Costs,
-    Durations,
-    WrongNumber,
-    check_costs,
-)
+from schedlang.schedule.costs.model import COSTS, UNIT, Costs, check_costs
 from schedlang.schedule.costs.reading import costs_of, make_costs, read_costs
+from schedlang.schedule.costs.tables import Amounts, Durations, WrongNumber
 from schedlang.schedule.costs.transfers import Transfers
 
 __all__ = [
-    "NAMES",
+    "COSTS",
     "UNIT",
     "Amounts",
     "Costs",
@@ -27,6 +19,5 @@ __all__ = [
     "check_costs",
     "costs_of",
     "make_costs",
-    "measured_costs",
     "read_costs",
 ]

@@ -16,20 +16,20 @@ problems", Operations Research 4).
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
 from typing import Any
 
 from attrs import frozen
 
 from schedlang.diagnostics.arguments import shown
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS, Kind
 
 #: The resource of an op that has no components.
 COMPUTE = "compute"
 
-#: The kinds of op that may have components, as programs call them.
-_KINDS = {kind.name: kind for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)}
+#: The kinds of op that may have components: those that run the module of their stage.
+_KINDS = [Kind(kind).name for kind, op in OPS.items() if op.reads]
 _FORM = (
     'such as "attention 2 compute": a name, its share of the op\'s time, and a resource'
 )
@@ -119,16 +119,6 @@ def _component(kind: str, given: Any) -> Component:
     return Component(name, value, resource)
 
 
-def as_json(components: Components) -> dict[str, list[str]]:
-    """Components as a file has them."""
-    return {kind: list(map(str, each)) for kind, each in components}
-
-
-def by_kind(components: Components | None) -> dict[int, tuple[Component, ...]]:
-    """The components of each kind of op that has some."""
-    return {_KINDS[kind]: each for kind, each in components or ()}
-
-
 def alone(components: Sequence[Component], time: float) -> list[Piece]:
     """The components of an op that takes so long, one after the other."""
     whole = sum(component.share for component in components)
@@ -141,6 +131,29 @@ def alone(components: Sequence[Component], time: float) -> list[Piece]:
         pieces.append(Piece(component, start, end))
         start = end
     return pieces
+
+
+def pieces_of(
+    ops: Iterable[tuple[str, tuple[Component, ...] | None, float]],
+) -> list[list[Piece]]:
+    """When the components of ops that are issued as one run, counted from their start: of two, as
+    they fit together best; of more, one op after the other. Each op has a name, its components or
+    None, and the time that it takes alone.
+    """
+    chains = [
+        alone(components or (Component(name, 1.0, COMPUTE),), time)
+        for name, components, time in ops
+    ]
+    if len(chains) == 2:
+        return list(together(*chains))
+    starts = accumulate((chain[-1].end for chain in chains), initial=0.0)
+    return [
+        [
+            Piece(piece.component, start + piece.start, start + piece.end)
+            for piece in chain
+        ]
+        for start, chain in zip(starts, chains, strict=False)
+    ]
 
 
 def together(

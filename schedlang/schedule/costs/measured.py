@@ -6,8 +6,9 @@ from math import fsum
 from typing import Any
 
 from schedlang.schedule.actions import counterpart, is_send, is_transfer
-from schedlang.schedule.costs.model import COST_OF, Costs
+from schedlang.schedule.costs.model import Costs
 from schedlang.schedule.costs.traces import Traced, ops_with_sends
+from schedlang.schedule.kinds import OPS
 from schedlang.schedule.timeline import Bar
 
 
@@ -26,11 +27,11 @@ def measured_costs(*traces: Sequence[Traced]) -> Costs:
     stages = range(1 + max((stage for _, stage in durations), default=-1))
     ran = {kind for kind, _ in durations}
     means: dict[str, Any] = {
-        f"{name}_times": tuple(
+        f"{op.cost}_times": tuple(
             _mean(durations.get((kind, stage), [0.0])) for stage in stages
         )
-        for kind, name in COST_OF.items()
-        if kind in ran
+        for kind, op in OPS.items()
+        if kind in ran and not op.is_collective
     }
     times = list(chain.from_iterable(map(latencies, traces)))
     p2p_time = _mean(times) if times else None

@@ -1,292 +1,77 @@
 """What actions cost: how long they take, and what they add to the memory of their rank."""
 
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, wraps
-from itertools import accumulate
+from collections.abc import Iterable
+from functools import cached_property
 from math import inf
-from numbers import Rational
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import evolve, field, fields, frozen
+from attrs import Attribute, evolve, field, fields, frozen
 
-from schedlang.diagnostics.arguments import check_number, check_type, check_whole, shown
+from schedlang.diagnostics.arguments import check_type, shown
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.schedule.columns import Floats, Ints
-from schedlang.schedule.costs.components import (
-    COMPUTE,
-    Component,
-    Components,
-    Piece,
-    alone,
-    as_json,
-    by_kind,
-    components_of,
-    together,
+from schedlang.schedule.columns import Floats
+from schedlang.schedule.costs.fields import (
+    Cost,
+    about,
+    as_tuple,
+    bandwidth,
+    leaves,
+    memory_of,
+    time_of,
+)
+from schedlang.schedule.costs.tables import (
+    Amounts,
+    Durations,
+    Tables,
+    WrongNumber,
+    has_lists,
+    nested,
+    spread,
 )
 from schedlang.schedule.costs.transfers import Transfers
-from schedlang.schedule.fixed_point import ANY, WHOLE, FixedPoint, fixed_point, half
-from schedlang.schedule.kinds import OPS, ROWS, Kind
+from schedlang.schedule.fixed_point import ANY, FixedPoint, fixed_point, half
+from schedlang.schedule.kinds import INPUT_HALVES, OPS, Kind
 from schedlang.schedule.layout import Layout
 
-T = TypeVar("T")
-
-#: What `Costs` call each kind of op: the duration of a `forward` is in `forward_times`.
-COST_OF = {kind: op.cost for kind, op in OPS.items() if not op.is_collective}
-_KIND_OF = {name: kind for kind, name in COST_OF.items()}
-_TIMES = tuple(f"{name}_times" for name in (*COST_OF.values(), "overlap"))
-#: What goes on beside ops, once in an update of a stage.
-_BESIDE = ("sum_times", "gather_times")
-_LINKS = (
-    "boundary_bytes",
-    "ranks_per_node",
-    "latency_in_node",
-    "bandwidth_in_node",
-    "latency_between_nodes",
-    "bandwidth_between_nodes",
-)
-_MEMORY = (
-    "forward_memory",
-    "backward_memory",
-    "input_memory",
-    "weight_memory",
-    "gather_memory",
-)
-_BANDWIDTHS = ("bandwidth_in_node", "bandwidth_between_nodes")
-_LATENCIES = ("p2p_time", "link_times", "latency_in_node", "latency_between_nodes")
-_BYTES = ("activation_bytes", "kept_bytes", "weights_bytes", "gathered_bytes")
-
-#: How long transfers take is given by one of these, or by links.
-_WAYS = ("p2p_time", "link_times")
-
-#: Of these there is one number; the others have one for all stages, or one per stage.
-SINGLE = frozenset(["p2p_time", *_LINKS]) - {"boundary_bytes"}
-#: Of these, the number of a stage may be a list with one for each microbatch, and that of a
-#: microbatch one for each of its slices.
-_TIMES_BY_UNIT = frozenset(_TIMES) - {"update_times", "overlap_times"}
-_MEMORY_BY_UNIT = frozenset(_MEMORY) - {"gather_memory"}
-_BYTES_BY_UNIT = frozenset(["activation_bytes", "kept_bytes"])
-_BY_UNIT = _TIMES_BY_UNIT | _MEMORY_BY_UNIT | _BYTES_BY_UNIT
-
-#: What depends on each other: costs that give one of these leave none of them to others.
-_TOGETHER = (
-    ("forward_times",),
-    ("backward_times", "input_times", "weight_times"),
-    ("recompute_times",),
-    ("update_times",),
-    ("overlap_times", "components"),
-    ("offload_times",),
-    ("reload_times",),
-    ("sum_times",),
-    ("gather_times",),
-    (*_WAYS, *_LINKS),
-    _MEMORY,
-    ("activation_bytes", "kept_bytes"),
-    ("weights_bytes",),
-    ("gathered_bytes",),
-    ("capacity_bytes",),
-)
-
-#: The largest number that is taken: sums and products of such ones are still numbers.
-_MOST = 1e100
+if TYPE_CHECKING:
+    from schedlang.schedule.costs.components import Components
 
 _Values = tuple[float, ...] | None
 #: The same, where there may be a number for each microbatch or slice.
 _UnitValues = tuple[float | tuple[float | tuple[float, ...], ...], ...] | None
 _Matrix = tuple[tuple[float, ...], ...] | None
 
-#: What arguments and attributes of `Costs` were called before they were called as in files.
-_OLD_NAMES = {name.removesuffix("_times"): name for name in _TIMES} | {
-    "p2p": "p2p_time"
-}
+
+def _components(given: Any) -> Any:
+    # Loaded by plans with components alone.
+    if given is None:
+        return None
+    from schedlang.schedule.costs.components import components_of
+
+    return components_of(given)
 
 
-_CACHED = ("fixed_times", "fixed_memory", "fixed_bytes")
-
-
-class WrongNumber(ValueError):
-    """Costs are for another number of stages, microbatches, slices or ranks."""
-
-
-def _tuple(values: Any) -> Any:
-    """A list of numbers, or of such lists, as a tuple; what is none is left for the checks of
-    `Costs`.
+def _with_added_kinds(_: type, known: list["Attribute[Any]"]) -> list["Attribute[Any]"]:
+    """The fields of `Costs`; and of each kind of op that is not among them its duration, by default
+    that of a forward, and the memory that it takes, by default what its row says.
     """
-    # Those of numpy count as what they are.
-    if isinstance(values, np.number):
-        return float(values)
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        return values
-    return tuple(map(_tuple, values))
-
-
-@frozen
-class Amounts:
-    """A number for each kind of op on each stage, such as what it adds to the memory of its rank.
-
-    Of kinds whose numbers differ by microbatch, `by_kind` has the means. `by_unit` has their
-    tables, with a row for each stage: those of its microbatches in an update, or of their slices,
-    of which it has `units[stage]`. All but means are numbers of the `fixed` point.
-    """
-
-    by_kind: dict[int, list[float]]
-    by_unit: dict[int, Floats] = field(factory=dict)
-    units: Ints = field(factory=lambda: np.ones(0, np.int64))
-    fixed: FixedPoint = ANY
-
-    def __getitem__(self, kind: int) -> list[float]:
-        return self.by_kind[kind]
-
-    @cached_property
-    def _table(self) -> Floats:
-        """The number of each kind on each stage; of kinds that have none, 0."""
-        table = np.zeros((ROWS, len(self.by_kind[Kind.F])))
-        for kind, numbers in self.by_kind.items():
-            table[kind] = numbers
-        return table
-
-    def of(self, kind: Ints, stage: Ints, microbatch: Ints) -> Floats:
-        """The numbers of some ops, of each by itself."""
-        numbers: Floats = self._table[kind, stage]
-        for differing, by_unit in self.by_unit.items():
-            rows = np.flatnonzero(kind == int(differing))
-            stages = stage[rows]
-            numbers[rows] = by_unit[stages, microbatch[rows] % self.units[stages]]
-        return numbers
-
-    def counted(self) -> Self:
-        """The same in whole numbers, which floats add up exactly."""
-        if self.fixed.scale == 1:
-            return self
-        counts = self.fixed.counts
-        by_kind = {kind: counts(means).tolist() for kind, means in self.by_kind.items()}
-        by_unit = {kind: counts(table) for kind, table in self.by_unit.items()}
-        return evolve(self, by_kind=by_kind, by_unit=by_unit, fixed=WHOLE)
-
-    def all(self) -> Iterator[float]:
-        """All numbers that there are."""
-        for kind, numbers in self.by_kind.items():
-            table = self.by_unit.get(kind)
-            yield from numbers if table is None else table[~np.isnan(table)].tolist()
-
-
-@frozen
-class Durations(Amounts):
-    """How long ops take, each by itself; and ops that overlap together, by the stage of the
-    first.
-    """
-
-    overlap: list[float] | None = None
-    #: The components of kinds of ops that have some; others are one on `COMPUTE`.
-    components: dict[int, tuple[Component, ...]] = field(factory=dict)
-
-    @property
-    def add_up(self) -> bool:
-        """Whether ops that overlap take as long as one after the other."""
-        return self.overlap is None and not self.components
-
-    def counted(self) -> Self:
-        """The same in whole numbers, which floats add up exactly."""
-        counted = super().counted()
-        if self.overlap is None:
-            return counted
-        return evolve(counted, overlap=self.fixed.counts(self.overlap).tolist())
-
-    def all(self) -> Iterator[float]:
-        """All durations that there are."""
-        yield from super().all()
-        yield from self.overlap or ()
-
-    def time(self, kind: int, stage: int, microbatch: int) -> float:
-        """How long an op takes on its own."""
-        if kind in self.by_unit:
-            return float(self.by_unit[kind][stage, microbatch % self.units[stage]])
-        return self.by_kind[kind][stage]
-
-    def ends(self, ops: Sequence[tuple[int, int, int]]) -> list[float]:
-        """When each of some ops (kind, stage, microbatch) that are issued as one ends, counted from
-        their start.
-
-        They count as one after the other. Where overlaps have a time of their own, or two ops have
-        components that fit together, each has the share of it that it has of their sum.
-        """
-        if len(ops) == 1:
-            return [self.time(*ops[0])]
-        ends = list(accumulate(self.time(*op) for op in ops))
-        if self.add_up:
-            return ends
-        if self.overlap is not None:
-            together = self.overlap[ops[0][1]]
-        else:
-            together = max(pieces[-1].end for pieces in self.pieces(ops))
-        shares = [together * end / ends[-1] if ends[-1] else together for end in ends]
-        # The last one has all of it, which a quotient may miss by rounding.
-        return [*shares[:-1], together]
-
-    def pieces(self, ops: Sequence[tuple[int, int, int]]) -> list[list[Piece]]:
-        """When the components of each of some ops that are issued as one run, counted from their
-        start: of two, as they fit together best; of more, one op after the other.
-        """
-        chains = []
-        for op in ops:
-            components = self.components.get(
-                op[0], (Component(Kind(op[0]).name, 1.0, COMPUTE),)
-            )
-            chains.append(alone(components, self.time(*op)))
-        if len(chains) == 2:
-            return list(together(*chains))
-        starts = accumulate((chain[-1].end for chain in chains), initial=0.0)
-        return [
-            [
-                Piece(piece.component, start + piece.start, start + piece.end)
-                for piece in chain
-            ]
-            for start, chain in zip(starts, chains, strict=False)
-        ]
-
-
-def _with_old_names(cls: type[T]) -> type[T]:
-    """A class that also takes its arguments, and gives its attributes, by their `_OLD_NAMES`."""
-    init = cls.__init__
-
-    @wraps(init)
-    def with_old_names(self: T, *values: Any, **named: Any) -> None:
-        renamed = {}
-        for name, value in named.items():
-            renamed[_new_name(name)] = value
-        init(self, *values, **renamed)
-
-    # It finds the cached properties.
-    cached = cls.__getattr__  # type: ignore[attr-defined]
-
-    def attribute(self: T, name: str) -> Any:
-        if name in _CACHED:
-            return cached(self, name)
-        if name not in _OLD_NAMES:
-            raise AttributeError(
-                f"`{cls.__name__}` has no `{name}`", name=name, obj=self
-            )
-        return getattr(self, _new_name(name))
-
-    cls.__init__ = with_old_names  # type: ignore[method-assign, assignment]
-    cls.__getattr__ = attribute  # type: ignore[attr-defined]
-    return cls
-
-
-def _new_name(name: str) -> str:
-    """The name that something has now, with a warning if it had another one."""
-    if name not in _OLD_NAMES:
-        return name
-    message = (
-        f"`{name}` of `Costs` is `{_OLD_NAMES[name]}` now, as in files and options"
+    names = {each.name for each in known}
+    template = next(each for each in known if each.name == "forward_times")
+    added = {}
+    for op in OPS.values():
+        if op.cost and f"{op.cost}_times" not in names:
+            word = f"`{op.word}`"
+            added[f"{op.cost}_times"] = time_of(word, "forward_times")
+            added[f"{op.cost}_memory"] = memory_of(word, None)
+    fields_added = (
+        template.evolve(name=name, alias=name, metadata=metadata)
+        for name, metadata in added.items()
     )
-    warnings.warn(message, DeprecationWarning, stacklevel=3)
-    return _OLD_NAMES[name]
+    return [*known, *fields_added]
 
 
-@_with_old_names
-@frozen(repr=False)
+@frozen(repr=False, field_transformer=_with_added_kinds)
 class Costs:
     """How long ops and transfers take, and what they hold: a sequence with one number for all
     stages, or with one per stage; None is not given, and what stands in for it is said beside the
@@ -300,58 +85,129 @@ class Costs:
     NaN and infinity, and for costs that do not go together.
     """
 
-    # How long ops take. Without, they have the unit costs of the pipeline papers: a forward is 1,
-    # a whole backward 2 or its halves together, a half of it half of that; a recomputation is a
-    # forward, and so is a copy to the host, or back; an optimizer step is 0.
-    forward_times: _UnitValues = field(default=None, converter=_tuple)
-    backward_times: _UnitValues = field(default=None, converter=_tuple)
-    input_times: _UnitValues = field(default=None, converter=_tuple)
-    weight_times: _UnitValues = field(default=None, converter=_tuple)
-    recompute_times: _UnitValues = field(default=None, converter=_tuple)
-    update_times: _Values = field(default=None, converter=_tuple)
-    offload_times: _UnitValues = field(default=None, converter=_tuple)
-    reload_times: _UnitValues = field(default=None, converter=_tuple)
+    # How long ops take. Without, they have the unit costs of the pipeline papers: a forward is 1, a
+    # whole backward 2 or its halves together, and a half of it half of that.
+    forward_times: _UnitValues = field(
+        default=None, converter=as_tuple, metadata=time_of("`F`", 1.0)
+    )
+    backward_times: _UnitValues = field(
+        default=None,
+        converter=as_tuple,
+        metadata=time_of("`B`", 2.0, together="backward"),
+    )
+    input_times: _UnitValues = field(
+        default=None,
+        converter=as_tuple,
+        metadata=time_of("`I`", "backward_times", together="backward"),
+    )
+    weight_times: _UnitValues = field(
+        default=None,
+        converter=as_tuple,
+        metadata=time_of("`W`", "backward_times", together="backward"),
+    )
+    recompute_times: _UnitValues = field(
+        default=None, converter=as_tuple, metadata=time_of("`R`", "forward_times")
+    )
+    update_times: _Values = field(
+        default=None,
+        converter=as_tuple,
+        metadata=about("time", "stage", "durations of `U`"),
+    )
+    #: A copy to a rank that keeps what is away takes as long as its bytes, where they are given.
+    offload_times: _UnitValues = field(
+        default=None, converter=as_tuple, metadata=time_of("`offload`", "forward_times")
+    )
+    reload_times: _UnitValues = field(
+        default=None, converter=as_tuple, metadata=time_of("`reload`", "offload_times")
+    )
     #: Ops that `overlap`, together; without, as long as one after the other.
-    overlap_times: _Values = field(default=None, converter=_tuple)
+    overlap_times: _Values = field(
+        default=None,
+        converter=as_tuple,
+        metadata=about("time", "stage", "durations of overlaps", together="overlap"),
+    )
     #: Instead: for kinds of ops, their components in order, as `{"F": ["attention 2 compute", …]}`;
     #: two ops that overlap take what these take where they fit together best (docs/costs.md).
-    components: Components | None = field(default=None, converter=components_of)
+    components: "Components | None" = field(default=None, converter=_components)
 
-    # How long the sum of a stage's gradients over its replicas takes, and the gather of its weights
-    # where they are sharded over them; without, no time.
-    sum_times: _Values = field(default=None, converter=_tuple)
-    gather_times: _Values = field(default=None, converter=_tuple)
+    #: The sum of a stage's gradients over its replicas, and the gather of its sharded weights.
+    sum_times: _Values = field(
+        default=None,
+        converter=as_tuple,
+        metadata=about("time", "stage", "times of sums"),
+    )
+    gather_times: _Values = field(
+        default=None,
+        converter=as_tuple,
+        metadata=about("time", "stage", "times of gathers"),
+    )
 
     # How long a transfer between ranks takes: `p2p_time`; or by `link_times`, a row for each rank
     # that sends, with a number for each that receives; or what its link makes of its size, see
     # `Transfers`; without any, 0.
-    p2p_time: float | None = None
-    link_times: _Matrix = field(default=None, converter=_tuple)
-    boundary_bytes: _Values = field(default=None, converter=_tuple)
-    ranks_per_node: int | None = None
-    latency_in_node: float | None = None
-    bandwidth_in_node: float | None = None
-    latency_between_nodes: float | None = None
-    bandwidth_between_nodes: float | None = None
+    p2p_time: float | None = field(default=None, metadata=about("latency", "number"))
+    link_times: _Matrix = field(
+        default=None, converter=as_tuple, metadata=about("latency", "link")
+    )
+    boundary_bytes: _Values = field(
+        default=None, converter=as_tuple, metadata=about("link", "stage")
+    )
+    ranks_per_node: int | None = field(default=None, metadata=about("link", "whole"))
+    latency_in_node: float | None = field(
+        default=None, metadata=about("latency", "number")
+    )
+    bandwidth_in_node: float | None = field(default=None, metadata=bandwidth())
+    latency_between_nodes: float | None = field(
+        default=None, metadata=about("latency", "number")
+    )
+    bandwidth_between_nodes: float | None = field(default=None, metadata=bandwidth())
 
-    # What an op adds to what its rank holds. Without, 1 for a forward, nothing for an input half;
-    # the last use, a weight half or a whole backward, gives back what there is.
-    forward_memory: _UnitValues = field(default=None, converter=_tuple)
-    backward_memory: _UnitValues = field(default=None, converter=_tuple)
-    input_memory: _UnitValues = field(default=None, converter=_tuple)
-    weight_memory: _UnitValues = field(default=None, converter=_tuple)
-    gather_memory: _Values = field(default=None, converter=_tuple)
+    # What an op adds to what its rank holds. Without, the last use, a weight half or a whole
+    # backward, gives back what there is.
+    forward_memory: _UnitValues = field(
+        default=None, converter=as_tuple, metadata=memory_of("`F`", 1.0)
+    )
+    backward_memory: _UnitValues = field(
+        default=None, converter=as_tuple, metadata=memory_of("`B`", None)
+    )
+    input_memory: _UnitValues = field(
+        default=None, converter=as_tuple, metadata=memory_of("`I`")
+    )
+    weight_memory: _UnitValues = field(
+        default=None, converter=as_tuple, metadata=memory_of("`W`", None)
+    )
+    #: A gather adds it, and the end of the gathered weights gives it back.
+    gather_memory: _Values = field(
+        default=None,
+        converter=as_tuple,
+        metadata=about("memory", "stage", "memories of gathers"),
+    )
 
     # Bytes are counted where they are given: those of an activation from the forward to the last
     # use, of which some are kept from an input half to its weight half; and those of each version
     # of a stage's weights.
-    activation_bytes: _UnitValues = field(default=None, converter=_tuple)
-    kept_bytes: _UnitValues = field(default=None, converter=_tuple)
-    weights_bytes: _Values = field(default=None, converter=_tuple)
-    gathered_bytes: _Values = field(default=None, converter=_tuple)
-    #: What a rank has room for: one number for all ranks, or one per rank; without, as much as it
-    #: needs.
-    capacity_bytes: _Values = field(default=None, converter=_tuple)
+    activation_bytes: _UnitValues = field(
+        default=None,
+        converter=as_tuple,
+        metadata=about("bytes", "unit", together="activation"),
+    )
+    kept_bytes: _UnitValues = field(
+        default=None,
+        converter=as_tuple,
+        metadata=about(
+            "bytes", "unit", default="activation_bytes", together="activation"
+        ),
+    )
+    weights_bytes: _Values = field(
+        default=None, converter=as_tuple, metadata=about("bytes", "stage")
+    )
+    gathered_bytes: _Values = field(
+        default=None, converter=as_tuple, metadata=about("bytes", "stage")
+    )
+    #: What a rank has room for; without, as much as it needs.
+    capacity_bytes: _Values = field(
+        default=None, converter=as_tuple, metadata=about("room", "rank")
+    )
 
     #: The number of stages that a run was measured on: none of its numbers stands for other stages.
     measured_stages: int | None = field(default=None, eq=False)
@@ -360,31 +216,23 @@ class Costs:
         """TypeError for what is no number, ValueError for one that cannot be a cost, and for costs
         that do not go together.
         """
-        for name in self._given(NAMES):
-            (_check_single if name in SINGLE else _check_values)(
-                name, getattr(self, name)
-            )
-        links = self._given(_LINKS)
-        if self.link_times is not None:
-            _check_matrix(self.link_times)
-            others = self._given(("p2p_time", *_LINKS))
-            if others:
-                raise ValueError(
-                    f"`link_times` are the times of all transfers, `{others[0]}` says others"
-                )
-        bandwidths = self._given(_BANDWIDTHS)
-        between_nodes = self._given(
-            ("latency_between_nodes", "bandwidth_between_nodes")
-        )
-        if self.p2p_time is not None and links:
-            raise ValueError(
-                f"`p2p_time` is the time of every transfer, `{links[0]}` says that they differ"
-            )
-        if bool(bandwidths) != (self.boundary_bytes is not None):
+        for name in self._given():
+            COSTS[name].check(name, getattr(self, name))
+        transfers = self._given("latency", "bandwidth", "link")
+        for name, says in (
+            ("link_times", "are the times of all transfers, `{}` says others"),
+            ("p2p_time", "is the time of every transfer, `{}` says that they differ"),
+        ):
+            others = [other for other in transfers if other != name]
+            if name in transfers and others:
+                raise ValueError(f"`{name}` {says.format(others[0])}")
+        if bool(self._given("bandwidth")) != (self.boundary_bytes is not None):
             raise ValueError(
                 "`boundary_bytes` and a bandwidth go together: transfers take bytes / bandwidth"
             )
-        if self.ranks_per_node is None and between_nodes:
+        if self.ranks_per_node is None and not (
+            self.latency_between_nodes is self.bandwidth_between_nodes is None
+        ):
             raise ValueError(
                 "`ranks_per_node` says which ranks are on one node: there is more than one"
             )
@@ -398,14 +246,19 @@ class Costs:
                 "`kept_bytes` is the part of `activation_bytes` that the weight half needs"
             )
 
-    def _given(self, fields: Sequence[str]) -> list[str]:
-        return [field for field in fields if getattr(self, field) is not None]
+    def _given(self, *groups: str) -> list[str]:
+        """The names of the numbers that are given, all or those of some groups."""
+        return [
+            name
+            for name, cost in COSTS.items()
+            if getattr(self, name) is not None and (cost.group in groups or not groups)
+        ]
 
     def over(self, others: "Costs") -> "Costs":
         """These costs, and where they leave something open, the others."""
         chosen: dict[str, Any] = {}
-        for names in _TOGETHER:
-            mine = bool(self._given(names))
+        for names in _TOGETHER.values():
+            mine = any(getattr(self, name) is not None for name in names)
             chosen |= {name: getattr(self if mine else others, name) for name in names}
         measured = self.measured_stages or others.measured_stages
         return Costs(**chosen, measured_stages=measured)
@@ -413,59 +266,57 @@ class Costs:
     @property
     def gives_times(self) -> bool:
         """Whether any duration is given."""
-        return bool(self._given((*_TIMES, "components", *_BESIDE, *_WAYS, *_LINKS)))
+        given = self._given("time", "latency", "bandwidth", "link")
+        return bool(given) or self.components is not None
 
     @property
     def gives_memory(self) -> bool:
         """Whether any amount of memory is given."""
-        return bool(self._given(_MEMORY))
+        return bool(self._given("memory"))
 
     @property
     def gives_bytes(self) -> bool:
         """Whether it is given how many bytes anything takes."""
-        return bool(self._given(_BYTES))
+        return bool(self._given("bytes"))
 
     @property
     def differ_by_microbatch(self) -> bool:
         """Whether some op takes longer for one microbatch, or slice, than for another, or more
         memory.
         """
-        return self._have_lists(_BY_UNIT)
+        return self._have_lists("time", "memory", "bytes")
 
-    def _have_lists(self, names: Iterable[str]) -> bool:
-        """Whether some of these costs have a list with one for each microbatch."""
-        return any(
-            _has_lists(getattr(self, name)) for name in self._given(tuple(names))
-        )
+    def _have_lists(self, *groups: str) -> bool:
+        """Whether some costs of these groups have a list with one for each microbatch."""
+        return any(has_lists(getattr(self, name)) for name in self._given(*groups))
 
     @cached_property
     def fixed_times(self) -> FixedPoint:
         """The common denominator of all times; none where components or bandwidths make them."""
-        if self.components is not None or self._given(_BANDWIDTHS):
+        if self.components is not None or self._given("bandwidth"):
             return ANY
-        given = self._leaves((*_TIMES, *_BESIDE, *_LATENCIES))
+        given = self._numbers(self._given("time", "latency"))
         if self.input_times is None or self.weight_times is None:
             # Each half that is not given is half of a whole backward.
-            given |= set(map(half, self._leaves(("backward_times",))))
+            given |= set(map(half, self._numbers(["backward_times"])))
         return fixed_point(given)
 
     @cached_property
     def fixed_memory(self) -> FixedPoint:
         """The common denominator of all amounts of memory."""
-        return fixed_point(self._leaves(_MEMORY))
+        return fixed_point(self._numbers(self._given("memory")))
 
     @cached_property
     def fixed_bytes(self) -> FixedPoint:
         """The common denominator of all amounts of bytes, and of capacities."""
-        return fixed_point(self._leaves((*_BYTES, "capacity_bytes")))
+        return fixed_point(self._numbers(self._given("bytes", "room")))
 
-    def _leaves(self, names: Sequence[str]) -> set[Any]:
+    def _numbers(self, names: Iterable[str]) -> set[Any]:
         """The numbers that some costs are given with."""
-        found: set[Any] = set()
-        for name in self._given(names):
-            values = getattr(self, name)
-            found.update(_leaves(values if isinstance(values, tuple) else (values,), 3))
-        return found
+        values = [getattr(self, name) for name in names]
+        return {
+            number for each in values if each is not None for number in leaves(each)
+        }
 
     def check(self, layout: Layout | int) -> None:
         """ValueError where what is given per stage, microbatch, slice or rank is not for those of a
@@ -476,8 +327,6 @@ class Costs:
         if not isinstance(layout, int):
             self._check_ranks(max(layout.placement) + 1)
         self.transfers(stages)
-        self.sums(stages)
-        self.gathers(stages)
         self.memory(layout)
         self.bytes(layout)
         self.bytes_of_weights(stages)
@@ -508,85 +357,66 @@ class Costs:
         """How long compute actions take in a layout, or on each of so many stages if they are alike
         for all microbatches; ValueError for a wrong number of values.
         """
-        by_unit = _TIMES_BY_UNIT | (
-            _BYTES_BY_UNIT if self._goes_by_link(layout) else frozenset()
-        )
-        tables = self._tables(by_unit, layout)
-        stages = tables.stages
-        self._check_measured(stages)
-
-        def spread(name: str, values: Any, default: Floats) -> Floats:
-            return tables.spread(f"durations of {name}", values, default)
-
-        # Columns of one number for each stage, or tables with one for each of its microbatches.
-        ones = np.ones((stages, 1))
-        forward = spread("`F`", self.forward_times, ones)
+        is_by_link = self._goes_by_link(layout)
+        groups = ("time", "bytes") if is_by_link else ("time",)
+        tables = Tables.of(layout, self._have_lists(*groups))
+        self._check_measured(tables.stages)
         # A half takes half of a whole backward, and a whole one as long as its halves.
-        half = spread("`B`", self.backward_times, 2 * ones) / 2
-        input = spread("`I`", self.input_times, half)
-        weight = spread("`W`", self.weight_times, half)
-        offload = spread(
-            "`offload`", self.offload_times, self._to_keepers(tables, forward)
-        )
-        takes: dict[int, Floats] = {
-            Kind.F: forward,
-            Kind.B: spread("`B`", self.backward_times, input + weight),
-            Kind.I: input,
-            Kind.W: weight,
-            Kind.R: spread("`R`", self.recompute_times, forward),
-            Kind.U: spread("`U`", self.update_times, 0 * ones),
-            Kind.OFFLOAD: offload,
-            Kind.RELOAD: spread("`reload`", self.reload_times, offload),
-            Kind.RESHARD: 0 * ones,
+        takes = self._tables(tables, "time")
+        for name in ("input_times", "weight_times"):
+            if getattr(self, name) is None:
+                takes[name] = takes[name] / 2
+        if self.backward_times is None:
+            takes["backward_times"] = takes["input_times"] + takes["weight_times"]
+        if is_by_link and self.offload_times is None:
+            takes["offload_times"] = self._to_keepers(tables, takes["forward_times"])
+            if self.reload_times is None:
+                takes["reload_times"] = takes["offload_times"]
+        no_time = np.zeros((tables.stages, 1))
+        by_kind = {
+            kind: takes[f"{op.cost}_times"] if op.cost else no_time
+            for kind, op in OPS.items()
         }
-        takes |= dict.fromkeys(
-            (kind for kind, op in OPS.items() if op.cost == "gather"),
-            np.array(self.gathers(stages))[:, np.newaxis],
-        )
-        takes |= dict.fromkeys(
-            (kind for kind, op in OPS.items() if op.cost == "sum"),
-            np.array(self.sums(stages))[:, np.newaxis],
-        )
         if not isinstance(layout, int) and layout.frozen:
             # A backward that does nothing takes no time.
-            takes[Kind.I] = input * np.array(layout.has_backward)[:, np.newaxis]
-        overlap = _spread("durations of overlaps", self.overlap_times, [0.0] * stages)
+            for kind in INPUT_HALVES:
+                has_backward = np.array(layout.has_backward)[:, np.newaxis]
+                by_kind[kind] = by_kind[kind] * has_backward
+        overlap = takes["overlap_times"][:, 0].tolist()
         return Durations(
-            *tables.numbers(takes, self.fixed_times),
+            *tables.numbers(by_kind, self.fixed_times),
             None if self.overlap_times is None else overlap,
-            by_kind(self.components),
+            {Kind[kind]: each for kind, each in self.components or ()},
         )
 
-    def _tables(self, names: Iterable[str], layout: Layout | int) -> "_Tables":
-        """What makes tables of some costs; ValueError where they differ by microbatch, and there is
-        no layout.
-        """
-        stages = layout if isinstance(layout, int) else len(layout.placement)
-        units = np.ones(stages, np.int64)
-        if self._have_lists(names):
-            if isinstance(layout, int):
-                raise ValueError(
-                    "the costs differ by microbatch: they are for a layout"
-                )
-            units = np.array(list(map(layout.units_of_update, range(stages))), np.int64)
-        return _Tables(layout, stages, units)
+    def _tables(self, tables: Tables, group: str) -> dict[str, Floats]:
+        """A table of each cost of a group that is given, or has a default."""
+        found: dict[str, Floats] = {}
+        for name, cost in COSTS.items():
+            values = getattr(self, name)
+            if cost.group != group or (values is None and cost.default is None):
+                continue
+            if isinstance(cost.default, str):
+                default = found[cost.default]
+            else:
+                default = np.full((tables.stages, 1), cost.default, np.float64)
+            found[name] = tables.spread(_called(name), values, default)
+        return found
 
     def _goes_by_link(self, layout: Layout | int) -> bool:
         """Whether what is copied to a rank that keeps it takes as long as its bytes by the link."""
-        bandwidths = self._given(_BANDWIDTHS)
         has_keepers = not isinstance(layout, int) and bool(layout.keepers)
-        return has_keepers and bool(bandwidths) and self.activation_bytes is not None
+        has_sizes = self.activation_bytes is not None
+        return has_keepers and has_sizes and bool(self._given("bandwidth"))
 
-    def _to_keepers(self, tables: "_Tables", forward: Floats) -> Floats:
-        """How long a copy of activations takes on each stage where nobody says so: as long as a
-        forward; to a rank that keeps them, as long as their bytes take by the link to it, where
-        both are given.
-        """
+    def _to_keepers(self, tables: Tables, forward: Floats) -> Floats:
+        """How long copies of activations take to the ranks that keep them, by their bytes."""
+        assert not isinstance(tables.layout, int)
         layout = tables.layout
-        if isinstance(layout, int) or not self._goes_by_link(layout):
-            return forward
         transfers = self.transfers(tables.stages)
-        sizes = tables.spread("`activation_bytes`", self.activation_bytes, forward)
+        sizes = tables.spread(
+            _called("activation_bytes"), self.activation_bytes, forward
+        )
         times = [
             [transfers.time_of(size, rank, layout.keepers[rank]) for size in of_stage]
             for of_stage, rank in zip(sizes.tolist(), layout.placement, strict=True)
@@ -598,7 +428,7 @@ class Costs:
         `forward`, on average over its microbatches; `overlap` only if it is given.
         """
         durations = self.durations(layout)
-        by_name = {name: durations[kind] for kind, name in COST_OF.items()}
+        by_name = {name: durations[kind] for name, kind in _KIND_OF.items()}
         if durations.overlap is not None:
             by_name["overlap"] = durations.overlap
         return by_name
@@ -616,7 +446,7 @@ class Costs:
                 rows = zip(
                     durations.by_unit[kind], durations.units.tolist(), strict=True
                 )
-                values = [_nested(row[:length], layout.slices) for row, length in rows]
+                values = [nested(row[:length], layout.slices) for row, length in rows]
             if cost == name:
                 values[stage] = _scaled(values[stage], factor)
             changed[f"{cost}_times"] = tuple(values)
@@ -631,24 +461,31 @@ class Costs:
         if latency_between is None:
             latency_between = latency
         bandwidth_between = self.bandwidth_between_nodes or bandwidth
-        sizes = _spread("`boundary_bytes`", self.boundary_bytes, [0.0] * stages)
         return Transfers(
             (latency, latency_between),
             (bandwidth, bandwidth_between),
-            tuple(sizes),
+            tuple(self._of_stages("boundary_bytes", stages)),
             self.ranks_per_node,
             self.link_times,
         )
+
+    def _of_stages(self, name: str, stages: int) -> list[float]:
+        """A number for each stage, by default 0; ValueError for a wrong number of them."""
+        return spread(_called(name), getattr(self, name), [0.0] * stages)
 
     def sums(self, stages: int) -> list[float]:
         """How long the sum of each stage's gradients over its replicas takes; ValueError for a
         wrong number of values.
         """
-        return _spread("times of sums", self.sum_times, [0.0] * stages)
+        return self._of_stages("sum_times", stages)
 
     def gathers(self, stages: int) -> list[float]:
         """How long a gather of each stage's weights takes; ValueError as above."""
-        return _spread("times of gathers", self.gather_times, [0.0] * stages)
+        return self._of_stages("gather_times", stages)
+
+    def bytes_of_weights(self, stages: int) -> list[float]:
+        """What one version of each stage's weights takes; ValueError as above."""
+        return self._of_stages("weights_bytes", stages)
 
     def memory(self, layout: Layout | int) -> Amounts:
         """For each kind of compute action, what it adds to the memory of its rank, in a layout, or
@@ -656,17 +493,13 @@ class Costs:
 
         A forward whose activations are dropped adds its amount only while it runs.
         """
-        tables = self._tables(_MEMORY_BY_UNIT, layout)
-        ones = np.ones((tables.stages, 1))
-        forward = tables.spread("memories of `F`", self.forward_memory, ones)
-        input = tables.spread("memories of `I`", self.input_memory, 0 * ones)
+        tables = Tables.of(layout, self._have_lists("memory"))
+        given = self._tables(tables, "memory")
+        adds = {name.removesuffix("_memory"): each for name, each in given.items()}
         # By default, the last use gives back all that there is.
-        backward = tables.spread("memories of `B`", self.backward_memory, -forward)
-        weight = tables.spread("memories of `W`", self.weight_memory, -forward - input)
-        gathered = tables.spread("memories of gathers", self.gather_memory, 0 * ones)
-        return tables.changes(
-            forward, backward, input, weight, gathered, self.fixed_memory
-        )
+        adds.setdefault("backward", -adds["forward"])
+        adds.setdefault("weight", -adds["forward"] - adds["input"])
+        return _changes(tables, adds, self.fixed_memory)
 
     def bytes(self, layout: Layout | int) -> Amounts | None:
         """For each kind of compute action, the bytes that it adds to its rank, as above; None if
@@ -676,18 +509,18 @@ class Costs:
         """
         if not self.gives_bytes:
             return None
-        tables = self._tables(_BYTES_BY_UNIT, layout)
-        zeros = np.zeros((tables.stages, 1))
-        held = tables.spread("`activation_bytes`", self.activation_bytes, zeros)
-        kept = tables.spread("`kept_bytes`", self.kept_bytes, held)
-        gathered = tables.spread("`gathered_bytes`", self.gathered_bytes, zeros)
-        return tables.changes(
-            held, -held, kept - held, -kept, gathered, self.fixed_bytes
-        )
-
-    def bytes_of_weights(self, stages: int) -> list[float]:
-        """What one version of each stage's weights takes; ValueError as above."""
-        return _spread("`weights_bytes`", self.weights_bytes, [0.0] * stages)
+        tables = Tables.of(layout, self._have_lists("bytes"))
+        given = self._tables(tables, "bytes")
+        held = given["activation_bytes"]
+        kept = given["kept_bytes"]
+        adds = {
+            "forward": held,
+            "backward": -held,
+            "input": kept - held,
+            "weight": -kept,
+            "gather": given["gathered_bytes"],
+        }
+        return _changes(tables, adds, self.fixed_bytes)
 
     def capacities(self, ranks: int) -> list[float] | None:
         """The bytes that each rank has room for; None if none are given, ValueError for a wrong
@@ -704,29 +537,43 @@ class Costs:
 
     def to_json(self) -> dict[str, Any]:
         """What is given, as a file has it."""
-        given = {name: getattr(self, name) for name in self._given(NAMES)}
+        given = {name: getattr(self, name) for name in self._given()}
         numbers = {
             name: value if type(value) is int else _as_json(value)
             for name, value in given.items()
         }
-        return numbers | (
-            {} if self.components is None else {"components": as_json(self.components)}
-        )
+        return numbers | self._components_json
+
+    @property
+    def _components_json(self) -> dict[str, Any]:
+        """The components as a file has them, if there are any."""
+        if self.components is None:
+            return {}
+        lists = {kind: list(map(str, each)) for kind, each in self.components}
+        return {"components": lists}
 
     def __repr__(self) -> str:
-        given = [f"{name}={shown(getattr(self, name))}" for name in self._given(NAMES)]
-        if self.components is not None:
-            given.append(f"components={as_json(self.components)}")
-        return f"Costs({', '.join(given)})"
+        given = {name: shown(getattr(self, name)) for name in self._given()}
+        arguments = [f"{name}={value}" for name, value in given.items()]
+        arguments += [
+            f"{name}={value}" for name, value in self._components_json.items()
+        ]
+        return f"Costs({', '.join(arguments)})"
 
 
-#: The names of what can be given as numbers, here and in a file; times can also be given at a
-#: command. Beside them there are `components`.
-NAMES = tuple(
-    attribute.name
-    for attribute in fields(Costs)
-    if attribute.name not in ("components", "measured_stages")
-)
+#: What can be given as numbers, here and in a file; times can also be given at a command. Beside
+#: them there are `components`.
+COSTS: dict[str, Cost] = {
+    each.name: each.metadata["cost"] for each in fields(Costs) if each.metadata
+}
+#: The names of costs that depend on each other: who gives one of them gives all.
+_TOGETHER = dict[str, list[str]]()
+for _name, _cost in COSTS.items():
+    _TOGETHER.setdefault(_cost.depends_on or _name, []).append(_name)
+_TOGETHER["overlap"].append("components")
+#: The kind of op that has a duration, by what `Costs` call it: that of a `forward` is in
+#: `forward_times`.
+_KIND_OF = {op.cost: kind for kind, op in OPS.items() if not op.is_collective}
 #: The costs that leave everything open: unit costs.
 UNIT = Costs()
 
@@ -736,194 +583,38 @@ def check_costs(costs: Any) -> None:
     check_type("costs", costs, Costs, "Costs, such as Costs(p2p_time=0.1)")
 
 
-def gives_back(name: str) -> bool:
-    """Whether a cost may be below 0: an op may give memory back. A gather may not, whose drop does
-    so, and nothing takes less than no time.
+def _called(name: str) -> str:
+    """How messages name a cost."""
+    return COSTS[name].called or f"`{name}`"
+
+
+def _changes(tables: Tables, adds: dict[str, Floats], fixed: FixedPoint) -> Amounts:
+    """What each kind of op adds to memory: what is said of it, or so many times what a forward
+    adds as its row says. A gather adds what the end of its weights gives back.
     """
-    return name in _MEMORY_BY_UNIT
-
-
-def _check_values(name: str, values: Any) -> None:
-    """Whether the values of a cost, one for all stages or one per stage, are numbers that can be
-    costs; or of some costs lists of these.
-    """
-    depth = 3 if name in _BY_UNIT else 2 if name == "link_times" else 1
-    numbers = list(_leaves(values, depth)) if isinstance(values, tuple) else None
-    if numbers is None or not all(map(_is_number, set(map(type, numbers)))):
-        wanted = "numbers, one for all stages or one for each, such as (1.0,)"
-        raise TypeError(f"`{name}` is {shown(values)}: it must be {wanted}")
-    least = -_MOST if gives_back(name) else 0
-    if not numbers or not all(least <= value <= _MOST for value in numbers):
-        raise ValueError(
-            f"`{name}` must be numbers from {least:g} to {_MOST:g}, not {shown(values)}"
-        )
-
-
-def _is_number(kind: type[Any]) -> bool:
-    """Whether a cost may be of a type; fractions are exact costs."""
-    return kind is not bool and issubclass(kind, (float, Rational))
-
-
-def _leaves(values: tuple[Any, ...], depth: int) -> Iterator[Any]:
-    """What stands in a list, or in lists of so many levels."""
-    for value in values:
-        if isinstance(value, tuple) and depth > 1 and value:
-            yield from _leaves(value, depth - 1)
-        else:
-            yield value
+    signs = {"bring": 1, "drop": -1}
+    amounts = {
+        kind: signs.get(op.weights, 0) * adds["gather"]
+        if op.is_of_stage
+        else adds.get(op.cost, op.holds * adds["forward"])
+        for kind, op in OPS.items()
+    }
+    layout = tables.layout
+    if not isinstance(layout, int) and layout.frozen:
+        # Where a stage is frozen no `W` follows, so an `I` gives back all that a whole backward
+        # does; or nothing, where nothing is kept for it.
+        stages = range(tables.stages)
+        trains = np.array([layout.trains(each) for each in stages])[:, np.newaxis]
+        has_backward = np.array(layout.has_backward)[:, np.newaxis]
+        last_use = np.where(has_backward, adds["backward"], 0.0)
+        for kind in INPUT_HALVES:
+            amounts[kind] = np.where(trains, amounts[kind], last_use)
+    return Amounts(*tables.numbers(amounts, fixed))
 
 
 def _as_json(value: Any) -> Any:
     """A number, or all numbers of nested tuples in lists."""
     return list(map(_as_json, value)) if isinstance(value, tuple) else float(value)
-
-
-def _has_lists(values: tuple[Any, ...]) -> bool:
-    """Whether some value is a list with one for each microbatch."""
-    return any(isinstance(value, tuple) for value in values)
-
-
-def _check_matrix(rows: Any) -> None:
-    """Whether the times of links are a square."""
-    for row in rows:
-        if not isinstance(row, tuple) or len(row) != len(rows):
-            raise ValueError(
-                f"`link_times` must have a row for each rank, with a number for each rank: it has "
-                f"{len(rows)} rows, and one of them is {shown(row)}"
-            )
-
-
-def _check_single(name: str, value: Any) -> None:
-    """Whether the one number of a cost can be one."""
-    if name == "ranks_per_node":
-        check_whole(name, value, least=1)
-        return
-    check_number(name, value)
-    least = 1 / _MOST if name.startswith("bandwidth") else 0
-    if not least <= value <= _MOST:
-        raise ValueError(
-            f"`{name}` is {value:g}: it must be a number from {least:g} to {_MOST:g}"
-        )
-
-
-@frozen
-class _Tables:
-    """Makes tables with a row for each stage: one number for all microbatches, or one for each of
-    its `units` in an update.
-    """
-
-    layout: Layout | int
-    stages: int
-    units: Ints
-
-    def spread(self, what: str, values: Any, default: Floats) -> Floats:
-        """The table of what is given; ValueError for a wrong number of values."""
-        if values is None:
-            return default
-        if isinstance(self.layout, int) or not _has_lists(values):
-            alike = _spread(what, values, [0.0] * self.stages)
-            return np.array(alike, np.float64)[:, np.newaxis]
-        return _by_unit(what, values, self.layout, self.units)
-
-    def changes(
-        self,
-        forward: Floats,
-        backward: Floats,
-        input: Floats,
-        weight: Floats,
-        gathered: Floats,
-        fixed: FixedPoint,
-    ) -> Amounts:
-        """What each kind of op adds to memory: a recomputation or a copy back what the forward did;
-        and a gather until its end.
-        """
-        if not isinstance(self.layout, int) and self.layout.frozen:
-            # Where a stage is frozen no `W` follows, so an `I` gives back all that a whole backward
-            # does; or nothing, where nothing is kept for it.
-            stages = range(self.stages)
-            trains = np.array([self.layout.trains(each) for each in stages])[
-                :, np.newaxis
-            ]
-            has_backward = np.array(self.layout.has_backward)[:, np.newaxis]
-            input = np.where(trains, input, np.where(has_backward, backward, 0.0))
-        amounts = {kind: op.holds * forward for kind, op in OPS.items()}
-        amounts |= {
-            Kind.UNSHARD: gathered,
-            Kind.RECV_WEIGHTS: gathered,
-            Kind.RESHARD: -gathered,
-        }
-        amounts |= {Kind.B: backward, Kind.I: input, Kind.W: weight}
-        return Amounts(*self.numbers(amounts, fixed))
-
-    def numbers(
-        self, tables: dict[int, Floats], fixed: FixedPoint
-    ) -> tuple[dict[int, list[float]], dict[int, Floats], Ints, FixedPoint]:
-        """The tables as `Amounts` have them."""
-        if fixed.scale > 1:
-            # Some are sums, such as a backward of its halves.
-            tables = {
-                kind: fixed.numbers(fixed.counts(table))
-                for kind, table in tables.items()
-            }
-        means = {kind: _means(table, self.units) for kind, table in tables.items()}
-        by_unit = {kind: table for kind, table in tables.items() if table.shape[1] > 1}
-        return means, by_unit, self.units, fixed
-
-
-def _spread(what: str, values: _Values, default: list[float]) -> list[float]:
-    """One value per stage."""
-    if values is None:
-        return default
-    return list(map(float, _of_stages(what, values, len(default))))
-
-
-def _of_stages(what: str, values: tuple[T, ...], stages: int) -> tuple[T, ...]:
-    """The value of each stage, where there may be one for all."""
-    if len(values) not in (1, stages):
-        raise WrongNumber(f"{len(values)} {what} are given, there are {stages} stages")
-    return values * (stages if len(values) == 1 else 1)
-
-
-def _by_unit(what: str, values: tuple[Any, ...], layout: Layout, units: Ints) -> Floats:
-    """A row for each stage with a value for each of its microbatches in an update, or slices of
-    these; what a row has too many is not a number.
-    """
-    table = np.full((len(units), int(units.max())), np.nan)
-    for stage, value in enumerate(_of_stages(what, values, len(units))):
-        microbatches = int(units[stage]) // layout.slices
-        row = value if isinstance(value, tuple) else (value,) * microbatches
-        if len(row) != microbatches:
-            raise WrongNumber(
-                f"{len(row)} {what} are given for the microbatches of stage {stage}, there are "
-                f"{microbatches}"
-            )
-        for microbatch, entry in enumerate(row):
-            of_slices = entry if isinstance(entry, tuple) else (entry,)
-            if len(of_slices) not in (1, layout.slices):
-                raise WrongNumber(
-                    f"{len(of_slices)} {what} are given for the slices of microbatch {microbatch} "
-                    f"on stage {stage}, there are {layout.slices}"
-                )
-            first = microbatch * layout.slices
-            table[stage, first : first + layout.slices] = of_slices
-    return table
-
-
-def _means(table: Floats, units: Ints) -> list[float]:
-    """The mean of each row, over as many values as it has."""
-    if table.shape[1] == 1:
-        means: list[float] = table[:, 0].tolist()
-        return means
-    return [
-        float(row[:length].mean()) for row, length in zip(table, units, strict=True)
-    ]
-
-
-def _nested(row: Floats, slices: int) -> tuple[Any, ...]:
-    """The values of a stage's microbatches, and slices, as `Costs` has them."""
-    if slices == 1:
-        return tuple(row.tolist())
-    return tuple(map(tuple, row.reshape(-1, slices).tolist()))
 
 
 def _scaled(value: Any, factor: float) -> Any:

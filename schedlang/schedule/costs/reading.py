@@ -9,35 +9,35 @@ from typing import Any
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.files.kinds import FileKind, kind_of_file
 from schedlang.schedule.actions import is_transfer
-from schedlang.schedule.costs.measured import measured_costs
-from schedlang.schedule.costs.model import NAMES, SINGLE, Costs
-from schedlang.schedule.costs.traces import traced_actions, why_no_actions
+from schedlang.schedule.costs.fields import Cost
+from schedlang.schedule.costs.model import COSTS, Costs
 
 
 def make_costs(lists: Mapping[str, Sequence[float]], components: Any = None) -> Costs:
-    """Costs from the user's lists, by their `NAMES`, and the components of ops; ValueError for what
+    """Costs from the user's lists by their names, and the components of ops; ValueError for what
     cannot be one.
     """
     given: dict[str, Any] = {"components": components}
     for name, values in lists.items():
-        if name not in NAMES:
+        if name not in COSTS:
             from difflib import get_close_matches
 
-            close = get_close_matches(str(name), NAMES, n=1)
+            close = get_close_matches(str(name), COSTS, n=1)
             there_is = f", there is `{close[0]}`" if close else ""
             raise ValueError(f"there is no cost `{name}`{there_is}")
-        if name in SINGLE and len(values) != 1:
+        cost = COSTS[name]
+        if cost.is_single and len(values) != 1:
             raise ValueError(f"`{name}` is one number")
-        given[name] = _single(name, values[0]) if name in SINGLE else tuple(values)
+        given[name] = _single(cost, values[0]) if cost.is_single else tuple(values)
     try:
         return Costs(**given)
     except TypeError as error:
         raise ValueError(str(error)) from None
 
 
-def _single(name: str, value: float) -> float | int:
+def _single(cost: Cost, value: float) -> float | int:
     """The one number of a cost that is no list; a file may write a whole one as 2.0."""
-    is_whole = name == "ranks_per_node" and value == value // 1
+    is_whole = cost.shape == "whole" and value == value // 1
     return int(value) if is_whole else value
 
 
@@ -82,6 +82,10 @@ def _are_numbers(value: Any) -> bool:
 
 def _traced_costs(traces: Sequence[Any]) -> Costs:
     """The costs in the traces of a run, such as one of each rank."""
+    # A plan is read without what measures costs.
+    from schedlang.schedule.costs.measured import measured_costs
+    from schedlang.schedule.costs.traces import traced_actions, why_no_actions
+
     runs = [traced_actions(trace["traceEvents"]) for trace in traces]
     stages = {bar.stage for run in runs for _, bar in run if not is_transfer(bar.kind)}
     if not stages:

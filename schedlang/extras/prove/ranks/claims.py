@@ -15,7 +15,7 @@ from schedlang.extras.prove.ranks.statements import Claim, Reading
 from schedlang.extras.prove.ranks.symbols import nowhere, without
 from schedlang.extras.prove.ranks.values import Evaluator
 from schedlang.language import expressions
-from schedlang.language.names import FIGURES
+from schedlang.language.scopes import FIGURES
 from schedlang.language.syntax import walk
 
 

@@ -36,7 +36,7 @@ from schedlang.extras.prove.ranks.values import Evaluator, Scope
 from schedlang.language import expressions, syntax
 from schedlang.language.arithmetic import steps_of
 from schedlang.language.sites import CallSite, Sites
-from schedlang.schedule.actions import is_collective, is_copy, is_update
+from schedlang.schedule.actions import is_background, is_collective, is_update
 from schedlang.schedule.kinds import Kind
 
 #: A loop of at most so many rounds, whatever the sizes, is read round by round.
@@ -287,7 +287,7 @@ class Orders:
         location = self.at[node.span]
         site = self.sites.ops[location]
         kind = self.sites.kinds[location]
-        if is_copy(kind):
+        if is_background(kind):
             raise Unreadable("copies to the host", node.span)
         if is_collective(kind):
             raise Unreadable("gathers, sums and hops of stages", node.span)

@@ -21,7 +21,7 @@ from schedlang.language.trees import with_items
 from schedlang.passes.fill import fill_within
 from schedlang.passes.graph import Graph, Orders
 from schedlang.passes.reorder import reorder
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import INPUT_HALVES, MAKERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
@@ -135,11 +135,12 @@ def _is_laid_out(
 def _translated(graph: Graph, schedule: Schedule) -> Orders | None:
     """The orders of a schedule with the nodes of a graph; None if some of them are not there."""
     nodes = {op: node for node, ops in enumerate(graph.ops) for op in ops}
+    # A whole backward may stand for its halves, and a half for the whole.
+    all_backwards = (*MAKERS[Kind.B], Kind.W)
     has_weights = any(Kind.W in actions.kind for actions in schedule.ranks)
-    stands_for = {
-        Kind.B: (Kind.B, Kind.I, Kind.W),
-        Kind.I: (Kind.B, Kind.I) if has_weights else (Kind.B, Kind.I, Kind.W),
-    }
+    stands_for = dict.fromkeys(MAKERS[Kind.B], all_backwards)
+    if has_weights:
+        stands_for |= dict.fromkeys(INPUT_HALVES, MAKERS[Kind.B])
     orders: Orders = []
     for actions in schedule.ranks:
         # Ops that overlap are one node, which comes with the first of them.

@@ -11,7 +11,6 @@ from schedlang.diagnostics.arguments import check_number, check_type
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.fixed_point import added
-from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 
 
@@ -62,11 +61,10 @@ class Layer:
         return self.forward + max(self.backward, self.input + self.weight)
 
 
+#: What ops `Costs` and layers call by these names take.
+_OPS = ("forward", "input", "weight", "backward")
 _NUMBERS = (
-    "forward",
-    "input",
-    "weight",
-    "backward",
+    *_OPS,
     "activation_bytes",
     "kept_bytes",
     "weights_bytes",
@@ -170,18 +168,14 @@ def fixed_of_runs(runs: Sequence[tuple[Costs, int]]) -> Layer:
             f"`runs` are of {', '.join(map(str, stages)) or 'no'} stages: what is fixed shows in "
             "two runs of different numbers of stages"
         )
-    durations = [costs.durations(count) for costs, count in runs]
+    durations = [costs.every_duration(count) for costs, count in runs]
 
-    def slope(kind: Kind) -> float:
-        totals = [sum(of_run[kind]) for of_run in durations]
+    def slope(op: str) -> float:
+        totals = [sum(of_run[op]) for of_run in durations]
         return max(float(np.polyfit(stages, totals, 1)[0]), 0.0)
 
-    return Layer(
-        forward=slope(Kind.F),
-        input=slope(Kind.I),
-        weight=slope(Kind.W),
-        backward=slope(Kind.B),
-    )
+    times: dict[str, Any] = {op: slope(op) for op in _OPS}
+    return Layer(**times)
 
 
 def layers_of_run(
@@ -204,21 +198,18 @@ def layers_of_run(
         raise ValueError(
             f"{len(shares)} shares and {len(names)} names are given for {sum(sizes)} layers"
         )
-    durations = costs.durations(len(sizes))
+    durations = costs.every_duration(len(sizes))
     layers = []
     bounds = accumulate(sizes, initial=0)
     for stage, (begin, end) in enumerate(pairwise(bounds)):
         of_stage = sum(shares[begin:end])
         for place in range(begin, end):
             share = shares[place] / of_stage if of_stage else 1 / (end - begin)
-            layer = Layer(
-                forward=share * max(durations[Kind.F][stage] - fixed.forward, 0.0),
-                input=share * max(durations[Kind.I][stage] - fixed.input, 0.0),
-                weight=share * max(durations[Kind.W][stage] - fixed.weight, 0.0),
-                backward=share * max(durations[Kind.B][stage] - fixed.backward, 0.0),
-                name=names[place],
-            )
-            layers.append(layer)
+            times: dict[str, Any] = {
+                op: share * max(durations[op][stage] - getattr(fixed, op), 0.0)
+                for op in _OPS
+            }
+            layers.append(Layer(**times, name=names[place]))
     return layers
 
 

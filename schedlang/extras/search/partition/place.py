@@ -20,7 +20,7 @@ from schedlang.extras.search.optimize.starts import starts
 from schedlang.passes.graph import ROUNDING
 from schedlang.schedule.columns import actions_of
 from schedlang.schedule.cuts import best_cuts
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, REPEATS, Kind
 from schedlang.schedule.schedule import Schedule
 
 #: The rank of each stage.
@@ -28,7 +28,11 @@ Placement = tuple[int, ...]
 #: How many orders are tried for a placement.
 _ORDERS = 4
 #: Of a microbatch on one stage, which op comes before which.
-_TURN = {Kind.F: 0, Kind.R: 1, Kind.B: 2, Kind.I: 2, Kind.W: 3}
+_TURN = {
+    kind: turn
+    for turn, kinds in enumerate(((Kind.F,), REPEATS, MAKERS[Kind.B], (Kind.W,)))
+    for kind in kinds
+}
 
 
 def place(problem: Problem, weights: Sequence[float] = ()) -> Problem:

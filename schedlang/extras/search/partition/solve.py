@@ -18,7 +18,7 @@ from schedlang.extras.search.partition.layers import NOTHING, Layer
 from schedlang.extras.search.partition.place import place
 from schedlang.lowering.choice import choose_lowering
 from schedlang.schedule.costs import UNIT, Costs
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import INPUT_HALVES, Kind
 from schedlang.schedule.schedule import Schedule
 
 #: Turns of placement and partition: two or three are what it takes.
@@ -89,10 +89,11 @@ def _problem(trial: Trial, capacity: Capacity | None) -> Problem:
     in_bytes = costs.bytes(len(trial.plan.placement))
     if capacity is None or in_bytes is None:
         return Problem.of(evolve(trial.plan, costs=costs), float("inf"))
+    (half,) = INPUT_HALVES
     by_bytes = evolve(
         costs,
         forward_memory=in_bytes[Kind.F],
-        input_memory=in_bytes[Kind.I],
+        input_memory=in_bytes[half],
         backward_memory=None,
         weight_memory=None,
     )

@@ -30,10 +30,11 @@ def bounds_of(layout: Layout, costs: Costs) -> Bounds:
     """
     stages = range(len(layout.placement))
     durations = costs.durations(len(stages))
-    forward = durations[Kind.F]
+    times = costs.every_duration(len(stages))
+    forward = times["forward"]
     # A schedule may split its backwards; and in an overlap, ops may take less time together.
-    gradient = _least(durations[Kind.B], durations[Kind.I])
-    whole = _least(durations[Kind.B], map(add, durations[Kind.I], durations[Kind.W]))
+    gradient = _least(times["backward"], times["input"])
+    whole = _least(times["backward"], map(add, times["input"], times["weight"]))
     reached, left = _ways(layout, costs, forward, gradient, whole)
     amounts = costs.bytes(len(stages))
     held = amounts[Kind.F] if amounts else [0.0] * len(stages)

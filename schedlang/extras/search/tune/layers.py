@@ -8,18 +8,14 @@ from typing import Any
 from attrs import evolve, frozen
 
 from schedlang.extras.search.partition.balance import Sizes
-from schedlang.schedule.costs import NAMES, Costs
-from schedlang.schedule.costs.model import SINGLE
+from schedlang.schedule.costs import COSTS, Costs
 from schedlang.schedule.fixed_point import added, part
-from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 
-#: What is of ranks, and not of layers.
-_OF_RANKS = ("link_times", "capacity_bytes")
 #: What has a number for each layer. All of them add up over the layers of a stage, but for what it
 #: hands on, which is its last layer's.
 _PER_LAYER = tuple(
-    name for name in NAMES if name not in SINGLE and name not in _OF_RANKS
+    name for name, cost in COSTS.items() if cost.shape in ("stage", "unit")
 )
 _HANDED_ON = "boundary_bytes"
 #: To how many digits layers are compared.
@@ -51,12 +47,12 @@ class Layers:
         """The part of each layer in the time that a microbatch takes: at sizes that differ only by
         a factor, they are the same.
         """
-        durations = self.costs.durations(self.count)
+        durations = self.costs.every_duration(self.count)
+        names = ("forward", "backward", "input", "weight")
         times = [
             forward + max(whole, input + weight)
             for forward, whole, input, weight in zip(
-                *(durations[kind] for kind in (Kind.F, Kind.B, Kind.I, Kind.W)),
-                strict=True,
+                *(durations[name] for name in names), strict=True
             )
         ]
         return tuple(round(time / sum(times), _DIGITS) for time in times)

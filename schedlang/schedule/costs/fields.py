@@ -1,0 +1,143 @@
+"""What there is to say of each number that costs are given with: the metadata of the fields of
+`Costs`.
+"""
+
+from collections.abc import Iterable, Iterator
+from numbers import Rational
+from typing import Any, Literal
+
+import numpy as np
+from attrs import frozen
+
+from schedlang.diagnostics.arguments import check_number, check_whole, shown
+
+#: The largest number that is taken: sums and products of such ones are still numbers.
+_MOST = 1e100
+
+Metadata = dict[str, "Cost"]
+
+#: How deep lists are nested. The number of a stage may be a list with one for each microbatch, and
+#: that of a microbatch one for each of its slices, where a cost is of a `unit`.
+_DEPTHS = {"number": 0, "whole": 0, "stage": 1, "rank": 1, "link": 2, "unit": 3}
+
+
+@frozen
+class Cost:
+    """All there is to say of a field of `Costs`.
+
+    By its `shape`, it is one number, or a list with one for each stage, rank, or link between
+    ranks; or for each unit, a microbatch on a stage or a slice of it. Messages name it as it is
+    `called`, or by its field. A cost that is not given is as large as `default`, a number or
+    another field of the group; None is worked out by `Costs`. No number is below `least`. Fields
+    with the same word in `together` depend on each other, as those of all transfers do: costs that
+    give one of them leave none of them to others.
+    """
+
+    group: Literal["time", "latency", "bandwidth", "link", "memory", "bytes", "room"]
+    shape: Literal["number", "whole", "stage", "rank", "link", "unit"]
+    called: str = ""
+    default: float | str | None = 0.0
+    least: float = 0.0
+    together: str = ""
+
+    @property
+    def depends_on(self) -> str:
+        """What fields have in common that depend on each other."""
+        if self.group in ("latency", "bandwidth", "link"):
+            return "transfers"
+        return "memory" if self.group == "memory" else self.together
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one number, and never a list."""
+        return _DEPTHS[self.shape] == 0
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether the cost may be below 0: an op may give memory back."""
+        return self.least < 0
+
+    def check(self, name: str, given: Any) -> None:
+        """TypeError for what is no number, ValueError for a number that cannot be this cost."""
+        if self.shape == "whole":
+            check_whole(name, given, least=1)
+        elif self.is_single:
+            check_number(name, given)
+            if not self.least <= given <= _MOST:
+                raise ValueError(
+                    f"`{name}` is {given:g}: it must be a number from {self.least:g} to {_MOST:g}"
+                )
+        else:
+            self._check_list(name, given)
+
+    def _check_list(self, name: str, values: Any) -> None:
+        is_list = isinstance(values, tuple)
+        numbers = list(_leaves(values, _DEPTHS[self.shape])) if is_list else None
+        if numbers is None or not all(map(_is_number, set(map(type, numbers)))):
+            wanted = "numbers, one for all stages or one for each, such as (1.0,)"
+            raise TypeError(f"`{name}` is {shown(values)}: it must be {wanted}")
+        if not numbers or not all(self.least <= value <= _MOST for value in numbers):
+            raise ValueError(
+                f"`{name}` must be numbers from {self.least:g} to {_MOST:g}, not {shown(values)}"
+            )
+        if self.shape == "link":
+            _check_square(name, values)
+
+
+def time_of(op: str, default: float | str = 0.0, together: str = "") -> Metadata:
+    """The duration of an op, which may differ by microbatch."""
+    return about("time", "unit", f"durations of {op}", default, together=together)
+
+
+def memory_of(op: str, default: float | None = 0.0) -> Metadata:
+    """What an op adds to the memory of its rank, or gives back."""
+    called = f"memories of {op}"
+    return about("memory", "unit", called, default, -_MOST)
+
+
+def bandwidth() -> Metadata:
+    """The bytes that a link takes in a unit of time."""
+    return about("bandwidth", "number", least=1 / _MOST)
+
+
+def about(*values: Any, **more: Any) -> Metadata:
+    """The metadata of a field, with the arguments of `Cost`."""
+    return {"cost": Cost(*values, **more)}
+
+
+def leaves(values: Any) -> Iterator[Any]:
+    """The numbers in a cost: a number, or tuples of numbers, nested to any depth."""
+    return _leaves(values if isinstance(values, tuple) else (values,), 3)
+
+
+def _leaves(values: tuple[Any, ...], depth: int) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, tuple) and depth > 1 and value:
+            yield from _leaves(value, depth - 1)
+        else:
+            yield value
+
+
+def as_tuple(values: Any) -> Any:
+    """A list of numbers, or of lists, as a tuple; what is none is left for `Cost.check`."""
+    # Numbers of numpy count as what they are.
+    if isinstance(values, np.number):
+        return float(values)
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        return values
+    return tuple(map(as_tuple, values))
+
+
+def _is_number(kind: type[Any]) -> bool:
+    """Whether a cost may be of a type; fractions are exact costs."""
+    return kind is not bool and issubclass(kind, (float, Rational))
+
+
+def _check_square(name: str, rows: tuple[Any, ...]) -> None:
+    """ValueError unless there are as many numbers in each row as there are rows."""
+    for row in rows:
+        if not isinstance(row, tuple) or len(row) != len(rows):
+            raise ValueError(
+                f"`{name}` must have a row for each rank, with a number for each rank: it has "
+                f"{len(rows)} rows, and one of them is {shown(row)}"
+            )
