@@ -16,7 +16,7 @@ def proved_for_all(options: argparse.Namespace, source: Any) -> bool:
     """Whether a program that compiles is proved for any number of microbatches; if not, say where
     it is.
     """
-    from schedlang.extras.prove.prove import prove_for_all
+    from schedlang.extras.prove.pieces.classes import prove_for_all
 
     params = {name: of for name, of in options.params.items() if name != "microbatches"}
     with progress(f"proving {source.path}"):
@@ -37,7 +37,7 @@ def _check_extra() -> None:
 def _check(options: argparse.Namespace, text: str) -> int:
     """Check a certificate, and print what it proves, or why it proves nothing."""
     from schedlang.extras.prove.certificates import what_it_proves
-    from schedlang.extras.prove.check_certificate import Wrong
+    from schedlang.extras.prove.check_orders import Wrong
 
     if options.params or options.output:
         raise UsageError(
@@ -66,14 +66,14 @@ def _check(options: argparse.Namespace, text: str) -> int:
 
 def prove(options: argparse.Namespace) -> int:
     """Prove a program for any number of microbatches, and print where it holds."""
-    from schedlang.extras.prove.prove import prove_for_all
+    from schedlang.extras.prove.pieces.classes import prove_for_all
     from schedlang.files.reading import read_source
     from schedlang.files.writing import write_text
     from schedlang.schedule.transports import NAMES
 
     if options.any_ranks:
         _check_extra()
-        from schedlang.extras.prove.ranks.proofs import (
+        from schedlang.extras.prove.sets.proofs import (
             prove_for_all_ranks as prove_for_all,
         )
     source = read_source(options.file)
