@@ -3,7 +3,7 @@
 The compiler places them in the order of one global execution, so that they are right on every
 transport wherever the ops themselves are (`schedlang.lowering.co_issue`): what is proved here of
 the ops, their order on each rank and what they need, is proved for every transport.
-docs/proof_ranks.md has the argument.
+docs/proof.md has the argument.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from schedlang.schedule.transports import PORTABLE
 _COMPARED = 24
 _ARGUMENT = (
     "time stamps that grow along every edge of the event graph, found by linear programming and "
-    "checked exactly by isl: docs/proof_ranks.md"
+    "checked exactly by isl: docs/proof.md"
 )
 
 
