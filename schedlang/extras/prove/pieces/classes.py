@@ -22,7 +22,6 @@ from schedlang.extras.prove.pieces.coverage import check_coverage
 from schedlang.extras.prove.pieces.deadlocks import check_standstill
 from schedlang.extras.prove.pieces.expansion import expand_for_all
 from schedlang.extras.prove.pieces.formulas import (
-    NAMES,
     Figures,
     claim_holds,
     expression,
@@ -150,7 +149,7 @@ class _Size:
     #: By transport, the codes of what is wrong there.
     codes: Mapping[str, frozenset[str]]
     #: The figures of one that is right on all.
-    figures: Mapping[str, Any] | None
+    figures: Figures | None
 
     def on(self, transport: str) -> str:
         """The outcome on a transport: `proved`, `wrong` or `refused`."""
@@ -447,7 +446,7 @@ class Prover:
             return _Size(dict.fromkeys(self.program.transports, common), None)
         return _Size(codes, None if any(codes.values()) else self.figures(schedule))
 
-    def figures(self, schedule: Schedule) -> Mapping[str, Any] | None:
+    def figures(self, schedule: Schedule) -> Figures | None:
         """The figures at a size; None without a flush."""
         if schedule.stream:
             return None
@@ -455,20 +454,14 @@ class Prover:
         assert execution
         line = execution.timeline
         exact = line.fixed.exact
-        makespan = exact(line.makespan)
-        work = exact(max(line.busy))
-        span = exact(line.span)
-        values = {
-            "makespan": makespan,
-            "work": work,
-            "bubble": makespan - work,
-            "span": span,
-            "span_bubble": span - work,
-        }
         amount = execution.costs.fixed_memory.exact
-        for rank, peak in enumerate(execution.peak_memory):
-            values[f"peak({rank})"] = amount(peak)
-        return values
+        return Figures(
+            makespan=(exact(line.makespan), 0),
+            work=(exact(max(line.busy)), 0),
+            span=(exact(line.span), 0),
+            peak=tuple((amount(peak), 0) for peak in execution.peak_memory),
+            versions=(),
+        )
 
     def told(self, classes: list[Class]) -> Proof:
         """The proof that some classes are, with the sizes before them."""
@@ -610,26 +603,24 @@ class Prover:
 
     def laws(self, classes: list[Class], small: list[int]) -> Iterator[Law]:
         """The figures as formulas."""
-        proved = [one for one in classes if one.figures and one.outcome != "unknown"]
-        if not proved:
-            return
-        assert proved[0].figures
-        figures = [
-            *NAMES,
-            *(f"peak({rank})" for rank in range(len(proved[0].figures.peak))),
+        of_classes = [
+            (one, one.figures.named())
+            for one in classes
+            if one.figures and one.outcome != "unknown"
         ]
-        for figure in figures:
+        of_sizes = {
+            size: self.sizes[size].figures for size in small if size in self.sizes
+        }
+        simulated = {size: of.named() for size, of in of_sizes.items() if of}
+        for figure in of_classes[0][1] if of_classes else ():
             pieces: dict[Pair, tuple[set[int], list[tuple[int, int]]]] = {}
-            for one in proved:
-                law = in_microbatches(_figure(one, figure), one.base, one.period)
+            for one, figures in of_classes:
+                law = in_microbatches(figures[figure], one.base, one.period)
                 pieces.setdefault(law, (set(), []))[1].append((one.base, one.period))
-            for size in small:
-                values = self.sizes[size].figures if size in self.sizes else None
-                if values is None:
-                    continue
+            for size, values in simulated.items():
                 for (constant, slope), (single, _) in pieces.items():
                     # A small size that was simulated, and obeys the law as well, is told with it.
-                    if constant + slope * size == values[figure]:
+                    if (constant + slope * size, 0) == values[figure]:
                         single.add(size)
             texts = []
             for law, (single, progressions) in pieces.items():
@@ -676,14 +667,6 @@ def _claim(claims: tuple[Claim, ...]) -> Claim:
             raise NotLinear(f"`{name}` in a claim")
         values[name] = number(first, by_n)
     return evolve(claims[0], values=values)
-
-
-def _figure(one: Class, figure: str) -> Pair:
-    assert one.figures
-    if figure.startswith("peak("):
-        return one.figures.peak[int(figure[5:-1])]
-    pair: Pair = one.figures.of(figure)
-    return pair
 
 
 def _check_same(orders: Orders, columns: Sequence[Columns]) -> None:

@@ -69,6 +69,11 @@ class Figures(Held):
                 return minus(self.span, self.work)
         return getattr(self, name)
 
+    def named(self) -> dict[str, Pair]:
+        """All figures by their names, with the peak of each rank."""
+        peaks = {f"peak({rank})": peak for rank, peak in enumerate(self.peak)}
+        return {name: self.of(name) for name in NAMES} | peaks
+
 
 #: The figures of a whole schedule, in the order in which they are told.
 NAMES = ("makespan", "work", "bubble", "span", "span_bubble")
