@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from schedlang.compiler import wrong_ops
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.extras.prove.check_orders import Wrong, check
 from schedlang.extras.prove.open_program import Program, certified_program
@@ -78,7 +79,11 @@ def _check_classes(program: Program, classes: Sequence[Mapping[str, Any]]) -> No
     for key in dict.fromkeys(keys):
         one = Class(*key)
         for n in range(_COMPILED):
-            prover.expanded(one, n)
+            schedule = prover.expanded(one, n)
+            for name, wrong in wrong_ops(schedule, program.transports).items():
+                if wrong:
+                    at = f"at {one.base + n * one.period} microbatches, on `{name}`"
+                    raise Wrong(f"{at}: {wrong[0].message}")
         again = prover.tried(one, one.unrolled)
         for name in program.transports:
             outcome, reason = prover.outcome_on(name, again)

@@ -7,11 +7,12 @@ An `Order` is what an expansion gives once all that its calls leave open is fill
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from math import gcd, lcm
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from attrs import evolve, frozen
@@ -29,6 +30,8 @@ from schedlang.language.sites import Sites
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Ints
 from schedlang.schedule.kinds import OF_STAGE, OPS, Kind, op_of
+
+T = TypeVar("T")
 
 #: A number as `constant + by_n * n`, and one as `constant + by_n * n + by_round * k`.
 Pair = tuple[Any, Any]
@@ -318,26 +321,38 @@ def _count_next(parts: list[_Calls], sites: Sites) -> None:
         return
     if sites.is_mixed:
         raise NotLinear("`next` counts ops that name their microbatch as well")
+    groups = [(part.rounds, part.calls) for part in parts]
+    places = numbered(groups, lambda call: (sites.counted_as[call[0]], call[1]))
+    for part, of_part in zip(parts, places, strict=True):
+        for call, place in zip(part.calls, of_part, strict=True):
+            if call[0] in takes_next:
+                call[2] = place
+
+
+def numbered(
+    groups: Sequence[tuple[Pair, Sequence[T]]], key_of: Callable[[T], Any]
+) -> list[list[Triple]]:
+    """Of the things in each of some pieces, with its rounds: how many with the same key come before
+    each.
+    """
+    # `before` counts what earlier pieces have, for all n; within a piece that is repeated, each
+    # round has as many as the round before:
+    #
+    #     2 x F(next) │ (n + 1) x { F(next) B(next) }         second F: microbatch 2 + k
     before: dict[Any, Pair] = {}
-    for part in parts:
-        in_round: dict[Any, int] = {}
-        for location, stage, _ in part.calls:
-            key = sites.counted_as[location], stage
-            in_round[key] = in_round.get(key, 0) + 1
-        seen: dict[Any, int] = {}
-        for call in part.calls:
-            location, stage, _ = call
-            key = sites.counted_as[location], stage
+    result = []
+    for rounds, things in groups:
+        in_round = Counter(map(key_of, things))
+        seen: Counter[Any] = Counter()
+        places = []
+        for key in map(key_of, things):
             constant, by_n = before.get(key, ZERO)
-            if location in takes_next:
-                # `before` counts what earlier parts have called, for all n; within a part that is
-                # repeated, each round calls as often as the round before:
-                #
-                #     2 x F(next) │ (n + 1) x { F(next) B(next) }         second F: microbatch 2 + k
-                call[2] = constant + seen.get(key, 0), by_n, in_round[key]
-            seen[key] = seen.get(key, 0) + 1
+            places.append((constant + seen[key], by_n, in_round[key]))
+            seen[key] += 1
         for key, count in in_round.items():
-            before[key] = plus(before.get(key, ZERO), times(part.rounds, count))
+            before[key] = plus(before.get(key, ZERO), times(rounds, count))
+        result.append(places)
+    return result
 
 
 # Weight gradients that are owed
@@ -372,52 +387,37 @@ def _owed_once(
     pieces: list[Piece], oldest: frozenset[int], by_stage: bool
 ) -> tuple[list[Piece], tuple[int, Pair] | None]:
     """The pieces with every `W` filled in; or a piece that is to be split before, and where."""
-    #: How many have been, of the ops that owe and of those that take: by stage, or of the rank.
-    made: dict[Any, Pair] = {}
-    taken: dict[Any, Pair] = {}
-    sources: dict[Any, list[tuple[Piece, Op, Triple]]] = {}
-    for piece in pieces:
-        seen: dict[Any, int] = {}
-        owing = [op for op in piece.ops if op_of(op.kind).owes]
-        for op in owing:
-            key = op.stage if by_stage else None
-            count = sum(1 for other in owing if not by_stage or other.stage == op.stage)
-            constant, by_n = made.get(key, ZERO)
-            # Gradients are owed and taken in one order, as in a queue: the i-th taken is the i-th
-            # made. Both are numbered through all pieces; where the numbers meet is arithmetic.
-            position = constant + seen.get(key, 0), by_n, count
-            seen[key] = seen.get(key, 0) + 1
-            sources.setdefault(key, []).append((piece, op, position))
-        for key, count in seen.items():
-            made[key] = plus(made.get(key, ZERO), times(piece.rounds, count))
+
+    # Gradients are owed and taken in one order, as in a queue: the i-th taken is the i-th made.
+    # Both are numbered through all pieces; where the numbers meet is arithmetic.
+    def key_of(op: Op) -> int | None:
+        return op.stage if by_stage else None
+
+    owing = [[op for op in piece.ops if op_of(op.kind).owes] for piece in pieces]
+    taking = [[op for op in piece.ops if op.location in oldest] for piece in pieces]
+    rounds = [piece.rounds for piece in pieces]
+    sources: dict[Any, list[tuple[Pair, Op, Triple]]] = {}
+    made = numbered(list(zip(rounds, owing, strict=True)), key_of)
+    for of, ops, places in zip(rounds, owing, made, strict=True):
+        for op, place in zip(ops, places, strict=True):
+            sources.setdefault(key_of(op), []).append((of, op, place))
+    taken = numbered(list(zip(rounds, taking, strict=True)), key_of)
     completed = []
     for index, piece in enumerate(pieces):
-        takers = [op for op in piece.ops if op.location in oldest]
         filled: dict[int, Op] = {}
-        seen = {}
-        for op in takers:
-            key = op.stage if by_stage else None
-            count = sum(
-                1 for other in takers if not by_stage or other.stage == op.stage
-            )
-            constant, by_n = taken.get(key, ZERO)
-            position = constant + seen.get(key, 0), by_n, count
-            seen[key] = seen.get(key, 0) + 1
-            cells = sorted_cells(
-                piece.rounds,
-                position,
-                [
-                    (number, of.rounds, place)
-                    for number, (of, _, place) in enumerate(sources.get(key, []))
-                ],
-            )
+        for op, position in zip(taking[index], taken[index], strict=True):
+            there = sources.get(key_of(op), [])
+            makers = [
+                (number, of, place) for number, (of, _, place) in enumerate(there)
+            ]
+            cells = sorted_cells(piece.rounds, position, makers)
             if not cells or not tiles(cells, piece.rounds):
                 raise Fault(
                     "nothing-next",
                     "`W`, but no weight gradient is owed here",
                     op.location,
                 )
-            met = [_met(cell, sources[key][cell.source][1]) for cell in cells]
+            met = [_met(cell, there[cell.source][1]) for cell in cells]
             # Rounds that take from different places take by one rule, or the piece is split.
             stage, microbatch = met[
                 max(range(len(cells)), key=lambda at: cells[at].is_long)
@@ -431,8 +431,6 @@ def _owed_once(
                 ):
                     return [], (index, cell.end if cell.begin == ZERO else cell.begin)
             filled[id(op)] = evolve(op, stage=stage, microbatch=microbatch)
-        for key, count in seen.items():
-            taken[key] = plus(taken.get(key, ZERO), times(piece.rounds, count))
         completed.append(_filled_in(piece, filled))
     return completed, None
 
