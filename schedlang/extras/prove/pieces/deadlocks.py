@@ -22,6 +22,7 @@ from schedlang.extras.prove.pieces.pieces import (
     at_round,
     is_negative,
     minus,
+    value,
 )
 from schedlang.extras.prove.pieces.start_times import NoStamps, Rules
 from schedlang.language.faults import Fault
@@ -157,11 +158,14 @@ def _circle(orders: Orders, rules: Rules, schedule: Schedule, n: int) -> list[Wa
 
 
 def _places(orders: Orders, rank: int, n: int) -> Iterator[tuple[Place, Any]]:
-    batches = orders.at(rank, n)
+    """The batches of a rank for some n, in order, with their places."""
     for number, piece in enumerate(orders.ranks[rank]):
-        for k in range(piece.rounds[0] + piece.rounds[1] * n):
-            for place in range(len(piece.batches)):
-                yield (number, place, k), next(batches)
+        for k in range(value(piece.rounds, n)):
+            for place, batch in enumerate(piece.batches):
+                yield (
+                    (number, place, k),
+                    [(op.kind, op.stage, value(op.microbatch, n, k)) for op in batch],
+                )
 
 
 def _wait(

@@ -149,15 +149,6 @@ class Orders:
         pieces = [piece.table(n) for piece in self.ranks[rank]]
         return np.concatenate(pieces, axis=1) if pieces else np.empty((4, 0), np.int64)
 
-    def at(self, rank: int, n: int) -> Iterator[tuple[tuple[int, int, int], ...]]:
-        """The batches of a rank for some n, in order."""
-        for piece in self.ranks[rank]:
-            for k in range(value(piece.rounds, n)):
-                for batch in piece.batches:
-                    yield tuple(
-                        (op.kind, op.stage, value(op.microbatch, n, k)) for op in batch
-                    )
-
 
 def later(orders: Orders, by: int) -> Orders:
     """The orders for n counted from a later size on."""
