@@ -34,7 +34,7 @@ def proved_for_all(options: argparse.Namespace, source: Any) -> bool:
     it is.
     """
     from schedlang.cli.progress import progress
-    from schedlang.extras.prove.prove import prove_for_all
+    from schedlang.extras.prove.pieces.classes import prove_for_all
 
     params = {name: of for name, of in options.params.items() if name != "microbatches"}
     with progress(f"proving {source.path}"):
@@ -58,7 +58,7 @@ def _check(options: argparse.Namespace, text: str) -> int:
 
     from schedlang.cli.progress import progress
     from schedlang.extras.prove.certificates import what_it_proves
-    from schedlang.extras.prove.check_certificate import Wrong
+    from schedlang.extras.prove.check_orders import Wrong
 
     if options.params or options.output:
         raise UsageError(
@@ -90,14 +90,14 @@ def prove(options: argparse.Namespace) -> int:
     from schedlang.cli.diagnosed import print_diagnostics
     from schedlang.cli.inputs import wrong_as_usage
     from schedlang.cli.progress import progress
-    from schedlang.extras.prove.prove import prove_for_all
+    from schedlang.extras.prove.pieces.classes import prove_for_all
     from schedlang.files.reading import read_source
     from schedlang.files.writing import write_text
     from schedlang.schedule.transports import NAMES
 
     if options.any_ranks:
         _check_extra()
-        from schedlang.extras.prove.ranks.proofs import (
+        from schedlang.extras.prove.sets.proofs import (
             prove_for_all_ranks as prove_for_all,
         )
     source = read_source(options.file)
