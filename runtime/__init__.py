@@ -5,46 +5,64 @@ it in this order:
 
     pipeline.py         `Pipeline`, one rank's part: the walk over the calls of a step
     calls.py            the plan's actions as calls, each bound once to all that it needs
+    stage.py            a stage: what F and B mean on a torch module
+    messages.py         tensors between ranks, and wire.py, on which they go
     part.py             the port through which all else is added to a stage and to the walk
-    values.py           what passes between stages, and processes.py, which processes run the plan
-    stage.py            a stage: what F, B, I, W, R and U mean on a torch module
-    messages.py         tensors between ranks: wire.py, exchange.py, announcement.py
     watchdog.py         heartbeats, and what ranks print when one fails
-    parts/              what a plan or a module may need beside: one file a part
+    door.py             the parts: which there are, and when a plan or a module needs one
+    parts/              one file a part, imported where it is needed
     model/              a model cut into stages, checkpoints, and models in files
+    torch_private/      private parts of torch
 
-The command `torchrun -m schedlang.runtime PLAN` trains the model of `schedlang.examples.demo`.
+The command `torchrun -m schedlang.runtime PLAN` trains the model of `schedlang.examples.demo`. A
+name is imported when it is first used (PEP 562): a pipeline loads neither what cuts models nor what
+saves them.
 """
 
-from schedlang.runtime.components import (
-    OverlappedBackward,
-    OverlappedForward,
-    end_component,
-)
-from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.losses import add_loss, added_losses
-from schedlang.runtime.model.block_costs import measure
-from schedlang.runtime.model.layouts.even_layers import EvenLayers
-from schedlang.runtime.model.model_files import (
-    load_model,
-    load_optimizers,
-    load_state,
-)
-from schedlang.runtime.model.split import split
-from schedlang.runtime.pipeline import Pipeline
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "EvenLayers",
-    "OverlappedBackward",
-    "OverlappedForward",
-    "Pipeline",
-    "PipelineError",
-    "add_loss",
-    "added_losses",
-    "end_component",
-    "load_model",
-    "load_optimizers",
-    "load_state",
-    "measure",
-    "split",
-]
+if TYPE_CHECKING:
+    from schedlang.runtime.components import OverlappedBackward as OverlappedBackward
+    from schedlang.runtime.components import OverlappedForward as OverlappedForward
+    from schedlang.runtime.components import end_component as end_component
+    from schedlang.runtime.errors import PipelineError as PipelineError
+    from schedlang.runtime.losses import add_loss as add_loss
+    from schedlang.runtime.losses import added_losses as added_losses
+    from schedlang.runtime.model.block_costs import measure as measure
+    from schedlang.runtime.model.layouts.even_layers import EvenLayers as EvenLayers
+    from schedlang.runtime.model.model_files import load_model as load_model
+    from schedlang.runtime.model.model_files import load_optimizers as load_optimizers
+    from schedlang.runtime.model.model_files import load_state as load_state
+    from schedlang.runtime.model.split import split as split
+    from schedlang.runtime.pipeline import Pipeline as Pipeline
+
+_MODULES = {
+    "EvenLayers": "model.layouts.even_layers",
+    "OverlappedBackward": "components",
+    "OverlappedForward": "components",
+    "Pipeline": "pipeline",
+    "PipelineError": "errors",
+    "add_loss": "losses",
+    "added_losses": "losses",
+    "end_component": "components",
+    "load_model": "model.model_files",
+    "load_optimizers": "model.model_files",
+    "load_state": "model.model_files",
+    "measure": "model.block_costs",
+    "split": "model.split",
+}
+
+__all__ = list(_MODULES)
+
+
+def __dir__() -> list[str]:
+    """The public names, also before they are imported."""
+    return __all__
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from its module."""
+    if name not in _MODULES:
+        raise AttributeError(f"module `{__name__}` has no `{name}`", name=name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -25,8 +25,7 @@ from schedlang.diagnostics.arguments import (
 )
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.parts.repeats import Verify
-from schedlang.runtime.setup import Setup
+from schedlang.runtime.setup import Setup, Verify
 from schedlang.runtime.values import flatten
 
 

@@ -29,7 +29,6 @@ from schedlang.runtime.exchange import Given
 from schedlang.runtime.microbatches import (
     Counts,
     Microbatches,
-    SliceLengths,
     as_microbatches,
     check_count,
     check_counts,
@@ -39,6 +38,7 @@ from schedlang.runtime.microbatches import (
     totals_of,
     weighted,
 )
+from schedlang.runtime.setup import SliceLengths
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.values import (
     Value,
@@ -75,6 +75,11 @@ class BatchDims:
         rows.
         """
         return 0 if rows else 1
+
+
+def dims_of(dims: int | tuple[int, int]) -> BatchDims:
+    """The dimensions as the script gives them: a pair, or one for both."""
+    return BatchDims(*(dims if isinstance(dims, tuple) else (dims, dims)))
 
 
 @frozen(eq=False)

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,16 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
-from schedlang.proof.norms import why_not
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.microbatches import SliceLengths
-from schedlang.runtime.parts.shards import is_sharded
-from schedlang.runtime.parts.shared_weights import Tied
 from schedlang.runtime.processes import PIPELINE, Processes, backend_of
-from schedlang.runtime.setup import Setup
-from schedlang.runtime.torch_private import looks_as_known, sums_in_backwards
+from schedlang.runtime.setup import Setup, SliceLengths, Tied
+from schedlang.runtime.torch_private.wrappers import sums_in_backwards
 from schedlang.runtime.watchdog import Watchdog
-from schedlang.schedule.kinds import OF_HOPS, Kind
+from schedlang.schedule.kinds import Kind
 from schedlang.schedule.transports import NCCL, NCCL_EAGER, NCCL_EDGE, PORTABLE
 
 
@@ -54,8 +50,8 @@ def check_mesh(mesh: DeviceMesh | None) -> None:
         raise PipelineError(f"rank {dist.get_rank()} is not in the mesh")
 
 
-def check_plan(plan: Plan, processes: Processes) -> None:
-    """Whether there are as many processes as the plan needs."""
+def check_plan(plan: Plan, processes: Processes, stages: Collection[int]) -> None:
+    """Whether there are as many processes as the plan needs, and the stages of this one."""
     wrong = wrong_number(plan, len(processes.pipeline))
     along = len(processes.pipeline)
     if wrong is not None and processes.are_of_mesh:
@@ -65,25 +61,18 @@ def check_plan(plan: Plan, processes: Processes) -> None:
         )
     if wrong is not None:
         raise PipelineError(wrong)
-    if processes.replicas.are_several and OF_HOPS & {*plan.ranks[processes.own].kind}:
+    held = plan.stages_of(processes.own)
+    if sorted(stages) != held:
         raise PipelineError(
-            "the plan passes the weights of its stages on from rank to rank: with replicas of the "
-            "pipeline along another dimension of the mesh it cannot do so yet"
+            f"the plan gives this rank the stages {held}, `stages` has {sorted(stages)}"
         )
 
 
 def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
     """Whether a rank was given what the plan needs there."""
-    held = plan.stages_of(rank)
     actions = plan.ranks[rank]
-    if sorted(setup.modules) != held:
-        raise PipelineError(
-            f"the plan gives this rank the stages {held}, `stages` has {sorted(setup.modules)}"
-        )
     _check_wrappers(setup.modules)
-    if OF_HOPS & {*actions.kind}:
-        _check_hops(plan, setup)
-    _check_losses(plan, held, setup)
+    _check_losses(plan, plan.stages_of(rank), setup)
     updated = sorted(
         {
             stage
@@ -97,23 +86,19 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         for stage in updated
         if any(True for _ in setup.modules[stage].parameters())
     }
-    if setup.ends_with_update(plan):
-        _check_updates_after_steps(plan, setup)
-    elif not trained <= setup.optimizers.keys() <= set(updated):
+    # Where steps end with an update by the pipeline, that asks for the optimizers of all stages.
+    if not setup.ends_with_update(plan) and not (
+        trained <= setup.optimizers.keys() <= set(updated)
+    ):
         raise PipelineError(
             f"the plan updates the stages {updated}, `optimizers` has {sorted(setup.optimizers)}"
-        )
-    if setup.tied and plan.has_updates:
-        raise PipelineError(
-            "the plan updates its stages itself (`U`), so none of their weights can be tied"
         )
     if setup.max_gathered is not None and setup.max_gathered < 1:
         raise PipelineError(
             f"`max_gathered` is {setup.max_gathered}, it must be 1 or more"
         )
-    if setup.max_norm is not None and plan.has_updates:
-        _check_max_norm(plan, rank, setup)
-    _check_scaler(plan, setup)
+    if setup.max_norm is not None and not setup.max_norm > 0:
+        raise PipelineError(f"`max_norm` is {setup.max_norm}, it must be above 0")
     _check_slices(plan, setup.slice_lengths)
     _check_frozen(plan, setup.modules, setup.tied)
 
@@ -132,61 +117,8 @@ def _check_wrappers(modules: Mapping[int, nn.Module]) -> None:
                     "other gradients, and wait for each other. Give the pipeline the module itself "
                     "(`.module`; accelerate's `prepare` wraps it), and the replicas as a dimension "
                     'of the mesh, `Pipeline(…, mesh=mesh["dp", "pp"])`, or shard the module by '
-                    "`fully_shard` (docs/parallel.md)"
+                    "`fully_shard` (docs/training.md)"
                 )
-
-
-def _check_scaler(plan: Plan, setup: Setup) -> None:
-    """Whether a scaler sees the gradients before the updates that they are for."""
-    if setup.scaler is None:
-        return
-    if plan.has_updates or setup.max_norm is not None:
-        who = "the plan (`U`)" if plan.has_updates else "the pipeline (`max_norm`)"
-        raise PipelineError(
-            f"`loss_scale` is a GradScaler, and {who} makes the updates, so gradients would still "
-            "be scaled: take a plan without `U`, and in the script `scaler.unscale_`, "
-            "`clip_grad_norm_` and `scaler.step` after each step; or a fixed `loss_scale`"
-        )
-    if not looks_as_known(setup.scaler):
-        raise PipelineError(
-            f"`loss_scale` is a {type(setup.scaler).__name__}, which looks at gradients in a way "
-            "of its own: give a `torch.amp.GradScaler`, which shares what it finds with all ranks"
-        )
-
-
-def _check_hops(plan: Plan, setup: Setup) -> None:
-    """Whether what a rank was given goes together with weights that travel."""
-    of_setup = {
-        "tied weights": bool(setup.tied),
-        "`max_norm`, which the pipeline clips its updates to": setup.max_norm
-        is not None,
-        "an audit of the stages": setup.audit,
-    }
-    of_stages = {
-        "sharded weights": is_sharded,
-        "weights that are cut over a mesh (DTensor)": lambda module: any(
-            hasattr(weight, "to_local") for weight in module.parameters()
-        ),
-    }
-    wrong = [what for what, is_there in of_setup.items() if is_there]
-    wrong += [
-        what for what, has in of_stages.items() if any(map(has, setup.modules.values()))
-    ]
-    if plan.offloaded:
-        wrong.append("activations that are offloaded")
-    if wrong:
-        raise PipelineError(
-            f"the plan passes the weights of its stages on from rank to rank: with {wrong[0]} it "
-            "cannot do so yet"
-        )
-    for stage, module in setup.modules.items():
-        weights = list(module.parameters())
-        if weights and not any(weight.numel() for weight in weights):
-            raise PipelineError(
-                f"the weights of stage {plan.names.stage(stage)} have no elements: where another "
-                "pipeline passes them on from rank to rank, they are elsewhere now. Keep that "
-                "pipeline, or give this one modules of its own"
-            )
 
 
 def _check_slices(plan: Plan, lengths: SliceLengths | None) -> None:
@@ -280,71 +212,6 @@ def _check_tied(
                 f"to `{by_piece[frozen[0]]}` of stage {frozen[0]}, which is frozen in the plan: "
                 "freeze both or none"
             )
-
-
-def check_clipping(plan: Plan, model: str | None, clips_itself: bool) -> None:
-    """Whether all gradients are there at the end of a step, and they are those of one model."""
-    if clips_itself:
-        raise PipelineError(
-            "the pipeline has `max_norm`, so its steps end with updates that are clipped, and "
-            "leave no gradients: `norms` has the norm of the last one"
-        )
-    names = [pipeline.name for pipeline in plan.layout.pipelines]
-    if plan.layout.models and model not in names:
-        given = f"there is no `{model}`" if model else "each has a norm of its own"
-        raise PipelineError(
-            f"the plan has the models {', '.join(names)}, and {given}: clip one after the other, "
-            f'`clip_grad_norm_(max_norm, model="{names[0]}")`'
-        )
-    if model is not None and not plan.layout.models:
-        raise PipelineError(f"the plan has one model, and none with the name `{model}`")
-    if plan.has_updates:
-        raise PipelineError(
-            "the plan updates its stages itself (`U`), which leaves no moment for "
-            "`clip_grad_norm_`: give the pipeline `max_norm`, or clip each stage in a hook of its "
-            "optimizer, `register_step_pre_hook`"
-        )
-
-
-def _check_max_norm(plan: Plan, rank: int, setup: Setup) -> None:
-    """Whether the updates of a plan can be clipped; rank 0 looks at the whole plan for all."""
-    _check_limit(setup)
-    wrong = why_not(plan) if rank == 0 else None
-    if wrong is not None:
-        raise PipelineError(
-            f"`max_norm` is for the updates of a plan, but {wrong}: clip each stage in a hook of "
-            "its optimizer, `register_step_pre_hook`"
-        )
-
-
-def _check_updates_after_steps(plan: Plan, setup: Setup) -> None:
-    """Whether the stages of a rank can be updated after each step, and be clipped."""
-    _check_limit(setup)
-    if plan.layout.models:
-        raise PipelineError(
-            "the plan trains several models, of which each has a norm of its own, so `max_norm` "
-            "cannot clip their updates: call `clip_grad_norm_` after each step"
-        )
-    trained = {
-        stage
-        for stage, module in setup.modules.items()
-        if any(weight.requires_grad for weight in module.parameters())
-    }
-    if not trained <= setup.optimizers.keys() <= setup.modules.keys():
-        raise PipelineError(
-            "with `max_norm` the pipeline updates its stages after each step, here those of "
-            f"{sorted(trained)}, and `optimizers` has {sorted(setup.optimizers)}: give it the "
-            "optimizer of each, or call `clip_grad_norm_` after each step"
-        )
-
-
-def _check_limit(setup: Setup) -> None:
-    if setup.max_norm is None or not setup.max_norm > 0:
-        raise PipelineError(f"`max_norm` is {setup.max_norm}, it must be above 0")
-    if any(map(is_sharded, setup.modules.values())):
-        raise PipelineError(
-            "the stages are sharded, so `max_norm` cannot clip their updates yet"
-        )
 
 
 def check_same(

@@ -34,10 +34,8 @@ from schedlang.runtime.entry import changeable
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.losses import Added, no_takers
 from schedlang.runtime.part import Forward
-from schedlang.runtime.torch_private import order_of
+from schedlang.runtime.torch_private.graphs import order_of
 from schedlang.runtime.values import Value, flatten, unflatten
-from schedlang.schedule.actions import Actions
-from schedlang.schedule.kinds import Kind
 
 #: The gradients of some leaves, from roots and their gradients; None where there is none.
 Walk = Callable[
@@ -258,23 +256,6 @@ def _outside(run: Forward, device: torch.device) -> Iterator[None]:
         for mode in modes:
             mode.__enter__()
         _running.extend(running)
-
-
-def overlapped_pairs(actions: Actions) -> dict[int, int]:
-    """Of the ops that a rank runs as one, each forward with the backward beside it, `B` or `I`, by
-    their indices. An overlap with more than one of either has none.
-    """
-    pairs: dict[int, int] = {}
-    for batch in actions.batches():
-        if len(batch) < 2:
-            continue
-        forwards = [index for index in batch if actions.kind[index] == Kind.F]
-        backwards = [
-            index for index in batch if actions.kind[index] in (Kind.B, Kind.I)
-        ]
-        if len(forwards) == len(backwards) == 1:
-            pairs[forwards[0]] = backwards[0]
-    return pairs
 
 
 def overlapped_of(module: nn.Module, stage: int) -> Callable[..., Any] | None:

@@ -25,7 +25,8 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
-from schedlang.runtime.torch_private import base_of, gradients_of, run_backward
+from schedlang.runtime.torch_private.engine import gradients_of, run_backward
+from schedlang.runtime.torch_private.tensors import base_of
 
 #: Layers whose weight gradients take little time compared with their input gradients.
 LIGHT_LAYERS: frozenset[Callable[..., Any]] = frozenset(
@@ -74,7 +75,7 @@ LAYERS: frozenset[Callable[..., Any]] = LIGHT_LAYERS.union(
 _WORTH = 2**20
 
 #: Where the graphs of layers start.
-_ANCHOR = torch.zeros((), requires_grad=True)
+_ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
 
 
 @frozen

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.precision import Rounding, WireFormat
-from schedlang.runtime.torch_private import changes_of
+from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import (
     Value,
     ValueSpec,

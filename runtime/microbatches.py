@@ -6,7 +6,7 @@ each microbatch counts, and sequences cut at given places.
     the step's gradient is that of (7 l0 + 2 l1 + 4 l2) / 13, as of one batch of all of them
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from numbers import Integral, Real
 
@@ -15,10 +15,8 @@ from attrs import frozen
 from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.setup import SliceLengths
 from schedlang.runtime.values import Value, ValueSpec, flatten
-
-#: How long the slices of a sequence are: always the same, or as a function says of its length.
-SliceLengths = Sequence[int] | Callable[[int], Sequence[int]]
 
 #: How many rows or tokens the loss of each microbatch is the mean of; of several models, by name.
 Counts = Sequence[float] | Mapping[str, Sequence[float]]

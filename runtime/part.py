@@ -10,6 +10,8 @@ moments that it needs:
     F, R      before_forward ──► the module runs ─────────► after_forward
     B, I      before_backward ─► autograd runs ───────────► after_backward
     U         before_update ───► the optimizer steps ─────► after_update
+    between   after_step, when the losses are finite; validate, before weights are read or changed;
+    steps     state_dict and load_state_dict, for checkpoints
 
 The parts of a stage lie around its module like the layers of an onion, the first one innermost: on
 the way in they are asked from the last one to the first, and on the way out the other way round.
@@ -23,14 +25,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import define, field, frozen
 from torch import Tensor
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.losses import Added
-from schedlang.runtime.torch_private import TreeSpec
+from schedlang.runtime.torch_private.pytrees import TreeSpec
 from schedlang.runtime.values import Value, unflatten, wants_others
 from schedlang.schedule.kinds import Kind
 
@@ -182,6 +184,13 @@ class Part:
     #: The plan's ops that it does, and its messages.
     ops: Ops = MappingProxyType({})
     boxes: Boxes = MappingProxyType({})
+    #: The norms of a step's updates, before they were clipped.
+    norms: Mapping[int, Tensor] = MappingProxyType({})
+
+    @property
+    def verdict(self) -> str | None:
+        """What an audit has found, for the script."""
+        return None
 
     def calls(self, plan: Plan, rank: int) -> Iterable[ExtraCall]:
         """What it does before and after the actions of this rank."""
@@ -213,6 +222,38 @@ class Part:
 
     def after_update(self) -> None:
         """The optimizer has made its step."""
+
+    def after_step(self) -> None:
+        """A step is over, and its losses are finite where that was asked for."""
+
+    def validate(self) -> None:
+        """The script is about to read or change weights: wait for what they are yet to become."""
+
+    def walk_warm_up(
+        self, walk: Callable[[], None], start_over: Callable[[], None]
+    ) -> None:
+        """Walk over the warm-up of a step; `start_over` gets ready to do so once more."""
+
+    def state_dict(self) -> Any:
+        """What a checkpoint needs beside modules and optimizers."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on where a checkpoint was made, whose weights the modules have by now."""
+
+
+_Part = TypeVar("_Part", bound=Part)
+
+
+def parts_by_stage(
+    wanted: type[_Part], parts: Mapping[int, Sequence[Part]]
+) -> dict[int, _Part]:
+    """The part of a type that each stage has, by the number of the stage."""
+    return {
+        stage: part
+        for stage, own in parts.items()
+        for part in own
+        if isinstance(part, wanted)
+    }
 
 
 def filled(parts: Iterable[Part], moment: str) -> list[Callable[..., None]]:

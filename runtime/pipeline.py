@@ -7,15 +7,13 @@ knows neither (`schedlang.runtime.calls`). Beside it runs the thread of the watc
 the index of the action under way.
 """
 
-import json
 import weakref
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -29,19 +27,11 @@ from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import homes_of
 from schedlang.ranks.warm_up import warm_ups
 from schedlang.runtime.arguments import check_pipeline
-from schedlang.runtime.batches import (
-    Batch,
-    BatchDims,
-    Batches,
-    Options,
-    Round,
-    mean_of_slices,
-)
-from schedlang.runtime.building import build_parts, build_stages
+from schedlang.runtime.batches import Batch, Batches, Options, Round, dims_of
+from schedlang.runtime.building import build_stages, build_wire
 from schedlang.runtime.calls import Call, prepare
 from schedlang.runtime.checks import (
     agree_on_device,
-    check_clipping,
     check_mesh,
     check_plan,
     check_same,
@@ -50,47 +40,41 @@ from schedlang.runtime.checks import (
     device_of,
 )
 from schedlang.runtime.clock import Clock, Moment
+from schedlang.runtime.door import (
+    Asked,
+    Rank,
+    Site,
+    build_parts_of_rank,
+    check_together,
+    load,
+)
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.finite import FiniteCheck
 from schedlang.runtime.gpu_progress import GpuProgress
-from schedlang.runtime.losses import LOSS
-from schedlang.runtime.microbatches import Counts, SliceLengths, weighted
-from schedlang.runtime.model.checkpoint import (
-    VERSIONS,
-    Checkpoints,
-    Stateful,
-)
-from schedlang.runtime.model.later import LaterCalls
-from schedlang.runtime.model.model_files import ModelPart, write_model
-from schedlang.runtime.model.split import Stages
-from schedlang.runtime.part import Op, Part
-from schedlang.runtime.parts.again import BeforeForwards
-from schedlang.runtime.parts.audit import Audit
-from schedlang.runtime.parts.clipping import UpdateClip, total_norm
-from schedlang.runtime.parts.edge_wire import EdgeWire
-from schedlang.runtime.parts.post_validation import PostValidation
-from schedlang.runtime.parts.repeats import Verify
-from schedlang.runtime.parts.shards import counting_together
-from schedlang.runtime.parts.shared_weights import (
-    Tied,
+from schedlang.runtime.later import LaterCalls
+from schedlang.runtime.microbatches import Counts
+from schedlang.runtime.part import Op, Part, filled
+from schedlang.runtime.precision import rounding_to
+from schedlang.runtime.processes import counting_together, processes_of
+from schedlang.runtime.results import Results
+from schedlang.runtime.setup import LossFn, Setup, SliceLengths, Tied, Verify
+from schedlang.runtime.shared_weights import (
     check_shared_weights,
     find_shared_weights,
     warn_of_equal_weights,
 )
-from schedlang.runtime.parts.versions import WeightVersions
-from schedlang.runtime.precision import rounding_to
-from schedlang.runtime.processes import processes_of
-from schedlang.runtime.random_state import RandomState
-from schedlang.runtime.setup import Setup
-from schedlang.runtime.stage import LossFn, Stage
+from schedlang.runtime.stage import Stage
+from schedlang.runtime.stateful import Stateful
 from schedlang.runtime.values import Value, are_of_inference
 from schedlang.runtime.watchdog import BETWEEN, Watchdog
-from schedlang.runtime.wire import Wire, warm_up
+from schedlang.runtime.wire import warm_up
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.forward_only import forward_only, forwards
 from schedlang.schedule.timeline import Bar
-from schedlang.schedule.transports import NCCL_EDGE
+
+if TYPE_CHECKING:
+    from schedlang.runtime.model.checkpoint import Checkpoints
 
 #: What the only model of a plan is called.
 _ONLY = ""
@@ -105,7 +89,7 @@ class Pipeline:
 
     Or with those of a device `mesh` along its dimension `pp`. Along the other one, if it has two,
     are replicas of the pipeline, each with batches of its own, whose gradients are summed
-    (docs/parallel.md).
+    (docs/training.md).
 
     `stages` are the modules of exactly the stages that the plan gives to this rank. A stage takes
     what the one before returns, a tensor, or tensors in tuples, lists and dictionaries; a tuple as
@@ -179,7 +163,7 @@ class Pipeline:
         timeout: float = 60.0,
     ) -> None:
         if tied is None:
-            tied = stages.tied if isinstance(stages, Stages) else ()
+            tied = getattr(stages, "tied", ())
         setup = Setup(
             modules=stages,
             loss_fn=loss_fn,
@@ -202,14 +186,8 @@ class Pipeline:
         self._evaluations: dict[tuple[int, ...], list[Call]] = {}
         self.bars = list[Bar]()
         self.messages = list[Bar]()
-        self.extras = list[Mapping[str, Any]]()
-        self.losses = dict[str, Tensor]()
-        self.outputs = dict[str, list[Value]]()
-        #: By model the losses of the last stages here, and how many microbatches there were; and
-        #: all names of losses.
-        self._losses = dict[str, list[Tensor]]()
-        self._microbatches = Counter[str]()
-        self._loss_names: tuple[str, ...] = ()
+        #: All names of losses that ranks have had.
+        self._loss_names: Sequence[str] = ()
         self._plan = plan
         self._processes = processes_of(mesh)
         self._rank = self._processes.own
@@ -235,7 +213,8 @@ class Pipeline:
         """
         plan = self._plan
         processes = self._processes
-        check_plan(plan, processes)
+        check_plan(plan, processes, setup.modules)
+        check_together(Asked(plan, processes, setup))
         check_setup(plan, self._rank, setup)
         check_same(plan, setup, processes, self._watchdog)
         self._device = agree_on_device(
@@ -244,59 +223,66 @@ class Pipeline:
         check_transport(plan, processes.group, self._device)
         if self._device.type == "cuda":
             self._watchdog.gpu = GpuProgress(self._device)
+        site = Site(plan, processes, setup, self._device)
         self._shared = find_shared_weights(plan, setup.modules, setup.tied)
         check_shared_weights(self._shared, processes, self._watchdog)
         warn_of_equal_weights(
             plan, setup.modules, self._shared, processes, self._watchdog
         )
-        self._stages = build_stages(plan, processes, setup, self._device)
         # From here on it is built from the inside out: stages, what they are given, the wire
         # between ranks, the messages that go by it, the parts around both, and at last the calls of
         # all of them.
-        dims = setup.batch_dim
-        dims = dims if isinstance(dims, tuple) else (dims, dims)
+        self._stages = build_stages(site)
         self._batches = Batches(
             plan,
             self._stages,
-            BatchDims(*dims),
+            dims_of(setup.batch_dim),
             setup.slice_lengths,
             has_scale=setup.fixed_scale is not None,
         )
-        if plan.transport == NCCL_EDGE.name:
-            self._wire: Wire = EdgeWire(
-                plan, processes, self._device, timeout, self._watchdog
-            )
-        else:
-            self._wire = Wire(processes, timeout, self._watchdog)
+        self._results = Results(plan, self._stages, self._batches, self._finite)
+        self._wire = build_wire(site, timeout, self._watchdog)
         rounding = rounding_to(setup.transfer_dtype)
         counting = counting_together(processes.replicas, setup.modules.values())
         self._exchange = Exchange(
             plan, self._rank, number, self._device, self._wire, rounding, counting
         )
-        self._parts = build_parts(
-            plan,
-            setup,
+        rank = Rank(
+            site,
             self._stages,
             self._shared,
             self._wire,
             self._exchange,
             self._watchdog,
         )
-        self._updates = self._build_updates(setup)
-        end = 0 if self._updates is None else warm_ups(plan)[self._rank]
+        self._parts = build_parts_of_rank(rank)
+        self._after_step = filled(self._parts, "after_step")
+        self._validate = filled(self._parts, "validate")
+        #: Who walks over the warm-up, if it may be walked over twice.
+        self._walk_warm_up = filled(self._parts, "walk_warm_up")
+        end = warm_ups(plan)[self._rank] if self._walk_warm_up else 0
         self._training = prepare(
             plan, self._rank, self._stages, self._exchange, self._parts, end
         )
-        #: How many of these calls are in the warm-up, if it may be run once more.
+        #: How many of these calls are in the warm-up, if it may be walked over twice.
         self._warm_up = sum(index < end for index, _, _ in self._training)
         # Last, since ranks wait for each other in it: by now each knows that it can run the plan.
         warm_up(plan, processes, self._device)
 
-    def _build_updates(self, setup: Setup) -> PostValidation | None:
-        """The updates after each step, if the pipeline makes them."""
-        if setup.max_norm is None or not setup.ends_with_update(self._plan):
-            return None
-        return PostValidation(setup.max_norm, self._stages, self._shared, self._wire)
+    @property
+    def extras(self) -> list[Mapping[str, Any]]:
+        """What `loss_fn` has given beside the losses of the last step or evaluation."""
+        return self._results.extras
+
+    @property
+    def losses(self) -> dict[str, Tensor]:
+        """The losses of the last stages of this rank by microbatch, by model."""
+        return self._results.losses
+
+    @property
+    def outputs(self) -> dict[str, list[Value]]:
+        """What the last stages of this rank have returned by microbatch, by model."""
+        return self._results.outputs
 
     @overload
     def step(
@@ -374,52 +360,20 @@ class Pipeline:
 
     def _train(self, batch: Batch, return_outputs: bool) -> Tensor | None:
         """Walk over the plan, and take the losses and what else has been made; give the losses."""
-        self._begin_losses()
+        self._results.begin()
         this = self._run(batch, 0)
-        self._count(this)
-        for model, units in self._units_of_models(this).items():
-            # Of a stage with a loss, the outputs are the losses.
-            made = [stage.outputs.pop(unit) for stage, unit in units]
-            if units[0][0].loss is None:
-                # What a frozen model makes, such as the scores of a reference.
-                self.outputs[model] = self._batches.joined(made)
-                continue
-            self._take_extras(units)
-            self.losses[model] = self._losses_of(model, units, made)
-            results = [
-                stage.results.pop(unit) for stage, unit in units if return_outputs
-            ]
-            if results:
-                self.outputs[model] = self._batches.joined(results)
-        self._check_finite()
+        self._results.take(this, self._watchdog.step, return_outputs)
         if self._stops_on_nan:
             # Those without losses wait here for those that have some.
             with self._watchdog.guard("at the losses"):
                 self._wire.reduce(
                     torch.zeros(1, device=self._device), dist.ReduceOp.MAX
                 )
-        if self._updates is not None:
+        if self._after_step:
             with self._watchdog.guard("at the update"):
-                self._updates.update()
+                for call in self._after_step:
+                    call()
         return self.losses.get(_ONLY)
-
-    def _units_of_models(
-        self, this: Sequence[Round]
-    ) -> dict[str, list[tuple[Stage, int]]]:
-        """By model, the last stages here and what has passed through them in a round."""
-        by_model: dict[str, list[tuple[Stage, int]]] = {}
-        for stage, unit in self._batches.last_units(this):
-            by_model.setdefault(self._plan.layout.model_of(stage.number), []).append(
-                (stage, unit)
-            )
-        return by_model
-
-    def _count(self, this: Sequence[Round]) -> None:
-        """Count the microbatches of each model; replicas have the same round."""
-        pipelines = self._plan.layout.pipelines
-        models = [self._plan.layout.model_of(pipeline.start) for pipeline in pipelines]
-        counts = {model: each.count for model, each in zip(models, this, strict=True)}
-        self._microbatches.update(counts)
 
     def evaluate(
         self,
@@ -454,67 +408,17 @@ class Pipeline:
 
     def _evaluate(self, batch: Batch) -> list[Value] | None:
         """Walk over the forwards until the batch is through."""
-        by_model: dict[str, list[Value]] = {}
-        self._begin_losses()
+        self._results.begin()
         number = 0
         is_over = False
         while not is_over:
             # A shorter round uses calls of its own, made once for each number of microbatches.
             this = self._run(batch, number)
-            self._count(this)
-            for model, units in self._units_of_models(this).items():
-                self._take_extras(units)
-                outputs = [stage.outputs.pop(unit) for stage, unit in units]
-                of_model = by_model.setdefault(model, [])
-                if not units[0][0].targets:
-                    of_model += self._batches.joined(outputs)
-                    continue
-                losses = mean_of_slices(outputs, units, self._plan.layout.slices)
-                self._losses.setdefault(model, []).append(losses)
-                of_model += losses
+            self._results.take_evaluated(this)
             number += 1
             is_over = all(each.is_last for each in this)
-        self.outputs = {
-            model: of_model for model, of_model in by_model.items() if of_model
-        }
-        self.losses = {model: torch.cat(each) for model, each in self._losses.items()}
+        self._results.end_evaluation()
         return self.outputs.get(_ONLY)
-
-    def _losses_of(
-        self, model: str, units: Sequence[tuple[Stage, int]], losses: Sequence[Tensor]
-    ) -> Tensor:
-        """The losses of a step by microbatch, on ranks that have some."""
-        slices = self._plan.layout.slices
-        by_microbatch = mean_of_slices(losses, units, slices)
-        shares = [stage.shares.of_microbatch(unit) for stage, unit in units[::slices]]
-        self._losses[model] = [weighted(by_microbatch, shares)]
-        of_model = f" of the model `{model}`" if model else ""
-        self._finite.note(self._watchdog.step, f"the loss{of_model}", by_microbatch)
-        return by_microbatch
-
-    def _take_extras(self, units: Sequence[tuple[Stage, int]]) -> None:
-        self.extras += [
-            stage.extras.pop(unit) for stage, unit in units if unit in stage.extras
-        ]
-
-    def _check_finite(self) -> None:
-        """Say where a loss is not finite, those of earlier steps on a GPU; those that stages have
-        added as well.
-        """
-        for number, stage in self._stages.items():
-            for name, value in stage.added.items():
-                what = f"the loss `{name}` of stage {number}"
-                self._finite.note(self._watchdog.step, what, value)
-        self._finite.look()
-
-    def _begin_losses(self) -> None:
-        self.extras = []
-        self.losses = {}
-        self.outputs = {}
-        self._losses = {}
-        self._microbatches.clear()
-        for stage in self._stages.values():
-            stage.added = {}
 
     def named_losses(self) -> dict[str, float]:
         """The losses of the last step or evaluation by their names, on all ranks, which all ask for
@@ -522,56 +426,17 @@ class Pipeline:
         their weights; means over all microbatches, as they count, and over replicas. Of several
         models each has its own, `actor.loss`.
         """
-        with self._watchdog.guard("in named_losses"):
-            own = self._own_losses()
-            # Ranks add up a tensor of numbers, in an order of names that all of them know:
-            #
-            #     any new name? │ of each known name, is it here? │ of each known name, its value
-            #
-            # A name that some rank has for the first time is told by the store, which is slower;
-            # then all of them do it over. So every step but the first, as a rule, is a single sum.
-            while True:
-                are_new = bool(own.keys() - set(self._loss_names))
-                there = [name in own for name in self._loss_names]
-                values = [float(own.get(name, 0.0)) for name in self._loss_names]
-                sums = torch.tensor([are_new, *there, *values], dtype=torch.float64)
-                sums = sums.to(self._device)
-                self._wire.reduce(sums, dist.ReduceOp.SUM)
-                replicas = self._processes.replicas
-                self._wire.end_sum(self._wire.begin_sum(sums, replicas), replicas)
-                # No rank had a new name, so the sums are complete.
-                if not sums[0]:
-                    break
-                names = self._watchdog.gather(
-                    json.dumps(sorted(own)), "asked for its losses"
-                )
-                known = {
-                    name for theirs in names.values() for name in json.loads(theirs)
-                }
-                self._loss_names = tuple(sorted(known | set(self._loss_names)))
-        count = len(replicas.processes)
-        _, *rest = sums.tolist()
-        pairs = zip(rest, rest[len(self._loss_names) :], strict=False)
-        return {
-            name: total / count
-            for name, (is_there, total) in zip(self._loss_names, pairs, strict=False)
-            if is_there
-        }
+        from schedlang.runtime.named_losses import means_of_losses
 
-    def _own_losses(self) -> dict[str, Tensor]:
-        """The losses of this rank's stages by name, as parts of the means over microbatches."""
-        own: dict[str, Tensor] = {}
-        for model, losses in self._losses.items():
-            total = torch.cat(losses).sum().to(torch.float64)
-            # In double precision, since ranks add these up.
-            own[_named(model, LOSS)] = total / self._microbatches[model]
-        for number, stage in self._stages.items():
-            model = self._plan.layout.model_of(number)
-            for name, value in stage.added.items():
-                of_stage = value / self._plan.layout.slices / self._microbatches[model]
-                name = _named(model, name)
-                own[name] = own[name] + of_stage if name in own else of_stage
-        return own
+        with self._watchdog.guard("in named_losses"):
+            self._loss_names, means = means_of_losses(
+                self._results.by_name(),
+                self._loss_names,
+                self._wire,
+                self._watchdog,
+                self._device,
+            )
+        return means
 
     def _run(self, batch: Batch, number: int) -> list[Round]:
         """Run a round of a batch, by its number: the walk over its calls, and what is to be done
@@ -594,8 +459,10 @@ class Pipeline:
             this = self._batches.load_rest(batch, announced, number)
             self._begin_record()
             calls = self._evaluation(this) if batch.evaluates else self._training
-            if self._updates is not None and not batch.evaluates:
-                self._walk_warm_up(batch, self._updates)
+            if self._walk_warm_up and not batch.evaluates:
+                warm_up = partial(self._walk, calls[: self._warm_up])
+                for walk_twice in self._walk_warm_up:
+                    walk_twice(warm_up, partial(self._start_over, batch))
                 calls = calls[self._warm_up :]
             self._walk(calls)
             self._exchange.end()
@@ -612,21 +479,12 @@ class Pipeline:
             watchdog.between = BETWEEN
         return this
 
-    def _walk_warm_up(self, batch: Batch, updates: PostValidation) -> None:
-        """The walk over the warm-up, and once more where the update before it was made anew."""
-        updates.check()
-        before = BeforeForwards(self._stages, self._device)
-        self._walk(self._training[: self._warm_up])
-        before.check()
-        updates.validate()
-        if not (updates.was_ahead and updates.was_clipped):
-            return
+    def _start_over(self, batch: Batch) -> None:
+        """Get ready to walk over the warm-up once more."""
         # All that is sent in a warm-up is received in one.
         self._exchange.complete_sends()
-        before.undo()
         self._begin_record()
         self._batches.load_inputs(batch, 0)
-        self._walk(self._training[: self._warm_up])
 
     def _begin_record(self) -> None:
         if self.record:
@@ -711,11 +569,16 @@ class Pipeline:
         A plan that updates its stages itself has applied the gradients by then.
         """
         with self._watchdog.guard("in clip_grad_norm_"):
-            check_clipping(self._plan, model, clips_itself=self._updates is not None)
+            clipping = load("clipping")
+            clipping.check_clipping(
+                self._plan, model, clips_itself=bool(self._after_step)
+            )
             shared = [
                 each for each in self._shared if model is None or model in each.models
             ]
-            norm = total_norm(shared, norm_type, self._device, self._wire)
+            norm: Tensor = clipping.total_norm(
+                shared, norm_type, self._device, self._wire
+            )
             weights = [weight for each in shared for weight in each.parameters]
             clip_grads_with_norm_(weights, max_norm, norm)
         return norm
@@ -729,10 +592,10 @@ class Pipeline:
         It says nothing to other ranks, so that any of them may call it. Where a step does not end
         with an update, there is nothing to wait for.
         """
-        if self._updates is not None:
+        if self._validate:
             with self._watchdog.guard("in validate"):
-                self._updates.check()
-                self._updates.validate()
+                for call in self._validate:
+                    call()
 
     @property
     def norms(self) -> list[Tensor]:
@@ -740,18 +603,14 @@ class Pipeline:
         to `max_norm`. Of one after a step this waits for it, as `validate` does.
         """
         self.validate()
-        if self._updates is not None and self._updates.norm is not None:
-            return [self._updates.norm]
-        for part in self._parts:
-            if isinstance(part, UpdateClip):
-                return [norm for _, norm in sorted(part.norms.items())]
-        return []
+        norms = chain.from_iterable(sorted(part.norms.items()) for part in self._parts)
+        return [norm for _, norm in norms]
 
     @property
     def audits(self) -> list[str]:
         """What the `audit` of the first step has found, for each stage of this rank."""
         parts = chain.from_iterable(stage.parts for stage in self._stages.values())
-        return [part.verdict for part in parts if isinstance(part, Audit)]
+        return [part.verdict for part in parts if part.verdict is not None]
 
     def mean_over_replicas(self, values: Tensor) -> Tensor:
         """The mean of a tensor, such as losses, over the replicas of this rank, which all do so,
@@ -784,12 +643,13 @@ class Pipeline:
             part.load_state_dict(state[number])
 
     @property
-    def _versions(self) -> dict[int, WeightVersions]:
+    def _versions(self) -> dict[int, Part]:
+        """By stage, the part that keeps older versions of its weights."""
         return {
             number: part
             for number, stage in self._stages.items()
             for part in stage.parts
-            if isinstance(part, WeightVersions)
+            if filled([part], "state_dict")
         }
 
     def save(
@@ -823,20 +683,18 @@ class Pipeline:
 
     def _checkpoints(
         self, folder: str | Path, others: Sequence[Stateful]
-    ) -> Checkpoints:
-        """This rank's checkpoints in a folder: modules before the versions of their weights."""
-        parts = dict[str, Stateful]()
+    ) -> "Checkpoints":
+        """This rank's checkpoints in a folder."""
+        from schedlang.runtime.model.checkpoint import Checkpoints, parts_of
+
         homes = homes_of(self._plan, self._stages)
-        for number, stage in self._stages.items():
-            if homes.get(number, number) == number:
-                parts[f"stage {number}"] = stage.module
-        for number, stage in self._stages.items():
-            if stage.optimizer is not None:
-                parts[f"the optimizer of stage {number}"] = stage.optimizer
-        parts[VERSIONS] = self
-        parts["the random state"] = RandomState(self._device)
-        for number, other in enumerate(others):
-            parts[f"number {number} of the others"] = other
+        at_home = {
+            number: stage.module
+            for number, stage in self._stages.items()
+            if homes.get(number, number) == number
+        }
+        optimizers = {number: stage.optimizer for number, stage in self._stages.items()}
+        parts = parts_of(at_home, optimizers, self, self._device, others)
         return Checkpoints(Path(folder), self._plan, parts)
 
     def save_model(
@@ -857,6 +715,8 @@ class Pipeline:
         call = partial(self.save_model, folder, step, optimizers, state)
         if self._later.add("save_model", call):
             return
+        from schedlang.runtime.model.model_files import ModelPart, write_model
+
         self.validate()
         modules = {number: stage.module for number, stage in self._stages.items()}
         own = [
@@ -869,8 +729,3 @@ class Pipeline:
         with self._watchdog.guard():
             part_here = part if is_writer else None
             write_model(Path(folder), step, part_here, state, self._watchdog)
-
-
-def _named(model: str, loss: str) -> str:
-    """The name of a loss: of several models, with that of its model."""
-    return f"{model}.{loss}" if model else loss

@@ -6,13 +6,18 @@ of the pipeline.
               dp 1         3      4      5           its replica; 1 and 4 have the same weights
 """
 
+from collections.abc import Iterable
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from attrs import field, frozen
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+
+from schedlang.runtime.torch_private.wrappers import is_sharded
 
 #: The dimension of a mesh along which the ranks of a plan are.
 PIPELINE = "pp"
@@ -147,3 +152,23 @@ def group_apart(processes: Processes) -> dist.ProcessGroup:
     group = dist.new_group([*processes.pipeline], use_local_synchronization=is_part)
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+def counting_together(
+    replicas: Replicas, modules: Iterable[nn.Module]
+) -> list[Replicas]:
+    """The replicas whose losses count together, along each dimension in which there are some: those
+    of the pipeline, and those among which FSDP takes the mean of gradients.
+    """
+    found = [replicas] if replicas.are_several else []
+    weights = chain.from_iterable(
+        module.parameters() for module in modules if is_sharded(module)
+    )
+    mesh = next(
+        (weight.device_mesh for weight in weights if hasattr(weight, "device_mesh")),
+        None,
+    )
+    if mesh is not None:
+        for group in mesh.get_all_groups():
+            found.append(Replicas(tuple(dist.get_process_group_ranks(group)), group))
+    return found

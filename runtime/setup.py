@@ -1,18 +1,31 @@
 """What a script gives to a pipeline beside the plan."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from attrs import frozen
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.microbatches import SliceLengths
-from schedlang.runtime.parts.repeats import Verify
-from schedlang.runtime.parts.shared_weights import Tied
-from schedlang.runtime.stage import LossFn
+from schedlang.runtime.values import Value
+
+#: Loss of one microbatch, from the last stage's output and the targets: a scalar, or a dictionary
+#: that has it as `loss`.
+LossFn = Callable[[Value, Value], Tensor | Mapping[str, Any]]
+
+#: For each weight that is tied, its names by stage.
+Tied = Sequence[Mapping[int, str]]
+
+#: When what two runs of a forward return is compared: in the first step, and of inputs whose shapes
+#: are known; always; or never.
+Verify = Literal["first", "always", "never"]
+
+#: How long the slices of a sequence are: a length for each, or a function that gives these for a
+#: length of the whole sequence.
+SliceLengths = Sequence[int] | Callable[[int], Sequence[int]]
 
 
 @frozen(eq=False)

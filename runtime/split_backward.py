@@ -32,19 +32,19 @@ from schedlang.runtime.layers import (
     Store,
     accumulate,
 )
-from schedlang.runtime.torch_private import (
-    BODIES,
+from schedlang.runtime.torch_private.bodies import BODIES
+from schedlang.runtime.torch_private.engine import gradients_of, run_backward
+from schedlang.runtime.torch_private.graphs import (
     MAY_SPLIT,
-    gradients_of,
-    has_hooks_before,
-    has_other_modes,
     is_reentrant_checkpoint,
-    is_transformed,
     leaf_of,
-    run_backward,
+)
+from schedlang.runtime.torch_private.leaf_hooks import (
+    has_hooks_before,
     with_gradients_only,
     without_hooks,
 )
+from schedlang.runtime.torch_private.modes import has_other_modes, is_transformed
 
 #: The layers that are split.
 _LAYERS = LAYERS if MAY_SPLIT else frozenset()

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
+from schedlang.ranks.overlaps import overlapped_pairs
 from schedlang.runtime.announcement import Shares
 from schedlang.runtime.components import (
     Components,
     OverlappedBackward,
     OverlappedForward,
     overlapped_of,
-    overlapped_pairs,
 )
 from schedlang.runtime.entry import changeable, works_in_place
 from schedlang.runtime.errors import PipelineError
@@ -49,20 +49,18 @@ from schedlang.runtime.random_state import (
     random_state,
     set_random_state,
 )
+from schedlang.runtime.setup import LossFn
 from schedlang.runtime.split_backward import (
     Split,
     has_reentrant_checkpoint,
     leaves_between,
     warn_of,
 )
-from schedlang.runtime.torch_private import (
-    Substitution,
-    TreeSpec,
-    changes_of,
-    has_hooks_of_all_modules,
-    run_backward,
-    tree_flatten,
-)
+from schedlang.runtime.substitution import Substitution
+from schedlang.runtime.torch_private.engine import run_backward
+from schedlang.runtime.torch_private.leaf_hooks import has_hooks_of_all_modules
+from schedlang.runtime.torch_private.pytrees import TreeSpec, tree_flatten
+from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import (
     Value,
     flatten,
@@ -75,10 +73,6 @@ from schedlang.runtime.values import (
     without_graph,
 )
 from schedlang.schedule.kinds import Kind
-
-#: Loss of one microbatch, from the last stage's output and the targets: a scalar, or a dictionary
-#: that has it as `loss`.
-LossFn = Callable[[Value, Value], Tensor | Mapping[str, Any]]
 
 _NO_OPTIONS: Mapping[str, Any] = {}
 _NO_EXTRAS: Mapping[str, Any] = {}

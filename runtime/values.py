@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.torch_private import (
+from schedlang.runtime.torch_private.pytrees import (
     TreeSpec,
-    bytes_of,
     tree_flatten,
     tree_unflatten,
 )
+from schedlang.runtime.torch_private.tensors import bytes_of
 
 #: A tensor, or tensors in containers.
 Value = Any

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from schedlang.runtime.arguments import check_blocks, check_input, check_model
 from schedlang.runtime.model.split import blocks_of, with_only
-from schedlang.runtime.torch_private import run_backward
+from schedlang.runtime.torch_private.engine import run_backward
 from schedlang.runtime.values import Value, detached, flatten, leaves_of
 
 #: All blocks run in turn, so many times in a row, and so many turns; the fastest run of a block

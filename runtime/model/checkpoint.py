@@ -8,19 +8,21 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from attrs import frozen
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.torch_private import tree_flatten, tree_unflatten
+from schedlang.runtime.random_state import RandomState
+from schedlang.runtime.stateful import Stateful
+from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
 from schedlang.runtime.watchdog import Watchdog
 
 #: The part that has the older versions of weights, by stage.
@@ -28,18 +30,6 @@ VERSIONS = "the versions of the weights"
 #: How many checkpoints of a rank are kept: while the newest is written, only the one before it is
 #: there on all ranks.
 KEPT = 2
-
-
-class Stateful(Protocol):
-    """Anything with a state to save: a module, an optimizer, a learning rate scheduler, a data
-    loader.
-    """
-
-    def state_dict(self) -> Any:
-        """The state to save."""
-
-    def load_state_dict(self, state_dict: Any, /) -> object:
-        """Go on from a state."""
 
 
 @frozen(eq=False)
@@ -107,6 +97,27 @@ class Checkpoints:
                 raise PipelineError(
                     f"the checkpoint does not fit {name}: {' '.join(str(error).split())}"
                 ) from error
+
+
+def parts_of(
+    modules: Mapping[int, nn.Module],
+    optimizers: Mapping[int, Optimizer | None],
+    versions: Stateful,
+    device: torch.device,
+    others: Sequence[Stateful],
+) -> dict[str, Stateful]:
+    """What a rank saves, by name: modules come before the versions of their weights."""
+    parts = dict[str, Stateful]()
+    for number, module in modules.items():
+        parts[f"stage {number}"] = module
+    for number, optimizer in optimizers.items():
+        if optimizer is not None:
+            parts[f"the optimizer of stage {number}"] = optimizer
+    parts[VERSIONS] = versions
+    parts["the random state"] = RandomState(device)
+    for number, other in enumerate(others):
+        parts[f"number {number} of the others"] = other
+    return parts
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:

@@ -40,9 +40,10 @@ from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import homes_of
 from schedlang.runtime.arguments import check_folder, check_optimizers, check_stages
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.model.checkpoint import Stateful, load_optimizer, reason
+from schedlang.runtime.model.checkpoint import load_optimizer, reason
 from schedlang.runtime.model.split import Stages
-from schedlang.runtime.torch_private import tree_flatten
+from schedlang.runtime.stateful import Stateful
+from schedlang.runtime.torch_private.pytrees import tree_flatten
 from schedlang.runtime.watchdog import Watchdog
 
 _MODEL = "model"

@@ -37,8 +37,8 @@ from schedlang.runtime.model.layouts import (
     cuts_of,
 )
 from schedlang.runtime.model.partition import Partition, partition
-from schedlang.runtime.parts.shared_weights import Tied
-from schedlang.runtime.torch_private import changes_of
+from schedlang.runtime.setup import Tied
+from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import Value, flatten
 from schedlang.schedule.cuts import check_costs
 from schedlang.schedule.layout import Layout

@@ -13,7 +13,8 @@ from torch import Tensor
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.random_state import RandomState
 from schedlang.runtime.stage import Stage
-from schedlang.runtime.torch_private import changes_of, tree_flatten
+from schedlang.runtime.torch_private.pytrees import tree_flatten
+from schedlang.runtime.torch_private.tensors import changes_of
 
 
 class BeforeForwards:

@@ -22,22 +22,22 @@ from attrs import define
 from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.door import Site
 from schedlang.runtime.entry import changeable, works_in_place
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.losses import Taking, root_of
 from schedlang.runtime.part import Backward, ExtraCall, Forward, Part, When
 from schedlang.runtime.random_state import random_state, set_random_state
 from schedlang.runtime.split_backward import leaves_between
-from schedlang.runtime.torch_private import (
-    Substitution,
+from schedlang.runtime.substitution import Substitution
+from schedlang.runtime.torch_private.engine import run_backward
+from schedlang.runtime.torch_private.leaf_hooks import (
     copy_hooks,
     has_hooks_after,
     has_hooks_of_both,
-    run_backward,
-    tree_flatten,
-    tree_unflatten,
     without_hooks_after,
 )
+from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
 from schedlang.runtime.values import dense_parts, has_gradient, leaves_of, tolerance
 from schedlang.schedule.kinds import MAKERS, Kind
 
@@ -435,3 +435,18 @@ def _difference_of_dense(ours: Tensor, alone: Tensor) -> float:
         return inf
     off = float((ours - alone)[differs].abs().max() / alone[~alone.isnan()].abs().max())
     return inf if isnan(off) else off
+
+
+def of_stages(site: Site) -> Iterator[tuple[int, Audit]]:
+    """Those of all stages. The parts further out take from what a module returns."""
+    for stage, module in site.modules.items():
+        elsewhere = {
+            id(weight)
+            for other_stage, other in site.modules.items()
+            for weight in other.parameters()
+            if other_stage != stage
+        }
+        shared = frozenset(elsewhere & set(map(id, module.parameters())))
+        others = [*site.parts[stage]]
+        loss = site.loss_of(stage)
+        yield stage, Audit(site.plan, stage, module, site.device, loss, others, shared)

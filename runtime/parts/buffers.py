@@ -7,15 +7,18 @@ that is run again (R) finds them as its first run did, and leaves them as they a
     n = 0 → 1   n = 1 → 2   n = 0 (a copy)   n = 2 → 3
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Forward, Part
-from schedlang.runtime.torch_private import changes_of, tree_flatten, tree_unflatten
+from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
+from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import are_same
+from schedlang.schedule.kinds import Kind
 
 #: Layers that keep running averages.
 _AVERAGING = (
@@ -154,3 +157,16 @@ class Buffers(Part):
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def of_stages(site: Site) -> Iterator[tuple[int, Buffers]]:
+    """Those of stages that have buffers."""
+    for stage, module in site.modules.items():
+        if any(True for _ in module.buffers()):
+            others = [
+                other
+                for other in site.plan.layout.replicas(stage)
+                if site.modules.get(other) is not module
+            ]
+            recomputed = site.plan.microbatches_with(Kind.R, stage)
+            yield stage, Buffers(stage, module, recomputed, others)

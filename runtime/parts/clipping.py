@@ -19,10 +19,12 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from schedlang.plan.plan import Plan
-from schedlang.ranks.norms import put_off
+from schedlang.ranks.norms import put_off, why_not
+from schedlang.runtime.door import Rank
+from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import ExtraCall, Part, When
-from schedlang.runtime.parts.shared_weights import SharedWeights, gradient_of
 from schedlang.runtime.processes import group_apart
+from schedlang.runtime.shared_weights import SharedWeights, gradient_of
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.wire import InFlight, Wire
 from schedlang.schedule.kinds import Kind
@@ -61,6 +63,30 @@ def own_norm(
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     # In the same type on all ranks, also on one that counts nothing.
     return norm.to(device, torch.float64)
+
+
+def check_clipping(plan: Plan, model: str | None, clips_itself: bool) -> None:
+    """Whether all gradients are there at the end of a step, and they are those of one model."""
+    if clips_itself:
+        raise PipelineError(
+            "the pipeline has `max_norm`, so its steps end with updates that are clipped, and "
+            "leave no gradients: `norms` has the norm of the last one"
+        )
+    names = [pipeline.name for pipeline in plan.layout.pipelines]
+    if plan.layout.models and model not in names:
+        given = f"there is no `{model}`" if model else "each has a norm of its own"
+        raise PipelineError(
+            f"the plan has the models {', '.join(names)}, and {given}: clip one after the other, "
+            f'`clip_grad_norm_(max_norm, model="{names[0]}")`'
+        )
+    if model is not None and not plan.layout.models:
+        raise PipelineError(f"the plan has one model, and none with the name `{model}`")
+    if plan.has_updates:
+        raise PipelineError(
+            "the plan updates its stages itself (`U`), which leaves no moment for "
+            "`clip_grad_norm_`: give the pipeline `max_norm`, or clip each stage in a hook of its "
+            "optimizer, `register_step_pre_hook`"
+        )
 
 
 class UpdateClip(Part):
@@ -137,3 +163,18 @@ class UpdateClip(Part):
             stage.module.parameters(), self._max_norm, self.norms[update]
         )
         stage.end_update()
+
+
+def of_rank(rank: Rank) -> Iterator[UpdateClip]:
+    """The updates of all stages. PipelineError where the plan's updates cannot be clipped; rank 0
+    looks at the whole plan for all.
+    """
+    max_norm = rank.site.setup.max_norm
+    assert max_norm is not None
+    wrong = why_not(rank.site.plan) if rank.site.rank == 0 else None
+    if wrong is not None:
+        raise PipelineError(
+            f"`max_norm` is for the updates of a plan, but {wrong}: clip each stage in a hook of "
+            "its optimizer, `register_step_pre_hook`"
+        )
+    yield UpdateClip(rank.site.plan, max_norm, rank.stages, rank.wire)

@@ -10,19 +10,21 @@ Gradients go the same ways back: the backward of the earlier stage begins with t
 and of all that it has given to later stages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from attrs import define, field
 from torch import Tensor
 
-from schedlang.runtime.entry import changeable
+from schedlang.runtime.door import Site
+from schedlang.runtime.entry import changeable, works_in_place
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
-from schedlang.runtime.torch_private import changes_of
+from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import Value, flatten, has_gradient, leaves_of, of_its_own
 from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout
 
 
 @define(eq=False)
@@ -240,3 +242,86 @@ class Skips(FarEdges):
             f"stage {self._stage} returns {found}: where the plan has skips, it must return two "
             f"values, its output and a dictionary of what it gives to the stages {later}"
         )
+
+
+def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
+    """Those of stages at which a far edge begins or ends. Skips lie further in: they are taken from
+    what the module returns before the rest goes along edges.
+    """
+    layout = site.plan.layout
+    edges = _far_edges(layout)
+    for number, module in site.modules.items():
+        forks = _forks(layout, number)
+        if any(len(stages) > 2 for stages in forks):
+            yield number, Forks(number, forks)
+        has_backward = layout.has_backward[number]
+        before, after = _at_stage(layout, edges, number, are_skips=True)
+        if before or after:
+            yield number, Skips(number, before, after, has_backward)
+        before, after = _at_stage(layout, edges, number, are_skips=False)
+        if before or after:
+            in_place = works_in_place(module)
+            has_input = layout.is_first(number) or layout.follows(number)
+            yield (
+                number,
+                Edges(number, before, after, has_backward, has_input, in_place),
+            )
+
+
+def _at_stage(
+    layout: Layout, edges: Mapping[int, FarEdge], stage: int, are_skips: bool
+) -> tuple[list[FarEdge], list[FarEdge]]:
+    """The skips that end at a stage and those that begin there; or the other far edges."""
+    ends = {
+        edge: stages
+        for edge, stages in layout.far_edges.items()
+        if layout.is_skip(edge) == are_skips
+    }
+    before = [edges[edge] for edge, (_, later) in ends.items() if later == stage]
+    after = [edges[edge] for edge, (earlier, _) in ends.items() if earlier == stage]
+    return before, after
+
+
+def _forks(layout: Layout, number: int) -> list[list[int]]:
+    """For each argument of a stage in a graph the stage that gives it, and all that it gives it
+    to; inputs come from the stage itself.
+    """
+    if not layout.edges:
+        return []
+    model = layout.model_of(number)
+    givers = [
+        each for each in layout.before[number] if not _is_skip(layout, each, number)
+    ]
+    # In the order in which `Edges` gives them.
+    givers.sort(key=lambda giver: (layout.model_of(giver) != model, giver))
+    forks = [
+        [
+            giver,
+            *(
+                each
+                for each in layout.after[giver]
+                if not _is_skip(layout, giver, each)
+            ),
+        ]
+        for giver in givers
+    ]
+    if layout.is_first(number):
+        forks.insert(0, [number])
+    return forks
+
+
+def _is_skip(layout: Layout, earlier: int, later: int) -> bool:
+    """Whether what goes from one stage to another goes by a skip."""
+    return (layout.piece(earlier), layout.piece(later)) in layout.skips
+
+
+def _far_edges(layout: Layout) -> dict[int, FarEdge]:
+    """The far edges of a plan, by their numbers."""
+    edges: dict[int, FarEdge] = {}
+    for number, (earlier, later) in layout.far_edges.items():
+        what = f"what stage {earlier} returns for stage {later}"
+        is_two_way = layout.has_backward[earlier]
+        ends = layout.piece(earlier), layout.piece(later)
+        is_between = layout.model_of(earlier) != layout.model_of(later)
+        edges[number] = FarEdge(number, *ends, what, is_between, is_two_way)
+    return edges

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import first_users, homes_of
+from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import ExtraCall, Part, When
 from schedlang.runtime.wire import InFlight, Wire
@@ -336,3 +337,10 @@ def _by_type(weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     for weight in weights:
         found.setdefault(weight.dtype, []).append(weight)
     return list(found.values())
+
+
+def of_rank(rank: Rank) -> Iterator[Hops]:
+    """All that travels from or to this rank."""
+    site = rank.site
+    tag = rank.exchange.tag_of_hops
+    yield Hops(site.plan, site.modules, rank.wire, tag, site.device)

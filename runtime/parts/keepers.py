@@ -14,7 +14,7 @@ rank to come to the copy. No op of the keeper waits for either, so there is no c
 proof says of copies to the host holds for these.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.part import Part
+from schedlang.runtime.part import Part, parts_by_stage
 from schedlang.runtime.parts.offload import Memory, Offload, check_unchanged
-from schedlang.runtime.stage import Stage
 from schedlang.runtime.wire import Wire
 from schedlang.schedule.kinds import Kind
 
@@ -152,36 +152,28 @@ class KeptHere(_Copies):
         self.send(self._kept.pop((stage, microbatch)))
 
 
-def copies_between_ranks(
-    plan: Plan, stages: Mapping[int, Stage], wire: Wire, tag_of: Callable[[int], int]
-) -> list[Part]:
+#: In place of bytes that are elsewhere.
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+def of_rank(rank: Rank) -> Iterator[Part]:
     """The copies of what this rank offloads to another one, and of what it keeps for others; each
     rank's copies have a tag. PipelineError on GPUs.
     """
-    own = wire.processes.own
-    parts: list[Part] = []
-    offloads = [
-        part
-        for stage in stages.values()
-        for part in stage.parts
-        if isinstance(part, Offload)
-    ]
-    if offloads and plan.layout.keepers:
+    plan = rank.site.plan
+    own = rank.site.rank
+    tag_of = rank.exchange.tag_of_copies
+    offloads = parts_by_stage(Offload, rank.site.parts).values()
+    if offloads:
         keeper = plan.layout.keepers[own]
-        device = next(iter(stages.values())).device
-        if device.type != "cpu":
+        if rank.site.device.type != "cpu":
             raise PipelineError(
                 f"rank {own} offloads activations to rank {keeper}, which the runtime does on CPUs "
                 "alone yet: leave out `keep`, so that they go to the host"
             )
-        elsewhere = KeptElsewhere(wire, keeper, tag_of(own))
+        elsewhere = KeptElsewhere(rank.wire, keeper, tag_of(own))
         for part in offloads:
             part.keeper = elsewhere
-        parts.append(elsewhere)
+        yield elsewhere
     for other in plan.layout.kept_by(own):
-        parts.append(KeptHere(wire, other, tag_of(other), plan))
-    return parts
-
-
-#: In place of bytes that are elsewhere.
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+        yield KeptHere(rank.wire, other, tag_of(other), plan)

@@ -4,7 +4,7 @@ that of another rank (BPipe, Kim et al. 2023).
 F ── on the device ──► OFFLOAD ── on the host ──► RELOAD ── on the device ──► B
 """
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -12,9 +12,10 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Forward, Part
-from schedlang.runtime.torch_private import changes_of
+from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import flatten
 from schedlang.schedule.kinds import Kind
 
@@ -247,3 +248,11 @@ class Activations(saved_tensors_hooks):
         return tensor.set_(
             packed.memory.there(), packed.offset, packed.size, packed.stride
         )
+
+
+def of_stages(site: Site) -> Iterator[tuple[int, Offload]]:
+    """Those of stages of which the plan offloads microbatches."""
+    for stage, module in site.modules.items():
+        microbatches = site.plan.microbatches_with(Kind.OFFLOAD, stage)
+        if microbatches:
+            yield stage, Offload(stage, module, site.device, microbatches)

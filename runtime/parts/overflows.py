@@ -22,10 +22,11 @@ from torch.amp import GradScaler
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Part
 from schedlang.runtime.processes import group_apart
-from schedlang.runtime.torch_private import share_overflows
+from schedlang.runtime.torch_private.grad_scaler import looks_as_known, share_overflows
 from schedlang.runtime.watchdog import Watchdog
 from schedlang.runtime.wire import InFlight, Wire
 
@@ -182,3 +183,14 @@ def _updated(scaler: GradScaler) -> list[Tensor]:
 def _in_order() -> list[Overflows]:
     """The pipelines of this process, in the order in which all ranks have built theirs."""
     return sorted(_known, key=attrgetter("_number"))
+
+
+def of_rank(rank: Rank) -> Iterator[Overflows]:
+    """Those of this rank's stages."""
+    setup = rank.site.setup
+    if setup.scaler is not None and not looks_as_known(setup.scaler):
+        raise PipelineError(
+            f"`loss_scale` is a {type(setup.scaler).__name__}, which looks at gradients in a way "
+            "of its own: give a `torch.amp.GradScaler`, which shares what it finds with all ranks"
+        )
+    yield Overflows(setup.modules, setup.scaler, rank.wire, rank.watchdog)

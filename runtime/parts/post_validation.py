@@ -15,7 +15,7 @@ No rank waits in vain: each has its part of a norm before the step that looks at
 one norm, so that all start over or none does.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -25,19 +25,23 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
+from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.part import Part
+from schedlang.runtime.parts.again import BeforeForwards
 from schedlang.runtime.parts.clipping import own_norm
-from schedlang.runtime.parts.shared_weights import SharedWeights
 from schedlang.runtime.processes import group_apart
+from schedlang.runtime.setup import Setup
+from schedlang.runtime.shared_weights import SharedWeights
 from schedlang.runtime.stage import Stage
-from schedlang.runtime.torch_private import changes_of
+from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.wire import InFlight, Wire
 
 #: Where the norm is summed: the host, which has to know it, waits for no kernel then.
 _HOST = torch.device("cpu")
 
 
-class PostValidation:
+class PostValidation(Part):
     """The updates of a rank's stages, one after each step, with gradients clipped to `max_norm`.
 
     An update is made ahead of its norm if the one before was not clipped, for those that are
@@ -48,10 +52,13 @@ class PostValidation:
         self,
         max_norm: float,
         stages: Mapping[int, Stage],
+        device: torch.device,
         shared: Iterable[SharedWeights],
         wire: Wire,
     ) -> None:
         self._max_norm = max_norm
+        self._stages = stages
+        self._device = device
         self._shared = [*shared]
         self._weights = [weight for each in self._shared for weight in each.parameters]
         self._wire = wire
@@ -64,13 +71,12 @@ class PostValidation:
         #: had been changed by then.
         self._ahead: list[Undo] = []
         self._changed: list[int] = []
-        #: Whether the last update was made ahead of its norm; whether it was clipped, as far as
-        #: that is known; and its norm before that.
+        #: Whether the last update was made ahead of its norm; and whether it was clipped, as far
+        #: as that is known.
         self.was_ahead = False
         self.was_clipped = True
-        self.norm: Tensor | None = None
 
-    def update(self) -> None:
+    def after_step(self) -> None:
         """Update all stages, whose gradients are there, and let go of these."""
         square = own_norm(self._shared, 2.0, _HOST, self._wire.processes.own) ** 2
         self._in_flight = self._wire.begin_reduce(
@@ -95,7 +101,21 @@ class PostValidation:
             )
         self._let_go()
 
-    def check(self) -> None:
+    def walk_warm_up(
+        self, walk: Callable[[], None], start_over: Callable[[], None]
+    ) -> None:
+        """The walk over the warm-up, and once more where the update before it was made anew."""
+        self._check()
+        before = BeforeForwards(self._stages, self._device)
+        walk()
+        before.check()
+        self.validate()
+        if self.was_ahead and self.was_clipped:
+            start_over()
+            before.undo()
+            walk()
+
+    def _check(self) -> None:
         """PipelineError where somebody else has changed a weight, whose update may yet be made
         anew.
         """
@@ -125,12 +145,11 @@ class PostValidation:
         ((_, square),) = self._in_flight
         self._wire.end_reduce(self._in_flight)
         self._in_flight = []
-        self.norm = square**0.5
-        self.was_clipped = _scales(self.norm, self._max_norm)
+        self.norms = {0: square**0.5}
+        self.was_clipped = _scales(self.norms[0], self._max_norm)
 
     def _clip(self) -> None:
-        assert self.norm is not None
-        clip_grads_with_norm_(self._weights, self._max_norm, self.norm)
+        clip_grads_with_norm_(self._weights, self._max_norm, self.norms[0])
 
     def _let_go(self) -> None:
         for weight in self._weights:
@@ -220,3 +239,27 @@ def _differ(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return not torch.equal(one, other)
     return bool(one != other)
+
+
+def _check_optimizers(setup: Setup) -> None:
+    """Whether all stages of a rank have an optimizer for the update after each step."""
+    trained = {
+        stage
+        for stage, module in setup.modules.items()
+        if any(weight.requires_grad for weight in module.parameters())
+    }
+    if not trained <= setup.optimizers.keys() <= setup.modules.keys():
+        raise PipelineError(
+            "with `max_norm` the pipeline updates its stages after each step, here those of "
+            f"{sorted(trained)}, and `optimizers` has {sorted(setup.optimizers)}: give it the "
+            "optimizer of each, or call `clip_grad_norm_` after each step"
+        )
+
+
+def of_rank(rank: Rank) -> Iterator[PostValidation]:
+    """The updates of all stages."""
+    max_norm = rank.site.setup.max_norm
+    assert max_norm is not None
+    _check_optimizers(rank.site.setup)
+    device = rank.site.device
+    yield PostValidation(max_norm, rank.stages, device, rank.shared, rank.wire)

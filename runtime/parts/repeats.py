@@ -9,20 +9,19 @@ and change is found out:
     F    some numbers of what is returned ─────────► the same in R?
 """
 
-from collections.abc import Container, Iterable
-from typing import Literal
+from collections.abc import Container, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
+from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Forward, Part
-from schedlang.runtime.torch_private import changes_of, tree_flatten
+from schedlang.runtime.setup import Verify
+from schedlang.runtime.torch_private.pytrees import tree_flatten
+from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import dense_parts, sample, tolerance
-
-#: When what two runs of a forward return is compared: in the first step, and of inputs whose shapes
-#: are known; always; or never.
-Verify = Literal["first", "always", "never"]
+from schedlang.schedule.kinds import Kind
 
 
 class Repeats(Part):
@@ -145,3 +144,11 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(
         one, other, rtol=0, atol=tolerance(one) * largest, equal_nan=True
     )
+
+
+def of_stages(site: Site) -> Iterator[tuple[int, Repeats]]:
+    """Those of stages whose forwards the plan repeats."""
+    for stage, module in site.modules.items():
+        recomputed = site.plan.microbatches_with(Kind.R, stage)
+        if recomputed:
+            yield stage, Repeats(stage, module, recomputed, site.setup.verify)

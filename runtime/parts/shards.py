@@ -11,21 +11,19 @@ Where the plan has these actions, they are done there; where it has none, `sched
 has the policy.
 """
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import chain
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.shards import shards
+from schedlang.runtime.door import Rank
 from schedlang.runtime.part import ExtraCall, Part, When
-from schedlang.runtime.processes import Replicas
-from schedlang.runtime.torch_private import check_fsdp, fsdp_roots
+from schedlang.runtime.torch_private.fsdp import check_fsdp, fsdp_roots
+from schedlang.runtime.torch_private.wrappers import is_sharded, sharded_parts
 from schedlang.schedule.kinds import Kind
 
 #: The actions of a plan that sharded stages do.
@@ -79,7 +77,7 @@ class ShardedModule:
     """The parts of a stage's module that `fully_shard` has sharded, in the hands of a pipeline."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._parts = _sharded_parts(module)
+        self._parts = sharded_parts(module)
         check_fsdp(self._parts)
         #: The gathers that have begun, one for each part.
         self._gathers: list[Any] = []
@@ -138,35 +136,6 @@ class ShardedModule:
             part.set_is_last_backward(now)
 
 
-def is_sharded(module: nn.Module) -> bool:
-    """Whether FSDP2 has sharded a part of a module."""
-    return bool(_sharded_parts(module))
-
-
-def counting_together(
-    replicas: Replicas, modules: Iterable[nn.Module]
-) -> list[Replicas]:
-    """The replicas whose losses count together, along each dimension in which there are some: those
-    of the pipeline, and those among which FSDP takes the mean of gradients.
-    """
-    found = [replicas] if replicas.are_several else []
-    weights = chain.from_iterable(
-        module.parameters() for module in modules if is_sharded(module)
-    )
-    mesh = next(
-        (weight.device_mesh for weight in weights if hasattr(weight, "device_mesh")),
-        None,
-    )
-    if mesh is not None:
-        for group in mesh.get_all_groups():
-            found.append(Replicas(tuple(dist.get_process_group_ranks(group)), group))
-    return found
-
-
-def _sharded_parts(module: nn.Module) -> list[Any]:
-    # If nothing has imported FSDP, nothing is sharded; to import it for the question alone would
-    # take a second.
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
-        return []
-    return [part for part in module.modules() if isinstance(part, fsdp.FSDPModule)]
+def of_rank(rank: Rank) -> Iterator[Shards]:
+    """Those of this rank, in one part."""
+    yield Shards(rank.site.modules, rank.site.setup.max_gathered)

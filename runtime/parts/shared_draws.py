@@ -8,13 +8,14 @@ and no stage sees it: so it is asked about, once.
 
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 
 import torch
 import torch.distributed as dist
 
-from schedlang.runtime.part import Forward, Part
+from schedlang.runtime.door import Rank, Site
+from schedlang.runtime.part import Forward, Part, parts_by_stage
 from schedlang.runtime.random_state import State, random_state
 from schedlang.runtime.wire import Wire
 from schedlang.schedule.layout import Layout
@@ -94,3 +95,16 @@ def _warn_of(one: int, other: int) -> None:
         "let batches that are alike on all ranks draw from a `torch.Generator` of their own",
         stacklevel=2,
     )
+
+
+def of_stages(site: Site) -> Iterator[tuple[int, Draws]]:
+    """Those of all stages."""
+    for stage in site.modules:
+        yield stage, Draws(site.device)
+
+
+def of_rank(rank: Rank) -> Iterator[SharedDraws]:
+    """What ranks say of their stages' own."""
+    layout = rank.site.plan.layout
+    own = parts_by_stage(Draws, rank.site.parts)
+    yield SharedDraws(layout, own, rank.wire, rank.site.device)

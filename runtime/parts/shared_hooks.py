@@ -12,14 +12,16 @@ so it is asked about, once.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from schedlang.runtime.part import Forward, Part
-from schedlang.runtime.torch_private import has_hooks_before, tree_flatten
+from schedlang.runtime.door import Rank, Site
+from schedlang.runtime.part import Forward, Part, parts_by_stage
+from schedlang.runtime.torch_private.leaf_hooks import has_hooks_before
+from schedlang.runtime.torch_private.pytrees import tree_flatten
 from schedlang.runtime.wire import Wire
 from schedlang.schedule.layout import Layout
 
@@ -89,3 +91,16 @@ def _warn_of(earlier: int, later: int) -> None:
         "both change it, let one of them take a view of the tensor, `x.view_as(x)`, for its hooks",
         stacklevel=2,
     )
+
+
+def of_stages(site: Site) -> Iterator[tuple[int, BoundaryHooks]]:
+    """Those of all stages."""
+    for stage in site.modules:
+        yield stage, BoundaryHooks()
+
+
+def of_rank(rank: Rank) -> Iterator[SharedHooks]:
+    """What ranks say of their stages' own."""
+    layout = rank.site.plan.layout
+    own = parts_by_stage(BoundaryHooks, rank.site.parts)
+    yield SharedHooks(layout, own, rank.wire, rank.site.device)

@@ -8,8 +8,11 @@ The gradient of this `past` takes the same way back:
     B   slice 0 ◄──grad── slice 1 ◄──grad── slice 2
 """
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
+from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
 from schedlang.runtime.values import Value, flatten, has_gradient, leaves_of, of_its_own
@@ -80,3 +83,10 @@ class Past(Part):
         past = self._past.pop(slice, None)
         if past is not None:
             self._gradients[slice - 1] = run.take(len(leaves_of(past)))
+
+
+def of_stages(site: Site) -> Iterator[tuple[int, Past]]:
+    """Those of all stages."""
+    layout = site.plan.layout
+    for stage in site.modules:
+        yield stage, Past(stage, layout.slices, layout.has_backward[stage])

@@ -12,7 +12,7 @@ are summed at the end of a step, or where the plan updates them, for each update
 (`schedlang.runtime.parts.updates`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 
 import torch
@@ -20,9 +20,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.door import Rank
 from schedlang.runtime.part import ExtraCall, Part, When
-from schedlang.runtime.parts.shared_weights import SharedWeights, gradient_of
 from schedlang.runtime.processes import Replicas
+from schedlang.runtime.shared_weights import SharedWeights, gradient_of
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.values import on_device
 from schedlang.runtime.wire import InFlight, Wire
@@ -127,15 +128,6 @@ class StageSum(Part):
             begins = max(written, default=backwards[-1])
             yield ExtraCall(begins, When.AFTER, self._sum.begin)
             yield ExtraCall(len(actions), When.AFTER, self._sum.end)
-
-
-def stage_sums(
-    stages: Mapping[int, Stage], shared: Sequence[SharedWeights], wire: Wire
-) -> list[StageSum]:
-    """The sums of all stages of this rank, if the pipeline has replicas."""
-    if not wire.processes.replicas.are_several:
-        return []
-    return [StageSum(stage, shared, wire) for stage in stages.values()]
 
 
 class SharedSums(Part):
@@ -294,3 +286,13 @@ def _total(tensors: Iterable[Tensor]) -> Tensor:
     if not others or first.element_size() > 2:
         return reduce(torch.add, others, first)
     return reduce(torch.add, others, first.float()).to(first.dtype)
+
+
+def of_rank(rank: Rank) -> Iterator[Part]:
+    """The sums over replicas of each stage, and those of shared weights."""
+    if rank.wire.processes.replicas.are_several:
+        for stage in rank.stages.values():
+            yield StageSum(stage, rank.shared, rank.wire)
+    # Replicas whose updates are in the plan have made their sums by the end of a step.
+    if not rank.site.asks_for("updates of replicas"):
+        yield SharedSums(rank.shared, rank.wire)

@@ -3,10 +3,11 @@ the other.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.components import overlapped_pairs
+from schedlang.ranks.overlaps import overlapped_pairs
+from schedlang.runtime.door import Rank
 from schedlang.runtime.part import Part
 from schedlang.runtime.stage import Stage
 
@@ -35,3 +36,9 @@ class Turns(Part):
                 "stage" if len(others) == 1 else "stages",
                 ", ".join(others),
             )
+
+
+def of_rank(rank: Rank) -> Iterator[Turns]:
+    """Rank 0 prints the notice, once for the job."""
+    if rank.site.rank == 0:
+        yield Turns(rank.site.plan, rank.stages)

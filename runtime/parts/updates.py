@@ -6,7 +6,7 @@ and waits for the sum at the first `U`. Sums of different stages need not come i
 all ranks, so each has a process group of its own.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import combinations
 
@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import ExtraCall, Part, When
-from schedlang.runtime.parts.shards import is_sharded
 from schedlang.runtime.parts.sums import ReplicaSum
 from schedlang.runtime.processes import Replicas
 from schedlang.runtime.stage import Stage
@@ -79,32 +79,24 @@ class ReplicaUpdates(Part):
             self._updated = []
 
 
-def replica_updates(
-    plan: Plan, stages: Mapping[int, Stage], wire: Wire
-) -> list[ReplicaUpdates]:
-    """Those of this rank, if the plan has several pipelines and updates its stages; all ranks make
-    all process groups.
-    """
-    if len(plan.layout.pipelines) == 1 or plan.layout.models or not plan.has_updates:
-        return []
-    processes = wire.processes.pipeline
-    has_shards = any(is_sharded(stage.module) for stage in stages.values())
-    if len(processes) < dist.get_world_size() or has_shards:
+def of_rank(rank: Rank) -> Iterator[ReplicaUpdates]:
+    """Those of this rank; all ranks make all process groups."""
+    layout = rank.site.plan.layout
+    processes = rank.wire.processes.pipeline
+    if len(processes) < dist.get_world_size():
         raise PipelineError(
             "a plan that updates replicas runs on all processes, and its stages are not sharded"
         )
-    updates = []
-    for piece in range(plan.layout.pieces):
-        replicas = plan.layout.replicas(piece)
+    for piece in range(layout.pieces):
+        replicas = layout.replicas(piece)
         members = tuple(
-            sorted({processes[plan.placement[number]] for number in replicas})
+            sorted({processes[layout.placement[number]] for number in replicas})
         )
         group = dist.new_group(list(members)) if len(members) > 1 else None
-        own = [stages[number] for number in replicas if number in stages]
+        own = [rank.stages[number] for number in replicas if number in rank.stages]
         if own:
             _check_optimizers(own)
-            updates.append(ReplicaUpdates(own, wire, Replicas(members, group)))
-    return updates
+            yield ReplicaUpdates(own, rank.wire, Replicas(members, group))
 
 
 def _check_optimizers(stages: Sequence[Stage]) -> None:

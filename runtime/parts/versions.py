@@ -16,7 +16,7 @@ kept, all forwards share one set of leaves, in the memory of the parameters, and
 backward comes to read what updates have put there since.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,9 +25,12 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
-from schedlang.runtime.torch_private import changes_of, has_hooks, run_backward
+from schedlang.runtime.torch_private.engine import run_backward
+from schedlang.runtime.torch_private.leaf_hooks import has_hooks
+from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.schedule.kinds import Kind
 
 
@@ -285,7 +288,7 @@ class _Absent(Tensor):
         )
 
 
-_ABSENT = torch.empty(0).as_subclass(_Absent)
+_ABSENT = torch.empty(0, device="cpu").as_subclass(_Absent)
 #: The way out where a backward cannot read the newest weights.
 _KEEP = "take a schedule that keeps versions of them, such as `weights stash`"
 
@@ -320,20 +323,19 @@ def _leaves(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: nn.Parameter(tensor.data) for name, tensor in tensors.items()}
 
 
-def versions_of(
-    plan: Plan, rank: int, modules: Mapping[int, nn.Module]
-) -> dict[int, LateWeights]:
-    """The weights of the stages that read late ones; stages that are one module, which are
-    replicas, have them together.
+def of_stages(site: Site) -> Iterator[tuple[int, LateWeights]]:
+    """Those of stages that read late weights; stages that are one module, which are replicas, have
+    them together.
     """
-    by_stage = dict[int, LateWeights]()
-    behind = delays(plan, rank)
+    layout = site.plan.layout
+    behind = delays(site.plan, site.rank)
     first: dict[int, tuple[int, bool, int, int]] = {}
-    for number, module in modules.items():
-        keeps_none = plan.weights_of(number).keeps_none
+    made: dict[int, LateWeights] = {}
+    for number, module in site.modules.items():
+        keeps_none = site.plan.weights_of(number).keeps_none
         delay = behind[number]
         # How many microbatches an update has says nothing where all read the latest weights.
-        per_update = plan.layout.units(number) // plan.layout.updates if delay else 0
+        per_update = layout.units(number) // layout.updates if delay else 0
         known = first.setdefault(id(module), (number, keeps_none, delay, per_update))
         if known[1:] != (keeps_none, delay, per_update):
             raise PipelineError(
@@ -342,13 +344,13 @@ def versions_of(
             )
         if not delay:
             continue
-        if known[0] != number:
-            by_stage[number] = by_stage[known[0]]
-        elif keeps_none:
-            by_stage[number] = UnstashedWeights(number, module)
-        else:
-            by_stage[number] = WeightVersions(number, module, delay, per_update)
-    return by_stage
+        if id(module) not in made:
+            made[id(module)] = (
+                UnstashedWeights(number, module)
+                if keeps_none
+                else WeightVersions(number, module, delay, per_update)
+            )
+        yield number, made[id(module)]
 
 
 def delays(plan: Plan, rank: int) -> dict[int, int]:

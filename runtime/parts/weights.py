@@ -9,11 +9,16 @@ next update may come before the last backwards of this one: a gradient that a fo
 itself would be counted for the wrong update.
 """
 
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 
+from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Forward, Part
-from schedlang.runtime.torch_private import changes_of, has_hooks_after
+from schedlang.runtime.torch_private.leaf_hooks import has_hooks_after
+from schedlang.runtime.torch_private.tensors import changes_of
+from schedlang.runtime.torch_private.wrappers import is_sharded
 from schedlang.runtime.values import are_same, sample
 
 
@@ -134,3 +139,11 @@ class Weights(Part):
 def _changes_of_gradient(weight: Tensor) -> int:
     """How often a weight's gradient was changed in place; 0 where there is none."""
     return 0 if weight.grad is None else changes_of(weight.grad)
+
+
+def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
+    """Those of all stages; the weights of sharded ones come and go."""
+    for stage, module in site.modules.items():
+        yield stage, SameWeights(stage, module)
+        if not is_sharded(module):
+            yield stage, Weights(stage, module, site.plan.has_updates)

@@ -105,7 +105,7 @@ COMMANDS: dict[str, Command | str] = {
             **IDEAL,
             "--jitter SHARE": given(
                 "simulate many runs, in which each op and transfer takes longer or shorter: 0.1 is "
-                "a standard deviation of 10%% of its duration, see docs/robust.md",
+                "a standard deviation of 10%% of its duration, see docs/costs.md",
                 number,
             ),
             "--slow WHAT:FACTOR": "a rank whose ops, or a link whose transfers take so many times "

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from schedlang.proof.moments import Moments, global_events, sent_as
 from schedlang.schedule.columns import Columns, Ints, actions_of
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import RECEIVES, SENDS, Kind
 from schedlang.schedule.needs import needs_of
 from schedlang.schedule.schedule import Schedule
 
@@ -111,8 +111,8 @@ def _messages(schedule: Schedule) -> _Messages:
     return _Messages(
         maker=needs.maker[items],
         user=needs.user[items],
-        send=np.where(is_forward, int(Kind.SEND_F), int(Kind.SEND_B)),
+        send=np.where(is_forward, SENDS[Kind.F], SENDS[Kind.B]),
         sent_as=numbers[order],
-        receive=np.where(is_forward, int(Kind.RECV_F), int(Kind.RECV_B)),
+        receive=np.where(is_forward, RECEIVES[Kind.F], RECEIVES[Kind.B]),
         received_as=needs.number[items],
     )

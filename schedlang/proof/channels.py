@@ -145,7 +145,7 @@ class Channels:
         # One number for stage and direction, activations or gradients, and then for the microbatch.
         rows = np.flatnonzero(self.is_send)
         microbatches = int(columns.microbatch.max(initial=0)) + 1
-        number = columns.stage[rows] * 2 + is_any(columns.kind[rows], Kind.SEND_B)
+        number = columns.stage[rows] * 2 + is_any(columns.kind[rows], SENDS[Kind.B])
         later, _ = repeats(number * np.int64(microbatches) + columns.microbatch[rows])
         for row in rows[later].tolist():
             rank, index = columns.place(row)

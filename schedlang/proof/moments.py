@@ -28,7 +28,7 @@ from schedlang.proof.events import Events
 from schedlang.proof.graph import NOTHING
 from schedlang.schedule.columns import Columns, Flags, Floats, Ints, repeats
 from schedlang.schedule.costs import Costs
-from schedlang.schedule.kinds import HANDS_ON, OPS, RECEIVES, Kind, kinds_of
+from schedlang.schedule.kinds import HANDS_ON, OPS, RECEIVES, Kind
 from schedlang.schedule.needs import Needs, needs_of
 from schedlang.schedule.schedule import Schedule
 
@@ -222,10 +222,10 @@ def _in_batches(columns: Columns, sends: Ints, receives: Ints, when: Ints) -> bo
 
 def _without_ways(schedule: Schedule) -> Costs:
     """The schedule's costs where transfers and copies to the host take no time."""
-    copies = kinds_of(lambda op: op.is_background)
-    if not schedule.columns.is_background.any():
-        copies = ()
-    no_times: dict[str, Any] = {f"{OPS[kind].cost}_times": (0.0,) for kind in copies}
+    no_times: dict[str, Any] = {}
+    if schedule.columns.is_background.any():
+        copies = (op for op in OPS.values() if op.is_background)
+        no_times = {f"{op.cost}_times": (0.0,) for op in copies}
     return evolve(
         schedule.costs,
         p2p_time=None,

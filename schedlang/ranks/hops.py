@@ -14,8 +14,11 @@ from collections.abc import Container, Iterator
 import numpy as np
 
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.kinds import OF_HOPS, USES_WEIGHTS, Kind
+from schedlang.schedule.kinds import OF_HOPS, USES_WEIGHTS, kinds_of
 from schedlang.schedule.schedule import Schedule
+
+#: The ops by which weights arrive from the replica before.
+_ARRIVALS = kinds_of(lambda op: op.is_hop and op.weights == "bring")
 
 
 def homes(schedule: Schedule) -> dict[int, list[int]]:
@@ -28,7 +31,7 @@ def homes(schedule: Schedule) -> dict[int, list[int]]:
         stages: list[int] = np.unique(columns.stage[columns.where(*kinds)]).tolist()
         return stages
 
-    receivers = {*stages_with(Kind.RECV_WEIGHTS)}
+    receivers = {*stages_with(*_ARRIVALS)}
     return {
         stage: [
             each for each in schedule.layout.replicas(stage) if each not in receivers
@@ -51,7 +54,7 @@ def first_users(actions: Actions) -> Iterator[tuple[int, int]]:
     for index, (kind, stage) in enumerate(
         zip(actions.kind, actions.stage, strict=True)
     ):
-        if kind == Kind.RECV_WEIGHTS:
+        if kind in _ARRIVALS:
             coming.add(stage)
         elif kind in USES_WEIGHTS and stage in coming:
             coming.remove(stage)

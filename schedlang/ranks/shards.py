@@ -26,7 +26,7 @@ from itertools import accumulate
 from attrs import define, field, frozen
 
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.schedule.actions import Actions, is_transfer
+from schedlang.schedule.actions import Actions, is_transfer, is_update
 from schedlang.schedule.kinds import GATHERS, MAKERS, SUMS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
 
@@ -40,6 +40,9 @@ class Shards:
 
     before: dict[int, list[Step]] = field(factory=dict)
     after: dict[int, list[Step]] = field(factory=dict)
+    #: The gathers in order: the action before which each begins, the stage, and the first op that
+    #: needs it.
+    gathers: list[tuple[int, int, int]] = field(factory=list)
 
     def __iter__(self) -> Iterator[Step]:
         """All, in order."""
@@ -74,7 +77,7 @@ def shards(actions: Actions, stages: Container[int], places: int) -> Shards:
     for index, (kind, stage) in enumerate(pairs):
         if stage not in stages:
             continue
-        if kind == Kind.U:
+        if is_update(kind):
             walk.updated[stage] = index
         elif kind in USES_WEIGHTS:
             if stage not in gathered:
@@ -84,25 +87,6 @@ def shards(actions: Actions, stages: Container[int], places: int) -> Shards:
                     0, (Kind.REDUCE_GRAD, stage)
                 )
     return walk.steps
-
-
-def gathers(
-    actions: Actions, stages: Container[int], places: int
-) -> Iterator[tuple[int, int, int]]:
-    """The gathers of a rank in order: the index of the action before which each begins, the stage,
-    and the index of the first op that needs it. The arguments are those of `shards`.
-    """
-    steps = shards(actions, stages, places)
-    for index in sorted(steps.before):
-        for kind, stage in steps.before[index]:
-            if kind == Kind.UNSHARD:
-                user = index
-                while (
-                    actions.stage[user] != stage
-                    or actions.kind[user] not in USES_WEIGHTS
-                ):
-                    user += 1
-                yield index, stage, user
 
 
 def shards_text(schedule: Schedule, rank: int, places: int) -> str:
@@ -193,6 +177,7 @@ class _Walk:
             begins = index
         self.gathered.add(stage)
         self.steps.before.setdefault(begins, []).extend(steps)
+        self.steps.gathers.append((begins, stage, index))
 
 
 def _ahead(
@@ -210,7 +195,7 @@ def _ahead(
     for index in reversed(range(len(actions))):
         kind = actions.kind[index]
         stage = actions.stage[index]
-        if kind == Kind.U:
+        if is_update(kind):
             used.pop(stage, None)
             added.discard(stage)
         elif kind in USES_WEIGHTS and stage in stages:

@@ -22,8 +22,8 @@ from schedlang.plan.plan import Plan
 from schedlang.plan.torch_tables import plan_of, read_table
 from schedlang.runtime import Pipeline
 from schedlang.runtime.microbatches import Microbatches
-from schedlang.runtime.parts.shards import is_sharded
 from schedlang.runtime.processes import PIPELINE
+from schedlang.runtime.torch_private.wrappers import is_sharded
 from schedlang.schedule.forward_only import forward_only
 from schedlang.torch.agreement import check_agreement, check_are_stages
 from schedlang.torch.private import (

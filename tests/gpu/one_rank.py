@@ -2,9 +2,10 @@
 
 import time
 import warnings
-from importlib import reload
+from importlib import import_module, reload
 from itertools import pairwise
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import torch
@@ -39,7 +40,10 @@ def versions() -> Said:
     """What this machine has, and which of torch's private parts are missing."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        reload(torch_private)
+        for module in iter_modules(
+            torch_private.__path__, "schedlang.runtime.torch_private."
+        ):
+            reload(import_module(module.name))
     missing = [str(each.message) for each in caught if "has no" in str(each.message)]
     said: Said = {"torch": torch.__version__, "missing": missing}
     if on_gpu():

@@ -28,10 +28,10 @@ from schedlang.runtime.errors import PipelineError  # noqa: E402
 from schedlang.runtime.parts.keepers import (  # noqa: E402
     KeptElsewhere,
     KeptHere,
-    copies_between_ranks,
+    of_rank,
 )
 from schedlang.runtime.parts.offload import Memory, Offload  # noqa: E402
-from schedlang.runtime.torch_private import changes_of  # noqa: E402
+from schedlang.runtime.torch_private.tensors import changes_of  # noqa: E402
 from tests.support.mesh import mesh, on  # noqa: E402
 from tests.support.models import (  # noqa: E402
     ROWS,
@@ -304,12 +304,15 @@ def test_what_is_changed_on_its_way_is_refused() -> None:
 
 def test_gpus_are_refused() -> None:
     plan = program("bpipe", ranks=4, microbatches=8)
-    gpu = torch.device("cuda")
-    stage = SimpleNamespace(device=gpu, parts=[SimpleNamespace()])
-    stage.parts = [Offload(0, modules(1)[0], torch.device("cpu"), {1})]
-    wire = SimpleNamespace(processes=SimpleNamespace(own=0))
+    own = Offload(0, modules(1)[0], torch.device("cpu"), {1})
+    site = SimpleNamespace(
+        plan=plan, rank=0, device=torch.device("cuda"), parts={0: [own]}
+    )
+    rank = SimpleNamespace(
+        site=site, exchange=SimpleNamespace(tag_of_copies=lambda rank: rank)
+    )
     with pytest.raises(PipelineError, match="rank 0 offloads activations to rank 3"):
-        copies_between_ranks(plan, {0: stage}, wire, lambda rank: rank)
+        [*of_rank(rank)]
 
 
 def failing() -> None:

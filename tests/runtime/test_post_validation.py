@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, add_loss
+from schedlang.runtime.parts.post_validation import PostValidation
 from tests.support.mesh import add_gradients, mesh
 from tests.support.models import (
     OPTIMIZERS,
@@ -46,6 +47,12 @@ FAR = 1e9
 LARGE = {3, 6, 7, 8, 10, 12}
 
 Optimizers = dict[int, Optimizer]
+
+
+def updates_of(pipeline: Pipeline) -> PostValidation | None:
+    """The updates that a pipeline makes after each step, if it does."""
+    found = [part for part in pipeline._parts if isinstance(part, PostValidation)]
+    return found[0] if found else None
 
 
 class Noisy(nn.Module):
@@ -163,7 +170,7 @@ def course(
                 each.step()
                 each.zero_grad()
         else:
-            found.were_ahead.append(ours._updates.was_ahead)
+            found.were_ahead.append(updates_of(ours).was_ahead)
         then(ours, step, found)
         for each in rates:
             each.step()
@@ -199,7 +206,7 @@ def ask_for_losses(ours: Pipeline, _: int, found: Course) -> None:
 
 def ask_at_times(ours: Pipeline, step: int, found: Course) -> None:
     """Now and then some ranks ask for the norm, and all evaluate."""
-    if ours._updates is not None and step % 3 == dist.get_rank() % 3:
+    if updates_of(ours) is not None and step % 3 == dist.get_rank() % 3:
         found.norms.extend(ours.norms)
     if step % 4 == 3:
         found.losses.extend(ours.evaluate(batch(program("zb_v"), step)[0]) or ())
@@ -355,7 +362,7 @@ def saved(folder: Path) -> list[object]:
 
     def save(ours: Pipeline, step: int, _: Course) -> None:
         if step == 3:
-            ours.save(folder / str(ours._updates is None), step)
+            ours.save(folder / str(updates_of(ours) is None), step)
 
     train = partial(course, plan, then=save)
     waits = train(noisy(8), waits=True, steps=4)
@@ -394,7 +401,7 @@ def fails_at_the_update(what: Callable[[], None], timeout: float) -> None:
     ours = pipeline(plan, model, optimizers=optimizers, max_norm=FAR, timeout=timeout)
     for step in range(4):
         if step == 2 and mine == 3:
-            ours._updates.update = what
+            ours._after_step = [what]
         ours.step(*batch(plan, step))
 
 

@@ -23,7 +23,7 @@ _KEYS = {
 }
 
 COMMAND = Command(
-    "simulate a strategy with the options of PP-Schedule-Visualization, see docs/pipeline.md",
+    "simulate a strategy with the options of PP-Schedule-Visualization, see docs/commands.md",
     "extras.pipeline_tool.pipeline_command.pipeline",
     "--num-stages 4 --num-batches 8 --p2p-time 0.1",
     {

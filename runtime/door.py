@@ -1,0 +1,381 @@
+"""The door: what a plan, a module or a script may ask of the runtime beside plain forwards and
+backwards, one row each.
+
+A row says who asks for it, which file of `parts/` does it, and with what it does not go together,
+and why. The file is imported where the row is asked for: so a pipeline pays for what it needs. A
+file has one of two functions, or both:
+
+    of_stages(site)     yields parts of this rank's stages, each with the number of its stage
+    of_rank(rank)       yields parts of the whole rank; all ranks build theirs together, in order
+
+The order of the rows is that of a stage's parts around its module, the innermost first:
+
+    module │ offload, buffers, repeats, weights, hooks, draws │ audit │ versions, slices, far edges
+
+The audit lies between, since it calls the module alone with what the outer parts give it, and hands
+what it returns through them. A module that has slices and skips returns `(output, {stage: value}),
+past`: so slices are further out than skips. Along edges goes the output, which is by itself when
+skips have been taken from it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from inspect import ismethod
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch import nn
+
+from schedlang.plan.plan import Plan
+from schedlang.ranks.overlaps import overlapped_pairs
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.exchange import Exchange
+from schedlang.runtime.part import Part
+from schedlang.runtime.processes import Processes
+from schedlang.runtime.setup import Setup
+from schedlang.runtime.shared_weights import SharedWeights
+from schedlang.runtime.stage import Loss, Stage
+from schedlang.runtime.torch_private.wrappers import is_sharded
+from schedlang.runtime.watchdog import Watchdog
+from schedlang.runtime.wire import Wire
+from schedlang.schedule.kinds import OF_HOPS, Kind
+
+
+@frozen(eq=False)
+class Asked:
+    """What a rank is asked for: by its plan, and by what its script gives."""
+
+    plan: Plan
+    processes: Processes
+    setup: Setup
+
+    def asks_for(self, feature: str) -> bool:
+        """Whether a feature is asked for, by its name, for any stage of the rank."""
+        is_asked = FEATURES[feature].is_asked
+        return any(is_asked(self, stage) for stage in self.modules)
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.processes.own
+
+    @property
+    def modules(self) -> Mapping[int, nn.Module]:
+        """The modules of this rank's stages, by number."""
+        return self.setup.modules
+
+
+@frozen(eq=False)
+class Site(Asked):
+    """Where parts of stages are built."""
+
+    device: torch.device
+    #: The parts of each stage so far, the innermost first: they are built from the outside inwards.
+    parts: dict[int, list[Part]] = field(factory=dict)
+
+    def loss_of(self, stage: int) -> Loss | None:
+        """The loss of a stage, if it is a last one and has one."""
+        function = self.setup.loss_of(self.plan.layout.model_of(stage))
+        if function is None or not self.plan.layout.is_last(stage):
+            return None
+        return Loss(function)
+
+
+@frozen(eq=False)
+class Rank:
+    """Where parts of a whole rank are built: its stages, and its ways to other ranks. `shared` are
+    the weights of its stages.
+    """
+
+    site: Site
+    stages: Mapping[int, Stage]
+    shared: Sequence[SharedWeights]
+    wire: Wire
+    exchange: Exchange
+    watchdog: Watchdog
+
+
+@frozen(eq=False)
+class Feature:
+    """A row: what is asked for, in words; whether it is, for a stage of a rank; the file of
+    `parts/` that does it, if it is a part; and for each other feature with which it does not go
+    together, by its name, the error that says why.
+    """
+
+    words: str
+    is_asked: Callable[[Asked, int], bool]
+    file: str | None = None
+    not_with: Mapping[str, str] = MappingProxyType({})
+
+
+def _always(asked: Asked, stage: int) -> bool:
+    return True
+
+
+def _trains(asked: Asked, stage: int) -> bool:
+    return not asked.plan.is_forward_only
+
+
+def _has_replicas(asked: Asked, stage: int) -> bool:
+    return asked.processes.replicas.are_several
+
+
+def _has_copies(asked: Asked, stage: int) -> bool:
+    """Whether gradients of a weight may have to be summed."""
+    pipelines = asked.plan.layout.pipelines
+    return bool(asked.setup.tied or _has_replicas(asked, stage) or len(pipelines) > 1)
+
+
+def _reads_late_weights(asked: Asked, stage: int) -> bool:
+    if not asked.plan.has_updates:
+        return False
+    delays: Mapping[int, int] = load("versions").delays(asked.plan, asked.rank)
+    return delays[stage] > 0
+
+
+def _overlaps(asked: Asked, stage: int) -> bool:
+    """Whether a forward of a stage overlaps a backward."""
+    actions = asked.plan.ranks[asked.rank]
+    return any(actions.stage[index] == stage for index in overlapped_pairs(actions))
+
+
+def _is_cut_over_a_mesh(asked: Asked, stage: int) -> bool:
+    weights = asked.modules[stage].parameters()
+    return any(hasattr(weight, "to_local") for weight in weights)
+
+
+def _are_away(weights: Sequence[nn.Parameter]) -> bool:
+    return bool(weights) and not any(weight.numel() for weight in weights)
+
+
+def _travels(asked: Asked, stage: int) -> bool:
+    return bool(OF_HOPS & {*asked.plan.ranks[asked.rank].kind})
+
+
+def _updates_replicas(asked: Asked, stage: int) -> bool:
+    layout = asked.plan.layout
+    are_several = len(layout.pipelines) > 1 and not layout.models
+    return are_several and asked.plan.has_updates
+
+
+_TRAVEL_ALONE = (
+    "the plan passes the weights of its stages on from rank to rank: with {other} it cannot do so "
+    "yet"
+)
+_SCALED = (
+    "makes the updates, so gradients would still be scaled: take a plan without `U`, and in the "
+    "script `scaler.unscale_`, `clip_grad_norm_` and `scaler.step` after each step; or a fixed "
+    "`loss_scale`"
+)
+
+#: By name, what may be asked for.
+FEATURES: Mapping[str, Feature] = {
+    # Around the module of a stage, from the inside out.
+    "offload": Feature(
+        "activations that are offloaded",
+        lambda asked, stage: bool(asked.plan.microbatches_with(Kind.OFFLOAD, stage)),
+        "offload",
+        {
+            "mesh weights": "stage {stage} has weights that are cut over a mesh (DTensor), so its "
+            "activations cannot be offloaded yet"
+        },
+    ),
+    "buffers": Feature(
+        "buffers",
+        lambda asked, stage: any(True for _ in asked.modules[stage].buffers()),
+        "buffers",
+    ),
+    "repeats": Feature(
+        "forwards that are run again (`R`)",
+        lambda asked, stage: bool(asked.plan.microbatches_with(Kind.R, stage)),
+        "repeats",
+    ),
+    "weights": Feature("weights that stay the same in a step", _always, "weights"),
+    "hooks": Feature("hooks of what passes between stages", _trains, "shared_hooks"),
+    "draws": Feature("random numbers", _trains, "shared_draws"),
+    "audit": Feature(
+        "an audit of the stages", lambda asked, stage: asked.setup.audit, "audit"
+    ),
+    "late weights": Feature(
+        "older versions of the weights", _reads_late_weights, "versions"
+    ),
+    "slices": Feature(
+        "slices", lambda asked, stage: asked.plan.layout.slices > 1, "slices"
+    ),
+    "far edges": Feature(
+        "edges to other stages than the next one, and skips",
+        lambda asked, stage: bool(asked.plan.layout.far_edges),
+        "far_edges",
+    ),
+    # Around the walk of a rank.
+    "keepers": Feature(
+        "activations that another rank keeps",
+        lambda asked, stage: bool(asked.plan.layout.keepers),
+        "keepers",
+    ),
+    "max_norm": Feature(
+        "`max_norm`, which the pipeline clips its updates to",
+        lambda asked, stage: asked.setup.max_norm is not None,
+    ),
+    "clipping": Feature(
+        "updates of the plan that are clipped (`U` and `max_norm`)",
+        lambda asked, stage: (
+            asked.setup.max_norm is not None and asked.plan.has_updates
+        ),
+        "clipping",
+    ),
+    "updates after steps": Feature(
+        "an update after each step (`max_norm`, and a plan without `U`)",
+        lambda asked, stage: asked.setup.ends_with_update(asked.plan),
+        "post_validation",
+        {
+            "models": "the plan trains several models, of which each has a norm of its own, so "
+            "`max_norm` cannot clip their updates: call `clip_grad_norm_` after each step"
+        },
+    ),
+    "sums": Feature(
+        "weights that are tied or replicated, whose gradients are summed",
+        _has_copies,
+        "sums",
+    ),
+    "updates of replicas": Feature(
+        "several pipelines whose stages the plan updates (`U`)",
+        _updates_replicas,
+        "updates",
+    ),
+    "turns": Feature("forwards that overlap backwards", _overlaps, "turns"),
+    "sharded": Feature(
+        "sharded weights",
+        lambda asked, stage: is_sharded(asked.modules[stage]),
+        "shards",
+        {
+            "audit": "stage {stage} is sharded, so it cannot be audited",
+            "late weights": "stage {stage} is sharded, so it cannot read older versions of its "
+            "weights yet",
+            "offload": "stage {stage} is sharded, so its activations cannot be offloaded yet",
+            "overlapped": "stage {stage} is sharded, so its method `overlapped` cannot be called "
+            "yet: its forwards and backwards run one after the other without it",
+            "max_norm": "the stages are sharded, so `max_norm` cannot clip their updates yet",
+            "updates of replicas": "a plan that updates replicas runs on all processes, and its "
+            "stages are not sharded",
+        },
+    ),
+    "hops": Feature(
+        "weights that travel from rank to rank",
+        _travels,
+        "hops",
+        dict.fromkeys(
+            (
+                "tied",
+                "max_norm",
+                "audit",
+                "sharded",
+                "mesh weights",
+                "offload",
+                "replicas",
+            ),
+            _TRAVEL_ALONE,
+        )
+        | {
+            "away": "the weights of stage {name} have no elements: where another pipeline passes "
+            "them on from rank to rank, they are elsewhere now. Keep that pipeline, or give this "
+            "one modules of its own"
+        },
+    ),
+    "scaler": Feature(
+        "a GradScaler",
+        lambda asked, stage: asked.setup.scaler is not None,
+        None,
+        {
+            "updates": f"`loss_scale` is a GradScaler, and the plan (`U`) {_SCALED}",
+            "max_norm": f"`loss_scale` is a GradScaler, and the pipeline (`max_norm`) {_SCALED}",
+        },
+    ),
+    "overflows": Feature("gradients that are not finite", _trains, "overflows"),
+    # What no part does by itself.
+    "overlapped": Feature(
+        "a method `overlapped`",
+        lambda asked, stage: (
+            ismethod(getattr(asked.modules[stage], "overlapped", None))
+            and _overlaps(asked, stage)
+        ),
+    ),
+    "updates": Feature(
+        "updates by the plan (`U`)", lambda asked, stage: asked.plan.has_updates
+    ),
+    "tied": Feature(
+        "tied weights",
+        lambda asked, stage: bool(asked.setup.tied),
+        None,
+        {
+            "updates": "the plan updates its stages itself (`U`), so none of their weights can be "
+            "tied"
+        },
+    ),
+    "mesh weights": Feature(
+        "weights that are cut over a mesh (DTensor)", _is_cut_over_a_mesh
+    ),
+    "away": Feature(
+        "weights that another pipeline has passed on",
+        lambda asked, stage: _are_away([*asked.modules[stage].parameters()]),
+    ),
+    "models": Feature(
+        "several models", lambda asked, stage: bool(asked.plan.layout.models)
+    ),
+    "replicas": Feature(
+        "replicas of the pipeline along another dimension of the mesh", _has_replicas
+    ),
+}
+
+
+def load(file: str) -> Any:
+    """A file of `parts/`, imported as in a process that does nothing else."""
+    with torch.inference_mode(False), torch.enable_grad():
+        return import_module(f"schedlang.runtime.parts.{file}")
+
+
+def check_together(asked: Asked) -> None:
+    """PipelineError where a rank is asked for two things that do not go together."""
+    name_of = asked.plan.names.stage
+    for feature in FEATURES.values():
+        for stage in asked.modules if feature.not_with else ():
+            if not feature.is_asked(asked, stage):
+                continue
+            for name, why in feature.not_with.items():
+                other = FEATURES[name]
+                if other.is_asked(asked, stage):
+                    raise PipelineError(
+                        why.format(stage=stage, name=name_of(stage), other=other.words)
+                    )
+
+
+def _files(site: Site) -> list[Any]:
+    """The files of parts that this rank needs."""
+    return [
+        load(feature.file)
+        for name, feature in FEATURES.items()
+        if feature.file is not None and site.asks_for(name)
+    ]
+
+
+def build_parts_of_stages(site: Site) -> dict[int, list[Part]]:
+    """The parts around the module of each stage of a rank, the innermost first."""
+    site.parts.update((stage, []) for stage in site.modules)
+    for file in reversed(_files(site)):
+        own: dict[int, list[Part]] = {}
+        for stage, part in file.of_stages(site) if hasattr(file, "of_stages") else ():
+            own.setdefault(stage, []).append(part)
+        for stage, parts in own.items():
+            site.parts[stage][:0] = parts
+    return site.parts
+
+
+def build_parts_of_rank(rank: Rank) -> list[Part]:
+    """The parts that are not of one stage alone."""
+    parts: list[Part] = []
+    for file in _files(rank.site):
+        if hasattr(file, "of_rank"):
+            parts += file.of_rank(rank)
+    return parts

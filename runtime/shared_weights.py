@@ -1,0 +1,282 @@
+"""Weights that several stages have: replicas of a stage, where two pipelines share the ranks; or
+stages with tied weights.
+
+All their copies begin alike, also those in replicas of the whole pipeline;
+`schedlang.runtime.parts.sums` sums their gradients.
+"""
+
+import json
+import warnings
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from schedlang.diagnostics.diagnostic import counted
+from schedlang.plan.plan import Plan
+from schedlang.ranks.hops import homes_of
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.processes import Processes
+from schedlang.runtime.setup import Tied
+from schedlang.runtime.torch_private.leaf_hooks import has_hooks_after
+from schedlang.runtime.values import sample
+from schedlang.runtime.watchdog import Watchdog
+
+
+@frozen(eq=False)
+class SharedWeights:
+    """Weights that are the same in some stages: for each weight the parameters of this rank; the
+    ranks of the plan that have some; and of several models, those that have them. If they travel
+    from rank to rank, one of these is their `home`, and has all of their gradients after a step.
+    """
+
+    name: str
+    weights: list[tuple[nn.Parameter, ...]]
+    ranks: list[int]
+    models: frozenset[str] = frozenset()
+    are_tied: bool = False
+    home: int | None = None
+
+    @property
+    def counts_on(self) -> int:
+        """The rank on which their gradients count, of those that have them."""
+        return self.ranks[0] if self.home is None else self.home
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether there are several copies within one replica of the pipeline."""
+        return len(self.ranks) > 1 or any(len(same) > 1 for same in self.weights)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All copies on this rank."""
+        return [weight for same in self.weights for weight in same]
+
+    def fingerprints(self) -> list[list[object]]:
+        """What must be the same for all copies, for each copy of this rank: shapes, sums of bits,
+        and whether they are trained.
+        """
+        copies = zip(*self.weights, strict=True)
+        return [
+            [
+                [list(weight.shape), _bits(weight), weight.requires_grad]
+                for weight in copy
+            ]
+            for copy in copies
+        ]
+
+
+def find_shared_weights(
+    plan: Plan, modules: Mapping[int, nn.Module], tied: Tied
+) -> list[SharedWeights]:
+    """All weights of a rank's stages, with those that have the same: tied weights, each by itself,
+    and the others by stage.
+    """
+    found = [_tied(plan, modules, names) for names in tied]
+    # In this order, so that no weight is in two of them:
+    #
+    #     tied weights          each by itself, on all ranks that have some of its stages
+    #     what is left          by stage of the first pipeline, with its replicas in the others
+    taken = {id(weight) for each in found for weight in each.parameters}
+    _check_the_others(plan, modules, taken)
+    found += [
+        _replicas(plan, modules, number, taken) for number in range(plan.layout.pieces)
+    ]
+    return [each for each in found if each.weights]
+
+
+def _tied(
+    plan: Plan, modules: Mapping[int, nn.Module], names: Mapping[int, str]
+) -> SharedWeights:
+    """A tied weight; its stages are those of one pipeline, and their replicas have it as well."""
+    shown = " and ".join(f"`{name}` of stage {stage}" for stage, name in names.items())
+    for stage in names:
+        if stage not in range(len(plan.placement)):
+            raise PipelineError(
+                f"`tied` has {shown}, but the plan has {counted(len(plan.placement), 'stage')}"
+            )
+    by_piece = {plan.layout.piece(stage): name for stage, name in names.items()}
+    here: dict[int, nn.Parameter] = {}
+    for stage, module in modules.items():
+        name = by_piece.get(plan.layout.piece(stage))
+        if name is not None:
+            weight = dict(module.named_parameters(remove_duplicate=False)).get(name)
+            if weight is None:
+                raise PipelineError(
+                    f"`tied` has {shown}, but stage {stage} has no parameter `{name}`"
+                )
+            here[id(weight)] = weight
+    return SharedWeights(
+        f"the tied {shown}",
+        [tuple(here.values())] if here else [],
+        _ranks(plan, by_piece),
+        _models(plan, by_piece),
+        are_tied=True,
+    )
+
+
+def _replicas(
+    plan: Plan, modules: Mapping[int, nn.Module], number: int, taken: Container[int]
+) -> SharedWeights:
+    """The weights of one stage of the first pipeline, and of its replicas in the others."""
+    # A rank that has two replicas may have them in one module.
+    mine = {
+        id(module): module
+        for stage, module in modules.items()
+        if plan.layout.piece(stage) == number
+    }
+    copies = [
+        [weight for weight in module.parameters() if id(weight) not in taken]
+        for module in mine.values()
+    ]
+    if len({len(copy) for copy in copies}) > 1:
+        raise PipelineError(
+            f"the replicas of stage {number} on this rank have different weights"
+        )
+    return SharedWeights(
+        f"the replicas of stage {number}",
+        list(zip(*copies, strict=True)),
+        _ranks(plan, [number]),
+        _models(plan, [number]),
+        home=_home(plan, modules, number),
+    )
+
+
+def _home(plan: Plan, modules: Mapping[int, nn.Module], number: int) -> int | None:
+    """The rank where the weights of a stage are at home, if they travel."""
+    own = [stage for stage in modules if plan.layout.piece(stage) == number]
+    homes = homes_of(plan, own)
+    return next((plan.placement[home] for home in homes.values()), None)
+
+
+def _check_the_others(
+    plan: Plan, modules: Mapping[int, nn.Module], taken: Container[int]
+) -> None:
+    """Whether no weight is in several stages that is not given as tied."""
+    first: dict[int, tuple[int, str]] = {}
+    for stage, module in modules.items():
+        for name, weight in module.named_parameters():
+            other, known = first.setdefault(id(weight), (stage, name))
+            are_alike = plan.layout.piece(other) == plan.layout.piece(stage)
+            if not are_alike and id(weight) not in taken:
+                missing = {other: known, stage: name}
+                raise PipelineError(
+                    f"stages {other} and {stage} have a weight in common: give `tied=[{missing}]`"
+                )
+
+
+def _ranks(plan: Plan, pieces: Iterable[int]) -> list[int]:
+    return sorted(
+        {
+            plan.placement[stage]
+            for piece in pieces
+            for stage in plan.layout.replicas(piece)
+        }
+    )
+
+
+def _models(plan: Plan, pieces: Iterable[int]) -> frozenset[str]:
+    return frozenset(plan.layout.model_of(piece) for piece in pieces)
+
+
+def check_shared_weights(
+    shared: Sequence[SharedWeights], processes: Processes, watchdog: Watchdog
+) -> None:
+    """Compare all copies of weights, on all ranks; PipelineError if some are not alike."""
+    for weights in shared:
+        if weights.are_shared and any(map(has_hooks_after, weights.parameters)):
+            raise PipelineError(
+                f"a hook of the weight sees only its own part of the sum, and {weights.name} have "
+                "the others (`register_post_accumulate_grad_hook`): use a hook of the gradient "
+                "(`register_hook`) or of the optimizer"
+            )
+    several = [
+        each for each in shared if each.are_shared or processes.replicas.are_several
+    ]
+    own = {weights.name: weights.fingerprints() for weights in several}
+    found = watchdog.gather(json.dumps(own), "compared no weights")
+    first: dict[str, tuple[int, object]] = {}
+    # All ranks see all of them, and so all raise the same error.
+    for rank, theirs in found.items():
+        for name, fingerprint in (
+            (name, copy)
+            for name, copies in json.loads(theirs).items()
+            for copy in copies
+        ):
+            other, expected = first.setdefault(name, (rank, fingerprint))
+            if fingerprint != expected:
+                names = [processes.name(other), processes.name(rank)]
+                where = " and on ".join(dict.fromkeys(names))
+                raise PipelineError(
+                    f"{name} on {where} differ: they must begin with the same weights"
+                )
+
+
+def warn_of_equal_weights(
+    plan: Plan,
+    modules: Mapping[int, nn.Module],
+    shared: Sequence[SharedWeights],
+    processes: Processes,
+    watchdog: Watchdog,
+) -> None:
+    """Ask, on rank 0 and once, about weights of different stages that begin with the same numbers
+    and are not tied: where they are one weight of the model, each would get a part of its gradient.
+    """
+    tied = {
+        id(weight) for each in shared if each.are_tied for weight in each.parameters
+    }
+    own = [
+        (plan.layout.model_of(stage) + _sample(weight), plan.layout.piece(stage), name)
+        for stage, module in modules.items()
+        for name, weight in module.named_parameters()
+        if weight.requires_grad and id(weight) not in tied and not _is_constant(weight)
+    ]
+    first: dict[str, tuple[int, str]] = {}
+    pairs: list[tuple[tuple[int, str], tuple[int, str]]] = []
+    gathered = watchdog.gather(json.dumps(own), "compared no weights")
+    for theirs in gathered.values():
+        for numbers, stage, name in json.loads(theirs):
+            other = first.setdefault(numbers, (stage, name))
+            # Within a stage, modules with equal weights are the model's own affair.
+            if other[0] != stage and (other, (stage, name)) not in pairs:
+                pairs.append((other, (stage, name)))
+    if pairs and processes.own == min(gathered):
+        (stage, name), (later, later_name) = pairs[0]
+        more = f", and {len(pairs) - 1} more like them" if len(pairs) > 1 else ""
+        warnings.warn(
+            f"`{name}` of stage {stage} and `{later_name}` of stage {later} begin with the same "
+            f"numbers{more}, and are trained apart: if they are one weight of the model, give "
+            f"`tied=[{{{stage}: {name!r}, {later}: {later_name!r}}}]`",
+            stacklevel=2,
+        )
+
+
+def gradient_of(weight: Tensor) -> Tensor | None:
+    """The gradient of a weight, if it has one; PipelineError where it adds up somewhere else."""
+    if hasattr(weight, "main_grad"):
+        raise PipelineError(
+            f"the gradients of a weight {list(weight.shape)} add up in its `main_grad`, as by "
+            "Megatron's `gradient_accumulation_fusion`, and the pipeline sums and clips those in "
+            "`.grad`: train without the fusion"
+        )
+    return weight.grad
+
+
+def _sample(weight: Tensor) -> str:
+    """Shape and type of a weight, and the bits of some of its numbers."""
+    return f"{list(weight.shape)} {weight.dtype} {_bits(sample(weight).contiguous())}"
+
+
+def _is_constant(weight: Tensor) -> bool:
+    """Whether a weight is all ones or zeros, as those of norms and biases begin."""
+    some = sample(weight)
+    return not some.numel() or bool((some == some[0]).all())
+
+
+def _bits(tensor: Tensor) -> int:
+    """The sum of a tensor's bits, as integers: so the order of additions does not change it."""
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(
+        tensor.element_size(), torch.uint8
+    )
+    return int(tensor.detach().reshape(-1).view(whole).sum(dtype=torch.int64))

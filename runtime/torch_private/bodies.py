@@ -1,0 +1,51 @@
+"""Functions of torch whose inner calls a TorchFunctionMode is given.
+
+A mode is given calls of these Python functions as a whole, and must be given the calls inside
+them. Torch has no way to ask for that: their first lines hand the call to whatever mode is on. So
+they are copied with a `has_torch_function` that always says no.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from schedlang.runtime.torch_private import instead, must
+
+
+def _body_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A Python function of torch without its first lines, which hand the call to a mode."""
+    must(isinstance(function, FunctionType))
+    assert isinstance(function, FunctionType)
+    must("has_torch_function" in function.__code__.co_names)
+    names = function.__globals__ | {"has_torch_function": lambda _: False}
+    body = FunctionType(
+        function.__code__,
+        names,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
+
+
+def _entered(function: Callable[..., Any], but: str) -> dict[Callable[..., Any], Any]:
+    """A function with its body, if that can be had."""
+    body = instead(
+        f"{function.__name__}.__code__", partial(_body_of, function), None, but
+    )
+    return {} if body is None else {function: body}
+
+
+#: Functions that are no layers, but call some. Backwards do so where there is a checkpoint in them.
+BODIES = {
+    **_entered(
+        F.multi_head_attention_forward, "B computes the weight gradients of attention"
+    ),
+    **_entered(torch.autograd.backward, "B computes all weight gradients, and W none"),
+    **_entered(torch.autograd.grad, "B computes all weight gradients, and W none"),
+}

@@ -1,0 +1,42 @@
+"""What torch wraps a module in: to sum its gradients in each backward, or to shard its weights.
+
+The composable form of DDP is known by a class of a private module alone.
+"""
+
+import sys
+from typing import Any
+
+from torch import nn
+
+#: Where the classes of wrapped modules are, by module. One that nothing has imported wraps nothing,
+#: and to import it for the question takes a second.
+_WRAPPERS = {
+    "torch.nn.parallel": "DistributedDataParallel",
+    "torch.distributed.fsdp": "FullyShardedDataParallel",
+    "torch.distributed._composable.replicate": "DDP",
+}
+
+
+def sums_in_backwards(module: nn.Module) -> bool:
+    """Whether a module is in DistributedDataParallel, as a wrapper or by torch's composable
+    `replicate`, or in the FSDP before `fully_shard`.
+    """
+    wrappers = (
+        getattr(sys.modules.get(path), name, None) for path, name in _WRAPPERS.items()
+    )
+    return isinstance(module, tuple(each for each in wrappers if each is not None))
+
+
+def sharded_parts(module: nn.Module) -> list[Any]:
+    """The parts of a module that `fully_shard` has sharded."""
+    # If nothing has imported FSDP, nothing is sharded; to import it for the question alone would
+    # take a second.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return []
+    return [part for part in module.modules() if isinstance(part, fsdp.FSDPModule)]
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP2 has sharded a part of a module."""
+    return bool(sharded_parts(module))

@@ -1,0 +1,93 @@
+"""The door: a part is loaded where it is asked for, and the page says what does not go together."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+
+from schedlang import Source, compile
+from schedlang.plan.plan import write_plan
+from schedlang.runtime.door import FEATURES
+from tests.support.paths import PROGRAMS, ROOT
+from tools.pages import together
+
+#: Files of parts that every training needs.
+ALWAYS = {"overflows", "shared_draws", "shared_hooks", "weights"}
+
+#: Builds a pipeline, makes a step, and prints the files of `runtime/` and their lines.
+SCRIPT = """
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from schedlang.plan.reader import open_plan
+from schedlang.runtime import Pipeline
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+modules = {0: nn.Sequential(nn.Linear(4, 4), nn.Tanh())}
+pipeline = Pipeline(open_plan(sys.argv[1]), modules, nn.functional.mse_loss)
+pipeline.step(torch.ones(4, 4), torch.ones(4, 4))
+print(*(name for name in sys.modules if name.startswith("schedlang.")))
+dist.destroy_process_group()
+"""
+
+
+def loaded(program: str, tmp_path: Path) -> set[str]:
+    """The modules of the project that one step of a program on one rank loads."""
+    text = (PROGRAMS / f"{program}.sched").read_text()
+    plan = compile(Source(program, text), {"ranks": 1, "microbatches": 4})
+    path = tmp_path / "plan.json"
+    write_plan(plan, path)
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+    )
+    return set(run.stdout.split())
+
+
+def parts(modules: set[str]) -> set[str]:
+    """The files of parts among some modules."""
+    room = "schedlang.runtime.parts."
+    return {name.removeprefix(room) for name in modules if name.startswith(room)}
+
+
+@pytest.mark.slow
+def test_a_plain_pipeline_loads_no_part_that_it_does_not_need(tmp_path: Path) -> None:
+    modules = loaded("1f1b", tmp_path)
+    assert parts(modules) <= ALWAYS
+    assert "schedlang.runtime.model.split" not in modules
+    assert not [name for name in modules if name.startswith("schedlang.proof")]
+
+
+@pytest.mark.slow
+def test_a_part_is_loaded_where_the_plan_asks_for_it(tmp_path: Path) -> None:
+    assert parts(loaded("1f1b_recompute", tmp_path)) - ALWAYS == {"repeats"}
+
+
+def test_every_part_has_a_row() -> None:
+    rows = {feature.file for feature in FEATURES.values()} - {None}
+    files = {path.stem for path in (ROOT / "runtime" / "parts").glob("*.py")}
+    # What makes layers and blocks whose backward is split, what a part starts over from, and the
+    # wire of a transport.
+    assert files - rows == {"__init__", "again", "compiled", "edge_wire"}
+
+
+def test_a_feature_goes_together_only_with_what_there_is() -> None:
+    for feature in FEATURES.values():
+        assert feature.not_with.keys() <= FEATURES.keys()
+
+
+def test_the_table_of_what_does_not_go_together_is_current() -> None:
+    page = (together.ROOT / together.PAGE).read_text(encoding="utf-8")
+    assert together.table() in page, "run `make regenerate WHAT=together`"
