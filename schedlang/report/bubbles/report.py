@@ -157,10 +157,7 @@ def _place(plan: Plan, step: Step) -> dict[str, Any]:
 
 def explanation_text(explanation: Explanation) -> str:
     """The explanation for people: three tables, with what their rows mean."""
-    size = ", ".join(
-        f"{name} = {value}" for name, value in explanation.plan.params.items()
-    )
-    head = f"{explanation.plan.name} ({size}): makespan {explanation.makespan:.10g}"
+    head = f"{explanation.plan.title}: makespan {explanation.makespan:.10g}"
     return "\n".join(
         [
             head,
