@@ -62,7 +62,7 @@ def optimize(options: argparse.Namespace) -> int:
     from schedlang.diagnostics.diagnostic import CompileError
     from schedlang.extras.search.optimize.optimize import check_solver, judged, optimize
     from schedlang.extras.search.optimize.problem import Answer, Problem
-    from schedlang.extras.search.optimize.program import program_of
+    from schedlang.extras.search.optimize.program_text import program_of
 
     # Before the program is compiled: without the extra, there is nothing to search with.
     try:

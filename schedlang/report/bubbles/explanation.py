@@ -12,7 +12,7 @@ from schedlang.proof.prove import makespan_at, simulate
 from schedlang.report.bubbles.account import Account
 from schedlang.report.bubbles.attribution import CAUSES, IdleTime
 from schedlang.report.bubbles.critical_path import Segment
-from schedlang.report.bubbles.waits import Step
+from schedlang.report.bubbles.op_waits import Step
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import OPS, Kind
 
