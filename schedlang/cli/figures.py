@@ -18,7 +18,7 @@ from schedlang.cli.usage import FINE, UsageError
 
 def explain_bubble(options: argparse.Namespace) -> int:
     """Print the causes of idle time, the critical path, and what a faster op would give."""
-    from schedlang.report.bubbles.report import (
+    from schedlang.report.bubbles.explanation import (
         explain_bubble,
         explanation_json,
         explanation_text,

@@ -8,7 +8,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from attrs import define, field
 
-from schedlang.passes.graph import Nodes, Orders
+from schedlang.passes.op_graph import Nodes, Orders
 
 N = TypeVar("N", bound=Nodes)
 

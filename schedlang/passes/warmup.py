@@ -9,8 +9,8 @@ from math import inf
 
 from attrs import define, field
 
-from schedlang.passes.graph import ROUNDING, Graph, Orders
 from schedlang.passes.online import Choices, Online
+from schedlang.passes.op_graph import ROUNDING, Graph, Orders
 from schedlang.schedule.kinds import Kind
 
 

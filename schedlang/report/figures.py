@@ -10,6 +10,7 @@ from schedlang.ranks.lifetimes import peak_messages
 from schedlang.ranks.weights import follow_weights
 from schedlang.report.bubbles.account import Account
 from schedlang.report.bubbles.critical_path import path_by_ops
+from schedlang.report.text_table import explained
 from schedlang.report.views.terminal import draw
 
 
@@ -66,9 +67,7 @@ def figures_text(plan: Plan, account: Account, ideal: float) -> str:
     """The picture of the timeline, and the figures with their definitions; `ideal` is the makespan
     of the ideal execution.
     """
-    rows = figure_rows(plan, account, ideal)
-    width = max(len(value) for _, value, _ in rows)
-    lines = [f"{name:<22}{value:<{width}}  {meaning}" for name, value, meaning in rows]
+    lines = explained(figure_rows(plan, account, ideal))
     return "\n".join([draw(account.execution.timeline, plan.names), "", *lines])
 
 

@@ -25,12 +25,13 @@ from schedlang import (
 from schedlang.compiler import ops_of
 from schedlang.language.imports import load
 from schedlang.lowering import lower
-from schedlang.passes import fill, search
+from schedlang.passes import best_order as search
+from schedlang.passes import fill
 from schedlang.passes.board import Board
 from schedlang.passes.fill import Rules, fill_weights, fill_within
+from schedlang.passes.filling import Greedy
 from schedlang.passes.find_periods import find_periods
-from schedlang.passes.graph import Graph
-from schedlang.passes.greedy import Greedy
+from schedlang.passes.op_graph import Graph
 from schedlang.passes.recompute import recompute
 from schedlang.passes.reorder import reorder
 from schedlang.passes.slots import fill_slots

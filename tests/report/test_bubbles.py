@@ -29,8 +29,8 @@ from schedlang.report.bubbles import reasons as followed
 from schedlang.report.bubbles.account import Account
 from schedlang.report.bubbles.attribution import CAUSES, Idle, IdleTime
 from schedlang.report.bubbles.critical_path import Segment
-from schedlang.report.bubbles.report import explain_bubble
-from schedlang.report.bubbles.waits import Step
+from schedlang.report.bubbles.explanation import explain_bubble
+from schedlang.report.bubbles.op_waits import Step
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.timeline import Bar
 from tests.support.paths import GALLERY, PROGRAMS, ROOT

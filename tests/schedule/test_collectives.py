@@ -33,7 +33,7 @@ from schedlang.extras.search.optimize.problem import Problem
 from schedlang.plan.text import parse_actions
 from schedlang.proof.prove import run_on
 from schedlang.proof.structure import check_structure
-from schedlang.report.bubbles.report import explain_bubble, explanation_text
+from schedlang.report.bubbles.explanation import explain_bubble, explanation_text
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.schedule import WeightRule
 from schedlang.schedule.transports import transports

@@ -36,8 +36,8 @@ def diff(options: argparse.Namespace) -> int:
     from schedlang.diagnostics.diagnostic import CompileError
     from schedlang.diagnostics.style import Style
     from schedlang.extras.difference.difference import differ
+    from schedlang.extras.difference.difference_text import difference_text
     from schedlang.extras.difference.document import difference_json
-    from schedlang.extras.difference.text import difference_text
 
     try:
         sides = [_side(options, *each) for each in _chosen(options)]

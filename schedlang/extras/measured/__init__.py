@@ -1,7 +1,7 @@
 """Recorded runs of plans: what their ops took, and how well a simulation predicts them."""
 
 from schedlang.extras.measured.comparison import Comparison, compare, predict
-from schedlang.extras.measured.report import comparison_json, comparison_text
+from schedlang.extras.measured.comparison_text import comparison_json, comparison_text
 from schedlang.extras.measured.run import Run, read_run, run_of
 
 __all__ = [

@@ -5,9 +5,9 @@ import argparse
 from schedlang.cli.usage import UsageError
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.extras.noise.noise import SEED, Noise
-from schedlang.extras.noise.report import runs_json as runs_json
-from schedlang.extras.noise.report import runs_text as runs_text
 from schedlang.extras.noise.runs import RUNS, Runs, simulate_runs
+from schedlang.extras.noise.runs_text import runs_json as runs_json
+from schedlang.extras.noise.runs_text import runs_text as runs_text
 from schedlang.plan.plan import Plan
 from schedlang.schedule.costs import Costs
 

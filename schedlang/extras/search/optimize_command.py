@@ -5,7 +5,7 @@ What takes time to import is imported by the functions: `schedc --help` loads th
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -62,7 +62,7 @@ def optimize(options: argparse.Namespace) -> int:
     from schedlang.diagnostics.diagnostic import CompileError
     from schedlang.extras.search.optimize.optimize import check_solver, judged, optimize
     from schedlang.extras.search.optimize.problem import Answer, Problem
-    from schedlang.extras.search.optimize.program import program_of
+    from schedlang.extras.search.optimize.program_text import program_of
 
     # Before the program is compiled: without the extra, there is nothing to search with.
     try:
@@ -196,6 +196,8 @@ def _compiled(output: str | None, text: str, plan: Any) -> Any:
 
 def _text_of_block(document: dict[str, Any], title: str) -> str:
     """What a block takes, for people."""
+    from schedlang.report.text_table import explained
+
     together = document["microbatches"]
     of = "a microbatch" if together == 1 else f"{together} microbatches"
     is_least = document["interval"] <= document["work"]
@@ -219,7 +221,7 @@ def _text_of_block(document: dict[str, Any], title: str) -> str:
         rows.append(("peak memory", peaks, "per rank"))
         makespan = f"{document['makespan']:.10g}"
         rows.append(("makespan", makespan, "without communication"))
-    return _table(rows, title)
+    return "\n".join([title, *explained(rows)])
 
 
 def _write(output: str | None, text: str) -> None:
@@ -265,6 +267,8 @@ def _document(problem: Any, given: float, answer: Any, result: Any) -> dict[str,
 
 def _text(document: dict[str, Any], title: str) -> str:
     """The same, for people."""
+    from schedlang.report.text_table import explained
+
     objective = document["objective"]
     if document["proved"]:
         verdict = "no order has less, which is proved"
@@ -294,14 +298,4 @@ def _text(document: dict[str, Any], title: str) -> str:
     if document["makespan"] is not None:
         on = f"makespan on {document['transport']}"
         rows.append((on, f"{document['makespan']:.10g}", "with its transfers"))
-    return _table(rows, title)
-
-
-def _table(rows: Sequence[tuple[str, str, str]], title: str) -> str:
-    """Names, values and what they mean, in columns."""
-    width = max(len(value) for _, value, _ in rows)
-    lines = [
-        f"{name:<22}{value:<{width}}  {meaning}".rstrip()
-        for name, value, meaning in rows
-    ]
-    return "\n".join([title, *lines])
+    return "\n".join([title, *explained(rows)])

@@ -66,14 +66,17 @@ COMMAND = Command(
 def tune(options: argparse.Namespace) -> int:
     """Try programs for a training, and print the best."""
     from schedlang.cli.progress import progress
-    from schedlang.extras.search.tune.picture import check_picture, write_frontier
-    from schedlang.extras.search.tune.programs import read_programs
-    from schedlang.extras.search.tune.report import (
+    from schedlang.extras.search.tune.frontier_picture import (
+        check_picture,
+        write_frontier,
+    )
+    from schedlang.extras.search.tune.tried_programs import read_programs
+    from schedlang.extras.search.tune.tuning import tune as search
+    from schedlang.extras.search.tune.tuning_text import (
         costs_within,
         tuning_json,
         tuning_text,
     )
-    from schedlang.extras.search.tune.search import tune as search
     from schedlang.files.documents import write_document
 
     programs = read_programs(options.files)
@@ -131,12 +134,12 @@ def _of_model(options: argparse.Namespace) -> Any:
     """
     from schedlang.extras.search.tune.config import read_transformer
     from schedlang.extras.search.tune.devices import DEVICES
-    from schedlang.extras.search.tune.inputs import (
+    from schedlang.extras.search.tune.layer_sources import (
         EFFICIENCY,
         layers_of_model,
         powers_of_two,
     )
-    from schedlang.extras.search.tune.report import Units, gigabytes
+    from schedlang.extras.search.tune.tuning_text import Units, gigabytes
 
     wanted = {
         "device": f"--device, one of {', '.join(DEVICES)}",
@@ -173,8 +176,8 @@ def _of_model(options: argparse.Namespace) -> Any:
 
 def _of_costs(options: argparse.Namespace) -> Any:
     """The same of measured costs: there is one size of microbatch, that which was measured."""
-    from schedlang.extras.search.tune.inputs import layers_of_costs
-    from schedlang.extras.search.tune.report import Units
+    from schedlang.extras.search.tune.layer_sources import layers_of_costs
+    from schedlang.extras.search.tune.tuning_text import Units
     from schedlang.schedule.costs import read_costs
 
     given = [name for name in _OF_MODEL if getattr(options, name) is not None]
@@ -195,7 +198,7 @@ def _of_costs(options: argparse.Namespace) -> Any:
 
 def _check_programs(options: argparse.Namespace, programs: Any) -> None:
     """ValueError for what is no program, and for a parameter that none has."""
-    from schedlang.extras.search.tune.programs import SIZES
+    from schedlang.extras.search.tune.tried_programs import SIZES
 
     for each in programs:
         if each.source.is_plan:
@@ -208,7 +211,7 @@ def _check_programs(options: argparse.Namespace, programs: Any) -> None:
 
 def _nothing(tuning: Any, programs: int) -> str | None:
     """Why there is no best candidate of so many programs, if there is none."""
-    from schedlang.extras.search.tune.report import gigabytes
+    from schedlang.extras.search.tune.tuning_text import gigabytes
 
     if tuning.fitting:
         return None
@@ -239,7 +242,7 @@ def _nothing(tuning: Any, programs: int) -> str | None:
 
 def _command(options: argparse.Namespace, tuning: Any) -> str:
     """The command that compiles the best candidate."""
-    from schedlang.extras.search.tune.report import command_of
+    from schedlang.extras.search.tune.tuning_text import command_of
 
     best = tuning.fitting[0].candidate
     return command_of(best, options.transport, options.write_costs, "plan.json")

@@ -7,8 +7,8 @@ from attrs import frozen
 from schedlang.proof.execution import Execution
 from schedlang.report.bubbles.attribution import IdleTime, bubbles
 from schedlang.report.bubbles.critical_path import Segment, critical_path
+from schedlang.report.bubbles.op_waits import Waits, waits
 from schedlang.report.bubbles.reasons import Gaps, Reasons, all_gaps, reasons
-from schedlang.report.bubbles.waits import Waits, waits
 
 
 @frozen(eq=False)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from schedlang.proof.durations import op_ends
 from schedlang.report.bubbles.alternatives import Alternatives
+from schedlang.report.bubbles.op_waits import ROUNDING, Step, Waits
 from schedlang.report.bubbles.reasons import Gaps, Reasons, Why
-from schedlang.report.bubbles.waits import ROUNDING, Step, Waits
 from schedlang.schedule.columns import Floats, Ints, counts_of
 from schedlang.schedule.costs import Costs, Durations
 

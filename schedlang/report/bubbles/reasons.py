@@ -12,7 +12,7 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from schedlang.report.bubbles.waits import NOTHING, Waits
+from schedlang.report.bubbles.op_waits import NOTHING, Waits
 from schedlang.schedule.columns import Flags, Floats, Ints, members
 
 

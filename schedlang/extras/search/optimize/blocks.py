@@ -9,7 +9,7 @@ from attrs import frozen
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.periodic import Block, blocks
 from schedlang.extras.search.optimize.problem import Answer, Problem
-from schedlang.extras.search.optimize.program import at_most, head_of
+from schedlang.extras.search.optimize.program_text import at_most, head_of
 from schedlang.extras.search.optimize.published import from_gallery
 from schedlang.language.head import by_number, head_lines
 from schedlang.schedule.fixed_point import exact_text

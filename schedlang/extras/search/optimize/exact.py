@@ -7,11 +7,11 @@ from time import monotonic
 
 from attrs import define, evolve, field
 
+from schedlang.extras.search.optimize.constraints import Effort, Outcome, look
 from schedlang.extras.search.optimize.instance import Instance
-from schedlang.extras.search.optimize.model import Effort, Outcome, look
 from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.extras.search.optimize.windows import Windows
-from schedlang.passes.graph import Orders
+from schedlang.passes.op_graph import Orders
 
 #: What a look takes at first, for one rank and for all of them; then ever twice as much.
 _RANK_EFFORT = 0.5

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from schedlang.extras.search.optimize.problem import Answer, Problem
-from schedlang.passes.graph import Nodes, Orders
+from schedlang.passes.op_graph import Nodes, Orders
 from schedlang.schedule.columns import Ints
 from schedlang.schedule.fixed_point import FixedPoint, meant
 from schedlang.schedule.kinds import INPUT_HALVES, OPS, Kind

@@ -15,7 +15,7 @@ from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.source import Source
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.problem import Answer, Problem, Solver
-from schedlang.extras.search.optimize.program import can_write_times, program_of
+from schedlang.extras.search.optimize.program_text import can_write_times, program_of
 from schedlang.extras.search.optimize.published import from_gallery
 from schedlang.extras.search.optimize.starts import from_greedy
 from schedlang.proof.prove import simulate

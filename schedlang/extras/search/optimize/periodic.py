@@ -19,7 +19,7 @@ from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.extras.search.optimize.published import passed
 from schedlang.extras.search.optimize.solver import solved, which_is_first
-from schedlang.passes.graph import Orders
+from schedlang.passes.op_graph import Orders
 
 #: By how much longer intervals are tried than what the busiest rank works, one after the other.
 _SLACK = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0)

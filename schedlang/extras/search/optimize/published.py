@@ -20,7 +20,7 @@ from schedlang.language.faults import Fault
 from schedlang.language.imports import load
 from schedlang.language.trees import with_items
 from schedlang.passes.fill import fill_within
-from schedlang.passes.graph import Graph, Orders
+from schedlang.passes.op_graph import Graph, Orders
 from schedlang.passes.reorder import reorder
 from schedlang.schedule.kinds import INPUT_HALVES, MAKERS, Kind
 from schedlang.schedule.layout import Layout

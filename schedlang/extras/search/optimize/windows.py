@@ -16,7 +16,7 @@ from ortools.sat.python import cp_model
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.extras.search.optimize.solver import solved, which_is_first
-from schedlang.passes.graph import Orders
+from schedlang.passes.op_graph import Orders
 from schedlang.schedule.columns import Ints
 
 #: How many nodes of a rank are in a window at first, and by how many times more once no window

@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 
 from schedlang.lowering import lower
 from schedlang.passes.find_periods import find_periods
-from schedlang.passes.graph import ROUNDING, Graph, Orders
+from schedlang.passes.op_graph import ROUNDING, Graph, Orders
 from schedlang.proof.durations import op_ends
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import can_run, ideal_execution, prove

@@ -3,6 +3,7 @@
 from typing import Any
 
 from schedlang.extras.noise.runs import Runs
+from schedlang.report.text_table import explained
 
 #: How many ranks are named that the delay is due to; a table of all is in the document.
 _NAMED = 4
@@ -60,9 +61,7 @@ def runs_text(runs: Runs) -> str:
         # All runs are the same.
         rows.append(("with it", _number(runs.mean), _longer(runs, runs.mean)))
     rows.append(("delay", _number(runs.mean - runs.makespan), _due(runs)))
-    width = max(len(value) for _, value, _ in rows)
-    lines = [f"{name:<22}{value:<{width}}  {meaning}" for name, value, meaning in rows]
-    return "\n".join([_noise_text(runs), *lines])
+    return "\n".join([_noise_text(runs), *explained(rows)])
 
 
 def _noise_text(runs: Runs) -> str:

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.extras.search.tune.candidates import Candidate
-from schedlang.extras.search.tune.search import Result, Tuning
+from schedlang.extras.search.tune.tuning import Result, Tuning
 from schedlang.report.text_table import aligned
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.transports import PORTABLE

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from schedlang.extras.search.tune.devices import Device
-from schedlang.extras.search.tune.layers import Layers, divided, layers_in
+from schedlang.extras.search.tune.stage_costs import Layers, divided, layers_in
 from schedlang.extras.search.tune.transformer import (
     Transformer,
     activations_of_one_layer,

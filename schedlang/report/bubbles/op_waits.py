@@ -25,13 +25,11 @@ NOTHING = -1
 
 @frozen
 class Step:
-    """An op, or ops that overlap, or a copy, as it ran: on `rank`, the rows `rows` of its actions.
-
-    `index` counts the steps of a rank before it, or of a copy, those before the next one.
+    """An op, or ops that overlap, or a copy, as it ran: on `rank`, the rows `rows` of its
+    actions.
     """
 
     rank: int
-    index: int
     rows: range
     start: float
     end: float
@@ -75,21 +73,13 @@ class Waits:
         row = self.head - columns.first[self.rank]
         stop = row + columns.sizes[self.head]
         is_copy = np.arange(len(row)) >= self.first[-1]
-        fields = (self.rank, self._index, row, stop, self.starts, self.ends, is_copy)
+        fields = (self.rank, row, stop, self.starts, self.ends, is_copy)
         return [
-            Step(rank, index, range(begin, stop), start, end, is_copy)
-            for rank, index, begin, stop, start, end, is_copy in zip(
+            Step(rank, range(begin, stop), start, end, is_copy)
+            for rank, begin, stop, start, end, is_copy in zip(
                 *(column.tolist() for column in fields), strict=True
             )
         ]
-
-    @cached_property
-    def _index(self) -> Ints:
-        """Of each step its index; a copy comes before the first step behind it."""
-        return (
-            np.searchsorted(self.head[: self.first[-1]], self.head)
-            - self.first[self.rank]
-        )
 
     def gaps(self, rank: int) -> tuple[Ints, Floats, Floats]:
         """The idle time of a rank, as columns: the index of the step that it waits with, from when,
@@ -128,7 +118,8 @@ class Waits:
         numbers = np.arange(len(self.head))
         ops = int(self.first[-1])
         begins = self.first[self.rank]
-        following = begins + self._index
+        # A copy comes before the first step behind it.
+        following = np.searchsorted(self.head[: self.first[-1]], self.head)
         before = np.where(following > begins, following - 1, NOTHING)
         # By default each rank has a link to the host of its own.
         links = np.array(self.schedule.layout.links or range(len(self.first) - 1))

@@ -8,8 +8,8 @@ from pathlib import Path
 from attrs import frozen
 
 from schedlang.extras.search.tune.candidates import Training
-from schedlang.extras.search.tune.report import Units, gigabytes, name_of
-from schedlang.extras.search.tune.search import Result, Tuning
+from schedlang.extras.search.tune.tuning import Result, Tuning
+from schedlang.extras.search.tune.tuning_text import Units, gigabytes, name_of
 from schedlang.files.writing import write_text
 from schedlang.report.views import palette
 from schedlang.report.views.svg import FONTS, GRID, number, round_step

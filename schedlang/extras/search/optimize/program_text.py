@@ -12,7 +12,7 @@ from schedlang.language.head import (
     stage_text,
     words_for,
 )
-from schedlang.passes.graph import Graph
+from schedlang.passes.op_graph import Graph
 from schedlang.schedule.fixed_point import FixedPoint, exact_text
 
 #: The most characters of a line.

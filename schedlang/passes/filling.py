@@ -13,8 +13,8 @@ from operator import lt
 
 from attrs import define, field, frozen
 
-from schedlang.passes.graph import ROUNDING, Graph
 from schedlang.passes.online import Choices, Online
+from schedlang.passes.op_graph import ROUNDING, Graph
 from schedlang.schedule.kinds import Kind
 
 #: Nodes that are still to come, last first.

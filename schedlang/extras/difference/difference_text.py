@@ -8,7 +8,7 @@ from itertools import groupby
 from schedlang.diagnostics.style import Style
 from schedlang.extras.difference.difference import Difference, RankDifference, Side
 from schedlang.report.alignment import Change, Run
-from schedlang.report.bubbles.waits import ROUNDING
+from schedlang.report.bubbles.op_waits import ROUNDING
 from schedlang.report.text_table import aligned
 from schedlang.schedule.actions import SHOWN, first_words
 from schedlang.schedule.findings import ranks_text

@@ -17,7 +17,7 @@ from schedlang.diagnostics.source import Source
 from schedlang.extras.noise.noise import Noise
 from schedlang.extras.noise.runs import simulate_runs
 from schedlang.extras.search.tune.candidates import Candidate, Training, candidates
-from schedlang.extras.search.tune.programs import Program, loaded, unlike
+from schedlang.extras.search.tune.tried_programs import Program, loaded, unlike
 from schedlang.proof.prove import simulate
 from schedlang.schedule.costs import Costs
 

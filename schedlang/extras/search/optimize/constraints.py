@@ -28,7 +28,7 @@ from ortools.sat.python import cp_model
 
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.solver import solve, which_is_first
-from schedlang.passes.graph import Orders
+from schedlang.passes.op_graph import Orders
 
 #: What comes before what: known, or a literal.
 _Before = bool | cp_model.LiteralT

@@ -12,7 +12,7 @@ from schedlang.proof.prove import makespan_at, simulate
 from schedlang.report.bubbles.account import Account
 from schedlang.report.bubbles.attribution import CAUSES, IdleTime
 from schedlang.report.bubbles.critical_path import Segment
-from schedlang.report.bubbles.waits import Step
+from schedlang.report.bubbles.op_waits import Step
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import OPS, Kind
 
@@ -157,10 +157,7 @@ def _place(plan: Plan, step: Step) -> dict[str, Any]:
 
 def explanation_text(explanation: Explanation) -> str:
     """The explanation for people: three tables, with what their rows mean."""
-    size = ", ".join(
-        f"{name} = {value}" for name, value in explanation.plan.params.items()
-    )
-    head = f"{explanation.plan.name} ({size}): makespan {explanation.makespan:.10g}"
+    head = f"{explanation.plan.title}: makespan {explanation.makespan:.10g}"
     return "\n".join(
         [
             head,

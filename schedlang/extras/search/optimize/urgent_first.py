@@ -8,8 +8,8 @@ from typing import ClassVar
 from attrs import define, field
 
 from schedlang.extras.search.optimize.instance import Instance
-from schedlang.passes.graph import Orders
 from schedlang.passes.online import Choices, Online
+from schedlang.passes.op_graph import Orders
 
 
 def greedy(
