@@ -40,7 +40,7 @@ from schedlang.runtime.stage import Loss, Stage
 from schedlang.runtime.torch_private.wrappers import is_sharded
 from schedlang.runtime.watchdog import Watchdog
 from schedlang.runtime.wire import Wire
-from schedlang.schedule.kinds import OF_HOPS, Kind
+from schedlang.schedule.kinds import AWAY, OF_HOPS, REPEATS
 
 
 @frozen(eq=False)
@@ -175,7 +175,7 @@ FEATURES: Mapping[str, Feature] = {
     # Around the module of a stage, from the inside out.
     "offload": Feature(
         "activations that are offloaded",
-        lambda asked, stage: bool(asked.plan.microbatches_with(Kind.OFFLOAD, stage)),
+        lambda asked, stage: bool(asked.plan.microbatches_with(AWAY, stage)),
         "offload",
         {
             "mesh weights": "stage {stage} has weights that are cut over a mesh (DTensor), so its "
@@ -189,7 +189,7 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "repeats": Feature(
         "forwards that are run again (`R`)",
-        lambda asked, stage: bool(asked.plan.microbatches_with(Kind.R, stage)),
+        lambda asked, stage: bool(asked.plan.microbatches_with(REPEATS, stage)),
         "repeats",
     ),
     "weights": Feature("weights that stay the same in a step", _always, "weights"),

@@ -34,7 +34,7 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.losses import Added
 from schedlang.runtime.torch_private.pytrees import TreeSpec
 from schedlang.runtime.values import Value, unflatten, wants_others
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS, Kind
 
 #: Kind, stage and microbatch.
 Op = tuple[Kind, int, int]
@@ -242,6 +242,22 @@ class Part:
 
 
 _Part = TypeVar("_Part", bound=Part)
+
+
+def ops_of(doer: object, stage: int) -> dict[tuple[Kind, int], Callable[[int], None]]:
+    """The ops of a stage that an object does: the rows of the kinds name its methods."""
+    found: dict[tuple[Kind, int], Callable[[int], None]] = {}
+    for kind, op in OPS.items():
+        call = getattr(doer, op.method, None) if isinstance(op.method, str) else None
+        if call is not None:
+            found[Kind(kind), stage] = (
+                _without_microbatch(call) if op.is_collective else call
+            )
+    return found
+
+
+def _without_microbatch(call: Callable[[], None]) -> Callable[[int], None]:
+    return lambda _: call()
 
 
 def parts_by_stage(

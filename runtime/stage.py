@@ -15,6 +15,7 @@ Forward and backward are the same in all of them. Whatever else a stage may have
 import warnings
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -43,6 +44,7 @@ from schedlang.runtime.part import (
     Part,
     Wants,
     filled,
+    ops_of,
 )
 from schedlang.runtime.random_state import (
     State,
@@ -72,7 +74,7 @@ from schedlang.runtime.values import (
     wants_others,
     without_graph,
 )
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS, RECEIVES, REPEATS, SENDS, Kind
 
 _NO_OPTIONS: Mapping[str, Any] = {}
 _NO_EXTRAS: Mapping[str, Any] = {}
@@ -115,8 +117,8 @@ class StagePlan:
             layout.is_end(number) and not layout.is_last(number),
             layout.has_backward[number],
             not layout.follows(number) or not layout.has_backward[number - 1],
-            plan.microbatches_with(Kind.R, number),
-            plan.microbatches_with(Kind.W, number),
+            plan.microbatches_with(REPEATS, number),
+            plan.microbatches_with((Kind.W,), number),
             *_overlaps(plan, number),
         )
 
@@ -282,15 +284,10 @@ class Stage:
     @property
     def ops(self) -> Ops:
         """What does each op of this stage."""
-        own: dict[Kind, Callable[[int], None]] = {
-            Kind.F: self.forward,
-            Kind.B: self.backward,
-            Kind.I: self.backward,
-            Kind.W: self.backward_weight,
-            Kind.R: self.recompute,
-            Kind.U: self.update,
-        }
-        found = {(kind, self.number): call for kind, call in own.items()}
+        found = ops_of(self, self.number)
+        for kind, op in OPS.items():
+            if callable(op.method):
+                found[Kind(kind), self.number] = partial(op.method, self)
         for part in self.parts:
             found |= part.ops
         return found
@@ -299,10 +296,10 @@ class Stage:
     def boxes(self) -> Boxes:
         """Where the messages of this stage come from and go to."""
         own: dict[Kind, dict[int, Any]] = {
-            Kind.SEND_F: self.outputs,
-            Kind.RECV_F: self.inputs,
-            Kind.SEND_B: self.input_gradients,
-            Kind.RECV_B: self.gradients,
+            SENDS[Kind.F]: self.outputs,
+            RECEIVES[Kind.F]: self.inputs,
+            SENDS[Kind.B]: self.input_gradients,
+            RECEIVES[Kind.B]: self.gradients,
         }
         found = {(kind, self.number): box for kind, box in own.items()}
         for part in self.parts:

@@ -39,10 +39,10 @@ from schedlang.runtime.torch_private.leaf_hooks import (
 )
 from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
 from schedlang.runtime.values import dense_parts, has_gradient, leaves_of, tolerance
-from schedlang.schedule.kinds import MAKERS, Kind
+from schedlang.schedule.kinds import AWAY, MAKERS, REPEATS, Kind
 
 #: The ops that run a forward, or the first part of its backward.
-_OF_INPUT = {Kind.F, Kind.B, Kind.I}
+_OF_INPUT = {Kind.F, *MAKERS[Kind.B]}
 
 
 @define(eq=False)
@@ -370,12 +370,12 @@ class Audit(Part):
 
     def _reasons(self) -> Iterator[str]:
         """What the plan does with this stage that is not done alone."""
-        of_kind = self._plan.microbatches_with
-        if of_kind(Kind.R, self._stage):
+        of_kinds = self._plan.microbatches_with
+        if of_kinds(REPEATS, self._stage):
             yield "its forwards are run again (R)"
-        if of_kind(Kind.W, self._stage):
+        if of_kinds((Kind.W,), self._stage):
             yield "its backwards are in two halves (I and W)"
-        if of_kind(Kind.OFFLOAD, self._stage):
+        if of_kinds(AWAY, self._stage):
             yield "its activations go to the host and back"
         if self._plan.has_updates:
             yield "its weights are updated within a step"

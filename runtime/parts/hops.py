@@ -12,7 +12,7 @@ What autograd has saved of a weight lies in the same memory, so a backward finds
 for it, and nothing is held meanwhile. That is no change of a weight: it is the same one again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import chain
 from typing import Any
@@ -24,9 +24,9 @@ from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import first_users, homes_of
 from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.part import ExtraCall, Part, When
+from schedlang.runtime.part import ExtraCall, Part, When, ops_of
 from schedlang.runtime.wire import InFlight, Wire
-from schedlang.schedule.kinds import OF_HOPS, Kind
+from schedlang.schedule.kinds import OF_HOPS
 
 
 class Hops(Part):
@@ -68,17 +68,9 @@ class Hops(Part):
             self._stages[number] = TravellingStage(
                 name, modules[number], ring, elsewhere
             )
-        self.ops = {
-            (kind, number): _of_no_microbatch(call)
-            for number, stage in self._stages.items()
-            for kind, call in (
-                (Kind.SEND_WEIGHTS, stage.send_weights),
-                (Kind.RECV_WEIGHTS, stage.receive_weights),
-                (Kind.SEND_GRADIENTS, stage.send_gradients),
-                (Kind.RECV_GRADIENTS, stage.receive_gradients),
-                (Kind.RESHARD, stage.drop),
-            )
-        }
+        self.ops = {}
+        for number, stage in self._stages.items():
+            self.ops |= ops_of(stage, number)
 
     def begin_step(self) -> None:
         """Weights must still lie where they can travel."""
@@ -92,10 +84,6 @@ class Hops(Part):
             yield ExtraCall(index, When.BEFORE, self._stages[number].arrive)
         for stage in self._stages.values():
             yield ExtraCall(len(actions), When.AFTER, stage.end)
-
-
-def _of_no_microbatch(call: Callable[[], None]) -> Callable[[int], None]:
-    return lambda _: call()
 
 
 class Ring:
@@ -156,7 +144,7 @@ class TravellingStage:
                 (module.register_load_state_dict_pre_hook, "loaded"),
             ):
                 register(partial(self._refuse, done))  # type: ignore[no-untyped-call]
-            self.drop()
+            self.reshard()
 
     def _refuse(self, done: str, *_: Any) -> None:
         raise PipelineError(
@@ -192,7 +180,7 @@ class TravellingStage:
         self.arrive()
         self._sent += self._ring.send([weights.flat for weights in self._weights])
 
-    def drop(self) -> None:
+    def reshard(self) -> None:
         """Let go of the weights, once all that was sent is over."""
         self.arrive()
         self._end_sends()

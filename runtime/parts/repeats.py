@@ -21,7 +21,7 @@ from schedlang.runtime.setup import Verify
 from schedlang.runtime.torch_private.pytrees import tree_flatten
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import dense_parts, sample, tolerance
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import REPEATS
 
 
 class Repeats(Part):
@@ -149,6 +149,6 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
 def of_stages(site: Site) -> Iterator[tuple[int, Repeats]]:
     """Those of stages whose forwards the plan repeats."""
     for stage, module in site.modules.items():
-        recomputed = site.plan.microbatches_with(Kind.R, stage)
+        recomputed = site.plan.microbatches_with(REPEATS, stage)
         if recomputed:
             yield stage, Repeats(stage, module, recomputed, site.setup.verify)

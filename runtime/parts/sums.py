@@ -27,7 +27,8 @@ from schedlang.runtime.shared_weights import SharedWeights, gradient_of
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.values import on_device
 from schedlang.runtime.wire import InFlight, Wire
-from schedlang.schedule.kinds import MAKERS, Kind
+from schedlang.schedule.actions import is_update
+from schedlang.schedule.kinds import MAKERS, REDUCES, Kind
 
 
 class ReplicaSum:
@@ -115,9 +116,9 @@ class StageSum(Part):
             for index, stage in enumerate(actions.stage)
             if stage == self._stage.number
         ]
-        updates = [index for index in own if actions.kind[index] == Kind.U]
+        updates = [index for index in own if is_update(actions.kind[index])]
         # Of several that are written for an update, the last one is of all its gradients.
-        written = [index for index in own if actions.kind[index] == Kind.REDUCE_GRAD]
+        written = [index for index in own if actions.kind[index] in REDUCES]
         backwards = [index for index in own if actions.kind[index] in MAKERS[Kind.W]]
         for index in updates:
             begins = max((each for each in written if each < index), default=index)

@@ -21,7 +21,7 @@ from schedlang.runtime.parts.sums import ReplicaSum
 from schedlang.runtime.processes import Replicas
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.wire import Wire
-from schedlang.schedule.kinds import MAKERS, Kind
+from schedlang.schedule.kinds import MAKERS, REDUCES, STEPS, Kind
 
 
 class ReplicaUpdates(Part):
@@ -36,7 +36,9 @@ class ReplicaUpdates(Part):
         self._sum = ReplicaSum(self._weights, wire, replicas)
         self._updated: list[Stage] = []
         self.ops = {
-            (Kind.U, stage.number): partial(self._update, stage) for stage in stages
+            (kind, stage.number): partial(self._update, stage)
+            for stage in stages
+            for kind in STEPS
         }
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
@@ -48,9 +50,9 @@ class ReplicaUpdates(Part):
         actions = plan.ranks[rank]
         ops = [*zip(actions.kind, actions.stage, actions.microbatch, strict=True)]
         is_written = any(
-            kind == Kind.REDUCE_GRAD and number in numbers for kind, number, _ in ops
+            kind in REDUCES and number in numbers for kind, number, _ in ops
         )
-        begins = (Kind.REDUCE_GRAD,) if is_written else MAKERS[Kind.W]
+        begins = REDUCES if is_written else MAKERS[Kind.W]
         for index, (kind, number, microbatch) in enumerate(ops):
             if number in numbers and kind in begins:
                 last[plan.layout.update_of(number, max(microbatch, 0))] = index
