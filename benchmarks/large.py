@@ -1,4 +1,4 @@
-"""How far `schedc optimize` is from the bound that it proves at large sizes: `make bench-search`.
+"""How far `schedc optimize` is from its proved bound at large sizes: `make bench WHAT=search`.
 
 At 16 x 64 and 32 x 128, one stage on each rank and two in a V, within 1F1B's memory and twice as
 much, at unit costs and at measured-like ones, drawn as those of benchmarks/search.py.

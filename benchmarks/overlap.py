@@ -1,5 +1,5 @@
 """What it gains to overlap a forward and a backward, as `schedc simulate` predicts it, beside what
-is published: `make bench-overlap`.
+is published: `make bench WHAT=overlap`.
 
 The costs are those of a layer of experts in four components (DeepSeek-V3, arXiv 2412.19437, section
 3.2.1). Attention and MLP take 1 each in a forward, and 2 in a backward, half of it for gradients of

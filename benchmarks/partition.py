@@ -1,5 +1,5 @@
 """Layers of unequal work: how long a step takes by the ways there are to share them out, by
-simulation on the same costs: `make bench-partition`.
+simulation on the same costs: `make bench WHAT=partition`.
 
 All ways but the first take the program of the gallery that is fastest with their split, at its
 defaults, of those that train one model with a flush.

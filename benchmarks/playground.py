@@ -1,4 +1,4 @@
-"""What a key costs in the playground, in processor time, piece by piece: `make bench-playground`.
+"""What a key costs in the playground, in processor time, by piece: `make bench WHAT=playground`.
 
 In this Python, and in that of the browser (Pyodide) as node runs it, from the site that `make site`
 has built. What the page itself takes, `make test-browser` prints.

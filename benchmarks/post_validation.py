@@ -1,5 +1,5 @@
 """What it gains that updates do not wait for the norm by which they are clipped, on 4 processes, in
-one run: `make bench-post-validation`.
+one run: `make bench WHAT=post_validation`.
 
 The ops of ZB-2P only sleep, each for UNIT seconds, so that what is measured is who waits for whom.
 A turn is some steps one after the other, in each of these ways; figures are medians over the turns,

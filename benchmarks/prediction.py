@@ -1,5 +1,5 @@
 """Predicted against measured step time, with real processes on the demo model: `make
-bench-prediction`.
+bench WHAT=prediction`.
 
 Each case is a run of 11 steps, `schedc run --trace`, of which the last 10 are recorded, and `schedc
 compare` of it. The figures are for a machine without other work, and with a core for each rank; the

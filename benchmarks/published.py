@@ -1,4 +1,4 @@
-"""`schedc optimize` against recorded results of published schedulers: `make bench-search`.
+"""`schedc optimize` against recorded results of published schedulers: `make bench WHAT=search`.
 
 tests/cases/zero_bubble.json has what the public code of the zero-bubble schedulers gives
 (github.com/sail-sg/zero-bubble-pipeline-parallelism; Qi et al. 2024, arXiv 2401.10241 and

@@ -1,4 +1,4 @@
-"""What 200 simulated runs with noise take, against one simulation: `make bench-runs`.
+"""What 200 simulated runs with noise take, against one simulation: `make bench WHAT=runs`.
 
 Processor time, the least of ROUNDS. One simulation is all that `simulate` does, with a walk of its
 own.

@@ -1,4 +1,4 @@
-"""The runtime against torch's own pipelining, in one run: `make bench-runtime`.
+"""The runtime against torch's own pipelining, in one run: `make bench WHAT=runtime`.
 
 Both train the same model, each in processes of its own, by turns of a few steps; the figures are
 medians over the turns, on the rank that takes most. Other work on the machine hits both alike.

@@ -1,4 +1,4 @@
-"""How many optima `schedc optimize` proves, and what simpler ways give: `make bench-search`.
+"""How many optima `schedc optimize` proves, and what simpler ways give: `make bench WHAT=search`.
 
 A hundred instances are drawn by `instances`, all from one seed. For each it prints what the
 search found, the bound that it proved, the gap between the two and the processor time; beside it

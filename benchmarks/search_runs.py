@@ -1,5 +1,5 @@
 """Found by the search against the gallery at its defaults, on real processes: `make
-bench-search-runs`.
+bench WHAT=search-runs`.
 
 For each of three models of unequal layers, on 4 processes over gloo:
 

@@ -1,4 +1,4 @@
-"""What it costs to start a command: `make bench-start`.
+"""What it costs to start a command: `make bench WHAT=start`.
 
 Processor time of whole processes on 1F1B with 4 ranks and 8 microbatches, beside that of Python by
 itself and of numpy, which all commands that compile need. They run in turn, so that all meet the

@@ -1,4 +1,4 @@
-"""How many candidates `schedc tune` looks at in a minute: `make bench-tune`.
+"""How many candidates `schedc tune` looks at in a minute: `make bench WHAT=tune`.
 
 Llama 3 with 8 billion weights on eight H100, the whole gallery, at two sizes of batch: candidates,
 how many of them had to be simulated, and the time. Processor time is of all processes together, so

@@ -1,4 +1,4 @@
-"""What an action costs by itself: `make bench-walk`.
+"""What an action costs by itself: `make bench WHAT=walk`.
 
 The first rank of 1F1B walks its plan with stages that compute nothing and a wire that leads
 nowhere. What remains is the walk, with all that it does for boxes and messages.

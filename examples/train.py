@@ -1,4 +1,4 @@
-"""A whole training script: a Llama of transformers under any plan (docs/howto/train.md).
+"""A whole training script: a Llama of transformers under any plan (docs/models.md).
 
     schedc compile programs/zb_v.sched -p ranks=4 -p microbatches=8 -o plan.json
     torchrun --nproc-per-node 4 examples/train.py plan.json --folder run --steps 100

@@ -17,9 +17,8 @@ from functools import partial
 from itertools import chain
 
 from schedlang.plan.plan import Plan
-from schedlang.ranks.lifetimes import begins, waits
 from schedlang.ranks.overlaps import overlapped_pairs
-from schedlang.ranks.receipts import receipts
+from schedlang.ranks.receipts import begins, receipts, waits
 from schedlang.runtime.components import OverlappedBackward
 from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.messages import Receive, Send, post_as_one

@@ -117,7 +117,7 @@ def _check_wrappers(modules: Mapping[int, nn.Module]) -> None:
                     "other gradients, and wait for each other. Give the pipeline the module itself "
                     "(`.module`; accelerate's `prepare` wraps it), and the replicas as a dimension "
                     'of the mesh, `Pipeline(…, mesh=mesh["dp", "pp"])`, or shard the module by '
-                    "`fully_shard` (docs/parallel.md)"
+                    "`fully_shard` (docs/training.md)"
                 )
 
 

@@ -89,7 +89,7 @@ class Pipeline:
 
     Or with those of a device `mesh` along its dimension `pp`. Along the other one, if it has two,
     are replicas of the pipeline, each with batches of its own, whose gradients are summed
-    (docs/parallel.md).
+    (docs/training.md).
 
     `stages` are the modules of exactly the stages that the plan gives to this rank. A stage takes
     what the one before returns, a tensor, or tensors in tuples, lists and dictionaries; a tuple as

@@ -51,13 +51,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--tally",
         type=Path,
         metavar="FOLDER",
-        help="leave what tests count, for verification_page.py",
+        help="leave what tests count, for tools/pages/verification.py",
     )
     parser.addoption(
         "--rows",
         type=Path,
         metavar="FOLDER",
-        help="keep the rows of the table of models, for tests/models/page.py; one that is there "
+        help="keep the rows of the table of models, for tools/pages/models.py; one that is there "
         "is not made again",
     )
     parser.addoption(

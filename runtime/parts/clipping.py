@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from schedlang.plan.plan import Plan
-from schedlang.proof.norms import why_not
-from schedlang.ranks.norms import put_off
+from schedlang.ranks.norms import put_off, why_not
 from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import ExtraCall, Part, When

@@ -271,7 +271,7 @@ def _simulate(parser: Parser) -> None:
         type=number,
         metavar="SHARE",
         help="simulate many runs, in which each op and transfer takes longer or shorter: 0.1 is a "
-        "standard deviation of 10%% of its duration, see docs/robust.md",
+        "standard deviation of 10%% of its duration, see docs/costs.md",
     )
     parser.add_argument(
         "--slow",
@@ -961,7 +961,7 @@ COMMANDS: dict[str, Command] = {
         "table.csv -o plan.json",
     ),
     "pipeline": Command(
-        "simulate a strategy with the options of PP-Schedule-Visualization, see docs/pipeline.md",
+        "simulate a strategy with the options of PP-Schedule-Visualization, see docs/commands.md",
         "pipeline.pipeline",
         _pipeline,
         "--num-stages 4 --num-batches 8 --p2p-time 0.1",

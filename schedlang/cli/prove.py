@@ -34,20 +34,9 @@ def _check_extra() -> None:
         )
 
 
-def _what_it_proves(document: Any) -> str:
-    """What a certificate proves, and by whom; Wrong if it does not hold."""
-    # A certificate for any number of ranks has statements, one for a number of microbatches has
-    # orders.
-    if isinstance(document, dict) and "statements" in document:
-        _check_extra()
-        from schedlang.extras.prove.ranks.of_program import what_it_proves
-    else:
-        from schedlang.extras.prove.of_program import what_it_proves
-    return what_it_proves(document)
-
-
 def _check(options: argparse.Namespace, text: str) -> int:
     """Check a certificate, and print what it proves, or why it proves nothing."""
+    from schedlang.extras.prove.certificates import what_it_proves
     from schedlang.extras.prove.check_certificate import Wrong
 
     if options.params or options.output:
@@ -58,7 +47,11 @@ def _check(options: argparse.Namespace, text: str) -> int:
     proves = ""
     try:
         with progress(f"checking {options.file}"):
-            proves = _what_it_proves(json.loads(text))
+            document = json.loads(text)
+            # One for any number of ranks has sets of statements.
+            if isinstance(document, dict) and "statements" in document:
+                _check_extra()
+            proves = what_it_proves(document)
     except Wrong as error:
         wrong = str(error)
     except json.JSONDecodeError as error:

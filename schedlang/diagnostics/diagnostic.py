@@ -3,16 +3,21 @@
 A diagnostic is printed as text for people, as JSON for programs, or as an annotation for GitHub.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
-from schedlang.diagnostics.repair import Edit, Repair
 from schedlang.diagnostics.source import Label, Source
 from schedlang.diagnostics.style import COLOURED, PLAIN, Style
-from schedlang.diagnostics.waits import Wait
+
+if TYPE_CHECKING:
+    # Who makes one of these has loaded them.
+    from schedlang.diagnostics.repair import Edit, Repair
+    from schedlang.diagnostics.waits import Wait
 
 #: The most columns of a source line that are shown.
 _WIDTH = 160
@@ -48,11 +53,11 @@ class Diagnostic:
     repair: Repair | None = None
     edits: tuple[Edit, ...] = ()
 
-    def with_note(self, note: str) -> "Diagnostic":
+    def with_note(self, note: str) -> Diagnostic:
         """The diagnostic with one more note."""
         return evolve(self, notes=(*self.notes, note))
 
-    def with_waits(self, waits: tuple[Wait, ...]) -> "Diagnostic":
+    def with_waits(self, waits: tuple[Wait, ...]) -> Diagnostic:
         """The diagnostic with more to say of the ranks that wait, in its labels as well."""
         labels = tuple(label for wait in waits for label in wait.labels())
         return evolve(self, waits=waits, labels=labels or self.labels)

@@ -33,15 +33,8 @@ from schedlang.language.stages import (
     stage_of,
     stage_range,
 )
-from schedlang.schedule.layout import (
-    Layout,
-    Pipeline,
-    of_graph,
-    pieces_of,
-    without_stage,
-    wrong_edge,
-    wrong_skip,
-)
+from schedlang.schedule.layout import Layout, Pipeline, of_graph, pieces_of
+from schedlang.schedule.layout_rules import wrong_with
 from schedlang.schedule.schedule import MOST_STEPS, Claim, Pass, WeightRule
 
 #: How many values of each function are remembered.
@@ -153,9 +146,8 @@ class Declarations:
     #: bounds as they were first met.
     _counted: set[int] = field(factory=set)
     _backwards: dict[int, tuple[int, int]] = field(factory=dict)
-    #: The locations where the last pipeline says how many microbatches it runs, and on which ranks.
-    _share: int = 0
-    _placed: int = 0
+    #: By the fields of the layout, the location of each item; the last one is that of the field.
+    _places: dict[str, list[int]] = field(factory=dict)
     #: How many forwards the stages laid out so far have.
     _forwards: int = 0
 
@@ -244,7 +236,7 @@ class Declarations:
         self, name: str, share: int, line: StageLine, microbatches: int
     ) -> StageOf:
         """Lay out one of several pipelines, with a name of its own."""
-        self._share = share
+        self._places["microbatches"] = [share]
         return self._lay_out(name, line, microbatches)
 
     def numbered_pipelines(
@@ -260,7 +252,7 @@ class Declarations:
         if start != 0 or stop < 1:
             message = f"the pipelines are {start} .. {stop}, they must start from 0"
             raise Fault("pipelines", message, location)
-        self._share = share
+        self._places["microbatches"] = [share]
         pipelines = [
             self._lay_out(f"{name}({number})", *pipeline_of(number))
             for number in self.count(0, stop, 1, location)
@@ -269,20 +261,24 @@ class Declarations:
 
     def _lay_out(self, name: str, line: StageLine, microbatches: int) -> StageOf:
         """Lay out the stages of a pipeline."""
-        self._check_pipeline(name, line, microbatches)
-        self._placed = line.rank_location
-        ranks = self.size("ranks", line.location)
-        self.expect(line.stop, microbatches, line.location)
+        location = line.location
+        if line.start != 0 or line.stop < 1:
+            message = (
+                f"the stages are {line.start} .. {line.stop}, they must start from 0"
+            )
+            raise Fault("placement", message, location)
+        if self.pipelines and not (name and self.pipelines[0].name):
+            message = "a schedule has one `stage` line, or pipelines with one each"
+            raise Fault("repeated-part", message, location)
+        self.size("ranks", location)
+        self.expect(line.stop, microbatches, location)
         first = len(self.placement)
-        for stage in self.count(line.start, line.stop, 1, line.location):
-            rank = int(line.rank_of(stage))
-            if not 0 <= rank < ranks:
-                message = (
-                    f"stage {stage} is on rank {rank}, there are ranks 0 to {ranks - 1}"
-                )
-                raise Fault("no-such-rank", message, line.rank_location)
-            self.placement.append(rank)
+        stages = self.count(line.start, line.stop, 1, location)
+        self.placement += [int(line.rank_of(stage)) for stage in stages]
         self.pipelines.append(Pipeline(name, first, first + line.stop, microbatches))
+        self._places.setdefault("pipelines", []).append(location)
+        placed = self._places.setdefault("placement", [])
+        placed += [line.rank_location] * line.stop
         return stage_of(first, line.stop)
 
     def expect(self, stages: int, microbatches: int, location: int) -> None:
@@ -298,46 +294,19 @@ class Declarations:
             help = "take smaller sizes: a schedule is the ops of one update"
             raise Fault("too-many-ops", message, location, help)
 
-    def _check_pipeline(self, name: str, line: StageLine, microbatches: int) -> None:
-        """A fault for stages that do not count from 0, or are not those of the other pipelines."""
-        location = line.location
-        if line.start != 0 or line.stop < 1:
-            message = (
-                f"the stages are {line.start} .. {line.stop}, they must start from 0"
-            )
-            raise Fault("placement", message, location)
-        if self.pipelines and not (name and self.pipelines[0].name):
-            message = "a schedule has one `stage` line, or pipelines with one each"
-            raise Fault("repeated-part", message, location)
-        if microbatches < 1:
-            message = (
-                f"the pipeline runs {microbatches} microbatches, it must run 1 or more"
-            )
-            raise Fault("pipelines", message, location)
-        if self.pipelines and not self.models and line.stop != self.pipelines[0].stop:
-            has = counted(line.stop, "stage")
-            message = (
-                f"the pipeline has {has}, the first one has {self.pipelines[0].stop}"
-            )
-            help = (
-                "pipelines are replicas of one model: cut all alike, or write `model`"
-            )
-            raise Fault("pipelines", message, location, help)
-
     def weight_rules(self, layout: Layout) -> tuple[WeightRule, ...]:
         """The rule of every stage; a later line overrides an earlier one."""
         rules = [WeightRule()] * len(layout.placement) if self._weights else []
         for line in self._weights:
-            if line.delay < 0:
-                message = (
-                    f"weights delayed by {line.delay} updates, it must be 0 or more"
-                )
-                raise Fault("weight-version", message, line.location)
+            try:
+                rule = WeightRule(line.name, line.delay)
+            except ValueError as error:
+                raise Fault("weight-version", str(error), line.location) from None
             stop = len(rules) if line.stop is None else line.stop
             for stage in stage_range(line.start, stop, len(rules), line.range_location):
                 # There is one version of weights that do not change.
                 if layout.trains(stage):
-                    rules[stage] = WeightRule(line.name, line.delay)
+                    rules[stage] = rule
         return tuple(rules)
 
     @property
@@ -348,51 +317,26 @@ class Declarations:
             for item in self.tree.items
         )
 
-    def edges(self) -> tuple[tuple[int, int], ...]:
-        """The earlier and the later stage of every edge, as all pipelines have them."""
-        return self._declared_edges("edge", self._edges, wrong_edge, ())
-
-    def skips(self, edges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-        """The same of every skip; there are such edges."""
-        return self._declared_edges("skip", self._skips, wrong_skip, edges)
-
-    def _declared_edges(
-        self,
-        code: str,
-        lines: Sequence[_Edges],
-        wrong_of: Callable[[int, int, Sequence[Pipeline], bool], str | None],
-        others: Sequence[tuple[int, int]],
-    ) -> tuple[tuple[int, int], ...]:
-        """The ends of what some lines declare: none twice, and none of the others again."""
-        pairs: dict[tuple[int, int], None] = {}
-        pipelines = self.pipelines
-        models = self.models
+    def _ends(self, field: str, lines: Sequence[_Edges]) -> list[tuple[int, int]]:
+        """The ends of what some lines declare: edges, or skips."""
+        ends: list[tuple[int, int]] = []
+        places = self._places[field] = []
         for line in lines:
             for number in self.count(line.start, line.stop, 1, line.location):
                 earlier, later = map(int, line.ends(number))
-                is_there = (earlier, later) in pairs or (earlier, later) in others
-                wrong = wrong_of(earlier, later, pipelines, models)
-                if is_there:
-                    wrong = "is there already"
-                if wrong:
-                    message = (
-                        f"the {code} from stage {earlier} to stage {later} {wrong}"
-                    )
-                    raise Fault(code, message, line.location)
-                pairs[earlier, later] = None
-        return tuple(pairs)
+                ends.append((earlier, later))
+                places.append(line.location)
+        return ends
 
-    def frozen(self) -> tuple[int, ...]:
+    def _frozen_stages(self) -> tuple[int, ...]:
         """The stages whose weights do not change, as all pipelines have them."""
-        frozen: set[int] = set()
         stages = pieces_of(self.pipelines, self.models)
+        places: dict[int, int] = {}
         for line in self._frozen:
-            frozen.update(stage_range(line.start, line.stop, stages, line.location))
-            if len(frozen) == stages:
-                message = "all stages are frozen, so there is nothing to train"
-                help = "leave one out; or leave out the backwards, which makes an inference"
-                raise Fault("frozen", message, line.location, help)
-        return tuple(sorted(frozen))
+            for stage in stage_range(line.start, line.stop, stages, line.location):
+                places.setdefault(stage, line.location)
+        self._places["frozen"] = list(places.values())
+        return tuple(sorted(places))
 
     def frozen_model(self, name: str, location: int) -> None:
         """Say that the weights of a model, or of several that differ by a number, do not change."""
@@ -404,18 +348,15 @@ class Declarations:
         """Say which link to the host each rank's copies take."""
         ranks = self.count(0, self.size("ranks", location), 1, location)
         self._links = tuple(map(int, map(number_of, ranks)))
+        self._places["links"] = [location] * len(ranks)
 
     def keep(self, keeper_of: Callable[[int], int], location: int) -> None:
         """Say which rank keeps what each rank offloads."""
         ranks = self.size("ranks", location)
-        keepers = tuple(
+        self._keepers = tuple(
             int(keeper_of(rank)) for rank in self.count(0, ranks, 1, location)
         )
-        for rank, keeper in enumerate(keepers):
-            if not 0 <= keeper < ranks:
-                message = f"rank {rank} is kept on rank {keeper}, there are ranks 0 to {ranks - 1}"
-                raise Fault("no-such-rank", message, location)
-        self._keepers = keepers
+        self._places["keepers"] = [location] * ranks
 
     def layout(self) -> Layout:
         """What the items have laid out; by default, one stage on each rank."""
@@ -425,26 +366,23 @@ class Declarations:
             self.expect(ranks, microbatches, 0)
             self.placement = list(self.count(0, ranks, 1, 0))
             self.pipelines = [Pipeline("", 0, ranks, microbatches)]
-        edges = self.edges()
+        edges = self._ends("edges", self._edges)
         layout = Layout(
             tuple(self.placement),
             tuple(self.pipelines),
             self.params.get("slices", 1),
             links=self._links,
-            skips=self.skips(edges),
+            skips=tuple(self._ends("skips", self._skips)),
             edges=of_graph(edges, self.pipelines, self.models),
-            frozen=self.frozen(),
+            frozen=self._frozen_stages(),
             models=self.models,
             keepers=self._keepers,
         )
-        if layout.microbatches != microbatches:
-            who = "the first model runs" if layout.models else "the pipelines run"
-            message = f"{who} {layout.microbatches} microbatches, `microbatches` is {microbatches}"
-            raise Fault("pipelines", message, self._share)
-        idle = without_stage(layout.placement, ranks)
-        if idle:
-            help = "place a stage on every rank, or let `ranks` be as many as there are in use"
-            raise Fault("placement", idle, self._placed, help)
+        wrong = wrong_with(layout, ranks, microbatches)
+        if wrong:
+            places = self._places.get(wrong.field, [0])
+            location = places[-1 if wrong.item is None else wrong.item]
+            raise Fault(wrong.code, wrong.message, location, wrong.help)
         return layout
 
     def passes(self, layout: Layout) -> tuple[Pass, ...]:

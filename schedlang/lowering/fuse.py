@@ -27,7 +27,7 @@ def fuse(lowered: Schedule) -> Schedule:
     for rank, actions in enumerate(lowered.ranks):
         for index, kind in enumerate(actions.kind):
             if is_transfer(kind):
-                places[rank][actions.row(index)[:3]] = index
+                places[rank][actions.at(index)] = index
     #: Of each rank, the transfers that are first in a batch.
     fused: list[set[int]] = [set() for _ in lowered.ranks]
     for rank, actions in enumerate(lowered.ranks):

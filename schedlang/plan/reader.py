@@ -7,7 +7,7 @@ A file may come from anywhere: from another version, another program, or an edit
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -21,15 +21,9 @@ from schedlang.plan.plan import FORMAT, Plan, sha256_of
 from schedlang.plan.text import parse_actions
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.costs import Costs, costs_of
-from schedlang.schedule.layout import (
-    Layout,
-    Pipeline,
-    pieces_of,
-    without_stage,
-    wrong_edge,
-    wrong_skip,
-)
-from schedlang.schedule.schedule import WEIGHT_RULES, Kernel, WeightRule
+from schedlang.schedule.layout import Layout, Pipeline
+from schedlang.schedule.layout_rules import wrong_with
+from schedlang.schedule.schedule import Kernel, WeightRule
 from schedlang.schedule.transports import transports
 
 T = TypeVar("T")
@@ -97,8 +91,7 @@ class Reader:
         program = self.field("program", dict)
         source = self.source(program)
         ranks = self.field("ranks", int)
-        placement = self.placement(ranks)
-        layout = self.layout(placement)
+        layout = self.layout(ranks)
         # The actions come last: they are read by the number of spans.
         spans = self.spans(len(source.text))
         actions = read(ranks, len(spans))
@@ -146,122 +139,42 @@ class Reader:
             )
         return params
 
-    def placement(self, ranks: int) -> tuple[int, ...]:
-        """The field `placement`: a rank for every stage, and a stage for every rank."""
-        placement = self.numbers(self.field("placement", list), "placement")
-        message = "`placement` must give every stage one of the `ranks`"
-        if not placement:
-            self.wrong(f"{message}: there are no stages")
-        for stage, rank in enumerate(placement):
-            if rank >= ranks:
-                self.wrong(
-                    f"{message}: stage {stage} is on rank {rank}, there are {ranks} ranks"
-                )
-        idle = without_stage(placement, ranks)
-        if idle:
-            self.wrong(f"`placement`: {idle}, there are {ranks} `ranks`")
-        return tuple(placement)
-
-    def layout(self, placement: tuple[int, ...]) -> Layout:
+    def layout(self, ranks: int) -> Layout:
         """The fields of the layout: what runs where."""
-        models = self.models()
-        pipelines = self.pipelines(len(placement), models)
-        updates = self.from_one("updates")
-        # All updates have as many microbatches.
-        if any(pipeline.microbatches % updates for pipeline in pipelines):
-            self.wrong(
-                f"the microbatches of `pipelines` must divide into {updates} `updates`"
-            )
-        links = tuple(self.numbers(self.field("links", list), "links"))
-        if len(links) not in (0, self.field("ranks", int)):
-            self.wrong("`links` must give every rank one")
-        slices = self.from_one("slices")
-        skips = self.edges(
-            "skips", partial(wrong_skip, pipelines=pipelines, models=models)
-        )
-        edges = self.edges(
-            "edges", partial(wrong_edge, pipelines=pipelines, models=models)
-        )
-        for earlier, later in sorted(set(skips) & set(edges)):
-            self.wrong(
-                f"from stage {earlier} to stage {later} there is one of `edges` and `skips`"
-            )
-        frozen = self.frozen(pieces_of(pipelines, models))
-        return Layout(
-            placement,
-            pipelines,
-            slices,
-            updates,
-            links,
-            skips,
-            edges,
-            frozen,
-            models,
-            self.keepers(),
-        )
-
-    def keepers(self) -> tuple[int, ...]:
-        """The field `keepers`: none, or a rank for every rank. Plans of older versions do not have
-        it.
-        """
-        if "keepers" not in self.document:
-            return ()
-        keepers = self.numbers(self.field("keepers", list), "keepers")
-        ranks = self.field("ranks", int)
-        if keepers and (len(keepers) != ranks or max(keepers) >= ranks):
-            self.wrong("`keepers` must give every rank one of the `ranks`, or be empty")
-        return tuple(keepers)
-
-    def models(self) -> bool:
-        """The field `models`. Plans of older versions do not have it."""
-        models = self.document.get("models", False)
+        models = self.document.get("models")
         if not isinstance(models, bool):
             self.wrong("`models` must be true or false")
-        return models
+        layout = Layout(
+            self.numbers("placement"),
+            self.pipelines(),
+            self.field("slices", int),
+            self.field("updates", int),
+            self.numbers("links"),
+            self.pairs("skips"),
+            self.pairs("edges"),
+            self.numbers("frozen"),
+            models,
+            self.numbers("keepers"),
+        )
+        wrong = wrong_with(layout, ranks)
+        if wrong:
+            self.wrong(f"`{wrong.field}`: {wrong.message}")
+        return layout
 
-    def edges(
-        self, name: str, wrong_of: Callable[[int, int], str | None]
-    ) -> tuple[tuple[int, int], ...]:
-        """The field `skips` or `edges`: pairs of stages of the first pipeline.
-
-        Plans of older versions do not have it.
-        """
-        if name not in self.document:
-            return ()
-        pairs: dict[tuple[int, int], None] = {}
-        for pair in self.field(name, list):
-            ends = self.numbers(pair, name)
-            if len(ends) != 2:
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """The field `pipelines`."""
+        pipelines: list[Pipeline] = []
+        for entry in self.field("pipelines", list):
+            if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
                 self.wrong(
-                    f"`{name}` must be pairs of an earlier and a later stage: {ends} is none"
+                    "`pipelines` must be objects with a `name`, `start`, `stop` and `microbatches`"
                 )
-            earlier, later = ends
-            is_there = (earlier, later) in pairs
-            wrong = "is there twice" if is_there else wrong_of(earlier, later)
-            if wrong:
-                self.wrong(
-                    f"`{name}`: the one from stage {earlier} to stage {later} {wrong}"
-                )
-            pairs[earlier, later] = None
-        return tuple(pairs)
-
-    def frozen(self, stages: int) -> tuple[int, ...]:
-        """The field `frozen`: stages of the first pipeline, but not all.
-
-        Plans of older versions do not have it.
-        """
-        if "frozen" not in self.document:
-            return ()
-        frozen = self.numbers(self.field("frozen", list), "frozen")
-        if (
-            frozen != sorted(set(frozen))
-            or len(frozen) == stages
-            or max(frozen, default=0) >= stages
-        ):
-            self.wrong(
-                f"`frozen` must be some of {stages} stages, in order, but not all of them"
+            self.only(entry, Pipeline, "pipelines")
+            values = [entry.get(key) for key in ("start", "stop", "microbatches")]
+            pipelines.append(
+                Pipeline(entry["name"], *self.numbers_in(values, "pipelines"))
             )
-        return tuple(frozen)
+        return tuple(pipelines)
 
     def costs(self, layout: Layout) -> Costs:
         """The field `costs`, which may be empty."""
@@ -270,82 +183,28 @@ class Reader:
         self.check(lambda: costs.check(layout), "costs")
         return costs
 
-    def pipelines(self, stages: int, models: bool) -> tuple[Pipeline, ...]:
-        """The field `pipelines`: together they have every stage, in order."""
-        pipelines: list[Pipeline] = []
-        for entry in self.field("pipelines", list):
-            if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-                self.wrong(
-                    "`pipelines` must be objects with a `name`, `start`, `stop` and `microbatches`"
-                )
-            values = [entry.get(key) for key in ("start", "stop", "microbatches")]
-            numbers = self.numbers(values, "pipelines")
-            self.only(entry, Pipeline, "pipelines")
-            pipelines.append(Pipeline(entry["name"], *numbers))
-            if pipelines[-1].microbatches < 1:
-                self.wrong(
-                    "a pipeline of `pipelines` runs 0 microbatches, it must run 1 or more"
-                )
-        # Each starts where the one before stops: the first at 0, and the last stops at the end.
-        starts = [pipeline.start for pipeline in pipelines]
-        stops = [pipeline.stop for pipeline in pipelines]
-        bounds = [0, *stops]
-        if [*starts, stages] != bounds or any(a >= b for a, b in pairwise(bounds)):
-            self.wrong(
-                f"`pipelines` must divide the {stages} stages of `placement` among them, in order"
-            )
-        # Stages of the second pipeline are replicas of those of the first.
-        if (
-            not models
-            and len({pipeline.stop - pipeline.start for pipeline in pipelines}) > 1
-        ):
-            self.wrong("`pipelines` must have the same number of stages")
-        names = [pipeline.name for pipeline in pipelines]
-        for name in names:
-            is_only = not name and not models and len(names) == 1
-            if not is_only and not re.fullmatch(r"[A-Za-z_]\w*(\(\d+\))?", name):
-                self.wrong(
-                    f"`pipelines` has the `name` {name!a}: it must be a name, such as `down` or "
-                    "`lane(1)`; the only pipeline of a plan may have none, `''`"
-                )
-        if len(set(names)) < len(names):
-            self.wrong("`pipelines` must have a `name` each, and two have the same")
-        return tuple(pipelines)
-
-    def from_one(self, name: str) -> int:
-        """A field that is a whole number from 1."""
-        number = self.field(name, int)
-        if number < 1:
-            self.wrong(f"`{name}` must be 1 or more")
-        return number
-
     def weights(self, layout: Layout) -> tuple[WeightRule, ...]:
         """The field `weights`: a rule for every stage, or nothing."""
         stages = len(layout.placement)
-        rules = self.field("weights", list)
-        for rule in rules:
-            is_known = isinstance(rule, dict) and rule.get("name") in WEIGHT_RULES
-            if not is_known or type(rule.get("delay")) is not int or rule["delay"] < 0:
-                self.wrong(
-                    f"`weights` must be rules: a `name` ({', '.join(WEIGHT_RULES)}) and a `delay` "
-                    "from 0"
-                )
+        rules: list[WeightRule] = []
+        for entry in self.field("weights", list):
+            delay = entry.get("delay") if isinstance(entry, dict) else None
+            if type(delay) is not int:
+                self.wrong("`weights` must be objects with a `name` and a `delay`")
+            self.only(entry, WeightRule, "weights")
+            where = f"`weights` of stage {len(rules)}"
+            rule = self.check(partial(WeightRule, entry.get("name"), delay), where)
+            rules.append(rule)
         # A plan without rules trains with the newest weights, as most do.
         if rules and len(rules) != stages:
             self.wrong(f"`weights` must have a rule for each of the {stages} stages")
         for stage, rule in enumerate(rules):
-            if rule["delay"] and rule["name"] != "delay":
+            if rule != WeightRule() and not layout.trains(stage):
                 self.wrong(
-                    f"`weights` of stage {stage} are `{rule['name']}`, with a `delay` of "
-                    f"{rule['delay']}: only those of the name `delay` have one"
+                    f"`weights` of stage {stage} are `{rule}`, and it is `frozen`: weights that do "
+                    f"not change have one version, `{WeightRule()}`"
                 )
-            self.only(rule, WeightRule, "weights")
-            if rule["name"] != WeightRule().name and not layout.trains(stage):
-                self.wrong(
-                    f"`weights` of stage {stage} are `{rule['name']}`, and it is `frozen`: weights "
-                    f"that do not change have one version, `{WeightRule().name}`"
-                )
-        return tuple(WeightRule(rule["name"], rule["delay"]) for rule in rules)
+        return tuple(rules)
 
     def only(self, entry: dict[str, Any], kind: type, name: str) -> None:
         """Whether an entry of a field has what its kind has, and nothing else."""
@@ -357,11 +216,11 @@ class Reader:
         """The field `kernels`: for each rank where the part that repeats starts and stops; or
         nothing.
         """
-        pairs = [self.numbers(pair, "kernels") for pair in self.field("kernels", list)]
+        pairs = self.pairs("kernels")
         # The lengths are looked up only where they are needed: for a part that is read later, that
         # reads it.
         ends = [len(actions) for actions in ranks] if pairs else []
-        if len(pairs) != len(ends) or any(len(pair) != 2 for pair in pairs):
+        if len(pairs) != len(ends):
             self.wrong("`kernels` must be a pair of places in the actions of each rank")
         for rank, ((start, stop), end) in enumerate(zip(pairs, ends, strict=True)):
             if not start <= stop <= end:
@@ -415,12 +274,12 @@ class Reader:
 
     def spans(self, length: int) -> tuple[Span, ...]:
         """The field `spans`, each within the program text."""
-        spans = [self.numbers(span, "spans") for span in self.field("spans", list)]
-        for span in spans:
-            if len(span) != 2 or not span[0] <= span[1] <= length:
-                message = "`spans` must be pairs of places in the program text"
+        spans = self.pairs("spans")
+        for start, end in spans:
+            if not start <= end <= length:
                 self.wrong(
-                    f"{message}: {span} is none, the text has {length} characters"
+                    "`spans` must be pairs of places in the program text: "
+                    f"{start} to {end} is none, the text has {length} characters"
                 )
         return tuple(Span(start, end) for start, end in spans)
 
@@ -446,7 +305,7 @@ class Reader:
                 self.wrong(
                     "`lines` must be the lengths of two lines and their hash, for each rank"
                 )
-            actions, sources = self.numbers(entry[:2], "lines")
+            actions, sources = self.numbers_in(entry[:2], "lines")
             lines.append(Line(actions, sources, entry[2]))
         if len(lines) != ranks:
             self.wrong(f"`lines` must have {ranks} entries, one per rank")
@@ -514,14 +373,28 @@ class Reader:
             self.wrong(f"`{name}` must be {words[kind]}")
         return value
 
-    def numbers(self, value: Any, name: str) -> list[int]:
-        """A list of whole numbers from 0."""
-        if not isinstance(value, list):
-            self.wrong(f"`{name}` must hold whole numbers from 0")
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """A field that is a list of whole numbers from 0."""
+        return self.numbers_in(self.document.get(name), name)
+
+    def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
+        """A field that is a list of pairs of such numbers."""
+        pairs = []
+        for entry in self.field(name, list):
+            pair = self.numbers_in(entry, name)
+            if len(pair) != 2:
+                self.wrong(f"`{name}` must be pairs of numbers: {[*pair]} is none")
+            pairs.append((pair[0], pair[1]))
+        return tuple(pairs)
+
+    def numbers_in(self, value: Any, name: str) -> tuple[int, ...]:
+        """Whole numbers from 0, in a list that is read of a field."""
         # `type`, since for Python true and false are whole numbers.
-        if not all(type(number) is int and number >= 0 for number in value):
+        if not isinstance(value, list) or not all(
+            type(number) is int and number >= 0 for number in value
+        ):
             self.wrong(f"`{name}` must hold whole numbers from 0")
-        return list(value)
+        return tuple(value)
 
     def check(self, read: Callable[[], T], name: str) -> T:
         """What `read` returns; its ValueError becomes the user's error."""

@@ -8,7 +8,7 @@ from schedlang.proof.collectives import MEETING, sides_of
 from schedlang.proof.graph import NOTHING
 from schedlang.proof.presence import presence, writes
 from schedlang.proof.threads import Threads
-from schedlang.ranks.shards import gathers
+from schedlang.ranks.shards import shards
 from schedlang.schedule.columns import counts_of, is_any
 from schedlang.schedule.kinds import OPS, ROWS, STEPS, SUMS, op_of
 from schedlang.schedule.needs import gradients_of, needs_of, sums_of
@@ -177,7 +177,8 @@ def place_unwritten_gathers(threads: Threads) -> None:
     for rank, actions in enumerate(threads.schedule.ranks):
         held = [stage for stage in threads.schedule.stages_of(rank) if times[stage]]
         first = int(columns.first[rank])
-        for index, stage, user in gathers(actions, held, max(len(held), 1)):
+        policy = shards(actions, held, max(len(held), 1))
+        for index, stage, user in policy.gathers:
             found.append((first + index, first + user, stage))
     rows, users, stages = np.array(found, np.int64).reshape(-1, 3).T
     items = threads.issue(

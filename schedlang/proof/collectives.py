@@ -1,6 +1,5 @@
-"""Collectives that a program writes itself: which of them meet, and is what they are for there when
-it is needed? Whether ranks come to them in one order is another question
-(`schedlang.proof.collective_order`).
+"""Collectives that a program writes itself: which of them meet, is what they are for there when it
+is needed, and do all ranks come to them in one order?
 
 A gather of a stage's weights, or a sum of its gradients, is one event of all ranks that hold a
 replica of the stage. The first gather of a stage meets the first of each replica, the second one
@@ -16,9 +15,11 @@ there, and at the end of weights that hop until all that was sent of the stage i
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.proof.graph import once
@@ -111,7 +112,13 @@ def check_collectives(schedule: Schedule) -> list[Finding]:
     """
     if not schedule.columns.is_collective.any():
         return []
-    for check in (_homes_amiss, _presence_amiss, _side_by_side, _unmet):
+    for check in (
+        _homes_amiss,
+        _presence_amiss,
+        _side_by_side,
+        _unmet,
+        _out_of_order,
+    ):
         findings = list(check(schedule))
         if findings:
             return findings
@@ -203,6 +210,56 @@ def _unmet(schedule: Schedule) -> Iterator[Finding]:
             f"{schedule.placement[replica]}, has {has}"
         )
         yield _amiss(schedule, "collective", row, message, help)
+
+
+def _out_of_order(schedule: Schedule) -> Iterator[Finding]:
+    """Ranks that come to collectives in different orders: a cycle of events, of which each comes
+    before the next one on some rank.
+    """
+    # Two ranks with replicas of the stages a and b:
+    #
+    #     rank 0    sum of a ──▶ sum of b
+    #     rank 1    sum of b ──▶ sum of a
+    columns = schedule.columns
+    sides = sides_of(schedule)
+    is_met = sides.counts > 1
+    met = zip(sides.row[is_met].tolist(), sides.event[is_met].tolist(), strict=True)
+    sorter = TopologicalSorter[int]()
+    behind: dict[tuple[int, int], tuple[int, int]] = {}
+    for (row, of_row), (following, of_following) in pairwise(met):
+        if columns.rank[row] == columns.rank[following]:
+            sorter.add(of_following, of_row)
+            behind.setdefault((of_row, of_following), (row, following))
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        steps = [behind[pair] for pair in pairwise(error.args[1])]
+    else:
+        return
+
+    def name(row: int) -> str:
+        return schedule.name_of(*columns.place(row))
+
+    # Begin with the lowest rank.
+    first = min(range(len(steps)), key=lambda step: int(columns.rank[steps[step][0]]))
+    steps = steps[first:] + steps[:first]
+    texts = [
+        f"rank {columns.rank[one]} makes `{name(one)}` before `{name(other)}`"
+        for one, other in steps
+    ]
+    ranks = ranks_text(sorted({int(columns.rank[one]) for one, _ in steps}))
+    what = "gathers and sums"
+    help = "write them in one order on all ranks that hold replicas"
+    if any(OPS[int(columns.kind[one])].is_hop for one, _ in steps):
+        what = "hops"
+        help = "let some ranks of the ring receive first, as every second one"
+    message = f"{ranks} come to {what} in different orders: {', '.join(texts)}"
+    related = tuple(
+        (int(columns.source[one]), text)
+        for (one, _), text in zip(steps[1:], texts[1:], strict=True)
+    )
+    found = _amiss(schedule, "collective", steps[0][0], message, help)
+    yield evolve(found, label=texts[0], related=related)
 
 
 def _here(schedule: Schedule, row: int) -> str:

@@ -31,7 +31,7 @@ import numpy as np
 from schedlang.proof.channels import Channels, channels_of
 from schedlang.proof.collective_edges import place_beside
 from schedlang.proof.events import Events
-from schedlang.proof.graph import NEVER, Graph, once
+from schedlang.proof.graph import NEVER, Graph
 from schedlang.proof.message_edges import (
     meet_transfers,
     place_lanes,
@@ -65,18 +65,7 @@ def ideal_events(
 
     An op that needs something of its own rank, which is not made before it, never runs.
     """
-    # The order of collectives is asked of the same events, see `schedlang.proof.collective_order`.
-    # Others are not kept: to find new room takes longer than to make a graph anew.
-    is_asked = schedule.columns.is_collective.any() and costs == schedule.costs
-    if is_asked and graph_of is _at_costs:
-        return _own_ideal_events(schedule)
     return _in_turns(schedule, costs, _ideal, graph_of)
-
-
-@once
-def _own_ideal_events(schedule: Schedule) -> Events:
-    """The ideal events of a schedule at its own costs."""
-    return _in_turns(schedule, schedule.costs, _ideal, _at_costs)
 
 
 def transport_events(

@@ -132,7 +132,7 @@ def _needs_tags(schedule: Schedule) -> Iterator[Finding]:
     for (sender, receiver), receives in sent.items():
         actions = schedule.ranks[receiver]
         for sent_here, index in zip(receives, received[sender, receiver], strict=True):
-            if actions.row(index)[:3] != sent_here:
+            if actions.at(index) != sent_here:
                 message = (
                     f"rank {receiver} receives `{schedule.name_of(receiver, index)}` before "
                     f"`{schedule.names.action(*sent_here)}`, which rank {sender} sends first"

@@ -5,7 +5,6 @@ or its two halves.
 import numpy as np
 
 from schedlang.diagnostics.diagnostic import CompileError, counted
-from schedlang.proof.collective_order import check_collective_order
 from schedlang.proof.collectives import check_collectives
 from schedlang.proof.graph import once
 from schedlang.schedule.actions import is_transfer, is_update
@@ -36,7 +35,6 @@ def check_structure(schedule: Schedule) -> None:
         _beside_updates,
         _offloads,
         check_collectives,
-        check_collective_order,
     ):
         findings = check(schedule)
         if findings:

@@ -8,7 +8,7 @@ lines of Python that the ops come from, by `schedlang.python.places`.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from itertools import accumulate, chain
 from types import TracebackType
 from typing import Any, Literal
 
@@ -28,15 +28,8 @@ from schedlang.schedule.actions import is_update
 from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.fixed_point import exact_text
 from schedlang.schedule.kinds import OF_STAGE, OPS, TRANSFERS, Kind
-from schedlang.schedule.layout import (
-    Layout,
-    Pipeline,
-    of_graph,
-    pieces_of,
-    without_stage,
-    wrong_edge,
-    wrong_skip,
-)
+from schedlang.schedule.layout import Layout, Pipeline, of_graph
+from schedlang.schedule.layout_rules import Wrong, wrong_with
 from schedlang.schedule.schedule import WEIGHT_RULES
 from schedlang.schedule.transports import PORTABLE
 
@@ -122,17 +115,25 @@ class Builder:
                 raise ValueError(
                     f"`{given}` is given, and `pipelines`: each says where its stages are"
                 )
-            lines = _pipelines(ranks, pipelines)
+            lines = _pipelines(pipelines)
         counts = _counts(lines, microbatches, models)
-        are_models = models is not None
-        layout = _layout(lines, counts, are_models, slices, skips, edges, frozen, ranks)
-        layout = evolve(
-            layout,
-            links=_by_rank("links", "the number of each rank's link", links, ranks),
-            keepers=_by_rank(
-                "keepers", "a rank for each rank", keepers, ranks, ranks - 1
-            ),
+        stops = list(accumulate(map(len, lines.values())))
+        all_lines = tuple(map(Pipeline, lines, [0, *stops], stops, counts))
+        stages_frozen = _numbers_in("frozen", "stages, such as [0, 1]", frozen)
+        layout = Layout(
+            tuple(chain(*lines.values())),
+            all_lines,
+            slices,
+            links=_numbers_in("links", "the number of each rank's link", links),
+            skips=_pairs("skips", skips),
+            edges=of_graph(_pairs("edges", edges), all_lines, models is not None),
+            frozen=tuple(sorted(set(stages_frozen))),
+            models=models is not None,
+            keepers=_numbers_in("keepers", "a rank for each rank", keepers),
         )
+        wrong = wrong_with(layout, ranks, microbatches)
+        if wrong:
+            raise ValueError(f"{_argument(wrong, lines)}: {wrong.message}")
         check_costs(costs)
         _check_program_costs(costs)
         costs.check(layout)
@@ -569,25 +570,19 @@ def _placement(
         raise ValueError(
             "`chunks` is given, and a list for `placement`: the list says how many"
         )
-    return _ranks_of(
-        "placement", placement, ranks, "'loop', 'v', or the rank of each stage"
-    )
+    return _numbers_in("placement", "'loop', 'v', or the rank of each stage", placement)
 
 
-def _ranks_of(name: str, placement: object, ranks: int, what: str) -> tuple[int, ...]:
-    """The rank of each stage, in a list."""
-    if isinstance(placement, str) or not isinstance(placement, Sequence):
-        raise TypeError(f"`{name}` is {shown(placement)}: it must be {what}")
-    if not placement:
-        raise ValueError(f"`{name}` is {shown(placement)}: it must have a stage")
-    for stage, rank in enumerate(placement):
-        check_whole(f"{name}[{stage}]", rank, 0, ranks - 1)
-    return tuple(placement)
+def _numbers_in(name: str, what: str, given: object) -> tuple[int, ...]:
+    """The whole numbers of an argument, which must be `what`."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise TypeError(f"`{name}` is {shown(given)}: it must be {what}")
+    for index, number in enumerate(given):
+        check_whole(f"{name}[{index}]", number)
+    return tuple(given)
 
 
-def _pipelines(
-    ranks: int, pipelines: Mapping[str, Sequence[int]]
-) -> dict[str, tuple[int, ...]]:
+def _pipelines(pipelines: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """The ranks of the stages of each pipeline."""
     what = "the ranks of each pipeline's stages, such as {'down': [0, 1], 'up': [1, 0]}"
     check_type("pipelines", pipelines, Mapping, what)
@@ -602,9 +597,8 @@ def _pipelines(
             raise ValueError(
                 f"`pipelines` has {name!r}: the program has this name for something else"
             )
-        lines[name] = _ranks_of(
-            f"pipelines[{name!r}]", placement, ranks, "the rank of each stage"
-        )
+        where = f"pipelines[{name!r}]"
+        lines[name] = _numbers_in(where, "the rank of each stage", placement)
     if not lines:
         raise ValueError(f"`pipelines` is {shown(pipelines)}: it must be {what}")
     return lines
@@ -617,10 +611,6 @@ def _counts(
 ) -> list[int]:
     """The microbatches of each pipeline."""
     if models is None:
-        if len(set(map(len, lines.values()))) > 1:
-            raise ValueError(
-                "`pipelines` have different numbers of stages: each has the whole model"
-            )
         if microbatches % len(lines):
             parts = counted(len(lines), "pipeline")
             raise ValueError(
@@ -634,85 +624,12 @@ def _counts(
     if [*models] != [*lines] or "" in lines:
         raise ValueError(f"`models` is {shown(models)}: it must be {what}")
     for name, count in models.items():
-        check_whole(f"models[{name!r}]", count, 1)
-    first = next(iter(models))
-    if models[first] != microbatches:
-        raise ValueError(
-            f"`models[{first!r}]` is {models[first]}: those of the first one are `microbatches`, "
-            f"{microbatches}"
-        )
+        check_whole(f"models[{name!r}]", count)
     return [*models.values()]
 
 
-def _layout(
-    lines: Mapping[str, tuple[int, ...]],
-    counts: Sequence[int],
-    models: bool,
-    slices: int,
-    skips: Sequence[tuple[int, int]],
-    edges: Sequence[tuple[int, int]],
-    frozen: Sequence[int],
-    ranks: int,
-) -> Layout:
-    """What runs where; `counts` are the microbatches of each pipeline."""
-    placement: tuple[int, ...] = ()
-    pipelines: list[Pipeline] = []
-    for (name, ranks_of_stages), microbatches in zip(
-        lines.items(), counts, strict=True
-    ):
-        start = len(placement)
-        placement += ranks_of_stages
-        pipelines.append(Pipeline(name, start, len(placement), microbatches))
-    idle = without_stage(placement, ranks)
-    if idle:
-        raise ValueError(f"`{'pipelines' if '' not in lines else 'placement'}`: {idle}")
-    edges = _pairs(
-        "edges", edges, partial(wrong_edge, pipelines=pipelines, models=models)
-    )
-    skips = _pairs(
-        "skips", skips, partial(wrong_skip, pipelines=pipelines, models=models)
-    )
-    twice = set(edges) & set(skips)
-    if twice:
-        raise ValueError(f"`skips` and `edges` both have {min(twice)}")
-    check_type("frozen", frozen, Sequence, "stages, such as [0, 1]")
-    for index, stage in enumerate(frozen):
-        check_whole(f"frozen[{index}]", stage, 0, pieces_of(pipelines, models) - 1)
-    if len(set(frozen)) == pieces_of(pipelines, models):
-        raise ValueError(
-            f"`frozen` is {shown(frozen)}: that are all stages, so none is trained"
-        )
-    return Layout(
-        placement,
-        tuple(pipelines),
-        slices,
-        skips=skips,
-        edges=of_graph(edges, pipelines, models),
-        frozen=tuple(sorted(set(frozen))),
-        models=models,
-    )
-
-
-def _by_rank(
-    what: str, wanted: str, given: Sequence[int], ranks: int, most: int | None = None
-) -> tuple[int, ...]:
-    """A number for each rank, or none, from 0 up to the most."""
-    check_type(what, given, Sequence, wanted)
-    if given and len(given) != ranks:
-        raise ValueError(
-            f"`{what}` has {len(given)}: there are {counted(ranks, 'rank')}"
-        )
-    for rank, number in enumerate(given):
-        check_whole(f"{what}[{rank}]", number, 0, most)
-    return tuple(given)
-
-
-def _pairs(
-    what: str,
-    given: Sequence[tuple[int, int]],
-    wrong_of: Callable[[int, int], str | None],
-) -> tuple[tuple[int, int], ...]:
-    """Pairs of stages, each with an edge between them."""
+def _pairs(what: str, given: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Pairs of stages."""
     pairs: list[tuple[int, int]] = []
     check_type(what, given, Sequence, "pairs of stages, such as [(0, 3)]")
     for index, pair in enumerate(given):
@@ -721,13 +638,18 @@ def _pairs(
             raise TypeError(f"`{name}` is {shown(pair)}: it must be a pair of stages")
         for stage in pair:
             check_whole(name, stage)
-        wrong = (
-            "is there already" if tuple(pair) in pairs else wrong_of(pair[0], pair[1])
-        )
-        if wrong:
-            raise ValueError(f"`{name}` is {shown(pair)}: it {wrong}")
         pairs.append((pair[0], pair[1]))
     return tuple(pairs)
+
+
+def _argument(wrong: Wrong, lines: Mapping[str, Sequence[int]]) -> str:
+    """The argument, or the item of one, that is wrong with a layout of these pipelines."""
+    if "" not in lines and wrong.field == "placement":
+        return "`pipelines`"
+    if wrong.item is None:
+        return f"`{wrong.field}`"
+    item = [*lines][wrong.item] if wrong.field == "pipelines" else wrong.item
+    return f"`{wrong.field}[{item!r}]`"
 
 
 def _weights(weights: str | Sequence[str], stages: int) -> list[str]:

@@ -55,7 +55,7 @@ def simulate_runs(
     transport: str | None = None,
 ) -> Runs:
     """The makespans of a schedule in many runs with noise, in which ops and transfers take longer
-    or shorter than the costs say, and some ranks and links are slow (docs/robust.md).
+    or shorter than the costs say, and some ranks and links are slow (docs/costs.md).
 
     All arguments but `noise` and `runs` are those of `simulate`; the same call gives the same runs.
     The order of ops, and what waits for what, are those of the plan in every run. All runs are

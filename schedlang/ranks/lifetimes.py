@@ -3,31 +3,22 @@ alone, without time.
 
 There are activations, what a forward keeps for its backward; and messages, what passes from stage
 to stage: from where it is made, or room is made for it, to its last use, or to where it is known to
-have been received. The runtime begins receives and waits for sends by the functions `begins` and
-`waits`, so what is claimed here is what it holds.
+have been received. The runtime begins receives and waits for sends as `schedlang.ranks.receipts`
+says, so what is claimed here is what it holds.
 """
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 
 from attrs import evolve, frozen
 
-from schedlang.ranks.receipts import Receipts
-from schedlang.schedule.actions import Actions, is_send, is_transfer
+from schedlang.ranks.receipts import Receipts, begins
+from schedlang.schedule.actions import Action, Actions, is_transfer
 from schedlang.schedule.kinds import HANDS_ON, OPS, READS, op_of
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
-from schedlang.schedule.transports import BLOCKING, PORTABLE, timed
-
-#: Where messages have tags, a receive begins this many ops early, for as many more buffers.
-_EARLY = 2
-
-#: Where ranks may block, a send is waited for when this many others have followed, whatever is
-#: known of it.
-_WINDOW = 8
-
-_Action = tuple[int, int, int]
+from schedlang.schedule.transports import timed
 
 # The moments of an action, and what is taken or let go then:
 #
@@ -125,48 +116,12 @@ def frees(schedule: Schedule, rank: int) -> str:
     return text + f"end free({', '.join(last)})" if last else text.rstrip()
 
 
-def begins(schedule: Schedule, rank: int, early: bool) -> dict[int, int]:
-    """For each receive of a rank the action at which it begins, both by index: itself, or `early`
-    an op before it.
-    """
-    actions = schedule.ranks[rank]
-    ops = list[int]()
-    starts = dict[int, int]()
-    for index, kind in enumerate(actions.kind):
-        if not is_transfer(kind):
-            ops.append(index)
-        elif not is_send(kind):
-            # Where fewer ops than that precede it, it begins with the first of them, or in place.
-            starts[index] = [*ops[-_EARLY:], index][0] if early else index
-    return starts
-
-
-def waits(schedule: Schedule, rank: int) -> dict[int, int]:
-    """For each send of a rank the action, both by index, at which it is waited for, or else the
-    end.
-
-    That is the op whose message shows it received; or the last send of a window, where ranks may
-    block.
-    """
-    return _waits(Receipts(schedule), rank)
-
-
-def _waits(known: Receipts, rank: int) -> dict[int, int]:
-    schedule = known.schedule
-    received = known.of(rank)
-    if schedule.transport not in (PORTABLE, BLOCKING.name):
-        return received
-    sends = sorted(received)
-    closes = zip_longest(sends, sends[_WINDOW:], fillvalue=len(schedule.ranks[rank]))
-    return {send: min(received[send], last) for send, last in closes}
-
-
 def _activations(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
     actions = schedule.ranks[rank]
     names = schedule.names
     made = dict[tuple[int, int], int]()
     for index in range(len(actions)):
-        kind, stage, microbatch, *_ = actions.row(index)
+        kind, stage, microbatch = actions.at(index)
         op = op_of(kind)
         holds = op.holds
         if op.owes is not None and not schedule.layout.trains(stage):
@@ -184,14 +139,14 @@ def _messages(known: Receipts, rank: int) -> Iterator[Lifetime]:
     actions = schedule.ranks[rank]
     names = schedule.names
     layout = schedule.layout
-    places = {actions.row(index)[:3]: index for index in range(len(actions))}
+    places = {actions.at(index): index for index in range(len(actions))}
     used = _last_uses(layout, places)
     for receive, start in begins(
         schedule, rank, timed(schedule.transport).tags
     ).items():
-        stop = used[actions.row(receive)[:3]]
+        stop = used[actions.at(receive)]
         yield Lifetime(Holds.RECEIVED, names.of(actions, receive), start, stop)
-    waited = _waits(known, rank)
+    waited = known.waits(rank)
     for (kind, stage, microbatch), start in places.items():
         if kind not in HANDS_ON:
             continue
@@ -209,7 +164,7 @@ def _messages(known: Receipts, rank: int) -> Iterator[Lifetime]:
                 yield Lifetime(Holds.INSIDE, name, start, following)
 
 
-def _last_uses(layout: Layout, places: dict[_Action, int]) -> dict[_Action, int]:
+def _last_uses(layout: Layout, places: dict[Action, int]) -> dict[Action, int]:
     """The last op that uses each message, by its receive, which a message from the same rank does
     not have.
     """

@@ -1,15 +1,23 @@
-"""Updates that are clipped by the norm of all gradients: when they are made.
+"""Updates that are clipped by the norm of all gradients: when they are made, and whether all ranks
+come to the end then.
 
 A rank's part of the norm of an update is there at its last `U` of that update, and the sum over all
 ranks begins. The update itself is put off to the first action that needs it: an op that reads the
 weights that it makes, or the next `U` of the stage. Only there does the rank wait for all others.
-In PipeDream-2BW they have long come that far by then. Whether no rank waits in vain is asked of
-`schedlang.proof.norms`.
+In PipeDream-2BW they have long come that far by then. In a plan where they have not, a rank waits
+in vain, if others wait for what it does next:
+
+    rank 0   …  waits for the norm    F4    SEND_F4
+                     ▲                         │
+                     │                         ▼
+    rank 1   …       │                      RECV_F4   …   U0, its part of the norm
+                     └────────────────────────────────────┘
 """
 
-from schedlang.schedule.actions import is_update
+from schedlang.schedule.actions import Actions, is_transfer, is_update
 from schedlang.schedule.kinds import USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.transports import PORTABLE
 
 
 def put_off(schedule: Schedule, rank: int) -> dict[int, int]:
@@ -19,9 +27,7 @@ def put_off(schedule: Schedule, rank: int) -> dict[int, int]:
     #: For each stage the updates done, and the one that is put off.
     done = dict[int, int]()
     pending = dict[int, int]()
-    for index, (kind, stage, microbatch) in enumerate(
-        zip(actions.kind, actions.stage, actions.microbatch, strict=True)
-    ):
+    for index, (kind, stage, microbatch) in enumerate(actions.each()):
         made = done.get(stage, 0)
         needed = is_update(kind) or _reads_newest(
             schedule, kind, stage, microbatch, made
@@ -44,3 +50,121 @@ def _reads_newest(
     if schedule.weights_of(stage).keeps_none:
         return kind in USES_WEIGHTS
     return kind == Kind.F and schedule.version_read(stage, microbatch, done) >= done
+
+
+def why_not(plan: Schedule) -> str | None:
+    """Why the updates of a plan cannot be clipped by the norm of all gradients, if so.
+
+    That is seen where every send waits for its receive: what comes to its end there does so on all
+    transports.
+    """
+    if plan.transport != PORTABLE:
+        return f"the plan is proved for `{plan.transport}` alone, and must be for all transports"
+    if plan.layout.models:
+        return "it trains several models, of which each has a norm of its own"
+    if len(plan.layout.pipelines) > 1:
+        return "its stages have replicas in other pipelines, whose gradients they also wait for"
+    for stage, rank in enumerate(plan.placement):
+        ops = zip(plan.ranks[rank].kind, plan.ranks[rank].stage, strict=True)
+        updates = sum(is_update(kind) and number == stage for kind, number in ops)
+        if plan.layout.trains(stage) and updates != plan.layout.updates:
+            return f"the plan does not update stage {stage} itself (`U`)"
+    return _Walk(plan).stopped_by()
+
+
+class _Walk:
+    """All ranks go as far as they can: each waits at a batch of transfers for the ranks at the
+    other ends, and before an action that needs an update for the parts of its norm.
+    """
+
+    def __init__(self, plan: Schedule) -> None:
+        self.plan = plan
+        #: For each rank its part of the norm of each update: the last `U`, by its index.
+        self.parts = [_last_updates(actions) for actions in plan.ranks]
+        #: For each rank the actions before which updates are made, with these.
+        self.waits: list[dict[int, list[int]]] = []
+        for rank, actions in enumerate(plan.ranks):
+            waits = dict[int, list[int]]()
+            for update, index in put_off(plan, rank).items():
+                number = max(actions.microbatch[update], 0)
+                waits.setdefault(index, []).append(number)
+            self.waits.append(waits)
+        #: For each rank where the batches of its transfers begin, by kind, number and microbatch.
+        self.heads = [
+            {
+                actions.at(index): batch.start
+                for batch in actions.batches()
+                for index in batch
+                if is_transfer(actions.kind[index])
+            }
+            for actions in plan.ranks
+        ]
+        #: The action that each rank has come to.
+        self.at = [0 for _ in plan.ranks]
+
+    def stopped_by(self) -> str | None:
+        """The norm that a rank waits for in vain, if any does; of several ranks, the first one."""
+        # The ranks in turns, until none gets any further.
+        while any([self._gets_on(rank) for rank in range(len(self.at))]):
+            pass
+        texts = map(self._missing, range(len(self.at)))
+        return next((text for text in texts if text is not None), None)
+
+    def _gets_on(self, rank: int) -> bool:
+        """Let a rank go as far as it can with the others where they are; whether it went on."""
+        begin = self.at[rank]
+        batch = self._next(rank)
+        while batch and not self._late(rank, batch):
+            if not all(self._meets(rank, index) for index in batch):
+                break
+            self.at[rank] = batch.stop
+            batch = self._next(rank)
+        return self.at[rank] > begin
+
+    def _next(self, rank: int) -> range:
+        """The batch that a rank stands before; at its end, an empty one."""
+        actions = self.plan.ranks[rank]
+        at = self.at[rank]
+        return actions.batch(at) if at < len(actions) else range(0)
+
+    def _meets(self, rank: int, index: int) -> bool:
+        """Whether the other end of a transfer is there; ops have none."""
+        if not is_transfer(self.plan.ranks[rank].kind[index]):
+            return True
+        peer = self.plan.peer_of(rank, index)
+        assert peer is not None
+        return self.heads[peer][self.plan.other_end(rank, index)] <= self.at[peer]
+
+    def _late(self, rank: int, batch: range) -> list[tuple[int, int, int]]:
+        """The parts of norms that a rank waits for before a batch: the update, and the rank and the
+        index of the action that makes the part.
+        """
+        return [
+            (update, other, parts[update])
+            for index in batch
+            for update in self.waits[rank].get(index, ())
+            for other, parts in enumerate(self.parts)
+            if parts.get(update, -1) >= self.at[other]
+        ]
+
+    def _missing(self, rank: int) -> str | None:
+        """What to say of a rank that stands where it waits for a norm."""
+        # Who stands elsewhere waits for a transfer, and the plan is proved: it is another rank that
+        # waits for a norm.
+        plan = self.plan
+        at = self.at[rank]
+        late = self._late(rank, self._next(rank))
+        if not late:
+            return None
+        update, other, place = late[0]
+        return (
+            f"before `{plan.name_of(rank, at)}` ({plan.where(rank, at)}) rank {rank} would wait in "
+            f"vain for the norm of update {update}: rank {other} has its part of it only after "
+            f"`{plan.name_of(other, place)}` ({plan.where(other, place)})"
+        )
+
+
+def _last_updates(actions: Actions) -> dict[int, int]:
+    """The index of the last `U` of each update."""
+    ops = enumerate(zip(actions.kind, actions.microbatch, strict=True))
+    return {max(update, 0): index for index, (kind, update) in ops if is_update(kind)}

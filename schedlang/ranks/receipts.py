@@ -1,4 +1,4 @@
-"""When a rank knows that a message of its has been received, from the plan alone.
+"""When a rank begins each receive, and when it waits for each send, from the plan alone.
 
 What a rank gets tells it that the sender has come so far: had waited for all messages that it used
 before. So the wait for a send, where the plan shows it received, takes no time; and what was sent
@@ -6,15 +6,21 @@ is kept no longer than it is under way. gloo itself cannot be asked, only waited
 """
 
 from bisect import bisect_right
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
 from attrs import define, field
 
-from schedlang.schedule.actions import is_send
+from schedlang.schedule.actions import Action, is_send, is_transfer
 from schedlang.schedule.kinds import AWAITS
 from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.transports import BLOCKING, PORTABLE
 
-_Message = tuple[int, int, int]
+#: Where messages have tags, a receive begins this many ops early, for as many more buffers.
+_EARLY = 2
+
+#: Where ranks may block, a send is waited for when this many others have followed, whatever is
+#: known of it.
+_WINDOW = 8
 
 
 def receipts(schedule: Schedule, rank: int) -> dict[int, int]:
@@ -22,6 +28,32 @@ def receipts(schedule: Schedule, rank: int) -> dict[int, int]:
     or else the end.
     """
     return Receipts(schedule).of(rank)
+
+
+def begins(schedule: Schedule, rank: int, early: bool) -> dict[int, int]:
+    """For each receive of a rank the action at which it begins, both by index: itself, or `early`
+    an op before it.
+    """
+    actions = schedule.ranks[rank]
+    ops = list[int]()
+    starts = dict[int, int]()
+    for index, kind in enumerate(actions.kind):
+        if not is_transfer(kind):
+            ops.append(index)
+        elif not is_send(kind):
+            # Where fewer ops than that precede it, it begins with the first of them, or in place.
+            starts[index] = [*ops[-_EARLY:], index][0] if early else index
+    return starts
+
+
+def waits(schedule: Schedule, rank: int) -> dict[int, int]:
+    """For each send of a rank the action, both by index, at which it is waited for, or else the
+    end.
+
+    That is the op whose message shows it received; or the last send of a window, where ranks may
+    block.
+    """
+    return Receipts(schedule).waits(rank)
 
 
 @define(eq=False)
@@ -32,7 +64,7 @@ class Receipts:
 
     schedule: Schedule
     _sends: dict[int, dict[int, int]] = field(factory=dict, init=False)
-    _uses: dict[int, dict[_Message, int]] = field(factory=dict, init=False)
+    _uses: dict[int, dict[Action, int]] = field(factory=dict, init=False)
 
     def of(self, rank: int) -> dict[int, int]:
         """See `receipts`."""
@@ -49,6 +81,16 @@ class Receipts:
             for send, peer in peers.items()
         }
 
+    def waits(self, rank: int) -> dict[int, int]:
+        """See `waits`."""
+        received = self.of(rank)
+        if self.schedule.transport not in (PORTABLE, BLOCKING.name):
+            return received
+        sends = sorted(received)
+        end = len(self.schedule.ranks[rank])
+        closes = zip_longest(sends, sends[_WINDOW:], fillvalue=end)
+        return {send: min(received[send], last) for send, last in closes}
+
     def sends(self, rank: int) -> dict[int, int]:
         """The sends of a rank, in order, each with the rank that it reaches."""
         if rank not in self._sends:
@@ -63,13 +105,11 @@ class Receipts:
             }
         return self._sends[rank]
 
-    def uses(self, rank: int) -> dict[_Message, int]:
+    def uses(self, rank: int) -> dict[Action, int]:
         """The op that waits for each message that a rank receives."""
         if rank not in self._uses:
             actions = self.schedule.ranks[rank]
-            ops = enumerate(
-                zip(actions.kind, actions.stage, actions.microbatch, strict=True)
-            )
+            ops = enumerate(actions.each())
             self._uses[rank] = {
                 (AWAITS[kind], number, microbatch): index
                 for index, (kind, stage, microbatch) in ops
@@ -96,7 +136,7 @@ class _Answers:
         #: For each of these, the first op of the rank that waits for it or for a later one.
         self.first = list(accumulate(reversed(arrivals), min))[::-1]
 
-    def show_received(self, message: _Message) -> int:
+    def show_received(self, message: Action) -> int:
         """The first op of the rank that waits for an answer, and so knows that a message has been
         received; the end if there is none.
         """

@@ -40,6 +40,9 @@ class Shards:
 
     before: dict[int, list[Step]] = field(factory=dict)
     after: dict[int, list[Step]] = field(factory=dict)
+    #: The gathers in order: the action before which each begins, the stage, and the first op that
+    #: needs it.
+    gathers: list[tuple[int, int, int]] = field(factory=list)
 
     def __iter__(self) -> Iterator[Step]:
         """All, in order."""
@@ -84,25 +87,6 @@ def shards(actions: Actions, stages: Container[int], places: int) -> Shards:
                     0, (Kind.REDUCE_GRAD, stage)
                 )
     return walk.steps
-
-
-def gathers(
-    actions: Actions, stages: Container[int], places: int
-) -> Iterator[tuple[int, int, int]]:
-    """The gathers of a rank in order: the index of the action before which each begins, the stage,
-    and the index of the first op that needs it. The arguments are those of `shards`.
-    """
-    steps = shards(actions, stages, places)
-    for index in sorted(steps.before):
-        for kind, stage in steps.before[index]:
-            if kind == Kind.UNSHARD:
-                user = index
-                while (
-                    actions.stage[user] != stage
-                    or actions.kind[user] not in USES_WEIGHTS
-                ):
-                    user += 1
-                yield index, stage, user
 
 
 def shards_text(schedule: Schedule, rank: int, places: int) -> str:
@@ -193,6 +177,7 @@ class _Walk:
             begins = index
         self.gathered.add(stage)
         self.steps.before.setdefault(begins, []).extend(steps)
+        self.steps.gathers.append((begins, stage, index))
 
 
 def _ahead(

@@ -13,12 +13,9 @@ and no message may lead from a warm-up to what follows one:
 from collections.abc import Iterator
 from itertools import takewhile
 
-from schedlang.schedule.actions import Actions, is_transfer
+from schedlang.schedule.actions import Action, Actions, is_transfer
 from schedlang.schedule.kinds import FORWARD, RECEIVES, Kind
 from schedlang.schedule.schedule import Schedule
-
-#: Kind, number and microbatch of an action.
-_Action = tuple[int, int, int]
 
 
 def warm_ups(schedule: Schedule) -> list[int]:
@@ -34,7 +31,7 @@ def warm_ups(schedule: Schedule) -> list[int]:
     leading = [list(_leading(actions)) for actions in schedule.ranks]
     places = [
         {
-            schedule.ranks[rank].row(index)[:3]: index
+            schedule.ranks[rank].at(index): index
             for batch in leading[rank]
             for index in batch
         }
@@ -58,9 +55,7 @@ def warm_ups(schedule: Schedule) -> list[int]:
         if index >= ends[rank]:
             continue
         begin = heads[rank][index]
-        following = [
-            schedule.ranks[rank].row(each)[:3] for each in range(begin, ends[rank])
-        ]
+        following = [schedule.ranks[rank].at(each) for each in range(begin, ends[rank])]
         ends[rank] = begin
         left_out += [
             (peer, places[peer][other])
@@ -80,8 +75,8 @@ def _leading(actions: Actions) -> Iterator[range]:
 
 
 def _goes_with(
-    schedule: Schedule, rank: int, action: _Action
-) -> Iterator[tuple[int, _Action]]:
+    schedule: Schedule, rank: int, action: Action
+) -> Iterator[tuple[int, Action]]:
     """What is inside if an action is, with its rank: the other end of a message; the forward that
     needs it, or the receives of what a forward needs.
     """

@@ -8,6 +8,9 @@ from attrs import define, field
 
 from schedlang.schedule.kinds import OPS, SENDS, TRANSFERS, WAITS, Kind, op_of
 
+#: What an action does: its kind, the number of its stage or transfer, and its microbatch.
+Action = tuple[int, int, int]
+
 NO_MICROBATCH = -1
 #: What the text of ops that overlap ends with.
 OVERLAP = "OVERLAP_F_B"
@@ -161,9 +164,17 @@ class Actions:
             self.group[index],
         )
 
+    def at(self, index: int) -> Action:
+        """What action `index` does."""
+        return self.kind[index], self.stage[index], self.microbatch[index]
+
+    def each(self) -> Iterator[Action]:
+        """What each action does, in order."""
+        return zip(self.kind, self.stage, self.microbatch, strict=True)
+
     def word(self, index: int) -> str:
         """Action `index` in torch's spelling."""
-        return word(self.kind[index], self.stage[index], self.microbatch[index])
+        return word(*self.at(index))
 
     def batch(self, index: int) -> range:
         """The actions issued together with action `index`: its group, or itself alone."""

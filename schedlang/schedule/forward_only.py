@@ -48,7 +48,7 @@ def forwards(
     # An edge joins stages that run as many microbatches, so either end says how many pass along it.
     units += [units[earlier] for _, (earlier, _) in sorted(layout.far_edges.items())]
     actions = schedule.ranks[rank]
-    columns = [*zip(actions.kind, actions.stage, actions.microbatch, strict=True)]
+    columns = [*actions.each()]
     hopping = {number for kind, number, _ in columns if kind in OF_HOPS}
     return [
         index

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import count
 
 from attrs import NOTHING, fields, frozen
 
 from schedlang.diagnostics.arguments import shown
-from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.actions import counterpart
 from schedlang.schedule.kinds import RECEIVES, SENDS, TRANSFERS, Kind
 
@@ -40,42 +38,6 @@ def pieces_of(pipelines: Sequence[Pipeline], models: bool) -> int:
     return pipelines[-1 if models else 0].stop
 
 
-def wrong_edge(
-    earlier: int, later: int, pipelines: Sequence[Pipeline], models: bool
-) -> str | None:
-    """What is wrong with an edge between stages that are no replicas of others."""
-    stages = pieces_of(pipelines, models)
-    if not 0 <= earlier < stages or not 0 <= later < stages:
-        return f"leads to no stage: there are stages 0 to {stages - 1}"
-    if later <= earlier:
-        return "does not lead forward"
-    ends = [_of(pipelines, stage) for stage in (earlier, later)]
-    counts = [pipeline.microbatches for pipeline in ends]
-    if counts[0] != counts[1]:
-        return (
-            f"leads from the model `{ends[0].name}`, which runs "
-            f"{counted(counts[0], 'microbatch')}, to `{ends[1].name}`, which runs {counts[1]}"
-        )
-    return None
-
-
-def wrong_skip(
-    earlier: int, later: int, pipelines: Sequence[Pipeline], models: bool
-) -> str | None:
-    """What is wrong with a skip between such stages."""
-    wrong = wrong_edge(earlier, later, pipelines, models)
-    if wrong:
-        return wrong
-    if later == earlier + 1 and _of(pipelines, earlier) == _of(pipelines, later):
-        return "leads to the next stage, which gets what that one makes anyway"
-    return None
-
-
-def _of(pipelines: Sequence[Pipeline], stage: int) -> Pipeline:
-    """The pipeline of a stage."""
-    return next(pipeline for pipeline in pipelines if stage < pipeline.stop)
-
-
 def of_graph(
     edges: Iterable[tuple[int, int]], pipelines: Sequence[Pipeline], models: bool
 ) -> tuple[tuple[int, int], ...]:
@@ -86,19 +48,8 @@ def of_graph(
         for pipeline in (pipelines if models else pipelines[:1])
         for stage in range(pipeline.start, pipeline.stop - 1)
     }
-    return () if set(given) == chains else given
-
-
-def without_stage(placement: Sequence[int], ranks: int) -> str | None:
-    """Which of so many ranks would have nothing to do, if any."""
-    held = set(placement)
-    idle = ranks - len(held)
-    if not idle:
-        return None
-    # Stages may all be on high ranks, with the idle ones below, so the first gap is looked for.
-    first = next(rank for rank in count() if rank not in held)
-    others = f", like {counted(idle - 1, 'other rank')}" if idle > 1 else ""
-    return f"rank {first} holds no stage{others}"
+    # What is there twice stays, so that it is found.
+    return () if sorted(given) == sorted(chains) else given
 
 
 @frozen(repr=False)

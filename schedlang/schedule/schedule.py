@@ -68,6 +68,19 @@ class WeightRule:
     name: str = "latest"
     delay: int = 0
 
+    def __attrs_post_init__(self) -> None:
+        if self.name not in WEIGHT_RULES:
+            raise ValueError(f"a rule is one of {', '.join(WEIGHT_RULES)}")
+        if self.delay < 0:
+            raise ValueError(
+                f"weights delayed by {self.delay} updates, it must be 0 or more"
+            )
+        if self.delay and self.name != "delay":
+            raise ValueError(
+                f"weights `{self.name}` have a `delay` of {self.delay}: only those of the name "
+                "`delay` have one"
+            )
+
     def __str__(self) -> str:
         return f"{self.name} {self.delay}" if self.name == "delay" else self.name
 
@@ -154,7 +167,7 @@ class Schedule:
         return columns_of(self.ranks)
 
     @cached_property
-    def found(self) -> dict[object, Any]:
+    def _found(self) -> dict[object, Any]:
         """What was found out about the schedule, by the function that did (see `once`)."""
         return {}
 
@@ -218,7 +231,7 @@ class Schedule:
     def microbatches_with(self, kinds: Container[int], stage: int) -> set[int]:
         """The microbatches for which a stage has an action of some kinds."""
         actions = self.ranks[self.placement[stage]]
-        rows = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+        rows = actions.each()
         return {
             microbatch
             for kind, holder, microbatch in rows
@@ -292,7 +305,7 @@ class Schedule:
         """The other end of a transfer, action `index` of a rank: its kind, number and
         microbatch.
         """
-        kind, number, microbatch, *_ = self.ranks[rank].row(index)
+        kind, number, microbatch = self.ranks[rank].at(index)
         return *self.layout.counterpart(kind, number), microbatch
 
     def stages_of(self, rank: int) -> list[int]:
@@ -313,9 +326,9 @@ def once(find: Callable[[S], T]) -> Callable[[S], T]:
 
     @wraps(find)
     def remembered(schedule: S) -> T:
-        if find not in schedule.found:
-            schedule.found[find] = find(schedule)
-        found: T = schedule.found[find]
+        if find not in schedule._found:
+            schedule._found[find] = find(schedule)
+        found: T = schedule._found[find]
         return found
 
     return remembered

@@ -574,7 +574,7 @@ def imported_by(*arguments: str) -> set[str]:
 def test_a_command_imports_what_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This is why it starts fast: `make bench-start` has the times."""
+    """This is why it starts fast: `make bench WHAT=start` has the times."""
     found = imported_by("--help")
     assert {name for name in found if name.startswith("schedlang")} == {
         "schedlang",

@@ -13,15 +13,10 @@ from schedlang.cli.options import COMMANDS
 from schedlang.extras.editor.colours import coloured
 from tests.support.paths import GALLERY, PROGRAMS, ROOT
 from tests.support.short_programs import short_programs
-from tools.grammars.textmate import SCOPES, textmate
+from tools.grammars.textmate import SCOPES
 
 VSCODE = ROOT / "editors" / "vscode"
 FILES = [*GALLERY, *sorted((PROGRAMS / "lib").glob("*.sched"))]
-
-
-def test_the_grammar_of_the_extension_is_current() -> None:
-    document = json.loads((VSCODE / "syntaxes" / "sched.tmLanguage.json").read_text())
-    assert document == textmate(), "make editor-grammars"
 
 
 def test_the_files_of_the_extension() -> None:

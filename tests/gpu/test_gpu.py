@@ -36,12 +36,6 @@ def test_a_cpu_passes_what_it_can(names: str, tmp_path: Path) -> None:
     assert [*found["checks"]] == names.split(",")
 
 
-def test_the_page_is_that_of_the_runs() -> None:
-    from tests.gpu.page import page
-
-    assert (Path(__file__).parents[2] / "docs/gpu.md").read_text() == page()
-
-
 def test_all_checks_that_need_no_gpu_are_tried() -> None:
     from tests.gpu import against_torch, one_rank, several_ranks, verdicts
     from tests.gpu.checks import CHECKS

@@ -117,7 +117,7 @@ def test_programs_of_the_documentation_are_in_style(page: Path) -> None:
 @pytest.mark.blocks(2)
 @pytest.mark.slow
 def test_a_program_stays_what_it_is_however_it_is_written(block: int) -> None:
-    """A hundred programs; `make formatting` tries 10,000."""
+    """A hundred programs; `make explore WHAT=formatting` tries 10,000."""
     rng = random.Random(block)
     plans = 0
     for number in range(100):

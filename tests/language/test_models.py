@@ -122,8 +122,11 @@ def test_mistakes_are_named(lines: str, said: str) -> None:
     ("damage", "said"),
     [
         ({"models": 1}, "`models` must be true or false"),
-        ({"models": False}, "`pipelines` must have the same number of stages"),
-        ({"frozen": [0, 1, 2]}, "`frozen` must be some of 3 stages"),
+        (
+            {"models": False},
+            "`pipelines`: the pipeline has 2 stages, the first one has 1",
+        ),
+        ({"frozen": [0, 1, 2]}, "`frozen`: all stages are frozen"),
         ({"edges": [[0, 3]]}, "leads to no stage: there are stages 0 to 2"),
     ],
 )

@@ -482,8 +482,8 @@ BUILDER: dict[str, Mistake] = {
     "a placement on a rank that there is not": (
         built(repr, placement=[0, 2]),
         ValueError,
-        "`placement[1]` is 2",
-        "it must be a whole number from 0 to 1",
+        "`placement[1]`: stage 1 is on rank 2",
+        "there are ranks 0 to 1",
     ),
     "a placement that leaves a rank without a stage": (
         built(repr, placement=[0, 0]),
@@ -512,8 +512,8 @@ BUILDER: dict[str, Mistake] = {
     "pipelines of different lengths": (
         built(repr, pipelines={"down": [0, 1], "up": [1]}),
         ValueError,
-        "`pipelines` have different numbers of stages",
-        "each has the whole model",
+        "`pipelines['up']`: the pipeline has 1 stage",
+        "the first one has 2",
     ),
     "a pipeline that is called as a parameter": (
         built(repr, pipelines={"ranks": [0, 1], "up": [1, 0]}),
@@ -530,7 +530,7 @@ BUILDER: dict[str, Mistake] = {
     "a skip that leads back": (
         built(repr, placement=[0, 1, 0, 1], skips=[(3, 0)]),
         ValueError,
-        "`skips[0]` is (3, 0)",
+        "`skips[0]`: the skip from stage 3 to stage 0",
         "does not lead forward",
     ),
     "a skip that is no pair": (
@@ -542,8 +542,8 @@ BUILDER: dict[str, Mistake] = {
     "links of other ranks": (
         built(repr, links=[0]),
         ValueError,
-        "`links` has 1",
-        "there are 2 ranks",
+        "`links`: there must be one for each rank",
+        "1 for 2 ranks",
     ),
     "weights that are not known": (
         built(repr, weights="newest"),

@@ -103,7 +103,7 @@ def test_a_rank_reads_its_part_alone(plan: Plan, tmp_path: Path) -> None:
             lambda text: text.replace('"slices"', '"slice"'),
             "`slices` must be a whole number",
         ),
-        (lambda text: text.replace('"skips"', '"skip"'), "a plan has no field `skip`"),
+        (lambda text: text.replace('"skips"', '"skip"'), "`skips` must be a list"),
         (
             lambda text: text.replace('"slices": 1', '"slices": 1, "slices": 2'),
             "`slices` is there twice in one object",
@@ -165,7 +165,7 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"ranks": True}, "`ranks` must be a whole number"),
         (
             lambda d: d | {"ranks": 3},
-            "`placement`: rank 2 holds no stage, there are 3 `ranks`",
+            "`placement`: rank 2 holds no stage",
         ),
         (
             lambda d: d | {"ranks": 10**12},
@@ -186,7 +186,10 @@ Damage = Callable[[Any], Any]
             lambda d: without_params(with_pipeline(d, microbatches=1)),
             "no-such-microbatch",
         ),
-        (lambda d: with_pipeline(d, microbatches=0), "`pipelines` runs 0 microbatches"),
+        (
+            lambda d: with_pipeline(d, microbatches=0),
+            "`pipelines`: the pipeline runs 0 microbatches",
+        ),
         (
             lambda d: d | {"params": {"ranks": 4}},
             "`ranks` is 4 in `params`, and 2 in `ranks`",
@@ -202,10 +205,13 @@ Damage = Callable[[Any], Any]
         ),
         (lambda d: d | {"params": {"": 7}}, "`params` has '', and the `text`"),
         (lambda d: with_pipeline(d, name="\0"), "`pipelines` is no text"),
-        (lambda d: with_pipeline(d, name="a\nb"), "has the `name` 'a\\nb': it must be"),
-        (lambda d: with_pipeline(d, name="1F0"), "`pipelines` has the `name` '1F0'"),
+        (lambda d: with_pipeline(d, name="a\nb"), "the `name` 'a\\nb' must be"),
+        (
+            lambda d: with_pipeline(d, name="1F0"),
+            "`pipelines`: the `name` '1F0' must be",
+        ),
         (lambda d: with_pipeline(d, rank=1), "of `pipelines` has no field `rank`"),
-        (lambda d: d | {"models": True}, "`pipelines` has the `name` ''"),
+        (lambda d: d | {"models": True}, "`pipelines`: the `name` '' must be"),
         (lambda d: with_program(d, file="a\0"), "`program` is no text"),
         (lambda d: with_program(d, size=1), "`program` has no field 'size'"),
         (
@@ -226,11 +232,17 @@ Damage = Callable[[Any], Any]
             lambda d: d | {"costs": {"p2p_time": 10**400}},
             "it must be a finite number",
         ),
-        (lambda d: with_pipeline(d, start=1), "`pipelines` must divide the 2 stages"),
-        (lambda d: with_pipeline(d, stop=3), "`pipelines` must divide the 2 stages"),
+        (
+            lambda d: with_pipeline(d, start=1),
+            "`pipelines`: they must divide the 2 stages",
+        ),
+        (
+            lambda d: with_pipeline(d, stop=3),
+            "`pipelines`: they must divide the 2 stages",
+        ),
         (lambda d: with_pipeline(d, name=None), "`pipelines` must be objects"),
-        (lambda d: d | {"pipelines": []}, "`pipelines` must divide the 2 stages"),
-        (lambda d: d | {"slices": 0}, "`slices` must be 1 or more"),
+        (lambda d: d | {"pipelines": []}, "`pipelines`: they must divide the 2 stages"),
+        (lambda d: d | {"slices": 0}, "`slices`: it is 0, it must be 1 or more"),
         (lambda d: d | {"slices": 2}, "missing-op"),
         (
             lambda d: d | {"updates": 2},
@@ -240,8 +252,11 @@ Damage = Callable[[Any], Any]
             lambda d: without_params(d | {"updates": 2}),
             "stage 0 never makes update 1, others do",
         ),
-        (lambda d: d | {"updates": 10**30}, "must divide into"),
-        (lambda d: d | {"links": [0]}, "`links` must give every rank one"),
+        (lambda d: d | {"updates": 10**30}, "do not divide into"),
+        (
+            lambda d: d | {"links": [0]},
+            "`links`: there must be one for each rank: 1 for 2 ranks",
+        ),
         (lambda d: d | {"kernels": [[0, 9], [0, 0]]}, "in the plan of 2 updates"),
         (
             lambda d: d | {"kernels": [[0, 0], [0, 10]]},
@@ -250,7 +265,7 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"kernels": [[0, 0]]}, "`kernels` must be a pair of places"),
         (
             lambda d: d | {"weights": [{"name": "latest", "delay": 1}] * 2},
-            "`weights` of stage 0 are `latest`, with a `delay` of 1",
+            "`weights` of stage 0: weights `latest` have a `delay` of 1",
         ),
         (
             lambda d: (
@@ -262,7 +277,7 @@ Damage = Callable[[Any], Any]
                     ]
                 }
             ),
-            "`weights` of stage 1 are `stash`, with a `delay` of 2",
+            "`weights` of stage 1: weights `stash` have a `delay` of 2",
         ),
         (
             lambda d: d | {"weights": [{"name": "latest", "delay": 0}]},
@@ -308,7 +323,7 @@ Damage = Callable[[Any], Any]
                     ]
                 }
             ),
-            "`pipelines` must have a `name` each, and two have the same",
+            "`pipelines`: two have the `name` 'a'",
         ),
         (
             lambda d: d | {"lines": [[1, 1, "x"]] * 2},
@@ -318,30 +333,33 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"lines": 3}, "`lines` must be a list"),
         (
             lambda d: d | {"skips": [[0, 1]]},
-            "`skips`: the one from stage 0 to stage 1 leads to the next stage, which gets what",
+            "`skips`: the skip from stage 0 to stage 1 leads to the next stage, which gets what",
         ),
         (lambda d: d | {"skips": [[1]]}, "`skips` must be pairs"),
         (
             lambda d: d | {"frozen": [0, 1]},
-            "`frozen` must be some of 2 stages, in order, but not all of them",
+            "`frozen`: all stages are frozen",
         ),
-        (lambda d: d | {"frozen": [2]}, "`frozen` must be some of 2 stages"),
+        (
+            lambda d: d | {"frozen": [2]},
+            "`frozen`: there is no stage 2, there are stages 0 to 1",
+        ),
         (lambda d: d | {"frozen": [0]}, "stage 0 needs no gradients: it is frozen"),
         (lambda d: d | {"skips": [1]}, "`skips` must hold whole numbers"),
         (lambda d: d | {"skips": 1}, "`skips` must be a list"),
         (
             lambda d: d | {"placement": [0, 5]},
-            "`placement` must give every stage one of the `ranks`: stage 1 is on rank 5",
+            "`placement`: stage 1 is on rank 5, there are ranks 0 to 1",
         ),
         (
             lambda d: d | {"placement": [0, -1]},
             "`placement` must hold whole numbers from 0",
         ),
         (lambda d: d | {"placement": [1, 0]}, "stage 0 is on rank 1"),
-        (lambda d: d | {"placement": []}, "`placement` must give"),
+        (lambda d: d | {"placement": []}, "`placement`: there are no stages"),
         (lambda d: d | {"params": {"ranks": "2"}}, "`params` must be whole numbers"),
         (lambda d: d | {"spans": [[0, 10**9]]}, "`spans` must be pairs of places"),
-        (lambda d: d | {"spans": [[1]]}, "`spans` must be pairs of places"),
+        (lambda d: d | {"spans": [[1]]}, "`spans` must be pairs of numbers"),
         (lambda d: d | {"spans": []}, "not an index of `spans`"),
         (lambda d: d | {"transport": None}, "`transport` must be text"),
         (
@@ -414,23 +432,23 @@ def test_a_damaged_plan_is_refused_with_its_reason(
     [
         (
             [[2, 0], [1, 2], [2, 3]],
-            "`edges`: the one from stage 2 to stage 0 does not lead forward",
+            "`edges`: the edge from stage 2 to stage 0 does not lead forward",
         ),
         (
             [[2, 2], [1, 2], [2, 3]],
-            "`edges`: the one from stage 2 to stage 2 does not lead forward",
+            "`edges`: the edge from stage 2 to stage 2 does not lead forward",
         ),
         (
             [[0, 9], [1, 2], [2, 3]],
-            "`edges`: the one from stage 0 to stage 9 leads to no stage",
+            "`edges`: the edge from stage 0 to stage 9 leads to no stage",
         ),
         (
             [[0, 2], [0, 2], [2, 3]],
-            "`edges`: the one from stage 0 to stage 2 is there twice",
+            "`edges`: the edge from stage 0 to stage 2 is there already",
         ),
         (
             [[0, 2, 3]],
-            "`edges` must be pairs of an earlier and a later stage: [0, 2, 3] is none",
+            "`edges` must be pairs of numbers: [0, 2, 3] is none",
         ),
         ([[0, -2]], "`edges` must hold whole numbers from 0"),
         ([[True, False]], "`edges` must hold whole numbers from 0"),
@@ -461,7 +479,7 @@ def test_an_edge_is_no_skip_as_well(tmp_path: Path) -> None:
         json.dumps(document(plan) | {"skips": [[0, 2]]})
     )
     with pytest.raises(
-        CompileError, match="from stage 0 to stage 2 there is one of `edges` and"
+        CompileError, match="the skip from stage 0 to stage 2 is there already"
     ):
         read_plan(tmp_path / "plan.json")
 

@@ -3,7 +3,6 @@ here is what they leave open.
 """
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -127,14 +126,8 @@ def test_the_compiler_loads_no_torch() -> None:
     assert not loaded & {"torch", "schedlang.runtime"}
 
 
-def test_the_drawing_of_the_packages_is_current() -> None:
-    command = [sys.executable, str(ROOT / "tests" / "support" / "architecture_page.py")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    run = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=60, env=environment
-    )
+def test_the_page_tells_of_all_packages_that_are_drawn() -> None:
     (drawn,) = re.findall(r"^```mermaid\n(.*?)^```", PAGE, re.M | re.S)
-    assert run.stdout == drawn, "run `make architecture`"
     packages = set(re.findall(r"^    (\S+) -->", drawn, re.M)) | {"diagnostics"}
     assert len(packages) <= 20
     assert set(re.findall(r"^\| `([\w.]+)` \|", PAGE, re.M)) == packages

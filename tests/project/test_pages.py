@@ -17,16 +17,15 @@ from schedlang.diagnostics.source import Source
 from tests.support.pages import Block, Shell, blocks, commands, matches
 from tests.support.paths import DOCS, ROOT
 from tests.support.ranks import Run
+from tools.pages.__main__ import FROM_RUNS, FROM_SOURCE
 
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted(DOCS.glob("*.md")),
-    *sorted((DOCS / "howto").glob("*.md")),
+    *sorted((DOCS / "reports").glob("*.md")),
 ]
-#: The reference of Python shows signatures, which test_reference.py sees to, and nothing to run.
-REFERENCE = DOCS / "python.md"
-BLOCKS = {page.stem: [] if page == REFERENCE else list(blocks(page)) for page in PAGES}
+BLOCKS = {page.stem: list(blocks(page)) for page in PAGES}
 TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in PAGES}
 ALL_BLOCKS = [block for of_page in BLOCKS.values() for block in of_page]
 LANGUAGES = {
@@ -53,17 +52,20 @@ ELSEWHERE = {
         "it installs from a package registry",
         "it needs npm and VS Code",
     ],
-    "docs/gpu.md": ["it needs a GPU"],
-    "docs/training.md": ["two machines", "it needs a GPU"],
-    "docs/parallel.md": ["machines that come and go"],
+    "docs/reports/gpu.md": ["it needs a GPU"],
+    "docs/models.md": ["minutes on four processes"],
+    "docs/training.md": ["two machines", "it needs a GPU", "machines that come and go"],
     "docs/pictures.md": ["it needs pandas and matplotlib"],
-    "docs/torchtitan.md": ["torchtitan"] * 3,
-    "docs/howto/clusters.md": ["a cluster with Slurm"],
-    "docs/howto/from_torchtitan.md": ["torchtitan"],
-    "docs/howto/train.md": [
-        "minutes on four processes",
-        "tests/runtime/test_train_script.py runs it",
-    ],
+    "docs/torch.md": ["torchtitan"] * 4,
+    "docs/clusters.md": ["a cluster with Slurm"],
+}
+#: What `make TARGET WHAT=…` takes.
+WHATS = {
+    "bench": [path.stem for path in (ROOT / "benchmarks").glob("*.py")],
+    "explore": re.findall(
+        r"^explore-(\w+): \.venv", (ROOT / "Makefile").read_text(), re.M
+    ),
+    "regenerate": [*FROM_SOURCE, *FROM_RUNS],
 }
 
 
@@ -238,11 +240,13 @@ def test_commands_within_the_text_have_these_options(
                 helps[command[1]] = capsys.readouterr().out
             for option in re.findall(r"(?<!\S)\[?(--?[a-z][a-z0-9-]*)", span):
                 assert re.search(rf"{option}\b", helps[command[1]]), f"{name}: `{span}`"
-        target = re.match(r"make ([a-z-]+)", span)
+        target = re.match(r"make ([a-z-]+)(?: WHAT=([\w-]+))?", span.replace("\n", " "))
         if target:
             assert f"\n{target[1]}:" in (ROOT / "Makefile").read_text(), (
                 f"{name}: `{span}`"
             )
+        if target and target[2]:
+            assert target[2] in WHATS[target[1]], f"{name}: `{span}`"
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -74,7 +74,11 @@ def test_no_test_is_lost(
     (core,) = commands_of("test")
     (large,) = commands_of("large")
     targets = targets_of(pytestconfig.getini("markers"))
-    own = commands_of(*targets.values(), "nodes")
+    own = [
+        command
+        for target in targets.values()
+        for command in commands_of(*target.split())
+    ]
     for item in collected:
         runs = [core.runs(item), large.runs(item)]
         if item.get_closest_marker("own"):
@@ -91,7 +95,7 @@ def test_every_target_of_a_marker_runs_it(pytestconfig: pytest.Config) -> None:
     for marker, target in targets.items():
         assert any(
             command.takes({marker, "own", "processes"})
-            for command in commands_of(target)
+            for command in commands_of(*target.split())
         ), marker
 
 

@@ -12,8 +12,8 @@ import pytest
 from schedlang.compiler import check_program as compiled
 from schedlang.compiler import compile
 from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.extras.prove.certificates import what_it_proves
 from schedlang.extras.prove.check_certificate import Wrong, check
-from schedlang.extras.prove.of_program import what_it_proves
 from schedlang.extras.prove.prove import prove_for_all
 from schedlang.files.reading import source_of
 from schedlang.proof.prove import ideal_execution

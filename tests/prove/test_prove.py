@@ -12,9 +12,9 @@ from schedlang.cli.main import main
 from schedlang.compiler import check_program, compile
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.extras.prove.budget import Budget
+from schedlang.extras.prove.certificates import what_it_proves
 from schedlang.extras.prove.check_certificate import Wrong
 from schedlang.extras.prove.linear import NeedsBase, number, settled
-from schedlang.extras.prove.of_program import what_it_proves
 from schedlang.extras.prove.prove import prove_for_all
 from schedlang.extras.prove.result import Proof
 from schedlang.files.reading import source_of

@@ -15,12 +15,12 @@ from attrs import evolve
 from schedlang.compiler import NO_PARAMS, compile_tree, ops_of
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
+from schedlang.extras.prove.certificates import what_it_proves
 from schedlang.extras.prove.check_certificate import Wrong
 from schedlang.extras.prove.ranks.certificate import certificate_of
 from schedlang.extras.prove.ranks.check_certificate import faults_of
 from schedlang.extras.prove.ranks.laws import forms_of
 from schedlang.extras.prove.ranks.numbers import Number, Unreadable, digits
-from schedlang.extras.prove.ranks.of_program import what_it_proves
 from schedlang.extras.prove.ranks.proofs import prove_for_all_ranks
 from schedlang.extras.prove.ranks.prove import Outcome, contains, prove
 from schedlang.extras.prove.ranks.statements import UPDATES, with_digits
@@ -692,7 +692,7 @@ def test_a_certificate_of_another_text_does_not_pass(old: str, new: str) -> None
         {"params": {"ranks": 4}},
         {"params": {"rank": 4}},
         {"program": "gpipe"},
-        {"version": 4},
+        {"format": "schedlang certificate 4"},
         {"stream": True},
         {"depth": 0},
     ],

@@ -26,7 +26,7 @@ from schedlang import (
 from schedlang.compiler import ops_of
 from schedlang.language.imports import load
 from schedlang.schedule.kinds import OF_STAGE
-from schedlang.schedule.layout import without_stage
+from schedlang.schedule.layout_rules import without_stage
 from tests.support.paths import PROGRAMS
 from tests.support.sizes import examples
 from tests.support.strategies import schedules

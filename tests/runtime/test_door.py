@@ -13,7 +13,7 @@ from schedlang import Source, compile
 from schedlang.plan.plan import write_plan
 from schedlang.runtime.door import FEATURES
 from tests.support.paths import PROGRAMS, ROOT
-from tools.together import PAGE, table
+from tools.pages import together
 
 #: Files of parts that every training needs.
 ALWAYS = {"overflows", "shared_draws", "shared_hooks", "weights"}
@@ -89,4 +89,5 @@ def test_a_feature_goes_together_only_with_what_there_is() -> None:
 
 
 def test_the_table_of_what_does_not_go_together_is_current() -> None:
-    assert table() in PAGE.read_text(encoding="utf-8"), "run `make together`"
+    page = (together.ROOT / together.PAGE).read_text(encoding="utf-8")
+    assert together.table() in page, "run `make regenerate WHAT=together`"

@@ -1,5 +1,5 @@
 """Every program of the gallery trains: its loss falls as that of 1F1B does, with the command's own
-learning rates. `make trainings` tries all of them, with as many ranks as they have by default.
+learning rates. `make explore WHAT=trainings` tries all of them, with as many ranks as they have by default.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Two nodes in network namespaces of this machine: the link between them is cut, and training goes
 on later.
 
-It needs the right to make namespaces: root, or CAP_NET_ADMIN and CAP_SYS_ADMIN. `make nodes`.
+It needs the right to make namespaces: root, or CAP_NET_ADMIN and CAP_SYS_ADMIN. `make faults`.
 """
 
 import json

@@ -22,7 +22,6 @@ from tests.support.models import (
     modules,
     program,
 )
-from tests.support.processes import torchrun
 from tests.support.ranks import Run
 
 pytestmark = pytest.mark.processes

@@ -4,7 +4,6 @@ another plan, it trains as one process does.
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -87,9 +86,3 @@ def test_the_script_is_killed_and_goes_on_under_another_plan(tmp_path: Path) -> 
         logged(alone, "held_out")[reached + 2], rel=TOLERANCE
     )
     assert (run / f"step-{reached + 2}" / "config.json").exists()
-
-
-def test_the_page_has_the_script_as_it_is() -> None:
-    page = (ROOT / "docs" / "howto" / "train.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"^```python elsewhere[^\n]*\n(.*?)^```", page, re.M | re.S)
-    assert shown == SCRIPT.read_text(encoding="utf-8")

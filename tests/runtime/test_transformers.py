@@ -215,7 +215,10 @@ def page(folder: Path) -> bool:
         "LlamaForCausalLM": LlamaForCausalLM,
         "LlamaRotaryEmbedding": LlamaRotaryEmbedding,
     }
-    exec(re.search(r"^```python[^\n]*\n(.*?)^```", text, re.M | re.S)[1], given)
+    exec(
+        re.search(r"^```python[^\n]*given=llama\n(.*?)^```", text, re.M | re.S)[1],
+        given,
+    )
     alone(whole, loss_of, inputs, targets)
     AdamW(whole.parameters()).step()
     trained = llama()

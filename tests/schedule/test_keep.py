@@ -204,9 +204,7 @@ def test_a_plan_file_has_keepers(tmp_path: Path) -> None:
     path.write_text(json.dumps(document | {"keepers": [0, 0]}))
     with pytest.raises(CompileError, match="the rank keeps its own"):
         read_plan(path)
-    # Plans of older versions have none.
-    del document["keepers"]
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(document | {"keepers": []}))
     assert read_plan(path).layout.keepers == ()
 
 
@@ -220,7 +218,10 @@ def test_keepers_in_python() -> None:
         b.backward(1, 0)
     assert b.plan.layout.keepers == (1, 0)
     assert "keep r on 1 - r" in b.text()
-    for keepers, message in (([1], "`keepers` has 1"), ([1, 2], r"`keepers\[1\]`")):
+    for keepers, message in (
+        ([1], "`keepers`: there must be one for each rank: 1 for 2"),
+        ([1, 2], r"`keepers\[1\]`"),
+    ):
         with pytest.raises(ValueError, match=message):
             Builder("kept", ranks=2, microbatches=1, keepers=keepers)
 

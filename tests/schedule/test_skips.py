@@ -265,21 +265,16 @@ def test_inference_has_the_skips_of_the_forwards() -> None:
 
 
 def test_a_plan_keeps_its_skips(tmp_path: Path) -> None:
-    """And one without is read as before."""
     plan = compile(UNET)
     path = tmp_path / "plan.json"
     write_plan(plan, path)
     assert read_plan(path) == plan
     assert read_plan(path).digest == plan.digest
     document = plan.to_json()
-    del document["skips"]
+    document["skips"] = []
     path.write_text(json.dumps(document))
     with pytest.raises(CompileError, match="no-such-stage"):
         read_plan(path)
-    document = compile(program("")).to_json()
-    del document["skips"]
-    path.write_text(json.dumps(document))
-    assert read_plan(path) == compile(program(""))
 
 
 def test_numbers_are_shown(capsys: pytest.CaptureFixture[str]) -> None:

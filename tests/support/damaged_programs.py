@@ -1,5 +1,5 @@
 """Programs of the gallery, damaged; and a comparison of what is proved of all sizes with what the
-compiler says at each: `python -m tests.support.damaged_programs FIRST COUNT`, see `make prove-damage`.
+compiler says at each: `python -m tests.support.damaged_programs FIRST COUNT`, see `make explore WHAT=damage`.
 
 Each program is compared at one number of ranks up to 10, drawn at random, and at all numbers of
 microbatches up to 30, or without a flush at some. Its certificate passes the checker, and does not

@@ -1,7 +1,7 @@
 """What may come from anywhere, a program or a plan file, read as its users have it read: any bytes
 get an answer.
 
-`python -m tests.support.fuzzed program|plan [FOLDER] [-libfuzzer options]` is the long mode, `make fuzz`:
+`python -m tests.support.fuzzed program|plan [FOLDER] [-libfuzzer options]` is the long mode, `make explore WHAT=fuzz`:
 atheris follows the branches of the compiler. The default run of the tests has the same two targets,
 see test_fuzz.py.
 """

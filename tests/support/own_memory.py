@@ -1,4 +1,4 @@
-"""The most activations that each rank of a plan holds, counted batch by batch from docs/memory.md, apart
+"""The most activations that each rank of a plan holds, counted batch by batch from docs/costs.md, apart
 from the compiler.
 """
 

@@ -31,7 +31,9 @@ def targets_of(markers: Iterable[str]) -> dict[str, str]:
     """The markers of tests that `make test` and `make large` leave out, and the target that runs
     them. pyproject.toml describes such a marker as `NAME: WHAT; make TARGET`.
     """
-    found = [re.match(r"(\w+): .*; make (\S+)$", marker) for marker in markers]
+    found = [
+        re.match(r"(\w+): .*; make (\S+(?: WHAT=\S+)?)$", marker) for marker in markers
+    ]
     return {each[1]: each[2] for each in found if each and each[1] != "large"}
 
 

@@ -19,7 +19,7 @@ from tools.website.pages import for_site, gallery_entries
 #: The blocks of the page on clusters, by language; of commands, those for a cluster.
 CLUSTERS = {
     block.language: block
-    for block in blocks(DOCS / "howto" / "clusters.md")
+    for block in blocks(DOCS / "clusters.md")
     if block.elsewhere or block.file
 }
 
@@ -38,7 +38,7 @@ def test_every_page_is_in_the_navigation() -> None:
     config = tomllib.loads(Template(text).substitute(gallery=gallery_entries()))
     pages = [page.relative_to(ROOT).as_posix() for page in DOCS.glob("*.md")]
     pages += [
-        page.relative_to(ROOT).as_posix() for page in (DOCS / "howto").glob("*.md")
+        page.relative_to(ROOT).as_posix() for page in (DOCS / "reports").glob("*.md")
     ]
     pages += [f"programs/{name}.md" for name in names()]
     pages += [
@@ -46,6 +46,7 @@ def test_every_page_is_in_the_navigation() -> None:
         "CONTRIBUTING.md",
         "programs/index.md",
         "docs/errors/index.md",
+        "docs/reference.md",
     ]
     assert sorted(entries(config["project"]["nav"])) == sorted(pages)
 

@@ -31,15 +31,16 @@ SECOND = 1000
 PAGES = [
     "index.html",
     "docs/tutorial.html",
-    "docs/howto/clusters.html",
-    "docs/theory.html",
+    "docs/clusters.html",
+    "docs/proof.html",
     "docs/architecture.html",
     "docs/python.html",
+    "docs/reference.html",
+    "docs/reports/model-table.html",
     "docs/errors/index.html",
     "docs/errors/deadlock.html",
     "programs/index.html",
     "programs/zb_v.html",
-    "docs/playground.html",
 ]
 WRONG = "schedule s { param ranks = 2 param microbatches = 2 rank r { F(next) B(next) B(next) } }"
 HANGS = """\
@@ -119,7 +120,7 @@ def test_accessible(
 
 
 def test_diagrams_are_drawn(page: Page, address: str) -> None:
-    page.goto(address + "docs/theory.html")
+    page.goto(address + "docs/proof.html")
     # In its place, with a drawing that nothing outside can look into.
     page.wait_for_selector("div.mermaid")
 
@@ -337,11 +338,11 @@ def test_the_playground_is_accessible(
 #: What is looked at by eye.
 SHEET = {
     "home": "index.html",
-    "how to": "docs/howto/hangs.html",
+    "how to": "docs/hangs.html",
     "gallery": "programs/index.html",
     "a program": "programs/zb_v.html",
     "errors": "docs/errors/index.html",
-    "theory": "docs/theory.html",
+    "the proof": "docs/proof.html",
     "Python": "docs/python.html",
     "playground": "playground/index.html",
     "playground, two chunks": "playground/index.html#program=zb_v",

@@ -50,7 +50,7 @@ class Comparison:
     ways: list[Way]
     #: Torch's own evaluation ends in an error where stages are in a V.
     validates: bool = True
-    #: One that does not: torch's zero-bubble schedules leave out a weight (docs/torchtitan.md).
+    #: One that does not: torch's zero-bubble schedules leave out a weight (docs/torch.md).
     other: Way | None = None
 
 

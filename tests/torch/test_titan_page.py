@@ -1,4 +1,4 @@
-"""What docs/torchtitan.md says of programs holds, without torchtitan."""
+"""What docs/torch.md says of programs holds, without torchtitan."""
 
 import re
 
@@ -17,7 +17,7 @@ PLACES = {
 }
 ROWS = re.findall(
     r"^\| \w+[^|]* \| `(\w+)` \| (.*) \|$",
-    (DOCS / "torchtitan.md").read_text(encoding="utf-8"),
+    (DOCS / "torch.md").read_text(encoding="utf-8"),
     re.M,
 )
 

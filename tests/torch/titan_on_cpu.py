@@ -1,6 +1,6 @@
 """torchtitan's own command on a CPU, for which it is not made: `torchrun titan_on_cpu.py ARGUMENTS`.
 
-Nothing of torchtitan is changed but what is named here; docs/torchtitan.md says the same of it.
+Nothing of torchtitan is changed but what is named here; docs/torch.md says the same of it.
 """
 
 from types import SimpleNamespace

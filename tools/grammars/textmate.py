@@ -1,5 +1,5 @@
 """The TextMate grammar, by which VS Code and others colour programs: made from the grammar of the
-language, `python -m tools.grammars.textmate` prints it.
+language.
 
 Such a grammar knows a line, and no parser. That a word of the language is a name, it tells by what
 stands before: operators and words behind which a name can stand.
@@ -110,5 +110,7 @@ def _behind() -> dict[Colour, str]:
     }
 
 
-if __name__ == "__main__":
-    print(json.dumps(textmate(), indent=2))
+def files() -> dict[str, str]:
+    """The grammar, by its path in the repository."""
+    text = json.dumps(textmate(), indent=2) + "\n"
+    return {"editors/vscode/syntaxes/sched.tmLanguage.json": text}

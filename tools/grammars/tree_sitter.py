@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 from attrs import define, field
@@ -21,7 +19,6 @@ from lark.load_grammar import load_grammar
 
 from schedlang.extras.editor.colours import op_words
 from schedlang.files.package import GRAMMAR
-from schedlang.files.writing import write_text
 from schedlang.language.grammar import patterns, spellings, words
 from schedlang.language.scopes import BUILTINS
 
@@ -246,16 +243,12 @@ _FOLDS = "[(schedule) (body) (block) (repeated) (row) (overlap) (exchange)] @fol
 
 
 def files() -> dict[str, str]:
-    """All that is made, by the path in the folder."""
+    """The grammar and its queries, each by its path in the repository."""
     document = tree_sitter()
-    return {
+    made = {
         "grammar.js": javascript(document),
         "src/grammar.json": json.dumps(document, indent=2) + "\n",
         "queries/highlights.scm": highlights(),
         "queries/folds.scm": _FOLDS,
     }
-
-
-if __name__ == "__main__":
-    for path, text in files().items():
-        write_text(text, Path(sys.argv[1]) / path)
+    return {f"editors/tree-sitter-sched/{path}": text for path, text in made.items()}

@@ -1,6 +1,6 @@
 """The pages of the site: those of the repository as they are, laid out as they are there, so that
-their links lead where they do on a git host; and a page for each program of the gallery, with its
-picture and its figures.
+their links lead where they do on a git host; a page for each program of the gallery, with its
+picture and its figures; and the reference of Python.
 """
 
 import re
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from schedlang.cli.main import main
 from schedlang.files.programs import names, path_of, text_of, title
+from tools.pages import reference
 
 ROOT = Path(__file__).parents[2]
 #: The folders of which all files are on the site.
@@ -37,6 +38,7 @@ def write_pages(folder: Path) -> None:
             _program_page(name, folder), "utf-8"
         )
     (folder / "docs" / "errors" / "README.md").write_text(_errors_page(), "utf-8")
+    (folder / "docs" / "reference.md").write_text(reference.page(), "utf-8")
     # A host of files shows the README of a folder; a server of sites shows its index.
     for path in folder.rglob("*.md"):
         path.write_text(for_site(path.read_text("utf-8")), "utf-8")

@@ -1,5 +1,5 @@
 """What is not as the costs say: ops and transfers take longer in one run than in another, and some
-ranks and links are slow in all (docs/robust.md).
+ranks and links are slow in all (docs/costs.md).
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
 """Simulated runs of a schedule with noise: what its makespan may be, beside the one that its costs
-say (docs/robust.md).
+say (docs/costs.md).
 """
 
 from typing import Any

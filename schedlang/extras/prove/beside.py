@@ -20,7 +20,7 @@ def check_beside(orders: Orders, layout: Layout) -> None:
     NotLinear where replicas come together.
     """
     for pieces in orders.ranks:
-        ops = [op for piece in pieces for batch in piece.batches for op in batch]
+        ops = [op for piece in pieces for op in piece.ops]
         written = {(op.kind, op.stage) for op in ops if is_collective(op.kind)}
         if any(len(layout.replicas(stage)) > 1 for _, stage in written):
             raise NotLinear(
@@ -38,7 +38,7 @@ def _check_rank(pieces: Sequence[Piece], written: set[tuple[int, int]]) -> None:
         # A second round finds what a round leaves, and so does every other one: what it leaves is
         # what the last gather, drop, sum or gradient of a stage in it says.
         for number in range(2 if piece.grows else 1):
-            for op in (op for batch in piece.batches for op in batch):
+            for op in piece.ops:
                 wrong = _met(op, there, written)
                 if wrong and piece.rounds[0] <= number:
                     # There is no second round at n = 0.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -27,35 +27,19 @@ from schedlang.extras.prove.stamps import Need, Sources, Stamped, rules_of
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 
-FORMAT = "schedlang certificate 4"
-
-
-def certificate(
-    program: str,
-    params: Mapping[str, int],
-    names: Iterable[str],
-    classes: Iterable[dict[str, Any]],
-) -> dict[str, Any]:
-    """A certificate of classes of sizes of a program, on some transports."""
-    return {
-        "format": FORMAT,
-        "program": program,
-        "params": dict(params),
-        "transports": list(names),
-        "classes": list(classes),
-    }
-
 
 def certified(
     base: int,
     period: int,
+    unrolled: int,
     stamped: Stamped,
     figures: Figures,
     schedules: Sequence[Schedule],
     is_idle: bool = False,
 ) -> dict[str, Any]:
     """One class of sizes: its pieces with their times, and in which rounds what is needed is made;
-    `schedules` are those at n = 0, 1, … Where it `is_idle`, backwards that do nothing take time.
+    so many rounds of the program's loops are one round. `schedules` are those at n = 0, 1, … Where
+    it `is_idle`, backwards that do nothing take time.
     """
     sources = stamped.sources()
     ranks: list[list[Any]] = [[] for _ in schedules[0].ranks]
@@ -81,6 +65,7 @@ def certified(
     return {
         "base": base,
         "period": period,
+        "unrolled": unrolled,
         "idle": is_idle,
         **setting(list(map(only_computing, schedules))),
         "units": [_number(*units) for units in stamped.orders.units],

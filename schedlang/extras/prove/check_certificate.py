@@ -12,6 +12,7 @@ from fractions import Fraction
 from re import fullmatch, sub
 from typing import Any
 
+FORMAT = "schedlang certificate 5"
 BESIDE = {"UNSHARD": "<", "RESHARD": ">", "REDUCE_GRAD": "+"}
 MAKES = {"F": "F", "B": "BW", "I": "B", "W": "W", "R": "R", **dict.fromkeys(BESIDE, "")}
 ZERO = (0, 0, 0)
@@ -58,7 +59,7 @@ def _over(makers: Any, maker: Any, k: Any, wanted: Any, both: Any) -> Any:
 
 def check(document: Any) -> None:
     """Wrong, or another error, unless a certificate proves what it says."""
-    _hold(document["format"] == "schedlang certificate 4", "it has another format: prove it anew")
+    _hold(document["format"] == FORMAT, "it has another format: prove it anew")
     for one in document["classes"]:
         _Class(one).check()
 

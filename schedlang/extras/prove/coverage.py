@@ -29,18 +29,12 @@ def check_coverage(orders: Orders, layout: Layout) -> None:
     """Fault where an op is missing, there twice, or of a microbatch that there is not, for all n;
     NotLinear where that cannot be said.
     """
-    made: dict[tuple[int, int], list[tuple[Piece, Op]]] = {}
-    for pieces in orders.ranks:
-        for piece in pieces:
-            for batch in piece.batches:
-                for op in batch:
-                    if is_background(op.kind):
-                        raise NotLinear(
-                            "it offloads activations: when a copy ends, and so what its "
-                            "ranks hold, follows from turns on a link, which are taken by time"
-                        )
-                    for thing in OPS[op.kind].makes:
-                        made.setdefault((thing, op.stage), []).append((piece, op))
+    if any(is_background(op.kind) for op in orders.ops):
+        raise NotLinear(
+            "it offloads activations: when a copy ends, and so what its ranks hold, follows from "
+            "turns on a link, which are taken by time"
+        )
+    made = orders.makers()
     wanted = wanted_in(layout, {thing for thing, _ in made})
     for wanted_thing, stage in sorted(wanted | set(made)):
         if not is_update(wanted_thing):

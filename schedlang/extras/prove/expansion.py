@@ -30,22 +30,15 @@ from schedlang.extras.prove.linear import (
 )
 from schedlang.language import syntax
 from schedlang.language.arithmetic import (
-    decimal,
     quotient,
-    require,
-    rest,
     steps_of,
 )
 from schedlang.language.codegen import generate
-from schedlang.language.declarations import StageLine
+from schedlang.language.declarations import SIZES, Declarations, Price
 from schedlang.language.faults import Fault
-from schedlang.language.sites import ClaimSite, Sites
-from schedlang.language.stages import (
-    NumberedStageOf,
-    StageOf,
-    numbered_stage_of,
-    stage_of,
-)
+from schedlang.language.sites import Sites
+from schedlang.schedule.layout import Layout
+from schedlang.schedule.schedule import Claim
 
 #: How often the order of one rank runs again at most.
 _MOST_RUNS = 400
@@ -66,15 +59,6 @@ class Part:
 
 
 @frozen
-class SymbolicClaim:
-    """What a program claims, of one rank or of all, with the values of its names."""
-
-    location: int
-    rank: int | None
-    values: Mapping[str, Any]
-
-
-@frozen
 class Expansion:
     """A program for microbatches = base + period * n: the parts of each rank's order, how many
     microbatches each stage runs, where each stage is, and what is claimed.
@@ -85,12 +69,7 @@ class Expansion:
     ranks: tuple[list[Part], ...]
     placement: tuple[int, ...]
     units: tuple[Any, ...]
-    claims: tuple[SymbolicClaim, ...]
-
-    @property
-    def claimed(self) -> list[tuple[ClaimSite, SymbolicClaim]]:
-        """What is claimed, each with where the program says so."""
-        return [(self.sites.claims[claim.location], claim) for claim in self.claims]
+    claims: tuple[Claim, ...]
 
 
 def expand_for_all(
@@ -104,7 +83,15 @@ def expand_for_all(
     NotLinear, with the reason, where it has none at all or it takes more than the `budget`; and
     Fault if it fails for all n.
     """
-    return _Run(tree, params, Linear(base, period), budget).expansion()
+    declared = _Declared(
+        tree,
+        params,
+        frozenset(),
+        generate(tree, frozenset(), False),
+        microbatches=Linear(base, period),
+        budget=budget,
+    )
+    return declared.expansion()
 
 
 class _Chunks(dict[int, int]):
@@ -117,18 +104,12 @@ class _Chunks(dict[int, int]):
 
 
 @define
-class _Run:
-    tree: syntax.Schedule
-    given: Mapping[str, int]
-    microbatches: Linear
-    budget: Budget
-    params: dict[str, Any] = field(factory=dict)
-    placement: list[int] = field(factory=list)
-    units: list[Any] = field(factory=list)
-    claims: list[SymbolicClaim] = field(factory=list)
-    names: dict[str, Any] = field(factory=dict)
+class _Declared(Declarations):
+    """One run of a program by the compiler's own rules, where `microbatches` depends on n."""
+
+    microbatches: Linear = field(kw_only=True)
+    budget: Budget = field(kw_only=True)
     #: What the order of the rank that runs has come to.
-    rank: int | None = None
     parts: list[Part] = field(factory=list)
     path: list[Any] = field(factory=list)
     #: By the loops, told by where they stand within which rounds of others: their splits, and how
@@ -136,155 +117,84 @@ class _Run:
     splits: dict[Any, list[Any]] = field(factory=dict)
     unrolled: dict[Any, int] = field(factory=dict)
     is_within: bool = False
-    has_weights: bool = False
 
     def expansion(self) -> Expansion:
-        python = generate(self.tree, frozenset(), False)
-        self.names = {
-            "decimal": decimal,
+        """The expansion of the program."""
+        self.names |= {
             "divide": divide,
-            "divide_quotient": quotient,
-            "divide_rest": rest,
             "multiply": lambda left, right, _: left * right,
             "listed": listed_for_all,
-            "require": require,
+            # Numbers that depend on n cannot be looked up.
             "remembered": lambda function: function,
-            "count": self.count,
-            "by_steps": self.by_steps,
-            "repeat": self.repeat,
-            "claim": self.claim,
-            "param": self.param,
-            "stage_line": StageLine,
-            "stages": lambda line: self.lay_out(line, self.microbatches),
-            "pipeline": lambda _, __, line, microbatches: self.lay_out(
-                line, microbatches
-            ),
-            "pipelines": self.pipelines,
-            "link": lambda *_: None,
-            "keep": lambda *_: None,
-            "weights": self.weights,
-            "skip": self.edge,
-            "edge": self.edge,
-            "frozen": lambda start, stop, _: (_whole(start), _whole(stop)),
-            "frozen_model": lambda *_: None,
-            "price": self.price,
-            "change": self.change,
         }
-        exec(python.items, self.names)
-        if self.has_weights and not python.sites.parts:
+        self.run_items()
+        if self._passes:
+            raise Searched(f"its order is that of the pass `{self._passes[0].name}`")
+        if self._weights and not self.sites.parts:
             raise NotLinear("it says which versions of weights are read")
-        if not isinstance(self._order, syntax.Rank):
+        if not isinstance(self.order, syntax.Rank):
             raise Searched("it is a `block`, whose ops stand at slots")
-        exec(python.program, self.names)
         if "microbatches" not in self.params:
             raise NotLinear("it has no parameter `microbatches`")
-        ranks = self.params["ranks"]
-        if not self.placement:
-            self.lay_out(
-                StageLine(0, ranks, lambda stage: stage, 0, 0), self.microbatches
-            )
-        if not isinstance(ranks, int):
+        if not isinstance(self.params["ranks"], int):
             raise NotLinear("`ranks` depends on `microbatches`")
-        orders = tuple(self.order_of(rank, python.sites) for rank in range(ranks))
+        layout = self.layout()
+        for price in self.prices:
+            self.check_price(price)
+        ranks = range(self.params["ranks"])
         return Expansion(
             self.params,
-            python.sites,
-            orders,
-            tuple(self.placement),
-            tuple(self.units),
+            self.sites,
+            tuple(self.order_of(rank, layout) for rank in ranks),
+            layout.placement,
+            tuple(map(layout.units, range(len(layout.placement)))),
             tuple(self.claims),
         )
-
-    @property
-    def _order(self) -> syntax.Node:
-        orders = syntax.Rank | syntax.Repeated
-        return next(item for item in self.tree.items if isinstance(item, orders))
 
     # What stands before the order
 
     def param(self, name: str, default: Any, location: int) -> Any:
+        """A parameter's value, which may depend on n."""
         if name == "microbatches":
             value: Any = self.microbatches
         else:
             value = self.given[name] if name in self.given else default()
-        if name in ("ranks", "microbatches", "slices") and value < 1:
+        if name in SIZES and value < 1:
             raise Fault(
                 "parameter", f"`{name}` is {value}, it must be 1 or more", location
             )
         self.params[name] = value
         return value
 
-    def lay_out(self, line: StageLine, microbatches: Any) -> StageOf:
-        stages = range(_whole(line.start), _whole(line.stop))
-        first = len(self.placement)
-        if stages.start != 0 or stages.stop < 1 or microbatches < 1:
-            raise Fault(
-                "placement",
-                "the stages or the microbatches are not right",
-                line.location,
-            )
-        ranks = self.params["ranks"]
-        for stage in stages:
-            rank = _whole(line.rank_of(stage))
-            if not 0 <= rank < ranks:
-                raise Fault(
-                    "no-such-rank",
-                    f"stage {stage} is on rank {rank}",
-                    line.rank_location,
-                )
-            self.placement.append(rank)
-            self.units.append(microbatches * self.params.get("slices", 1))
-        return stage_of(first, stages.stop)
+    def expect(self, stages: int, microbatches: Any, location: int) -> None:
+        """Any number of ops: the budget says how many are looked at."""
 
-    def pipelines(
-        self, _: str, __: int, start: Any, stop: Any, ___: int, pipeline_of: Any
-    ) -> NumberedStageOf:
-        numbers = range(_whole(start), _whole(stop))
-        return numbered_stage_of(
-            [self.lay_out(*pipeline_of(number)) for number in numbers]
-        )
-
-    def weights(self, *_: Any) -> None:
-        self.has_weights = True
-
-    def change(self, name: str, *_: Any) -> None:
-        raise Searched(f"its order is that of the pass `{name}`")
-
-    def edge(self, start: Any, stop: Any, ends: Any, _: int) -> None:
-        # What edges and frozen stages there are is read from the schedules: here, that it is one
-        # for all n.
-        for number in range(_whole(start), max(_whole(stop), _whole(start))):
-            for end in ends(number):
-                _whole(end)
-
-    def price(self, word: str, is_memory: bool, of: Any, indices: int, *_: int) -> None:
-        if word == "capacity":
+    def check_price(self, price: Price) -> None:
+        """NotLinear for a cost that depends on n, or on more than the stage."""
+        if price.word == "capacity":
             raise NotLinear("it has a `capacity`")
-        if word in ("sum", "gather") and not is_memory:
-            raise NotLinear(f"it has costs of `{word}`")
-        item = f"{'memory' if is_memory else 'cost'} {word}"
-        if indices == 0:
-            values = [of()]
-        elif indices == 1:
-            values = [
-                of(stage)
-                for stage in range(len(self.placement) or self.params["ranks"])
-            ]
-        elif word == "send":
-            ranks = range(self.params["ranks"])
-            values = [of(one, other) for one in ranks for other in ranks]
+        if price.word in ("sum", "gather") and not price.is_memory:
+            raise NotLinear(f"it has costs of `{price.word}`")
+        item = f"{'memory' if price.is_memory else 'cost'} {price.word}"
+        ranks = range(self.params["ranks"])
+        if price.indices == 0:
+            values = [price.of()]
+        elif price.indices == 1:
+            values = [price.of(stage) for stage in range(len(self.placement))]
+        elif price.word == "send":
+            values = [price.of(one, other) for one in ranks for other in ranks]
         else:
             raise NotLinear(f"`{item}` differs by microbatch")
         # What a gather holds may: all that is held is a number of n.
-        if word != "gather" and any(isinstance(value, Linear) for value in values):
+        if price.word != "gather" and any(isinstance(of, Linear) for of in values):
             raise NotLinear(f"`{item}` depends on microbatches")
 
     # The order of a rank
 
-    def order_of(self, rank: int, sites: Sites) -> list[Part]:
+    def order_of(self, rank: int, layout: Layout) -> list[Part]:
         """The parts of a rank's order: the program runs until all its loops are split as needed."""
-        held = tuple(stage for stage, of in enumerate(self.placement) if of == rank)
-        chunks = _Chunks(enumerate(held))
+        self.begin(rank, layout)
+        chunks = _Chunks(enumerate(self.held))
         self.splits = {}
         self.unrolled = {}
         claims = len(self.claims)
@@ -295,13 +205,12 @@ class _Run:
         #     }                                      2nd run    two rounds one by one, then a part
         for _ in range(_MOST_RUNS):
             self.budget.spend(1)
-            self.rank = rank
             self.parts = [Part(1, [])]
             self.path = []
             self.is_within = False
             del self.claims[claims:]
             try:
-                self.names["program"](rank, self.op, held, chunks)
+                self.names["program"](rank, self.op, self.held, chunks)
                 return [part for part in self.parts if part.calls]
             except NeedsSplit as split:
                 self._split(split.loop, split.at)
@@ -331,6 +240,7 @@ class _Run:
         borders.insert(place, border)
 
     def op(self, call: Call) -> None:
+        """Keep a call of the program."""
         location, stage, microbatch, *slices = call
         if isinstance(stage, Linear) or any(
             isinstance(number, Linear) for number in slices
@@ -340,18 +250,23 @@ class _Run:
         self.parts[-1].calls.append((location, stage, microbatch, *slices))
 
     def claim(self, location: int, values: dict[str, Any]) -> None:
+        """Keep a claim, which is one of the whole order."""
         if self.is_within:
             raise NotLinear(
                 "an `assert` stands within a loop over microbatches", location
             )
-        self.claims.append(SymbolicClaim(location, self.rank, values))
+        super().claim(location, values)
 
-    def repeat(self, rounds: Any, weight: int, location: int) -> Iterator[Any]:
-        if rounds < 0:
-            raise Fault("negative-repeat", f"`repeat` {rounds} times", location)
-        return self.count(0, rounds, weight, location)
+    def count(self, start: Any, stop: Any, weight: int, location: int) -> Any:
+        """The rounds of a loop."""
+        if self.rank is None:
+            # Nothing that stands before the order is any number of times.
+            if isinstance(start, Linear) or isinstance(stop, Linear):
+                raise NotLinear("the stages depend on `microbatches`")
+            return super().count(start, stop, weight, location)
+        return self._rounds(start, stop, location)
 
-    def count(self, start: Any, stop: Any, _: int, location: int) -> Iterator[Any]:
+    def _rounds(self, start: Any, stop: Any, location: int) -> Iterator[Any]:
         total = stop - start
         if total < 0:
             return
@@ -379,7 +294,8 @@ class _Run:
         location: int,
         step: Any,
         step_location: int,
-    ) -> Iterator[Any]:
+    ) -> Any:
+        """The numbers of a range that a loop goes through by a step."""
         if isinstance(step, Linear):
             raise NotLinear(
                 "the step of a range depends on `microbatches`", step_location
@@ -433,9 +349,3 @@ def divide(left: Any, right: Any, location: int) -> Any:
     if all(isinstance(part, int) for part in (*parts, right)):
         return left // right
     return left * (1 / Fraction(right))
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, Linear):
-        raise NotLinear("the stages depend on `microbatches`")
-    return int(value)

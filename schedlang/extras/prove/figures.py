@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import frozen
 
-from schedlang.extras.prove.expansion import SymbolicClaim, divide
+from schedlang.extras.prove.expansion import divide
 from schedlang.extras.prove.linear import Linear, NotLinear, listed_for_all, number
 from schedlang.extras.prove.orders import (
     ZERO,
@@ -31,7 +31,7 @@ from schedlang.language.faults import Fault
 from schedlang.language.sites import ClaimSite
 from schedlang.language.stages import stage_functions
 from schedlang.schedule.actions import is_collective
-from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.schedule import Claim, Schedule
 
 
 @frozen(kw_only=True)
@@ -191,10 +191,9 @@ def _upper(levels: set[Pair]) -> list[Pair]:
 # Claims
 
 
-def claim_holds(
-    claim: SymbolicClaim, site: ClaimSite, figures: Held, schedule: Schedule
-) -> bool:
+def claim_holds(claim: Claim, figures: Held, schedule: Schedule) -> bool:
     """Whether a claim holds for all n; Fault where it cannot be worked out."""
+    site: ClaimSite = claim.statement
     held = schedule.stages_of(claim.rank) if claim.rank is not None else []
     names = {
         "decimal": decimal,

@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from attrs import evolve
 
-from schedlang.extras.prove.orders import Op, Orders, Piece
+from schedlang.extras.prove.orders import Op, Orders
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import actions_of
 from schedlang.schedule.frozen import NOTHING, is_idle, runs_as, without_idle
@@ -27,7 +25,7 @@ def in_use(orders: Orders, layout: Layout) -> Orders:
         kind = int(table[op.kind, op.stage])
         return None if kind == NOTHING else evolve(op, kind=kind)
 
-    return changed(orders, as_run)
+    return orders.changed(as_run)
 
 
 def computing(orders: Orders, layout: Layout) -> Orders:
@@ -37,7 +35,7 @@ def computing(orders: Orders, layout: Layout) -> Orders:
     def works(op: Op) -> Op | None:
         return None if is_transfer(op.kind) or is_nothing[op.kind, op.stage] else op
 
-    return changed(orders, works)
+    return orders.changed(works)
 
 
 def only_computing(schedule: Schedule) -> Schedule:
@@ -56,19 +54,3 @@ def all_trained(schedule: Schedule) -> Schedule:
     if not schedule.layout.frozen:
         return schedule
     return evolve(schedule, layout=evolve(schedule.layout, frozen=()))
-
-
-def changed(orders: Orders, change: Callable[[Op], Op | None]) -> Orders:
-    """The orders with each op changed, or left out."""
-
-    def of(piece: Piece) -> Piece:
-        batches = (
-            tuple(op for op in map(change, batch) if op) for batch in piece.batches
-        )
-        return evolve(piece, batches=tuple(filter(None, batches)))
-
-    ranks = tuple(
-        tuple(part for part in map(of, pieces) if part.batches)
-        for pieces in orders.ranks
-    )
-    return evolve(orders, ranks=ranks)

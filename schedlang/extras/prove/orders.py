@@ -7,8 +7,9 @@ An `Order` is what an expansion gives once all that its calls leave open is fill
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from math import gcd, lcm
 from typing import Any
 
@@ -27,7 +28,7 @@ from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Ints
-from schedlang.schedule.kinds import OF_STAGE, Kind, op_of
+from schedlang.schedule.kinds import OF_STAGE, OPS, Kind, op_of
 
 #: A number as `constant + by_n * n`, and one as `constant + by_n * n + by_round * k`.
 Pair = tuple[Any, Any]
@@ -66,6 +67,16 @@ class Piece:
         """Whether it has more rounds the larger n is."""
         return bool(self.rounds[1])
 
+    @property
+    def ops(self) -> Iterator[Op]:
+        """The ops of a round, in order."""
+        return chain.from_iterable(self.batches)
+
+    def changed(self, change: Callable[[Op], Op | None]) -> Piece:
+        """The piece with each op changed, or left out."""
+        batches = (tuple(filter(None, map(change, batch))) for batch in self.batches)
+        return evolve(self, batches=tuple(filter(None, batches)))
+
     def table(self, n: int) -> Ints:
         """Its ops for some n, one round after the other, as columns: kind, stage, microbatch, and
         whether a batch begins with it.
@@ -99,6 +110,37 @@ class Orders:
     #: By how many microbatches of a stage the pieces that grow go on in a round.
     strides: tuple[int, ...]
 
+    @property
+    def pieces(self) -> Iterator[Piece]:
+        """The pieces of all ranks."""
+        return chain.from_iterable(self.ranks)
+
+    @property
+    def ops(self) -> Iterator[Op]:
+        """The ops of all pieces, each once."""
+        return chain.from_iterable(piece.ops for piece in self.pieces)
+
+    def changed(self, change: Callable[[Op], Op | None]) -> Orders:
+        """The orders with each op changed, or left out."""
+        ranks = (
+            tuple(
+                piece
+                for piece in (of.changed(change) for of in pieces)
+                if piece.batches
+            )
+            for pieces in self.ranks
+        )
+        return evolve(self, ranks=tuple(ranks))
+
+    def makers(self) -> dict[tuple[int, int], list[tuple[Piece, Op]]]:
+        """The ops that make something, by what it is and its stage, each with its piece."""
+        made: dict[tuple[int, int], list[tuple[Piece, Op]]] = {}
+        for piece in self.pieces:
+            for op in piece.ops:
+                for thing in OPS[op.kind].makes:
+                    made.setdefault((thing, op.stage), []).append((piece, op))
+        return made
+
     def table(self, rank: int, n: int) -> Ints:
         """What a rank does for some n, as `Piece.table` has it."""
         pieces = [piece.table(n) for piece in self.ranks[rank]]
@@ -123,7 +165,7 @@ def later(orders: Orders, by: int) -> Orders:
 
     def of(piece: Piece) -> Piece:
         rounds = piece.rounds[0] + piece.rounds[1] * by, piece.rounds[1]
-        return Piece(rounds, tuple(tuple(map(moved, batch)) for batch in piece.batches))
+        return evolve(piece.changed(moved), rounds=rounds)
 
     ranks = tuple(tuple(map(of, pieces)) for pieces in orders.ranks)
     units = tuple((units + by_n * by, by_n) for units, by_n in orders.units)
@@ -305,12 +347,14 @@ def _with_owed(pieces: list[Piece], sites: Sites) -> list[Piece]:
     """Fill in the stage and microbatch of each `W` that takes the oldest one that is owed."""
     oldest = sites.takes_oldest
     weights = [location for location, kind in sites.kinds.items() if kind == Kind.W]
-    if not oldest or not any(op.location in oldest for op in _ops(pieces)):
+    if not oldest or not any(
+        op.location in oldest for piece in pieces for op in piece.ops
+    ):
         return pieces
     if len(weights) > len(oldest):
         raise NotLinear("some `W` name their microbatch, and some take the oldest")
     bare = {sites.ops[location].is_bare for location in oldest}
-    stages = {op.stage for op in _ops(pieces) if op_of(op.kind).owes}
+    stages = {op.stage for piece in pieces for op in piece.ops if op_of(op.kind).owes}
     if len(bare) > 1 and len(stages) > 1:
         raise NotLinear("some `W` name their stage, and some do not")
     by_stage = not bare.pop()
@@ -334,7 +378,7 @@ def _owed_once(
     sources: dict[Any, list[tuple[Piece, Op, Triple]]] = {}
     for piece in pieces:
         seen: dict[Any, int] = {}
-        owing = [op for op in _ops([piece]) if op_of(op.kind).owes]
+        owing = [op for op in piece.ops if op_of(op.kind).owes]
         for op in owing:
             key = op.stage if by_stage else None
             count = sum(1 for other in owing if not by_stage or other.stage == op.stage)
@@ -348,7 +392,7 @@ def _owed_once(
             made[key] = plus(made.get(key, ZERO), times(piece.rounds, count))
     completed = []
     for index, piece in enumerate(pieces):
-        takers = [op for op in _ops([piece]) if op.location in oldest]
+        takers = [op for op in piece.ops if op.location in oldest]
         filled: dict[int, Op] = {}
         seen = {}
         for op in takers:
@@ -389,11 +433,13 @@ def _owed_once(
             filled[id(op)] = evolve(op, stage=stage, microbatch=microbatch)
         for key, count in seen.items():
             taken[key] = plus(taken.get(key, ZERO), times(piece.rounds, count))
-        batches = tuple(
-            tuple(filled.get(id(op), op) for op in batch) for batch in piece.batches
-        )
-        completed.append(evolve(piece, batches=batches))
+        completed.append(_filled_in(piece, filled))
     return completed, None
+
+
+def _filled_in(piece: Piece, filled: Mapping[int, Op]) -> Piece:
+    """A piece with some ops, by their ids, as others."""
+    return piece.changed(lambda op: filled.get(id(op), op))
 
 
 def _met(cell: Cell, owing: Op) -> tuple[int, Triple]:
@@ -405,12 +451,6 @@ def _met(cell: Cell, owing: Op) -> tuple[int, Triple]:
         by_n + by_round * at_n,
         by_round * step,
     )
-
-
-def _ops(pieces: Sequence[Piece]) -> Iterator[Op]:
-    for piece in pieces:
-        for batch in piece.batches:
-            yield from batch
 
 
 def is_computed(kind: int) -> bool:
@@ -432,8 +472,7 @@ def shifted(piece: Piece, rounds: Pair, by: Pair) -> Piece:
         moved = constant + by_round * by[0], by_n + by_round * by[1], by_round
         return evolve(op, microbatch=moved)
 
-    batches = tuple(tuple(map(later, batch)) for batch in piece.batches)
-    return Piece(rounds, batches)
+    return evolve(piece.changed(later), rounds=rounds)
 
 
 def split(piece: Piece, at: Pair) -> list[Piece]:
@@ -444,15 +483,21 @@ def split(piece: Piece, at: Pair) -> list[Piece]:
 
 def one_by_one(piece: Piece) -> Piece:
     """A piece that has the same rounds for all n, as one round."""
-    batches = [
-        tuple(
-            evolve(op, microbatch=op.microbatch and (*op.microbatch[:2], 0))
-            for op in batch
-        )
-        for number in range(piece.rounds[0])
-        for batch in shifted(piece, (1, 0), (number, 0)).batches
-    ]
-    return Piece((1, 0), tuple(batches))
+    rounds = (shifted(piece, ONCE, (number, 0)) for number in range(piece.rounds[0]))
+    batches = chain.from_iterable(_paced(each, 0).batches for each in rounds)
+    return Piece(ONCE, tuple(batches))
+
+
+def _paced(piece: Piece, factor: int) -> Piece:
+    """A piece that goes on by so many times as many microbatches in a round."""
+
+    def changed(op: Op) -> Op:
+        if op.microbatch is None:
+            return op
+        constant, by_n, by_round = op.microbatch
+        return evolve(op, microbatch=(constant, by_n, by_round * factor))
+
+    return piece.changed(changed)
 
 
 def unrolled(piece: Piece, factor: int) -> list[Piece]:
@@ -466,17 +511,8 @@ def unrolled(piece: Piece, factor: int) -> list[Piece]:
     rounds = (constant - left) // factor, by_n // factor
     if rounds[0] < 1:
         holds_from(-((rounds[0] - 1) // rounds[1]))
-    batches: list[Batch] = []
-    for number in range(factor):
-        for batch in shifted(piece, piece.rounds, (number, 0)).batches:
-            batches.append(
-                tuple(
-                    evolve(
-                        op, microbatch=(*op.microbatch[:2], op.microbatch[2] * factor)
-                    )
-                    for op in batch
-                )
-            )
+    parts = (shifted(piece, rounds, (number, 0)) for number in range(factor))
+    batches = chain.from_iterable(_paced(part, factor).batches for part in parts)
     whole = Piece(rounds, tuple(batches))
     rest = shifted(piece, (left, 0), times(rounds, factor))
     return [whole, one_by_one(rest)] if left else [whole]
@@ -489,7 +525,7 @@ def _strides(ranks: Sequence[Sequence[Piece]]) -> int:
         for pieces in ranks
         for piece in pieces
         if piece.grows
-        for op in _ops([piece])
+        for op in piece.ops
         if is_computed(op.kind)
     }
     if 0 in strides:
@@ -503,7 +539,7 @@ def _alike(piece: Piece, stride: int, unroll: int) -> list[Piece]:
     """A piece whose ops go on by so many microbatches in a round, or by a multiple of these."""
     if not piece.grows:
         return [piece]
-    own = {abs(op.microbatch[2]) for op in _ops([piece]) if is_computed(op.kind)}
+    own = {abs(op.microbatch[2]) for op in piece.ops if is_computed(op.kind)}
     if len(own) != 1:
         raise NotLinear(
             "the ops of a loop go on by different numbers of microbatches in a round"

@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 from attrs import define, evolve, field, frozen
 
-from schedlang.compiler import NO_PARAMS, check_program, ops_of, wrong_ops
+from schedlang.compiler import NO_PARAMS, ops_of, wrong_ops
 from schedlang.diagnostics.activity import doing
-from schedlang.diagnostics.arguments import check_params
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 from schedlang.extras.prove.beside import check_beside
 from schedlang.extras.prove.budget import Budget
-from schedlang.extras.prove.certificate import certificate, certified
-from schedlang.extras.prove.claims import claims_for_all
+from schedlang.extras.prove.certificate import certified
 from schedlang.extras.prove.coverage import check_coverage
-from schedlang.extras.prove.expansion import SymbolicClaim, expand_for_all
+from schedlang.extras.prove.expansion import expand_for_all
 from schedlang.extras.prove.figures import (
     NAMES,
     Figures,
@@ -47,26 +45,24 @@ from schedlang.extras.prove.linear import (
 )
 from schedlang.extras.prove.orders import Orders, Pair, later, orders_of
 from schedlang.extras.prove.pattern import pattern_of
+from schedlang.extras.prove.program import Program, program_of
 from schedlang.extras.prove.result import Law, Proof, Verdict
 from schedlang.extras.prove.sizes import Sizes
 from schedlang.extras.prove.stamps import NoStamps, Stamped, rules_of, stamp, walked
 from schedlang.extras.prove.standstill import check_standstill
 from schedlang.extras.prove.streams import check_stream, part_of
 from schedlang.extras.prove.transfers import NotRepeated, Repeated, repeated
-from schedlang.files.reading import source_of
-from schedlang.language import syntax
 from schedlang.language.codegen import generate
 from schedlang.language.expand import check_text, expand, parameters
 from schedlang.language.faults import Fault
-from schedlang.language.imports import inlined, load
-from schedlang.language.sites import ClaimSite, Sites
+from schedlang.language.sites import Sites
 from schedlang.proof.graph import remembered_walks
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import is_transfer, is_update
 from schedlang.schedule.columns import Columns, columns_of
 from schedlang.schedule.schedule import Claim, Schedule
-from schedlang.schedule.transports import PORTABLE, transports
+from schedlang.schedule.transports import PORTABLE
 
 #: How many sizes a pattern is looked for at.
 _LOOKED_AT = 3
@@ -97,6 +93,8 @@ class Class:
 
     base: int
     period: int
+    #: How many rounds of all loops are taken as one.
+    unrolled: int = 1
     outcome: str = ""
     reason: str = ""
     figures: Figures | None = None
@@ -120,20 +118,19 @@ def prove_for_all(
     each of some transports the verdict says for which numbers it is proved, and for which wrong.
     CompileError for a program that cannot be read, TypeError or ValueError for wrong arguments.
     """
-    check_params("params", params)
-    names = tuple(transports_asked)
-    for name in names:
-        transports(name)
-    if "microbatches" in params:
+    return prover_of(program_of(source, params, transports_asked)).proof()
+
+
+def prover_of(program: Program) -> Prover:
+    """What proves a program; CompileError or ValueError for one that has other parameters."""
+    if "microbatches" in program.params:
         raise ValueError("`microbatches` is any: leave it out")
-    loaded = source_of(source)
-    whole, tree = load(loaded)
-    smallest = {**params, "microbatches": 1}
-    check_text(whole, tree, smallest)
-    if "ranks" not in parameters(tree, smallest):
+    smallest = {**program.params, "microbatches": 1}
+    check_text(program.whole, program.tree, smallest)
+    if "ranks" not in parameters(program.tree, smallest):
         # The program stops before it has any: this says where.
-        expand(whole, tree, smallest)
-    return _Prover(loaded, whole, tree, dict(params), names).proof()
+        expand(program.whole, program.tree, smallest)
+    return Prover(program)
 
 
 @define
@@ -158,13 +155,10 @@ class _Size:
 
 
 @define
-class _Prover:
-    #: The program as it was given, and with what it imports.
-    source: Source
-    whole: Source
-    tree: syntax.Schedule
-    params: dict[str, int]
-    names: tuple[str, ...]
+class Prover:
+    """Proves a program class by class of its numbers of microbatches."""
+
+    program: Program
     sizes: dict[int, _Size] = field(factory=dict)
     schedules: dict[int, Schedule] = field(factory=dict)
     budget: Budget = field(factory=Budget)
@@ -174,7 +168,9 @@ class _Prover:
     @cached_property
     def ranks(self) -> int:
         """How many ranks there are."""
-        return parameters(self.tree, {**self.params, "microbatches": 1})["ranks"]
+        return parameters(
+            self.program.tree, {**self.program.params, "microbatches": 1}
+        )["ranks"]
 
     def proof(self) -> Proof:
         """The proof: of classes of numbers of microbatches, and of those before them one by one."""
@@ -189,7 +185,7 @@ class _Prover:
             # What one needs to begin with, the next one needs as well.
             base = one.base % one.period + self.begins.get(one.period, 0) * one.period
             one = evolve(one, base=max(one.base, base))
-            doing(f"{self.tree.name.text}: microbatches = {one.base} + {one.period} n")
+            doing(f"{self.program.name}: microbatches = {one.base} + {one.period} n")
             try:
                 done.append(self.looked_at(self.judged(one)))
                 self.begins[one.period] = done[-1].base // one.period
@@ -292,17 +288,24 @@ class _Prover:
         return evolve(one, base=one.base + periods * one.period)
 
     def tried(self, one: Class, unroll: int) -> Class:
-        """A class that is proved, or wrong by a claim; raises what is needed for that."""
+        """A class that is proved, or wrong by a claim, with so many rounds of all loops as one;
+        raises what is needed for that.
+        """
+        one = evolve(one, unrolled=unroll)
         if one.is_searched:
             return self.followed(one)
         with settled():
             expansion = expand_for_all(
-                self.tree, self.params, one.base, one.period, self.budget
+                self.program.tree,
+                self.program.params,
+                one.base,
+                one.period,
+                self.budget,
             )
             orders = orders_of(expansion, unroll)
         schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
         orders = in_use(orders, schedules[0].layout)
-        claims = expansion.claimed
+        claims = expansion.claims
         if expansion.sites.parts:
             return self.streamed(one, orders, expansion.sites, schedules, claims)
         return self.timed(one, orders, schedules, claims)
@@ -313,7 +316,7 @@ class _Prover:
         orders: Orders,
         sites: Sites,
         schedules: list[Schedule],
-        claims: list[tuple[ClaimSite, SymbolicClaim]],
+        claims: Sequence[Claim],
     ) -> Class:
         """A class without a flush, for any number of updates; and whether its claims hold."""
         parts = [part_of(orders, sites, name) for name in ("warmup", "steady")]
@@ -322,10 +325,7 @@ class _Prover:
         _check_same(parts[1], [columns_of(stream.steady) for stream in streams])
         with settled():
             figures = check_stream(parts[0], parts[1], schedules)
-            holds = [
-                claim_holds(claim, site, figures, schedules[0])
-                for site, claim in claims
-            ]
+            holds = [claim_holds(claim, figures, schedules[0]) for claim in claims]
         return evolve(one, outcome="proved" if all(holds) else "wrong")
 
     def followed(self, one: Class) -> Class:
@@ -335,12 +335,8 @@ class _Prover:
         orders = later(pattern_of(schedules), _LOOKED_AT)
         schedules += [self.expanded(one, n) for n in range(_LOOKED_AT, _SEEN)]
         begin = _LOOKED_AT
-        claims = [
-            (of[0].statement, _claim(of))
-            for of in zip(
-                *(schedule.claims for schedule in schedules[begin:]), strict=True
-            )
-        ]
+        of_sizes = (schedule.claims for schedule in schedules[begin:])
+        claims = [_claim(of) for of in zip(*of_sizes, strict=True)]
         after = evolve(one, base=one.base + begin * one.period)
         judged = self.timed(after, orders, schedules[begin:], claims)
         if judged.outcome == "proved":
@@ -356,16 +352,10 @@ class _Prover:
         one: Class,
         all_orders: Orders,
         schedules: list[Schedule],
-        claims: list[tuple[ClaimSite, SymbolicClaim]],
+        claims: Sequence[Claim],
     ) -> Class:
         """A class with its times and figures, and whether its claims hold."""
-        writes = any(
-            is_transfer(op.kind)
-            for pieces in all_orders.ranks
-            for piece in pieces
-            for batch in piece.batches
-            for op in batch
-        )
+        writes = any(is_transfer(op.kind) for op in all_orders.ops)
         _check_same(all_orders, [schedule.columns for schedule in schedules])
         first = schedules[0]
         layout = first.layout
@@ -386,8 +376,8 @@ class _Prover:
                 busy = _stamped(with_idle, trained)
                 proved.append((busy, figures_of(busy.timed, trained), trained))
             outcome = "proved"
-            for site, claim in claims:
-                if not claim_holds(claim, site, figures, first):
+            for claim in claims:
+                if not claim_holds(claim, figures, first):
                     outcome = "wrong"
         return evolve(
             one,
@@ -412,14 +402,16 @@ class _Prover:
     def ops(self, microbatches: int) -> Schedule:
         """The schedule of ops at a size; CompileError."""
         if microbatches not in self.schedules:
-            params = {**self.params, "microbatches": microbatches}
-            self.schedules[microbatches] = ops_of(self.whole, self.tree, params)
+            params = {**self.program.params, "microbatches": microbatches}
+            self.schedules[microbatches] = ops_of(
+                self.program.whole, self.program.tree, params
+            )
         return self.schedules[microbatches]
 
     def where(self, location: int) -> str:
         """A place of the program, as `file:line`."""
-        span = generate(self.tree, frozenset(), False).spans[location]
-        return self.whole.where(span.start)
+        span = generate(self.program.tree, frozenset(), False).spans[location]
+        return self.program.whole.where(span.start)
 
     # All classes
 
@@ -427,7 +419,7 @@ class _Prover:
     def at(self, microbatches: int) -> _Size:
         """What compiling says at a size."""
         if microbatches not in self.sizes:
-            doing(f"{self.tree.name.text}: {microbatches} microbatches")
+            doing(f"{self.program.name}: {microbatches} microbatches")
             self.sizes[microbatches] = self._compiled(microbatches)
             # It may be large, and all that is asked of it is known.
             self.schedules.pop(microbatches, None)
@@ -438,11 +430,11 @@ class _Prover:
             schedule = self.ops(microbatches)
             codes = {
                 name: frozenset(diagnostic.code for diagnostic in wrong)
-                for name, wrong in wrong_ops(schedule, self.names).items()
+                for name, wrong in wrong_ops(schedule, self.program.transports).items()
             }
         except CompileError as error:
             common = frozenset(diagnostic.code for diagnostic in error.diagnostics)
-            return _Size(dict.fromkeys(self.names, common), None)
+            return _Size(dict.fromkeys(self.program.transports, common), None)
         return _Size(codes, None if any(codes.values()) else self.figures(schedule))
 
     def figures(self, schedule: Schedule) -> Mapping[str, Any] | None:
@@ -469,6 +461,7 @@ class _Prover:
         return values
 
     def told(self, classes: list[Class]) -> Proof:
+        """The proof that some classes are, with the sizes before them."""
         small = sorted(
             {
                 size
@@ -484,15 +477,17 @@ class _Prover:
                 # unknown.
                 self.budget.spent += 2 * self.ranks * size
                 self.at(size)
-        verdicts = {name: self.verdict(name, classes, small) for name in self.names}
+        verdicts = {
+            name: self.verdict(name, classes, small) for name in self.program.transports
+        }
         laws = tuple(self.laws(classes, small))
         return Proof(
-            self.tree.name.text,
+            self.program.name,
             self.fixed(),
             ("microbatches",),
             verdicts,
             laws,
-            claims_for_all(self.tree, self.whole),
+            self.program.claims,
             argument="it follows from the text of the program" if laws else "",
             certify=partial(self.certificate, classes),
         )
@@ -501,7 +496,9 @@ class _Prover:
         """The parameters whose values do not depend on the microbatches."""
         # What is the same for one microbatch and for many.
         few, many = (
-            parameters(self.tree, {**self.params, "microbatches": microbatches})
+            parameters(
+                self.program.tree, {**self.program.params, "microbatches": microbatches}
+            )
             for microbatches in (1, _MOST_BASE)
         )
         return {name: value for name, value in few.items() if many.get(name) == value}
@@ -513,7 +510,9 @@ class _Prover:
         parts = []
         is_followed = False
         for one in classes:
-            outcomes = {self.outcome_on(name, one)[0] for name in self.names}
+            outcomes = {
+                self.outcome_on(name, one)[0] for name in self.program.transports
+            }
             is_followed |= "followed" in outcomes
             if outcomes == {"proved"} and one.certify:
                 parts += one.certify()
@@ -524,9 +523,10 @@ class _Prover:
             )
         if not parts:
             return None
-        return certificate(inlined(self.source), self.params, self.names, parts)
+        return self.program.certificate({"classes": parts})
 
     def verdict(self, name: str, classes: list[Class], small: list[int]) -> Verdict:
+        """The verdict on a transport."""
         groups: dict[str, tuple[set[int], list[tuple[int, int]]]] = {
             word: (set(), [])
             for word in ("proved", "followed", "wrong", "refused", "unknown")
@@ -558,8 +558,8 @@ class _Prover:
         diagnostics: tuple[Diagnostic, ...] = ()
         if sets["wrong"]:
             least = sets["wrong"].least
-            smallest = {**self.params, "microbatches": least}
-            diagnostics = self.wrong(name, smallest)
+            smallest = {**self.program.params, "microbatches": least}
+            diagnostics = self.program.errors_at(smallest, name)
         return Verdict(
             **{word: of.text() for word, of in sets.items()},
             reason="; ".join(reasons),
@@ -567,14 +567,6 @@ class _Prover:
             smallest=smallest,
             diagnostics=diagnostics,
         )
-
-    def wrong(self, name: str, params: Mapping[str, int]) -> tuple[Diagnostic, ...]:
-        """What the compiler says at a size that is wrong on a transport."""
-        try:
-            diagnostics = check_program(self.source, params, [name])[name]
-        except CompileError as error:
-            diagnostics = error.diagnostics
-        return tuple(each for each in diagnostics if each.severity == "error")
 
     def outcome_on(self, name: str, one: Class) -> tuple[str, str]:
         """The outcome of a class on a transport, and its reason."""
@@ -643,17 +635,12 @@ def _certify(
     do nothing, where there are any; None where it has what no certificate has.
     """
     stamped, _, schedules = proved[0]
-    has_updates = any(
-        is_update(op.kind)
-        for timed in stamped.timed
-        for batch in timed.piece.batches
-        for op in batch
-    )
+    has_updates = any(is_update(op.kind) for op in stamped.orders.ops)
     costs = schedules[0].costs
     if has_updates or costs.overlap_times or costs.components:
         return None
     return lambda: [
-        certified(one.base, one.period, *each, is_idle=bool(number))
+        certified(one.base, one.period, one.unrolled, *each, is_idle=bool(number))
         for number, each in enumerate(proved)
     ]
 
@@ -666,7 +653,7 @@ def _pattern(classes: list[Class]) -> str:
     return f"if its passes go on as they were seen to up to microbatches == {min(seen)}"
 
 
-def _claim(claims: tuple[Claim, ...]) -> SymbolicClaim:
+def _claim(claims: tuple[Claim, ...]) -> Claim:
     """A claim for all n, from those of n = 0, 1, …; NotLinear if their values are of no such
     kind.
     """
@@ -678,7 +665,7 @@ def _claim(claims: tuple[Claim, ...]) -> SymbolicClaim:
         ):
             raise NotLinear(f"`{name}` in a claim")
         values[name] = number(first, by_n)
-    return SymbolicClaim(claims[0].location, claims[0].rank, values)
+    return evolve(claims[0], values=values)
 
 
 def _figure(one: Class, figure: str) -> Pair:

@@ -18,7 +18,7 @@ from attrs import evolve
 
 from schedlang.extras.prove.coverage import check_once, wanted_in
 from schedlang.extras.prove.figures import Held
-from schedlang.extras.prove.left_out import changed, only_computing
+from schedlang.extras.prove.left_out import only_computing
 from schedlang.extras.prove.linear import NotLinear
 from schedlang.extras.prove.orders import (
     ONCE,
@@ -46,7 +46,6 @@ from schedlang.language.sites import Sites
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import is_background, is_transfer, is_update
-from schedlang.schedule.kinds import OPS
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.stream import unroll
 
@@ -56,8 +55,8 @@ _UPDATES = (6, 12, 24, 48)
 
 def part_of(orders: Orders, sites: Sites, name: str) -> Orders:
     """The `warmup` or the `steady` part of the orders of a program."""
-    return changed(
-        orders, lambda op: op if sites.ops[op.location].part == name else None
+    return orders.changed(
+        lambda op: op if sites.ops[op.location].part == name else None
     )
 
 
@@ -70,7 +69,7 @@ def check_stream(warmup: Orders, steady: Orders, schedules: Sequence[Schedule]) 
     layout = schedules[0].layout
     if layout.frozen:
         raise NotLinear("it has no flush, and frozen stages")
-    kinds = {op.kind for orders in (warmup, steady) for op in _ops(orders)}
+    kinds = {op.kind for orders in (warmup, steady) for op in orders.ops}
     if any(is_transfer(kind) or is_background(kind) for kind in kinds):
         raise NotLinear("it has no flush, and does more than to compute")
     ranks = tuple(_by_update(pieces, steady.units) for pieces in steady.ranks)
@@ -109,7 +108,7 @@ def _by_update(pieces: Sequence[Piece], units: Sequence[Pair]) -> tuple[Piece, .
 def _border(piece: Piece, units: Sequence[Pair]) -> Pair | None:
     """The first round in which an op is of another update than in the first."""
     last = minus(piece.rounds, ONCE)
-    for op in (op for batch in piece.batches for op in batch if not is_update(op.kind)):
+    for op in (op for op in piece.ops if not is_update(op.kind)):
         first = at_round(op.microbatch, ZERO)
         border = times(units[op.stage], _update_of(first, units[op.stage]) + 1)
         away = minus(border, first)
@@ -128,7 +127,7 @@ def _check_coverage(warmup: Orders, steady: Orders, schedule: Schedule) -> None:
     """Whether every update has each op once: those that the warm-up has of the first one, and then
     as many as an update has, again and again.
     """
-    early, own = (_makers(orders) for orders in (warmup, steady))
+    early, own = (orders.makers() for orders in (warmup, steady))
     wanted = (
         wanted_in(schedule.layout, {thing for thing, _ in own}) | set(own) | set(early)
     )
@@ -145,21 +144,6 @@ def _check_coverage(warmup: Orders, steady: Orders, schedule: Schedule) -> None:
         check_once(before, ahead, stride, thing, stage)
         both = before + own.get((thing, stage), [])
         check_once(both, plus(ahead, steady.units[stage]), stride, thing, stage)
-
-
-def _ops(orders: Orders) -> Iterator[Op]:
-    for piece in (piece for pieces in orders.ranks for piece in pieces):
-        for batch in piece.batches:
-            yield from batch
-
-
-def _makers(orders: Orders) -> dict[tuple[int, int], list[tuple[Piece, Op]]]:
-    made: dict[tuple[int, int], list[tuple[Piece, Op]]] = {}
-    for piece in (piece for pieces in orders.ranks for piece in pieces):
-        for op in (op for batch in piece.batches for op in batch):
-            for thing in OPS[op.kind].makes:
-                made.setdefault((thing, op.stage), []).append((piece, op))
-    return made
 
 
 def _check_ahead(warmup: Orders, steady: Orders) -> None:
@@ -179,7 +163,7 @@ def _ahead(piece: Piece, units: Sequence[Pair]) -> Iterator[tuple[int, int, Pair
     """The ops of a piece that are for the next update, with the microbatches that they have
     there.
     """
-    for op in (op for batch in piece.batches for op in batch if not is_update(op.kind)):
+    for op in (op for op in piece.ops if not is_update(op.kind)):
         number = at_round(op.microbatch, ZERO)
         if _update_of(number, units[op.stage]):
             if piece.grows:
@@ -190,7 +174,7 @@ def _ahead(piece: Piece, units: Sequence[Pair]) -> Iterator[tuple[int, int, Pair
 def _once(piece: Piece) -> Iterator[Op]:
     if piece.grows:
         raise NotLinear("how far ranks run ahead depends on `microbatches`")
-    yield from (op for batch in piece.batches for op in batch)
+    yield from piece.ops
 
 
 def _check_times(steady: Orders, schedules: Sequence[Schedule]) -> Held:
@@ -252,20 +236,18 @@ def _later(timed: Timed, units: Sequence[Pair], step: Pair, by: int) -> Timed:
         number = plus(op.microbatch[:2], times(units[op.stage], by))
         return evolve(op, microbatch=(*number, op.microbatch[2]))
 
-    batches = tuple(tuple(map(moved, batch)) for batch in timed.piece.batches)
     starts = tuple(
         (*plus(start[:2], times(step, by)), start[2]) for start in timed.starts
     )
-    return evolve(timed, piece=Piece(timed.piece.rounds, batches), starts=starts)
+    return evolve(timed, piece=timed.piece.changed(moved), starts=starts)
 
 
 def _held(steady: Orders, longer: Sequence[Schedule]) -> Held:
     """What ranks hold at most, which is the same for all n if no round of a loop adds to it."""
     fixed = longer[0].costs.fixed_memory
     amounts = longer[0].costs.memory(longer[0].layout).counted()
-    for piece in (piece for pieces in steady.ranks for piece in pieces if piece.grows):
-        ops = [op for batch in piece.batches for op in batch]
-        kept = (op for op in ops if longer[0].keeps(op.kind, op.stage, 0))
+    for piece in (piece for piece in steady.pieces if piece.grows):
+        kept = (op for op in piece.ops if longer[0].keeps(op.kind, op.stage, 0))
         if sum(amounts[op.kind][op.stage] for op in kept):
             raise NotLinear("what its ranks hold depends on `microbatches`")
     seen = []

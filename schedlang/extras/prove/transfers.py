@@ -89,7 +89,7 @@ def repeated(orders: Orders, schedules: Sequence[Schedule]) -> Repeated:
                     "a rank has several loops with a growing number of rounds"
                 )
             begun |= piece.grows
-            for op in (op for batch in piece.batches for op in batch):
+            for op in piece.ops:
                 if is_update(op.kind):
                     raise NotRepeated("it has optimizer steps")
                 _, by_n, by_round = op.microbatch

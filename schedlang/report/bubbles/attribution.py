@@ -1,4 +1,4 @@
-"""Why ranks are idle: every moment of idle time has one cause; docs/bubbles.md says what each
+"""Why ranks are idle: every moment of idle time has one cause; docs/pictures.md says what each
 means.
 """
 

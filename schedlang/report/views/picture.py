@@ -294,7 +294,7 @@ class _BoxMaker:
 def _indices(actions: Actions) -> dict[tuple[int, int, int], list[int]]:
     """The indices of every action that is not a transfer, by its kind, stage and microbatch."""
     found: dict[tuple[int, int, int], list[int]] = {}
-    ops = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+    ops = actions.each()
     for index, op in enumerate(ops):
         if not is_transfer(op[0]):
             found.setdefault(op, []).append(index)

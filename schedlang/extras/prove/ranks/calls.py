@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import islpy as isl
 from attrs import define, evolve
 
-from schedlang.diagnostics.source import Span
 from schedlang.extras.prove.ranks.counting import RANK, Many, how_many_before, renamed
 from schedlang.extras.prove.ranks.counting import renamed_number as with_names
 from schedlang.extras.prove.ranks.numbers import (
@@ -42,7 +41,7 @@ from schedlang.extras.prove.ranks.symbols import (
     symbol,
     without,
 )
-from schedlang.extras.prove.ranks.values import Evaluator, Mistake
+from schedlang.extras.prove.ranks.values import Evaluator
 from schedlang.language.sites import Sites
 from schedlang.schedule.actions import is_update
 from schedlang.schedule.kinds import TRANSFERS, Kind, op_of
@@ -106,11 +105,6 @@ class Calls:
                 raise Unreadable("transfers that are written at some sizes only")
         return tuple(statements)
 
-    def mistaken(self, code: str, message: str, span: Span, holds: isl.Set) -> None:
-        """Something is wrong with a call."""
-        if not holds.is_empty():
-            self.evaluator.mistakes.append(Mistake(code, message, span, holds))
-
     def is_owed(self, call: Call) -> bool:
         """Whether a call is a `W` of what is owed longest."""
         return call.location in self.sites.takes_oldest
@@ -128,12 +122,12 @@ class Calls:
             if len(own) > 1:
                 several = call.where & own[1].domain()
                 what = f"`{call.site.word}` does not say which stage"
-                self.mistaken("which-stage", what, call.span, several)
+                self.evaluator.mistaken(what, several)
         held = any_of([line.holds() for line in self.lines])
         of_call = call.where & symbol(STAGE).eq_set(stage)
         wrong = without(of_call - held, [STAGE])
         what = f"`{call.site.word}` of a stage that its rank does not hold"
-        self.mistaken("not-on-this-rank", what, call.span, wrong)
+        self.evaluator.mistaken(what, wrong)
         where = call.where - wrong
         return [
             evolve(call, stage=stage, where=case) for case in _cases(where, [stage])
@@ -169,7 +163,7 @@ class Calls:
         taken = self.counted(call, weights)
         owed = self.counted(call, owing)
         nothing = call.where - under(taken, owed, call.where)
-        self.mistaken("nothing-next", "`W`, but nothing is owed", call.span, nothing)
+        self.evaluator.mistaken("`W`, but nothing is owed", nothing)
         call = evolve(call, where=call.where - nothing)
         # The first one that is owed is the one of the count, if that is how they became owed.
         if call.stage is not None and all(
@@ -264,7 +258,7 @@ class Calls:
         if self.sites.has_slices and not is_update(call.kind):
             right = between(number(0), slice, self.slices)
             what = f"`{call.site.word}` of a slice that there is not"
-            self.mistaken("no-such-slice", what, call.span, where - right)
+            self.evaluator.mistaken(what, where - right)
             where = where & right
         update = symbol(UPDATE) if UPDATE in call.indices else number(0)
         cases: list[tuple[isl.Set, isl.PwAff, Number]] = []
@@ -305,12 +299,12 @@ class Calls:
         what = f"`{call.site.word}` of a microbatch that there is not"
         if not self.is_stream:
             right = are_between(of_number(0), microbatch, line.microbatches, where)
-            self.mistaken("no-such-microbatch", what, call.span, where - right)
+            self.evaluator.mistaken(what, where - right)
             if call.kind in TRANSFERS:
                 right = self.reaching(call, right)
             return [(right, update, microbatch)]
         negative = under(microbatch, of_number(0), where)
-        self.mistaken("no-such-microbatch", what, call.span, negative)
+        self.evaluator.mistaken(what, negative)
         rest = where - negative
         count = known(line.microbatches, where)
         if count is not None:

@@ -8,10 +8,15 @@ from typing import Any
 
 import islpy as isl
 
-from schedlang.extras.prove.ranks.checks import ITEM, Relations, stage_relation
 from schedlang.extras.prove.ranks.counting import RANK
 from schedlang.extras.prove.ranks.numbers import digits
 from schedlang.extras.prove.ranks.prove import Case, Outcome
+from schedlang.extras.prove.ranks.relations import (
+    ITEM,
+    Relations,
+    relation_of,
+    stage_relation,
+)
 from schedlang.extras.prove.ranks.stamps import Frame
 from schedlang.extras.prove.ranks.statements import (
     STAGE,
@@ -27,12 +32,9 @@ from schedlang.extras.prove.ranks.symbols import (
     symbol,
 )
 
-#: The version of what a certificate has.
-VERSION = 5
-
 
 def certificate_of(outcome: Outcome) -> dict[str, Any]:
-    """The certificate of all that is proved in an outcome."""
+    """What a certificate has of all that is proved in an outcome."""
     reading = outcome.reading
     relations = outcome.relations
     frame = Frame(reading.sizes, reading.base)
@@ -42,8 +44,6 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
     )
     width = depth * frame.digits
     return {
-        "certificate": "a schedule program for all its sizes",
-        "version": VERSION,
         "proved": str(outcome.proved),
         **of_reading(reading, relations),
         "width": width,
@@ -67,7 +67,7 @@ def of_reading(reading: Reading, relations: Relations) -> dict[str, Any]:
     return {
         "weights": [list(_rule(relations, each)) for each in reading.weights],
         "stream": reading.is_stream,
-        "held": str(_pairs(reading.held, STAGE, RANK)),
+        "held": str(relation_of(reading.held, [STAGE], [RANK])),
         "after": str(stage_relation(reading, "after")),
         "replicas": str(stage_relation(reading, "replicas")),
         "wanted": str(relations.wanted()),
@@ -126,9 +126,3 @@ def _stamp(
     for entry in entries:
         stamp = stamp.flat_range_product(isl.Map.from_pw_aff(entry))
     return stamp.set_tuple_name(isl.dim_type.in_, statement.name).coalesce()
-
-
-def _pairs(condition: isl.Set, one: str, other: str) -> isl.Map:
-    """A condition of two symbols as a relation."""
-    both = isl.Map.from_domain(points(condition, [one, other]))
-    return both.move_dims(isl.dim_type.out, 0, isl.dim_type.in_, 1, 1)

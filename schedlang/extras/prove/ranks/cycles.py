@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 import islpy as isl
 from attrs import frozen
 
-from schedlang.extras.prove.ranks.checks import Edge
+from schedlang.extras.prove.ranks.relations import Edge
+from schedlang.extras.prove.ranks.symbols import all_points, at_sizes
 
 #: An instance: its statement, and the values of its indices.
 Instance = tuple[int, tuple[int, ...]]
@@ -48,26 +49,7 @@ _SHORTEST = 4
 
 def instances(edge: Edge, sizes: Mapping[str, int]) -> list[tuple[Instance, Instance]]:
     """The pairs of instances of an edge at some sizes."""
-    pairs = edge.pairs
-    for size, value in sizes.items():
-        at = pairs.find_dim_by_name(isl.dim_type.param, size)
-        if at >= 0:
-            pairs = pairs.fix_val(isl.dim_type.param, at, isl.Val(value))
-    points: list[tuple[int, ...]] = []
-
-    def take(point: isl.Point) -> None:
-        width = point.get_space().dim(isl.dim_type.set)
-        points.append(
-            tuple(
-                int(point.get_coordinate_val(isl.dim_type.set, at).to_python())
-                for at in range(width)
-            )
-        )
-
-    flat = pairs.wrap().flatten()
-    flat.project_out(isl.dim_type.param, 0, flat.dim(isl.dim_type.param)).foreach_point(
-        take
-    )
+    points = all_points(at_sizes(edge.pairs, sizes).wrap().flatten())
     ones = len(edge.source.indices)
     return [
         ((edge.source.number, point[:ones]), (edge.target.number, point[ones:]))

@@ -5,20 +5,18 @@ all ranks for batches.
 
 import islpy as isl
 
-from schedlang.extras.prove.ranks.checks import Relations, batched
+from schedlang.extras.prove.ranks.checks import batched
 from schedlang.extras.prove.ranks.counting import RANK
-from schedlang.extras.prove.ranks.statements import STAGE, Statement
+from schedlang.extras.prove.ranks.relations import Relations
+from schedlang.extras.prove.ranks.statements import STAGE
 from schedlang.extras.prove.ranks.symbols import points, without
-from schedlang.schedule.kinds import TRANSFERS, Kind
 
 
 def never_come(relations: Relations) -> isl.Set:
     """The sizes at which some ranks make a batch, and others never do: the first wait for these."""
-    come = isl.Set("{ [r] : 1 = 0 }")
-    for transfer in _transfers(relations):
-        come = come | _ranks(batched(relations, transfer))
+    come = relations.ranks.intersect_domain(batched(relations)).range()
     every = points(without(relations.reading.held, [STAGE]), [RANK])
-    return come.params() & (every - come).params()
+    return come.params() & isl.UnionSet.from_set(every).subtract(come).params()
 
 
 def in_order(relations: Relations) -> isl.Set:
@@ -27,50 +25,15 @@ def in_order(relations: Relations) -> isl.Set:
     Messages that are alone come first then on all ranks, both sides in the order of one execution,
     and batches after them: so if all ranks make a batch, nobody waits for ever.
     """
-    used = isl.Set("{ [r, q] : 1 = 0 }")
-    early = used
-    late = {
-        transfer.number: _behind_batches(relations, transfer)
-        for transfer in _transfers(relations)
-    }
-    for send, receive, pairs in relations.messages():
-        alone = pairs.subtract_domain(batched(relations, send))
-        alone = alone.subtract_range(batched(relations, receive))
-        used = used | _pairs(alone) | _pairs(alone.reverse())
-        early = early | _pairs(alone.subtract_domain(late[send.number]))
-        early = early | _pairs(alone.subtract_range(late[receive.number]).reverse())
-    return relations.reading.domain - (used - early).params()
+    some = batched(relations)
+    late = relations.before.intersect_domain(some).range()
+    alone = relations.messages.subtract_domain(some).subtract_range(some)
+    both = alone.union(alone.reverse())
+    used = _ranks(relations, both)
+    early = _ranks(relations, both.subtract_domain(late))
+    return relations.reading.domain - used.subtract(early).params()
 
 
-def _transfers(relations: Relations) -> list[Statement]:
-    return relations.of(*map(Kind, TRANSFERS))
-
-
-def _behind_batches(relations: Relations, transfer: Statement) -> isl.Set:
-    """The instances of a transfer that stand behind a batch of their rank."""
-    result = isl.Set.empty(relations.items[transfer.number].domain().get_space())
-    for other in _transfers(relations):
-        behind = relations.before(other, transfer).intersect_domain(
-            batched(relations, other)
-        )
-        result = result | behind.range()
-    return result
-
-
-def _ranks(instances: isl.Set) -> isl.Set:
-    """The ranks of instances: the first of their indices."""
-    width = instances.dim(isl.dim_type.set)
-    return (
-        instances.reset_tuple_id()
-        .project_out(isl.dim_type.set, 1, width - 1)
-        .reset_tuple_id()
-    )
-
-
-def _pairs(messages: isl.Map) -> isl.Set:
-    """The ranks of both sides of messages: first that of the one, then that of the other."""
-    ones = messages.dim(isl.dim_type.in_)
-    flat = messages.wrap().flatten().reset_tuple_id()
-    width = flat.dim(isl.dim_type.set)
-    flat = flat.project_out(isl.dim_type.set, ones + 1, width - ones - 1)
-    return flat.project_out(isl.dim_type.set, 1, ones - 1).reset_tuple_id()
+def _ranks(relations: Relations, messages: isl.UnionMap) -> isl.UnionMap:
+    """From the ranks of the one side of messages to those of the other."""
+    return messages.apply_domain(relations.ranks).apply_range(relations.ranks)

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import islpy as isl
-
 from schedlang.compiler import ops_of
-from schedlang.diagnostics.source import Source
-from schedlang.extras.prove.ranks.checks import ITEM, Relations
+from schedlang.extras.prove.program import Program
+from schedlang.extras.prove.ranks.relations import ITEM, Relations
 from schedlang.extras.prove.ranks.statements import UPDATES, with_digits
-from schedlang.language import syntax
+from schedlang.extras.prove.ranks.symbols import all_points, at_sizes
 from schedlang.lowering import lower
 from schedlang.schedule.actions import is_update
 from schedlang.schedule.stream import unroll
@@ -29,25 +27,13 @@ def ops_at(relations: Relations, sizes: Mapping[str, int]) -> list[list[Op]]:
         both = relations.items[statement.number].flat_range_product(
             relations.places[statement.number]
         )
-        there = both.range()
-        for size, value in with_digits(sizes).items():
-            at = there.find_dim_by_name(isl.dim_type.param, size)
-            if at >= 0:
-                there = there.fix_val(isl.dim_type.param, at, isl.Val(value))
-        there = there.project_out(isl.dim_type.param, 0, there.dim(isl.dim_type.param))
-
-        def take(point: isl.Point, kind: int = statement.kind) -> None:
-            width = point.get_space().dim(isl.dim_type.set)
-            values = [
-                int(point.get_coordinate_val(isl.dim_type.set, at).to_python())
-                for at in range(width)
-            ]
+        for values in all_points(at_sizes(both.range(), with_digits(sizes))):
             stage, update, group, index, piece = values[: len(ITEM)]
             microbatch = update * sizes["microbatches"] + group * sizes["ranks"] + index
-            unit = update if is_update(kind) else microbatch * slices + piece
-            placed.append((tuple(values[len(ITEM) :]), (kind, stage, unit)))
-
-        there.foreach_point(take)
+            unit = microbatch * slices + piece
+            if is_update(statement.kind):
+                unit = update
+            placed.append((values[len(ITEM) :], (statement.kind, stage, unit)))
     ranks: list[list[Op]] = [[] for _ in range(sizes["ranks"])]
     for place, op in sorted(placed):
         ranks[place[0]].append(op)
@@ -55,13 +41,13 @@ def ops_at(relations: Relations, sizes: Mapping[str, int]) -> list[list[Op]]:
 
 
 def compiled_ops(
-    source: Source, tree: syntax.Schedule, params: Mapping[str, int], updates: int
+    program: Program, params: Mapping[str, int], updates: int
 ) -> list[list[Op]]:
     """The ops of each rank as the compiler has them, of a stream for so many updates, with the
     transfers that the program writes; CompileError where it refuses the program. Ops that are
     issued together are in order of their kinds.
     """
-    schedule = ops_of(source, tree, params)
+    schedule = ops_of(program.whole, program.tree, params)
     if schedule.stream:
         schedule = unroll(schedule, updates)
     elif schedule.columns.is_transfer.any():
@@ -78,20 +64,12 @@ def compiled_ops(
     return ranks
 
 
-def differs(
-    relations: Relations,
-    source: Source,
-    tree: syntax.Schedule,
-    given: Mapping[str, int],
-    sizes: Mapping[str, int],
-) -> bool:
+def differs(relations: Relations, program: Program, sizes: Mapping[str, int]) -> bool:
     """Whether the sets have other ops at a size than the compiler; CompileError where that refuses
     the program.
     """
     updates = sizes.get(UPDATES, 1)
-    params = {
-        **given,
-        **{size: value for size, value in sizes.items() if size != UPDATES},
-    }
-    compiled = compiled_ops(source, tree, params, updates)
+    of_size = {size: value for size, value in sizes.items() if size != UPDATES}
+    params = {**program.params, **of_size}
+    compiled = compiled_ops(program, params, updates)
     return compiled != ops_at(relations, {**params, UPDATES: updates})

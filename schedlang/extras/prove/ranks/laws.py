@@ -123,8 +123,7 @@ def _work(outcome: Outcome) -> Number | None:
     if kinds & set(MAKERS[Kind.B]):
         of_unit += takes[Kind.B]
     for repeat in kinds & {*REPEATS}:
-        relations = outcome.relations
-        if not relations.made(Kind.F).is_equal(relations.made(repeat)):
+        if not _runs_again(outcome, repeat):
             return None
         of_unit += takes[repeat]
     every = outcome.proved & without(reading.held, [STAGE])
@@ -141,6 +140,13 @@ def _work(outcome: Outcome) -> Number | None:
             parts = [run.times(of_unit).within(own), of_number(0).within(every - own)]
             total = total.plus(union(parts))
     return _highest(total, every, reading.sizes)
+
+
+def _runs_again(outcome: Outcome, *repeats: Kind) -> bool:
+    """Whether all forwards are run again."""
+    relations = outcome.relations
+    again = relations.of(*repeats).range()
+    return bool(relations.of(Kind.F).range().is_equal(again))
 
 
 def _run_by(line: Line, reading: Reading) -> Number | None:
@@ -174,7 +180,7 @@ def _peak(outcome: Outcome) -> Number | None:
     if kinds == {Kind.F}:
         staying: list[Statement] = []
     elif kinds & {*REPEATS}:
-        if not relations.made(Kind.F).is_equal(relations.made(*REPEATS)):
+        if not _runs_again(outcome, *REPEATS):
             return None
         staying = [s for s in holding if s.kind in REPEATS]
     else:

@@ -138,28 +138,22 @@ class Layout:
         start = evaluator.plain(stage.range.start, self.scope, where)
         stop = evaluator.plain(stage.range.stop, self.scope, where)
         amiss = where & (start.ne_set(number(0)) | stop.lt_set(number(1)))
-        evaluator.mistaken("placement", "the stages must start from 0", stage, amiss)
+        evaluator.mistaken("the stages must start from 0", amiss)
         none = under(microbatches, of_number(1), where)
-        evaluator.mistaken(
-            "pipelines", "the pipeline runs no microbatches", stage, none
-        )
+        evaluator.mistaken("the pipeline runs no microbatches", none)
         if self.lines:
             if not (name and self.lines[0].name):
                 raise Unreadable(
                     "a schedule has one `stage` line, or pipelines", stage.span
                 )
             unlike = where & stop.ne_set(self.lines[0].stages)
-            evaluator.mistaken(
-                "pipelines", "pipelines have as many stages", stage, unlike
-            )
+            evaluator.mistaken("pipelines have as many stages", unlike)
         inside = self.scope.inner()
         inside.values[stage.name.text] = of_symbol(STAGE)
         there = where & between(number(0), symbol(STAGE), stop)
         rank = evaluator.plain(stage.rank, inside, there)
         is_rank = between(number(0), rank, self.size("ranks"))
-        evaluator.mistaken(
-            "no-such-rank", "a stage is on no rank", stage.rank, there - is_rank
-        )
+        evaluator.mistaken("a stage is on no rank", there - is_rank)
         first = number(0)
         if self.lines:
             first = self.stages()
@@ -189,14 +183,11 @@ class Layout:
         for line in self.lines[1:]:
             together = together.plus(line.microbatches)
         unlike = self.where - same(together, microbatches, self.where)
-        name = self.tree.name
-        self.evaluator.mistaken(
-            "pipelines", "the pipelines run other microbatches", name, unlike
-        )
+        self.evaluator.mistaken("the pipelines run other microbatches", unlike)
         held = any_of([line.holds() for line in self.lines]) & self.where
         every = self.where & between(number(0), symbol(RANK), ranks)
         idle = every - without(held, [STAGE])
-        self.evaluator.mistaken("placement", "a rank holds no stage", name, idle)
+        self.evaluator.mistaken("a rank holds no stage", idle)
         self.evaluator.own_stages = _chunks(held)
         stages = between(number(0), symbol(STAGE), self.stages())
         self.rules.append(Weights(WeightRule().name, stages, number(0)))
@@ -225,9 +216,7 @@ class Layout:
             & later.gt_set(earlier.add(number(int(is_skip))))
         )
         nowhere = there - is_right
-        self.evaluator.mistaken(
-            "skip" if is_skip else "edge", f"{word}: it leads nowhere", item, nowhere
-        )
+        self.evaluator.mistaken(f"{word}: it leads nowhere", nowhere)
         ends = there & symbol(STAGE).eq_set(earlier) & symbol(LATER).eq_set(later)
         # Two numbers of the line have it: the same ends, with another number.
         another = renamed(ends, {index: "_another"}) & symbol(index).lt_set(
@@ -237,9 +226,7 @@ class Layout:
         ends = without(ends, [index])
         for other in [*self.edges, *self.skips]:
             twice = twice | without(other & ends, [STAGE, LATER])
-        self.evaluator.mistaken(
-            "skip" if is_skip else "edge", f"{word}: it is there already", item, twice
-        )
+        self.evaluator.mistaken(f"{word}: it is there already", twice)
         (self.skips if is_skip else self.edges).append(ends)
 
     def onward(self) -> isl.Set:
@@ -258,13 +245,13 @@ class Layout:
             stop = self.evaluator.plain(item.stages.stop, self.scope, self.where)
         are_there = number(0).le_set(start) & start.le_set(stop) & stop.le_set(every)
         what = "`weights` of stages that there are not"
-        self.evaluator.mistaken("no-such-stage", what, item, self.where - are_there)
+        self.evaluator.mistaken(what, self.where - are_there)
         delay = number(0)
         if item.rule.updates is not None:
             delay = self.evaluator.plain(item.rule.updates, self.scope, self.where)
         ahead = self.where & delay.lt_set(number(0))
         what = "weights are delayed by 0 updates or more"
-        self.evaluator.mistaken("weight-version", what, item, ahead)
+        self.evaluator.mistaken(what, ahead)
         stages = between(start, symbol(STAGE), stop)
         self.rules = [evolve(rule, stages=rule.stages - stages) for rule in self.rules]
         self.rules.append(Weights(item.rule.name, stages, delay))
@@ -284,7 +271,7 @@ class Layout:
         if not isinstance(item, syntax.Memory):
             negative = where & scaled(amount)[0].lt_set(number(0))
             what = "a duration is 0 or more"
-            self.evaluator.mistaken("negative-cost", what, item.value, negative)
+            self.evaluator.mistaken(what, negative)
 
     def amount(
         self, value: syntax.Node, scope: Scope, where: isl.Set

@@ -25,7 +25,6 @@ from schedlang.extras.prove.ranks.symbols import (
     constant,
     equalities,
     floor_by,
-    floor_by_symbol,
     number,
     simplified,
     symbol,
@@ -464,19 +463,16 @@ def _over_known(value: Number, divisor: int, where: isl.Set) -> Number:
 
 def _over_bases(value: Number, bases: int, where: isl.Set) -> Number | None:
     """A number divided by some multiple of the base."""
-    carry = floor_by_symbol(value.low, symbol(value.base), where)
+    carry = _by_cases(Number(value.low), of_symbol(value.base), where)
     if carry is None:
         return None
-    whole = carry if value.high is None else value.high.add(carry)
+    whole = carry.low if value.high is None else value.high.add(carry.low)
     return Number(floor_by(whole, bases))
 
 
 def _by_cases(value: Number, divisor: Number, where: isl.Set) -> Number | None:
     """A quotient by cases of what comes out, if these are few."""
-    if value.high is None and divisor.high is None:
-        by_cases = floor_by_symbol(value.low, divisor.low, where)
-        return None if by_cases is None else Number(by_cases)
-    rest = where
+    rest = where & value.domain() & divisor.domain()
     pieces = []
     for result in sorted(range(-_MOST_CASES, _MOST_CASES), key=abs):
         low = divisor.times(result)

@@ -133,9 +133,7 @@ class Orders:
             case syntax.Repeat(times, body):
                 rounds = self.evaluator.value(times, scope, where)
                 negative = under(rounds, of_number(0), where)
-                self.evaluator.mistaken(
-                    "negative-repeat", "`repeat` counts down", times, negative
-                )
+                self.evaluator.mistaken("`repeat` counts down", negative)
                 self.loop("", of_number(0), rounds, body, scope, where, place)
             case syntax.If(condition, then, otherwise):
                 holds = self.evaluator.truth(condition, scope, where)
@@ -183,7 +181,7 @@ class Orders:
         if step is None:
             raise Unreadable("a range by a step that depends on sizes", node.span)
         if step == 0:
-            self.evaluator.mistaken("step", "a range by steps of 0", node, where)
+            self.evaluator.mistaken("a range by steps of 0", where)
         return step or 1
 
     def loop(

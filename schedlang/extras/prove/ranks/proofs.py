@@ -11,12 +11,11 @@ from typing import Any
 import islpy as isl
 from attrs import evolve
 
-from schedlang.compiler import NO_PARAMS, check_program
+from schedlang.compiler import NO_PARAMS
 from schedlang.diagnostics.activity import doing
-from schedlang.diagnostics.arguments import check_params
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
-from schedlang.extras.prove.claims import claims_for_all
+from schedlang.extras.prove.program import Program, program_of
 from schedlang.extras.prove.ranks.certificate import certificate_of
 from schedlang.extras.prove.ranks.claims import Judgement, judged
 from schedlang.extras.prove.ranks.instances import differs
@@ -26,17 +25,15 @@ from schedlang.extras.prove.ranks.prove import Outcome, contains, prove, small_s
 from schedlang.extras.prove.ranks.statements import SIZES, UPDATES, Reading
 from schedlang.extras.prove.ranks.words import condition_text, pieces_of, possible_sizes
 from schedlang.extras.prove.result import Law, Proof, Verdict
-from schedlang.files.reading import source_of
 from schedlang.language import syntax
 from schedlang.language.expand import check_text, expand
-from schedlang.language.imports import inlined, load
-from schedlang.schedule.transports import PORTABLE, transports
+from schedlang.schedule.transports import PORTABLE
 
 #: At so many of the smallest sizes, what was read is held against the compiler's own order.
 _COMPARED = 24
 _ARGUMENT = (
     "time stamps that grow along every edge of the event graph, found by linear programming and "
-    "checked exactly by isl: docs/proof_ranks.md"
+    "checked exactly by isl: docs/proof.md"
 )
 
 
@@ -53,112 +50,102 @@ def prove_for_all_ranks(
     the reason. CompileError for a program that cannot be read, TypeError or ValueError for wrong
     arguments.
     """
-    check_params("params", params)
-    names = tuple(transports_asked)
-    for name in names:
-        transports(name)
-    source = source_of(source)
-    whole, tree = load(source)
-    free = _free(tree, params)
-    check_sizes(whole, tree, params)
-    doing(f"{tree.name.text}: reading it as integer sets")
+    program = program_of(source, params, transports_asked)
+    check_sizes(program)
+    doing(f"{program.name}: reading it as integer sets")
     try:
         with in_time():
-            outcome = prove(tree, params)
+            outcome = prove(program.tree, program.params)
     except Unreadable as unreadable:
         reason = unreadable.reason
         if unreadable.span is not None:
-            text = whole.text[unreadable.span.start : unreadable.span.end]
+            span = unreadable.span
+            text = program.whole.text[span.start : span.end]
             reason = f"`{' '.join(text.split())[:60]}`: {reason}"
-        return _unproved(tree, params, free, names, reason)
-    sizes = outcome.reading.sizes
+        return _unproved(program, reason)
     # The reading as sets is no part of the compiler: at small sizes the two are compared op by op.
     for each in compared(outcome.reading, outcome.proved):
         at = ", ".join(f"{size} = {value}" for size, value in each.items())
         try:
-            is_other = differs(outcome.relations, whole, tree, params, each)
+            is_other = differs(outcome.relations, program, each)
         except CompileError as error:
             # What is wrong whatever the sizes, and of no rank's order.
             reason = f"at {at} the compiler says: {error.diagnostics[0].message}"
-            return _unproved(tree, params, free, names, reason)
+            return _unproved(program, reason)
         if is_other:
-            raise AssertionError(f"{tree.name.text} was read wrong: see it at {at}")
+            raise AssertionError(f"{program.name} was read wrong: see it at {at}")
     forms: list[Form] = []
     if outcome.cases:
-        doing(f"{tree.name.text}: looking for closed forms")
+        doing(f"{program.name}: looking for closed forms")
         # Those that are found in time.
         with suppress(Unreadable), in_time():
-            for form in forms_of(outcome, tree):
+            for form in forms_of(outcome, program.tree):
                 forms.append(form)
+    sizes = outcome.reading.sizes
     laws = [Law(form.figure, pieces_of(form.value, sizes)) for form in forms]
     judgement = judged(outcome.reading, outcome.proved, forms)
-    verdicts = {
-        name: _verdict(outcome, judgement, whole, tree, params, name) for name in names
-    }
-    claims = claims_for_all(tree, whole)
     return Proof(
-        tree.name.text,
-        dict(params),
-        free,
-        verdicts,
+        program.name,
+        program.params,
+        _free(program),
+        {
+            name: _verdict(outcome, judgement, program, name)
+            for name in program.transports
+        },
         laws=tuple(laws),
-        claims=claims,
+        claims=program.claims,
         argument=_ARGUMENT if outcome.cases else "",
-        certify=partial(_certificate, outcome, inlined(source), params),
+        certify=partial(_certificate, outcome, program),
     )
 
 
-def _certificate(
-    outcome: Outcome, text: str, params: Mapping[str, int]
-) -> Mapping[str, Any] | None:
-    """The certificate of an outcome in which something is proved, with the text of its program;
+def _certificate(outcome: Outcome, program: Program) -> Mapping[str, Any] | None:
+    """The certificate of an outcome in which something is proved, which is on `portable`;
     ValueError where its stamps cannot be written.
     """
     try:
         if not outcome.cases:
             return None
-        program = {"program": text, "params": dict(params)}
-        return {**certificate_of(outcome), **program}
+        portable = evolve(program, transports=(PORTABLE,))
+        return portable.certificate(certificate_of(outcome))
     except Unreadable as error:
         raise ValueError(
             f"the stamps of the proof cannot be written: {error}"
         ) from None
 
 
-def _unproved(
-    tree: syntax.Schedule,
-    params: Mapping[str, int],
-    free: tuple[str, ...],
-    names: Iterable[str],
-    reason: str,
-) -> Proof:
+def _unproved(program: Program, reason: str) -> Proof:
     """A program of which nothing is proved, and why."""
+    free = _free(program)
     unknown = " and ".join(f"{name} >= 1" for name in free)
     verdict = Verdict(unknown=unknown, reason=reason)
-    return Proof(tree.name.text, dict(params), free, dict.fromkeys(names, verdict))
+    verdicts = dict.fromkeys(program.transports, verdict)
+    return Proof(program.name, program.params, free, verdicts)
 
 
-def check_sizes(
-    source: Source, tree: syntax.Schedule, params: Mapping[str, int]
-) -> None:
+def check_sizes(program: Program) -> None:
     """CompileError for names and sizes that compiling refuses as well."""
+    params = program.params
     one = {
         item.name.text: 1
-        for item in tree.items
+        for item in program.tree.items
         if isinstance(item, syntax.Param)
         and item.name.text in SIZES
         and item.default is None
     }
-    check_text(source, tree, {**one, **params})
+    check_text(program.whole, program.tree, {**one, **params})
     if any(params.get(size, 1) < 1 for size in SIZES):
         # The program stops before it has any: this says where.
-        expand(source, tree, {**one, **params})
+        expand(program.whole, program.tree, {**one, **params})
 
 
-def _free(tree: syntax.Schedule, params: Mapping[str, int]) -> tuple[str, ...]:
+def _free(program: Program) -> tuple[str, ...]:
     """The sizes of a program that are not given."""
-    declared = [item.name.text for item in tree.items if isinstance(item, syntax.Param)]
-    return tuple(name for name in declared if name in SIZES and name not in params)
+    items = program.tree.items
+    declared = [item.name.text for item in items if isinstance(item, syntax.Param)]
+    return tuple(
+        name for name in declared if name in SIZES and name not in program.params
+    )
 
 
 def compared(reading: Reading, right: isl.Set) -> list[dict[str, int]]:
@@ -169,9 +156,7 @@ def compared(reading: Reading, right: isl.Set) -> list[dict[str, int]]:
 def _verdict(
     outcome: Outcome,
     judgement: Judgement,
-    source: Source,
-    tree: syntax.Schedule,
-    params: Mapping[str, int],
+    program: Program,
     name: str,
 ) -> Verdict:
     """The verdict on one transport, and at the smallest size that is wrong what compiling says."""
@@ -198,8 +183,5 @@ def _verdict(
     if smallest is None:
         return verdict
     shown = {size: value for size, value in smallest.items() if size != UPDATES}
-    try:
-        diagnostics = check_program(source, {**params, **shown}, [name])[name]
-    except CompileError as error:
-        diagnostics = error.diagnostics
-    return evolve(verdict, smallest=shown, diagnostics=tuple(diagnostics))
+    diagnostics = program.errors_at(shown, name)
+    return evolve(verdict, smallest=shown, diagnostics=diagnostics)

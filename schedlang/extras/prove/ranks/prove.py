@@ -3,7 +3,7 @@
 The compiler places them in the order of one global execution, so that they are right on every
 transport wherever the ops themselves are (`schedlang.lowering.co_issue`): what is proved here of
 the ops, their order on each rank and what they need, is proved for every transport.
-docs/proof_ranks.md has the argument.
+docs/proof.md has the argument.
 """
 
 from __future__ import annotations
@@ -15,26 +15,23 @@ import islpy as isl
 from attrs import evolve, frozen
 
 from schedlang.extras.prove.ranks.checks import (
-    Edge,
-    Relations,
     check,
-    check_batches,
     of_program,
+    one_sided,
     sizes_only,
 )
 from schedlang.extras.prove.ranks.cycles import circle_at
 from schedlang.extras.prove.ranks.first_use import in_order, never_come
 from schedlang.extras.prove.ranks.numbers import Unreadable
 from schedlang.extras.prove.ranks.reading import read
+from schedlang.extras.prove.ranks.relations import Edge, Relations
 from schedlang.extras.prove.ranks.stamps import Frame, Stamps, find_stamps, pairs_of
 from schedlang.extras.prove.ranks.statements import UPDATES, Reading, with_digits
-from schedlang.extras.prove.ranks.symbols import nowhere
+from schedlang.extras.prove.ranks.symbols import at_sizes, nowhere
 from schedlang.extras.prove.ranks.values import Mistake
 from schedlang.language import syntax
 from schedlang.schedule.transports import PORTABLE, transports
 
-#: What is wrong only where batches go over communicators of their own.
-_ASYMMETRIC = "asymmetric-batch"
 #: Circles are looked for at sizes up to these.
 _MOST_RANKS = 6
 _MOST_OTHERS = 8
@@ -120,15 +117,14 @@ def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
     """
     reading = read(tree, given)
     relations = Relations(reading)
-    mistakes: list[Mistake] = []
-    blocked: list[Mistake] = []
-    wrong = nowhere()
-    for mistake in [*reading.mistakes, *check(relations), *check_batches(relations)]:
-        sizes = of_program(mistake.holds & reading.domain, reading)
-        if not sizes.is_empty():
-            wanted = blocked if mistake.code == _ASYMMETRIC else mistakes
-            wanted.append(evolve(mistake, holds=sizes))
-            wrong = wrong | sizes
+    found = [*reading.mistakes, *check(relations)]
+    mistakes = list(filter(None, (_at_sizes(each, reading) for each in found)))
+    # What is wrong only where batches go over communicators of their own.
+    in_batch = Mistake(
+        "a transfer that only one side issues in a batch", one_sided(relations)
+    )
+    blocked = list(filter(None, [_at_sizes(in_batch, reading)]))
+    wrong = _where([*mistakes, *blocked])
     edges = tuple(relations.edges())
     rest = (reading.domain - wrong).coalesce()
     cases: list[Case] = []
@@ -173,6 +169,12 @@ def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
     )
 
 
+def _at_sizes(mistake: Mistake, reading: Reading) -> Mistake | None:
+    """A mistake at the sizes of a program, if it is one at some."""
+    sizes = of_program(mistake.holds & reading.domain, reading)
+    return None if sizes.is_empty() else Mistake(mistake.message, sizes)
+
+
 def _where(mistakes: Sequence[Mistake]) -> isl.Set:
     result = nowhere()
     for mistake in mistakes:
@@ -198,11 +200,8 @@ def _circles(
             continue
         circle = circle_at(edges, with_digits(sizes))
         if circle is not None:
-            places = [edge.target.span for edge in circle.edges if edge.why == "need"]
-            what = "ranks wait for each other"
-            span = places[0] if places else None
             sizes_of = of_program(circle.holds & reading.domain, reading)
-            yield Mistake("deadlock", what, span, sizes_of)
+            yield Mistake("ranks wait for each other", sizes_of)
 
 
 def small_sizes(reading: Reading) -> list[dict[str, int]]:
@@ -223,11 +222,7 @@ def small_sizes(reading: Reading) -> list[dict[str, int]]:
 
 def contains(where: isl.Set, sizes: Mapping[str, int]) -> bool:
     """Whether a set has a size of a program."""
-    for size, value in with_digits(sizes).items():
-        at = where.find_dim_by_name(isl.dim_type.param, size)
-        if at >= 0:
-            where = where.fix_val(isl.dim_type.param, at, isl.Val(value))
-    return not where.is_empty()
+    return not at_sizes(where, with_digits(sizes)).is_empty()
 
 
 def parts_of(where: isl.Set, reading: Reading) -> list[isl.Set]:

@@ -20,8 +20,8 @@ import islpy as isl
 from attrs import evolve, field, frozen
 from ortools.linear_solver import pywraplp  # type: ignore[import-untyped]
 
-from schedlang.extras.prove.ranks.checks import Edge
 from schedlang.extras.prove.ranks.numbers import Number, Unreadable
+from schedlang.extras.prove.ranks.relations import Edge
 from schedlang.extras.prove.ranks.statements import Statement
 from schedlang.extras.prove.ranks.symbols import points
 

@@ -5,14 +5,14 @@ Everything has its symbols as parameters: the sizes of a program, a rank's numbe
 loops. So an expression needs to know of none but its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import lcm
+from typing import TypeVar
 
 import islpy as isl
 
-#: What the quotient of a division by a symbol may be at most, up or down from 0.
-MOST_CASES = 16
+AnySet = TypeVar("AnySet", isl.Set, isl.Map)
 
 
 def number(value: int) -> isl.PwAff:
@@ -83,27 +83,28 @@ def floor_by(value: isl.PwAff, divisor: int) -> isl.PwAff:
     return value.scale_down_val(isl.Val(divisor)).floor()
 
 
-def floor_by_symbol(
-    value: isl.PwAff, divisor: isl.PwAff, where: isl.Set
-) -> isl.PwAff | None:
-    """A function divided by one that is positive, rounded down, by cases of what comes out; None if
-    there are too many of these.
-    """
-    rest = where & value.domain() & divisor.domain()
-    if not (rest & divisor.le_set(number(0))).is_empty():
-        return None
-    pieces: isl.PwAff | None = None
-    for quotient in sorted(range(-MOST_CASES, MOST_CASES), key=abs):
-        low = divisor.scale_val(isl.Val(quotient))
-        case = rest & between(low, value, low.add(divisor))
-        if case.is_empty():
-            continue
-        piece = number(quotient).intersect_domain(case)
-        pieces = piece if pieces is None else pieces.union_add(piece)
-        rest = (rest - case).coalesce()
-        if rest.is_empty():
-            return pieces
-    return pieces if rest.is_empty() else None
+def at_sizes(condition: AnySet, sizes: Mapping[str, int]) -> AnySet:
+    """A set or a relation at some values of its symbols; others stay symbols."""
+    for name, value in sizes.items():
+        at = condition.find_dim_by_name(isl.dim_type.param, name)
+        if at >= 0:
+            condition = condition.fix_val(isl.dim_type.param, at, isl.Val(value))
+    return condition
+
+
+def coordinates(point: isl.Point) -> tuple[int, ...]:
+    """The numbers of a point."""
+    width = point.get_space().dim(isl.dim_type.set)
+    values = (point.get_coordinate_val(isl.dim_type.set, at) for at in range(width))
+    return tuple(int(value.to_python()) for value in values)
+
+
+def all_points(some: isl.Set) -> list[tuple[int, ...]]:
+    """The points of a set that has no symbols any more, but for those of one value."""
+    found: list[tuple[int, ...]] = []
+    some = some.project_out(isl.dim_type.param, 0, some.dim(isl.dim_type.param))
+    some.foreach_point(lambda point: found.append(coordinates(point)))
+    return found
 
 
 def without(condition: isl.Set, names: Iterable[str]) -> isl.Set:

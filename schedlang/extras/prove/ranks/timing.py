@@ -23,7 +23,6 @@ import islpy as isl
 from attrs import evolve
 
 from schedlang.diagnostics.source import Span
-from schedlang.extras.prove.ranks.checks import Edge, Relations
 from schedlang.extras.prove.ranks.counting import RANK, entry, renamed
 from schedlang.extras.prove.ranks.cycles import Instance, instances
 from schedlang.extras.prove.ranks.numbers import (
@@ -35,6 +34,7 @@ from schedlang.extras.prove.ranks.numbers import (
     union,
 )
 from schedlang.extras.prove.ranks.prove import Outcome, parts_of
+from schedlang.extras.prove.ranks.relations import Edge, Relations
 from schedlang.extras.prove.ranks.stamps import (
     Frame,
     Pairs,
@@ -54,7 +54,9 @@ from schedlang.extras.prove.ranks.statements import (
     Statement,
 )
 from schedlang.extras.prove.ranks.symbols import (
+    at_sizes,
     condition_of,
+    coordinates,
     function_map,
     number,
     points,
@@ -218,21 +220,10 @@ class _Timing:
         self.reading, self.lasts = _lasting(reading, takes)
         reading = self.reading
         self.ops = [s for s in reading.statements if s.kind in OPS]
-        self.relations = relations = Relations(reading)
-        edges = []
-        for one in self.ops:
-            for other in self.ops:
-                pairs = relations.before(one, other)
-                if not pairs.is_empty():
-                    edges.append(Edge(one, other, pairs, "order"))
-                if one is not other and one.batch and one.batch == other.batch:
-                    edges.append(
-                        Edge(one, other, relations.together(one, other), "together")
-                    )
-        for _, maker, user, pairs in relations.needs():
-            far = pairs - relations.same_rank(maker, user)
-            if not far.is_empty():
-                edges.append(Edge(maker, user, far, "need"))
+        # Without the transfers that a program writes.
+        ideal = evolve(reading, statements=tuple(self.ops))
+        self.relations = relations = Relations(ideal)
+        edges = relations.edges()
         for op in self.ops:
             domain = relations.items[op.number].domain()
             # All ops wait for the start, and the end for all ops: so its stamp is the makespan.
@@ -331,16 +322,11 @@ class _Timing:
             domain = _plain(self.relations.items[op.number].domain(), where)
             instances: list[list[int]] = []
             for sample in samples:
-                fixed = domain
-                for size, value in zip(self.sizes, sample, strict=True):
-                    at = fixed.find_dim_by_name(isl.dim_type.param, size)
-                    if at >= 0:
-                        fixed = fixed.fix_val(isl.dim_type.param, at, isl.Val(value))
+                fixed = at_sizes(domain, dict(zip(self.sizes, sample, strict=True)))
                 if fixed.is_empty():
                     continue
                 for extreme in (fixed.lexmin(), fixed.lexmax()):
-                    values = _coordinates(extreme.sample_point(), len(op.indices))
-                    instances.append([*sample, *values])
+                    instances.append([*sample, *coordinates(extreme.sample_point())])
             weights[op.number] = self.terms(instances)
         return weights
 
@@ -562,21 +548,10 @@ def _samples(where: isl.Set, sizes: Sequence[str]) -> list[list[int]]:
             sample = [one, other, *(0 if size == REST else 2 for size in sizes[2:])][
                 : len(sizes)
             ]
-            fixed = where
-            for size, value in zip(sizes, sample, strict=True):
-                at = fixed.find_dim_by_name(isl.dim_type.param, size)
-                if at >= 0:
-                    fixed = fixed.fix_val(isl.dim_type.param, at, isl.Val(value))
+            fixed = at_sizes(where, dict(zip(sizes, sample, strict=True)))
             if not fixed.is_empty():
                 samples.append(sample)
-    return samples or [_coordinates(points(where, sizes).sample_point(), len(sizes))]
-
-
-def _coordinates(point: isl.Point, width: int) -> list[int]:
-    return [
-        int(point.get_coordinate_val(isl.dim_type.set, at).to_python())
-        for at in range(width)
-    ]
+    return samples or [list(coordinates(points(where, sizes).sample_point()))]
 
 
 def _of_sizes(row: Row, frame: Frame) -> Number:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import islpy as isl
 from attrs import define, field, frozen
 
-from schedlang.diagnostics.source import Span
 from schedlang.extras.prove.ranks.counting import RANK, renamed
 from schedlang.extras.prove.ranks.numbers import (
     Number,
@@ -50,9 +49,7 @@ _TRUTHS = {"and", "or", "not", *_COMPARISONS}
 class Mistake:
     """What is wrong with a program at some sizes: where it `holds`, of sizes, ranks and loops."""
 
-    code: str
     message: str
-    span: Span | None
     holds: isl.Set
 
 
@@ -102,12 +99,10 @@ class Evaluator:
     own_stages: Sequence[isl.PwAff] = ()
     mistakes: list[Mistake] = field(factory=list)
 
-    def mistaken(
-        self, code: str, message: str, node: syntax.Node, holds: isl.Set
-    ) -> None:
+    def mistaken(self, message: str, holds: isl.Set) -> None:
         """Something is wrong in a program where a condition holds."""
         if not holds.is_empty():
-            self.mistakes.append(Mistake(code, message, node.span, holds))
+            self.mistakes.append(Mistake(message, holds))
 
     def bind(self, let: syntax.Let, scope: Scope, where: isl.Set) -> None:
         """Evaluate `let name = value`. Where it cannot be read, whoever needs the value learns it;
@@ -186,7 +181,7 @@ class Evaluator:
                 raise Unreadable(what, node.span, is_large=True)
             return folded(result, where)
         zero = same(right, of_number(0), where)
-        self.mistaken("division-by-zero", "division by zero", node, zero)
+        self.mistaken("division by zero", zero)
         # Beyond the mistake, the program is read on as though it were right.
         where = where - zero
         if where.is_empty():
@@ -218,9 +213,7 @@ class Evaluator:
             if not case.is_empty():
                 pieces.append(stage.intersect_domain(case))
                 rest = rest - case
-        self.mistaken(
-            "no-such-stage", "`stage(…)` of a chunk that the rank lacks", node, rest
-        )
+        self.mistaken("`stage(…)` of a chunk that the rank lacks", rest)
         return joined(pieces) if pieces else number(-1)
 
     def element(
@@ -236,9 +229,7 @@ class Evaluator:
             if not case.is_empty():
                 pieces.append(self.value(value, scope, case).within(case))
                 rest = rest - case
-        self.mistaken(
-            "no-such-value", f"`{name}[…]` of a value that there is not", node, rest
-        )
+        self.mistaken(f"`{name}[…]` of a value that there is not", rest)
         return union(pieces) if pieces else of_number(0)
 
     def call(

@@ -146,7 +146,7 @@ def _translated(graph: Graph, schedule: Schedule) -> Orders | None:
         # Ops that overlap are one node, which comes with the first of them.
         order: dict[int, None] = {}
         for index in range(len(actions)):
-            kind, stage, microbatch = actions.row(index)[:3]
+            kind, stage, microbatch = actions.at(index)
             for op in stands_for.get(Kind(kind), (kind,)):
                 node = nodes.get((op, stage, microbatch))
                 if node is not None:

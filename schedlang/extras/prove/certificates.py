@@ -1,0 +1,91 @@
+"""What a certificate proves of its program, for every size.
+
+A checker looks at what stands in a certificate, and takes it as it stands: orders and times
+(`schedlang.extras.prove.check_certificate`), or sets and stamps
+(`schedlang.extras.prove.ranks.check_certificate`). Here all that it takes is read in the text of
+the program once more, as the prover reads it, and must be the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.extras.prove.check_certificate import Wrong, check
+from schedlang.extras.prove.linear import NotLinear, Searched, Undecided
+from schedlang.extras.prove.program import Program, certified_program
+from schedlang.extras.prove.prove import Class, prover_of
+from schedlang.extras.prove.sizes import Sizes
+from schedlang.extras.prove.stamps import NoStamps
+from schedlang.extras.prove.transfers import NotRepeated
+from schedlang.language.faults import Fault
+
+#: At so many sizes of each class the compiler proves the program as well.
+_COMPILED = 3
+
+
+def what_it_proves(document: Any) -> str:
+    """Check a certificate, and that it is one of the program in it; then say what it proves, and by
+    whom. Wrong, with the reason, if it does not hold.
+    """
+    try:
+        program = certified_program(document)
+        if "statements" in document:
+            from schedlang.extras.prove.ranks.of_program import sets_of_program
+
+            return sets_of_program(program, document)
+        return _orders_of_program(program, document)
+    except CompileError as error:
+        raise Wrong(f"the compiler says: {error.diagnostics[0].message}") from None
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        raise Wrong(f"it is no certificate: {type(error).__name__}: {error}") from None
+
+
+def _orders_of_program(program: Program, document: Mapping[str, Any]) -> str:
+    """What a certificate of orders proves, for any number of microbatches."""
+    check(document)
+    classes = document["classes"]
+    if not classes:
+        raise Wrong("it has no sizes")
+    try:
+        _check_classes(program, classes)
+    except Searched as error:
+        raise Wrong(f"its orders do not follow from the text: {error}") from None
+    except Undecided:
+        raise Wrong("the text has not one order for all these sizes") from None
+    except Fault as fault:
+        raise Wrong(f"the program: {fault.message}") from None
+    except (NotLinear, NotRepeated, NoStamps, RecursionError) as error:
+        raise Wrong(f"its orders cannot be read in the text: {error}") from None
+    sizes = Sizes(progressions=tuple((one["base"], one["period"]) for one in classes))
+    return program.proved_text(
+        sizes.text(),
+        "orders, stages, edges, costs, transfers, claims",
+        "each op runs once, none waits forever; all times and figures",
+    )
+
+
+def _check_classes(program: Program, classes: Sequence[Mapping[str, Any]]) -> None:
+    """Wrong, or another error, unless the classes of a certificate are what the program is proved
+    by once more.
+    """
+    prover = prover_of(program)
+    keys = [(one["base"], one["period"], one["unrolled"]) for one in classes]
+    if not all(type(part) is int and part > 0 for key in keys for part in key):
+        raise Wrong("it has no sizes")
+    for key in dict.fromkeys(keys):
+        one = Class(*key)
+        for n in range(_COMPILED):
+            prover.expanded(one, n)
+        again = prover.tried(one, one.unrolled)
+        for name in program.transports:
+            outcome, reason = prover.outcome_on(name, again)
+            if outcome != "proved":
+                raise Wrong(f"on `{name}` the program is {outcome} {reason}".rstrip())
+        if again.certify is None:
+            raise Wrong("a certificate has no streams, and no costs of overlap")
+        own = [of for of, its in zip(classes, keys, strict=True) if its == key]
+        if json.dumps(own) != json.dumps(again.certify()):
+            raise Wrong("its orders, times or figures are not those of the program")

@@ -1,0 +1,1 @@
+"""Writers of the pages, pictures and grammars that the repository keeps."""

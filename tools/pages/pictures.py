@@ -1,0 +1,16 @@
+"""The pictures of docs/pictures.md, as `schedc view` draws them."""
+
+from schedlang import compile, simulate
+from schedlang.report.views import lay_out
+from schedlang.report.views.svg import svg
+
+NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "dualpipe")
+
+
+def files() -> dict[str, str]:
+    """The pictures, each by its path in the repository."""
+    plans = {name: compile(name) for name in NAMES}
+    return {
+        f"docs/pictures/{name}.svg": svg(lay_out(plan, simulate(plan)))
+        for name, plan in plans.items()
+    }
