@@ -37,7 +37,8 @@ from schedlang.runtime.precision import Rounding
 from schedlang.runtime.processes import Replicas, backend_of
 from schedlang.runtime.values import Value, ValueSpec
 from schedlang.runtime.wire import InFlight, Wire
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.actions import is_send
+from schedlang.schedule.kinds import RECEIVES, SENDS, Kind
 from schedlang.schedule.layout import Layout, Pipeline
 
 # A user's script may send messages of its own, which have tag 0 by default.
@@ -112,7 +113,7 @@ class Exchange:
     ) -> Send | Receive:
         """The message of an action, which takes its value from a box or puts it into one."""
         channel = self._channel(kind, number)
-        is_gradient = kind in (Kind.SEND_B, Kind.RECV_B)
+        is_gradient = kind in (SENDS[Kind.B], RECEIVES[Kind.B])
         # Tags, from 1 on, for n channels and u microbatches or slices:
         #
         #     n               announcements, one for each first stage
@@ -124,11 +125,10 @@ class Exchange:
         first = 2 * (channel.number * self._units + microbatch) + is_gradient
         begin = self.tag_of_hops + 1 + first
         tags = range(begin, _LAST_TAG, 2 * self._numbers * self._units)
-        if kind == Kind.SEND_F:
-            return ActivationSend(channel, microbatch, tags, box)
-        if kind == Kind.SEND_B:
-            return GradientSend(channel, microbatch, tags, box)
-        receive = ActivationReceive if kind == Kind.RECV_F else GradientReceive
+        if is_send(kind):
+            send = GradientSend if is_gradient else ActivationSend
+            return send(channel, microbatch, tags, box)
+        receive = GradientReceive if is_gradient else ActivationReceive
         return receive(channel, microbatch, tags, box, self._device)
 
     def tag_of_copies(self, rank: int) -> int:

@@ -12,7 +12,7 @@ So the first op that differs is found, on the stage where the reason is.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import inf, isnan
 from typing import Any
@@ -370,11 +370,12 @@ class Audit(Part):
 
     def _reasons(self) -> Iterator[str]:
         """What the plan does with this stage that is not done alone."""
-        if self._of(REPEATS):
+        of_kinds = self._plan.microbatches_with
+        if of_kinds(REPEATS, self._stage):
             yield "its forwards are run again (R)"
-        if self._of([Kind.W]):
+        if of_kinds([Kind.W], self._stage):
             yield "its backwards are in two halves (I and W)"
-        if self._of(AWAY):
+        if of_kinds(AWAY, self._stage):
             yield "its activations go to the host and back"
         if self._plan.has_updates:
             yield "its weights are updated within a step"
@@ -382,10 +383,6 @@ class Audit(Part):
             yield "it has replicas"
         if any(True for _ in self._module.buffers()):
             yield "it has buffers"
-
-    def _of(self, kinds: Iterable[Kind]) -> bool:
-        """Whether the stage has an op of some kinds."""
-        return any(self._plan.microbatches_with(kind, self._stage) for kind in kinds)
 
     @property
     def verdict(self) -> str:

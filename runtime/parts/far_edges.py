@@ -23,7 +23,7 @@ from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import Value, flatten, has_gradient, leaves_of, of_its_own
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import RECEIVES, SENDS, Kind
 from schedlang.schedule.layout import Layout
 
 
@@ -69,9 +69,9 @@ class FarEdges(Part):
         boxes: dict[tuple[Kind, int], dict[int, Any]] = {}
         # Edges within this rank have no messages, and nobody asks for their boxes.
         for edge in chain(before, after):
-            for kind in (Kind.SEND_F, Kind.RECV_F):
+            for kind in (SENDS[Kind.F], RECEIVES[Kind.F]):
                 boxes[kind, edge.number] = edge.values
-            for kind in (Kind.SEND_B, Kind.RECV_B):
+            for kind in (SENDS[Kind.B], RECEIVES[Kind.B]):
                 boxes[kind, edge.number] = edge.gradients
         self.boxes = boxes
 

@@ -249,6 +249,6 @@ class Activations(saved_tensors_hooks):
 def of_stages(site: Site) -> Iterator[tuple[int, Offload]]:
     """Those of stages of which the plan offloads microbatches."""
     for stage, module in site.modules.items():
-        microbatches = site.microbatches(stage, AWAY)
+        microbatches = site.plan.microbatches_with(AWAY, stage)
         if microbatches:
             yield stage, Offload(stage, module, site.device, microbatches)

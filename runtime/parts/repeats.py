@@ -214,7 +214,7 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
 def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
     """Those of stages whose forwards the plan repeats."""
     for stage, module in site.modules.items():
-        recomputed = site.microbatches(stage, REPEATS)
+        recomputed = site.plan.microbatches_with(REPEATS, stage)
         if recomputed:
             yield stage, Recomputed(recomputed)
             yield stage, Repeats(stage, module, recomputed, site.setup.verify)

@@ -1,7 +1,7 @@
 """Forwards and backwards that a rank runs side by side."""
 
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, Kind
 
 
 def overlapped_pairs(actions: Actions) -> dict[int, int]:
@@ -13,9 +13,7 @@ def overlapped_pairs(actions: Actions) -> dict[int, int]:
         if len(batch) < 2:
             continue
         forwards = [index for index in batch if actions.kind[index] == Kind.F]
-        backwards = [
-            index for index in batch if actions.kind[index] in (Kind.B, Kind.I)
-        ]
+        backwards = [index for index in batch if actions.kind[index] in MAKERS[Kind.B]]
         if len(forwards) == len(backwards) == 1:
             pairs[forwards[0]] = backwards[0]
     return pairs

@@ -27,6 +27,9 @@ REPEATS = kinds_of(lambda op: op.repeats)
 AWAY = kinds_of(lambda op: op.is_copy and op.holds < 0)
 BACK = kinds_of(lambda op: op.is_copy and op.holds > 0)
 
+#: What sums the gradients of all replicas of a stage.
+REDUCES = kinds_of(lambda op: op.gradients == "sum")
+
 #: For each thing that is made, the kinds of op that make it.
 MAKERS: dict[int, tuple[Kind, ...]] = {
     made: tuple(Kind(kind) for kind in OPS if made in OPS[kind].makes)

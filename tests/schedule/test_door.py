@@ -5,11 +5,18 @@ Each test has processes of its own, since a kind is added before schedlang is im
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import python
+from schedlang.schedule.kinds import Kind
+from tests.support.paths import ROOT
+from tests.support.processes import python, torchrun
+
+#: A kind is known by its row. More source files than these do not name one, but for the forward
+#: and the backward, whole and of the weights.
+MOST_FILES = 4
 
 PROGRAM = """schedule door {
     param ranks = 1
@@ -118,3 +125,50 @@ print("[]")
 def test_a_kind_that_comes_too_late_is_refused() -> None:
     outcome = python("-c", "import schedlang.compiler, tests.support.compression")
     assert "`COMPRESS` comes too late" in outcome.stderr
+
+
+#: What a process does: a step of two layers, and whether all is as in one process.
+TRAINING = f"""{BEGIN}
+import torch
+import torch.distributed as dist
+from torch import nn
+from schedlang.runtime import Pipeline
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+layers = [nn.Linear(4, 4, dtype=torch.float64) for _ in range(2)]
+alone = [nn.Linear(4, 4, dtype=torch.float64) for _ in range(2)]
+for one, other in zip(layers, alone):
+    other.load_state_dict(one.state_dict())
+inputs, targets = torch.randn(2, 8, 4, dtype=torch.float64)
+plan = compiled(ranks=2, microbatches=4)
+pipeline = Pipeline(plan, {{rank: layers[rank]}}, nn.functional.mse_loss)
+pipeline.step(inputs, targets)
+nn.functional.mse_loss(nn.Sequential(*alone)(inputs), targets).backward()
+torch.testing.assert_close(layers[rank].weight.grad, alone[rank].weight.grad)
+assert compression.COMPRESSED == [(rank, microbatch) for microbatch in range(4)]
+print("trained", rank)
+"""
+
+
+@pytest.mark.processes
+def test_processes_run_it_by_its_method(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the runtime needs torch")
+    (tmp_path / "training.py").write_text(TRAINING)
+    outcome = torchrun(2, tmp_path / "training.py")
+    assert outcome.returncode == 0, outcome.stderr
+    # Two processes may print into one line.
+    assert all(f"trained {rank}" in outcome.stdout for rank in range(2))
+
+
+def test_few_files_name_a_kind() -> None:
+    files: dict[str, list[str]] = {}
+    for room in ("schedlang", "runtime", "examples", "tools"):
+        for path in (ROOT / room).rglob("*.py"):
+            if path.resolve().is_relative_to(ROOT / room):
+                for name in set(re.findall(r"\bKind\.(\w+)", path.read_text("utf-8"))):
+                    files.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    named = {name: files.get(name, []) for name in Kind.__members__.keys() - set("FBW")}
+    assert {name: of for name, of in named.items() if len(of) > MOST_FILES} == {}
+    assert {"OFFLOAD", "UNSHARD"} <= {name for name, of in named.items() if of}

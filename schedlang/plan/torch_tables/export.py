@@ -19,7 +19,7 @@ from schedlang.diagnostics.source import Label
 from schedlang.plan.plan import Plan
 from schedlang.ranks.receipts import receipts
 from schedlang.schedule.actions import is_collective, is_transfer, word
-from schedlang.schedule.kinds import GATHERS, WAITS, Kind, op_of
+from schedlang.schedule.kinds import GATHERS, REDUCES, WAITS, Kind, op_of
 
 COMMS = "torch-csv"
 COMPUTE = "torch-csv-compute"
@@ -158,7 +158,7 @@ def _more_sums(plan: Plan) -> Iterator[tuple[str, int, str]]:
         for index, (kind, stage) in enumerate(
             zip(actions.kind, actions.stage, strict=True)
         ):
-            if op_of(kind).gradients == "sum":
+            if kind in REDUCES:
                 if stage in summed:
                     what = f"second sum of a stage's gradients: `{plan.name_of(rank, index)}`"
                     yield what, actions.source[index], _ONE_SUM
@@ -189,7 +189,7 @@ def _cells(plan: Plan, rank: int, has_waits: bool) -> list[str]:
     last: dict[int, int] = {}
     pairs = [*zip(actions.kind, actions.stage, strict=True)]
     gathered = {stage for kind, stage in pairs if kind in GATHERS}
-    summed = {stage for kind, stage in pairs if op_of(kind).gradients == "sum"}
+    summed = {stage for kind, stage in pairs if kind in REDUCES}
     for number, batch in enumerate(batches):
         kind = actions.kind[batch.start]
         if not is_transfer(kind) and not is_collective(kind):
@@ -213,7 +213,7 @@ def _cells(plan: Plan, rank: int, has_waits: bool) -> list[str]:
         pending = [wait for index in batch for wait in waits.get(index, [])]
         if is_collective(actions.kind[batch.start]):
             cells.append(actions.word(batch.start))
-            if has_waits and op_of(actions.kind[batch.start]).gradients == "sum":
+            if has_waits and actions.kind[batch.start] in REDUCES:
                 cells.append(f"{actions.stage[batch.start]}WAIT_REDUCE_GRAD")
             continue
         # Each stage once, also where ops of one stage overlap.

@@ -7,14 +7,12 @@ from numbers import Rational
 from typing import Any, Literal
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from schedlang.diagnostics.arguments import check_number, check_whole, shown
 
 #: The largest number that is taken: sums and products of such ones are still numbers.
 _MOST = 1e100
-
-Metadata = dict[str, "Cost"]
 
 #: How deep lists are nested. The number of a stage may be a list with one for each microbatch, and
 #: that of a microbatch one for each of its slices, where a cost is of a `unit`.
@@ -84,25 +82,27 @@ class Cost:
             _check_square(name, values)
 
 
-def time_of(op: str, default: float | str = 0.0, together: str = "") -> Metadata:
-    """The duration of an op, which may differ by microbatch."""
-    return about("time", "unit", f"durations of {op}", default, together=together)
+def time_of(op: str, default: float | str = 0.0, together: str = "") -> Any:
+    """A field for the duration of an op, which may differ by microbatch."""
+    return cost("time", "unit", f"durations of {op}", default, together=together)
 
 
-def memory_of(op: str, default: float | None = 0.0) -> Metadata:
-    """What an op adds to the memory of its rank, or gives back."""
+def memory_of(op: str, default: float | None = 0.0) -> Any:
+    """A field for what an op adds to the memory of its rank, or gives back."""
     called = f"memories of {op}"
-    return about("memory", "unit", called, default, -_MOST)
+    return cost("memory", "unit", called, default, -_MOST)
 
 
-def bandwidth() -> Metadata:
-    """The bytes that a link takes in a unit of time."""
-    return about("bandwidth", "number", least=1 / _MOST)
+def bandwidth() -> Any:
+    """A field for the bytes that a link takes in a unit of time."""
+    return cost("bandwidth", "number", least=1 / _MOST)
 
 
-def about(*values: Any, **more: Any) -> Metadata:
-    """The metadata of a field, with the arguments of `Cost`."""
-    return {"cost": Cost(*values, **more)}
+def cost(*about: Any, **more: Any) -> Any:
+    """A field of `Costs`, with the arguments of `Cost`."""
+    known = Cost(*about, **more)
+    converter = None if known.is_single else _tuple
+    return field(default=None, converter=converter, metadata={"cost": known})
 
 
 def leaves(values: Any) -> Iterator[Any]:
@@ -118,14 +118,14 @@ def _leaves(values: tuple[Any, ...], depth: int) -> Iterator[Any]:
             yield value
 
 
-def as_tuple(values: Any) -> Any:
+def _tuple(values: Any) -> Any:
     """A list of numbers, or of lists, as a tuple; what is none is left for `Cost.check`."""
     # Numbers of numpy count as what they are.
     if isinstance(values, np.number):
         return float(values)
     if isinstance(values, str) or not isinstance(values, Iterable):
         return values
-    return tuple(map(as_tuple, values))
+    return tuple(map(_tuple, values))
 
 
 def _is_number(kind: type[Any]) -> bool:

@@ -1,6 +1,6 @@
 """What actions cost: how long they take, and what they add to the memory of their rank."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,8 @@ from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.columns import Floats
 from schedlang.schedule.costs.fields import (
     Cost,
-    about,
-    as_tuple,
     bandwidth,
+    cost,
     leaves,
     memory_of,
     time_of,
@@ -37,10 +36,11 @@ from schedlang.schedule.layout import Layout
 if TYPE_CHECKING:
     from schedlang.schedule.costs.components import Components
 
-_Values = tuple[float, ...] | None
+# Whatever is given, a field has tuples.
+_Values = Sequence[float] | None
 #: The same, where there may be a number for each microbatch or slice.
-_UnitValues = tuple[float | tuple[float | tuple[float, ...], ...], ...] | None
-_Matrix = tuple[tuple[float, ...], ...] | None
+_UnitValues = Sequence[float | Sequence[float | Sequence[float]]] | None
+_Matrix = Sequence[Sequence[float]] | None
 
 
 def _components(given: Any) -> Any:
@@ -56,19 +56,21 @@ def _with_added_kinds(_: type, known: list["Attribute[Any]"]) -> list["Attribute
     """The fields of `Costs`; and of each kind of op that is not among them its duration, by default
     that of a forward, and the memory that it takes, by default what its row says.
     """
-    names = {each.name for each in known}
-    template = next(each for each in known if each.name == "forward_times")
-    added = {}
+    by_name = {each.name: each for each in known}
+    added = []
     for op in OPS.values():
-        if op.cost and f"{op.cost}_times" not in names:
-            word = f"`{op.word}`"
-            added[f"{op.cost}_times"] = time_of(word, "forward_times")
-            added[f"{op.cost}_memory"] = memory_of(word, None)
-    fields_added = (
-        template.evolve(name=name, alias=name, metadata=metadata)
-        for name, metadata in added.items()
-    )
-    return [*known, *fields_added]
+        if op.cost and f"{op.cost}_times" not in by_name:
+            for what, default in (("times", "forward_times"), ("memory", None)):
+                like = by_name[f"forward_{what}"]
+                about = evolve(
+                    like.metadata["cost"],
+                    called=like.metadata["cost"].called.replace("F", op.word),
+                    default=default,
+                )
+                name = f"{op.cost}_{what}"
+                metadata = {"cost": about}
+                added.append(like.evolve(name=name, alias=name, metadata=metadata))
+    return [*known, *added]
 
 
 @frozen(repr=False, field_transformer=_with_added_kinds)
@@ -87,127 +89,59 @@ class Costs:
 
     # How long ops take. Without, they have the unit costs of the pipeline papers: a forward is 1, a
     # whole backward 2 or its halves together, and a half of it half of that.
-    forward_times: _UnitValues = field(
-        default=None, converter=as_tuple, metadata=time_of("`F`", 1.0)
-    )
-    backward_times: _UnitValues = field(
-        default=None,
-        converter=as_tuple,
-        metadata=time_of("`B`", 2.0, together="backward"),
-    )
-    input_times: _UnitValues = field(
-        default=None,
-        converter=as_tuple,
-        metadata=time_of("`I`", "backward_times", together="backward"),
-    )
-    weight_times: _UnitValues = field(
-        default=None,
-        converter=as_tuple,
-        metadata=time_of("`W`", "backward_times", together="backward"),
-    )
-    recompute_times: _UnitValues = field(
-        default=None, converter=as_tuple, metadata=time_of("`R`", "forward_times")
-    )
-    update_times: _Values = field(
-        default=None,
-        converter=as_tuple,
-        metadata=about("time", "stage", "durations of `U`"),
-    )
+    forward_times: _UnitValues = time_of("`F`", 1.0)
+    backward_times: _UnitValues = time_of("`B`", 2.0, together="backward")
+    input_times: _UnitValues = time_of("`I`", "backward_times", together="backward")
+    weight_times: _UnitValues = time_of("`W`", "backward_times", together="backward")
+    recompute_times: _UnitValues = time_of("`R`", "forward_times")
+    update_times: _Values = cost("time", "stage", "durations of `U`")
     #: A copy to a rank that keeps what is away takes as long as its bytes, where they are given.
-    offload_times: _UnitValues = field(
-        default=None, converter=as_tuple, metadata=time_of("`offload`", "forward_times")
-    )
-    reload_times: _UnitValues = field(
-        default=None, converter=as_tuple, metadata=time_of("`reload`", "offload_times")
-    )
+    offload_times: _UnitValues = time_of("`offload`", "forward_times")
+    reload_times: _UnitValues = time_of("`reload`", "offload_times")
     #: Ops that `overlap`, together; without, as long as one after the other.
-    overlap_times: _Values = field(
-        default=None,
-        converter=as_tuple,
-        metadata=about("time", "stage", "durations of overlaps", together="overlap"),
+    overlap_times: _Values = cost(
+        "time", "stage", "durations of overlaps", together="overlap"
     )
     #: Instead: for kinds of ops, their components in order, as `{"F": ["attention 2 compute", …]}`;
     #: two ops that overlap take what these take where they fit together best (docs/costs.md).
     components: "Components | None" = field(default=None, converter=_components)
 
     #: The sum of a stage's gradients over its replicas, and the gather of its sharded weights.
-    sum_times: _Values = field(
-        default=None,
-        converter=as_tuple,
-        metadata=about("time", "stage", "times of sums"),
-    )
-    gather_times: _Values = field(
-        default=None,
-        converter=as_tuple,
-        metadata=about("time", "stage", "times of gathers"),
-    )
+    sum_times: _Values = cost("time", "stage", "times of sums")
+    gather_times: _Values = cost("time", "stage", "times of gathers")
 
     # How long a transfer between ranks takes: `p2p_time`; or by `link_times`, a row for each rank
     # that sends, with a number for each that receives; or what its link makes of its size, see
     # `Transfers`; without any, 0.
-    p2p_time: float | None = field(default=None, metadata=about("latency", "number"))
-    link_times: _Matrix = field(
-        default=None, converter=as_tuple, metadata=about("latency", "link")
-    )
-    boundary_bytes: _Values = field(
-        default=None, converter=as_tuple, metadata=about("link", "stage")
-    )
-    ranks_per_node: int | None = field(default=None, metadata=about("link", "whole"))
-    latency_in_node: float | None = field(
-        default=None, metadata=about("latency", "number")
-    )
-    bandwidth_in_node: float | None = field(default=None, metadata=bandwidth())
-    latency_between_nodes: float | None = field(
-        default=None, metadata=about("latency", "number")
-    )
-    bandwidth_between_nodes: float | None = field(default=None, metadata=bandwidth())
+    p2p_time: float | None = cost("latency", "number")
+    link_times: _Matrix = cost("latency", "link")
+    boundary_bytes: _Values = cost("link", "stage")
+    ranks_per_node: int | None = cost("link", "whole")
+    latency_in_node: float | None = cost("latency", "number")
+    bandwidth_in_node: float | None = bandwidth()
+    latency_between_nodes: float | None = cost("latency", "number")
+    bandwidth_between_nodes: float | None = bandwidth()
 
     # What an op adds to what its rank holds. Without, the last use, a weight half or a whole
     # backward, gives back what there is.
-    forward_memory: _UnitValues = field(
-        default=None, converter=as_tuple, metadata=memory_of("`F`", 1.0)
-    )
-    backward_memory: _UnitValues = field(
-        default=None, converter=as_tuple, metadata=memory_of("`B`", None)
-    )
-    input_memory: _UnitValues = field(
-        default=None, converter=as_tuple, metadata=memory_of("`I`")
-    )
-    weight_memory: _UnitValues = field(
-        default=None, converter=as_tuple, metadata=memory_of("`W`", None)
-    )
+    forward_memory: _UnitValues = memory_of("`F`", 1.0)
+    backward_memory: _UnitValues = memory_of("`B`", None)
+    input_memory: _UnitValues = memory_of("`I`")
+    weight_memory: _UnitValues = memory_of("`W`", None)
     #: A gather adds it, and the end of the gathered weights gives it back.
-    gather_memory: _Values = field(
-        default=None,
-        converter=as_tuple,
-        metadata=about("memory", "stage", "memories of gathers"),
-    )
+    gather_memory: _Values = cost("memory", "stage", "memories of gathers")
 
     # Bytes are counted where they are given: those of an activation from the forward to the last
     # use, of which some are kept from an input half to its weight half; and those of each version
     # of a stage's weights.
-    activation_bytes: _UnitValues = field(
-        default=None,
-        converter=as_tuple,
-        metadata=about("bytes", "unit", together="activation"),
+    activation_bytes: _UnitValues = cost("bytes", "unit", together="activation")
+    kept_bytes: _UnitValues = cost(
+        "bytes", "unit", default="activation_bytes", together="activation"
     )
-    kept_bytes: _UnitValues = field(
-        default=None,
-        converter=as_tuple,
-        metadata=about(
-            "bytes", "unit", default="activation_bytes", together="activation"
-        ),
-    )
-    weights_bytes: _Values = field(
-        default=None, converter=as_tuple, metadata=about("bytes", "stage")
-    )
-    gathered_bytes: _Values = field(
-        default=None, converter=as_tuple, metadata=about("bytes", "stage")
-    )
+    weights_bytes: _Values = cost("bytes", "stage")
+    gathered_bytes: _Values = cost("bytes", "stage")
     #: What a rank has room for; without, as much as it needs.
-    capacity_bytes: _Values = field(
-        default=None, converter=as_tuple, metadata=about("room", "rank")
-    )
+    capacity_bytes: _Values = cost("room", "rank")
 
     #: The number of stages that a run was measured on: none of its numbers stands for other stages.
     measured_stages: int | None = field(default=None, eq=False)
@@ -250,8 +184,8 @@ class Costs:
         """The names of the numbers that are given, all or those of some groups."""
         return [
             name
-            for name, cost in COSTS.items()
-            if getattr(self, name) is not None and (cost.group in groups or not groups)
+            for name, about in COSTS.items()
+            if getattr(self, name) is not None and (about.group in groups or not groups)
         ]
 
     def over(self, others: "Costs") -> "Costs":
@@ -392,14 +326,14 @@ class Costs:
     def _tables(self, tables: Tables, group: str) -> dict[str, Floats]:
         """A table of each cost of a group that is given, or has a default."""
         found: dict[str, Floats] = {}
-        for name, cost in COSTS.items():
+        for name, about in COSTS.items():
             values = getattr(self, name)
-            if cost.group != group or (values is None and cost.default is None):
+            if about.group != group or (values is None and about.default is None):
                 continue
-            if isinstance(cost.default, str):
-                default = found[cost.default]
+            if isinstance(about.default, str):
+                default = found[about.default]
             else:
-                default = np.full((tables.stages, 1), cost.default, np.float64)
+                default = np.full((tables.stages, 1), about.default, np.float64)
             found[name] = tables.spread(_called(name), values, default)
         return found
 
@@ -439,17 +373,17 @@ class Costs:
         """The costs if something, such as `forward`, took `factor` times as long on a stage."""
         durations = self.durations(layout)
         changed: dict[str, Any] = {}
-        for cost, means in self.every_duration(layout).items():
+        for op, means in self.every_duration(layout).items():
             values: list[Any] = list(means)
-            kind = _KIND_OF.get(cost)
+            kind = _KIND_OF.get(op)
             if kind in durations.by_unit and not isinstance(layout, int):
                 rows = zip(
                     durations.by_unit[kind], durations.units.tolist(), strict=True
                 )
                 values = [nested(row[:length], layout.slices) for row, length in rows]
-            if cost == name:
+            if op == name:
                 values[stage] = _scaled(values[stage], factor)
-            changed[f"{cost}_times"] = tuple(values)
+            changed[f"{op}_times"] = tuple(values)
         return evolve(self, **changed)
 
     def transfers(self, stages: int) -> Transfers:

@@ -1,5 +1,7 @@
 """How long a tensor takes from one rank to another."""
 
+from collections.abc import Sequence
+
 from attrs import frozen
 
 from schedlang.schedule.kinds import SENDS
@@ -20,7 +22,7 @@ class Transfers:
     bandwidth: tuple[float, float]
     boundary_bytes: tuple[float, ...]
     ranks_per_node: int | None = None
-    link_times: tuple[tuple[float, ...], ...] | None = None
+    link_times: Sequence[Sequence[float]] | None = None
 
     def time(self, kind: int, earlier: int, sender: int, receiver: int) -> float:
         """How long what an op of a kind makes takes from its rank to another; 0 on the same rank.
