@@ -10,7 +10,7 @@ file has one of two functions, or both:
 
 The order of the rows is that of a stage's parts around its module, the innermost first:
 
-    module │ offload, buffers, repeats, weights, hooks, draws │ audit │ versions, slices, far edges
+    module │ repeats, losses, split, offload, weights, … │ audit │ versions, slices, edges, turns
 
 The audit lies between, since it calls the module alone with what the outer parts give it, and hands
 what it returns through them. A module that has slices and skips returns `(output, {stage: value}),
@@ -171,8 +171,29 @@ _SCALED = (
 )
 
 #: By name, what may be asked for.
-FEATURES: Mapping[str, Feature] = {
+FEATURES: dict[str, Feature] = {
     # Around the module of a stage, from the inside out.
+    "frozen": Feature(
+        "frozen stages",
+        lambda asked, stage: not asked.plan.layout.has_backward[stage],
+        "without_graph",
+    ),
+    "repeats": Feature(
+        "forwards that are run again (`R`)",
+        lambda asked, stage: bool(asked.plan.microbatches_with(Kind.R, stage)),
+        "repeats",
+    ),
+    "added losses": Feature("losses of the stages' own", _always, "added_losses"),
+    "loss weights": Feature(
+        "weights of the loss",
+        lambda asked, stage: _trains(asked, stage) and asked.setup.loss_fn is not None,
+        "loss_weights",
+    ),
+    "split": Feature(
+        "backwards in two halves (`I` and `W`)",
+        lambda asked, stage: bool(asked.plan.microbatches_with(Kind.W, stage)),
+        "split_backward",
+    ),
     "offload": Feature(
         "activations that are offloaded",
         lambda asked, stage: bool(asked.plan.microbatches_with(Kind.OFFLOAD, stage)),
@@ -186,11 +207,6 @@ FEATURES: Mapping[str, Feature] = {
         "buffers",
         lambda asked, stage: any(True for _ in asked.modules[stage].buffers()),
         "buffers",
-    ),
-    "repeats": Feature(
-        "forwards that are run again (`R`)",
-        lambda asked, stage: bool(asked.plan.microbatches_with(Kind.R, stage)),
-        "repeats",
     ),
     "weights": Feature("weights that stay the same in a step", _always, "weights"),
     "hooks": Feature("hooks of what passes between stages", _trains, "shared_hooks"),
@@ -209,6 +225,7 @@ FEATURES: Mapping[str, Feature] = {
         lambda asked, stage: bool(asked.plan.layout.far_edges),
         "far_edges",
     ),
+    "turns": Feature("forwards that overlap backwards", _overlaps, "turns"),
     # Around the walk of a rank.
     "keepers": Feature(
         "activations that another rank keeps",
@@ -245,7 +262,6 @@ FEATURES: Mapping[str, Feature] = {
         _updates_replicas,
         "updates",
     ),
-    "turns": Feature("forwards that overlap backwards", _overlaps, "turns"),
     "sharded": Feature(
         "sharded weights",
         lambda asked, stage: is_sharded(asked.modules[stage]),
@@ -331,9 +347,11 @@ FEATURES: Mapping[str, Feature] = {
 
 
 def load(file: str) -> Any:
-    """A file of `parts/`, imported as in a process that does nothing else."""
+    """A file of `parts/`, or a module by its whole name, imported as in a process that does nothing
+    else.
+    """
     with torch.inference_mode(False), torch.enable_grad():
-        return import_module(f"schedlang.runtime.parts.{file}")
+        return import_module(file if "." in file else f"schedlang.runtime.parts.{file}")
 
 
 def check_together(asked: Asked) -> None:

@@ -25,10 +25,10 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.door import Site
 from schedlang.runtime.entry import changeable, works_in_place
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.graph_leaves import leaves_between
 from schedlang.runtime.losses import Taking, root_of
 from schedlang.runtime.part import Backward, ExtraCall, Forward, Part, When
 from schedlang.runtime.random_state import random_state, set_random_state
-from schedlang.runtime.split_backward import leaves_between
 from schedlang.runtime.substitution import Substitution
 from schedlang.runtime.torch_private.engine import run_backward
 from schedlang.runtime.torch_private.leaf_hooks import (
@@ -219,7 +219,7 @@ class Audit(Part):
                 output, _ = self._loss(output, run.target)
             added = root_of(alone.added)
         set_random_state(self._device, state)
-        roots = [*leaves_of(output), *alone.roots, *([] if added is None else [added])]
+        roots = [*leaves_of(output), *([] if added is None else [added]), *alone.roots]
         known = _Alone(copies, originals, returned, roots, weights, substitutes)
         known.know_leaves(run)
         self._alone[run.microbatch] = known

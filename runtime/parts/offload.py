@@ -41,10 +41,6 @@ class Offload(Part):
         self.keeper: Keeper | None = None
         #: From F to RELOAD.
         self._activations: dict[int, Activations] = {}
-        self.ops = {
-            (Kind.OFFLOAD, stage): self.offload,
-            (Kind.RELOAD, stage): self.reload,
-        }
 
     def before_forward(self, run: Forward) -> None:
         """Keep hold of what autograd will save."""

@@ -15,7 +15,14 @@ from schedlang.runtime.door import FEATURES
 from tests.support.paths import PROGRAMS, ROOT
 
 #: Files of parts that every training needs.
-ALWAYS = {"overflows", "shared_draws", "shared_hooks", "weights"}
+ALWAYS = {
+    "added_losses",
+    "loss_weights",
+    "overflows",
+    "shared_draws",
+    "shared_hooks",
+    "weights",
+}
 
 #: Builds a pipeline, makes a step, and prints the files of `runtime/` and their lines.
 SCRIPT = """
@@ -71,7 +78,10 @@ def test_a_plain_pipeline_loads_no_part_that_it_does_not_need(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_part_is_loaded_where_the_plan_asks_for_it(tmp_path: Path) -> None:
-    assert parts(loaded("1f1b_recompute", tmp_path)) - ALWAYS == {"repeats"}
+    assert parts(loaded("1f1b_recompute", tmp_path)) - ALWAYS == {
+        "repeats",
+        "without_graph",
+    }
 
 
 def test_every_part_has_a_row() -> None:
@@ -79,7 +89,13 @@ def test_every_part_has_a_row() -> None:
     files = {path.stem for path in (ROOT / "runtime" / "parts").glob("*.py")}
     # What makes layers and blocks whose backward is split, what a part starts over from, and the
     # wire of a transport.
-    assert files - rows == {"__init__", "again", "compiled", "edge_wire"}
+    assert files - rows == {
+        "__init__",
+        "again",
+        "compiled",
+        "edge_wire",
+        "layers",
+    }
 
 
 def test_a_feature_goes_together_only_with_what_there_is() -> None:

@@ -1,7 +1,7 @@
 """A backward in two halves: B computes the gradient of the input, W adds up those of the weights.
 
 Autograd by itself splits a backward only by walking its graph twice. Here the forward takes the
-layers out of its graph (`schedlang.runtime.layers`). B computes the gradients of their
+layers out of its graph (`schedlang.runtime.parts.layers`). B computes the gradients of their
 inputs, and keeps what W needs: the layers' inputs, and the gradients of their outputs. W does the
 rest, with torch's own kernels: together they are one whole backward, to the bit. It is the idea of
 the zero-bubble authors' weight gradient store (arXiv 2401.10241, section 4).
@@ -14,16 +14,19 @@ than by `schedlang.runtime.parts.compiled`.
 
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from schedlang.runtime.layers import (
+from schedlang.runtime.door import Site
+from schedlang.runtime.entry import changeable
+from schedlang.runtime.graph_leaves import has_reentrant_checkpoint, leaves_of_graph
+from schedlang.runtime.part import Backward, Forward, Part
+from schedlang.runtime.parts.layers import (
     LAYERS,
     LIGHT_LAYERS,
     STORES,
@@ -32,19 +35,20 @@ from schedlang.runtime.layers import (
     Store,
     accumulate,
 )
+from schedlang.runtime.stage import Stage, without_autocast
 from schedlang.runtime.torch_private.bodies import BODIES
 from schedlang.runtime.torch_private.engine import gradients_of, run_backward
 from schedlang.runtime.torch_private.graphs import (
     MAY_SPLIT,
-    is_reentrant_checkpoint,
-    leaf_of,
 )
 from schedlang.runtime.torch_private.leaf_hooks import (
     has_hooks_before,
+    has_hooks_of_all_modules,
     with_gradients_only,
     without_hooks,
 )
 from schedlang.runtime.torch_private.modes import has_other_modes, is_transformed
+from schedlang.schedule.kinds import Kind
 
 #: The layers that are split.
 _LAYERS = LAYERS if MAY_SPLIT else frozenset()
@@ -142,7 +146,7 @@ class Split(TorchFunctionMode):
         self._is_backward = True
         if not outputs:
             return [None] * len(inputs)
-        leaves, reentrant = _leaves(outputs)
+        leaves, reentrant = leaves_of_graph(outputs)
         ids = set(map(id, inputs))
         others = [leaf for leaf in leaves if id(leaf) not in ids]
         wanted = [input for input in inputs if input.requires_grad]
@@ -230,39 +234,67 @@ def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:
     )
 
 
-def leaves_between(outputs: Iterable[Tensor], stops: Iterable[Tensor]) -> list[Tensor]:
-    """The leaves of the graph of some outputs, as far as the tensors at which it stops."""
-    return _leaves(outputs, stops)[0]
-
-
-def has_reentrant_checkpoint(outputs: Iterable[Tensor]) -> bool:
-    """Whether there is a reentrant checkpoint in the forward of some outputs."""
-    return _leaves(outputs)[1]
-
-
-def _leaves(
-    outputs: Iterable[Tensor], stops: Iterable[Tensor] = ()
-) -> tuple[list[Tensor], bool]:
-    """The leaves of the graph of some outputs, and whether there is a reentrant checkpoint in it;
-    without what goes on behind the tensors at which it `stops`.
+class SplitBackwards(Part):
+    """The halves of the backwards of some microbatches of a stage: of these, B or I is the input
+    half, and W the other one.
     """
-    leaves = []
-    behind = {get_gradient_edge(tensor).node for tensor in stops}
-    ahead: list[Node] = list(
-        dict.fromkeys(get_gradient_edge(output).node for output in outputs)
-    )
-    seen = {*ahead, *behind}
-    ahead = [node for node in ahead if node not in behind]
-    while ahead:
-        node = ahead.pop()
-        following = node.next_functions
-        if not following:
-            leaf = leaf_of(node)
-            if leaf is not None:
-                leaves.append(leaf)
-            continue
-        for each, _ in following:
-            if each is not None and each not in seen:
-                seen.add(each)
-                ahead.append(each)
-    return leaves, any(map(is_reentrant_checkpoint, set(map(type, seen))))
+
+    _stage: Stage
+
+    def __init__(self, microbatches: Container[int]) -> None:
+        self._microbatches = microbatches
+        #: From F (or R) to W.
+        self._splits: dict[int, Split] = {}
+        #: Whether the module has reentrant checkpoints; the first split forward shows it.
+        self._is_reentrant: bool | None = None
+        self._has_warned = False
+
+    def bind(self, stage: Stage) -> None:
+        """The stage whose backwards these are."""
+        self._stage = stage
+
+    def before_forward(self, run: Forward) -> None:
+        """Take the layers out of the graph."""
+        if not run.has_graph or run.microbatch not in self._microbatches:
+            return
+        split = Split(splits_all=self._is_reentrant is not False)
+        self._splits[run.microbatch] = split
+        run.contexts = [split, *run.contexts]
+        if has_hooks_of_all_modules() and not self._stage.plan.ends_backward:
+            run.input = changeable(run.input)
+
+    def recorded(self, run: Forward) -> None:
+        """See whether there is a reentrant checkpoint. The first split forward did not know it, and
+        has split all layers, which is right in both cases.
+        """
+        if run.microbatch in self._microbatches and self._is_reentrant is None:
+            self._is_reentrant = has_reentrant_checkpoint(
+                root for root in (*run.roots, *run.made) if root.requires_grad
+            )
+
+    def before_backward(self, run: Backward) -> None:
+        """Walk to the inputs alone."""
+        if run.microbatch in self._splits:
+            run.walk = self._splits[run.microbatch].backward_input
+
+    def after_backward(self, run: Backward) -> None:
+        """Warn once of gradients of weights that B has computed."""
+        split = self._splits.get(run.microbatch)
+        if split is None or self._has_warned:
+            return
+        if split.splits_all and split.others:
+            self._has_warned = True
+            warn_of(split.others, self._stage.module, self._stage.number)
+
+    def backward_weight(self, microbatch: int) -> None:
+        """W: the gradients of the weights, which add up."""
+        with without_autocast(self._stage.device):
+            self._splits.pop(microbatch).backward_weight()
+
+
+def of_stages(site: Site) -> Iterator[tuple[int, SplitBackwards]]:
+    """Those of stages of which the plan splits backwards."""
+    for number in site.modules:
+        microbatches = site.plan.microbatches_with(Kind.W, number)
+        if microbatches:
+            yield number, SplitBackwards(microbatches)
