@@ -18,7 +18,7 @@ past`: so slices are further out than skips. Along edges goes the output, which 
 skips have been taken from it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from inspect import ismethod
 from types import MappingProxyType
@@ -32,15 +32,16 @@ from schedlang.plan.plan import Plan
 from schedlang.ranks.overlaps import overlapped_pairs
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.exchange import Exchange
+from schedlang.runtime.last_loss import Loss
 from schedlang.runtime.part import Part
 from schedlang.runtime.processes import Processes
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.shared_weights import SharedWeights
-from schedlang.runtime.stage import Loss, Stage
+from schedlang.runtime.stage import Stage
 from schedlang.runtime.torch_private.wrappers import is_sharded
 from schedlang.runtime.watchdog import Watchdog
 from schedlang.runtime.wire import Wire
-from schedlang.schedule.kinds import OF_HOPS, Kind
+from schedlang.schedule.kinds import AWAY, OF_HOPS, REPEATS, Kind
 
 
 @frozen(eq=False)
@@ -55,6 +56,12 @@ class Asked:
         """Whether a feature is asked for, by its name, for any stage of the rank."""
         is_asked = FEATURES[feature].is_asked
         return any(is_asked(self, stage) for stage in self.modules)
+
+    def microbatches(self, stage: int, kinds: Iterable[Kind]) -> set[int]:
+        """The microbatches for which a stage has an op of some kinds."""
+        return {
+            each for kind in kinds for each in self.plan.microbatches_with(kind, stage)
+        }
 
     @property
     def rank(self) -> int:
@@ -180,7 +187,7 @@ FEATURES: dict[str, Feature] = {
     ),
     "repeats": Feature(
         "forwards that are run again (`R`)",
-        lambda asked, stage: bool(asked.plan.microbatches_with(Kind.R, stage)),
+        lambda asked, stage: bool(asked.microbatches(stage, REPEATS)),
         "repeats",
     ),
     "added losses": Feature("losses of the stages' own", _always, "added_losses"),
@@ -191,12 +198,12 @@ FEATURES: dict[str, Feature] = {
     ),
     "split": Feature(
         "backwards in two halves (`I` and `W`)",
-        lambda asked, stage: bool(asked.plan.microbatches_with(Kind.W, stage)),
+        lambda asked, stage: bool(asked.microbatches(stage, [Kind.W])),
         "split_backward",
     ),
     "offload": Feature(
         "activations that are offloaded",
-        lambda asked, stage: bool(asked.plan.microbatches_with(Kind.OFFLOAD, stage)),
+        lambda asked, stage: bool(asked.microbatches(stage, AWAY)),
         "offload",
         {
             "mesh weights": "stage {stage} has weights that are cut over a mesh (DTensor), so its "

@@ -35,7 +35,7 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.losses import Added
 from schedlang.runtime.torch_private.pytrees import TreeSpec
 from schedlang.runtime.values import Value, unflatten, wants_others
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS, Kind
 
 #: Kind, stage and microbatch.
 Op = tuple[Kind, int, int]
@@ -298,3 +298,12 @@ def filled(parts: Iterable[Part], moment: str) -> list[Callable[..., None]]:
         for part in parts
         if getattr(type(part), moment) is not getattr(Part, moment)
     ]
+
+
+def methods_of(owner: object) -> dict[Kind, Callable[..., None]]:
+    """By kind of op, the method of an object that the kind's row names, if it has that."""
+    return {
+        Kind(kind): getattr(owner, op.method)
+        for kind, op in OPS.items()
+        if isinstance(op.method, str) and hasattr(owner, op.method)
+    }

@@ -12,6 +12,7 @@ forward and backward, by the functions here.
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +24,16 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.announcement import Shares
 from schedlang.runtime.entry import changeable, works_in_place
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.part import Backward, Boxes, Forward, Ops, Part, filled
-from schedlang.runtime.setup import LossFn
+from schedlang.runtime.last_loss import Loss
+from schedlang.runtime.part import (
+    Backward,
+    Boxes,
+    Forward,
+    Ops,
+    Part,
+    filled,
+    methods_of,
+)
 from schedlang.runtime.substitution import Substitution
 from schedlang.runtime.torch_private.engine import run_backward
 from schedlang.runtime.torch_private.pytrees import TreeSpec
@@ -39,7 +48,6 @@ from schedlang.runtime.values import (
 from schedlang.schedule.kinds import OPS, Kind
 
 _NO_OPTIONS: Mapping[str, Any] = {}
-_NO_EXTRAS: Mapping[str, Any] = {}
 _NOTHING = nullcontext()
 
 
@@ -72,43 +80,6 @@ class StagePlan:
             layout.has_backward[number],
             not layout.follows(number) or not layout.has_backward[number - 1],
         )
-
-
-@frozen(eq=False)
-class Loss:
-    """The loss of the last stage."""
-
-    function: LossFn
-
-    def __call__(
-        self, output: Value, target: Value
-    ) -> tuple[Tensor, Mapping[str, Any]]:
-        """The loss of a microbatch, and what else its dictionary has; PipelineError where the loss
-        is no scalar.
-        """
-        loss = self.function(output, target)
-        if isinstance(loss, Tensor) and not loss.ndim:
-            return loss, _NO_EXTRAS
-        extras: dict[str, Any] = {}
-        if isinstance(loss, Mapping):
-            if "loss" not in loss:
-                keys = ", ".join(f"`{key}`" for key in loss) or "nothing"
-                raise PipelineError(
-                    f"`loss_fn` gives a dictionary of {keys}: one of its keys must be `loss`"
-                )
-            extras = {key: value for key, value in loss.items() if key != "loss"}
-            loss = loss["loss"]
-        if isinstance(loss, Tensor) and not loss.ndim:
-            return loss, without_graph(extras)
-        if isinstance(loss, Tensor):
-            wrong = f"has the shape {list(loss.shape)}"
-        else:
-            wrong = f"is a {type(loss).__name__}"
-        way_out = ""
-        if loss is None:
-            # As the one of a model of transformers without labels.
-            way_out = ": `loss_fn(output, targets)` computes it"
-        raise PipelineError(f"the loss {wrong}, it must be a scalar tensor{way_out}")
 
 
 def _walk_whole(
@@ -211,12 +182,14 @@ class Stage:
         """What does each op of this stage: the method that the op's row names, of the outermost
         part that has it, or of the stage itself.
         """
-        found: dict[tuple[Kind, int], Callable[[int], None]] = {}
-        for kind, op in OPS.items():
-            for owner in (*reversed(self.parts), self):
-                if hasattr(owner, op.method):
-                    found[Kind(kind), self.number] = getattr(owner, op.method)
-                    break
+        does: dict[Kind, Callable[[int], None]] = {
+            Kind(kind): partial(op.method, self)
+            for kind, op in OPS.items()
+            if callable(op.method)
+        }
+        for owner in (self, *self.parts):
+            does |= methods_of(owner)
+        found = {(kind, self.number): call for kind, call in does.items()}
         for part in self.parts:
             found |= part.ops
         return found

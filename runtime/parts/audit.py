@@ -12,7 +12,7 @@ So the first op that differs is found, on the stage where the reason is.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import inf, isnan
 from typing import Any
@@ -39,7 +39,7 @@ from schedlang.runtime.torch_private.leaf_hooks import (
 )
 from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
 from schedlang.runtime.values import dense_parts, has_gradient, leaves_of, tolerance
-from schedlang.schedule.kinds import MAKERS, Kind
+from schedlang.schedule.kinds import AWAY, MAKERS, REPEATS, Kind
 
 #: The ops that run a forward, or the first part of its backward.
 _OF_INPUT = {Kind.F, Kind.B, Kind.I}
@@ -370,12 +370,11 @@ class Audit(Part):
 
     def _reasons(self) -> Iterator[str]:
         """What the plan does with this stage that is not done alone."""
-        of_kind = self._plan.microbatches_with
-        if of_kind(Kind.R, self._stage):
+        if self._of(REPEATS):
             yield "its forwards are run again (R)"
-        if of_kind(Kind.W, self._stage):
+        if self._of([Kind.W]):
             yield "its backwards are in two halves (I and W)"
-        if of_kind(Kind.OFFLOAD, self._stage):
+        if self._of(AWAY):
             yield "its activations go to the host and back"
         if self._plan.has_updates:
             yield "its weights are updated within a step"
@@ -383,6 +382,10 @@ class Audit(Part):
             yield "it has replicas"
         if any(True for _ in self._module.buffers()):
             yield "it has buffers"
+
+    def _of(self, kinds: Iterable[Kind]) -> bool:
+        """Whether the stage has an op of some kinds."""
+        return any(self._plan.microbatches_with(kind, self._stage) for kind in kinds)
 
     @property
     def verdict(self) -> str:

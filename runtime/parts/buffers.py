@@ -18,7 +18,7 @@ from schedlang.runtime.part import Forward, Part
 from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import are_same
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import REPEATS
 
 #: Layers that keep running averages.
 _AVERAGING = (
@@ -168,5 +168,5 @@ def of_stages(site: Site) -> Iterator[tuple[int, Buffers]]:
                 for other in site.plan.layout.replicas(stage)
                 if site.modules.get(other) is not module
             ]
-            recomputed = site.plan.microbatches_with(Kind.R, stage)
+            recomputed = site.microbatches(stage, REPEATS)
             yield stage, Buffers(stage, module, recomputed, others)

@@ -27,7 +27,7 @@ from schedlang.runtime.processes import group_apart
 from schedlang.runtime.shared_weights import SharedWeights, gradient_of
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.wire import InFlight, Wire
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import STEPS, Kind
 
 
 def total_norm(
@@ -113,15 +113,16 @@ class UpdateClip(Part):
         ops = zip(actions.kind, actions.microbatch, strict=True)
         #: How many stages of this rank are in each update.
         self._stages_of = Counter(
-            max(update, 0) for kind, update in ops if kind == Kind.U
+            max(update, 0) for kind, update in ops if kind in STEPS
         )
         #: By update, the squares of the norms of its stages, and their sum over all ranks.
         self._squares: dict[int, list[Tensor]] = {}
         self._in_flight: dict[int, InFlight] = {}
         self.norms: dict[int, Tensor] = {}
         self.ops = {
-            (Kind.U, number): partial(self._begin, stage)
+            (kind, number): partial(self._begin, stage)
             for number, stage in stages.items()
+            for kind in STEPS
         }
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
@@ -131,7 +132,12 @@ class UpdateClip(Part):
             number = actions.stage[index]
             update = actions.microbatch[index]
             call = partial(self._end, self._stages[number], max(update, 0))
-            yield ExtraCall(needed, When.BEFORE, call, op=(Kind.U, number, update))
+            yield ExtraCall(
+                needed,
+                When.BEFORE,
+                call,
+                op=(Kind(actions.kind[index]), number, update),
+            )
 
     def _begin(self, stage: Stage, update: int) -> None:
         """The gradient of a stage is whole; with the last stage of this rank, the sum over all

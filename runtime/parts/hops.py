@@ -24,9 +24,9 @@ from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import first_users, homes_of
 from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.part import ExtraCall, Part, When
+from schedlang.runtime.part import ExtraCall, Part, When, methods_of
 from schedlang.runtime.wire import InFlight, Wire
-from schedlang.schedule.kinds import OF_HOPS, Kind
+from schedlang.schedule.kinds import OF_HOPS
 
 
 class Hops(Part):
@@ -71,13 +71,7 @@ class Hops(Part):
         self.ops = {
             (kind, number): _of_no_microbatch(call)
             for number, stage in self._stages.items()
-            for kind, call in (
-                (Kind.SEND_WEIGHTS, stage.send_weights),
-                (Kind.RECV_WEIGHTS, stage.receive_weights),
-                (Kind.SEND_GRADIENTS, stage.send_gradients),
-                (Kind.RECV_GRADIENTS, stage.receive_gradients),
-                (Kind.RESHARD, stage.drop),
-            )
+            for kind, call in methods_of(stage).items()
         }
 
     def begin_step(self) -> None:
@@ -156,7 +150,7 @@ class TravellingStage:
                 (module.register_load_state_dict_pre_hook, "loaded"),
             ):
                 register(partial(self._refuse, done))  # type: ignore[no-untyped-call]
-            self.drop()
+            self.reshard()
 
     def _refuse(self, done: str, *_: Any) -> None:
         raise PipelineError(
@@ -192,7 +186,7 @@ class TravellingStage:
         self.arrive()
         self._sent += self._ring.send([weights.flat for weights in self._weights])
 
-    def drop(self) -> None:
+    def reshard(self) -> None:
         """Let go of the weights, once all that was sent is over."""
         self.arrive()
         self._end_sends()

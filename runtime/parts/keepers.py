@@ -27,7 +27,7 @@ from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Part, parts_by_stage
 from schedlang.runtime.parts.offload import Memory, Offload, check_unchanged
 from schedlang.runtime.wire import Wire
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import AWAY, BACK
 
 
 class _Copies(Part):
@@ -136,13 +136,13 @@ class KeptHere(_Copies):
         actions = plan.ranks[peer]
         rows = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
         #: The offloads and reloads of the other rank, in its order.
-        self._copies = [row for row in rows if row[0] in (Kind.OFFLOAD, Kind.RELOAD)]
+        self._copies = [row for row in rows if row[0] in (*AWAY, *BACK)]
         self._kept: dict[tuple[int, int], list[Tensor]] = {}
 
     def begin_step(self) -> None:
         """From now on the thread takes what comes, and gives it back."""
         for kind, *what in self._copies:
-            copy = self._take if kind == Kind.OFFLOAD else self._give
+            copy = self._take if kind in AWAY else self._give
             self.begin(partial(copy, *what))
 
     def _take(self, stage: int, microbatch: int) -> None:

@@ -17,7 +17,7 @@ from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Forward, Part
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import flatten
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import AWAY
 
 
 class Offload(Part):
@@ -249,6 +249,6 @@ class Activations(saved_tensors_hooks):
 def of_stages(site: Site) -> Iterator[tuple[int, Offload]]:
     """Those of stages of which the plan offloads microbatches."""
     for stage, module in site.modules.items():
-        microbatches = site.plan.microbatches_with(Kind.OFFLOAD, stage)
+        microbatches = site.microbatches(stage, AWAY)
         if microbatches:
             yield stage, Offload(stage, module, site.device, microbatches)

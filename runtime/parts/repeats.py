@@ -32,7 +32,7 @@ from schedlang.runtime.values import (
     tolerance,
     wants_others,
 )
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import REPEATS
 
 
 class Recomputed(WithoutGraph):
@@ -214,7 +214,7 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
 def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
     """Those of stages whose forwards the plan repeats."""
     for stage, module in site.modules.items():
-        recomputed = site.plan.microbatches_with(Kind.R, stage)
+        recomputed = site.microbatches(stage, REPEATS)
         if recomputed:
             yield stage, Recomputed(recomputed)
             yield stage, Repeats(stage, module, recomputed, site.setup.verify)

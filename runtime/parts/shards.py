@@ -21,13 +21,10 @@ from torch import nn
 from schedlang.plan.plan import Plan
 from schedlang.ranks.shards import shards
 from schedlang.runtime.door import Rank
-from schedlang.runtime.part import ExtraCall, Part, When
+from schedlang.runtime.part import ExtraCall, Part, When, methods_of
 from schedlang.runtime.torch_private.fsdp import check_fsdp, fsdp_roots
 from schedlang.runtime.torch_private.wrappers import is_sharded, sharded_parts
 from schedlang.schedule.kinds import Kind
-
-#: The actions of a plan that sharded stages do.
-_WRITTEN = (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)
 
 
 class Shards(Part):
@@ -47,7 +44,7 @@ class Shards(Part):
         self.ops = {
             (kind, number): partial(stage.do_written, kind)
             for number, stage in self._stages.items()
-            for kind in _WRITTEN
+            for kind in methods_of(stage)
         }
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
@@ -95,13 +92,7 @@ class ShardedModule:
 
     def do(self, kind: Kind) -> None:
         """One of the steps of the policy."""
-        match kind:
-            case Kind.UNSHARD:
-                self.unshard()
-            case Kind.RESHARD:
-                self.reshard()
-            case Kind.REDUCE_GRAD:
-                self.reduce()
+        methods_of(self)[kind]()
 
     def unshard(self) -> None:
         """Begin to gather the weights; FSDP's hooks wait for each part when it is used."""

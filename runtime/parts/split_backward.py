@@ -295,6 +295,6 @@ class SplitBackwards(Part):
 def of_stages(site: Site) -> Iterator[tuple[int, SplitBackwards]]:
     """Those of stages of which the plan splits backwards."""
     for number in site.modules:
-        microbatches = site.plan.microbatches_with(Kind.W, number)
+        microbatches = site.microbatches(number, [Kind.W])
         if microbatches:
             yield number, SplitBackwards(microbatches)

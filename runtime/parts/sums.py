@@ -27,7 +27,10 @@ from schedlang.runtime.shared_weights import SharedWeights, gradient_of
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.values import on_device
 from schedlang.runtime.wire import InFlight, Wire
-from schedlang.schedule.kinds import MAKERS, Kind
+from schedlang.schedule.kinds import MAKERS, STEPS, Kind, kinds_of
+
+#: The sums that a plan has.
+SUMS = kinds_of(lambda op: op.gradients == "sum")
 
 
 class ReplicaSum:
@@ -115,9 +118,9 @@ class StageSum(Part):
             for index, stage in enumerate(actions.stage)
             if stage == self._stage.number
         ]
-        updates = [index for index in own if actions.kind[index] == Kind.U]
+        updates = [index for index in own if actions.kind[index] in STEPS]
         # Of several that are written for an update, the last one is of all its gradients.
-        written = [index for index in own if actions.kind[index] == Kind.REDUCE_GRAD]
+        written = [index for index in own if actions.kind[index] in SUMS]
         backwards = [index for index in own if actions.kind[index] in MAKERS[Kind.W]]
         for index in updates:
             begins = max((each for each in written if each < index), default=index)
