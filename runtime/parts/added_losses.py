@@ -2,14 +2,15 @@
 begins with their sum as well as with the gradients of the output.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
 from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.losses import Taking, root_of, total_of
+from schedlang.runtime.losses import Added, Taking, root_of, total_of
 from schedlang.runtime.part import Backward, Forward, Part
 from schedlang.runtime.stage import Stage
 
@@ -29,13 +30,8 @@ class AddedLosses(Part):
 
     def before_forward(self, run: Forward) -> None:
         """Take what the module adds."""
-        call = run.call
-
-        def taking(*arguments: Any, **options: Any) -> Any:
-            with Taking(run.added):
-                return call(*arguments, **options)
-
-        run.call = taking
+        # Without the run, which would hold itself: its tensors are freed when it is.
+        run.call = partial(_call_taking, run.added, run.call)
 
     def after_forward(self, run: Forward) -> None:
         """Sum the losses that the module has added; of a forward that is run again, then."""
@@ -65,6 +61,14 @@ class AddedLosses(Part):
             root = run.roots[len(run.gradients)]
             scale = self._stage.scale_of(run.microbatch)
             run.gradients.append(torch.full_like(root, scale))
+
+
+def _call_taking(
+    added: list[Added], call: Callable[..., Any], *arguments: Any, **options: Any
+) -> Any:
+    """Call, and take what is added within."""
+    with Taking(added):
+        return call(*arguments, **options)
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, AddedLosses]]:
