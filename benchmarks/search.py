@@ -19,10 +19,10 @@ from attrs import frozen
 from rows import Row, print_rows
 
 from schedlang import Costs, Source, compile
-from schedlang.extras.search.optimize.greedy import greedy
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.optimize import optimize
 from schedlang.extras.search.optimize.problem import Answer, Problem
+from schedlang.extras.search.optimize.urgent_first import greedy
 from schedlang.schedule.kinds import Kind
 
 COUNT = 100

@@ -44,7 +44,7 @@ from schedlang.examples.demo.trace import aligned, clock_offset, write_trace
 from schedlang.extras.measured import Run, read_run
 from schedlang.extras.search.optimize.optimize import optimize
 from schedlang.extras.search.optimize.problem import Problem
-from schedlang.extras.search.optimize.program import program_of
+from schedlang.extras.search.optimize.program_text import program_of
 from schedlang.extras.search.partition import (
     Layer,
     Solution,

@@ -26,7 +26,7 @@ from torch.distributed.pipelining._backward import (
 from torch.utils.checkpoint import checkpoint
 
 from schedlang.runtime.parts.compiled import backend
-from schedlang.runtime.split_backward import Split
+from schedlang.runtime.parts.split_backward import Split
 
 LENGTH = 64
 HEADS = 8

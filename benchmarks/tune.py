@@ -11,9 +11,9 @@ from time import perf_counter
 from schedlang.extras.search.tune.candidates import Training
 from schedlang.extras.search.tune.config import transformer_of
 from schedlang.extras.search.tune.devices import DEVICES
-from schedlang.extras.search.tune.inputs import layers_of_model, powers_of_two
-from schedlang.extras.search.tune.programs import read_programs
-from schedlang.extras.search.tune.search import tune
+from schedlang.extras.search.tune.layer_sources import layers_of_model, powers_of_two
+from schedlang.extras.search.tune.tried_programs import read_programs
+from schedlang.extras.search.tune.tuning import tune
 
 CONFIG = {
     "hidden_size": 4096,

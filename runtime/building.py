@@ -2,11 +2,8 @@
 
 from collections.abc import Callable
 
-from attrs import evolve
-
 from schedlang.runtime.door import Site, build_parts_of_stages, load
 from schedlang.runtime.stage import Stage, StagePlan
-from schedlang.runtime.torch_private.wrappers import is_sharded
 from schedlang.runtime.watchdog import Watchdog
 from schedlang.runtime.wire import Wire
 from schedlang.schedule.transports import NCCL_EDGE
@@ -22,12 +19,8 @@ def build_stages(site: Site) -> dict[int, Stage]:
     parts = build_parts_of_stages(site)
     stages = dict[int, Stage]()
     for number, module in sorted(site.modules.items()):
-        stage_plan = StagePlan.of(plan, number)
-        if is_sharded(module):
-            # FSDP ends a backward where autograd ends, and gathers weights for a forward at once.
-            stage_plan = evolve(stage_plan, overlapped=(), takes_turns=False)
         stages[number] = Stage(
-            stage_plan,
+            StagePlan.of(plan, number),
             module,
             site.device,
             loss=site.loss_of(number),

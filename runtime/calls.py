@@ -9,7 +9,7 @@ One compute op becomes, in this order:
     the op itself
     calls after it         of parts
 
-Of a forward and a backward that overlap, both are waited for first; then they take turns.
+Of two ops that a part makes side by side, both are waited for first.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,12 +17,10 @@ from functools import partial
 from itertools import chain
 
 from schedlang.plan.plan import Plan
-from schedlang.ranks.overlaps import overlapped_pairs
 from schedlang.ranks.receipts import begins, receipts, waits
-from schedlang.runtime.components import OverlappedBackward
 from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.messages import Receive, Send, post_as_one
-from schedlang.runtime.part import Op, Part, When
+from schedlang.runtime.part import Op, Part, Together, When
 from schedlang.runtime.stage import Stage
 from schedlang.schedule.actions import is_collective, is_transfer
 from schedlang.schedule.kinds import AWAITS, Kind
@@ -69,12 +67,8 @@ class _Walk:
             self.ops |= stage.ops
             if plan.is_forward_only:
                 self.ops[Kind.F, number] = stage.evaluate
-        self.stages = stages
-        self.pairs = {
-            forward: backward
-            for forward, backward in overlapped_pairs(self.actions).items()
-            if self._take_turns(forward, backward)
-        }
+        #: Ops that a part makes side by side, by the index of the first one.
+        self.pairs: dict[int, Together] = {}
         # What the calls of an op are made of, by the index of the action that they stand beside;
         # behind the last action is the end of the step. `begun` are receives that begin there,
         # `once_arrived` waits for sends that an arrived message shows to be received.
@@ -98,12 +92,6 @@ class _Walk:
             Kind(self.actions.kind[index]),
             self.actions.stage[index],
             self.actions.microbatch[index],
-        )
-
-    def _take_turns(self, *pair: int) -> bool:
-        """Whether the stages of a forward and a backward may take turns, component by component."""
-        return all(
-            self.stages[self.actions.stage[index]].plan.takes_turns for index in pair
         )
 
     def _make_messages(self, stages: Mapping[int, Stage]) -> None:
@@ -149,6 +137,7 @@ class _Walk:
     def _place_parts(self, parts: Sequence[Part]) -> None:
         for part in parts:
             self.ops |= part.ops
+            self.pairs |= part.pairs(self.plan, self.rank)
             for extra in part.calls(self.plan, self.rank):
                 if extra.when is When.BEFORE:
                     self.before.setdefault(extra.index, []).append(
@@ -213,24 +202,20 @@ class _Walk:
         yield from self._once_arrived(index)
 
     def _ops(self, batch: range) -> Iterator[Call]:
-        """Compute ops that are issued as one. A forward and a backward take turns; others run one
-        after the other.
-        """
-        forwards = [index for index in batch if index in self.pairs]
-        for forward in forwards:
-            backward = self.pairs[forward]
-            yield from self._begun(forward)
-            yield from self._arrived(forward)
-            yield from self._arrived(backward)
-            pair = Pair(self.stages, self.op(forward), self.op(backward))
-            yield forward, pair.begin, self.op(forward)
-            # They are for later ops, and need no room while the forward runs.
-            yield from self._begun(backward)
-            yield backward, pair.end, self.op(backward)
-            yield from self._after(forward)
-            yield from self._after(backward)
-        # What is left of the batch takes no turns.
-        together = {*forwards, *(self.pairs[forward] for forward in forwards)}
+        """Compute ops that are issued as one: some side by side, others one after the other."""
+        firsts = [index for index in batch if index in self.pairs]
+        for first in firsts:
+            pair = self.pairs[first]
+            yield from self._begun(first)
+            yield from self._arrived(first)
+            yield from self._arrived(pair.second)
+            yield first, pair.begin, self.op(first)
+            # They are for later ops, and need no room while the first one runs.
+            yield from self._begun(pair.second)
+            yield pair.second, pair.end, self.op(pair.second)
+            yield from self._after(first)
+            yield from self._after(pair.second)
+        together = {*firsts, *(self.pairs[first].second for first in firsts)}
         for index in batch:
             if index not in together:
                 yield from self._compute(index)
@@ -267,27 +252,3 @@ class _Walk:
         # Without a message, nothing has shown that the sends before it were received.
         if messages:
             yield from self._once_arrived(index)
-
-
-class Pair:
-    """A forward and a backward that take turns, in two calls: the forward, with components of the
-    backward in its midst, and what is left of the backward.
-    """
-
-    def __init__(self, stages: Mapping[int, Stage], forward: Op, backward: Op) -> None:
-        _, number, self._forward = forward
-        self._stage = stages[number]
-        _, number, self._backward = backward
-        self._other = stages[number]
-        self._rest: OverlappedBackward | None = None
-
-    def begin(self) -> None:
-        """The forward, with components of the backward in its midst."""
-        self._rest = self._other.overlapped_backward(self._backward)
-        self._stage.overlap(self._forward, self._rest)
-
-    def end(self) -> None:
-        """What is left of the backward."""
-        assert self._rest is not None
-        self._rest.finish()
-        self._rest = None

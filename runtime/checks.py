@@ -16,7 +16,7 @@ from schedlang.runtime.processes import PIPELINE, Processes, backend_of
 from schedlang.runtime.setup import Setup, SliceLengths, Tied
 from schedlang.runtime.torch_private.wrappers import sums_in_backwards
 from schedlang.runtime.watchdog import Watchdog
-from schedlang.schedule.actions import is_update
+from schedlang.schedule.kinds import STEPS
 from schedlang.schedule.transports import NCCL, NCCL_EAGER, NCCL_EDGE, PORTABLE
 
 
@@ -77,7 +77,7 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         {
             stage
             for kind, stage in zip(actions.kind, actions.stage, strict=True)
-            if is_update(kind)
+            if kind in STEPS
         }
     )
     # Torch has no optimizer for a stage that has no weights, as one without blocks.

@@ -1,8 +1,15 @@
 """The times of what a step does, on a CPU and on a GPU."""
 
+from collections.abc import Sequence
 from time import perf_counter
 
 import torch
+
+from schedlang.runtime.calls import Call
+from schedlang.runtime.part import Op
+from schedlang.runtime.watchdog import Watchdog
+from schedlang.schedule.naming import Names
+from schedlang.schedule.timeline import Bar
 
 #: A moment: on a CPU in seconds of `time.perf_counter()`, on a GPU an event in its stream.
 Moment = float | torch.cuda.Event
@@ -39,3 +46,23 @@ class Clock:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
+
+
+def walk_recording(
+    calls: Sequence[Call], device: torch.device, watchdog: Watchdog, names: Names
+) -> list[Bar]:
+    """Make calls one after the other; gives the time of each that stands for an op or a message."""
+    clock = Clock(device)
+    moments: list[tuple[Op, Moment, Moment]] = []
+    for watchdog.action, call, op in calls:
+        if op is None:
+            call()
+        else:
+            start = clock.now()
+            with torch.profiler.record_function(names.action(*op)):
+                call()
+            moments.append((op, start, clock.now()))
+        watchdog.mark()
+    return [
+        Bar(*op, clock.seconds(start), clock.seconds(end)) for op, start, end in moments
+    ]

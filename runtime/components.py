@@ -33,14 +33,9 @@ from torch.overrides import TorchFunctionMode
 from schedlang.runtime.entry import changeable
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.losses import Added, no_takers
-from schedlang.runtime.part import Forward
+from schedlang.runtime.part import Forward, Walk
 from schedlang.runtime.torch_private.graphs import order_of
 from schedlang.runtime.values import Value, flatten, unflatten
-
-#: The gradients of some leaves, from roots and their gradients; None where there is none.
-Walk = Callable[
-    [Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor | None]
-]
 
 #: The forwards that run now and have components of interest, the innermost one last.
 _running: list["Components"] = []

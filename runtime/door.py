@@ -10,7 +10,7 @@ file has one of two functions, or both:
 
 The order of the rows is that of a stage's parts around its module, the innermost first:
 
-    module │ offload, buffers, repeats, weights, hooks, draws │ audit │ versions, slices, far edges
+    module │ repeats, losses, split, offload, weights, … │ audit │ versions, slices, edges, turns
 
 The audit lies between, since it calls the module alone with what the outer parts give it, and hands
 what it returns through them. A module that has slices and skips returns `(output, {stage: value}),
@@ -18,7 +18,7 @@ past`: so slices are further out than skips. Along edges goes the output, which 
 skips have been taken from it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from inspect import ismethod
 from types import MappingProxyType
@@ -32,15 +32,16 @@ from schedlang.plan.plan import Plan
 from schedlang.ranks.overlaps import overlapped_pairs
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.exchange import Exchange
+from schedlang.runtime.last_loss import Loss
 from schedlang.runtime.part import Part
 from schedlang.runtime.processes import Processes
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.shared_weights import SharedWeights
-from schedlang.runtime.stage import Loss, Stage
+from schedlang.runtime.stage import Stage
 from schedlang.runtime.torch_private.wrappers import is_sharded
 from schedlang.runtime.watchdog import Watchdog
 from schedlang.runtime.wire import Wire
-from schedlang.schedule.kinds import AWAY, OF_HOPS, REPEATS
+from schedlang.schedule.kinds import AWAY, OF_HOPS, REPEATS, Kind
 
 
 @frozen(eq=False)
@@ -55,6 +56,12 @@ class Asked:
         """Whether a feature is asked for, by its name, for any stage of the rank."""
         is_asked = FEATURES[feature].is_asked
         return any(is_asked(self, stage) for stage in self.modules)
+
+    def microbatches(self, stage: int, kinds: Iterable[Kind]) -> set[int]:
+        """The microbatches for which a stage has an op of some kinds."""
+        return {
+            each for kind in kinds for each in self.plan.microbatches_with(kind, stage)
+        }
 
     @property
     def rank(self) -> int:
@@ -171,11 +178,32 @@ _SCALED = (
 )
 
 #: By name, what may be asked for.
-FEATURES: Mapping[str, Feature] = {
+FEATURES: dict[str, Feature] = {
     # Around the module of a stage, from the inside out.
+    "frozen": Feature(
+        "frozen stages",
+        lambda asked, stage: not asked.plan.layout.has_backward[stage],
+        "without_graph",
+    ),
+    "repeats": Feature(
+        "forwards that are run again (`R`)",
+        lambda asked, stage: bool(asked.microbatches(stage, REPEATS)),
+        "repeats",
+    ),
+    "added losses": Feature("losses of the stages' own", _always, "added_losses"),
+    "loss weights": Feature(
+        "weights of the loss",
+        lambda asked, stage: _trains(asked, stage) and asked.setup.loss_fn is not None,
+        "loss_weights",
+    ),
+    "split": Feature(
+        "backwards in two halves (`I` and `W`)",
+        lambda asked, stage: bool(asked.microbatches(stage, [Kind.W])),
+        "split_backward",
+    ),
     "offload": Feature(
         "activations that are offloaded",
-        lambda asked, stage: bool(asked.plan.microbatches_with(AWAY, stage)),
+        lambda asked, stage: bool(asked.microbatches(stage, AWAY)),
         "offload",
         {
             "mesh weights": "stage {stage} has weights that are cut over a mesh (DTensor), so its "
@@ -186,11 +214,6 @@ FEATURES: Mapping[str, Feature] = {
         "buffers",
         lambda asked, stage: any(True for _ in asked.modules[stage].buffers()),
         "buffers",
-    ),
-    "repeats": Feature(
-        "forwards that are run again (`R`)",
-        lambda asked, stage: bool(asked.plan.microbatches_with(REPEATS, stage)),
-        "repeats",
     ),
     "weights": Feature("weights that stay the same in a step", _always, "weights"),
     "hooks": Feature("hooks of what passes between stages", _trains, "shared_hooks"),
@@ -209,6 +232,7 @@ FEATURES: Mapping[str, Feature] = {
         lambda asked, stage: bool(asked.plan.layout.far_edges),
         "far_edges",
     ),
+    "turns": Feature("forwards that overlap backwards", _overlaps, "turns"),
     # Around the walk of a rank.
     "keepers": Feature(
         "activations that another rank keeps",
@@ -245,7 +269,6 @@ FEATURES: Mapping[str, Feature] = {
         _updates_replicas,
         "updates",
     ),
-    "turns": Feature("forwards that overlap backwards", _overlaps, "turns"),
     "sharded": Feature(
         "sharded weights",
         lambda asked, stage: is_sharded(asked.modules[stage]),
@@ -331,9 +354,11 @@ FEATURES: Mapping[str, Feature] = {
 
 
 def load(file: str) -> Any:
-    """A file of `parts/`, imported as in a process that does nothing else."""
+    """A file of `parts/`, or a module by its whole name, imported as in a process that does nothing
+    else.
+    """
     with torch.inference_mode(False), torch.enable_grad():
-        return import_module(f"schedlang.runtime.parts.{file}")
+        return import_module(file if "." in file else f"schedlang.runtime.parts.{file}")
 
 
 def check_together(asked: Asked) -> None:

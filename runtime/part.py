@@ -7,7 +7,7 @@ moments that it needs:
 
     a step    begin_step ──────► the plan's actions ──────► end_step
                                  begin_anew, where a warm-up is run once more
-    F, R      before_forward ──► the module runs ─────────► after_forward
+    F, R      before_forward ──► the module runs ─────────► after_forward ──► recorded
     B, I      before_backward ─► autograd runs ───────────► after_backward
     U         before_update ───► the optimizer steps ─────► after_update
     between   after_step, when the losses are finite; validate, before weights are read or changed;
@@ -18,7 +18,8 @@ the way in they are asked from the last one to the first, and on the way out the
 
 What a part adds to the plan's actions is bound once, when the pipeline is built: `ops` that it does
 itself, `boxes` of messages that it takes and gives, and `calls` before and after actions. So a part
-that is not there costs nothing.
+that is not there costs nothing. A part of a stage does an op of the plan if it has the method that
+the op's row names (`schedlang.schedule.kinds`), in place of the stage's own.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,8 +47,25 @@ Ops = Mapping[tuple[Kind, int], Callable[[int], None]]
 #: a gradient.
 Wants = dict[str, tuple[bool, ...]]
 
+#: The gradients of some leaves, from roots and their gradients; None where there is none. Those of
+#: other leaves may add up.
+Walk = Callable[
+    [Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor | None]
+]
+
 #: Where messages come from and go to, by microbatch: for each kind of transfer, and its number.
 Boxes = Mapping[tuple[Kind, int], dict[int, Any]]
+
+
+@frozen
+class Together:
+    """Two ops that a part makes side by side, by two calls in place of theirs; and the index of the
+    second one.
+    """
+
+    second: int
+    begin: Callable[[], None]
+    end: Callable[[], None]
 
 
 class When(Enum):
@@ -86,8 +104,10 @@ class Forward:
     options: Mapping[str, Any]
     has_graph: bool
     is_repeated: bool = False
-    #: Of a run that repeats another one, with its random numbers: the state of those to come.
-    goes_on_with: Mapping[str, Tensor] | None = None
+    #: Whether the last stage computes its loss in this run: of two runs, in the second one.
+    has_loss: bool = True
+    #: What is called for the module's output.
+    call: Callable[..., Any] = field(default=None)
     is_evaluation: bool = False
     #: Whether the backward of another microbatch runs in its midst.
     is_overlapped: bool = False
@@ -107,8 +127,11 @@ class Forward:
     returned: Value = None
     #: Tensors that came out and may have a gradient: those that parts took.
     roots: Sequence[Tensor] = ()
-    #: Losses that the module has added.
+    #: Losses that the module has added; and the root of their sum.
     added: list[Added] = field(factory=list)
+    total: Tensor | None = None
+    #: Tensors in its midst at which the graph is cut.
+    made: Sequence[Tensor] = ()
     #: Of a run that makes no graph: what would want a gradient if it made one.
     known: Wants | None = None
     #: What was handed on so far.
@@ -151,6 +174,8 @@ class Backward:
     #: Those of the input first, then those that each part added.
     leaves: Sequence[Tensor]
     from_input: int
+    #: How the gradients of the leaves are computed.
+    walk: Walk
     #: The same as in the forward, for a checkpoint inside the module that runs it again.
     substitutes: dict[str, Tensor] = field(factory=dict)
     #: Of the leaves.
@@ -196,6 +221,13 @@ class Part:
         """What it does before and after the actions of this rank."""
         return ()
 
+    def pairs(self, plan: Plan, rank: int) -> Mapping[int, Together]:
+        """The ops of this rank that it makes side by side, by the index of the first one."""
+        return {}
+
+    def bind(self, stage: Any) -> None:
+        """The stage around whose module the part lies is built."""
+
     def begin_step(self) -> None:
         """A training step begins."""
 
@@ -210,6 +242,9 @@ class Part:
 
     def after_forward(self, run: Forward) -> None:
         """The module has run: take what is this part's of what it returned."""
+
+    def recorded(self, run: Forward) -> None:
+        """The graph of a forward is there, from its roots to its leaves, the loss among them."""
 
     def before_backward(self, run: Backward) -> None:
         """Autograd is about to run: add the gradients of what `after_forward` took."""
@@ -244,22 +279,6 @@ class Part:
 _Part = TypeVar("_Part", bound=Part)
 
 
-def ops_of(doer: object, stage: int) -> dict[tuple[Kind, int], Callable[[int], None]]:
-    """The ops of a stage that an object does: the rows of the kinds name its methods."""
-    found: dict[tuple[Kind, int], Callable[[int], None]] = {}
-    for kind, op in OPS.items():
-        call = getattr(doer, op.method, None) if isinstance(op.method, str) else None
-        if call is not None:
-            found[Kind(kind), stage] = (
-                _without_microbatch(call) if op.is_collective else call
-            )
-    return found
-
-
-def _without_microbatch(call: Callable[[], None]) -> Callable[[int], None]:
-    return lambda _: call()
-
-
 def parts_by_stage(
     wanted: type[_Part], parts: Mapping[int, Sequence[Part]]
 ) -> dict[int, _Part]:
@@ -279,3 +298,12 @@ def filled(parts: Iterable[Part], moment: str) -> list[Callable[..., None]]:
         for part in parts
         if getattr(type(part), moment) is not getattr(Part, moment)
     ]
+
+
+def methods_of(owner: object) -> dict[Kind, Callable[..., None]]:
+    """By kind of op, the method of an object that the kind's row names, if it has that."""
+    return {
+        Kind(kind): getattr(owner, op.method)
+        for kind, op in OPS.items()
+        if isinstance(op.method, str) and hasattr(owner, op.method)
+    }

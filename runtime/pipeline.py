@@ -39,7 +39,8 @@ from schedlang.runtime.checks import (
     check_transport,
     device_of,
 )
-from schedlang.runtime.clock import Clock, Moment
+from schedlang.runtime.clock import walk_recording
+from schedlang.runtime.communicators import warm_up
 from schedlang.runtime.door import (
     Asked,
     Rank,
@@ -54,7 +55,7 @@ from schedlang.runtime.finite import FiniteCheck
 from schedlang.runtime.gpu_progress import GpuProgress
 from schedlang.runtime.later import LaterCalls
 from schedlang.runtime.microbatches import Counts
-from schedlang.runtime.part import Op, Part, filled
+from schedlang.runtime.part import Part, filled
 from schedlang.runtime.precision import rounding_to
 from schedlang.runtime.processes import counting_together, processes_of
 from schedlang.runtime.results import Results
@@ -68,7 +69,6 @@ from schedlang.runtime.stage import Stage
 from schedlang.runtime.stateful import Stateful
 from schedlang.runtime.values import Value, are_of_inference
 from schedlang.runtime.watchdog import BETWEEN, Watchdog
-from schedlang.runtime.wire import warm_up
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.forward_only import forward_only, forwards
 from schedlang.schedule.timeline import Bar
@@ -494,7 +494,9 @@ class Pipeline:
     def _walk(self, calls: list[Call]) -> None:
         """Make calls one after the other."""
         if self.record:
-            self._walk_recording(calls)
+            bars = walk_recording(calls, self._device, self._watchdog, self._plan.names)
+            for bar in bars:
+                (self.messages if is_transfer(bar.kind) else self.bars).append(bar)
             return
         # The loop variable is a field of the watchdog, whose thread reads it: so it knows where
         # this rank is, and the walk does nothing for that.
@@ -503,23 +505,6 @@ class Pipeline:
             # A GPU is behind: marks between its work tell the watchdog how far.
             if self._watchdog.gpu is not None:
                 self._watchdog.mark()
-
-    def _walk_recording(self, calls: list[Call]) -> None:
-        """The same walk, with the time of each call that stands for an op or a message."""
-        clock = Clock(self._device)
-        moments: list[tuple[Op, Moment, Moment]] = []
-        for self._watchdog.action, call, op in calls:
-            if op is None:
-                call()
-            else:
-                start = clock.now()
-                with torch.profiler.record_function(self._plan.names.action(*op)):
-                    call()
-                moments.append((op, start, clock.now()))
-            self._watchdog.mark()
-        for op, start, end in moments:
-            bars = self.messages if is_transfer(op[0]) else self.bars
-            bars.append(Bar(*op, clock.seconds(start), clock.seconds(end)))
 
     def _evaluation(self, this: Sequence[Round]) -> list[Call]:
         """The calls of the forwards of a round, by the indices that these have in the whole

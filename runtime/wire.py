@@ -14,12 +14,10 @@ import torch.distributed as dist
 from attrs import evolve
 from torch import Tensor
 
-from schedlang.plan.plan import Plan
+from schedlang.runtime.communicators import use_pairs
 from schedlang.runtime.errors import raise_if_lost
 from schedlang.runtime.processes import Processes, Replicas, group_apart
 from schedlang.runtime.watchdog import Watchdog
-from schedlang.schedule.actions import is_transfer
-from schedlang.schedule.transports import NCCL_EDGE
 
 #: The watchdog ends a wait in vain: it knows whether the rank at its end still computes, gloo does
 #: not.
@@ -239,64 +237,3 @@ def let_main_thread_go_on() -> None:
                 os.sched_setscheduler(
                     int(name.parent.name), os.SCHED_BATCH, os.sched_param(0)
                 )
-
-
-def warm_up(plan: Plan, processes: Processes, device: torch.device) -> None:
-    """On GPUs, let NCCL make its communicators: one of all ranks, for batches; one of every two
-    ranks that have transfers outside of batches; and one of replicas. Those of edges are there.
-
-    Ranks wait for each other here, so all come to the pairs in the same order.
-    """
-    if device.type != "cuda":
-        return
-    own = processes.own
-    pipeline = processes.pipeline
-    count = len(pipeline)
-    group = processes.group
-    sent = torch.zeros(1, device=device)
-    received = torch.zeros(1, device=device)
-    if count > 1:
-        # Everybody sends to the next rank and receives from the one before, which takes all of them
-        # into one communicator.
-        ring = [
-            (dist.isend, sent, pipeline[(own + 1) % count]),
-            (dist.irecv, received, pipeline[(own - 1) % count]),
-        ]
-        for work in dist.batch_isend_irecv(
-            [dist.P2POp(*operation, group) for operation in ring]
-        ):
-            work.wait()
-    use_pairs(
-        set() if plan.transport == NCCL_EDGE.name else _pairs(plan), processes, device
-    )
-    if processes.replicas.are_several:
-        dist.all_reduce(sent, group=processes.replicas.group)
-
-
-def use_pairs(
-    pairs: Collection[tuple[int, int]], processes: Processes, device: torch.device
-) -> None:
-    """Let NCCL make the communicators of some pairs of ranks, of which this one may be one."""
-    number = torch.zeros(1, device=device)
-    for low, high in sorted(pairs):
-        if processes.own == low:
-            dist.send(number, processes.pipeline[high], processes.group)
-        elif processes.own == high:
-            dist.recv(number, processes.pipeline[low], processes.group)
-
-
-def _pairs(plan: Plan) -> set[tuple[int, int]]:
-    """The pairs of ranks that have transfers outside of batches."""
-    found = set()
-    for rank, actions in enumerate(plan.ranks):
-        for batch in actions.batches():
-            kind = actions.kind[batch.start]
-            stage = actions.stage[batch.start]
-            peer = (
-                plan.peer(kind, stage)
-                if is_transfer(kind) and len(batch) == 1
-                else None
-            )
-            if peer is not None:
-                found.add((min(rank, peer), max(rank, peer)))
-    return found

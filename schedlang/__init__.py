@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from schedlang.extras.noise.noise import Noise as Noise
     from schedlang.extras.noise.runs import Delays as Delays
     from schedlang.extras.noise.runs import Runs as Runs
-    from schedlang.extras.prove.prove import prove_for_all as prove_for_all
+    from schedlang.extras.noise.scripts import simulate_runs as simulate_runs
+    from schedlang.extras.prove.pieces.classes import prove_for_all as prove_for_all
     from schedlang.extras.prove.result import Law as Law
     from schedlang.extras.prove.result import Proof as Proof
     from schedlang.extras.prove.result import Verdict as Verdict
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from schedlang.proof.prove import prove as prove
     from schedlang.python.builder import Builder as Builder
     from schedlang.python.simulation import simulate as simulate
-    from schedlang.python.simulation import simulate_runs as simulate_runs
     from schedlang.python.sweep import load as load
     from schedlang.python.sweep import sweep as sweep
     from schedlang.report.views import write_view as write_view
@@ -77,12 +77,12 @@ _MODULES = {
     "load": "python.sweep",
     "open_plan": "plan.reader",
     "prove": "proof.prove",
-    "prove_for_all": "extras.prove.prove",
+    "prove_for_all": "extras.prove.pieces.classes",
     "read_costs": "schedule.costs",
     "read_plan": "plan.proved",
     "read_source": "files.reading",
     "simulate": "python.simulation",
-    "simulate_runs": "python.simulation",
+    "simulate_runs": "extras.noise.scripts",
     "sweep": "python.sweep",
     "write_plan": "plan.plan",
     "write_view": "report.views",

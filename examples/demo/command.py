@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from schedlang.cli.inputs import read_cost_options
 from schedlang.cli.main import replace_unknown_characters
-from schedlang.cli.options import add_training
+from schedlang.cli.options import TRAINING, add_options
 from schedlang.cli.outputs import check_output
 from schedlang.cli.parser import Parser
 from schedlang.cli.run import STARTED
@@ -112,7 +112,7 @@ def _options() -> argparse.Namespace:
     )
     help = "a program, compiled for N ranks; or a plan for N ranks, from `schedc compile -o`"
     parser.add_argument("file", type=Path, metavar="FILE", help=help)
-    add_training(parser)
+    add_options(parser, TRAINING)
     parser.set_defaults(optimizer="sgd", steps=20, every=10)
     parser.add_argument(
         "--json",

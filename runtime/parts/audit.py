@@ -12,7 +12,7 @@ So the first op that differs is found, on the stage where the reason is.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import inf, isnan
 from typing import Any
@@ -25,10 +25,10 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.door import Site
 from schedlang.runtime.entry import changeable, works_in_place
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.graph_leaves import leaves_between
 from schedlang.runtime.losses import Taking, root_of
 from schedlang.runtime.part import Backward, ExtraCall, Forward, Part, When
 from schedlang.runtime.random_state import random_state, set_random_state
-from schedlang.runtime.split_backward import leaves_between
 from schedlang.runtime.substitution import Substitution
 from schedlang.runtime.torch_private.engine import run_backward
 from schedlang.runtime.torch_private.leaf_hooks import (
@@ -219,7 +219,7 @@ class Audit(Part):
                 output, _ = self._loss(output, run.target)
             added = root_of(alone.added)
         set_random_state(self._device, state)
-        roots = [*leaves_of(output), *alone.roots, *([] if added is None else [added])]
+        roots = [*leaves_of(output), *([] if added is None else [added]), *alone.roots]
         known = _Alone(copies, originals, returned, roots, weights, substitutes)
         known.know_leaves(run)
         self._alone[run.microbatch] = known
@@ -370,12 +370,11 @@ class Audit(Part):
 
     def _reasons(self) -> Iterator[str]:
         """What the plan does with this stage that is not done alone."""
-        of_kinds = self._plan.microbatches_with
-        if of_kinds(REPEATS, self._stage):
+        if self._of(REPEATS):
             yield "its forwards are run again (R)"
-        if of_kinds((Kind.W,), self._stage):
+        if self._of([Kind.W]):
             yield "its backwards are in two halves (I and W)"
-        if of_kinds(AWAY, self._stage):
+        if self._of(AWAY):
             yield "its activations go to the host and back"
         if self._plan.has_updates:
             yield "its weights are updated within a step"
@@ -383,6 +382,10 @@ class Audit(Part):
             yield "it has replicas"
         if any(True for _ in self._module.buffers()):
             yield "it has buffers"
+
+    def _of(self, kinds: Iterable[Kind]) -> bool:
+        """Whether the stage has an op of some kinds."""
+        return any(self._plan.microbatches_with(kind, self._stage) for kind in kinds)
 
     @property
     def verdict(self) -> str:

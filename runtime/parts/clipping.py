@@ -27,7 +27,6 @@ from schedlang.runtime.processes import group_apart
 from schedlang.runtime.shared_weights import SharedWeights, gradient_of
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.wire import InFlight, Wire
-from schedlang.schedule.actions import is_update
 from schedlang.schedule.kinds import STEPS, Kind
 
 
@@ -114,7 +113,7 @@ class UpdateClip(Part):
         ops = zip(actions.kind, actions.microbatch, strict=True)
         #: How many stages of this rank are in each update.
         self._stages_of = Counter(
-            max(update, 0) for kind, update in ops if is_update(kind)
+            max(update, 0) for kind, update in ops if kind in STEPS
         )
         #: By update, the squares of the norms of its stages, and their sum over all ranks.
         self._squares: dict[int, list[Tensor]] = {}
@@ -133,8 +132,12 @@ class UpdateClip(Part):
             number = actions.stage[index]
             update = actions.microbatch[index]
             call = partial(self._end, self._stages[number], max(update, 0))
-            op = Kind(actions.kind[index]), number, update
-            yield ExtraCall(needed, When.BEFORE, call, op=op)
+            yield ExtraCall(
+                needed,
+                When.BEFORE,
+                call,
+                op=(Kind(actions.kind[index]), number, update),
+            )
 
     def _begin(self, stage: Stage, update: int) -> None:
         """The gradient of a stage is whole; with the last stage of this rank, the sum over all

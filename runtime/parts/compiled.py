@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node as AutogradNode
 from torch.fx import Graph, GraphModule, Node
 
-from schedlang.runtime.layers import STORES, Deferred, Store
+from schedlang.runtime.parts.layers import STORES, Deferred, Store
 from schedlang.runtime.torch_private.inductor import boxed, compile_graph, compile_with
 
 #: A compiled graph. It is given its arguments in a list, which it empties.

@@ -12,7 +12,7 @@ What autograd has saved of a weight lies in the same memory, so a backward finds
 for it, and nothing is held meanwhile. That is no change of a weight: it is the same one again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import chain
 from typing import Any
@@ -24,7 +24,7 @@ from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import first_users, homes_of
 from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.part import ExtraCall, Part, When, ops_of
+from schedlang.runtime.part import ExtraCall, Part, When, methods_of
 from schedlang.runtime.wire import InFlight, Wire
 from schedlang.schedule.kinds import OF_HOPS
 
@@ -68,9 +68,11 @@ class Hops(Part):
             self._stages[number] = TravellingStage(
                 name, modules[number], ring, elsewhere
             )
-        self.ops = {}
-        for number, stage in self._stages.items():
-            self.ops |= ops_of(stage, number)
+        self.ops = {
+            (kind, number): _of_no_microbatch(call)
+            for number, stage in self._stages.items()
+            for kind, call in methods_of(stage).items()
+        }
 
     def begin_step(self) -> None:
         """Weights must still lie where they can travel."""
@@ -84,6 +86,10 @@ class Hops(Part):
             yield ExtraCall(index, When.BEFORE, self._stages[number].arrive)
         for stage in self._stages.values():
             yield ExtraCall(len(actions), When.AFTER, stage.end)
+
+
+def _of_no_microbatch(call: Callable[[], None]) -> Callable[[int], None]:
+    return lambda _: call()
 
 
 class Ring:

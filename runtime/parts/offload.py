@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.part import Forward, Part, ops_of
+from schedlang.runtime.part import Forward, Part
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import flatten
 from schedlang.schedule.kinds import AWAY
@@ -41,7 +41,6 @@ class Offload(Part):
         self.keeper: Keeper | None = None
         #: From F to RELOAD.
         self._activations: dict[int, Activations] = {}
-        self.ops = ops_of(self, stage)
 
     def before_forward(self, run: Forward) -> None:
         """Keep hold of what autograd will save."""
@@ -250,6 +249,6 @@ class Activations(saved_tensors_hooks):
 def of_stages(site: Site) -> Iterator[tuple[int, Offload]]:
     """Those of stages of which the plan offloads microbatches."""
     for stage, module in site.modules.items():
-        microbatches = site.plan.microbatches_with(AWAY, stage)
+        microbatches = site.microbatches(stage, AWAY)
         if microbatches:
             yield stage, Offload(stage, module, site.device, microbatches)

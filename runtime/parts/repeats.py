@@ -1,4 +1,6 @@
-"""Whether a forward that is run again (R) is the first one over again.
+"""Forwards that are run again (R), and whether the second run is the first one over again.
+
+    F ── input, random state ──► R ──── graph ────► B, or I and W
 
 The second run makes the graph for the backward. Where it computes anything else than the first,
 whose output the later stages have, gradients are wrong without a word. Torch's random numbers and
@@ -16,12 +18,75 @@ from torch import Tensor, nn
 
 from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.part import Forward, Part
+from schedlang.runtime.part import Forward, Part, Wants
+from schedlang.runtime.parts.without_graph import WithoutGraph
+from schedlang.runtime.random_state import State, random_state, set_random_state
 from schedlang.runtime.setup import Verify
 from schedlang.runtime.torch_private.pytrees import tree_flatten
 from schedlang.runtime.torch_private.tensors import changes_of
-from schedlang.runtime.values import dense_parts, sample, tolerance
+from schedlang.runtime.values import (
+    Value,
+    dense_parts,
+    of_its_own,
+    sample,
+    tolerance,
+    wants_others,
+)
 from schedlang.schedule.kinds import REPEATS
+
+
+class Recomputed(WithoutGraph):
+    """The ops F and R of microbatches that are `recomputed`: two runs of the module, with the same
+    random numbers. Other microbatches have one.
+    """
+
+    def __init__(self, recomputed: Container[int]) -> None:
+        super().__init__()
+        self._recomputed = recomputed
+        #: From F to R: the input, the random state, and what of the outputs wants a gradient.
+        self._again: dict[int, tuple[Value, State, Wants]] = {}
+        #: While a forward is repeated, the state of the random numbers to come.
+        self._goes_on_with: State = {}
+
+    def forward(self, microbatch: int) -> None:
+        """F: the output. The last stage has its loss in R."""
+        stage = self.stage
+        if microbatch not in self._recomputed:
+            stage.forward(microbatch)
+            return
+        input = stage.take_input(microbatch)
+        state = random_state(stage.device)
+        options = stage.options_of(microbatch)
+        # Tensors of its own, or R would call the hooks that this run registers as well.
+        run = Forward(microbatch, of_its_own(input), options, has_graph=False)
+        run.has_loss = False
+        output = self.run(run)
+        if stage.loss is None:
+            stage.put_output(microbatch, stage.hand_on(run, output))
+        self._again[microbatch] = input, state, run.wants
+
+    def recompute(self, microbatch: int) -> None:
+        """R: the forward again, with the random numbers of the first time.
+
+        PipelineError where other outputs want a gradient than later stages were told.
+        """
+        stage = self.stage
+        input, state, told = self._again.pop(microbatch)
+        options = stage.options_of(microbatch)
+        run = Forward(microbatch, input, options, has_graph=True, is_repeated=True)
+        self._goes_on_with = random_state(stage.device)
+        set_random_state(stage.device, state)
+        output = stage.record(run)
+        for what, wants in run.wants.items():
+            if wants != told[what]:
+                raise wants_others(what, microbatch, wants, told[what])
+        if stage.loss is not None:
+            stage.outputs[microbatch] = output
+
+    def after_forward(self, run: Forward) -> None:
+        """Go on with the random numbers of before."""
+        if run.is_repeated:
+            set_random_state(self.stage.device, self._goes_on_with)
 
 
 class Repeats(Part):
@@ -146,9 +211,10 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
     )
 
 
-def of_stages(site: Site) -> Iterator[tuple[int, Repeats]]:
+def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
     """Those of stages whose forwards the plan repeats."""
     for stage, module in site.modules.items():
-        recomputed = site.plan.microbatches_with(REPEATS, stage)
+        recomputed = site.microbatches(stage, REPEATS)
         if recomputed:
+            yield stage, Recomputed(recomputed)
             yield stage, Repeats(stage, module, recomputed, site.setup.verify)

@@ -21,10 +21,9 @@ from torch import nn
 from schedlang.plan.plan import Plan
 from schedlang.ranks.shards import shards
 from schedlang.runtime.door import Rank
-from schedlang.runtime.part import ExtraCall, Part, When, ops_of
+from schedlang.runtime.part import ExtraCall, Part, When, methods_of
 from schedlang.runtime.torch_private.fsdp import check_fsdp, fsdp_roots
 from schedlang.runtime.torch_private.wrappers import is_sharded, sharded_parts
-from schedlang.schedule.actions import NO_MICROBATCH
 from schedlang.schedule.kinds import Kind
 
 
@@ -42,9 +41,11 @@ class Shards(Part):
             if is_sharded(module)
         }
         self._max_gathered = max_gathered or len(self._stages)
-        self.ops = {}
-        for number, stage in self._stages.items():
-            self.ops |= ops_of(stage, number)
+        self.ops = {
+            (kind, number): partial(stage.do_written, kind)
+            for number, stage in self._stages.items()
+            for kind in methods_of(stage)
+        }
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
         """What the policy says, and what FSDP does around a backward that it does not see, W."""
@@ -52,7 +53,7 @@ class Shards(Part):
         policy = shards(actions, self._stages, self._max_gathered)
         for index, steps in policy.before.items():
             for kind, number in steps:
-                call = partial(self.ops[kind, number], NO_MICROBATCH)
+                call = partial(self._stages[number].do, kind)
                 yield ExtraCall(index, When.BEFORE, call)
         for index, (op, number) in enumerate(
             zip(actions.kind, actions.stage, strict=True)
@@ -65,7 +66,7 @@ class Shards(Part):
                 yield ExtraCall(index, When.AFTER, module.end_backward)
         for index, steps in policy.after.items():
             for kind, number in steps:
-                call = partial(self.ops[kind, number], NO_MICROBATCH)
+                call = partial(self._stages[number].do, kind)
                 yield ExtraCall(index, When.AFTER, call)
 
 
@@ -84,6 +85,14 @@ class ShardedModule:
                 part.set_reshard_after_forward(False, recurse=False)
             part.set_reshard_after_backward(False, recurse=False)
         self._reduce_in_backward(False)
+
+    def do_written(self, kind: Kind, _: int) -> None:
+        """A step that the plan has: it is of no microbatch."""
+        self.do(kind)
+
+    def do(self, kind: Kind) -> None:
+        """One of the steps of the policy."""
+        methods_of(self)[kind]()
 
     def unshard(self) -> None:
         """Begin to gather the weights; FSDP's hooks wait for each part when it is used."""

@@ -27,8 +27,10 @@ from schedlang.runtime.shared_weights import SharedWeights, gradient_of
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.values import on_device
 from schedlang.runtime.wire import InFlight, Wire
-from schedlang.schedule.actions import is_update
-from schedlang.schedule.kinds import MAKERS, REDUCES, Kind
+from schedlang.schedule.kinds import MAKERS, STEPS, Kind, kinds_of
+
+#: The sums that a plan has.
+SUMS = kinds_of(lambda op: op.gradients == "sum")
 
 
 class ReplicaSum:
@@ -116,9 +118,9 @@ class StageSum(Part):
             for index, stage in enumerate(actions.stage)
             if stage == self._stage.number
         ]
-        updates = [index for index in own if is_update(actions.kind[index])]
+        updates = [index for index in own if actions.kind[index] in STEPS]
         # Of several that are written for an update, the last one is of all its gradients.
-        written = [index for index in own if actions.kind[index] in REDUCES]
+        written = [index for index in own if actions.kind[index] in SUMS]
         backwards = [index for index in own if actions.kind[index] in MAKERS[Kind.W]]
         for index in updates:
             begins = max((each for each in written if each < index), default=index)

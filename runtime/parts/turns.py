@@ -1,33 +1,204 @@
-"""Says once which stages have forwards and backwards that the plan overlaps, and run them one after
-the other.
+"""Forwards and backwards that the plan overlaps: they take turns, component by component
+(`schedlang.runtime.components`), or as the module's own method `overlapped` says.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.overlaps import overlapped_pairs
-from schedlang.runtime.door import Rank
-from schedlang.runtime.part import Part
+from schedlang.runtime.components import (
+    Components,
+    OverlappedBackward,
+    OverlappedForward,
+    overlapped_of,
+)
+from schedlang.runtime.door import Rank, Site
+from schedlang.runtime.part import Backward, Forward, Part, Together, parts_by_stage
 from schedlang.runtime.stage import Stage
+from schedlang.runtime.torch_private.wrappers import is_sharded
+from schedlang.schedule.kinds import Kind
 
 _LOG = logging.getLogger("schedlang.runtime")
 
 
-class Turns(Part):
-    """Looks after the first training step whether stages have taken turns; rank 0 says it for
-    all.
+class Overlaps(Part):
+    """The forwards of a stage in whose midst a backward goes on, and its backwards that go on in
+    the midst of a forward: those of the microbatches that are `overlapped`. `own` is the module's
+    own method for both, if it has one.
     """
 
-    def __init__(self, plan: Plan, stages: Mapping[int, Stage]) -> None:
-        actions = plan.ranks[0]
-        numbers = {actions.stage[index] for index in overlapped_pairs(actions)}
-        self._stages = [stages[number] for number in sorted(numbers)]
+    _stage: Stage
+
+    def __init__(
+        self, overlapped: Container[int], own: Callable[..., Any] | None = None
+    ) -> None:
+        self._overlapped = overlapped
+        self._own = own
+        #: Whether a forward and a backward have ever taken turns.
+        self.has_taken_turns = own is not None
+        #: The backward beside the forward that runs now, and the components of that.
+        self._beside: OverlappedBackward | None = None
+        self._running: Components | None = None
+        #: Of forwards that were cut where components end, from F (or R) to the backward.
+        self._components: dict[int, Components] = {}
+
+    def bind(self, stage: Stage) -> None:
+        """The stage whose forwards and backwards these are."""
+        self._stage = stage
+
+    def overlap(
+        self,
+        forward: Callable[[int], None],
+        microbatch: int,
+        backward: OverlappedBackward,
+    ) -> None:
+        """F, and in its midst components of the backward of another microbatch, of this stage or
+        another one of the rank.
+        """
+        self._beside = backward
+        try:
+            forward(microbatch)
+        finally:
+            self._beside = None
+        self.has_taken_turns = self.has_taken_turns or backward.has_begun
+
+    def overlapped_backward(self, microbatch: int) -> OverlappedBackward:
+        """B, or I, which goes on one component at a time."""
+        components = self._components.get(microbatch)
+        count = 1 if components is None else len(components.ends) + 1
+        return OverlappedBackward(self._pieces(microbatch), count)
+
+    def backward(self, microbatch: int) -> None:
+        """B, or I, with nothing beside it."""
+        for _ in self._pieces(microbatch):
+            pass
+
+    def before_forward(self, run: Forward) -> None:
+        """Cut the graph where components end, for a backward that is to be overlapped; and let the
+        backward beside this forward go on there.
+        """
+        components = None
+        if run.has_graph and run.microbatch in self._overlapped:
+            in_place = self._stage.works_in_place
+            components = Components(True, in_place, run.added)
+        self._running = components
+        if self._beside is not None:
+            run.is_overlapped = True
+            # This forward's own backward may be whole: its components are counted here for the
+            # other one's sake, which goes on at each end.
+            components = Components() if components is None else components
+            if self._own is None:
+                components.at_end = self._beside.advance
+            else:
+                run.call = partial(self._call, self._own, self._beside)
+            beside = self._beside.beside(run, self._stage.device)
+            run.contexts = [*run.contexts, beside]
+        if components is not None:
+            run.contexts = [*run.contexts, components]
+
+    def _call(
+        self,
+        overlapped: Callable[..., Any],
+        backward: OverlappedBackward,
+        *arguments: Any,
+        **options: Any,
+    ) -> Any:
+        forward = OverlappedForward(arguments, options)
+        return overlapped(forward=forward, backward=backward)
+
+    def recorded(self, run: Forward) -> None:
+        """Keep the components of a graph that was cut: a module that names no ends of components
+        has a backward in one piece.
+        """
+        components = self._running
+        if components is None:
+            return
+        self._running = None
+        components.total = run.total
+        if components.ends:
+            self._components[run.microbatch] = components
+            run.made = [made for end in components.ends for made in end.made]
+
+    def _pieces(self, microbatch: int) -> Iterator[None]:
+        """A backward, which stops after each component."""
+        stage = self._stage
+        run = stage.begin_backward(microbatch)
+
+        # A generator must not be inside a context while it pauses: what runs between two components
+        # is another microbatch's forward.
+        def walk_inside(
+            roots: Sequence[Tensor],
+            gradients: Sequence[Tensor],
+            leaves: Sequence[Tensor],
+        ) -> Sequence[Tensor | None]:
+            with stage.surroundings(run):
+                return run.walk(roots, gradients, leaves)
+
+        components = self._components.pop(microbatch, None)
+        if components is None:
+            run.computed = walk_inside(*run.starts(), run.leaves)
+            yield
+        else:
+            for computed in self._walk_back(components, run, walk_inside):
+                run.computed = computed
+                yield
+        stage.end_backward(run)
+
+    def _walk_back(
+        self, components: Components, run: Backward, walk: Any
+    ) -> Iterator[Sequence[Tensor | None]]:
+        starts = zip(*run.starts(), strict=True)
+        scale = self._stage.scale_of(run.microbatch)
+        return components.walk_back(starts, run.leaves, walk, scale)
+
+
+class Turns(Part):
+    """The pairs of a rank that take turns: of stages that are not sharded, since FSDP ends a
+    backward where autograd ends, and gathers weights for a forward at once. Rank 0 says after the
+    first step which stages have run forwards and backwards one after the other.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._overlaps = parts_by_stage(Overlaps, rank.site.parts)
+        self._is_first = rank.site.rank == 0
+
+    def pairs(self, plan: Plan, rank: int) -> Mapping[int, Together]:
+        """Each forward that takes turns, with its backward."""
+        actions = plan.ranks[rank]
+        found = {}
+        for first, second in overlapped_pairs(actions).items():
+            stages = actions.stage[first], actions.stage[second]
+            modules = self._rank.site.modules
+            if any(is_sharded(modules[stage]) for stage in stages):
+                continue
+            forward = self._rank.stages[stages[0]].ops[Kind.F, stages[0]]
+            pair = _Pair(
+                partial(self._overlaps[stages[0]].overlap, forward),
+                self._overlaps[stages[1]].overlapped_backward,
+                actions.microbatch[first],
+                actions.microbatch[second],
+            )
+            found[first] = Together(second, pair.begin, pair.end)
+        return found
 
     def end_step(self) -> None:
         """Say it, once."""
-        others = [str(stage.number) for stage in self._stages if not stage.takes_turns]
-        self._stages = []
+        if not self._is_first:
+            return
+        self._is_first = False
+        actions = self._rank.site.plan.ranks[0]
+        numbers = {actions.stage[index] for index in overlapped_pairs(actions)}
+        others = [
+            str(number)
+            for number in sorted(numbers)
+            if not self._overlaps[number].has_taken_turns
+        ]
         if others:
             _LOG.warning(
                 "%s %s on rank 0: forwards and backwards that the plan overlaps run one after the "
@@ -38,7 +209,53 @@ class Turns(Part):
             )
 
 
+class _Pair:
+    """A forward and a backward that take turns, in two calls: the forward, with components of the
+    backward in its midst, and what is left of the backward.
+    """
+
+    def __init__(
+        self,
+        overlap: Callable[[int, OverlappedBackward], None],
+        overlapped_backward: Callable[[int], OverlappedBackward],
+        forward: int,
+        backward: int,
+    ) -> None:
+        self._overlap = overlap
+        self._overlapped_backward = overlapped_backward
+        self._forward = forward
+        self._backward = backward
+        self._rest: OverlappedBackward | None = None
+
+    def begin(self) -> None:
+        """The forward, with components of the backward in its midst."""
+        self._rest = self._overlapped_backward(self._backward)
+        self._overlap(self._forward, self._rest)
+
+    def end(self) -> None:
+        """What is left of the backward."""
+        assert self._rest is not None
+        self._rest.finish()
+        self._rest = None
+
+
+def of_stages(site: Site) -> Iterator[tuple[int, Overlaps]]:
+    """Those of stages with a forward or a backward that the plan overlaps."""
+    actions = site.plan.ranks[site.rank]
+    pairs = overlapped_pairs(actions)
+    forwards = {actions.stage[index] for index in pairs}
+    for number, module in site.modules.items():
+        backwards = {
+            actions.microbatch[index]
+            for index in pairs.values()
+            if actions.stage[index] == number
+        }
+        if number not in forwards and not backwards:
+            continue
+        own = overlapped_of(module, number) if number in forwards else None
+        yield number, Overlaps(() if is_sharded(module) else backwards, own)
+
+
 def of_rank(rank: Rank) -> Iterator[Turns]:
-    """Rank 0 prints the notice, once for the job."""
-    if rank.site.rank == 0:
-        yield Turns(rank.site.plan, rank.stages)
+    """The pairs of this rank."""
+    yield Turns(rank)

@@ -17,11 +17,11 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import ExtraCall, Part, When
-from schedlang.runtime.parts.sums import ReplicaSum
+from schedlang.runtime.parts.sums import SUMS, ReplicaSum
 from schedlang.runtime.processes import Replicas
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.wire import Wire
-from schedlang.schedule.kinds import MAKERS, REDUCES, STEPS, Kind
+from schedlang.schedule.kinds import MAKERS, STEPS, Kind
 
 
 class ReplicaUpdates(Part):
@@ -49,10 +49,8 @@ class ReplicaUpdates(Part):
         numbers = {stage.number for stage in self._stages}
         actions = plan.ranks[rank]
         ops = [*zip(actions.kind, actions.stage, actions.microbatch, strict=True)]
-        is_written = any(
-            kind in REDUCES and number in numbers for kind, number, _ in ops
-        )
-        begins = REDUCES if is_written else MAKERS[Kind.W]
+        is_written = any(kind in SUMS and number in numbers for kind, number, _ in ops)
+        begins = SUMS if is_written else MAKERS[Kind.W]
         for index, (kind, number, microbatch) in enumerate(ops):
             if number in numbers and kind in begins:
                 last[plan.layout.update_of(number, max(microbatch, 0))] = index

@@ -31,8 +31,7 @@ from schedlang.runtime.part import Backward, Forward, Part
 from schedlang.runtime.torch_private.engine import run_backward
 from schedlang.runtime.torch_private.leaf_hooks import has_hooks
 from schedlang.runtime.torch_private.tensors import changes_of
-from schedlang.schedule.actions import is_update
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import STEPS, Kind
 
 
 class LateWeights(Part):
@@ -367,7 +366,7 @@ def delays(plan: Plan, rank: int) -> dict[int, int]:
     actions = plan.ranks[rank]
     ops = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
     for kind, stage, microbatch in ops:
-        if is_update(kind):
+        if kind in STEPS:
             done[stage] += 1
         elif kind == Kind.F and plan.layout.trains(stage):
             rule = plan.weights_of(stage)

@@ -4,13 +4,13 @@ What a command needs is imported when it runs, so that `schedc --help` is there 
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from attrs import evolve
 
 from schedlang.cli.diagnosed import print_diagnostics
+from schedlang.cli.extra import extra
 from schedlang.cli.inputs import (
     load_compiled,
     load_to_execute,
@@ -18,17 +18,17 @@ from schedlang.cli.inputs import (
     wrong_as_usage,
 )
 from schedlang.cli.outputs import check_outputs
+from schedlang.cli.printing import json_text, written
 from schedlang.cli.progress import progress
-from schedlang.cli.prove import proved_for_all
 from schedlang.cli.usage import FINE, WRONG, UsageError
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted
 
 
 def compile_program(options: argparse.Namespace) -> int:
     """Prove a program and write its plan."""
-    from schedlang import read_source
     from schedlang.advice.compiling import compile_with_advice
     from schedlang.files.kinds import FileKind, kind_of
+    from schedlang.files.reading import read_source
     from schedlang.language.forms import old_forms
     from schedlang.language.imports import load as load_program
 
@@ -47,15 +47,17 @@ def compile_program(options: argparse.Namespace) -> int:
             transport=options.transport,
         )
     check_outputs(options, [imported for imported, _ in plan.source.imports])
-    if options.prove and not proved_for_all(options, source):
-        return WRONG
+    if options.prove:
+        prove = extra("prove.prove_command")
+        if not prove.proved_for_all(options, source):
+            return WRONG
     _report(plan, options, old_forms(*load_program(source)))
     return FINE
 
 
 def import_table(options: argparse.Namespace) -> int:
     """Prove one of torch's action tables and write its plan."""
-    from schedlang import read_source
+    from schedlang.files.reading import read_source
     from schedlang.plan.torch_tables import plan_of, read_table
 
     table = read_table(read_source(options.file))
@@ -79,8 +81,8 @@ def _report(
     plan: Any, options: argparse.Namespace, warnings: Sequence[Diagnostic] = ()
 ) -> None:
     """Write a plan, if to a file; print what it is, and warnings."""
-    from schedlang import write_plan
     from schedlang.lowering import OWN
+    from schedlang.plan.plan import write_plan
     from schedlang.proof.lints import lint
 
     if options.output:
@@ -89,7 +91,7 @@ def _report(
     is_verbose = getattr(options, "verbose", False)
     verdict = "forward only, no deadlock" if plan.is_forward_only else "no deadlock"
     if options.format == "json":
-        print(json.dumps(_plan_json(plan, options.output, verdict, is_verbose)))
+        print(json_text(_plan_json(plan, options.output, verdict, is_verbose)))
     else:
         print(_plan_text(plan, verdict))
         if options.output:
@@ -158,18 +160,13 @@ def export(options: argparse.Namespace) -> int:
         raise
     except ValueError as error:
         raise UsageError(f"{error}: say with --torch which one is to read it") from None
-    is_json = options.format == "json"
     if options.output:
         write_text(table, options.output)
-        print(
-            json.dumps({"output": options.output})
-            if is_json
-            else f"wrote {options.output}"
-        )
-    elif is_json:
+        print(written(options))
+    elif options.format == "json":
         # A row for each rank, with a cell for each action.
         rows = [line.split(",") for line in table.splitlines()]
-        print(json.dumps({"table": rows}))
+        print(json_text({"table": rows}))
     else:
         print(table, end="")
     return FINE
@@ -177,10 +174,11 @@ def export(options: argparse.Namespace) -> int:
 
 def check(options: argparse.Namespace) -> int:
     """Prove a program or a plan: for a transport, for all, or at many sizes."""
-    from schedlang import read_plan, read_source
     from schedlang.advice.advice import advise
     from schedlang.cli.verdicts import errors, verdicts_json, verdicts_text, warnings
     from schedlang.compiler import check_program, check_schedule
+    from schedlang.files.reading import read_source
+    from schedlang.plan.proved import read_plan
     from schedlang.schedule.costs import UNIT
     from schedlang.schedule.transports import NAMES
 
@@ -206,7 +204,7 @@ def check(options: argparse.Namespace) -> int:
     exit_code = WRONG if any(map(errors, verdicts.values())) else FINE
     if options.format == "json":
         document = {"file": options.file, "verdicts": verdicts_json(verdicts)}
-        print(json.dumps(document, indent=1))
+        print(json_text(document, indent=1))
         return exit_code
     if len(verdicts) == 1 and exit_code == WRONG:
         # Of one transport everything is said that `compile` would say.
@@ -232,15 +230,17 @@ def check(options: argparse.Namespace) -> int:
 
 def simulate(options: argparse.Namespace) -> int:
     """Print the figures of an execution, and of runs with noise, if there is any."""
-    from schedlang.extras.noise.report import runs_json, runs_text
     from schedlang.proof.prove import simulate as execute
     from schedlang.report.bubbles.account import Account
     from schedlang.report.figures import figures, figures_text
 
-    noise = _noise(options)
+    wanted = (options.jitter, options.slow or None, options.runs, options.seed)
+    is_noisy = any(value is not None for value in wanted)
+    noisy: Any = extra("noise.noise_options") if is_noisy else None
+    noise = noisy and noisy.noise_of(options)
     plan, costs = load_to_execute(options)
     with progress(f"simulating {plan.name}"):
-        runs = _runs(plan, costs, noise, options) if noise else None
+        runs = noise and noisy.runs_of(plan, costs, noise, options)
         execution = execute(plan, costs, options.ideal)
         # What the transport adds is shown as what is beyond the ideal.
         ideal = execution if options.ideal else execute(plan, costs, ideal=True)
@@ -249,44 +249,11 @@ def simulate(options: argparse.Namespace) -> int:
             document = figures(plan, Account(execution))
             document["ideal_makespan"] = makespan
             if runs:
-                document["noise"] = runs_json(runs)
-            text = json.dumps(document)
+                document["noise"] = noisy.runs_json(runs)
+            text = json_text(document)
         else:
             text = figures_text(plan, Account(execution), makespan)
             if runs:
-                text += f"\n\n{runs_text(runs)}"
+                text += f"\n\n{noisy.runs_text(runs)}"
     print(text)
     return FINE
-
-
-def _noise(options: argparse.Namespace) -> Any:
-    """The noise in the options; None without any."""
-    from schedlang.extras.noise.noise import SEED, Noise
-
-    if not options.jitter and (options.runs is not None or options.seed is not None):
-        name = "--seed" if options.runs is None else "--runs"
-        raise UsageError(f"{name} is for --jitter: without it, all runs are the same")
-    if not options.jitter and not options.slow:
-        return None
-    slow = list(options.slow.values())
-    slow_ranks = {ends[0]: factor for ends, factor in slow if len(ends) == 1}
-    slow_links = {ends: factor for ends, factor in slow if len(ends) == 2}
-    seed = SEED if options.seed is None else options.seed
-    try:
-        return Noise(options.jitter or 0.0, slow_ranks, slow_links, seed)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def _runs(plan: Any, costs: Any, noise: Any, options: argparse.Namespace) -> Any:
-    """The simulated runs of a plan with noise."""
-    from schedlang.extras.noise.runs import RUNS, simulate_runs
-
-    # Without a jitter, all runs are the same.
-    count = (options.runs or RUNS) if noise.jitter else 1
-    try:
-        return simulate_runs(plan, noise, costs, count, options.ideal)
-    except CompileError:
-        raise
-    except ValueError as error:
-        raise UsageError(str(error)) from None

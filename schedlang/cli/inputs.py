@@ -25,8 +25,9 @@ def load(
 
     `choices` are those of `compile`: only the transport counts for a table, and none for a plan.
     """
-    from schedlang import read_plan, read_source
     from schedlang.advice.compiling import compile_with_advice
+    from schedlang.files.reading import read_source
+    from schedlang.plan.proved import read_plan
 
     path = file or options.file
     source = read_source(path)
@@ -75,7 +76,7 @@ def load_compiled(options: argparse.Namespace) -> Any:
     """The plan in the file of the options, or of the program in it, compiled for the costs in the
     options; for a command to which the costs are nothing else. UsageError for the costs of a plan.
     """
-    from schedlang import read_source
+    from schedlang.files.reading import read_source
     from schedlang.schedule.costs import UNIT
 
     if read_cost_options(options) != UNIT and read_source(options.file).is_plan:
@@ -105,7 +106,7 @@ def load_beside(options: argparse.Namespace, file: str, run: Any) -> Any:
     """The plan in a file, or of the program in it, for the costs that the plan of a run was
     compiled for: for others, its passes may give another order.
     """
-    from schedlang import CompileError
+    from schedlang.diagnostics.diagnostic import CompileError
 
     try:
         return load(options, file, costs=run.plan.costs)
@@ -142,7 +143,7 @@ def wrong_as_usage(options: argparse.Namespace | None = None) -> Iterator[None]:
     """A ValueError becomes a UsageError: it is of a value in the options, such as costs of another
     number of stages, maybe in a file that the `options` name.
     """
-    from schedlang import CompileError
+    from schedlang.diagnostics.diagnostic import CompileError
 
     try:
         yield

@@ -91,7 +91,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _run_command(argv: Sequence[str]) -> int:
-    from schedlang.cli.options import parse
+    from schedlang.cli.command_table import parse
     from schedlang.cli.usage import UsageError
 
     try:
@@ -105,11 +105,11 @@ def _run_command(argv: Sequence[str]) -> int:
     from schedlang.cli.outputs import apart_from_words, check_outputs
     from schedlang.diagnostics.diagnostic import CompileError
 
-    # Each command names its function, as `commands.simulate`.
+    # Each command names its function, as `cli.commands.simulate`.
     module, _, function = options.run.rpartition(".")
     try:
         check_outputs(options)
-        command = getattr(import_module(f"schedlang.cli.{module}"), function)
+        command = getattr(import_module(f"schedlang.{module}"), function)
         with apart_from_words(options):
             exit_code: int = command(options)
         return exit_code
@@ -122,7 +122,7 @@ def _run_command(argv: Sequence[str]) -> int:
 
 def _wrong_usage(error: Exception, argv: Sequence[str]) -> NoReturn:
     """Say what is wrong with a command line, and end."""
-    from schedlang.cli.options import COMMANDS
+    from schedlang.cli.command_table import COMMANDS
     from schedlang.cli.usage import USAGE
 
     command = f"schedc {argv[0]}" if argv and argv[0] in COMMANDS else "schedc"

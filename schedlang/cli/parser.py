@@ -28,20 +28,24 @@ class Parser(argparse.ArgumentParser):
         """All that the parser takes: files and options."""
         return self._actions
 
-    def add_list(self, *names: str, **settings: Any) -> None:
-        """Add an option that takes numbers: `1,1,2`, or each as an argument, `1 1 2`.
+    def add(
+        self,
+        names: Sequence[str],
+        settings: dict[str, Any],
+        group: Any = None,
+        takes: str = "",
+    ) -> None:
+        """Add an option or an argument, to a `group` if it is in one.
 
-        What follows and is no number is not one of them, as argparse would have it, but a file.
+        It may take `numbers`: `1,1,2`, or each as an argument, `1 1 2`. What follows and is no
+        number is not one of them, as argparse would have it, but a file. Or it takes `files`: each
+        behind the name of the option, or one behind the other.
         """
-        self.add_argument(*names, **settings)
-        self._lists.update(names)
-
-    def add_files(self, name: str, group: Any = None, **settings: Any) -> None:
-        """Add an option that takes files, to a `group` if it is in one: each file behind the name,
-        or one behind the other.
-        """
-        action = (group or self).add_argument(name, action="append", **settings)
-        self._files.add(action.dest)
+        action = (group or self).add_argument(*names, **settings)
+        if takes == "numbers":
+            self._lists.update(names)
+        if takes == "files":
+            self._files.add(action.dest)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The options in some arguments, in any order."""
@@ -52,8 +56,8 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def _take(self, others: list[str], args: Sequence[str], options: Any) -> bool:
-        """Whether files that are too many stand behind one of an option of `add_files`, as a shell
-        writes `--costs *.json`: then they are its own.
+        """Whether files that are too many stand behind one of an option that takes files, as a
+        shell writes `--costs *.json`: then they are its own.
         """
         for name in self._files:
             files = getattr(options, name) or []

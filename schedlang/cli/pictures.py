@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
+from schedlang.cli.extra import extra
 from schedlang.cli.inputs import (
     load_beside,
     load_to_execute,
@@ -18,7 +19,6 @@ from schedlang.cli.progress import progress
 from schedlang.cli.usage import UsageError
 
 if TYPE_CHECKING:
-    from schedlang.extras.measured import Run
     from schedlang.plan.plan import Plan
     from schedlang.report.views import Picture
 
@@ -27,14 +27,14 @@ def pictures_of(options: argparse.Namespace, files: list[str]) -> list[Picture]:
     """The pictures of executions, each recorded by a run, or simulated: beside a run, with the
     costs that the run shows, so that they are on one axis of time.
     """
-    from schedlang import read_source
-    from schedlang.extras.measured import is_trace, read_run
+    from schedlang.files.kinds import is_trace
+    from schedlang.files.reading import read_source
 
-    runs: dict[str, Run] = {}
+    runs: dict[str, Any] = {}
     for file in files:
         if is_trace(read_source(file).text):
             with progress(f"reading {file}"):
-                runs[file] = read_run(file)
+                runs[file] = extra("measured").read_run(file)
     if len(runs) == len(files):
         _check_without_options(options, files[0])
     first = next(iter(runs.values()), None)
@@ -54,15 +54,14 @@ def _check_without_options(options: argparse.Namespace, file: str) -> None:
         )
 
 
-def _recorded(run: Run) -> Picture:
+def _recorded(run: Any) -> Picture:
     from schedlang.report.views import lay_out
 
     return lay_out(run.plan, run.execution())
 
 
-def _simulated(options: argparse.Namespace, file: str, run: Run | None) -> Picture:
+def _simulated(options: argparse.Namespace, file: str, run: Any) -> Picture:
     """The picture of a program or a plan, with the costs of a run if there is one."""
-    from schedlang.extras.measured import predict
     from schedlang.proof.prove import simulate
     from schedlang.report.views import lay_out
     from schedlang.report.views.units import SECONDS
@@ -78,7 +77,7 @@ def _simulated(options: argparse.Namespace, file: str, run: Run | None) -> Pictu
             return lay_out(plan, simulate(plan, costs, options.ideal), seconds)
     plan = _plan_beside(options, file, run)
     with progress(f"laying out {plan.name}"), wrong_as_usage(options):
-        execution = predict(plan, run, read_cost_options(options))
+        execution = extra("measured").predict(plan, run, read_cost_options(options))
         # What ops take and what they hold are in units of their own: a run says nothing of memory.
         execution = evolve(execution, costs=execution.costs.over(plan.costs))
         return lay_out(plan, execution, SECONDS["us"])
@@ -86,8 +85,8 @@ def _simulated(options: argparse.Namespace, file: str, run: Run | None) -> Pictu
 
 def _seconds_of(options: argparse.Namespace) -> float | None:
     """How many seconds a unit of time has, if the costs say it: those of a trace do."""
-    from schedlang import read_source
-    from schedlang.extras.measured import is_trace
+    from schedlang.files.kinds import is_trace
+    from schedlang.files.reading import read_source
     from schedlang.report.views.units import SECONDS
 
     # Of several files, or a folder, each is a trace.
@@ -98,7 +97,7 @@ def _seconds_of(options: argparse.Namespace) -> float | None:
     return SECONDS["us"] if is_known else None
 
 
-def _plan_beside(options: argparse.Namespace, file: str, run: Run) -> Plan:
+def _plan_beside(options: argparse.Namespace, file: str, run: Any) -> Plan:
     """The plan to draw beside a run: of as many updates, and for the transport in the options."""
     plan: Plan = load_beside(options, file, run)
     updates = options.updates or run.plan.layout.updates

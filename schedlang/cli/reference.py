@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Callable
 
-from schedlang.cli.options import parser_of, parser_of_all
+from schedlang.cli.command_table import parser_of, parser_of_all
 from schedlang.cli.outputs import INPUTS, OUTPUTS
 from schedlang.cli.usage import FINE, UsageError, near
 

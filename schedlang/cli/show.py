@@ -28,9 +28,8 @@ def show(options: argparse.Namespace) -> int:
         return FINE
     # The head of each rank says what its gathers cost.
     figures = _gather_figures(plan, options)
-    params = ", ".join(f"{name} = {value}" for name, value in plan.params.items())
     print(
-        f"{plan.name} ({params}), from {plan.source.path}, proved for transport {plan.transport}"
+        f"{plan.title}, from {plan.source.path}, proved for transport {plan.transport}"
     )
     for number in plan.layout.far_edges:
         print(edge_text(plan, number))

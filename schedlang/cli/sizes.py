@@ -15,6 +15,7 @@ from schedlang.cli.diagnosed import print_diagnostics
 from schedlang.cli.inputs import read_cost_options, with_costs_file
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, WRONG, UsageError
+from schedlang.cli.workers import processes
 from schedlang.compiler import compile
 from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import (
@@ -24,7 +25,6 @@ from schedlang.diagnostics.diagnostic import (
     to_json,
 )
 from schedlang.diagnostics.source import Source
-from schedlang.extras.workers import processes
 from schedlang.schedule.costs import Costs
 
 #: The most sizes that one `schedc check --for` looks at.

@@ -3,6 +3,7 @@
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 
+from schedlang.cli.extra import extra
 from schedlang.cli.usage import near
 
 #: What `run` can train with.
@@ -135,9 +136,8 @@ def _capacity(text: str) -> float:
         # It may be a device, or have a unit.
         pass
     if not text[:1].isdigit():
-        from schedlang.extras.search.tune.devices import DEVICES
-
-        return DEVICES[device(text)].room
+        devices = extra("search.tune.devices").DEVICES
+        return float(devices[device(text)].room)
     return amount(text)
 
 
@@ -179,9 +179,7 @@ def transport(text: str) -> str:
 
 def device(text: str) -> str:
     """The name of an accelerator whose data sheet is known."""
-    from schedlang.extras.search.tune.devices import DEVICES
-
-    return one_of(*DEVICES)(text)
+    return one_of(*extra("search.tune.devices").DEVICES)(text)
 
 
 def dialect(text: str) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import TYPE_CHECKING
 
 from schedlang.cli.diagnosed import has_colour
 from schedlang.cli.inputs import wrong_as_usage
 from schedlang.cli.pictures import pictures_of
+from schedlang.cli.printing import written
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, USAGE, UsageError
 
@@ -38,10 +38,10 @@ def view(options: argparse.Namespace) -> int:
     elif part != WHOLE:
         raise UsageError("a part is drawn in a file: -o NAME.svg or NAME.png")
     pictures = pictures_of(options, files)
-    is_json = options.format == "json"
     if not options.output:
         # For programs, the picture is a trace.
         colour = has_colour(options, sys.stdout)
+        is_json = options.format == "json"
         print(trace(pictures[0]) if is_json else draw(pictures[0], colour=colour))
         return FINE
     try:
@@ -50,9 +50,7 @@ def view(options: argparse.Namespace) -> int:
     except ImportError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
-    print(
-        json.dumps({"output": options.output}) if is_json else f"wrote {options.output}"
-    )
+    print(written(options))
     return FINE
 
 

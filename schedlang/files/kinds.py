@@ -57,6 +57,12 @@ class FileKind(Enum):
         return use.replace("{}", str(path)) if use else None
 
 
+def is_trace(text: str) -> bool:
+    """Whether the text of a file is that of a trace."""
+    # A plan whose program has this word in a comment has it with other quotes: JSON escapes them.
+    return text.lstrip().startswith("{") and '"traceEvents"' in text
+
+
 def kind_of_file(path: str | Path) -> FileKind:
     """What kind of file can be read as text; `TEXT` also where it cannot."""
     try:

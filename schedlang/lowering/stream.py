@@ -12,8 +12,9 @@ from schedlang.diagnostics.source import Label
 from schedlang.lowering import lower
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.columns import Columns, Ints, actions_of, columns_of, counts_of
+from schedlang.schedule.periods import repeat, steps_of
 from schedlang.schedule.schedule import Kernel, Schedule
-from schedlang.schedule.stream import later, repeat, steps_of, unroll
+from schedlang.schedule.stream import unroll
 
 #: Of fewer, each is the first or the last.
 _FEWEST_UPDATES = 3
@@ -126,7 +127,8 @@ def _again(columns: Columns, length: Ints, steps: Ints) -> tuple[Ints, Ints]:
     """Of each rank the longest stretch of rows that all come again `length` of that rank later, for
     the next update: the first row, and the one behind the last.
     """
-    next_update = later(columns, 1, steps)
+    next_microbatch = columns.microbatch + steps[columns.kind, columns.stage]
+    next_update = evolve(columns, microbatch=next_microbatch)
     # For each row, the one that stands one kernel behind it, if its rank has that many.
     again = np.arange(len(columns)) + length[columns.rank]
     is_again = again < columns.first[1:][columns.rank]

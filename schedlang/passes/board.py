@@ -5,7 +5,7 @@ from itertools import chain
 import numpy as np
 from attrs import define, field
 
-from schedlang.passes.graph import Graph, Orders
+from schedlang.passes.op_graph import Graph, Orders
 from schedlang.passes.slots import fill_slots
 from schedlang.passes.track import Track
 from schedlang.schedule.columns import Ints

@@ -7,9 +7,9 @@ from math import inf
 import numpy as np
 from attrs import define, evolve, field, frozen
 
-from schedlang.passes.graph import ROUNDING, Graph, Orders
-from schedlang.passes.greedy import Greedy, Rules
-from schedlang.passes.search import best_order
+from schedlang.passes.best_order import best_order
+from schedlang.passes.filling import Greedy, Rules
+from schedlang.passes.op_graph import ROUNDING, Graph, Orders
 from schedlang.passes.slots import fill_slots
 from schedlang.passes.squeeze import squeeze
 from schedlang.passes.warmup import longer_warmups

@@ -4,10 +4,13 @@ from collections.abc import Generator
 from contextlib import suppress
 from heapq import heappop, heapreplace
 from math import inf
+from typing import ClassVar, Generic, TypeVar
 
 from attrs import define, field
 
-from schedlang.passes.graph import Graph, Orders
+from schedlang.passes.op_graph import Nodes, Orders
+
+N = TypeVar("N", bound=Nodes)
 
 #: What a rank does whenever it is idle: it is told the time, and gives the node that it begins, or
 #: None where it waits. Where the choices of one come to an end, the execution is given up.
@@ -15,7 +18,7 @@ Choices = Generator[int | None, float, None]
 
 
 @define
-class Online:
+class Online(Generic[N]):
     """Ranks run nodes of a graph; `orders` is what each has run, in order, and `ends` says when a
     node ends, infinite before it has begun.
 
@@ -24,7 +27,10 @@ class Online:
     begun.
     """
 
-    graph: Graph
+    #: Whether a rank notices, too, that it has begun the last of what a node of its own waits for.
+    notices_own: ClassVar[bool] = False
+
+    graph: N
     given: Orders
     limit: float
     orders: Orders = field(init=False)
@@ -41,7 +47,7 @@ class Online:
 
     def __attrs_post_init__(self) -> None:
         ranks = range(len(self.given))
-        nodes = len(self.graph)
+        nodes = len(self.graph.time)
         self.orders = [[] for _ in ranks]
         self.ends = [inf] * nodes
         self._missing = list(self.graph.missing)
@@ -56,7 +62,7 @@ class Online:
         raise NotImplementedError
 
     def notice(self, node: int, rank: int, now: float) -> None:
-        """Another rank has begun the last of what a node of this rank waits for."""
+        """A rank, mostly another one, has begun the last of what a node of this rank waits for."""
         raise NotImplementedError
 
     def execute(self) -> None:
@@ -82,6 +88,7 @@ class Online:
         held = self.held
         events = self.events
         notice = self.notice
+        notices_own = self.notices_own
         choices = list(map(self.choices, range(len(self.given))))
         for choice in choices:
             next(choice)
@@ -107,5 +114,5 @@ class Online:
                     if not missing[user]:
                         arrival[user] = there[user]
                         other = rank_of[user]
-                        if other != rank:
+                        if other != rank or notices_own:
                             notice(user, other, now)

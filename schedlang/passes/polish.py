@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from schedlang.passes.graph import ROUNDING, Graph, Orders
+from schedlang.passes.op_graph import ROUNDING, Graph, Orders
 
 #: How many node visits the search may take for a whole schedule, all its trials together.
 _MOST_VISITS = 2_000_000

@@ -10,10 +10,10 @@ from math import inf
 
 from attrs import evolve, frozen
 
+from schedlang.passes.best_order import best_order
 from schedlang.passes.board import Board
-from schedlang.passes.graph import ROUNDING, Graph, Orders
+from schedlang.passes.op_graph import ROUNDING, Graph, Orders
 from schedlang.passes.polish import polish
-from schedlang.passes.search import best_order
 from schedlang.passes.squeeze import squeeze
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.schedule import Schedule

@@ -7,7 +7,7 @@ from math import inf
 
 from attrs import define, field
 
-from schedlang.passes.graph import Graph
+from schedlang.passes.op_graph import Graph
 
 #: A node and its slot, which comes first.
 Row = tuple[int, int]

@@ -9,8 +9,8 @@ from math import inf
 
 from attrs import define, field
 
-from schedlang.passes.graph import ROUNDING, Graph, Orders
 from schedlang.passes.online import Choices, Online
+from schedlang.passes.op_graph import ROUNDING, Graph, Orders
 from schedlang.schedule.kinds import Kind
 
 
@@ -30,7 +30,7 @@ def longer_warmups(graph: Graph, given: Orders, limit: float) -> Iterator[Orders
 
 
 @define
-class _Warmup(Online):
+class _Warmup(Online[Graph]):
     """An execution, until all warm-ups are over, in which no rank waits in its warm-up where it can
     do more.
     """

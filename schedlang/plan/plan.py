@@ -23,8 +23,8 @@ from schedlang.files.writing import write_bytes
 from schedlang.plan.file import Parts, encode, line_of
 from schedlang.plan.text import numbers_text, texts
 from schedlang.schedule.notebook import drawn
+from schedlang.schedule.periods import repeat
 from schedlang.schedule.schedule import MOST_STEPS, Kernel, Schedule, Trial
-from schedlang.schedule.stream import repeat
 
 FORMAT = "schedlang.plan/1"
 

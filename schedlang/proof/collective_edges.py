@@ -75,7 +75,7 @@ def place_collectives(threads: Threads) -> None:
     rows = sides.row
     rank = columns.rank[rows]
     kind = columns.kind[rows]
-    items = threads.issue(rank, rows, threads.on_ranks.before(rows), rows)
+    items = threads.issue(rank, rows, threads.on_ranks.before(rows), rows, meets=True)
     threads.meet(items, sides.event, rows)
     # Replicas have one event, which takes the longest time that is given for any of them.
     each = threads.durations.of(kind, columns.stage[rows], columns.microbatch[rows])
@@ -85,7 +85,7 @@ def place_collectives(threads: Threads) -> None:
     # Where none takes any time, each is over as soon as all its ranks have begun it.
     if takes.any():
         stream = _STREAM[kind] * len(threads.schedule.ranks) + rank
-        items = threads.issue(stream, rows, items, rows, takes)
+        items = threads.issue(stream, rows, items, rows, takes, meets=True)
         threads.meet(items, sides.event, rows)
     threads.item[rows] = items
     waiters, awaited = threads.awaited
@@ -143,7 +143,9 @@ def place_unwritten_sums(threads: Threads) -> None:
     ranks = len(threads.schedule.ranks)
     stream = gradients.rank + np.where(is_alone, 0, gradients.piece + 1) * ranks
     turn = np.where(is_alone, last, gradients.update)
-    sums = threads.issue(stream, turn, threads.item[last], last, takes[is_placed])
+    sums = threads.issue(
+        stream, turn, threads.item[last], last, takes[is_placed], meets=True
+    )
     threads.meet(sums, event, last)
     # Steps wait for them; one that stands before its gradients is found to be wrong elsewhere.
     steps = columns.where(*STEPS)

@@ -15,7 +15,6 @@ there, and at the end of weights that hop until all that was sent of the stage i
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
 import numpy as np
@@ -26,6 +25,7 @@ from schedlang.proof.graph import once
 from schedlang.proof.presence import presence
 from schedlang.ranks.hops import homes
 from schedlang.schedule.columns import (
+    Columns,
     Ints,
     counts_of,
     how_many_before,
@@ -40,20 +40,9 @@ from schedlang.schedule.schedule import Schedule
 #: What meets others of its replicas; and of that, what meets all of these.
 MEETING = kinds_of(lambda op: op.meets)
 _OF_ALL = kinds_of(lambda op: op.meets == "replicas")
-#: How messages call a collective and those that it lacks, by whom it meets; where it has no name
-#: of its own for that, it is called by its kind.
-_HOP_HELP = "a send goes to the next replica of its stage, the one of the next pipeline"
-_WORDS = {
-    "replicas": (
-        "",
-        "stage",
-        "its",
-        "",
-        "replicas make all of them together: write as many for each",
-    ),
-    "next": ("send", "kind", "the next", "receive", _HOP_HELP),
-    "previous": ("receive", "kind", "the previous", "send", _HOP_HELP),
-}
+#: What messages call the replicas that a collective meets, and the two ends of a hop.
+_WHOSE = {"replicas": "its", "next": "the next", "previous": "the previous"}
+_ENDS = {"next": "send", "previous": "receive"}
 
 
 def met_by(layout: Layout, kind: int, stage: int) -> list[tuple[int, int]]:
@@ -71,12 +60,9 @@ def met_by(layout: Layout, kind: int, stage: int) -> list[tuple[int, int]]:
 class Sides:
     """The collectives that meet others, an item for each on each rank, in the order of the
     schedule's columns: item i is the action `row[i]`, a side of the event `event[i]`.
-
-    The stage of an item has had `number[i]` of its kind before.
     """
 
     row: Ints
-    number: Ints
     event: Ints
 
     @cached_property
@@ -103,7 +89,7 @@ def sides_of(schedule: Schedule) -> Sides:
         lowest.append(min([name, *(kind * stages + stage for kind, stage in met)]))
     key = np.array(lowest, np.int64)[which]
     key = key * (number.max(initial=0) + 1) + number
-    return Sides(rows, number, np.unique(key, return_inverse=True)[1])
+    return Sides(rows, np.unique(key, return_inverse=True)[1])
 
 
 def check_collectives(schedule: Schedule) -> list[Finding]:
@@ -188,27 +174,30 @@ def _side_by_side(schedule: Schedule) -> Iterator[Finding]:
 def _unmet(schedule: Schedule) -> Iterator[Finding]:
     """Collectives that lack one which they should meet: the first of each kind and stage."""
     columns = schedule.columns
-    sides = sides_of(schedule)
-    kinds = columns.kind[sides.row].tolist()
-    pairs = [*zip(kinds, columns.stage[sides.row].tolist(), strict=True)]
+    rows = columns.where(*MEETING)
+    pairs = zip(columns.kind[rows].tolist(), columns.stage[rows].tolist(), strict=True)
     counts = Counter(pairs)
-    told = set[tuple[int, int]]()
-    items = zip(pairs, sides.row.tolist(), sides.number.tolist(), strict=True)
-    for pair, row, number in items:
-        lacks = [
-            each for each in met_by(schedule.layout, *pair) if counts[each] <= number
-        ]
-        if not lacks or pair in told:
-            continue
-        told.add(pair)
-        (there, replica) = lacks[0]
-        what, of, whose, other, help = _WORDS[OPS[pair[0]].meets]
-        has = counted(counts[lacks[0]], other or OPS[there].name)
+    lacking = []
+    for (kind, stage), count in counts.items():
+        met = met_by(schedule.layout, kind, stage)
+        fewest = min(met, key=lambda pair: counts[pair], default=(kind, stage))
+        if counts[fewest] < count:
+            own = rows[(columns.kind[rows] == kind) & (columns.stage[rows] == stage)]
+            lacking.append((int(own[counts[fewest]]), kind, fewest))
+    for row, kind, (there, replica) in sorted(lacking):
+        op = OPS[kind]
+        count = counts[there, replica]
+        what = _ENDS.get(op.meets, op.name)
+        other = _ENDS.get(OPS[there].meets, op.name)
         message = (
-            f"{_here(schedule, row)} is {what or OPS[there].name} {number + 1} of its {of}; "
-            f"{whose} replica, stage {schedule.names.stage(replica)} on rank "
-            f"{schedule.placement[replica]}, has {has}"
+            f"{_here(schedule, row)} is {what} {count + 1} of its "
+            f"{'kind' if op.is_hop else 'stage'}; {_WHOSE[op.meets]} replica, stage "
+            f"{schedule.names.stage(replica)} on rank {schedule.placement[replica]}, has "
+            f"{counted(count, other)}"
         )
+        help = "replicas make all of them together: write as many for each"
+        if op.is_hop:
+            help = "a send goes to the next replica of its stage, the one of the next pipeline"
         yield _amiss(schedule, "collective", row, message, help)
 
 
@@ -222,44 +211,72 @@ def _out_of_order(schedule: Schedule) -> Iterator[Finding]:
     #     rank 1    sum of b ──▶ sum of a
     columns = schedule.columns
     sides = sides_of(schedule)
-    is_met = sides.counts > 1
-    met = zip(sides.row[is_met].tolist(), sides.event[is_met].tolist(), strict=True)
-    sorter = TopologicalSorter[int]()
-    behind: dict[tuple[int, int], tuple[int, int]] = {}
-    for (row, of_row), (following, of_following) in pairwise(met):
-        if columns.rank[row] == columns.rank[following]:
-            sorter.add(of_following, of_row)
-            behind.setdefault((of_row, of_following), (row, following))
-    try:
-        sorter.prepare()
-    except CycleError as error:
-        steps = [behind[pair] for pair in pairwise(error.args[1])]
-    else:
+    stands = _stands_at(columns, sides)
+    if not stands:
         return
+    # From any rank, follow what it waits for: a side to which its own rank has not come, since it
+    # stands at another one before.
+    order = [min(stands)]
+    steps = dict[int, tuple[int, int]]()
+    while order[-1] not in steps:
+        event = sides.event[np.searchsorted(sides.row, stands[order[-1]])]
+        late = sides.row[sides.event == event].tolist()
+        row = next(row for row in late if row > stands.get(int(columns.rank[row]), row))
+        rank = int(columns.rank[row])
+        steps[order[-1]] = stands[rank], row
+        order.append(rank)
+    cycle = [steps[rank] for rank in order[order.index(order[-1]) : -1]][::-1]
+    # Begin with the lowest rank.
+    first = cycle.index(min(cycle))
+    cycle = cycle[first:] + cycle[:first]
 
     def name(row: int) -> str:
         return schedule.name_of(*columns.place(row))
 
-    # Begin with the lowest rank.
-    first = min(range(len(steps)), key=lambda step: int(columns.rank[steps[step][0]]))
-    steps = steps[first:] + steps[:first]
     texts = [
         f"rank {columns.rank[one]} makes `{name(one)}` before `{name(other)}`"
-        for one, other in steps
+        for one, other in cycle
     ]
-    ranks = ranks_text(sorted({int(columns.rank[one]) for one, _ in steps}))
+    ranks = ranks_text(sorted({int(columns.rank[one]) for one, _ in cycle}))
     what = "gathers and sums"
     help = "write them in one order on all ranks that hold replicas"
-    if any(OPS[int(columns.kind[one])].is_hop for one, _ in steps):
+    if any(OPS[int(columns.kind[one])].is_hop for one, _ in cycle):
         what = "hops"
         help = "let some ranks of the ring receive first, as every second one"
     message = f"{ranks} come to {what} in different orders: {', '.join(texts)}"
     related = tuple(
         (int(columns.source[one]), text)
-        for (one, _), text in zip(steps[1:], texts[1:], strict=True)
+        for (one, _), text in zip(cycle[1:], texts[1:], strict=True)
     )
-    found = _amiss(schedule, "collective", steps[0][0], message, help)
+    found = _amiss(schedule, "collective", cycle[0][0], message, help)
     yield evolve(found, label=texts[0], related=related)
+
+
+def _stands_at(columns: Columns, sides: Sides) -> dict[int, int]:
+    """The collectives at which ranks wait for ever, by rank: each goes on where all have come."""
+    is_met = sides.counts > 1
+    rows = sides.row[is_met]
+    events = sides.event[is_met]
+    bounds = np.searchsorted(rows, columns.first).tolist()
+    orders = [
+        iter([*zip(rows[begin:end].tolist(), events[begin:end].tolist(), strict=True)])
+        for begin, end in pairwise(bounds)
+    ]
+    missing = counts_of(sides.event).tolist()
+    waiting: dict[int, list[int]] = {}
+    stands = dict[int, int]()
+    ready = [*range(len(orders))]
+    while ready:
+        rank = ready.pop()
+        stands.pop(rank, None)
+        for row, event in orders[rank]:
+            missing[event] -= 1
+            if missing[event]:
+                stands[rank] = row
+                waiting.setdefault(event, []).append(rank)
+                break
+            ready += waiting.pop(event, ())
+    return stands
 
 
 def _here(schedule: Schedule, row: int) -> str:

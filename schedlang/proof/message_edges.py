@@ -40,7 +40,7 @@ from schedlang.schedule.transports import Transport
 
 
 def wait_for_makers(threads: Threads) -> None:
-    """Ops wait for those that make what they need on other ranks, and its way."""
+    """Ideally, an op waits for the ops that make what it needs on other ranks, and the latency."""
     needs = needs_of(threads.schedule)
     wanted = np.flatnonzero(needs.is_message & ~threads.columns.is_transfer[needs.user])
     users = needs.user[wanted]
@@ -51,7 +51,9 @@ def wait_for_makers(threads: Threads) -> None:
 
 
 def wait_for_messages(threads: Threads, channels: Channels) -> None:
-    """Each transfer is on its own: ops wait for the sends of what they need, and the way."""
+    """Where each transfer is on its own, an op waits until the ranks that send what it needs have
+    come to their sends, and the latency.
+    """
     users, receives = _received(threads)
     sends = channels.partner[receives]
     target = np.where(sends >= 0, threads.on_ranks.before(sends), NEVER)
@@ -60,7 +62,7 @@ def wait_for_messages(threads: Threads, channels: Channels) -> None:
 
 
 def wait_for_receives(threads: Threads) -> None:
-    """Ops wait for the batches that bring what they need."""
+    """Where there are lanes, an op waits for the batches that bring what it needs."""
     users, receives = _received(threads)
     threads.wait(threads.item[users], threads.item[receives], receives)
 
@@ -77,7 +79,7 @@ def _received(threads: Threads) -> tuple[Ints, Ints]:
 
 
 def wait_for_sends(threads: Threads, channels: Channels) -> None:
-    """Actions that only wait do so until their sends are over; each send has one of them."""
+    """A wait for a send holds its rank until that send is over; each send has one wait."""
     for send, wait in WAITS.items():
         if not len(threads.columns.where(wait)):
             continue
@@ -123,14 +125,15 @@ def place_lanes(threads: Threads, channels: Channels, transport: Transport) -> N
         edge = (channels.peer[heads] + 1) * 2 + columns.is_send[heads]
         lane = lane * (ranks + 1) * 2 + edge
     threads.item[heads] = threads.issue(
-        lane, heads, threads.on_ranks.before(heads), heads
+        lane, heads, threads.on_ranks.before(heads), heads, meets=True
     )
     threads.item[rows] = threads.item[batch]
 
 
 def meet_transfers(threads: Threads, channels: Channels, atomic: bool) -> None:
-    """Transfers are over one latency after both sides have started; and batches with the last
-    of theirs, or if `atomic`, all that exchange messages, directly or through others, together.
+    """A transfer is over one latency after both of its sides have started, a batch with the last of
+    its transfers. Where batches are `atomic`, those that exchange messages, directly or through
+    others, are over together.
     """
     # A send whose receive starts later; both are over at once:
     #
@@ -166,10 +169,8 @@ def meet_transfers(threads: Threads, channels: Channels, atomic: bool) -> None:
 
 
 def wait_for_room(threads: Threads, channels: Channels, capacity: float) -> None:
-    """A send is over once its message may wait, behind fewer than `capacity` others; a receive
-    one latency after that.
-
-    Transfers of one batch do not wait for each other: each is on a thread of its own.
+    """A send is over once fewer than `capacity` messages of its channel wait, and its receive one
+    latency later. Transfers of one batch do not wait for each other: each has a thread.
     """
     # On `buffered:2`, of the messages of a channel (the order of each rank apart):
     #

@@ -52,8 +52,8 @@ from schedlang.schedule.costs import UNIT
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.kinds import ROWS, USES_WEIGHTS, Kind
 from schedlang.schedule.needs import needs_of, sums_of
+from schedlang.schedule.periods import repeat, steps_of
 from schedlang.schedule.schedule import Kernel, Schedule
-from schedlang.schedule.stream import repeat, steps_of
 from schedlang.schedule.transports import Transport, transports
 
 #: By the rule of a stage's weights, the ops to come for which it counts what forwards have read.

@@ -109,15 +109,19 @@ class Threads:
         behind: Ints,
         about: Ints,
         takes: Floats | float = 0.0,
+        meets: bool = False,
     ) -> Ints:
         """Put items on streams, in turn, each issued once the one that it stands behind is over."""
-        # Two items, one after the other. What meets it waits for the first one, with which it is
-        # issued and comes next on its stream.
         thread = self.count + stream
         self.count = int(thread.max(initial=self.count)) + 1
-        issued = self.items.add(thread, turn * 2)
+        items = self.items.add(thread, turn * 2 + 1, takes)
+        issued = items
+        # What meets an item waits for another one before it, with which it is issued and comes next
+        # on its stream.
+        if meets:
+            issued = self.items.add(thread, turn * 2)
         self.wait(issued, behind, about)
-        return self.items.add(thread, turn * 2 + 1, takes)
+        return items
 
     def meet(self, items: Ints, event: Ints, about: Ints) -> None:
         """Let items of one event start together."""

@@ -8,9 +8,6 @@ from attrs import evolve
 from schedlang.compiler import NO_PARAMS
 from schedlang.diagnostics.arguments import check_flag, check_params
 from schedlang.diagnostics.source import Source
-from schedlang.extras.noise.noise import Noise
-from schedlang.extras.noise.runs import RUNS, Runs, check_runs
-from schedlang.extras.noise.runs import simulate_runs as execute_runs
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate as execute
 from schedlang.python.plans import plan_of
@@ -41,35 +38,10 @@ def simulate(
     CompileError for a schedule that does not run there; TypeError or ValueError names a wrong
     argument, such as costs of another number of stages.
     """
-    return execute(_compiled(schedule, costs, ideal, params, transport), costs, ideal)
+    return execute(compiled(schedule, costs, ideal, params, transport), costs, ideal)
 
 
-def simulate_runs(
-    schedule: Schedule | Source | str | Path,
-    noise: Noise,
-    costs: Costs = UNIT,
-    runs: int = RUNS,
-    ideal: bool = False,
-    *,
-    params: Mapping[str, int] = NO_PARAMS,
-    transport: str | None = None,
-) -> Runs:
-    """The makespans of a schedule in many runs with noise, in which ops and transfers take longer
-    or shorter than the costs say, and some ranks and links are slow (docs/costs.md).
-
-    All arguments but `noise` and `runs` are those of `simulate`; the same call gives the same runs.
-    The order of ops, and what waits for what, are those of the plan in every run. All runs are
-    walked at once, which is far faster than as many simulations.
-
-    CompileError and errors of wrong arguments are as of `simulate`; ValueError as well for noise of
-    a rank or a link that the schedule does not have, or of a link whose transfers take no time.
-    """
-    check_runs(noise, runs)
-    plan = _compiled(schedule, costs, ideal, params, transport)
-    return execute_runs(plan, noise, costs, runs, ideal)
-
-
-def _compiled(
+def compiled(
     schedule: Schedule | Source | str | Path,
     costs: Costs,
     ideal: bool,

@@ -10,7 +10,7 @@ from schedlang.ranks.lifetimes import peak_messages
 from schedlang.ranks.weights import follow_weights
 from schedlang.report.bubbles.account import Account
 from schedlang.report.bubbles.critical_path import path_by_ops
-from schedlang.report.bubbles.exposed import exposed
+from schedlang.report.text_table import explained
 from schedlang.report.views.terminal import draw
 
 
@@ -43,7 +43,7 @@ def figures(plan: Plan, account: Account) -> dict[str, Any]:
         "peak_memory": list(execution.peak_memory),
         "busy": timeline.busy,
         "copying": timeline.copying,
-        "exposed": exposed(account.waits),
+        "exposed": account.behind.exposed,
         "critical_path": path_by_ops(plan, account.path),
         "versions": list(follow_weights(plan).held),
     }
@@ -67,9 +67,7 @@ def figures_text(plan: Plan, account: Account, ideal: float) -> str:
     """The picture of the timeline, and the figures with their definitions; `ideal` is the makespan
     of the ideal execution.
     """
-    rows = figure_rows(plan, account, ideal)
-    width = max(len(value) for _, value, _ in rows)
-    lines = [f"{name:<22}{value:<{width}}  {meaning}" for name, value, meaning in rows]
+    lines = explained(figure_rows(plan, account, ideal))
     return "\n".join([draw(account.execution.timeline, plan.names), "", *lines])
 
 

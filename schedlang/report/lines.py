@@ -13,7 +13,7 @@ from schedlang.proof.execution import Execution
 from schedlang.proof.memory import levels
 from schedlang.report.bubbles.account import Account
 from schedlang.report.bubbles.critical_path import Segment
-from schedlang.report.bubbles.waits import Waits
+from schedlang.report.bubbles.op_waits import Waits
 from schedlang.schedule.kinds import Kind, op_of
 
 

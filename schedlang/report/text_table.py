@@ -1,5 +1,16 @@
 """Tables as lines of text, for terminals and logs."""
 
+from collections.abc import Sequence
+
+
+def explained(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Names, values and what these mean, as lines."""
+    width = max(len(value) for _, value, _ in rows)
+    return [
+        f"{name:<22}{value:<{width}}  {meaning}".rstrip()
+        for name, value, meaning in rows
+    ]
+
 
 def aligned(rows: list[list[str]]) -> list[str]:
     """The rows of a table as lines: the first column to the left, the others to the right."""

@@ -126,7 +126,7 @@ def _counts(layout: Layout, _: int) -> Iterator[Wrong]:
         if number < 1:
             message = f"the pipeline runs {number} microbatches, it must run 1 or more"
             yield Wrong("pipelines", "pipelines", message, item)
-        if number % layout.updates:
+        if layout.updates > 1 and number % layout.updates:
             message = (
                 f"the pipeline runs {counted(number, 'microbatch')}, which do not divide into "
                 f"{layout.updates} `updates`"

@@ -22,7 +22,7 @@ from schedlang.schedule.kinds import (
     STEPS,
     Kind,
 )
-from schedlang.schedule.layout import Layout, Pipeline
+from schedlang.schedule.layout import Pipeline
 from schedlang.schedule.schedule import Schedule, once
 
 #: A kind, a stage or the number of a transfer, and a microbatch.
@@ -188,7 +188,7 @@ def _keys(*columns: Ints) -> Iterator[tuple[int, ...]]:
 def gradients_of(schedule: Schedule) -> Gradients:
     """What each rank adds to the updates, as far as it is there."""
     layout = schedule.layout
-    rules = _Rules(layout, schedule.columns)
+    rules = _Rules(schedule)
     placement = np.array(layout.placement, np.int64)
     parts = []
     for pipeline in layout.pipelines:
@@ -213,11 +213,9 @@ def gradients_of(schedule: Schedule) -> Gradients:
 @once
 def sums_of(schedule: Schedule) -> Sums:
     """What all optimizer steps need."""
-    layout = schedule.layout
-    columns = schedule.columns
-    rules = _Rules(layout, columns)
+    rules = _Rules(schedule)
     parts = []
-    for pipeline in layout.pipelines:
+    for pipeline in schedule.layout.pipelines:
         step, stage, update = rules.steps(pipeline)
         by_update = rules.gradients(pipeline)
         at = stage - pipeline.start, update
@@ -227,7 +225,8 @@ def sums_of(schedule: Schedule) -> Sums:
     step, stage, last, first = (
         np.concatenate(column) for column in zip(*parts, strict=True)
     )
-    is_far = np.array(layout.placement, np.int32)[stage] != columns.rank[step]
+    placement = np.array(schedule.placement, np.int32)
+    is_far = placement[stage] != schedule.columns.rank[step]
     return Sums(step, last, first >= 0, is_far)
 
 
@@ -246,9 +245,7 @@ def all_needs_of(schedule: Schedule) -> Needs:
 
 
 def _needs_of(schedule: Schedule, with_sums: bool) -> Needs:
-    layout = schedule.layout
-    columns = schedule.columns
-    rules = _Rules(layout, columns)
+    rules = _Rules(schedule)
     parts = list(rules.all(with_sums))
     user = np.concatenate([part.user for part in parts])
     stage = np.concatenate([part.stage for part in parts]).astype(np.int32)
@@ -257,8 +254,8 @@ def _needs_of(schedule: Schedule, with_sums: bool) -> Needs:
     lengths = [len(part.user) for part in parts]
     made = np.repeat([part.made for part in parts], lengths).astype(np.int8)
 
-    placement = np.array(layout.placement, np.int32)
-    is_far = placement[stage] != columns.rank[user]
+    placement = np.array(schedule.placement, np.int32)
+    is_far = placement[stage] != schedule.columns.rank[user]
     maker = np.empty(len(user), np.int32)
     receive = np.full(len(user), -1, np.int32)
     for kind in {part.made for part in parts}:
@@ -288,9 +285,10 @@ class _Part:
 class _Rules:
     """The rules, each for all actions of a kind at once."""
 
-    def __init__(self, layout: Layout, columns: Columns) -> None:
+    def __init__(self, schedule: Schedule) -> None:
+        layout = schedule.layout
         self.layout = layout
-        self.columns = columns
+        self.columns = schedule.columns
         stages = range(len(layout.placement))
         #: The tables below have a slot for each microbatch of each stage, and of each skip.
         self.stride = max(map(layout.units, stages))

@@ -6,19 +6,12 @@ microbatches counted from the update's first; a number beyond its microbatches b
 update. The drain follows: it is the same list without the microbatches of updates that do not come.
 """
 
-from itertools import product
-from typing import TypeVar
-
 import numpy as np
 from attrs import evolve
 
-from schedlang.schedule.columns import Columns, Ints, actions_of, columns_of, joined
-from schedlang.schedule.kinds import ROWS, STEPS, TRANSFERS
-from schedlang.schedule.layout import Layout
+from schedlang.schedule.columns import actions_of, columns_of, joined
+from schedlang.schedule.periods import microbatches_of_update, repeat
 from schedlang.schedule.schedule import Kernel, Schedule
-
-S = TypeVar("S", bound=Schedule)
-_NO_ROWS = np.zeros(0, np.int64)
 
 
 def unroll(schedule: Schedule, updates: int) -> Schedule:
@@ -31,92 +24,26 @@ def unroll(schedule: Schedule, updates: int) -> Schedule:
     #     + 2                                            F5 B4  F6 B5  U
     #
     # F6 is of an update that does not come: the drain leaves it out.
-    assert schedule.stream is not None
-    layout = _for_updates(schedule.layout, updates)
-    steps = steps_of(layout)
-    warmup = columns_of(schedule.stream.warmup)
-    steady = columns_of(schedule.stream.steady)
-    of_steady = np.arange(len(steady)) + len(warmup)
-    columns = _repeated(
-        joined([warmup, steady]),
-        np.arange(len(warmup)),
-        of_steady,
-        range(updates),
-        steps,
+    stream = schedule.stream
+    assert stream is not None
+    layout = schedule.layout
+    each = zip(layout.pipelines, microbatches_of_update(layout), strict=True)
+    pipelines = tuple(
+        evolve(pipeline, microbatches=number) for pipeline, number in each
     )
-    units = np.array([layout.units(stage) for stage in range(len(layout.placement))])
+    columns = joined([columns_of(stream.warmup), columns_of(stream.steady)])
+    in_ranks = columns.taken(np.argsort(columns.rank, kind="stable"))
+    first = evolve(
+        schedule,
+        layout=evolve(layout, pipelines=pipelines, updates=1),
+        ranks=actions_of(len(schedule.ranks), in_ranks),
+        stream=None,
+    )
+    lengths = zip(map(len, stream.warmup), map(len, stream.steady), strict=True)
+    kernels = tuple(Kernel(before, before + steady) for before, steady in lengths)
+    whole = repeat(first, kernels, updates - 1)
+    columns = whole.columns
+    units = np.array(list(map(whole.layout.units, range(len(layout.placement)))))
     comes = columns.is_update | (columns.microbatch < units[columns.stage])
     ranks = actions_of(len(schedule.ranks), columns.taken(np.flatnonzero(comes)))
-    return evolve(schedule, layout=layout, ranks=ranks, stream=None)
-
-
-def repeat(schedule: S, kernels: tuple[Kernel, ...], times: int) -> S:
-    """The schedule with the repeating part of every rank some more times; or some times less, where
-    it has been repeated as often.
-    """
-    columns = schedule.columns
-    place = np.arange(len(columns)) - columns.first[columns.rank]
-    start = np.array([kernel.start for kernel in kernels])[columns.rank]
-    stop = np.array([kernel.stop for kernel in kernels])[columns.rank]
-    left_out = max(-times, 0) * (stop - start)
-    is_before = place < stop
-    before = np.flatnonzero(is_before)
-    kernel = np.flatnonzero(is_before & (place >= start))
-    rest = np.flatnonzero(place >= stop + left_out)
-    steps = steps_of(schedule.layout)
-    repeated = _repeated(
-        columns, before, kernel, range(1, times + 1), steps, rest, times
-    )
-    layout = _for_updates(schedule.layout, schedule.layout.updates + times)
-    return evolve(
-        schedule, layout=layout, ranks=actions_of(len(schedule.ranks), repeated)
-    )
-
-
-def _for_updates(layout: Layout, updates: int) -> Layout:
-    """The layout with as many microbatches for each update, and another number of updates."""
-    pipelines = tuple(
-        evolve(pipeline, microbatches=pipeline.microbatches // layout.updates * updates)
-        for pipeline in layout.pipelines
-    )
-    return evolve(layout, pipelines=pipelines, updates=updates)
-
-
-def steps_of(layout: Layout) -> Ints:
-    """By kind and number of an action, by how much its microbatch grows from one update to the
-    next.
-    """
-    # An optimizer step has the number of its update, which grows by one.
-    steps = np.ones((ROWS, len(layout.all_numbers)), np.int64)
-    stages = range(len(layout.placement))
-    steps[:, : len(stages)] = [layout.units_of_update(stage) for stage in stages]
-    steps[[*STEPS]] = 1
-    # Only transfers have the numbers of skips.
-    for kind, number in product(TRANSFERS, layout.far_edges):
-        steps[kind, number] = layout.units_of_update(layout.stage_of(kind, number))
-    return steps
-
-
-def _repeated(
-    columns: Columns,
-    before: Ints,
-    kernel: Ints,
-    updates: range,
-    steps: Ints,
-    rest: Ints = _NO_ROWS,
-    of_rest: int = 0,
-) -> Columns:
-    """Of each rank some rows as they are, then those of its kernel once for each of some updates,
-    and the rest so many updates later.
-    """
-    rows = np.concatenate([before, np.tile(kernel, len(updates)), rest])
-    lengths = [len(before), *[len(kernel)] * len(updates), len(rest)]
-    moved = np.repeat([0, *updates, of_rest], lengths)
-    order = np.argsort(columns.rank[rows], kind="stable")
-    return later(columns.taken(rows[order]), moved[order], steps)
-
-
-def later(columns: Columns, updates: Ints | int, steps: Ints) -> Columns:
-    """Actions some updates later; `steps` are those of their layout."""
-    step = steps[columns.kind, columns.stage]
-    return evolve(columns, microbatch=columns.microbatch + updates * step)
+    return evolve(whole, ranks=ranks)

@@ -13,8 +13,8 @@ import pytest
 
 import schedlang
 from schedlang import Costs, Noise, compile, simulate_runs
+from schedlang.cli.command_table import COMMANDS, parser_of_all
 from schedlang.cli.main import main
-from schedlang.cli.options import COMMANDS, parser_of_all
 from schedlang.cli.outputs import INPUTS, OUTPUTS
 from tests.support.commands import Done, schedc
 from tests.support.paths import DOCS, PROGRAMS, ROOT
@@ -579,11 +579,26 @@ def test_a_command_imports_what_it_needs(
     assert {name for name in found if name.startswith("schedlang")} == {
         "schedlang",
         "schedlang.cli",
+        "schedlang.cli.command_table",
+        "schedlang.cli.extra",
         "schedlang.cli.main",
         "schedlang.cli.options",
         "schedlang.cli.parser",
+        "schedlang.cli.printing",
         "schedlang.cli.usage",
         "schedlang.cli.values",
+        "schedlang.extras",
+        "schedlang.extras.difference",
+        "schedlang.extras.difference.diff_command",
+        "schedlang.extras.editor",
+        "schedlang.extras.editor.lsp_command",
+        "schedlang.extras.pipeline_tool",
+        "schedlang.extras.pipeline_tool.pipeline_command",
+        "schedlang.extras.prove",
+        "schedlang.extras.prove.prove_command",
+        "schedlang.extras.search",
+        "schedlang.extras.search.optimize_command",
+        "schedlang.extras.search.tune_command",
     }
     assert not {"attrs", "lark", "yaml", "json", "pathlib"} & found
     # Of a text that was not parsed before, and of one that was.
@@ -615,6 +630,26 @@ def test_a_command_imports_what_it_needs(
     )
     assert not [name for name in found if name.startswith(unneeded)]
     assert "yaml" not in imported_by("simulate", ONE_F_ONE_B, "--p2p-time", "1")
+
+
+@pytest.mark.slow
+def test_extras_can_be_left_out() -> None:
+    lines = "import sys; sys.modules['schedlang.extras'] = None; from schedlang.cli.main import main; sys.exit(main())"
+
+    def without_extras(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", lines, *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    shown = without_extras("--help").stdout
+    assert "    compile  " in shown
+    assert "    optimize" not in shown
+    for command in ("compile", "check", "show", "simulate", "view", "explain-bubble"):
+        assert without_extras(command, ONE_F_ONE_B).returncode == 0
+    done = without_extras("optimize", ONE_F_ONE_B)
+    assert done.returncode == 2
+    assert "`schedlang.extras.search.optimize_command`" in done.stderr
 
 
 def test_a_small_command_hardly_looks_for_garbage() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 import schedlang
 from schedlang import read_plan, read_source
+from schedlang.cli.command_table import parse
 from schedlang.cli.inputs import load_to_execute
 from schedlang.cli.main import main
-from schedlang.cli.options import parse
 from schedlang.language import syntax
 from schedlang.language.imports import load
 from tests.support.paths import GALLERY, PROGRAMS

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from schedlang.cli.command_table import parse
 from schedlang.cli.main import main
-from schedlang.cli.options import parse
 from schedlang.cli.serve import PageServer
 from tests.support.paths import PROGRAMS
 

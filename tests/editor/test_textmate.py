@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schedlang.cli.options import COMMANDS
+from schedlang.cli.command_table import COMMANDS
 from schedlang.extras.editor.colours import coloured
 from tests.support.paths import GALLERY, PROGRAMS, ROOT
 from tests.support.short_programs import short_programs

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from schedlang import CompileError, Kind, Plan, compile
+from schedlang.runtime.communicators import warm_up
 from schedlang.runtime.parts.edge_wire import EdgeWire
 from schedlang.runtime.processes import Processes, processes_of
-from schedlang.runtime.wire import warm_up
 from schedlang.schedule.actions import is_transfer
 from tests.gpu.checks import Said, check, device, join, rank
 

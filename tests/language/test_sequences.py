@@ -3,8 +3,8 @@
 import pytest
 
 from schedlang import CompileError, Source, compile
-from schedlang.extras.prove.prove import prove_for_all
-from schedlang.extras.prove.ranks.prove import contains, prove
+from schedlang.extras.prove.pieces.classes import prove_for_all
+from schedlang.extras.prove.sets.outcome import contains, prove
 from schedlang.language.expand import expand
 from schedlang.language.imports import load
 from schedlang.language.symbols import symbols_of

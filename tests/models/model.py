@@ -18,7 +18,7 @@ from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from schedlang.runtime.stage import LossFn
+from schedlang.runtime.setup import LossFn
 from schedlang.runtime.values import Value
 
 ROWS = 2

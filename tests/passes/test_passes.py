@@ -25,14 +25,15 @@ from schedlang import (
 from schedlang.compiler import ops_of
 from schedlang.language.imports import load
 from schedlang.lowering import lower
-from schedlang.passes import fill, search
+from schedlang.passes import best_order as search
+from schedlang.passes import fill
 from schedlang.passes.board import Board
 from schedlang.passes.fill import Rules, fill_weights, fill_within
-from schedlang.passes.graph import Graph
-from schedlang.passes.greedy import Greedy
+from schedlang.passes.filling import Greedy
+from schedlang.passes.find_periods import find_periods
+from schedlang.passes.op_graph import Graph
 from schedlang.passes.recompute import recompute
 from schedlang.passes.reorder import reorder
-from schedlang.passes.repeats import find_repeats
 from schedlang.passes.slots import fill_slots
 from schedlang.passes.squeeze import squeeze
 from schedlang.passes.track import Track
@@ -388,14 +389,14 @@ def test_periods_are_taken_out_and_put_in(name: str, period: int) -> None:
         return [actions.text() for actions in schedule.ranks]
 
     whole = expanded(40)
-    repeats = find_repeats(whole, (period,))
-    assert repeats is not None
+    periods = find_periods(whole, (period,))
+    assert periods is not None
     times = 20 // period
-    part = repeats.taken_out(times)
+    part = periods.more(-times)
     assert texts(part) == texts(expanded(20))
-    repeats = find_repeats(part, (period,))
-    assert repeats is not None
-    assert texts(repeats.put_in(times)) == texts(whole)
+    periods = find_periods(part, (period,))
+    assert periods is not None
+    assert texts(periods.more(times)) == texts(whole)
 
 
 @pytest.mark.parametrize("name", [*BLOCKS.values(), "zb_1p", "zb_2p", "zb_v", "rlhf"])

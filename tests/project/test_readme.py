@@ -2,7 +2,7 @@
 
 import re
 
-from schedlang.cli.options import COMMANDS
+from schedlang.cli.command_table import COMMANDS
 from tests.support.paths import DOCS, ROOT
 
 COMMAND_PAGE = (DOCS / "commands.md").read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """Gathers, sums and hops to which ranks come in different orders: what is told, and where."""
 
+from schedlang.schedule.layout import Layout, Pipeline
 from tests.support.written import BOTH_WAYS, labels, written, wrong
 
 OPS = (
@@ -44,3 +45,29 @@ def test_hops_that_cross() -> None:
     )
     assert labels(told) == [("0SEND_WEIGHTS", texts[0]), ("1SEND_WEIGHTS", texts[1])]
     assert told.help == "let some ranks of the ring receive first, as every second one"
+
+
+def test_a_rank_that_only_waits_is_none_of_those_that_differ() -> None:
+    """Rank 0 waits for a sum that rank 1 makes last of all; ranks 1, 3 and 2 wait in a cycle."""
+    layout = Layout(
+        (0, 1, 2, 3, 1, 2, 3, 1), (Pipeline("p", 0, 4, 1), Pipeline("q", 4, 8, 1))
+    )
+    orders = ((0,), (1, 7, 4), (2, 5), (3, 6))
+    ranks = []
+    for stages in orders:
+        ops = [f"{stage}F0 {stage}B0" for stage in stages]
+        ranks.append(" ".join([*ops, *(f"{stage}REDUCE_GRAD" for stage in stages)]))
+    (told,) = wrong(written(*ranks, layout=layout))
+    texts = [
+        "rank 1 makes `p(1)REDUCE_GRAD` before `q(3)REDUCE_GRAD`",
+        "rank 3 makes `p(3)REDUCE_GRAD` before `q(2)REDUCE_GRAD`",
+        "rank 2 makes `p(2)REDUCE_GRAD` before `q(1)REDUCE_GRAD`",
+    ]
+    assert told.message == (
+        f"ranks 1-3 come to gathers and sums in different orders: {', '.join(texts)}"
+    )
+    assert labels(told) == [
+        ("1REDUCE_GRAD", texts[0]),
+        ("3REDUCE_GRAD", texts[1]),
+        ("2REDUCE_GRAD", texts[2]),
+    ]

@@ -3,12 +3,12 @@
 import pytest
 
 from schedlang import CompileError, Costs, Source, compile, prove, simulate
-from schedlang.extras.prove.prove import prove_for_all
-from schedlang.passes.graph import Graph
+from schedlang.extras.prove.pieces.classes import prove_for_all
+from schedlang.passes.op_graph import Graph
 from schedlang.proof.memory import levels
 from schedlang.ranks.lifetimes import peak_messages
 from schedlang.report.bubbles.alternatives import Alternatives
-from schedlang.report.bubbles.waits import waits
+from schedlang.report.bubbles.op_waits import waits
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.timeline import Bar, Bars, Timeline
 from tests.support.written import written

@@ -25,8 +25,8 @@ from schedlang.proof.channels import channels_of
 from schedlang.proof.repetition import prove_for_all_updates
 from schedlang.schedule.columns import actions_from, table_of
 from schedlang.schedule.layout import Layout, Pipeline
+from schedlang.schedule.periods import repeat
 from schedlang.schedule.schedule import Kernel, WeightRule
-from schedlang.schedule.stream import repeat
 from schedlang.schedule.transports import GLOO, NAMES, transports
 from tests.support.written import written
 

@@ -16,15 +16,15 @@ from schedlang.compiler import NO_PARAMS, compile_tree, ops_of
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.extras.prove.certificates import what_it_proves
-from schedlang.extras.prove.check_certificate import Wrong
-from schedlang.extras.prove.ranks.certificate import certificate_of
-from schedlang.extras.prove.ranks.check_certificate import faults_of
-from schedlang.extras.prove.ranks.laws import forms_of
-from schedlang.extras.prove.ranks.numbers import Number, Unreadable, digits
-from schedlang.extras.prove.ranks.proofs import prove_for_all_ranks
-from schedlang.extras.prove.ranks.prove import Outcome, contains, prove
-from schedlang.extras.prove.ranks.statements import UPDATES, with_digits
-from schedlang.extras.prove.ranks.words import condition_text
+from schedlang.extras.prove.check_orders import Wrong
+from schedlang.extras.prove.check_sets import faults_of
+from schedlang.extras.prove.sets.laws import forms_of
+from schedlang.extras.prove.sets.numbers import Number, Unreadable, digits
+from schedlang.extras.prove.sets.outcome import Outcome, contains, prove
+from schedlang.extras.prove.sets.proofs import prove_for_all_ranks
+from schedlang.extras.prove.sets.sets_certificate import certificate_of
+from schedlang.extras.prove.sets.statements import UPDATES, with_digits
+from schedlang.extras.prove.sets.wording import condition_text
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
 from schedlang.language.expand import check_text

@@ -26,11 +26,11 @@ from schedlang import (
 from schedlang.cli.main import main
 from schedlang.lowering import lower
 from schedlang.report.bubbles import reasons as followed
-from schedlang.report.bubbles.attribution import CAUSES, Idle, IdleTime, bubbles
-from schedlang.report.bubbles.critical_path import Segment, critical_path
-from schedlang.report.bubbles.exposed import exposed
-from schedlang.report.bubbles.report import explain_bubble
-from schedlang.report.bubbles.waits import Step, Waits, waits
+from schedlang.report.bubbles.account import Account
+from schedlang.report.bubbles.attribution import CAUSES, Idle, IdleTime
+from schedlang.report.bubbles.critical_path import Segment
+from schedlang.report.bubbles.explanation import explain_bubble
+from schedlang.report.bubbles.op_waits import Step
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.timeline import Bar
 from tests.support.paths import GALLERY, PROGRAMS, ROOT
@@ -42,8 +42,8 @@ def explained(
     schedule: Schedule, costs: Costs
 ) -> tuple[Execution, IdleTime, list[Segment]]:
     execution = simulate(schedule, costs)
-    found = waits(schedule, execution.timeline, costs)
-    return execution, bubbles(found, costs), critical_path(found)
+    account = Account(execution)
+    return execution, account.idle, account.path
 
 
 def check(schedule: Schedule, costs: Costs) -> None:
@@ -62,19 +62,14 @@ def check(schedule: Schedule, costs: Costs) -> None:
             ends, abs=1e-6
         )
     # Of ops that overlap, all run until the last one ends.
-    steps = [
-        step
-        for each in waits(schedule, execution.timeline, Costs()).ranks
-        for step in each
-    ]
+    account = Account(execution)
+    steps = [step for step in account.waits.steps if not step.is_copy]
     for each in idle:
         assert is_true(schedule, execution, steps, each), each
     communication = sum(
         each.length for each in idle if each.cause in ("transfer", "transport")
     )
-    assert exposed(waits(schedule, execution.timeline, costs)) == pytest.approx(
-        communication, abs=1e-6 * makespan
-    )
+    assert account.behind.exposed == pytest.approx(communication, abs=1e-6 * makespan)
     assert sum(segment.length for segment in path) == pytest.approx(makespan)
     assert [segment.start for segment in path] + [makespan] == pytest.approx(
         [0.0, *(segment.end for segment in path)]
@@ -384,28 +379,16 @@ def test_nothing_takes_time(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb_v"])
-def test_what_is_exposed_takes_linear_time(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also in the number of ranks, though the waits of most ranks go on through the waits of
-    others.
-    """
-    counts: list[int] = []
-
-    def counted(self: Waits, rank: int, index: int) -> tuple[Step | None, float]:
-        counts[-1] += 1
-        return latest(self, rank, index)
-
-    latest = Waits.latest
-    monkeypatch.setattr(Waits, "latest", counted)
-    for ranks in (8, 32):
-        plan = compile(name, {"ranks": ranks, "microbatches": 16})
-        costs = Costs(p2p_time=0.1)
-        found = waits(plan, simulate(plan, costs).timeline, costs)
-        counts.append(0)
-        assert exposed(found) > 0
-    # Four times the ranks, and hardly more than four times the looks.
-    assert counts[0] < counts[1] < 4.4 * counts[0]
+def test_what_is_behind_waits_grows_with_the_microbatches(name: str) -> None:
+    """Though the waits of most ranks go on through the waits of others, in the warm-up of all."""
+    pieces: list[int] = []
+    for microbatches in (64, 256):
+        plan = compile(name, {"ranks": 8, "microbatches": microbatches})
+        account = Account(simulate(plan, Costs(p2p_time=0.1)))
+        assert account.behind.exposed > 0
+        pieces.append(len(account.behind.gap))
+    # Four times the microbatches, and hardly more than four times the pieces.
+    assert pieces[0] <= pieces[1] < 4.4 * pieces[0]
 
 
 def test_waits_are_followed_together(monkeypatch: pytest.MonkeyPatch) -> None:

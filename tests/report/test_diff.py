@@ -21,8 +21,8 @@ from schedlang.extras.difference.difference import (
     rank_differences,
     side_of,
 )
+from schedlang.extras.difference.difference_text import difference_text
 from schedlang.extras.difference.document import difference_json
-from schedlang.extras.difference.text import difference_text
 from schedlang.lowering import lower
 from schedlang.report.alignment import Change, align
 from schedlang.schedule.costs import UNIT

@@ -10,12 +10,8 @@ import pytest
 
 from schedlang import Costs, Plan, simulate
 from schedlang.cli.main import main
-from schedlang.extras.pipeline_tool import (
-    Settings,
-    quirky_bubble_rate,
-    quirky_timeline,
-    settings_of,
-)
+from schedlang.extras.pipeline_tool.quirks import quirky_bubble_rate, quirky_timeline
+from schedlang.extras.pipeline_tool.settings import Settings, settings_of
 from schedlang.report.views.table import table
 from schedlang.schedule.timeline import Timeline
 from tests.support.paths import CASES

@@ -1,8 +1,10 @@
 """Losses that stages add, on real processes: they train and are reported as in one process."""
 
+import gc
 import re
 from collections.abc import Callable
 from functools import partial
+from weakref import ref
 
 import pytest
 
@@ -15,6 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, add_loss, added_losses
+from schedlang.runtime.part import Forward, Part
+from schedlang.runtime.parts.added_losses import AddedLosses
+from schedlang.runtime.stage import Stage, StagePlan
 from tests.support.models import ROWS, WIDTH, batch, difference, program_with
 from tests.support.ranks import Run
 from tests.support.sizes import STEPS
@@ -282,3 +287,24 @@ def test_without_one_who_takes_it_nothing_is_added() -> None:
         add_loss("size", 2 * torch.ones(()))
     assert found == {"size": 3.0}
     assert found.total == 5.0
+
+
+class Watching(Part):
+    """Knows the last forward as long as it is there."""
+
+    def before_forward(self, run: Forward) -> None:
+        self.last = ref(run)
+
+
+def test_a_forward_is_gone_when_it_is_over() -> None:
+    """It holds what it was given and what it made: a circle would hold that until Python looks."""
+    watching = Watching()
+    parts = [AddedLosses(), watching]
+    stage = Stage(StagePlan(1), nn.Linear(2, 2), torch.device("cpu"), parts=parts)
+    stage.inputs[0] = torch.ones(1, 2, requires_grad=True)
+    gc.disable()
+    try:
+        stage.forward(0)
+        assert watching.last() is None
+    finally:
+        gc.enable()

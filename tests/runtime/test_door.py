@@ -1,4 +1,4 @@
-"""The door: a part is loaded where it is asked for, and the page says what does not go together."""
+"""The door: a part is loaded where it is asked for."""
 
 import os
 import subprocess
@@ -13,10 +13,16 @@ from schedlang import Source, compile
 from schedlang.plan.plan import write_plan
 from schedlang.runtime.door import FEATURES
 from tests.support.paths import PROGRAMS, ROOT
-from tools.pages import together
 
 #: Files of parts that every training needs.
-ALWAYS = {"overflows", "shared_draws", "shared_hooks", "weights"}
+ALWAYS = {
+    "added_losses",
+    "loss_weights",
+    "overflows",
+    "shared_draws",
+    "shared_hooks",
+    "weights",
+}
 
 #: Builds a pipeline, makes a step, and prints the files of `runtime/` and their lines.
 SCRIPT = """
@@ -72,7 +78,10 @@ def test_a_plain_pipeline_loads_no_part_that_it_does_not_need(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_part_is_loaded_where_the_plan_asks_for_it(tmp_path: Path) -> None:
-    assert parts(loaded("1f1b_recompute", tmp_path)) - ALWAYS == {"repeats"}
+    assert parts(loaded("1f1b_recompute", tmp_path)) - ALWAYS == {
+        "repeats",
+        "without_graph",
+    }
 
 
 def test_every_part_has_a_row() -> None:
@@ -80,14 +89,15 @@ def test_every_part_has_a_row() -> None:
     files = {path.stem for path in (ROOT / "runtime" / "parts").glob("*.py")}
     # What makes layers and blocks whose backward is split, what a part starts over from, and the
     # wire of a transport.
-    assert files - rows == {"__init__", "again", "compiled", "edge_wire"}
+    assert files - rows == {
+        "__init__",
+        "again",
+        "compiled",
+        "edge_wire",
+        "layers",
+    }
 
 
 def test_a_feature_goes_together_only_with_what_there_is() -> None:
     for feature in FEATURES.values():
         assert feature.not_with.keys() <= FEATURES.keys()
-
-
-def test_the_table_of_what_does_not_go_together_is_current() -> None:
-    page = (together.ROOT / together.PAGE).read_text(encoding="utf-8")
-    assert together.table() in page, "run `make regenerate WHAT=together`"

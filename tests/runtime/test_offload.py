@@ -16,9 +16,12 @@ from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from schedlang.examples.demo.gpt import Block  # noqa: E402
+from schedlang.runtime.part import Part  # noqa: E402
 from schedlang.runtime.parts.offload import Offload  # noqa: E402
+from schedlang.runtime.parts.split_backward import SplitBackwards  # noqa: E402
 from schedlang.runtime.stage import Stage, StagePlan  # noqa: E402
 from schedlang.schedule.kinds import Kind  # noqa: E402
+from tests.support.stages import weight_half  # noqa: E402
 from tests.support.storages import counted_storages  # noqa: E402
 
 SHAPE = 2, 16, 128
@@ -50,8 +53,9 @@ class WithTangent(nn.Module):
 
 def stage(module: nn.Module, offloaded: set[int], split: bool) -> Stage:
     cpu = torch.device("cpu")
-    plan = StagePlan(1, split={0, 1} if split else ())
-    return Stage(plan, module, cpu, parts=[Offload(1, module, cpu, offloaded)])
+    parts: list[Part] = [SplitBackwards({0, 1})] if split else []
+    parts.append(Offload(1, module, cpu, offloaded))
+    return Stage(StagePlan(1), module, cpu, parts=parts)
 
 
 def gradients(ours: Stage, split: bool, offloads: bool) -> list[Tensor]:
@@ -68,10 +72,9 @@ def gradients(ours: Stage, split: bool, offloads: bool) -> list[Tensor]:
     for microbatch in range(2):
         if not microbatch and offloads:
             ours.ops[Kind.RELOAD, 1](microbatch)
-        for call in (
-            (ours.backward, ours.backward_weight) if split else (ours.backward,)
-        ):
-            call(microbatch)
+        ours.backward(microbatch)
+        if split:
+            weight_half(ours, microbatch)
     return [
         *(each for box in ours.input_gradients.values() for each in box),
         *(p.grad for p in ours.module.parameters()),
@@ -138,10 +141,9 @@ def test_the_memory_is_free_while_the_copy_is_away(split: bool) -> None:
         ours.ops[Kind.RELOAD, 1](0)
         assert held(storages.made) == activation + 2 * output
         ours.outputs.clear()
-        for call in (
-            (ours.backward, ours.backward_weight) if split else (ours.backward,)
-        ):
-            call(0)
+        ours.backward(0)
+        if split:
+            weight_half(ours, 0)
         gradients = [
             *ours.input_gradients[0],
             *(each.grad for each in ours.module.parameters()),

@@ -21,6 +21,7 @@ from schedlang import Kind, Source, compile
 from schedlang.plan.plan import Plan
 from schedlang.ranks import shards
 from schedlang.runtime.parts.shards import ShardedModule
+from schedlang.runtime.parts.split_backward import SplitBackwards
 from schedlang.runtime.stage import Stage, StagePlan
 from schedlang.schedule.forward_only import forward_only
 from tests.support.mesh import PIPE, mesh, on, place, weights
@@ -34,13 +35,15 @@ from tests.support.models import (
     program,
 )
 from tests.support.ranks import Run
+from tests.support.stages import weight_half
 
 pytestmark = pytest.mark.processes
 
 
 def middle(module: nn.Module) -> Stage:
     """A stage between others, whose backwards are split."""
-    return Stage(StagePlan(1, split=range(2)), module, torch.device("cpu"))
+    parts = [SplitBackwards(range(2))]
+    return Stage(StagePlan(1), module, torch.device("cpu"), parts=parts)
 
 
 def fully_sharded() -> float:
@@ -66,7 +69,7 @@ def fully_sharded() -> float:
             op(microbatch)
     for microbatch in range(2):
         sharded.wait()
-        stage.backward_weight(microbatch)
+        weight_half(stage, microbatch)
         sharded.end_backward()
     sharded.reduce()
     sharded.reshard()

@@ -21,7 +21,11 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from schedlang.examples.demo.gpt import CONTEXT, Block, Embedding, Head  # noqa: E402
 from schedlang.runtime.errors import way_out  # noqa: E402
+from schedlang.runtime.parts.repeats import Recomputed  # noqa: E402
+from schedlang.runtime.parts.split_backward import SplitBackwards  # noqa: E402
 from schedlang.runtime.stage import Stage, StagePlan  # noqa: E402
+from schedlang.schedule.kinds import Kind  # noqa: E402
+from tests.support.stages import do, weight_half  # noqa: E402
 from tests.support.storages import Storages, counted_storages  # noqa: E402
 
 # A linear layer of this width is just worth its split; narrower ones are not.
@@ -211,8 +215,9 @@ def activations() -> Tensor:
 
 
 def stage(module: nn.Module, split: bool, number: int = 1) -> Stage:
-    plan = StagePlan(number, ends_backward=not number, split=range(9) if split else ())
-    return Stage(plan, module, torch.device("cpu"))
+    plan = StagePlan(number, ends_backward=not number)
+    parts = [SplitBackwards(range(9))] if split else []
+    return Stage(plan, module, torch.device("cpu"), parts=parts)
 
 
 def forward(stage: Stage, microbatch: int, input: Tensor) -> Tensor:
@@ -221,7 +226,7 @@ def forward(stage: Stage, microbatch: int, input: Tensor) -> Tensor:
     # The inputs of a model need no gradient, what a stage before has made does.
     wants = stage.number > 0 and input.is_floating_point()
     stage.inputs[microbatch] = input.clone().requires_grad_(wants)
-    stage.forward(microbatch)
+    do(stage, Kind.F, microbatch)
     output = stage.outputs.pop(microbatch)
     # As if the stage behind had sent it; drawn after the same seed on both sides.
     stage.gradients[microbatch] = [torch.randn(output.shape, dtype=output.dtype)]
@@ -256,7 +261,7 @@ def compare(
     assert not any(gradient is not None for gradient in gradients(module).values())
     for microbatch in range(2):
         whole.backward(microbatch)
-        ours.backward_weight(microbatch)
+        weight_half(ours, microbatch)
     assert_same(ours.input_gradients, whole.input_gradients, tolerance)
     assert any(gradient is not None for gradient in gradients(module).values())
     assert_same(gradients(module), gradients(whole.module), tolerance)
@@ -338,7 +343,7 @@ def test_other_weights_in_a_reentrant_checkpoint_get_their_gradients_in_b() -> N
     ours.backward(0)
     assert inside.scale.grad is not None
     assert inside.part.weight.grad is None
-    ours.backward_weight(0)
+    weight_half(ours, 0)
     whole.backward(0)
     assert_same(gradients(module), gradients(whole.module))
 
@@ -354,7 +359,7 @@ def test_beside_a_reentrant_checkpoint_hooks_see_gradients_only() -> None:
     forward(ours, 0, activations())
     ours.backward(0)
     assert seen == []
-    ours.backward_weight(0)
+    weight_half(ours, 0)
     assert seen == [False]
 
 
@@ -378,7 +383,7 @@ def test_each_half_fires_the_hooks_of_its_weights_once() -> None:
         ours.backward(microbatch)
     assert fired == []
     for microbatch in range(2):
-        ours.backward_weight(microbatch)
+        weight_half(ours, microbatch)
         names = {name for name, _ in module.named_parameters()}
         assert sorted(name for name, _ in fired) == sorted(
             [*names, *(f"{name} node" for name in names)]
@@ -412,7 +417,7 @@ def test_a_hook_of_several_weights_sees_all_gradients_of_a_microbatch_at_once(
         ours.backward(microbatch), alone.backward(microbatch)
     assert seen["ours"] == []
     for microbatch in range(2):
-        ours.backward_weight(microbatch)
+        weight_half(ours, microbatch)
         assert len(seen["ours"]) == microbatch + 1
     assert len(seen["whole"]) == 2
     if mode == "all":
@@ -447,7 +452,7 @@ def test_operations_of_both_halves_are_counted_as_those_of_a_whole_backward() ->
             forward(ours, 0, activations())
             ours.backward(0)
             if split:
-                ours.backward_weight(0)
+                weight_half(ours, 0)
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] > 0
 
@@ -469,7 +474,7 @@ def test_the_weights_are_those_that_the_forward_used() -> None:
     forward(ours, 0, input), forward(whole, 0, input)
     whole.backward(0)
     ours.backward(0)
-    ours.backward_weight(0)
+    weight_half(ours, 0)
     assert all(gradient is None for gradient in gradients(module).values())
     assert_same(
         {name: weight.grad for name, weight in own.items()}, gradients(compare_to)
@@ -524,7 +529,7 @@ def test_a_layer_may_have_a_loss_of_its_own() -> None:
     assert all(gradient is not None for gradient in of_its_own.values())
     assert_same(gradients(module), gradients(alone))
     ours.backward(0)
-    ours.backward_weight(0)
+    weight_half(ours, 0)
     whole.backward(0)
     assert_same(gradients(module), gradients(alone))
 
@@ -540,21 +545,21 @@ def test_microbatches_may_take_turns_in_any_order() -> None:
         ours.backward(microbatch)
     for microbatch in (1, 2, 0):
         whole.backward(microbatch)
-        ours.backward_weight(microbatch)
+        weight_half(ours, microbatch)
     assert_same(gradients(module), gradients(whole.module))
 
 
 def test_a_recomputed_forward_is_split_too() -> None:
     module = encoder()
-    plan = StagePlan(1, recomputed=range(1), split=range(1))
-    ours = Stage(plan, module, torch.device("cpu"))
+    parts = [Recomputed(range(1)), SplitBackwards(range(1))]
+    ours = Stage(StagePlan(1), module, torch.device("cpu"), parts=parts)
     whole = stage(copy.deepcopy(module), split=False)
     input = activations()
     forward(ours, 0, input), forward(whole, 0, input)
     torch.manual_seed(5)
-    ours.recompute(0)
+    do(ours, Kind.R, 0)
     ours.backward(0)
-    ours.backward_weight(0)
+    weight_half(ours, 0)
     whole.backward(0)
     assert_same(gradients(module), gradients(whole.module))
 
@@ -594,7 +599,7 @@ def test_between_the_halves_only_inputs_of_layers_and_gradients_of_their_outputs
     # Its clone is the input of the first layer, and Tanh makes the gradient of the last one's
     # output.
     assert storages.held() - before - SIZE == SIZE * (1 + 2 + 3)
-    ours.backward_weight(0)
+    weight_half(ours, 0)
     assert storages.held() - before - SIZE == sum(
         each.grad.nbytes for each in ours.module.parameters()
     )
@@ -607,7 +612,7 @@ def test_of_narrow_layers_their_gradients_are_held(storages: Storages) -> None:
     )
     forward(ours, 0, activations())
     ours.backward(0)
-    ours.backward_weight(0)
+    weight_half(ours, 0)
     ours.gradients.clear(), ours.input_gradients.clear()
     before = storages.held()
     forward(ours, 1, activations())
@@ -616,7 +621,7 @@ def test_of_narrow_layers_their_gradients_are_held(storages: Storages) -> None:
     assert storages.held() - before == sum(
         each.nbytes for each in ours.module.parameters()
     )
-    ours.backward_weight(1)
+    weight_half(ours, 1)
     assert storages.held() == before
 
 
@@ -635,5 +640,5 @@ def test_a_checkpoint_holds_its_input_and_is_recomputed_once(
     # states.
     assert storages.held() - before < 3.5 * SIZE
     ours.backward(0)
-    ours.backward_weight(0)
+    weight_half(ours, 0)
     assert len(calls) == 2

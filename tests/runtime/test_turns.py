@@ -12,9 +12,14 @@ from torch import Tensor, nn
 from schedlang import Source, compile
 from schedlang.runtime import Pipeline, PipelineError, end_component
 from schedlang.runtime.components import overlapped_of
+from schedlang.runtime.part import Part
 from schedlang.runtime.parts.slices import Past
+from schedlang.runtime.parts.split_backward import SplitBackwards
+from schedlang.runtime.parts.turns import Overlaps
 from schedlang.runtime.stage import Stage, StagePlan
+from schedlang.schedule.kinds import Kind
 from tests.support.ranks import Run
+from tests.support.stages import do, weight_half
 
 WIDTH = 6
 
@@ -76,10 +81,12 @@ def gradients(
     """The gradients of inputs and weights of two microbatches; where the first one's backward is
     `cut`, it runs in the midst of the second one's forward.
     """
-    parts = [Past(1, slices, has_backward=True)] if slices > 1 else []
-    both = {0, 1} if split else set()
-    plan = StagePlan(1, split=both, overlapped={0, 1} if cut else set())
-    stage = Stage(plan, module, torch.device("cpu"), parts=parts)
+    parts: list[Part] = [SplitBackwards({0, 1})] if split else []
+    if slices > 1:
+        parts.append(Past(1, slices, has_backward=True))
+    overlaps = Overlaps({0, 1} if cut else set())
+    parts.append(overlaps)
+    stage = Stage(StagePlan(1), module, torch.device("cpu"), parts=parts)
     generator = torch.Generator().manual_seed(1)
     inputs = [
         torch.randn(4, WIDTH, generator=generator).requires_grad_() for _ in range(2)
@@ -87,9 +94,9 @@ def gradients(
     stage.inputs.update(enumerate(inputs))
     for microbatch in (0, 1):
         if microbatch and cut and slices == 1:
-            backward = stage.overlapped_backward(0)
+            backward = overlaps.overlapped_backward(0)
             stage.gradients[0] = [torch.ones_like(stage.outputs[0])]
-            stage.overlap(1, backward)
+            overlaps.overlap(stage.forward, 1, backward)
             assert backward.has_begun
             backward.finish()
         else:
@@ -98,10 +105,10 @@ def gradients(
     for microbatch in (1, 0):
         if microbatch not in stage.input_gradients:
             stage.gradients[microbatch] = [torch.ones_like(stage.outputs[microbatch])]
-            stage.backward(microbatch)
+            do(stage, Kind.B, microbatch)
     if split:
         for microbatch in (0, 1):
-            stage.backward_weight(microbatch)
+            weight_half(stage, microbatch)
     found = [stage.input_gradients[microbatch][0] for microbatch in (0, 1)]
     return [*found, *(weight.grad for weight in module.parameters())]
 

@@ -18,7 +18,7 @@ from schedlang import (
     write_plan,
 )
 from schedlang.cli.main import main
-from schedlang.passes.graph import Graph
+from schedlang.passes.op_graph import Graph
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.costs import costs_of, read_costs

@@ -6,11 +6,12 @@ from schedlang import CompileError, Costs
 from schedlang.proof.prove import simulate
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout, Pipeline
+from schedlang.schedule.needs import needs_of
 from tests.support.written import words, written, wrong
 
 
 def test_what_is_needed_is_in_rows() -> None:
-    needs = written("0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0").needs
+    needs = needs_of(written("0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"))
     rows = zip(
         needs.user.tolist(),
         map(Kind, needs.made.tolist()),
@@ -32,7 +33,7 @@ def test_what_is_needed_is_in_rows() -> None:
 
 
 def test_what_is_not_there_has_no_row() -> None:
-    needs = written("0B0 0SEND_F0", "1F0 1B0").needs
+    needs = needs_of(written("0B0 0SEND_F0", "1F0 1B0"))
     assert sorted(zip(needs.user.tolist(), needs.maker.tolist(), strict=True)) == [
         (0, -1),
         (0, 3),

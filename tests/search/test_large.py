@@ -7,9 +7,8 @@ import pytest
 
 from schedlang import Costs, Source, compile, simulate
 from schedlang.extras.search.optimize.blocks import program_of_block
-from schedlang.extras.search.optimize.exact import Exact
+from schedlang.extras.search.optimize.exact import exact
 from schedlang.extras.search.optimize.instance import Instance
-from schedlang.extras.search.optimize.large import Large
 from schedlang.extras.search.optimize.periodic import Block, blocks
 from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.extras.search.optimize.published import from_gallery, passed, published
@@ -195,7 +194,7 @@ def test_windows_come_to_the_best(place: str, objective: str) -> None:
         check(problem, better)
         assert better.value < answer.value
         answer = better
-    *_, best = Exact()(problem, given(problem), 60)
+    *_, best = exact(problem, given(problem), 60)
     assert best.is_best
     assert answer.value == best.value
 
@@ -204,9 +203,8 @@ def test_large_problems_get_better() -> None:
     """From the published order on, within the memory; the best is known to be above the bound."""
     problem = problem_of("V", 4, 8, 6, MEASURED, is_split=False)
     *_, known = from_gallery(problem, given(problem), 60)
-    # The first one that is better is enough: how far it gets in some time is the benchmark's. No block
-    # is better, and the search for one takes its share of the time, 3 s; the first window that gains
-    # is found in 0.2 s of the others.
-    answer = next(Large()(problem, known, 10))
+    # The first one that is better is enough: how far it gets in some time is the benchmark's. The
+    # first window that gains is found in 0.2 s.
+    answer = next(windows(problem, known, 10))
     check(problem, answer)
     assert Instance.of(problem).least <= answer.value < known.value

@@ -19,12 +19,12 @@ from ortools.sat.python import cp_model
 
 from schedlang import CompileError, Costs, Source, compile, read_source, simulate
 from schedlang.cli.main import main
+from schedlang.extras.search.optimize.constraints import Effort, look
 from schedlang.extras.search.optimize.instance import Instance, chains_of
-from schedlang.extras.search.optimize.model import Effort, look
 from schedlang.extras.search.optimize.optimize import judged, optimize
 from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.extras.search.optimize.starts import starts
-from schedlang.passes.graph import Graph
+from schedlang.passes.op_graph import Graph
 from tests.support.paths import CASES, GALLERY
 
 pytestmark = pytest.mark.slow

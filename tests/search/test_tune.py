@@ -17,10 +17,10 @@ from schedlang import Kind, compile, read_plan, simulate
 from schedlang.extras.noise.noise import Noise
 from schedlang.extras.noise.runs import simulate_runs
 from schedlang.extras.search.tune.candidates import Candidate, Training, candidates
-from schedlang.extras.search.tune.inputs import layers_of_costs
-from schedlang.extras.search.tune.layers import Layers, divided
-from schedlang.extras.search.tune.programs import Program, read_programs, unlike
-from schedlang.extras.search.tune.search import Tuning, tune
+from schedlang.extras.search.tune.layer_sources import layers_of_costs
+from schedlang.extras.search.tune.stage_costs import Layers, divided
+from schedlang.extras.search.tune.tried_programs import Program, read_programs, unlike
+from schedlang.extras.search.tune.tuning import Tuning, tune
 from schedlang.files.programs import path_of
 from schedlang.schedule.costs import Costs, read_costs
 from tests.support.commands import schedc

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from schedlang.extras.prove.certificates import what_it_proves
-from schedlang.extras.prove.check_certificate import Wrong
+from schedlang.extras.prove.check_orders import Wrong
 
 #: Where a number or a word stands in a certificate: keys and indices, one within the other.
 Place = tuple[Any, ...]

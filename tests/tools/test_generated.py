@@ -8,7 +8,7 @@ from tools.pages.__main__ import FROM_SOURCE, files
 #: Pages whose rows take long: tests/project/test_docs.py looks at some of these.
 LONG = ("gains", "transports")
 #: Pages of what torch does.
-NEED_TORCH = ("gpu",)
+NEED_TORCH = ("gpu", "together")
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_search_finds_also_from_a_folder(page: Page) -> None:
     page.keyboard.press("Control+k")
     page.wait_for_timeout(SECOND)
     page.keyboard.type("deadlock")
-    page.get_by_text("Ranks wait for each other in a circle").first.wait_for(
+    page.get_by_text("Ranks wait for each other in a cycle").first.wait_for(
         timeout=20 * SECOND
     )
 

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from time import process_time
 
-from schedlang.extras.prove.prove import prove_for_all
-from schedlang.extras.prove.ranks.proofs import prove_for_all_ranks
+from schedlang.cli.workers import processes
+from schedlang.extras.prove.pieces.classes import prove_for_all
 from schedlang.extras.prove.result import Proof
-from schedlang.extras.workers import processes
+from schedlang.extras.prove.sets.proofs import prove_for_all_ranks
 from schedlang.schedule.transports import NAMES
 from tests.support.paths import GALLERY, PROGRAMS
 

@@ -30,7 +30,7 @@ from schedlang.files.programs import names, text_of, title
 from schedlang.language.expand import parameters
 from schedlang.plan.plan import Plan
 from schedlang.proof.prove import ideal_execution, simulate
-from schedlang.report.bubbles.report import explained, explanation_text
+from schedlang.report.bubbles.explanation import explained, explanation_text
 from schedlang.report.figures import figure_rows
 from schedlang.report.views import lay_out
 from schedlang.report.views.html import page_data

@@ -1,8 +1,8 @@
 """Recorded runs of plans: what their ops took, and how well a simulation predicts them."""
 
 from schedlang.extras.measured.comparison import Comparison, compare, predict
-from schedlang.extras.measured.report import comparison_json, comparison_text
-from schedlang.extras.measured.run import Run, is_trace, read_run, run_of
+from schedlang.extras.measured.comparison_text import comparison_json, comparison_text
+from schedlang.extras.measured.run import Run, read_run, run_of
 
 __all__ = [
     "Comparison",
@@ -10,7 +10,6 @@ __all__ = [
     "compare",
     "comparison_json",
     "comparison_text",
-    "is_trace",
     "predict",
     "read_run",
     "run_of",

@@ -52,12 +52,6 @@ class Run:
         )
 
 
-def is_trace(text: str) -> bool:
-    """Whether the text of a file is that of a trace."""
-    # A plan whose program has this word in a comment has it with other quotes: JSON escapes them.
-    return text.lstrip().startswith("{") and '"traceEvents"' in text
-
-
 def read_run(path: str | Path) -> Run:
     """The run in a trace that `schedc run --trace` has written; CompileError says what is wrong
     with the trace.

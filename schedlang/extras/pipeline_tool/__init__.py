@@ -4,8 +4,3 @@ That is Victarry/PP-Schedule-Visualization (MIT). The options and keys are those
 version, a command for 1F1B (commit ec19476); strategies and `key=value` arguments are those of its
 later version (commit 1dd92bf).
 """
-
-from schedlang.extras.pipeline_tool.quirks import quirky_bubble_rate, quirky_timeline
-from schedlang.extras.pipeline_tool.settings import Settings, settings_of
-
-__all__ = ["Settings", "quirky_bubble_rate", "quirky_timeline", "settings_of"]

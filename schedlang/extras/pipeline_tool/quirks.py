@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from attrs import evolve
 
-from schedlang.passes.graph import Graph
+from schedlang.passes.op_graph import Graph
 from schedlang.plan.plan import Plan
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import Kind

@@ -1,8 +1,8 @@
 """What a certificate proves of its program, for every size.
 
 A checker looks at what stands in a certificate, and takes it as it stands: orders and times
-(`schedlang.extras.prove.check_certificate`), or sets and stamps
-(`schedlang.extras.prove.ranks.check_certificate`). Here all that it takes is read in the text of
+(`schedlang.extras.prove.check_orders`), or sets and stamps
+(`schedlang.extras.prove.check_sets`). Here all that it takes is read in the text of
 the program once more, as the prover reads it, and must be the same.
 """
 
@@ -12,14 +12,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from schedlang.compiler import wrong_ops
 from schedlang.diagnostics.diagnostic import CompileError
-from schedlang.extras.prove.check_certificate import Wrong, check
-from schedlang.extras.prove.linear import NotLinear, Searched, Undecided
-from schedlang.extras.prove.program import Program, certified_program
-from schedlang.extras.prove.prove import Class, prover_of
-from schedlang.extras.prove.sizes import Sizes
-from schedlang.extras.prove.stamps import NoStamps
-from schedlang.extras.prove.transfers import NotRepeated
+from schedlang.extras.prove.check_orders import Wrong, check
+from schedlang.extras.prove.open_program import Program, certified_program
+from schedlang.extras.prove.pieces.classes import Class, prover_of
+from schedlang.extras.prove.pieces.linear import NotLinear, Searched, Undecided
+from schedlang.extras.prove.pieces.progressions import Sizes
+from schedlang.extras.prove.pieces.start_times import NoStamps
+from schedlang.extras.prove.pieces.written_transfers import NotRepeated
 from schedlang.language.faults import Fault
 
 #: At so many sizes of each class the compiler proves the program as well.
@@ -33,7 +34,7 @@ def what_it_proves(document: Any) -> str:
     try:
         program = certified_program(document)
         if "statements" in document:
-            from schedlang.extras.prove.ranks.of_program import sets_of_program
+            from schedlang.extras.prove.sets.reread import sets_of_program
 
             return sets_of_program(program, document)
         return _orders_of_program(program, document)
@@ -78,7 +79,11 @@ def _check_classes(program: Program, classes: Sequence[Mapping[str, Any]]) -> No
     for key in dict.fromkeys(keys):
         one = Class(*key)
         for n in range(_COMPILED):
-            prover.expanded(one, n)
+            schedule = prover.expanded(one, n)
+            for name, wrong in wrong_ops(schedule, program.transports).items():
+                if wrong:
+                    at = f"at {one.base + n * one.period} microbatches, on `{name}`"
+                    raise Wrong(f"{at}: {wrong[0].message}")
         again = prover.tried(one, one.unrolled)
         for name in program.transports:
             outcome, reason = prover.outcome_on(name, again)
@@ -87,5 +92,16 @@ def _check_classes(program: Program, classes: Sequence[Mapping[str, Any]]) -> No
         if again.certify is None:
             raise Wrong("a certificate has no streams, and no costs of overlap")
         own = [of for of, its in zip(classes, keys, strict=True) if its == key]
-        if json.dumps(own) != json.dumps(again.certify()):
-            raise Wrong("its orders, times or figures are not those of the program")
+        _check_same(own, again.certify())
+
+
+def _check_same(
+    own: Sequence[Mapping[str, Any]], proved: Sequence[Mapping[str, Any]]
+) -> None:
+    """Wrong unless the parts of a class are to the letter what it is proved by."""
+    if [one.keys() for one in own] != [one.keys() for one in proved]:
+        raise Wrong("not each class is there as it must be")
+    for one, again in zip(own, proved, strict=True):
+        for name, of in again.items():
+            if json.dumps(one[name]) != json.dumps(of):
+                raise Wrong(f"its `{name}` are not those of the program")

@@ -7,7 +7,8 @@ from attrs import frozen
 from schedlang.proof.execution import Execution
 from schedlang.report.bubbles.attribution import IdleTime, bubbles
 from schedlang.report.bubbles.critical_path import Segment, critical_path
-from schedlang.report.bubbles.waits import Waits, waits
+from schedlang.report.bubbles.op_waits import Waits, waits
+from schedlang.report.bubbles.reasons import Gaps, Reasons, all_gaps, reasons
 
 
 @frozen(eq=False)
@@ -28,6 +29,16 @@ class Account:
         return critical_path(self.waits)
 
     @cached_property
+    def gaps(self) -> Gaps:
+        """All times in which ranks wait."""
+        return all_gaps(self.waits)
+
+    @cached_property
+    def behind(self) -> Reasons:
+        """What is behind the waits of ranks."""
+        return reasons(self.waits, self.gaps)
+
+    @cached_property
     def idle(self) -> IdleTime:
         """The idle time of all ranks, by its causes."""
-        return bubbles(self.waits, self.execution.costs)
+        return bubbles(self.waits, self.gaps, self.behind, self.execution.costs)

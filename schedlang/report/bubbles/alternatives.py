@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 
 import numpy as np
 
-from schedlang.report.bubbles.waits import ROUNDING, Waits
+from schedlang.report.bubbles.op_waits import ROUNDING, Waits
 from schedlang.schedule.columns import Floats, Ints, is_any
 from schedlang.schedule.costs import Amounts
 from schedlang.schedule.kinds import AWAY, BACK, MAKERS, Kind

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from schedlang.proof.durations import op_ends
 from schedlang.report.bubbles.alternatives import Alternatives
-from schedlang.report.bubbles.reasons import Gaps, Reasons, Why, reasons
-from schedlang.report.bubbles.waits import ROUNDING, Step, Waits
+from schedlang.report.bubbles.op_waits import ROUNDING, Step, Waits
+from schedlang.report.bubbles.reasons import Gaps, Reasons, Why
 from schedlang.schedule.columns import Floats, Ints, counts_of
 from schedlang.schedule.costs import Costs, Durations
 
@@ -43,8 +43,6 @@ _MOVING = {
     Why.TRANSPORT: "transport",
     Why.COLLECTIVE: "collective",
 }
-#: Those that are communication.
-_EXPOSED = ("transfer", "transport", "collective")
 #: No stage or rank that a cause is about.
 _NONE = -1
 
@@ -114,14 +112,6 @@ class IdleTime:
         """How long each part is."""
         return self.end - self.start
 
-    @property
-    def exposed(self) -> float:
-        """The time that is due to communication: transfers on their way, the transport, sums and
-        gathers.
-        """
-        is_exposed = np.isin(self.cause, [_NUMBERS[cause] for cause in _EXPOSED])
-        return float(self.length[is_exposed].sum())
-
     def of_ranks(self) -> dict[str, list[float]]:
         """For each cause, the idle time of each rank that is due to it."""
         ranks = len(self.waits.schedule.ranks)
@@ -161,27 +151,17 @@ class IdleTime:
         return sorted(rows, key=lambda each: -each[1])
 
 
-def bubbles(waits: Waits, costs: Costs) -> IdleTime:
+def bubbles(waits: Waits, gaps: Gaps, behind: Reasons, costs: Costs) -> IdleTime:
     """The idle time of every rank from the first start to the last end, in pieces of one cause
-    each.
+    each, from its gaps and what is behind them.
 
     `costs` are those that the execution was simulated with.
     """
     costs = costs.over(waits.schedule.costs)
-    gaps = _gaps(waits)
-    attribution = _Causes(waits, gaps, reasons(waits, gaps))
+    attribution = _Causes(waits, gaps, behind)
     attribution.moving()
     attribution.running(_choices(waits, gaps, costs), _even(waits, costs))
     return attribution.in_order()
-
-
-def _gaps(waits: Waits) -> Gaps:
-    """All times in which ranks wait."""
-    of_ranks = [waits.gaps(rank) for rank in range(len(waits.schedule.ranks))]
-    ranks = np.repeat(np.arange(len(of_ranks)), [len(index) for index, *_ in of_ranks])
-    return Gaps(
-        ranks, *(np.concatenate(columns) for columns in zip(*of_ranks, strict=True))
-    )
 
 
 @frozen(eq=False)

@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from schedlang.report.bubbles.waits import NOTHING, ROUNDING, Step, Waits
+from schedlang.report.bubbles.op_waits import NOTHING, ROUNDING, Step, Waits
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 

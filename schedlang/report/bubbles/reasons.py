@@ -12,7 +12,7 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from schedlang.report.bubbles.waits import NOTHING, Waits
+from schedlang.report.bubbles.op_waits import NOTHING, Waits
 from schedlang.schedule.columns import Flags, Floats, Ints, members
 
 
@@ -22,6 +22,10 @@ class Why(IntEnum):
     """
 
     OP, COPY, TRANSFER, TRANSPORT, COLLECTIVE = range(5)
+
+
+#: The reasons that are communication.
+_EXPOSED = (Why.TRANSFER, Why.TRANSPORT, Why.COLLECTIVE)
 
 
 @frozen(eq=False)
@@ -52,6 +56,23 @@ class Reasons:
     end: Floats
     step: Ints
     receiver: Ints
+
+    @property
+    def exposed(self) -> float:
+        """The idle time behind which there is communication: a transfer on its way or held back, or
+        a sum or a gather.
+        """
+        is_exposed = np.isin(self.why, _EXPOSED)
+        return float((self.end - self.start)[is_exposed].sum())
+
+
+def all_gaps(waits: Waits) -> Gaps:
+    """All times in which ranks wait."""
+    of_ranks = [waits.gaps(rank) for rank in range(len(waits.schedule.ranks))]
+    ranks = np.repeat(np.arange(len(of_ranks)), [len(index) for index, *_ in of_ranks])
+    return Gaps(
+        ranks, *(np.concatenate(columns) for columns in zip(*of_ranks, strict=True))
+    )
 
 
 def reasons(waits: Waits, gaps: Gaps) -> Reasons:

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from schedlang.report.bubbles.attribution import IdleTime
 from schedlang.report.bubbles.critical_path import Segment
-from schedlang.report.bubbles.waits import NOTHING, Waits
+from schedlang.report.bubbles.op_waits import NOTHING, Waits
 from schedlang.report.views.picture import Picture
 from schedlang.schedule.columns import Floats, Ints
 

@@ -9,9 +9,9 @@ from attrs import frozen
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.periodic import Block, blocks
 from schedlang.extras.search.optimize.problem import Answer, Problem
-from schedlang.extras.search.optimize.program import at_most
+from schedlang.extras.search.optimize.program_text import at_most, head_of
 from schedlang.extras.search.optimize.published import from_gallery
-from schedlang.language.head import Head, by_number, head_lines, words_for
+from schedlang.language.head import by_number, head_lines
 from schedlang.schedule.fixed_point import exact_text
 from schedlang.schedule.kinds import Kind
 
@@ -87,16 +87,7 @@ def program_of_block(instance: Instance, block: Block) -> str:
     layout = schedule.layout
     if len(layout.pipelines) > 1 or layout.slices > 1:
         raise ValueError("a block is written for one pipeline of whole microbatches")
-    words = words_for({kind for ops in problem.graph.ops for kind, _, _ in ops})
-    rules = [str(schedule.weights_of(stage)) for stage in range(len(layout.placement))]
-    head = Head(
-        schedule.name,
-        len(schedule.ranks),
-        schedule.microbatches,
-        layout,
-        rules,
-        schedule.costs,
-    )
+    head, words = head_of(problem.graph)
     names = _NAMES[: block.microbatches]
     lines = [f"schedule {schedule.name} {{"]
     for line in head_lines(head, words):

@@ -5,13 +5,13 @@ from itertools import count
 from math import inf
 from time import monotonic
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
+from schedlang.extras.search.optimize.constraints import Effort, Outcome, look
 from schedlang.extras.search.optimize.instance import Instance
-from schedlang.extras.search.optimize.model import Effort, Outcome, look
 from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.extras.search.optimize.windows import Windows
-from schedlang.passes.graph import Orders
+from schedlang.passes.op_graph import Orders
 
 #: What a look takes at first, for one rank and for all of them; then ever twice as much.
 _RANK_EFFORT = 0.5
@@ -25,19 +25,12 @@ _WINDOWS_EFFORT = 1.0
 _SHARE = 1 / 4
 
 
-@frozen
-class Exact:
-    """The `Solver` that proves: with so many threads, from a seed."""
-
-    workers: int = 1
-    seed: int = 0
-
-    def __call__(
-        self, problem: Problem, known: Answer, seconds: float
-    ) -> Iterator[Answer]:
-        """Better and better answers, until the best is found and proved."""
-        deadline = monotonic() + seconds
-        yield from _Search(problem, known, deadline, self.workers, self.seed).answers()
+def exact(
+    problem: Problem, known: Answer, seconds: float, workers: int = 1, seed: int = 0
+) -> Iterator[Answer]:
+    """See `Solver`: better and better answers, until the best is found and proved."""
+    deadline = monotonic() + seconds
+    return _Search(problem, known, deadline, workers, seed).answers()
 
 
 @define

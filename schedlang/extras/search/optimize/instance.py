@@ -11,7 +11,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from schedlang.extras.search.optimize.problem import Answer, Problem
-from schedlang.passes.graph import Orders
+from schedlang.passes.op_graph import Nodes, Orders
 from schedlang.schedule.columns import Ints
 from schedlang.schedule.fixed_point import FixedPoint, meant
 from schedlang.schedule.kinds import INPUT_HALVES, OPS, Kind
@@ -45,7 +45,7 @@ class Holding:
 
 
 @frozen(eq=False)
-class Instance:
+class Instance(Nodes):
     """A problem whose times are multiples of a `unit`, and its amounts of memory whole numbers.
 
     Decimals become whole numbers as they are: `is_exact`. Where that would take more digits than a
@@ -63,6 +63,7 @@ class Instance:
     time: list[int]
     rise: list[int]
     change: list[int]
+    rank: list[int]
     limits: list[int]
     chains: list[list[int]]
     lags: list[Lag]
@@ -90,6 +91,7 @@ class Instance:
             [whole(time) for time in graph.time],
             [amount(rise) for rise in graph.rise],
             [amount(change) for change in graph.change],
+            graph.rank,
             [amount(limit) if limit < inf else held for limit in problem.limits],
             chains_of(problem),
             [],
@@ -165,17 +167,20 @@ class Instance:
         return following
 
     @cached_property
-    def rank(self) -> list[int]:
-        """The rank of each node."""
-        return self.problem.graph.rank
+    def users(self) -> list[list[tuple[int, int]]]:
+        """The nodes that wait for each node, each with how long after its end they start."""
+        return [
+            [(second, lag - time) for second, lag in waiting]
+            for waiting, time in zip(self.following, self.time, strict=True)
+        ]
 
     @cached_property
-    def waits(self) -> list[int]:
+    def missing(self) -> list[int]:
         """For how many others each node waits."""
-        waits = [0] * len(self.time)
+        missing = [0] * len(self.time)
         for _, second, _ in self.lags:
-            waits[second] += 1
-        return waits
+            missing[second] += 1
+        return missing
 
     @cached_property
     def room_for(self) -> list[int]:
@@ -198,7 +203,7 @@ class Instance:
         """All nodes, each behind those that start before it; fewer where there is a circle, and so
         no order at all.
         """
-        waits = list(self.waits)
+        waits = list(self.missing)
         order = [node for node, count in enumerate(waits) if not count]
         for node in order:
             for second, _ in self.following[node]:

@@ -15,7 +15,7 @@ from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.source import Source
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.problem import Answer, Problem, Solver
-from schedlang.extras.search.optimize.program import can_write_times, program_of
+from schedlang.extras.search.optimize.program_text import can_write_times, program_of
 from schedlang.extras.search.optimize.published import from_gallery
 from schedlang.extras.search.optimize.starts import from_greedy
 from schedlang.proof.prove import simulate
@@ -98,12 +98,15 @@ def _solvers(
     """Those that look for orders, the quickest first, and which share of the time each may take."""
     yield partial(from_greedy, seed=seed), 0.1
     yield from_gallery, 0.2
-    from schedlang.extras.search.optimize.exact import Exact
-    from schedlang.extras.search.optimize.large import Large
+    from schedlang.extras.search.optimize.exact import exact
+    from schedlang.extras.search.optimize.periodic import periodic
+    from schedlang.extras.search.optimize.windows import windows
 
+    # Blocks that repeat, then what gains window by window: better orders of any size.
     if len(problem.graph.ops) > _MOST_AT_ONCE:
-        yield Large(workers), 1.0
-    yield Exact(workers, seed), 1.0
+        yield partial(periodic, workers=workers), 0.3
+        yield partial(windows, workers=workers), 1.0
+    yield partial(exact, workers=workers, seed=seed), 1.0
 
 
 def _tell(answer: Answer) -> None:

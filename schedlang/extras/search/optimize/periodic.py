@@ -18,8 +18,8 @@ from ortools.sat.python import cp_model
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.extras.search.optimize.published import passed
-from schedlang.extras.search.optimize.solver import solve
-from schedlang.passes.graph import Orders
+from schedlang.extras.search.optimize.solver import solved, which_is_first
+from schedlang.passes.op_graph import Orders
 
 #: By how much longer intervals are tried than what the busiest rank works, one after the other.
 _SLACK = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0)
@@ -258,11 +258,8 @@ def _solved(
         intervals, rest = divmod(hint[op[0]][op[1]], interval)
         model.add_hint(later[op], intervals)
         model.add_hint(phase[op], rest)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = workers
-    solver.parameters.max_deterministic_time = _EFFORT
-    solver.parameters.max_time_in_seconds = seconds
-    if solve(solver, model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    solver, is_found = solved(model, workers, _EFFORT, seconds)
+    if not is_found:
         return None
     begins = tuple(
         tuple(solver.value(start[number, place]) for place in range(microbatches))
@@ -289,11 +286,10 @@ def _take_turns(
     )
     before: dict[tuple[_Op, _Op], cp_model.LiteralT] = {}
     for one, other in combinations(ops, 2):
-        is_first = model.new_bool_var("")
         takes = rough.time[one[0]]
         other_takes = rough.time[other[0]]
-        model.add(phase[other] - phase[one] >= takes).only_enforce_if(is_first)
-        model.add(phase[one] - phase[other] >= other_takes).only_enforce_if(~is_first)
+        phases = phase[one], phase[other]
+        is_first = which_is_first(model, *phases, takes, other_takes)
         # The last of an interval comes before the first of the next.
         model.add(phase[one] + takes <= phase[other] + interval)
         model.add(phase[other] + other_takes <= phase[one] + interval)

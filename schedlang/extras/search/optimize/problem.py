@@ -7,7 +7,7 @@ from typing import Protocol
 
 from attrs import evolve, frozen
 
-from schedlang.passes.graph import ROUNDING, Graph, Orders
+from schedlang.passes.op_graph import ROUNDING, Graph, Orders
 from schedlang.schedule.schedule import Schedule
 
 #: The kinds and the stages of a node's ops, and their slices: what they do, whatever the

@@ -16,10 +16,11 @@ from schedlang.files.programs import names
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
 from schedlang.language.declarations import Unfinished, declare
+from schedlang.language.faults import Fault
 from schedlang.language.imports import load
 from schedlang.language.trees import with_items
 from schedlang.passes.fill import fill_within
-from schedlang.passes.graph import Graph, Orders
+from schedlang.passes.op_graph import Graph, Orders
 from schedlang.passes.reorder import reorder
 from schedlang.schedule.kinds import INPUT_HALVES, MAKERS, Kind
 from schedlang.schedule.layout import Layout
@@ -121,7 +122,7 @@ def _is_laid_out(
     """Whether the stages of a program are where a layout has them."""
     try:
         theirs = declare(tree, params).layout()
-    except Unfinished:
+    except (Fault, Unfinished):
         return False
     stretches = [(pipeline.start, pipeline.stop) for pipeline in theirs.pipelines]
     mine = [(pipeline.start, pipeline.stop) for pipeline in layout.pipelines]

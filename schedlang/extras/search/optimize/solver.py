@@ -8,6 +8,34 @@ from ortools.sat.python import cp_model
 _GLANCE = 0.2
 
 
+def solved(
+    model: cp_model.CpModel, workers: int, effort: float, seconds: float
+) -> tuple[cp_model.CpSolver, bool]:
+    """A solver after it has looked for a solution of a model, and whether it has one. It may take
+    some deterministic time, and some seconds.
+    """
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = workers
+    solver.parameters.max_deterministic_time = effort
+    solver.parameters.max_time_in_seconds = max(seconds, 0.01)
+    status = solve(solver, model)
+    return solver, status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+
+
+def which_is_first(
+    model: cp_model.CpModel,
+    first: cp_model.IntVar,
+    second: cp_model.IntVar,
+    takes: int,
+    other_takes: int,
+) -> cp_model.IntVar:
+    """A literal that says which of two starts comes first; the other one is behind its end."""
+    literal = model.new_bool_var("")
+    model.add(second - first >= takes).only_enforce_if(literal)
+    model.add(first - second >= other_takes).only_enforce_if(~literal)
+    return literal
+
+
 def solve(solver: cp_model.CpSolver, model: cp_model.CpModel) -> int:
     """The status of a model once it is solved, or its time is over; what ends the wait, such as
     KeyboardInterrupt, stops the solver too.

@@ -14,11 +14,11 @@ from time import monotonic
 
 from attrs import frozen
 
-from schedlang.extras.search.optimize.greedy import greedy
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.extras.search.optimize.published import published
-from schedlang.passes.graph import Orders
+from schedlang.extras.search.optimize.urgent_first import greedy
+from schedlang.passes.op_graph import Orders
 
 #: How many orders are tried.
 _MOST = 600

@@ -15,8 +15,8 @@ from ortools.sat.python import cp_model
 
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.problem import Answer, Problem
-from schedlang.extras.search.optimize.solver import solve
-from schedlang.passes.graph import Orders
+from schedlang.extras.search.optimize.solver import solved, which_is_first
+from schedlang.passes.op_graph import Orders
 from schedlang.schedule.columns import Ints
 
 #: How many nodes of a rank are in a window at first, and by how many times more once no window
@@ -199,15 +199,10 @@ class _Window:
         for rank, nodes in enumerate(self.nodes):
             self._order(rank, nodes)
         self._minimise()
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = self.search.workers
-        solver.parameters.max_deterministic_time = _EFFORT
-        solver.parameters.max_time_in_seconds = max(
-            self.search.deadline - monotonic(), 0.01
-        )
-        status = solve(solver, self.model)
+        left = self.search.deadline - monotonic()
+        solver, is_found = solved(self.model, self.search.workers, _EFFORT, left)
         self.search.spent += solver.deterministic_time
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        if not is_found:
             return None
         orders: Orders = []
         for order, (i, j) in zip(self.search.now.orders, self.places, strict=True):
@@ -256,16 +251,10 @@ class _Window:
             # Those of a chain are in its order, and stay so.
             literal: cp_model.LiteralT = True
             if self.search.chain[first] != self.search.chain[second]:
-                literal = self.model.new_bool_var("")
+                starts = start[first], start[second]
+                times = instance.time[first], instance.time[second]
+                literal = which_is_first(self.model, *starts, *times)
                 self.model.add_hint(literal, True)
-                behind = self.model.add(
-                    start[second] - start[first] >= instance.time[first]
-                )
-                behind.only_enforce_if(literal)
-                ahead = self.model.add(
-                    start[first] - start[second] >= instance.time[second]
-                )
-                ahead.only_enforce_if(~literal)
             before[first, second] = literal
             before[second, first] = (
                 not literal if isinstance(literal, bool) else ~literal

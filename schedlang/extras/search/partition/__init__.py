@@ -6,7 +6,7 @@ shows them to do most, in turn with the schedule's passes.
 
 from schedlang.extras.search.partition.balance import Sizes, partition
 from schedlang.extras.search.partition.joint import Fit, fit, gallery, search
-from schedlang.extras.search.partition.layers import (
+from schedlang.extras.search.partition.layer_costs import (
     Layer,
     costs_of_stages,
     fixed_of_runs,

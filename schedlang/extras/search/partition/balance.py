@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise, permutations
 
 import numpy as np
 
-from schedlang.extras.search.partition.layers import Layer, check_layers
+from schedlang.extras.search.partition.layer_costs import Layer, check_layers
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate
 from schedlang.ranks.weights import follow_weights

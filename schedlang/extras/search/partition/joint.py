@@ -26,7 +26,7 @@ from schedlang.extras.search.partition.balance import (
     neighbours,
     work_of_ranks,
 )
-from schedlang.extras.search.partition.layers import (
+from schedlang.extras.search.partition.layer_costs import (
     NOTHING,
     Layer,
     check_layers,

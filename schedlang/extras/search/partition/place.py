@@ -17,7 +17,7 @@ from schedlang.diagnostics.activity import doing
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.problem import Problem
 from schedlang.extras.search.optimize.starts import starts
-from schedlang.passes.graph import ROUNDING
+from schedlang.passes.op_graph import ROUNDING
 from schedlang.schedule.columns import actions_of
 from schedlang.schedule.cuts import best_cuts
 from schedlang.schedule.kinds import MAKERS, REPEATS, Kind

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from attrs import evolve, field, frozen
 
 from schedlang.extras.search.optimize.problem import Answer, Problem
-from schedlang.extras.search.optimize.program import program_of
+from schedlang.extras.search.optimize.program_text import program_of
 from schedlang.extras.search.partition.balance import Capacity, capacities
 from schedlang.extras.search.partition.joint import (
     Fit,
@@ -14,7 +14,7 @@ from schedlang.extras.search.partition.joint import (
     Trial,
     value_of,
 )
-from schedlang.extras.search.partition.layers import NOTHING, Layer
+from schedlang.extras.search.partition.layer_costs import NOTHING, Layer
 from schedlang.extras.search.partition.place import place
 from schedlang.lowering.choice import choose_lowering
 from schedlang.schedule.costs import UNIT, Costs

@@ -8,10 +8,10 @@ from time import monotonic
 from attrs import evolve, field, frozen
 
 from schedlang.extras.search.partition.balance import Sizes, most_even, sizes_of
-from schedlang.extras.search.partition.layers import Layer
+from schedlang.extras.search.partition.layer_costs import Layer
 from schedlang.extras.search.tune.bounds import Bounds, bounds_of
-from schedlang.extras.search.tune.layers import Layers
-from schedlang.extras.search.tune.programs import Program, settings
+from schedlang.extras.search.tune.stage_costs import Layers
+from schedlang.extras.search.tune.tried_programs import Program, settings
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.cuts import best_cuts
 from schedlang.schedule.layout import Layout

@@ -1,0 +1,300 @@
+"""A backward in two halves: B computes the gradient of the input, W adds up those of the weights.
+
+Autograd by itself splits a backward only by walking its graph twice. Here the forward takes the
+layers out of its graph (`schedlang.runtime.parts.layers`). B computes the gradients of their
+inputs, and keeps what W needs: the layers' inputs, and the gradients of their outputs. W does the
+rest, with torch's own kernels: together they are one whole backward, to the bit. It is the idea of
+the zero-bubble authors' weight gradient store (arXiv 2401.10241, section 4).
+
+The gradients of some weights are computed in B, and kept for W. Some take little work, as those of
+norms and of narrow layers, and to split them would take longer. Others cannot be split: those of
+other functions, of a script's own autograd functions, of blocks that are compiled in another way
+than by `schedlang.runtime.parts.compiled`.
+"""
+
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from schedlang.runtime.door import Site
+from schedlang.runtime.entry import changeable
+from schedlang.runtime.graph_leaves import has_reentrant_checkpoint, leaves_of_graph
+from schedlang.runtime.part import Backward, Forward, Part
+from schedlang.runtime.parts.layers import (
+    LAYERS,
+    LIGHT_LAYERS,
+    STORES,
+    Deferred,
+    LayerCall,
+    Store,
+    accumulate,
+)
+from schedlang.runtime.stage import Stage, without_autocast
+from schedlang.runtime.torch_private.bodies import BODIES
+from schedlang.runtime.torch_private.engine import gradients_of, run_backward
+from schedlang.runtime.torch_private.graphs import (
+    MAY_SPLIT,
+)
+from schedlang.runtime.torch_private.leaf_hooks import (
+    has_hooks_before,
+    has_hooks_of_all_modules,
+    with_gradients_only,
+    without_hooks,
+)
+from schedlang.runtime.torch_private.modes import has_other_modes, is_transformed
+from schedlang.schedule.kinds import Kind
+
+#: The layers that are split.
+_LAYERS = LAYERS if MAY_SPLIT else frozenset()
+
+
+class Split(TorchFunctionMode):
+    """The two halves of the backward of one microbatch on one stage. The forward runs inside this
+    mode.
+
+    A reentrant checkpoint in the forward makes a backward inside the backward, which adds to
+    `.grad` at once, so B cannot keep gradients for W. Then all layers are to be split, also light
+    ones (`splits_all`), and the gradients of other weights add up in B.
+    """
+
+    def __init__(self, splits_all: bool = False) -> None:
+        super().__init__()
+        #: What B leaves to W; and the weights whose gradients are among that, ready.
+        self._store = Store()
+        self.others: Sequence[Tensor] = ()
+        self.splits_all = splits_all
+        #: Whether the forward is over.
+        self._is_backward = False
+
+    def __enter__(self) -> "Split":
+        STORES.append(self._store)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        STORES.pop()
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        # All calls of the forward come by here, and those of a checkpoint that runs it again:
+        #
+        #     a layer               becomes a node that leaves its weights to W, if that pays
+        #     Tensor.backward       is `torch.autograd.backward`
+        #     attention, backward   are entered, so that the layers that they call come by, too
+        #     anything else         is left as it is
+        if function in _LAYERS and torch.is_grad_enabled() and _is_plain():
+            if (
+                self.splits_all or function not in LIGHT_LAYERS
+            ) and not self._store.is_again:
+                call = LayerCall(function, [*args, *kwargs.values()], tuple(kwargs))
+                is_worth = self.splits_all or call.is_worth()
+                if call.weights and is_worth and not is_transformed():
+                    return call.as_layer(self._store)
+        elif function is Tensor.backward:
+            kwargs["grad_tensors"] = kwargs.pop("gradient", None)
+            return self.__torch_function__(torch.autograd.backward, types, args, kwargs)
+        elif function in BODIES:
+            with (
+                self._store.whole()
+                if self._is_of_the_forward(function)
+                else nullcontext()
+            ):
+                if _is_plain() and not is_transformed():
+                    with self:
+                        return BODIES[function](*args, **kwargs)
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    def _is_of_the_forward(self, function: Callable[..., Any]) -> bool:
+        """Whether it is a backward that the forward makes. In a backward, reentrant checkpoints
+        call `torch.autograd.backward`, which is a part of that backward.
+        """
+        return function is torch.autograd.grad or (
+            function is torch.autograd.backward and not self._is_backward
+        )
+
+    def backward_input(
+        self,
+        outputs: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+    ) -> Sequence[Tensor | None]:
+        """B: the gradients of the inputs, from those of the outputs; None for an input that these
+        do not depend on.
+        """
+        # Where autograd stops, and what becomes of what it finds there:
+        #
+        #     outputs ◄── linear ◄── norm ◄── linear ◄── inputs        found by B, handed on
+        #                   ▲          ▲         ▲
+        #                 left to W    │       left to W               not in the graph at all
+        #                         weights of the norm                  found by B, kept for W
+        #
+        # All are found in one walk: a second one would go through the graph again.
+        self._is_backward = True
+        if not outputs:
+            return [None] * len(inputs)
+        leaves, reentrant = leaves_of_graph(outputs)
+        ids = set(map(id, inputs))
+        others = [leaf for leaf in leaves if id(leaf) not in ids]
+        wanted = [input for input in inputs if input.requires_grad]
+        if not others and not wanted and not reentrant:
+            return [None] * len(inputs)
+        with self:  # for checkpoints, which run the forward again
+            if reentrant:
+                with with_gradients_only(others):
+                    run_backward(outputs, gradients)
+                own = [input.grad for input in inputs]
+                for input in inputs:
+                    input.grad = None
+                return own
+            with without_hooks(others):
+                computed = gradients_of(
+                    [*others, *wanted], outputs, gradients, allow_unused=True
+                )
+        ready = [
+            (leaf, gradient)
+            for leaf, gradient in zip(others, computed, strict=False)
+            if gradient is not None
+        ]
+        if ready:
+            weights, of_weights = zip(*ready, strict=True)
+            self.others = (*self.others, *weights)
+            self._store.deferred.append(Deferred(weights, weights, lambda: of_weights))
+        of_inputs = iter(computed[len(others) :])
+        return [next(of_inputs) if input.requires_grad else None for input in inputs]
+
+    def backward_weight(self) -> None:
+        """W: the gradients of the weights, which add up in `.grad`; hooks see each weight's
+        once.
+        """
+        # A weight that several layers use is to be seen by its hooks once, with the whole gradient,
+        # and a hook of several weights (`register_multi_grad_hook`) with all of theirs: so those
+        # layers wait for each other, and hold what they hold until the last of them.
+        deferred = self._store.deferred
+        uses = Counter(id(weight) for layer in deferred for weight in layer.weights)
+        tied: list[Deferred] = []
+        untied: deque[Deferred] = deque()
+        for layer in deferred:
+            (
+                tied
+                if any(
+                    uses[id(weight)] > 1 or has_hooks_before(weight)
+                    for weight in layer.weights
+                )
+                else untied
+            ).append(layer)
+        deferred.clear()
+        # One by one: what a layer has held is freed before the next one needs memory.
+        while untied:
+            accumulate([untied.popleft()])
+        if tied:
+            accumulate(tied)
+
+
+def _is_plain() -> bool:
+    """Whether a call is what it seems: not traced by `torch.compile`, nor changed by another mode
+    around the step.
+    """
+    return not (torch.compiler.is_compiling() or has_other_modes())
+
+
+def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:
+    """Warn that the gradients of some weights of a stage are not left to W, with the modules that
+    have them.
+    """
+    ids = {id(weight) for weight in weights}
+    names = [
+        f"`{name}` ({type(part).__name__})" if name else type(part).__name__
+        for name, part in module.named_modules()
+        if any(id(weight) in ids for weight in part.parameters(recurse=False))
+    ]
+    shown = ", ".join(names[:3]) + (
+        f" and {len(names) - 3} more" if len(names) > 3 else ""
+    )
+    where = shown or "tensors that are no weights of its module"
+    warnings.warn(
+        f"stage {stage} computes weight gradients in B and not in W, those of {where}: only linear "
+        "layers, convolutions, embeddings and matrix products are split, and nothing inside "
+        "torch.func, a gradient that the forward takes, or torch.compile with another backend than "
+        '"schedlang"',
+        stacklevel=2,
+    )
+
+
+class SplitBackwards(Part):
+    """The halves of the backwards of some microbatches of a stage: of these, B or I is the input
+    half, and W the other one.
+    """
+
+    _stage: Stage
+
+    def __init__(self, microbatches: Container[int]) -> None:
+        self._microbatches = microbatches
+        #: From F (or R) to W.
+        self._splits: dict[int, Split] = {}
+        #: Whether the module has reentrant checkpoints; the first split forward shows it.
+        self._is_reentrant: bool | None = None
+        self._has_warned = False
+
+    def bind(self, stage: Stage) -> None:
+        """The stage whose backwards these are."""
+        self._stage = stage
+
+    def before_forward(self, run: Forward) -> None:
+        """Take the layers out of the graph."""
+        if not run.has_graph or run.microbatch not in self._microbatches:
+            return
+        split = Split(splits_all=self._is_reentrant is not False)
+        self._splits[run.microbatch] = split
+        run.contexts = [split, *run.contexts]
+        if has_hooks_of_all_modules() and not self._stage.plan.ends_backward:
+            run.input = changeable(run.input)
+
+    def recorded(self, run: Forward) -> None:
+        """See whether there is a reentrant checkpoint. The first split forward did not know it, and
+        has split all layers, which is right in both cases.
+        """
+        if run.microbatch in self._microbatches and self._is_reentrant is None:
+            self._is_reentrant = has_reentrant_checkpoint(
+                root for root in (*run.roots, *run.made) if root.requires_grad
+            )
+
+    def before_backward(self, run: Backward) -> None:
+        """Walk to the inputs alone."""
+        if run.microbatch in self._splits:
+            run.walk = self._splits[run.microbatch].backward_input
+
+    def after_backward(self, run: Backward) -> None:
+        """Warn once of gradients of weights that B has computed."""
+        split = self._splits.get(run.microbatch)
+        if split is None or self._has_warned:
+            return
+        if split.splits_all and split.others:
+            self._has_warned = True
+            warn_of(split.others, self._stage.module, self._stage.number)
+
+    def backward_weight(self, microbatch: int) -> None:
+        """W: the gradients of the weights, which add up."""
+        with without_autocast(self._stage.device):
+            self._splits.pop(microbatch).backward_weight()
+
+
+def of_stages(site: Site) -> Iterator[tuple[int, SplitBackwards]]:
+    """Those of stages of which the plan splits backwards."""
+    for number in site.modules:
+        microbatches = site.microbatches(number, [Kind.W])
+        if microbatches:
+            yield number, SplitBackwards(microbatches)

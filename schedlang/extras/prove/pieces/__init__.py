@@ -1,0 +1,1 @@
+"""Programs at given ranks, for any number of microbatches: orders as pieces that repeat."""

@@ -1,0 +1,701 @@
+"""A program at given ranks, proved for any number of microbatches (docs/proof.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import define, evolve, field, frozen
+
+from schedlang.compiler import NO_PARAMS, ops_of, wrong_ops
+from schedlang.diagnostics.activity import doing
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
+from schedlang.diagnostics.source import Source
+from schedlang.extras.prove.open_program import Program, program_of
+from schedlang.extras.prove.pieces.beside import check_beside
+from schedlang.extras.prove.pieces.budget import Budget
+from schedlang.extras.prove.pieces.coverage import check_coverage
+from schedlang.extras.prove.pieces.deadlocks import check_standstill
+from schedlang.extras.prove.pieces.expansion import expand_for_all
+from schedlang.extras.prove.pieces.formulas import (
+    Figures,
+    claim_holds,
+    expression,
+    figures_of,
+    in_microbatches,
+)
+from schedlang.extras.prove.pieces.left_out import (
+    all_trained,
+    computing,
+    in_use,
+    only_computing,
+)
+from schedlang.extras.prove.pieces.linear import (
+    NeedsBase,
+    NeedsPeriod,
+    NotLinear,
+    Searched,
+    Undecided,
+    number,
+    settled,
+)
+from schedlang.extras.prove.pieces.orders_certificate import certified
+from schedlang.extras.prove.pieces.pattern import pattern_of
+from schedlang.extras.prove.pieces.pieces import Orders, Pair, later, orders_of
+from schedlang.extras.prove.pieces.progressions import Sizes
+from schedlang.extras.prove.pieces.start_times import (
+    NoStamps,
+    Stamped,
+    rules_of,
+    stamp,
+    walked,
+)
+from schedlang.extras.prove.pieces.streams import check_stream, part_of
+from schedlang.extras.prove.pieces.written_transfers import (
+    NotRepeated,
+    Repeated,
+    repeated,
+)
+from schedlang.extras.prove.result import Law, Proof, Verdict
+from schedlang.language.codegen import generate
+from schedlang.language.expand import check_text, expand, parameters
+from schedlang.language.faults import Fault
+from schedlang.language.sites import Sites
+from schedlang.proof.graph import remembered_walks
+from schedlang.proof.prove import ideal_execution
+from schedlang.ranks.weights import follow_weights
+from schedlang.schedule.actions import is_transfer, is_update
+from schedlang.schedule.columns import Columns, columns_of
+from schedlang.schedule.schedule import Claim, Schedule
+from schedlang.schedule.transports import PORTABLE
+
+#: How many sizes a pattern is looked for at.
+_LOOKED_AT = 3
+#: How many sizes the orders of passes are compared at; after how many microbatches more they may
+#: repeat themselves; and up to how many microbatches for each rank such a pattern is looked for.
+_SEEN = 7
+_PERIODS_OF_SEARCHES = (2, 6)
+_SEARCHED_PER_RANK = 12
+#: How many rounds of all loops are taken as one, in the order in which it is tried.
+_UNROLLED = (1, 2, 3, 4, 6)
+#: From how many microbatches on a pattern must be there, for so many ranks; and how many classes
+#: of microbatches by their rest there may be.
+_MOST_BASE = 200
+_BASE_PER_RANK = 16
+_MOST_CLASSES = 64
+
+#: Up to how many microbatches for each rank sizes are compiled where nothing is known of all.
+_LOOKED_UP_TO = 2
+
+_REFUSED = "require"
+
+
+@frozen
+class Class:
+    """Microbatches = base + period * n, and what was found of them: `proved`, `wrong`, `refused` or
+    `unknown`, with the reason of the latter.
+    """
+
+    base: int
+    period: int
+    #: How many rounds of all loops are taken as one.
+    unrolled: int = 1
+    outcome: str = ""
+    reason: str = ""
+    figures: Figures | None = None
+    #: What makes its parts of the certificate, if it has any.
+    certify: Callable[[], list[dict[str, Any]]] | None = None
+    #: Where the program writes its own transfers: what repeats, or why nothing does.
+    transfers: Repeated | str | None = None
+    #: Whether passes make its order; and up to how many microbatches they were seen to go on alike.
+    is_searched: bool = False
+    seen: int = 0
+
+
+def prove_for_all(
+    source: Source | str | Path,
+    params: Mapping[str, int] = NO_PARAMS,
+    transports_asked: Iterable[str] = (PORTABLE,),
+) -> Proof:
+    """Prove a program for any number of microbatches, at the other parameters' values.
+
+    `source` and `params` are as of `schedlang.compile`, but for `microbatches`, which is any. For
+    each of some transports the verdict says for which numbers it is proved, and for which wrong.
+    CompileError for a program that cannot be read, TypeError or ValueError for wrong arguments.
+    """
+    return prover_of(program_of(source, params, transports_asked)).proof()
+
+
+def prover_of(program: Program) -> Prover:
+    """What proves a program; CompileError or ValueError for one that has other parameters."""
+    if "microbatches" in program.params:
+        raise ValueError("`microbatches` is any: leave it out")
+    smallest = {**program.params, "microbatches": 1}
+    check_text(program.whole, program.tree, smallest)
+    if "ranks" not in parameters(program.tree, smallest):
+        # The program stops before it has any: this says where.
+        expand(program.whole, program.tree, smallest)
+    return Prover(program)
+
+
+@define
+class _Size:
+    """What compiling says at one size."""
+
+    #: By transport, the codes of what is wrong there.
+    codes: Mapping[str, frozenset[str]]
+    #: The figures of one that is right on all.
+    figures: Figures | None
+
+    def on(self, transport: str) -> str:
+        """The outcome on a transport: `proved`, `wrong` or `refused`."""
+        codes = self.codes[transport]
+        if not codes:
+            return "proved"
+        return (
+            "refused"
+            if all(of == {_REFUSED} for of in self.codes.values())
+            else "wrong"
+        )
+
+
+@define
+class Prover:
+    """Proves a program class by class of its numbers of microbatches."""
+
+    program: Program
+    sizes: dict[int, _Size] = field(factory=dict)
+    schedules: dict[int, Schedule] = field(factory=dict)
+    budget: Budget = field(factory=Budget)
+    #: From how many periods on the classes of a period are known, or may be.
+    begins: dict[int, int] = field(factory=dict)
+
+    @cached_property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return parameters(
+            self.program.tree, {**self.program.params, "microbatches": 1}
+        )["ranks"]
+
+    def proof(self) -> Proof:
+        """The proof: of classes of numbers of microbatches, and of those before them one by one."""
+        done: list[Class] = []
+        # All microbatches are one class at first; what depends on a rest divides it:
+        #
+        #     1 + n   ──NeedsPeriod(2)──►   1 + 2n,  2 + 2n        each proved by itself
+        waiting = [Class(1, 1)]
+        count = 1
+        while waiting:
+            one = waiting.pop()
+            # What one needs to begin with, the next one needs as well.
+            base = one.base % one.period + self.begins.get(one.period, 0) * one.period
+            one = evolve(one, base=max(one.base, base))
+            doing(f"{self.program.name}: microbatches = {one.base} + {one.period} n")
+            try:
+                done.append(self.looked_at(self.judged(one)))
+                self.begins[one.period] = done[-1].base // one.period
+            except NeedsPeriod as needs:
+                count += needs.factor - 1
+                if count > _MOST_CLASSES:
+                    reason = f"what it does repeats itself after {one.period * needs.factor} only"
+                    done.append(evolve(one, outcome="unknown", reason=reason))
+                    continue
+                waiting += [
+                    Class(one.base + number * one.period, one.period * needs.factor)
+                    for number in range(needs.factor)
+                ]
+        done.sort(key=lambda one: one.base)
+        return self.told(done)
+
+    # One class
+
+    def looked_at(self, one: Class) -> Class:
+        """A class, of which nothing may be known: then all but the sizes that are looked at one by
+        one, which are few.
+        """
+        periods = -(-(_LOOKED_UP_TO * self.ranks + 1 - one.base) // one.period)
+        if one.outcome != "unknown" or periods <= 0 or self.budget.is_spent:
+            return one
+        return evolve(one, base=one.base + periods * one.period)
+
+    def judged(self, one: Class) -> Class:
+        """A class, maybe from a larger base on, with its outcome."""
+        attempt = 0
+        few = -(-self.ranks // one.period)
+        more = (2, few, few, 0)
+        most = _MOST_BASE + _BASE_PER_RANK * self.ranks
+        #: Why the orders that passes make have no pattern from this base on.
+        no_pattern = ""
+        while True:
+            if one.base > most:
+                reason = f"no pattern was found up to {one.base} microbatches"
+                return evolve(one, outcome="unknown", reason=reason)
+            try:
+                if no_pattern:
+                    one = self.later(one, no_pattern)
+                return (
+                    one
+                    if one.outcome
+                    else self.tried(one, _UNROLLED[attempt // len(more)])
+                )
+            except NeedsBase as needs:
+                one = evolve(one, base=one.base + needs.least * one.period)
+            except NoStamps as error:
+                if one.is_searched:
+                    no_pattern = str(error)
+                    continue
+                # First from larger sizes on, then with more rounds as one.
+                one = evolve(
+                    one, base=one.base + more[attempt % len(more)] * one.period
+                )
+                attempt += 1
+                if attempt == len(_UNROLLED) * len(more):
+                    return evolve(one, outcome="unknown", reason=str(error))
+            except NeedsPeriod:
+                raise
+            except Searched as error:
+                if one.is_searched:
+                    return evolve(one, outcome="unknown", reason=str(error))
+                one = evolve(one, is_searched=True)
+            except NotLinear as error:
+                place = (
+                    "" if error.location is None else f" ({self.where(error.location)})"
+                )
+                return evolve(one, outcome="unknown", reason=f"{error}{place}")
+            except (TypeError, ZeroDivisionError, RecursionError):
+                reason = (
+                    "it does with `microbatches` what is no arithmetic of this kind"
+                )
+                return evolve(one, outcome="unknown", reason=reason)
+            except Undecided as error:
+                return evolve(
+                    one, outcome="unknown", reason=str(error) or "it is undecided"
+                )
+            except Fault as fault:
+                outcome = "refused" if fault.code == _REFUSED else "wrong"
+                return evolve(one, outcome=outcome, reason=fault.message)
+
+    def later(self, one: Class, reason: str) -> Class:
+        """A class whose orders passes make, and have no pattern yet: from a larger base on, or not
+        proved. NeedsPeriod where they have one with a longer period.
+        """
+        for period in _PERIODS_OF_SEARCHES if one.period == 1 else ():
+            longer = evolve(one, period=period)
+            try:
+                pattern_of([self.expanded(longer, n) for n in range(_LOOKED_AT)])
+            except NoStamps:
+                continue
+            self.begins[period] = one.base // period
+            raise NeedsPeriod(period)
+        if one.base > _SEARCHED_PER_RANK * self.ranks + _SEEN:
+            return evolve(one, outcome="unknown", reason=reason)
+        periods = -(-max(self.ranks // 4, 2) // one.period)
+        return evolve(one, base=one.base + periods * one.period)
+
+    def tried(self, one: Class, unroll: int) -> Class:
+        """A class that is proved, or wrong by a claim, with so many rounds of all loops as one;
+        raises what is needed for that.
+        """
+        one = evolve(one, unrolled=unroll)
+        if one.is_searched:
+            return self.followed(one)
+        with settled():
+            expansion = expand_for_all(
+                self.program.tree,
+                self.program.params,
+                one.base,
+                one.period,
+                self.budget,
+            )
+            orders = orders_of(expansion, unroll)
+        schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
+        orders = in_use(orders, schedules[0].layout)
+        claims = expansion.claims
+        if expansion.sites.parts:
+            return self.streamed(one, orders, expansion.sites, schedules, claims)
+        return self.timed(one, orders, schedules, claims)
+
+    def streamed(
+        self,
+        one: Class,
+        orders: Orders,
+        sites: Sites,
+        schedules: list[Schedule],
+        claims: Sequence[Claim],
+    ) -> Class:
+        """A class without a flush, for any number of updates; and whether its claims hold."""
+        parts = [part_of(orders, sites, name) for name in ("warmup", "steady")]
+        streams = [schedule.stream for schedule in schedules if schedule.stream]
+        _check_same(parts[0], [columns_of(stream.warmup) for stream in streams])
+        _check_same(parts[1], [columns_of(stream.steady) for stream in streams])
+        with settled():
+            figures = check_stream(parts[0], parts[1], schedules)
+            holds = [claim_holds(claim, figures, schedules[0]) for claim in claims]
+        return evolve(one, outcome="proved" if all(holds) else "wrong")
+
+    def followed(self, one: Class) -> Class:
+        """A class whose orders follow a pattern at the first sizes, if that is right."""
+        # The first sizes show the pattern, the others that it goes on, and its times.
+        schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
+        orders = later(pattern_of(schedules), _LOOKED_AT)
+        schedules += [self.expanded(one, n) for n in range(_LOOKED_AT, _SEEN)]
+        begin = _LOOKED_AT
+        of_sizes = (schedule.claims for schedule in schedules[begin:])
+        claims = [_claim(of) for of in zip(*of_sizes, strict=True)]
+        after = evolve(one, base=one.base + begin * one.period)
+        judged = self.timed(after, orders, schedules[begin:], claims)
+        if judged.outcome == "proved":
+            return evolve(
+                judged, outcome="followed", seen=one.base + (_SEEN - 1) * one.period
+            )
+        return evolve(
+            judged, outcome="unknown", reason="a claim fails at the sizes of a pattern"
+        )
+
+    def timed(
+        self,
+        one: Class,
+        all_orders: Orders,
+        schedules: list[Schedule],
+        claims: Sequence[Claim],
+    ) -> Class:
+        """A class with its times and figures, and whether its claims hold."""
+        writes = any(is_transfer(op.kind) for op in all_orders.ops)
+        _check_same(all_orders, [schedule.columns for schedule in schedules])
+        first = schedules[0]
+        layout = first.layout
+        with_idle = computing(all_orders, evolve(layout, frozen=()))
+        orders = computing(all_orders, layout)
+        if any(set(follow_weights(schedule).held) != {1} for schedule in schedules):
+            raise NotLinear("it has several versions of weights")
+        with settled():
+            check_coverage(with_idle, layout)
+            check_beside(orders, layout)
+            stamped = _stamped(orders, schedules)
+            figures = figures_of(stamped.timed, schedules)
+            proved = [(stamped, figures, schedules)]
+            if layout.frozen:
+                # Transfers are placed where backwards that do nothing stand as well. That these do
+                # not hang is shown of an execution in which they take time.
+                trained = list(map(all_trained, schedules))
+                busy = _stamped(with_idle, trained)
+                proved.append((busy, figures_of(busy.timed, trained), trained))
+            outcome = "proved"
+            for claim in claims:
+                if not claim_holds(claim, figures, first):
+                    outcome = "wrong"
+        return evolve(
+            one,
+            outcome=outcome,
+            figures=figures,
+            certify=_certify(one, proved),
+            transfers=_repeated(all_orders, schedules) if writes else None,
+        )
+
+    def expanded(self, one: Class, n: int) -> Schedule:
+        """The schedule of ops at a size of a class."""
+        microbatches = one.base + one.period * n
+        if microbatches not in self.schedules:
+            # Of each microbatch a rank does a forward and a backward at least.
+            self.budget.spend(2 * self.ranks * microbatches)
+        try:
+            return self.ops(microbatches)
+        except CompileError as error:
+            message = error.diagnostics[0].message
+            raise NotLinear(f"at {microbatches} microbatches: {message}") from None
+
+    def ops(self, microbatches: int) -> Schedule:
+        """The schedule of ops at a size; CompileError."""
+        if microbatches not in self.schedules:
+            params = {**self.program.params, "microbatches": microbatches}
+            self.schedules[microbatches] = ops_of(
+                self.program.whole, self.program.tree, params
+            )
+        return self.schedules[microbatches]
+
+    def where(self, location: int) -> str:
+        """A place of the program, as `file:line`."""
+        span = generate(self.program.tree, frozenset(), False).spans[location]
+        return self.program.whole.where(span.start)
+
+    # All classes
+
+    @remembered_walks()
+    def at(self, microbatches: int) -> _Size:
+        """What compiling says at a size."""
+        if microbatches not in self.sizes:
+            doing(f"{self.program.name}: {microbatches} microbatches")
+            self.sizes[microbatches] = self._compiled(microbatches)
+            # It may be large, and all that is asked of it is known.
+            self.schedules.pop(microbatches, None)
+        return self.sizes[microbatches]
+
+    def _compiled(self, microbatches: int) -> _Size:
+        try:
+            schedule = self.ops(microbatches)
+            codes = {
+                name: frozenset(diagnostic.code for diagnostic in wrong)
+                for name, wrong in wrong_ops(schedule, self.program.transports).items()
+            }
+        except CompileError as error:
+            common = frozenset(diagnostic.code for diagnostic in error.diagnostics)
+            return _Size(dict.fromkeys(self.program.transports, common), None)
+        return _Size(codes, None if any(codes.values()) else self.figures(schedule))
+
+    def figures(self, schedule: Schedule) -> Figures | None:
+        """The figures at a size; None without a flush."""
+        if schedule.stream:
+            return None
+        execution = ideal_execution(only_computing(schedule))
+        assert execution
+        line = execution.timeline
+        exact = line.fixed.exact
+        amount = execution.costs.fixed_memory.exact
+        return Figures(
+            makespan=(exact(line.makespan), 0),
+            work=(exact(max(line.busy)), 0),
+            span=(exact(line.span), 0),
+            peak=tuple((amount(peak), 0) for peak in execution.peak_memory),
+            versions=(),
+        )
+
+    def told(self, classes: list[Class]) -> Proof:
+        """The proof that some classes are, with the sizes before them."""
+        small = sorted(
+            {
+                size
+                for one in classes
+                for size in range(
+                    one.base % one.period or one.period, one.base, one.period
+                )
+            }
+        )
+        for size in small:
+            if not self.budget.is_spent:
+                # Not `spend`, which would end the whole proof: sizes beyond the budget stay
+                # unknown.
+                self.budget.spent += 2 * self.ranks * size
+                self.at(size)
+        verdicts = {
+            name: self.verdict(name, classes, small) for name in self.program.transports
+        }
+        laws = tuple(self.laws(classes, small))
+        return Proof(
+            self.program.name,
+            self.fixed(),
+            ("microbatches",),
+            verdicts,
+            laws,
+            self.program.claims,
+            argument="it follows from the text of the program" if laws else "",
+            certify=partial(self.certificate, classes),
+        )
+
+    def fixed(self) -> dict[str, int]:
+        """The parameters whose values do not depend on the microbatches."""
+        # What is the same for one microbatch and for many.
+        few, many = (
+            parameters(
+                self.program.tree, {**self.program.params, "microbatches": microbatches}
+            )
+            for microbatches in (1, _MOST_BASE)
+        )
+        return {name: value for name, value in few.items() if many.get(name) == value}
+
+    def certificate(self, classes: list[Class]) -> dict[str, Any] | None:
+        """The certificate of the classes that are proved, where there are any; ValueError where
+        passes make all orders.
+        """
+        parts = []
+        is_followed = False
+        for one in classes:
+            outcomes = {
+                self.outcome_on(name, one)[0] for name in self.program.transports
+            }
+            is_followed |= "followed" in outcomes
+            if outcomes == {"proved"} and one.certify:
+                parts += one.certify()
+        if is_followed and not parts:
+            raise ValueError(
+                "passes make its orders, which are searches: that these go on as they were seen "
+                "to, nothing proves; each order is proved when it is compiled"
+            )
+        if not parts:
+            return None
+        return self.program.certificate({"classes": parts})
+
+    def verdict(self, name: str, classes: list[Class], small: list[int]) -> Verdict:
+        """The verdict on a transport."""
+        groups: dict[str, tuple[set[int], list[tuple[int, int]]]] = {
+            word: (set(), [])
+            for word in ("proved", "followed", "wrong", "refused", "unknown")
+        }
+        reasons = []
+        for one in classes:
+            outcome, reason = self.outcome_on(name, one)
+            groups[outcome][1].append((one.base, one.period))
+            if outcome == "unknown" and reason not in reasons:
+                reasons.append(reason)
+        for size in small:
+            outcome = self.sizes[size].on(name) if size in self.sizes else "unknown"
+            groups[outcome][0].add(size)
+        if not reasons and any(size not in self.sizes for size in small):
+            reasons.append(
+                "some would take too long one by one: see `schedc check --for`"
+            )
+        if groups["followed"][1]:
+            # Those proved one by one beyond are told with the pattern that they are of.
+            first = min(base for base, _ in groups["followed"][1])
+            beyond = {size for size in groups["proved"][0] if size >= first}
+            groups["followed"][0].update(beyond)
+            groups["proved"][0].difference_update(beyond)
+        sets = {
+            word: Sizes(frozenset(single), tuple(progressions))
+            for word, (single, progressions) in groups.items()
+        }
+        smallest = None
+        diagnostics: tuple[Diagnostic, ...] = ()
+        if sets["wrong"]:
+            least = sets["wrong"].least
+            smallest = {**self.program.params, "microbatches": least}
+            diagnostics = self.program.errors_at(smallest, name)
+        return Verdict(
+            **{word: of.text() for word, of in sets.items()},
+            reason="; ".join(reasons),
+            pattern=_pattern(classes),
+            smallest=smallest,
+            diagnostics=diagnostics,
+        )
+
+    def outcome_on(self, name: str, one: Class) -> tuple[str, str]:
+        """The outcome of a class on a transport, and its reason."""
+        if one.outcome == "unknown":
+            return one.outcome, one.reason
+        if one.outcome in ("proved", "followed") and one.transfers:
+            return self.with_transfers(name, one)
+        # What the compiler says of the first ones must be that; a proof that it denies is none.
+        for n in range(2):
+            said = self.at(one.base + n * one.period).on(name)
+            if said != ("proved" if one.outcome == "followed" else one.outcome):
+                what = f"at {one.base + n * one.period} microbatches the compiler says {said}"
+                return "unknown", what
+        return one.outcome, ""
+
+    def with_transfers(self, name: str, one: Class) -> tuple[str, str]:
+        """The outcome of a class that writes its own transfers, on a transport, and its reason."""
+        if isinstance(one.transfers, str):
+            return "unknown", f"it writes its own transfers, and {one.transfers}"
+        assert one.transfers
+        outcome = one.transfers.on(name)
+        for n in range(2):
+            said = self.at(one.base + n * one.period).on(name)
+            if outcome not in (said, "unknown"):
+                return "unknown", f"the compiler says {said} of some"
+        if outcome == "proved":
+            return one.outcome, ""
+        return outcome, "no state was found that its ranks come back to" * (
+            outcome == "unknown"
+        )
+
+    def laws(self, classes: list[Class], small: list[int]) -> Iterator[Law]:
+        """The figures as formulas."""
+        of_classes = [
+            (one, one.figures.named())
+            for one in classes
+            if one.figures and one.outcome != "unknown"
+        ]
+        of_sizes = {
+            size: self.sizes[size].figures for size in small if size in self.sizes
+        }
+        simulated = {size: of.named() for size, of in of_sizes.items() if of}
+        for figure in of_classes[0][1] if of_classes else ():
+            pieces: dict[Pair, tuple[set[int], list[tuple[int, int]]]] = {}
+            for one, figures in of_classes:
+                law = in_microbatches(figures[figure], one.base, one.period)
+                pieces.setdefault(law, (set(), []))[1].append((one.base, one.period))
+            for size, values in simulated.items():
+                for (constant, slope), (single, _) in pieces.items():
+                    # A small size that was simulated, and obeys the law as well, is told with it.
+                    if (constant + slope * size, 0) == values[figure]:
+                        single.add(size)
+            texts = []
+            for law, (single, progressions) in pieces.items():
+                where = Sizes(frozenset(single), tuple(progressions)).text()
+                texts.append((where, expression(law)))
+            yield Law(figure, tuple(texts))
+
+
+def _certify(
+    one: Class, proved: Sequence[tuple[Stamped, Figures, Sequence[Schedule]]]
+) -> Callable[[], list[dict[str, Any]]] | None:
+    """What makes the parts of a class in the certificate: one, and another one with backwards that
+    do nothing, where there are any; None where it has what no certificate has.
+    """
+    stamped, _, schedules = proved[0]
+    has_updates = any(is_update(op.kind) for op in stamped.orders.ops)
+    costs = schedules[0].costs
+    if has_updates or costs.overlap_times or costs.components:
+        return None
+    return lambda: [
+        certified(one.base, one.period, one.unrolled, *each, is_idle=bool(number))
+        for number, each in enumerate(proved)
+    ]
+
+
+def _pattern(classes: list[Class]) -> str:
+    """Up to where orders were seen to follow a pattern."""
+    seen = [one.seen for one in classes if one.seen]
+    if not seen:
+        return ""
+    return f"if its passes go on as they were seen to up to microbatches == {min(seen)}"
+
+
+def _claim(claims: tuple[Claim, ...]) -> Claim:
+    """A claim for all n, from those of n = 0, 1, …; NotLinear if their values are of no such
+    kind.
+    """
+    values = {}
+    for name, first in claims[0].values.items():
+        by_n = claims[1].values[name] - first
+        if any(
+            claim.values[name] != first + by_n * n for n, claim in enumerate(claims)
+        ):
+            raise NotLinear(f"`{name}` in a claim")
+        values[name] = number(first, by_n)
+    return evolve(claims[0], values=values)
+
+
+def _check_same(orders: Orders, columns: Sequence[Columns]) -> None:
+    """That the orders are those of the compiler, at some sizes."""
+    for n, real in enumerate(columns):
+        is_first = real.batch == np.arange(len(real))
+        # An optimizer step has no microbatch.
+        microbatch = np.maximum(real.microbatch, 0)
+        table = np.stack([real.kind, real.stage, microbatch, is_first])
+        for rank, (begin, end) in enumerate(pairwise(real.first.tolist())):
+            if not np.array_equal(orders.table(rank, n), table[:, begin:end]):
+                raise NoStamps(f"the order of rank {rank} is not that of the compiler")
+
+
+def _repeated(orders: Orders, schedules: list[Schedule]) -> Repeated | str:
+    try:
+        return repeated(orders, schedules)
+    except NotRepeated as error:
+        return str(error)
+
+
+def _stamped(orders: Orders, schedules: list[Schedule]) -> Stamped:
+    """Orders with their times, which hold for all n; `schedules` are those at n = 0, 1, …"""
+    schedules = list(map(only_computing, schedules))
+    rules = rules_of(schedules)
+    if all(ideal_execution(schedule) is None for schedule in schedules):
+        check_standstill(orders, rules, schedules)
+    first = schedules[0]
+    times = stamp(orders, list(map(walked, schedules)), first)
+    stamped = Stamped(times, rules, orders, first.layout.slices)
+    stamped.check()
+    return stamped

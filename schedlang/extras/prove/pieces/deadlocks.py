@@ -1,0 +1,197 @@
+"""Ranks that wait for each other for every n: found at two sizes, and proved for all.
+
+At a size, each rank that does not come to its end stands before a batch, which needs what a rank
+makes that stands as well, before that or at that. Followed from rank to rank, this is a circle. If
+the circles of two sizes go through the same places of the orders, places between are guessed for
+all n; and that there is the circle for all n is looked at place by place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from schedlang.extras.prove.pieces.pieces import (
+    Orders,
+    Pair,
+    Piece,
+    at_round,
+    is_negative,
+    minus,
+    value,
+)
+from schedlang.extras.prove.pieces.start_times import NoStamps, Rules
+from schedlang.language.faults import Fault
+from schedlang.proof.edges import ideal_events
+from schedlang.schedule.kinds import OF_STAGE, OPS
+from schedlang.schedule.schedule import Schedule
+
+#: A batch: the number of its piece on its rank, its place there, and its round.
+Place = tuple[int, int, int]
+
+
+@frozen
+class Wait:
+    """A rank that stands before a batch; op number `op` of it needs something, by a rule, that is
+    made by another batch of a rank.
+    """
+
+    rank: int
+    at: Place
+    op: int
+    rule: int
+    maker_rank: int
+    maker: Place
+    maker_op: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """All but the rounds."""
+        return (
+            self.rank,
+            *self.at[:2],
+            self.op,
+            self.rule,
+            self.maker_rank,
+            *self.maker[:2],
+            self.maker_op,
+        )
+
+
+def check_standstill(
+    orders: Orders, rules: Rules, schedules: Sequence[Schedule]
+) -> None:
+    """Fault if ranks wait for each other for all n; NoStamps if they do so at some, and that it is
+    for all was not found.
+    """
+    first, second = (
+        _circle(orders, rules, schedule, n) for n, schedule in enumerate(schedules[:2])
+    )
+    if [wait.shape for wait in first] != [wait.shape for wait in second]:
+        raise NoStamps("ranks wait for each other, at each size in other places")
+    places = [
+        (_linear(one.at, other.at), _linear(one.maker, other.maker))
+        for one, other in zip(first, second, strict=True)
+    ]
+    for number, wait in enumerate(first):
+        _check_need(orders, rules, wait, *places[number])
+        # What the rank makes stands at the batch before which that rank stands, or behind it.
+        after = places[(number + 1) % len(first)][0]
+        following = first[(number + 1) % len(first)]
+        made = places[number][1]
+        if wait.maker[0] != following.at[0]:
+            is_behind = wait.maker[0] > following.at[0]
+        elif made == after:
+            is_behind = wait.maker[1] >= following.at[1]
+        else:
+            is_behind = is_negative(minus(after, made))
+        if not is_behind:
+            raise NoStamps("ranks wait for each other, at each size in other places")
+    location = (
+        orders.ranks[first[0].rank][first[0].at[0]].batches[first[0].at[1]][0].location
+    )
+    raise Fault("deadlock", "ranks wait for each other", location)
+
+
+def _linear(one: Place, other: Place) -> Pair:
+    return one[2], other[2] - one[2]
+
+
+def _check_need(orders: Orders, rules: Rules, wait: Wait, at: Pair, made: Pair) -> None:
+    """NoStamps unless a batch needs what another one makes, for all n."""
+    piece = orders.ranks[wait.rank][wait.at[0]]
+    source = orders.ranks[wait.maker_rank][wait.maker[0]]
+    op = piece.batches[wait.at[1]][wait.op]
+    maker = source.batches[wait.maker[1]][wait.maker_op]
+    slices = _slices(rules)
+    _, _, further, _, _ = rules[op.kind, op.stage, op.microbatch[0] % slices][wait.rule]
+    constant, by_n = at_round(op.microbatch, at)
+    is_there = (constant + further, by_n) == at_round(maker.microbatch, made)
+    if not is_there or not _is_round(at, piece) or not _is_round(made, source):
+        raise NoStamps("ranks wait for each other, at each size in other places")
+
+
+def _is_round(at: Pair, piece: Piece) -> bool:
+    return not is_negative(at) and is_negative(minus(at, piece.rounds))
+
+
+def _slices(rules: Rules) -> int:
+    return 1 + max(number for _, _, number in rules)
+
+
+def _circle(orders: Orders, rules: Rules, schedule: Schedule, n: int) -> list[Wait]:
+    """Waits of ranks at a size, each for what the next one's rank has to make."""
+    events = ideal_events(schedule, schedule.costs)
+    columns = schedule.columns
+    heads = np.flatnonzero(
+        (columns.batch == np.arange(len(columns))) & ~columns.is_transfer
+    )
+    is_done = np.isfinite(events.graph.ends[events.item[heads]])
+    bounds = np.searchsorted(heads, columns.first)
+    batches = [list(_places(orders, rank, n)) for rank in range(len(orders.ranks))]
+    made: dict[tuple[int, int, int], tuple[int, int, int]] = {}
+    for rank, own in enumerate(batches):
+        for index, (_, ops) in enumerate(own):
+            for number, (kind, stage, microbatch) in enumerate(ops):
+                for thing in OPS[kind].makes:
+                    made[thing, stage, microbatch] = rank, index, number
+    stands = {}
+    for rank, (begin, end) in enumerate(pairwise(bounds.tolist())):
+        undone = np.flatnonzero(~is_done[begin:end])
+        if len(undone):
+            stands[rank] = int(undone[0])
+    waits: dict[int, Wait] = {}
+    rank = next(iter(stands))
+    # Every rank that stands waits for one that stands, so this comes round in the end.
+    while rank not in waits:
+        waits[rank] = _wait(rules, batches, made, stands, rank)
+        rank = waits[rank].maker_rank
+    ordered = list(waits)
+    circle = ordered[ordered.index(rank) :]
+    # Of a circle, the lowest rank comes first.
+    lowest = circle.index(min(circle))
+    return [waits[each] for each in circle[lowest:] + circle[:lowest]]
+
+
+def _places(orders: Orders, rank: int, n: int) -> Iterator[tuple[Place, Any]]:
+    """The batches of a rank for some n, in order, with their places."""
+    for number, piece in enumerate(orders.ranks[rank]):
+        for k in range(value(piece.rounds, n)):
+            for place, batch in enumerate(piece.batches):
+                yield (
+                    (number, place, k),
+                    [(op.kind, op.stage, value(op.microbatch, n, k)) for op in batch],
+                )
+
+
+def _wait(
+    rules: Rules, batches: Any, made: Any, stands: dict[int, int], rank: int
+) -> Wait:
+    """What the batch waits for before which a rank stands."""
+    at, ops = batches[rank][stands[rank]]
+    slices = _slices(rules)
+    for number, (kind, stage, microbatch) in enumerate(ops):
+        if kind in OF_STAGE:
+            continue
+        for rule, (thing, of, further, _, _) in enumerate(
+            rules[kind, stage, microbatch % slices]
+        ):
+            found = made.get((thing, of, microbatch + further))
+            if found is None:
+                continue
+            maker_rank, index, maker_op = found
+            if maker_rank in stands and index >= stands[maker_rank]:
+                return Wait(
+                    rank,
+                    at,
+                    number,
+                    rule,
+                    maker_rank,
+                    batches[maker_rank][index][0],
+                    maker_op,
+                )
+    raise NoStamps("a rank stands still, and what it waits for was not found")

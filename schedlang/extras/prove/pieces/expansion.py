@@ -1,0 +1,351 @@
+"""A program run once for all numbers of microbatches: its loops become parts of orders that repeat.
+
+The Python of the program (`schedlang.language.codegen`) runs with `microbatches` as a number that
+depends on n. A loop whose rounds are more the larger n is runs its body once, for all its rounds;
+where the body does not do the same in all of them, the loop is split or unrolled, and the program
+runs again. So what comes out follows from the text of the program, not from sizes that were tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil, gcd
+from typing import Any
+
+from attrs import define, field, frozen
+
+from schedlang.extras.prove.pieces.budget import Budget
+from schedlang.extras.prove.pieces.linear import (
+    Linear,
+    Loop,
+    NeedsPeriod,
+    NeedsSplit,
+    NeedsUnrolling,
+    NotLinear,
+    Searched,
+    holds_from,
+    listed_for_all,
+)
+from schedlang.language import syntax
+from schedlang.language.arithmetic import (
+    quotient,
+    steps_of,
+)
+from schedlang.language.codegen import generate
+from schedlang.language.declarations import SIZES, Declarations, Price
+from schedlang.language.faults import Fault
+from schedlang.language.sites import Sites
+from schedlang.schedule.layout import Layout
+from schedlang.schedule.schedule import Claim
+
+#: How often the order of one rank runs again at most.
+_MOST_RUNS = 400
+#: How many rounds of a loop are taken as one at most.
+_MOST_UNROLLED = 512
+
+#: A call as the program makes it: where, of which stage and microbatch, and of which slice.
+Call = tuple[Any, ...]
+
+
+@frozen
+class Part:
+    """Calls that a rank makes in so many rounds; microbatches may depend on the round."""
+
+    rounds: Any
+    calls: list[Call]
+    loop: Loop | None = None
+
+
+@frozen
+class Expansion:
+    """A program for microbatches = base + period * n: the parts of each rank's order, how many
+    microbatches each stage runs, where each stage is, and what is claimed.
+    """
+
+    params: Mapping[str, Any]
+    sites: Sites
+    ranks: tuple[list[Part], ...]
+    placement: tuple[int, ...]
+    units: tuple[Any, ...]
+    claims: tuple[Claim, ...]
+
+
+def expand_for_all(
+    tree: syntax.Schedule,
+    params: Mapping[str, int],
+    base: int,
+    period: int,
+    budget: Budget,
+) -> Expansion:
+    """The expansion of a program. Raises NeedsBase or NeedsPeriod where it has none for these;
+    NotLinear, with the reason, where it has none at all or it takes more than the `budget`; and
+    Fault if it fails for all n.
+    """
+    declared = _Declared(
+        tree,
+        params,
+        frozenset(),
+        generate(tree, frozenset(), False),
+        microbatches=Linear(base, period),
+        budget=budget,
+    )
+    return declared.expansion()
+
+
+class _Chunks(dict[int, int]):
+    """The stages of a rank by their numbers there."""
+
+    def __getitem__(self, number: Any) -> int:
+        if isinstance(number, Linear):
+            raise NotLinear("`stage` of a number that depends on `microbatches`")
+        return super().__getitem__(number)
+
+
+@define
+class _Declared(Declarations):
+    """One run of a program by the compiler's own rules, where `microbatches` depends on n."""
+
+    microbatches: Linear = field(kw_only=True)
+    budget: Budget = field(kw_only=True)
+    #: What the order of the rank that runs has come to.
+    parts: list[Part] = field(factory=list)
+    path: list[Any] = field(factory=list)
+    #: By the loops, told by where they stand within which rounds of others: their splits, and how
+    #: many of their rounds are taken as one.
+    splits: dict[Any, list[Any]] = field(factory=dict)
+    unrolled: dict[Any, int] = field(factory=dict)
+    is_within: bool = False
+
+    def expansion(self) -> Expansion:
+        """The expansion of the program."""
+        self.names |= {
+            "divide": divide,
+            "multiply": lambda left, right, _: left * right,
+            "listed": listed_for_all,
+            # Numbers that depend on n cannot be looked up.
+            "remembered": lambda function: function,
+        }
+        self.run_items()
+        if self._passes:
+            raise Searched(f"its order is that of the pass `{self._passes[0].name}`")
+        if self._weights and not self.sites.parts:
+            raise NotLinear("it says which versions of weights are read")
+        if not isinstance(self.order, syntax.Rank):
+            raise Searched("it is a `block`, whose ops stand at slots")
+        if "microbatches" not in self.params:
+            raise NotLinear("it has no parameter `microbatches`")
+        if not isinstance(self.params["ranks"], int):
+            raise NotLinear("`ranks` depends on `microbatches`")
+        layout = self.layout()
+        for price in self.prices:
+            self.check_price(price)
+        ranks = range(self.params["ranks"])
+        return Expansion(
+            self.params,
+            self.sites,
+            tuple(self.order_of(rank, layout) for rank in ranks),
+            layout.placement,
+            tuple(map(layout.units, range(len(layout.placement)))),
+            tuple(self.claims),
+        )
+
+    # What stands before the order
+
+    def param(self, name: str, default: Any, location: int) -> Any:
+        """A parameter's value, which may depend on n."""
+        if name == "microbatches":
+            value: Any = self.microbatches
+        else:
+            value = self.given[name] if name in self.given else default()
+        if name in SIZES and value < 1:
+            raise Fault(
+                "parameter", f"`{name}` is {value}, it must be 1 or more", location
+            )
+        self.params[name] = value
+        return value
+
+    def expect(self, stages: int, microbatches: Any, location: int) -> None:
+        """Any number of ops: the budget says how many are looked at."""
+
+    def check_price(self, price: Price) -> None:
+        """NotLinear for a cost that depends on n, or on more than the stage."""
+        if price.word == "capacity":
+            raise NotLinear("it has a `capacity`")
+        if price.word in ("sum", "gather") and not price.is_memory:
+            raise NotLinear(f"it has costs of `{price.word}`")
+        item = f"{'memory' if price.is_memory else 'cost'} {price.word}"
+        ranks = range(self.params["ranks"])
+        if price.indices == 0:
+            values = [price.of()]
+        elif price.indices == 1:
+            values = [price.of(stage) for stage in range(len(self.placement))]
+        elif price.word == "send":
+            values = [price.of(one, other) for one in ranks for other in ranks]
+        else:
+            raise NotLinear(f"`{item}` differs by microbatch")
+        # What a gather holds may: all that is held is a number of n.
+        if price.word != "gather" and any(isinstance(of, Linear) for of in values):
+            raise NotLinear(f"`{item}` depends on microbatches")
+
+    # The order of a rank
+
+    def order_of(self, rank: int, layout: Layout) -> list[Part]:
+        """The parts of a rank's order: the program runs until all its loops are split as needed."""
+        self.begin(rank, layout)
+        chunks = _Chunks(enumerate(self.held))
+        self.splits = {}
+        self.unrolled = {}
+        claims = len(self.claims)
+        # The program runs until nothing in it depends on the round of a loop any more:
+        #
+        #     for m in 0 .. microbatches {           1st run    `if` has no one value for all rounds
+        #         if m < 2 { F(m) } else { B(m) }    split      at round 2
+        #     }                                      2nd run    two rounds one by one, then a part
+        for _ in range(_MOST_RUNS):
+            self.budget.spend(1)
+            self.parts = [Part(1, [])]
+            self.path = []
+            self.is_within = False
+            del self.claims[claims:]
+            try:
+                self.names["program"](rank, self.op, self.held, chunks)
+                return [part for part in self.parts if part.calls]
+            except NeedsSplit as split:
+                self._split(split.loop, split.at)
+            except NeedsUnrolling as unrolling:
+                key = unrolling.loop.key[0]
+                factor = self.unrolled.get(key, 1) * unrolling.factor
+                if factor > _MOST_UNROLLED:
+                    raise NotLinear(
+                        f"a loop repeats itself after {factor} rounds only"
+                    ) from None
+                self.unrolled[key] = factor
+            except KeyError as error:
+                raise Fault(
+                    "no-such-stage", f"`stage({error})` on rank {rank}", 0
+                ) from None
+        raise NotLinear(f"the order of rank {rank} has too many parts")
+
+    def _split(self, loop: Loop, at: Any) -> None:
+        key, begin, factor = loop.key
+        borders = self.splits.setdefault(key, [])
+        # In rounds of the loop as it is written: the part counts its own, of which one may stand
+        # for several.
+        border = begin + factor * at
+        place = 0
+        while place < len(borders) and borders[place] < border:
+            place += 1
+        borders.insert(place, border)
+
+    def op(self, call: Call) -> None:
+        """Keep a call of the program."""
+        location, stage, microbatch, *slices = call
+        if isinstance(stage, Linear) or any(
+            isinstance(number, Linear) for number in slices
+        ):
+            raise NotLinear("a stage or a slice depends on `microbatches`", location)
+        self.budget.spend(1)
+        self.parts[-1].calls.append((location, stage, microbatch, *slices))
+
+    def claim(self, location: int, values: dict[str, Any]) -> None:
+        """Keep a claim, which is one of the whole order."""
+        if self.is_within:
+            raise NotLinear(
+                "an `assert` stands within a loop over microbatches", location
+            )
+        super().claim(location, values)
+
+    def count(self, start: Any, stop: Any, weight: int, location: int) -> Any:
+        """The rounds of a loop."""
+        if self.rank is None:
+            # Nothing that stands before the order is any number of times.
+            if isinstance(start, Linear) or isinstance(stop, Linear):
+                raise NotLinear("the stages depend on `microbatches`")
+            return super().count(start, stop, weight, location)
+        return self._rounds(start, stop, location)
+
+    def _rounds(self, start: Any, stop: Any, location: int) -> Iterator[Any]:
+        total = stop - start
+        if total < 0:
+            return
+        if not isinstance(total, Linear):
+            yield from self._one_by_one(start, total, location)
+            return
+        if self.is_within:
+            raise NotLinear(
+                "a loop over microbatches stands within another one", location
+            )
+        # The same loop within other rounds of an outer one is split by itself.
+        key = (location, tuple(self.path))
+        for begin, end in pairwise([0, *self.splits.get(key, ()), total]):
+            length = end - begin
+            if isinstance(length, Linear):
+                yield from self._all_at_once(start, begin, length, key)
+            else:
+                yield from self._one_by_one(start + begin, length, location)
+
+    def by_steps(
+        self,
+        start: Any,
+        stop: Any,
+        weight: int,
+        location: int,
+        step: Any,
+        step_location: int,
+    ) -> Any:
+        """The numbers of a range that a loop goes through by a step."""
+        if isinstance(step, Linear):
+            raise NotLinear(
+                "the step of a range depends on `microbatches`", step_location
+            )
+        first, rounds = steps_of(start, stop, step, step_location)
+        for number in self.count(0, rounds, weight, location):
+            yield first + step * number
+
+    def _one_by_one(self, start: Any, rounds: int, location: int) -> Iterator[Any]:
+        for number in range(rounds):
+            value = start + number
+            self.path.append((location, str(value)))
+            yield value
+            self.path.pop()
+
+    def _all_at_once(
+        self, start: Any, begin: Any, length: Linear, key: Any
+    ) -> Iterator[Any]:
+        """One round that stands for all of a growing number of rounds, and those that are left."""
+        factor = self.unrolled.get(key, 1)
+        if length.by_n % factor:
+            raise NeedsPeriod(factor // gcd(int(length.by_n), factor))
+        # Rounds that are left over come one by one, behind all the others.
+        left = int(length.constant) % factor
+        rounds = (length - left) // factor
+        if rounds.constant < 1:
+            holds_from(ceil(Fraction(1 - rounds.constant, rounds.by_n)))
+        loop = Loop(rounds, (key, begin, factor))
+        self.parts.append(Part(rounds, [], loop))
+        self.is_within = True
+        # A number that stands for the round, in the program's own arithmetic.
+        round_number = Linear(0, 0, 1, loop)
+        for number in range(factor):
+            self.path.append((key, number))
+            yield start + begin + round_number * factor + number
+            self.path.pop()
+        self.is_within = False
+        # Calls behind the loop are no part of it.
+        self.parts.append(Part(1, []))
+        yield from self._one_by_one(start + begin + (length - left), left, key[0])
+
+
+def divide(left: Any, right: Any, location: int) -> Any:
+    """`left / right` in a program with decimals."""
+    if isinstance(right, Linear):
+        result: Any = left // right
+        return result
+    if right == 0:
+        return quotient(1, 0, location)
+    parts = left.parts if isinstance(left, Linear) else (left,)
+    if all(isinstance(part, int) for part in (*parts, right)):
+        return left // right
+    return left * (1 / Fraction(right))

@@ -1,0 +1,183 @@
+"""The certificate of a proof, for a checker that does not trust the prover: docs/proof.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from schedlang.extras.prove.pieces.formulas import Figures, held_by
+from schedlang.extras.prove.pieces.left_out import only_computing
+from schedlang.extras.prove.pieces.pieces import (
+    ONCE,
+    ZERO,
+    Cell,
+    Op,
+    Pair,
+    Piece,
+    Triple,
+    at_round,
+    is_negative,
+    minus,
+)
+from schedlang.extras.prove.pieces.start_times import Need, Sources, Stamped, rules_of
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.schedule import Schedule
+
+
+def certified(
+    base: int,
+    period: int,
+    unrolled: int,
+    stamped: Stamped,
+    figures: Figures,
+    schedules: Sequence[Schedule],
+    is_idle: bool = False,
+) -> dict[str, Any]:
+    """One class of sizes: its pieces with their times, and in which rounds what is needed is made;
+    so many rounds of the program's loops are one round. `schedules` are those at n = 0, 1, … Where
+    it `is_idle`, backwards that do nothing take time.
+    """
+    sources = stamped.sources()
+    ranks: list[list[Any]] = [[] for _ in schedules[0].ranks]
+    for timed in stamped.timed:
+        batches = [
+            {
+                "ops": [
+                    [
+                        Kind(op.kind).name,
+                        op.stage,
+                        *_in_piece(op.microbatch, timed.piece),
+                    ]
+                    for op in batch
+                ],
+                "start": _in_piece(timed.starts[place], timed.piece),
+                "waits": _waits(stamped, sources, timed.piece, place),
+            }
+            for place, batch in enumerate(timed.piece.batches)
+        ]
+        ranks[timed.rank].append(
+            {"rounds": _number(*timed.piece.rounds), "batches": batches}
+        )
+    return {
+        "base": base,
+        "period": period,
+        "unrolled": unrolled,
+        "idle": is_idle,
+        **setting(list(map(only_computing, schedules))),
+        "units": [_number(*units) for units in stamped.orders.units],
+        "ranks": ranks,
+        "figures": {
+            "makespan": _number(*figures.makespan),
+            "work": _number(*figures.work),
+            "span": _number(*figures.span),
+            "peak": [_number(*peak) for peak in figures.peak],
+        },
+    }
+
+
+def setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
+    """Stages and edges, how long messages are on their way, and of the ops of each kind and stage
+    how long they take, and what they add to what their rank holds, while they run and after.
+    """
+    schedule = schedules[0]
+    layout = schedule.layout
+    stages = range(len(layout.placement))
+    durations = schedule.costs.durations(layout)
+    amount_of = held_by(schedules)
+    ops = []
+    of_each = np.stack([schedule.columns.kind, schedule.columns.stage], axis=1)
+    for kind, stage in np.unique(of_each, axis=0).tolist():
+        amount = amount_of(kind, stage)
+        meanwhile = ZERO if is_negative(amount) else amount
+        after = amount if schedule.keeps(kind, stage, 0) else ZERO
+        takes = _number(durations.fixed.exact(durations[Kind(kind)][stage]))
+        held = _number(*meanwhile), _number(*after)
+        ops.append([Kind(kind).name, stage, takes, *held])
+    ways = {
+        (Kind(made).name, stage, of, way)
+        for (_, stage, _), needs in rules_of(schedules).items()
+        for made, of, _, _, way in needs
+        if way
+    }
+    return {
+        "slices": layout.slices,
+        "placement": list(layout.placement),
+        "edges": [
+            [earlier, later] for later in stages for earlier in layout.before[later]
+        ],
+        "ops": ops,
+        "ways": [
+            [made, stage, of, _number(way)] for made, stage, of, way in sorted(ways)
+        ],
+    }
+
+
+def _waits(stamped: Stamped, sources: Sources, piece: Piece, place: int) -> list[Any]:
+    """What a batch of a piece waits for: by rounds, up to which, and then for each op where all
+    that it needs is made in these, in the order of names and stages.
+    """
+    needed = [
+        [
+            _made(sources, piece, op, need)
+            for need in sorted(stamped.needs(op), key=_by_name)
+        ]
+        for op in piece.batches[place]
+    ]
+    borders = {ZERO, piece.rounds}
+    if not place:
+        # The first round waits for the piece before.
+        borders.add(ONCE)
+    for cells in (cells for of_op in needed for cells in of_op):
+        borders |= {border for cell in cells for border in (cell.begin, cell.end)}
+    waits = []
+    for begin, end in pairwise(sorted(borders, key=_by_growth)):
+        rows = [[_row(cells, begin, end) for cells in of_op] for of_op in needed]
+        waits.append([_number(*end), rows])
+    return waits
+
+
+def _made(sources: Sources, piece: Piece, op: Op, need: Need) -> list[Cell]:
+    """Where something that an op needs is made, by its rounds."""
+    constant, by_n, by_round = op.microbatch
+    made, stage, further, *_ = need
+    return sources[made, stage].cells(
+        piece.rounds, (constant + further, by_n, by_round)
+    )
+
+
+def _row(cells: list[Cell], begin: Pair, end: Pair) -> list[Any]:
+    """Which of the ops that make something does so for some rounds, and in which of its own."""
+    cell = next(cell for cell in cells if _by_growth(begin) < _by_growth(cell.end))
+    is_one = minus(end, begin) == ONCE
+    number = at_round(cell.round, begin) if is_one else cell.round
+    return [cell.source, _number(*number)]
+
+
+def _by_name(need: Need) -> tuple[str, int, int]:
+    made, stage, further, *_ = need
+    return Kind(made).name, stage, further
+
+
+def _by_growth(number: Pair) -> Pair:
+    """What puts numbers in order, of which all are for every n."""
+    return number[1], number[0]
+
+
+def _in_piece(number: Triple, piece: Piece) -> list[Any]:
+    """A number by n and the round; of one round alone, the round is nothing."""
+    return _number(*(number if piece.grows else number[:2]))
+
+
+def _number(constant: Any, by_n: Any = 0, by_round: Any = 0) -> list[Any]:
+    """A number as certificates have all of them."""
+    return list(map(_short, (constant, by_n, by_round)))
+
+
+def _short(value: Any) -> int | str:
+    """A number as JSON has it exactly."""
+    exact = Fraction(value)
+    return exact.numerator if exact.denominator == 1 else str(exact)

@@ -1,0 +1,637 @@
+"""The orders of ranks for any n: pieces that are repeated, whose microbatches depend on n and on
+the round.
+
+An `Order` is what an expansion gives once all that its calls leave open is filled in: stages,
+`next`, and the weight gradients that a `W` takes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from math import gcd, lcm
+from typing import Any, TypeVar
+
+import numpy as np
+from attrs import evolve, frozen
+
+from schedlang.extras.prove.pieces.expansion import Expansion, Part
+from schedlang.extras.prove.pieces.linear import (
+    Linear,
+    NeedsPeriod,
+    NotLinear,
+    holds_from,
+    linear,
+)
+from schedlang.language.faults import Fault
+from schedlang.language.sites import Sites
+from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.columns import Ints
+from schedlang.schedule.kinds import OF_STAGE, OPS, Kind, op_of
+
+T = TypeVar("T")
+
+#: A number as `constant + by_n * n`, and one as `constant + by_n * n + by_round * k`.
+Pair = tuple[Any, Any]
+Triple = tuple[Any, Any, Any]
+
+ZERO: Pair = (0, 0)
+#: The rounds of a piece that is there once.
+ONCE: Pair = (1, 0)
+
+
+@frozen
+class Op:
+    """An op of every round of a piece: its kind, its stage and its microbatch, and where it is
+    written. What is of a whole stage has no microbatch.
+    """
+
+    kind: int
+    stage: int
+    microbatch: Any
+    location: int
+
+
+#: What is issued as one.
+Batch = tuple[Op, ...]
+
+
+@frozen
+class Piece:
+    """Batches that a rank does `rounds` times, one round after the other."""
+
+    rounds: Pair
+    batches: tuple[Batch, ...]
+
+    @property
+    def grows(self) -> bool:
+        """Whether it has more rounds the larger n is."""
+        return bool(self.rounds[1])
+
+    @property
+    def ops(self) -> Iterator[Op]:
+        """The ops of a round, in order."""
+        return chain.from_iterable(self.batches)
+
+    def changed(self, change: Callable[[Op], Op | None]) -> Piece:
+        """The piece with each op changed, or left out."""
+        batches = (tuple(filter(None, map(change, batch))) for batch in self.batches)
+        return evolve(self, batches=tuple(filter(None, batches)))
+
+    def table(self, n: int) -> Ints:
+        """Its ops for some n, one round after the other, as columns: kind, stage, microbatch, and
+        whether a batch begins with it.
+        """
+        kind, stage, constant, by_n, by_round, is_first = self._ops
+        rounds = value(self.rounds, n)
+        numbers = np.arange(rounds)[:, np.newaxis]
+        microbatches = (constant + by_n * n + by_round * numbers).ravel()
+        kinds, stages, firsts = (
+            np.tile(column, rounds) for column in (kind, stage, is_first)
+        )
+        return np.stack([kinds, stages, microbatches, firsts])
+
+    @cached_property
+    def _ops(self) -> Ints:
+        rows = [
+            (op.kind, op.stage, *op.microbatch, place == 0)
+            for batch in self.batches
+            for place, op in enumerate(batch)
+        ]
+        return np.array(rows, np.int64).reshape(-1, 6).T
+
+
+@frozen
+class Orders:
+    """What all ranks do, for microbatches = base + period * n."""
+
+    ranks: tuple[tuple[Piece, ...], ...]
+    units: tuple[Pair, ...]
+    placement: tuple[int, ...]
+    #: By how many microbatches of a stage the pieces that grow go on in a round.
+    strides: tuple[int, ...]
+
+    @property
+    def pieces(self) -> Iterator[Piece]:
+        """The pieces of all ranks."""
+        return chain.from_iterable(self.ranks)
+
+    @property
+    def ops(self) -> Iterator[Op]:
+        """The ops of all pieces, each once."""
+        return chain.from_iterable(piece.ops for piece in self.pieces)
+
+    def changed(self, change: Callable[[Op], Op | None]) -> Orders:
+        """The orders with each op changed, or left out."""
+        ranks = (
+            tuple(
+                piece
+                for piece in (of.changed(change) for of in pieces)
+                if piece.batches
+            )
+            for pieces in self.ranks
+        )
+        return evolve(self, ranks=tuple(ranks))
+
+    def makers(self) -> dict[tuple[int, int], list[tuple[Piece, Op]]]:
+        """The ops that make something, by what it is and its stage, each with its piece."""
+        made: dict[tuple[int, int], list[tuple[Piece, Op]]] = {}
+        for piece in self.pieces:
+            for op in piece.ops:
+                for thing in OPS[op.kind].makes:
+                    made.setdefault((thing, op.stage), []).append((piece, op))
+        return made
+
+    def table(self, rank: int, n: int) -> Ints:
+        """What a rank does for some n, as `Piece.table` has it."""
+        pieces = [piece.table(n) for piece in self.ranks[rank]]
+        return np.concatenate(pieces, axis=1) if pieces else np.empty((4, 0), np.int64)
+
+
+def later(orders: Orders, by: int) -> Orders:
+    """The orders for n counted from a later size on."""
+
+    def moved(op: Op) -> Op:
+        constant, by_n, by_round = op.microbatch
+        return evolve(op, microbatch=(constant + by_n * by, by_n, by_round))
+
+    def of(piece: Piece) -> Piece:
+        rounds = piece.rounds[0] + piece.rounds[1] * by, piece.rounds[1]
+        return evolve(piece.changed(moved), rounds=rounds)
+
+    ranks = tuple(tuple(map(of, pieces)) for pieces in orders.ranks)
+    units = tuple((units + by_n * by, by_n) for units, by_n in orders.units)
+    return evolve(orders, ranks=ranks, units=units)
+
+
+def value(number: Pair | Triple, n: int, k: int = 0) -> Any:
+    """A number for some n and round."""
+    constant, by_n, *by_round = number
+    return constant + by_n * n + (by_round[0] * k if by_round else 0)
+
+
+def pair(number: Any) -> Pair:
+    """A number of the program that depends on n alone."""
+    number = linear(number)
+    if number.by_round:
+        raise NotLinear(
+            "a number that depends on the round of a loop stands where none can"
+        )
+    return number.constant, number.by_n
+
+
+def is_negative(number: Pair) -> bool:
+    """Whether a number is less than 0 for all n; NeedsBase if it is for some."""
+    constant, by_n = number
+    if constant >= 0 and by_n >= 0:
+        return False
+    if constant < 0 and by_n <= 0:
+        return True
+    return Linear(constant, by_n) < 0
+
+
+def minus(one: Pair, other: Pair) -> Pair:
+    """The difference of two numbers."""
+    return one[0] - other[0], one[1] - other[1]
+
+
+def plus(one: Pair, other: Pair) -> Pair:
+    """The sum of two numbers."""
+    return one[0] + other[0], one[1] + other[1]
+
+
+def times(number: Pair, factor: Any) -> Pair:
+    """A multiple of a number."""
+    return number[0] * factor, number[1] * factor
+
+
+def at_round(number: Triple, round: Pair) -> Pair:
+    """A number at a round that depends on n."""
+    return number[0] + number[2] * round[0], number[1] + number[2] * round[1]
+
+
+# What is left open by calls
+
+
+def orders_of(expansion: Expansion, unroll: int = 1) -> Orders:
+    """The orders of an expansion, with so many rounds of every piece that grows taken as one."""
+    slices = expansion.params.get("slices", 1)
+    ranks = []
+    for rank, parts in enumerate(expansion.ranks):
+        held = tuple(
+            stage for stage, of in enumerate(expansion.placement) if of == rank
+        )
+        calls = [
+            _Calls(
+                part,
+                [
+                    _completed(call, expansion.sites, held, slices)
+                    for call in part.calls
+                ],
+            )
+            for part in parts
+        ]
+        # In this order: `W` without arguments takes what an `I` has left, whose microbatch must be
+        # known.
+        _count_next(calls, expansion.sites)
+        pieces = [
+            piece for each in calls for piece in [each.piece(expansion.sites, held)]
+        ]
+        pieces = _with_owed(pieces, expansion.sites)
+        ranks.append(tuple(pieces))
+    units = tuple(map(pair, expansion.units))
+    factor = _strides(ranks)
+    unrolled = tuple(
+        tuple(part for piece in pieces for part in _alike(piece, factor, unroll))
+        for pieces in ranks
+    )
+    strides = (factor * unroll,) * len(units)
+    return Orders(unrolled, units, expansion.placement, strides)
+
+
+class _Calls:
+    """The calls of a part: of each where it is, its stage and its microbatch."""
+
+    def __init__(self, part: Part, calls: list[list[Any]]) -> None:
+        self.rounds = pair(part.rounds)
+        self.calls = calls
+
+    def piece(self, sites: Sites, held: Sequence[int]) -> Piece:
+        """The piece that they are."""
+        batches: list[list[Op]] = []
+        for location, stage, microbatch in self.calls:
+            kind = sites.kinds[location]
+            op = Op(
+                kind, stage, (0, 0, 0) if kind in OF_STAGE else microbatch, location
+            )
+            first = sites.batches.get(location)
+            if first is None or location == first or not batches:
+                batches.append([op])
+            else:
+                batches[-1].append(op)
+        return Piece(self.rounds, tuple(map(tuple, batches)))
+
+
+def _completed(call: Any, sites: Sites, held: Sequence[int], slices: int) -> list[Any]:
+    location, stage, microbatch, *of_slice = call
+    site = sites.ops[location]
+    if stage is None and not site.is_bare:
+        stage = held[0] if len(held) == 1 else None
+    if stage is None and not (site.is_bare and site.word == "W"):
+        if len(held) != 1:
+            raise Fault(
+                "which-stage", f"`{site.word}` does not say which stage", location
+            )
+        stage = held[0]
+    if stage is None and len(held) == 1:
+        stage = held[0]
+    if stage is not None and stage not in held:
+        raise Fault(
+            "not-on-this-rank", f"`{site.word}` of a stage of another rank", location
+        )
+    if microbatch is not None:
+        for number in of_slice:
+            if number is None or not 0 <= number < slices:
+                raise Fault(
+                    "no-such-slice", f"`{site.word}` of slice {number}", location
+                )
+            microbatch = microbatch * slices + number
+        number = linear(microbatch)
+        if any(not isinstance(part, int) for part in number.parts):
+            raise NotLinear(f"`{site.word}` of a microbatch that is no whole number")
+        microbatch = number.parts
+    return [location, stage, microbatch]
+
+
+def _count_next(parts: list[_Calls], sites: Sites) -> None:
+    """Fill in each `next`: how many calls of the op on its stage came before."""
+    takes_next = sites.takes_next
+    if not takes_next:
+        return
+    if sites.is_mixed:
+        raise NotLinear("`next` counts ops that name their microbatch as well")
+    groups = [(part.rounds, part.calls) for part in parts]
+    places = numbered(groups, lambda call: (sites.counted_as[call[0]], call[1]))
+    for part, of_part in zip(parts, places, strict=True):
+        for call, place in zip(part.calls, of_part, strict=True):
+            if call[0] in takes_next:
+                call[2] = place
+
+
+def numbered(
+    groups: Sequence[tuple[Pair, Sequence[T]]], key_of: Callable[[T], Any]
+) -> list[list[Triple]]:
+    """Of the things in each of some pieces, with its rounds: how many with the same key come before
+    each.
+    """
+    # `before` counts what earlier pieces have, for all n; within a piece that is repeated, each
+    # round has as many as the round before:
+    #
+    #     2 x F(next) │ (n + 1) x { F(next) B(next) }         second F: microbatch 2 + k
+    before: dict[Any, Pair] = {}
+    result = []
+    for rounds, things in groups:
+        in_round = Counter(map(key_of, things))
+        seen: Counter[Any] = Counter()
+        places = []
+        for key in map(key_of, things):
+            constant, by_n = before.get(key, ZERO)
+            places.append((constant + seen[key], by_n, in_round[key]))
+            seen[key] += 1
+        for key, count in in_round.items():
+            before[key] = plus(before.get(key, ZERO), times(rounds, count))
+        result.append(places)
+    return result
+
+
+# Weight gradients that are owed
+
+
+def _with_owed(pieces: list[Piece], sites: Sites) -> list[Piece]:
+    """Fill in the stage and microbatch of each `W` that takes the oldest one that is owed."""
+    oldest = sites.takes_oldest
+    weights = [location for location, kind in sites.kinds.items() if kind == Kind.W]
+    if not oldest or not any(
+        op.location in oldest for piece in pieces for op in piece.ops
+    ):
+        return pieces
+    if len(weights) > len(oldest):
+        raise NotLinear("some `W` name their microbatch, and some take the oldest")
+    bare = {sites.ops[location].is_bare for location in oldest}
+    stages = {op.stage for piece in pieces for op in piece.ops if op_of(op.kind).owes}
+    if len(bare) > 1 and len(stages) > 1:
+        raise NotLinear("some `W` name their stage, and some do not")
+    by_stage = not bare.pop()
+    # Where the rounds of a piece take from different places, it is split there, and all is done
+    # anew.
+    while True:
+        completed, cut = _owed_once(pieces, oldest, by_stage)
+        if cut is None:
+            return completed
+        index, at = cut
+        pieces = [*pieces[:index], *split(pieces[index], at), *pieces[index + 1 :]]
+
+
+def _owed_once(
+    pieces: list[Piece], oldest: frozenset[int], by_stage: bool
+) -> tuple[list[Piece], tuple[int, Pair] | None]:
+    """The pieces with every `W` filled in; or a piece that is to be split before, and where."""
+
+    # Gradients are owed and taken in one order, as in a queue: the i-th taken is the i-th made.
+    # Both are numbered through all pieces; where the numbers meet is arithmetic.
+    def key_of(op: Op) -> int | None:
+        return op.stage if by_stage else None
+
+    owing = [[op for op in piece.ops if op_of(op.kind).owes] for piece in pieces]
+    taking = [[op for op in piece.ops if op.location in oldest] for piece in pieces]
+    rounds = [piece.rounds for piece in pieces]
+    sources: dict[Any, list[tuple[Pair, Op, Triple]]] = {}
+    made = numbered(list(zip(rounds, owing, strict=True)), key_of)
+    for of, ops, places in zip(rounds, owing, made, strict=True):
+        for op, place in zip(ops, places, strict=True):
+            sources.setdefault(key_of(op), []).append((of, op, place))
+    taken = numbered(list(zip(rounds, taking, strict=True)), key_of)
+    completed = []
+    for index, piece in enumerate(pieces):
+        filled: dict[int, Op] = {}
+        for op, position in zip(taking[index], taken[index], strict=True):
+            there = sources.get(key_of(op), [])
+            makers = [
+                (number, of, place) for number, (of, _, place) in enumerate(there)
+            ]
+            cells = sorted_cells(piece.rounds, position, makers)
+            if not cells or not tiles(cells, piece.rounds):
+                raise Fault(
+                    "nothing-next",
+                    "`W`, but no weight gradient is owed here",
+                    op.location,
+                )
+            met = [_met(cell, there[cell.source][1]) for cell in cells]
+            # Rounds that take from different places take by one rule, or the piece is split.
+            stage, microbatch = met[
+                max(range(len(cells)), key=lambda at: cells[at].is_long)
+            ]
+            for cell, (of_stage, number) in zip(cells, met, strict=True):
+                alike = at_round(number, cell.begin) == at_round(microbatch, cell.begin)
+                if (
+                    stage != of_stage
+                    or not alike
+                    or (cell.is_long and number != microbatch)
+                ):
+                    return [], (index, cell.end if cell.begin == ZERO else cell.begin)
+            filled[id(op)] = evolve(op, stage=stage, microbatch=microbatch)
+        completed.append(_filled_in(piece, filled))
+    return completed, None
+
+
+def _filled_in(piece: Piece, filled: Mapping[int, Op]) -> Piece:
+    """A piece with some ops, by their ids, as others."""
+    return piece.changed(lambda op: filled.get(id(op), op))
+
+
+def _met(cell: Cell, owing: Op) -> tuple[int, Triple]:
+    """The stage and the microbatch, by the rounds of the one that takes, of what it takes."""
+    constant, by_n, by_round = owing.microbatch
+    at, at_n, step = cell.round
+    return owing.stage, (
+        constant + by_round * at,
+        by_n + by_round * at_n,
+        by_round * step,
+    )
+
+
+def is_computed(kind: int) -> bool:
+    """Whether an op is of a microbatch, and no transfer."""
+    return kind not in OF_STAGE and not is_transfer(kind)
+
+
+# Pieces cut, and rounds taken together
+
+
+def shifted(piece: Piece, rounds: Pair, by: Pair) -> Piece:
+    """So many rounds of a piece, from a round on."""
+
+    def later(op: Op) -> Op:
+        # A `W` may not have its microbatch yet.
+        if op.microbatch is None:
+            return op
+        constant, by_n, by_round = op.microbatch
+        moved = constant + by_round * by[0], by_n + by_round * by[1], by_round
+        return evolve(op, microbatch=moved)
+
+    return evolve(piece.changed(later), rounds=rounds)
+
+
+def split(piece: Piece, at: Pair) -> list[Piece]:
+    """A piece as two, the second one from a round on."""
+    parts = shifted(piece, at, ZERO), shifted(piece, minus(piece.rounds, at), at)
+    return [part if part.grows else one_by_one(part) for part in parts]
+
+
+def one_by_one(piece: Piece) -> Piece:
+    """A piece that has the same rounds for all n, as one round."""
+    rounds = (shifted(piece, ONCE, (number, 0)) for number in range(piece.rounds[0]))
+    batches = chain.from_iterable(_paced(each, 0).batches for each in rounds)
+    return Piece(ONCE, tuple(batches))
+
+
+def _paced(piece: Piece, factor: int) -> Piece:
+    """A piece that goes on by so many times as many microbatches in a round."""
+
+    def changed(op: Op) -> Op:
+        if op.microbatch is None:
+            return op
+        constant, by_n, by_round = op.microbatch
+        return evolve(op, microbatch=(constant, by_n, by_round * factor))
+
+    return piece.changed(changed)
+
+
+def unrolled(piece: Piece, factor: int) -> list[Piece]:
+    """A piece with so many of its rounds as one, and the rounds that are left."""
+    constant, by_n = piece.rounds
+    if factor == 1 or not piece.grows:
+        return [piece]
+    if by_n % factor:
+        raise NeedsPeriod(factor // gcd(by_n, factor))
+    left = constant % factor
+    rounds = (constant - left) // factor, by_n // factor
+    if rounds[0] < 1:
+        holds_from(-((rounds[0] - 1) // rounds[1]))
+    parts = (shifted(piece, rounds, (number, 0)) for number in range(factor))
+    batches = chain.from_iterable(_paced(part, factor).batches for part in parts)
+    whole = Piece(rounds, tuple(batches))
+    rest = shifted(piece, (left, 0), times(rounds, factor))
+    return [whole, one_by_one(rest)] if left else [whole]
+
+
+def _strides(ranks: Sequence[Sequence[Piece]]) -> int:
+    """By how many microbatches all pieces can go on in a round, for the ops of a stage to meet."""
+    strides = {
+        abs(op.microbatch[2])
+        for pieces in ranks
+        for piece in pieces
+        if piece.grows
+        for op in piece.ops
+        if is_computed(op.kind)
+    }
+    if 0 in strides:
+        raise Fault(
+            "repeated-op", "an op runs in every round of a loop, for one microbatch", 0
+        )
+    return lcm(*strides) if strides else 1
+
+
+def _alike(piece: Piece, stride: int, unroll: int) -> list[Piece]:
+    """A piece whose ops go on by so many microbatches in a round, or by a multiple of these."""
+    if not piece.grows:
+        return [piece]
+    own = {abs(op.microbatch[2]) for op in piece.ops if is_computed(op.kind)}
+    if len(own) != 1:
+        raise NotLinear(
+            "the ops of a loop go on by different numbers of microbatches in a round"
+        )
+    return unrolled(piece, stride // own.pop() * unroll)
+
+
+# Which round of which piece has a microbatch
+
+
+@frozen
+class Cell:
+    """Rounds `begin` up to `end` of a piece, for which something is in the piece `source`, in a
+    round that depends on n and on the round here.
+    """
+
+    begin: Pair
+    end: Pair
+    source: int
+    round: Triple
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is more than one round."""
+        return minus(self.end, self.begin) != (1, 0)
+
+
+def sorted_cells(
+    rounds: Pair, wanted: Triple, sources: Sequence[tuple[int, Pair, Triple]]
+) -> list[Cell]:
+    """Where a number, in each of so many rounds, is met by those of sources; each of these has its
+    rounds and its number. In order of the rounds.
+    """
+    cells = [
+        cell
+        for number, of, there in sources
+        for cell in [_cell(number, rounds, wanted, of, there)]
+        if cell
+    ]
+    # Beyond the base, of two numbers that stay apart the one that grows less is the smaller.
+    return sorted(cells, key=lambda cell: (cell.begin[1], cell.begin[0]))
+
+
+def tiles(cells: Sequence[Cell], rounds: Pair) -> bool:
+    """Whether cells are all rounds, each once."""
+    begins = [*(cell.begin for cell in cells), rounds]
+    return begins == [ZERO, *(cell.end for cell in cells)]
+
+
+def _cell(
+    source: int, rounds: Pair, wanted: Triple, of: Pair, there: Triple
+) -> Cell | None:
+    constant = wanted[0] - there[0]
+    by_n = wanted[1] - there[1]
+    here_one = rounds == (1, 0)
+    there_one = of == (1, 0)
+    if here_one and there_one:
+        # They meet at one n alone: from the next one on they do not.
+        if by_n and constant % by_n == 0 and -constant // by_n >= 0:
+            holds_from(-constant // by_n + 1)
+        return (
+            Cell(ZERO, (1, 0), source, (0, 0, 0)) if not constant and not by_n else None
+        )
+    if there_one:
+        # The one round here in which it is: constant + by_n * n + step * k = 0.
+        at = _quotient((-constant, -by_n), wanted[2])
+        if at is None or is_negative(at) or not is_negative(minus(at, rounds)):
+            return None
+        return Cell(at, plus(at, (1, 0)), source, (0, 0, 0))
+    # Which round there has what round 0 here wants.
+    first = _quotient((constant, by_n), there[2])
+    if first is None:
+        return None
+    if here_one:
+        if is_negative(first) or not is_negative(minus(first, of)):
+            return None
+        return Cell(ZERO, (1, 0), source, (*first, 0))
+    if abs(wanted[2]) != abs(there[2]):
+        raise NotLinear(
+            "two loops go on by different numbers of microbatches in a round"
+        )
+    if wanted[2] == there[2]:
+        # Both count the same way: round k here meets round first + k there.
+        begin = times(first, -1)
+        end = minus(of, first)
+        step = 1
+    else:
+        # They count against each other: round k here meets round first - k there.
+        begin = plus(minus(first, of), (1, 0))
+        end = plus(first, (1, 0))
+        step = -1
+    begin = begin if not is_negative(begin) else ZERO
+    end = end if is_negative(minus(end, rounds)) else rounds
+    if not is_negative(minus(begin, end)):
+        return None
+    return Cell(begin, end, source, (*first, step))
+
+
+def _quotient(number: Pair, divisor: int) -> Pair | None:
+    """A number divided; None where it is none for any n."""
+    constant, by_n = number
+    if by_n % divisor:
+        raise NeedsPeriod(abs(divisor) // gcd(by_n, divisor))
+    if constant % divisor:
+        return None
+    return constant // divisor, by_n // divisor

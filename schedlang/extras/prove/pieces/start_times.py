@@ -1,0 +1,485 @@
+"""When all ops run, for any n: times that are found at a few sizes and proved for all.
+
+In the ideal execution each batch of ops starts when its rank has done the one before, and what it
+needs has come. Its start is looked for as `constant + by_n * n + by_round * k` in each piece of an
+order; pieces are cut where the walk's times change their step. Then every edge is looked at for all
+n and all rounds at once (`Stamped.check`): no start comes before what it waits for, and each comes
+right with something that it waits for. The first says that nothing hangs: time grows along every
+edge. Both together say that these are the times of the execution, to the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from attrs import define, field, frozen
+
+from schedlang.extras.prove.pieces.linear import NotLinear
+from schedlang.extras.prove.pieces.pieces import (
+    ONCE,
+    ZERO,
+    Batch,
+    Cell,
+    Op,
+    Orders,
+    Pair,
+    Piece,
+    Triple,
+    at_round,
+    is_negative,
+    minus,
+    plus,
+    sorted_cells,
+    split,
+    tiles,
+    value,
+)
+from schedlang.proof.durations import latencies
+from schedlang.proof.edges import ideal_events
+from schedlang.schedule.actions import is_update
+from schedlang.schedule.columns import Ints, is_any
+from schedlang.schedule.kinds import OF_STAGE, OPS, Kind
+from schedlang.schedule.needs import needs_of
+from schedlang.schedule.schedule import Schedule
+
+#: Of a rule, what is needed: made by an op, of which stage, so many microbatches on; and whether it
+#: comes from another rank, and how long it is on its way.
+Need = tuple[int, int, int, bool, Any]
+#: The needs of an op by its kind, its stage, and its slice.
+Rules = Mapping[tuple[int, int, int], tuple[Need, ...]]
+
+
+class NoStamps(Exception):
+    """No such times were found, or they do not hold."""
+
+
+def rules_of(schedules: Sequence[Schedule]) -> Rules:
+    """What ops need, by one rule for all microbatches; NotLinear where some differ."""
+    rules: dict[tuple[int, int, int], tuple[Need, ...]] | None = None
+    for schedule in schedules:
+        own = _rules_of(schedule)
+        if rules is not None and own != rules:
+            raise NotLinear(
+                "what ops need is not the same for all numbers of microbatches"
+            )
+        rules = own
+    assert rules is not None
+    return rules
+
+
+def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]]:
+    layout = schedule.layout
+    columns = schedule.columns
+    needs = needs_of(schedule)
+    is_of_op = ~columns.is_transfer[needs.user]
+    user = needs.user[is_of_op]
+    microbatch = columns.microbatch[user]
+    # A column for each need of each op, of which those of all microbatches are equal:
+    #
+    #     kind  stage  slice │ made  made on stage  microbatches on  is_far  way
+    #     B     1      0     │ B     2              0                1       2
+    table = np.stack(
+        [
+            columns.kind[user],
+            columns.stage[user],
+            microbatch % layout.slices,
+            needs.made[is_of_op],
+            needs.stage[is_of_op],
+            needs.microbatch[is_of_op] - microbatch,
+            needs.is_far[is_of_op],
+            needs.number[is_of_op],
+        ]
+    )
+    found, counts = _distinct(table)
+    ops = np.flatnonzero(~columns.is_transfer & ~is_any(columns.kind, *OF_STAGE))
+    keys, times = _distinct(
+        np.stack(
+            [
+                columns.kind[ops],
+                columns.stage[ops],
+                columns.microbatch[ops] % layout.slices,
+            ]
+        )
+    )
+    users = dict(zip(map(tuple, keys.T.tolist()), times.tolist(), strict=True))
+    ways = latencies(layout, schedule.costs.transfers(len(layout.placement)))
+    fixed = schedule.costs.fixed_times
+    rules: dict[tuple[int, int, int], list[Need]] = {key: [] for key in users}
+    for row, count in zip(found.T.tolist(), counts.tolist(), strict=True):
+        key = tuple(row[:3])
+        made, stage, further, is_far, number = row[3:]
+        # As many needs of a kind as ops that might have them: so all have it.
+        if count != users[key]:
+            raise NotLinear("ops of one stage do not all need the same")
+        way = fixed.exact(float(ways[made, number])) if is_far else 0
+        rules[key].append((made, stage, further, bool(is_far), way))
+    return {key: tuple(sorted(of)) for key, of in rules.items()}
+
+
+def _distinct(table: Ints) -> tuple[Ints, Ints]:
+    """The columns of a table, each once, and how often it is there."""
+    order = np.lexsort(table[::-1])
+    ordered = table[:, order]
+    is_new = np.ones(len(order), bool)
+    is_new[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
+    first = np.flatnonzero(is_new)
+    return ordered[:, first], np.diff(first, append=len(order))
+
+
+@frozen
+class Timed:
+    """A piece of a rank's order with the times of its batches: when each starts, by n and the
+    round, and how long it takes.
+    """
+
+    rank: int
+    piece: Piece
+    starts: tuple[Triple, ...]
+    takes: tuple[Any, ...]
+
+    def end(self, batch: int) -> Triple:
+        """When a batch is over."""
+        constant, by_n, by_round = self.starts[batch]
+        return constant + self.takes[batch], by_n, by_round
+
+
+def walked(schedule: Schedule) -> list[list[Any]]:
+    """When the batches of each rank start in the ideal execution, in the order of the rank; they
+    are fractions if the costs are no whole numbers. NoStamps if it stands still.
+    """
+    events = ideal_events(schedule, schedule.costs)
+    if not events.graph.is_whole:
+        raise NoStamps("ranks wait for each other")
+    columns = schedule.columns
+    rows = np.arange(len(columns))
+    heads = np.flatnonzero((columns.batch == rows) & ~columns.is_transfer)
+    starts = events.graph.starts[events.item[heads]]
+    bounds = np.searchsorted(heads, columns.first)
+    times = list(map(events.fixed.exact, events.fixed.numbers(starts).tolist()))
+    return [
+        times[begin:end]
+        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    ]
+
+
+def durations_of(schedule: Schedule, batch: Batch) -> Any:
+    """How long a batch takes, and when each of its ops ends."""
+    if schedule.costs.differ_by_microbatch:
+        raise NotLinear("costs differ by microbatch")
+    durations = schedule.costs.durations(schedule.layout)
+    ends = durations.counted().ends([(op.kind, op.stage, 0) for op in batch])
+    fixed = schedule.costs.fixed_times
+    return [fixed.exact(end) for end in fixed.numbers(np.array(ends)).tolist()]
+
+
+def stamp(
+    orders: Orders, walks: Sequence[list[list[Any]]], schedule: Schedule
+) -> list[Timed]:
+    """Times for the pieces of an order, cut as needed, from those that batches have at n = 0, 1 and
+    2; NoStamps where there is no pattern yet. `schedule` says how long they take.
+    """
+    timed: list[Timed] = []
+    known: dict[Any, Any] = {}
+    for rank, pieces in enumerate(orders.ranks):
+        # How far each size's times are read: a piece takes as many rounds of each as it has there.
+        at = [0] * len(walks)
+        for piece in pieces:
+            rounds = [value(piece.rounds, n) for n in range(len(walks))]
+            width = len(piece.batches)
+            times = []
+            for n, walk in enumerate(walks):
+                flat = walk[rank][at[n] : at[n] + rounds[n] * width]
+                times.append(
+                    [flat[k * width : (k + 1) * width] for k in range(rounds[n])]
+                )
+                at[n] += rounds[n] * width
+            for part, starts in _cut(piece, times):
+                takes = []
+                for batch in part.batches:
+                    key = tuple((op.kind, op.stage) for op in batch)
+                    if key not in known:
+                        known[key] = durations_of(schedule, batch)[-1]
+                    takes.append(known[key])
+                timed.append(Timed(rank, part, starts, tuple(takes)))
+    return timed
+
+
+def _cut(
+    piece: Piece, times: list[list[list[Any]]]
+) -> Iterator[tuple[Piece, tuple[Triple, ...]]]:
+    """A piece cut where the times of its rounds go on by another step, and the times of each."""
+    # Times of a piece at three sizes, and the runs in which they go on by one step:
+    #
+    #     n = 0    0 2 4 6 │ 9 12                runs of 4 and 2 rounds
+    #     n = 1    0 2 4 6 8 │ 11 14             5 and 2
+    #     n = 2    0 2 4 6 8 10 │ 13 16          6 and 2: the first grows by n, so it is cut there
+    runs = [_runs(rounds) for rounds in times]
+    lengths = [[length for length, _ in of] for of in runs]
+    if len({len(of) for of in lengths}) > 1:
+        raise NoStamps("the times of a loop have no pattern yet")
+    begin: Pair = ZERO
+    rest = piece
+    for number, here in enumerate(zip(*lengths, strict=True)):
+        growth = here[1] - here[0]
+        if any(later - earlier != growth for earlier, later in pairwise(here)):
+            raise NoStamps("the times of a loop have no pattern yet")
+        length = here[0], growth
+        is_last = number == len(lengths[0]) - 1
+        if is_last:
+            part = rest
+        else:
+            part, rest = split(rest, length)
+        # One round alone has no step.
+        steps = [of[number][1] for of in runs if of[number][0] > 1] or [
+            runs[0][number][1]
+        ]
+        if any(step != steps[0] for step in steps):
+            raise NoStamps("the times of a loop have no pattern yet")
+        starts = []
+        for place in range(len(part.batches)):
+            k, batch = divmod(place, len(piece.batches))
+            first = [of[value(begin, n) + k][batch] for n, of in enumerate(times)]
+            by_n = first[1] - first[0]
+            if any(first[n] != first[0] + by_n * n for n in range(len(first))):
+                raise NoStamps("the times of a loop have no pattern yet")
+            starts.append((first[0], by_n, steps[0][batch] if part.grows else 0))
+        yield part, tuple(starts)
+        begin = plus(begin, length)
+
+
+def _runs(rounds: list[list[Any]]) -> list[tuple[int, Any]]:
+    """How many rounds follow each other with one step, and the step."""
+    runs: list[tuple[int, Any]] = []
+    at = 0
+    while at < len(rounds):
+        if at + 1 == len(rounds):
+            runs.append((1, [0] * len(rounds[at])))
+            break
+        step = [b - a for a, b in zip(rounds[at], rounds[at + 1], strict=True)]
+        end = at + 1
+        while end + 1 < len(rounds) and all(
+            c - b == s
+            for b, c, s in zip(rounds[end], rounds[end + 1], step, strict=True)
+        ):
+            end += 1
+        runs.append((end - at + 1, step))
+        at = end + 1
+    return runs
+
+
+#: An op that makes something: its number, the rounds of its piece, and its microbatch.
+_Maker = tuple[int, Pair, Triple]
+
+
+@define
+class Makers:
+    """The ops that make a thing of a stage, each with the number of its piece, and its batch there.
+
+    Of each op that is looked for there are few that could be it: those that are of one round, by
+    the microbatch, and all others by its rest, since they go on by the `stride`.
+    """
+
+    stride: int
+    ops: list[tuple[int, int, Op]] = field(factory=list)
+    once: dict[Pair, int] = field(factory=dict)
+    growing: dict[int, list[_Maker]] = field(factory=dict)
+    by_rest: dict[int, list[_Maker]] = field(factory=dict)
+
+    def add(self, piece: int, batch: int, op: Op, rounds: Pair) -> None:
+        """Add an op of a piece with so many rounds."""
+        maker = len(self.ops), rounds, op.microbatch
+        rest = op.microbatch[0] % self.stride
+        self.ops.append((piece, batch, op))
+        self.by_rest.setdefault(rest, []).append(maker)
+        if rounds == ONCE:
+            self.once.setdefault(op.microbatch[:2], maker[0])
+        else:
+            self.growing.setdefault(rest, []).append(maker)
+
+    def cells(self, rounds: Pair, wanted: Triple) -> list[Cell]:
+        """Where a microbatch is made, by the rounds of the op that needs it."""
+        rest = wanted[0] % self.stride
+        if rounds != ONCE:
+            return sorted_cells(rounds, wanted, self.by_rest.get(rest, ()))
+        # Each is made once, so the one that is found first is all.
+        number = self.once.get(wanted[:2])
+        if number is not None:
+            return [Cell(ZERO, ONCE, number, (0, 0, 0))]
+        return sorted_cells(rounds, wanted, self.growing.get(rest, ()))
+
+
+#: By what is made and its stage.
+Sources = Mapping[tuple[int, int], Makers]
+
+
+@frozen(eq=False)
+class Stamped:
+    """Pieces of orders with their times, what ops need, and how many slices a microbatch has; and
+    by stage, whose gradients its optimizer step adds to its own.
+    """
+
+    timed: Sequence[Timed]
+    rules: Rules
+    orders: Orders
+    slices: int
+    summed: Sequence[Collection[int]] = ()
+
+    def check(self, looked_at: Collection[int] | None = None) -> None:
+        """NoStamps if the times of all pieces do not hold, or of those that are looked at;
+        NeedsBase or NeedsPeriod where that can be said for other sizes only.
+        """
+        self._check_durations()
+        sources = self.sources()
+        last: dict[int, int] = {}
+        for number, timed in enumerate(self.timed):
+            if looked_at is None or number in looked_at:
+                self._check_piece(number, last.get(timed.rank), sources)
+            last[timed.rank] = number
+
+    def _check_durations(self) -> None:
+        """That all that others wait for takes time: then time grows along every edge."""
+        for timed in self.timed:
+            for batch, takes in zip(timed.piece.batches, timed.takes, strict=True):
+                if not takes and any(op.kind not in OF_STAGE for op in batch):
+                    raise NotLinear("an op takes no time")
+
+    def sources(self) -> Sources:
+        """The ops that make something, by what it is and its stage."""
+        makers: dict[tuple[int, int], Makers] = {}
+        for number, timed in enumerate(self.timed):
+            for place, batch in enumerate(timed.piece.batches):
+                for op in batch:
+                    for made in OPS[op.kind].makes:
+                        key = made, op.stage
+                        if key not in makers:
+                            makers[key] = Makers(self.orders.strides[op.stage])
+                        makers[key].add(number, place, op, timed.piece.rounds)
+        return makers
+
+    def _check_piece(self, number: int, before: int | None, sources: Sources) -> None:
+        timed = self.timed[number]
+        for place, batch in enumerate(timed.piece.batches):
+            #: For each thing that is waited for, the rounds, and when it is there.
+            waits: list[list[tuple[Pair, Pair, Triple]]] = [
+                self._rank(number, before, place)
+            ]
+            for op in batch:
+                waits += self._needed(timed, op, sources)
+            self._hold(timed, place, waits)
+
+    def _rank(
+        self, number: int, before: int | None, place: int
+    ) -> list[tuple[Pair, Pair, Triple]]:
+        """When the batch before one is over, by the rounds of its piece."""
+        timed = self.timed[number]
+        rounds = timed.piece.rounds
+        if place:
+            return [(ZERO, rounds, timed.end(place - 1))]
+        first: Triple = (0, 0, 0)
+        if before is not None:
+            earlier = self.timed[before]
+            last = minus(earlier.piece.rounds, ONCE)
+            first = (*at_round(earlier.end(-1), last), 0)
+        # The first round follows the piece before, all others the round before.
+        cells = [(ZERO, ONCE, first)]
+        if rounds != ONCE:
+            constant, by_n, by_round = timed.end(-1)
+            cells.append((ONCE, rounds, (constant - by_round, by_n, by_round)))
+        return cells
+
+    def _needed(self, timed: Timed, op: Op, sources: Sources) -> Iterator[Any]:
+        """When each thing that an op needs is there."""
+        constant, by_n, by_round = op.microbatch
+        if is_update(op.kind) and self.summed:
+            yield from self._gradients(op.stage, sources)
+        for made, stage, further, is_far, way in self.needs(op):
+            makers = sources.get((made, stage))
+            wanted = constant + further, by_n, by_round
+            cells = makers.cells(timed.piece.rounds, wanted) if makers else []
+            if not makers or not cells or not tiles(cells, timed.piece.rounds):
+                raise NoStamps("an op needs what is never made")
+            there = []
+            for cell in cells:
+                source, place, _ = makers.ops[cell.source]
+                if not is_far and self.timed[source].rank != timed.rank:
+                    raise NoStamps("an op needs what another rank makes, as its own")
+                end, end_by_n, end_by_round = self.timed[source].end(place)
+                at, at_n, step = cell.round
+                arrival = (
+                    end + end_by_round * at + way,
+                    end_by_n + end_by_round * at_n,
+                    end_by_round * step,
+                )
+                there.append((cell.begin, cell.end, arrival))
+            yield there
+
+    def _gradients(self, stage: int, sources: Sources) -> Iterator[Any]:
+        """When each gradient is there that other ranks add to the update of a stage."""
+        for other in self.summed[stage]:
+            units = self.orders.units[other]
+            for source, place, op in sources[Kind.W, other].ops:
+                timed = self.timed[source]
+                last = minus(timed.piece.rounds, ONCE)
+                number = at_round(op.microbatch, last)
+                if not is_negative(number) and is_negative(minus(number, units)):
+                    yield [(ZERO, ONCE, (*at_round(timed.end(place), last), 0))]
+
+    def needs(self, op: Op) -> tuple[Need, ...]:
+        """What an op needs; what is of a whole stage needs what its order gives it."""
+        if op.kind in OF_STAGE:
+            return ()
+        constant, by_n, by_round = op.microbatch
+        if by_n % self.slices or by_round % self.slices:
+            raise NotLinear("a loop has slices of several numbers in one place")
+        return self.rules[op.kind, op.stage, constant % self.slices]
+
+    def _hold(
+        self, timed: Timed, place: int, waits: list[list[tuple[Pair, Pair, Triple]]]
+    ) -> None:
+        """Whether a batch starts when all that it waits for is there, and no later."""
+        start = timed.starts[place]
+        borders = {
+            border
+            for cells in waits
+            for begin, end, _ in cells
+            for border in (begin, end)
+        }
+        ordered = sorted(borders, key=lambda border: (border[1], border[0]))
+        for begin, end in pairwise(ordered):
+            if not is_negative(minus(begin, end)):
+                raise NoStamps("the rounds of a loop have no order")
+            last = minus(end, ONCE)
+            is_tight = False
+            for cells in waits:
+                for cell_begin, cell_end, arrival in cells:
+                    if not (_within(begin, end, cell_begin, cell_end)):
+                        continue
+                    late = (
+                        start[0] - arrival[0],
+                        start[1] - arrival[1],
+                        start[2] - arrival[2],
+                    )
+                    # By the round it goes up or down evenly, so the first and the last round bound
+                    # it.
+                    spare = at_round(late, begin), at_round(late, last)
+                    if any(is_negative(of) for of in spare):
+                        raise NoStamps(
+                            "something starts before what it waits for is there"
+                        )
+                    is_tight |= spare == (ZERO, ZERO)
+            if not is_tight:
+                raise NoStamps("something starts later than it might")
+
+
+def _within(begin: Pair, end: Pair, cell_begin: Pair, cell_end: Pair) -> bool:
+    """Whether rounds are some of a cell's; of all cells, the borders are in order."""
+    return (cell_begin[1], cell_begin[0]) <= (begin[1], begin[0]) and (
+        end[1],
+        end[0],
+    ) <= (
+        cell_end[1],
+        cell_end[0],
+    )

@@ -1,0 +1,265 @@
+"""Programs without a flush, for any number of microbatches in an update and any number of updates.
+
+An update is a round of the whole schedule: what a rank does in update j is its `steady` part, j
+updates later. Times are looked for in the same way: in update j an op starts when it does in the
+one before, and `step` later. So it is enough to look at one update, with those before and after
+it. The warm-up is what the update before the first would have done of the first one. What is asked
+of versions of weights depends on the order of each rank alone, and a loop whose ops are all of one
+update adds nothing to that with a further round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from attrs import evolve
+
+from schedlang.extras.prove.pieces.coverage import check_once, wanted_in
+from schedlang.extras.prove.pieces.formulas import Held
+from schedlang.extras.prove.pieces.left_out import only_computing
+from schedlang.extras.prove.pieces.linear import NotLinear
+from schedlang.extras.prove.pieces.pieces import (
+    ONCE,
+    ZERO,
+    Op,
+    Orders,
+    Pair,
+    Piece,
+    at_round,
+    is_negative,
+    minus,
+    plus,
+    split,
+    times,
+)
+from schedlang.extras.prove.pieces.start_times import (
+    NoStamps,
+    Stamped,
+    Timed,
+    rules_of,
+    stamp,
+    walked,
+)
+from schedlang.language.sites import Sites
+from schedlang.proof.prove import ideal_execution
+from schedlang.ranks.weights import follow_weights
+from schedlang.schedule.actions import is_background, is_transfer, is_update
+from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.stream import unroll
+
+#: For how many updates an execution is looked at, until it goes on by one step.
+_UPDATES = (6, 12, 24, 48)
+
+
+def part_of(orders: Orders, sites: Sites, name: str) -> Orders:
+    """The `warmup` or the `steady` part of the orders of a program."""
+    return orders.changed(
+        lambda op: op if sites.ops[op.location].part == name else None
+    )
+
+
+def check_stream(warmup: Orders, steady: Orders, schedules: Sequence[Schedule]) -> Held:
+    """What ranks hold in all updates, whose orders are those of the schedules at n = 0, 1, …
+
+    NotLinear or NoStamps unless all updates come to their ends, for all n. That each op reads the
+    right version of its weights is so for all n if it is at one.
+    """
+    layout = schedules[0].layout
+    if layout.frozen:
+        raise NotLinear("it has no flush, and frozen stages")
+    kinds = {op.kind for orders in (warmup, steady) for op in orders.ops}
+    if any(is_transfer(kind) or is_background(kind) for kind in kinds):
+        raise NotLinear("it has no flush, and does more than to compute")
+    ranks = tuple(_by_update(pieces, steady.units) for pieces in steady.ranks)
+    steady = evolve(steady, ranks=ranks)
+    _check_coverage(warmup, steady, schedules[0])
+    _check_ahead(warmup, steady)
+    return _check_times(steady, schedules)
+
+
+def _update_of(number: Pair, units: Pair) -> int:
+    """How many updates later a microbatch comes than those of the update."""
+    update = 0
+    while not is_negative(minus(number, times(units, update + 1))):
+        update += 1
+        if update > 1:
+            raise NotLinear("ranks run ahead by more than an update")
+    return update
+
+
+def _by_update(pieces: Sequence[Piece], units: Sequence[Pair]) -> tuple[Piece, ...]:
+    """The pieces cut such that an op is of one update in all rounds of its piece."""
+    done: list[Piece] = []
+    left = list(reversed(pieces))
+    while left:
+        piece = left.pop()
+        if is_negative(minus(piece.rounds, ONCE)):
+            continue
+        at = _border(piece, units) if piece.grows else None
+        if at is None:
+            done.append(piece)
+        else:
+            left += reversed(split(piece, at))
+    return tuple(done)
+
+
+def _border(piece: Piece, units: Sequence[Pair]) -> Pair | None:
+    """The first round in which an op is of another update than in the first."""
+    last = minus(piece.rounds, ONCE)
+    for op in (op for op in piece.ops if not is_update(op.kind)):
+        first = at_round(op.microbatch, ZERO)
+        border = times(units[op.stage], _update_of(first, units[op.stage]) + 1)
+        away = minus(border, first)
+        step = op.microbatch[2]
+        if step < 0 or is_negative(minus(at_round(op.microbatch, last), border)):
+            continue
+        if away[1] % step:
+            raise NotLinear(
+                "a loop goes on into the next update, and not at one of its rounds"
+            )
+        return -(-away[0] // step), away[1] // step
+    return None
+
+
+def _check_coverage(warmup: Orders, steady: Orders, schedule: Schedule) -> None:
+    """Whether every update has each op once: those that the warm-up has of the first one, and then
+    as many as an update has, again and again.
+    """
+    early, own = (orders.makers() for orders in (warmup, steady))
+    wanted = (
+        wanted_in(schedule.layout, {thing for thing, _ in own}) | set(own) | set(early)
+    )
+    for thing, stage in sorted(wanted):
+        if is_update(thing):
+            if len(own.get((thing, stage), ())) != 1 or (thing, stage) in early:
+                raise NotLinear(f"stage {stage} does not make one update")
+            continue
+        before = early.get((thing, stage), [])
+        ahead = ZERO
+        for piece, _ in before:
+            ahead = plus(ahead, piece.rounds)
+        stride = steady.strides[stage]
+        check_once(before, ahead, stride, thing, stage)
+        both = before + own.get((thing, stage), [])
+        check_once(both, plus(ahead, steady.units[stage]), stride, thing, stage)
+
+
+def _check_ahead(warmup: Orders, steady: Orders) -> None:
+    """Whether the warm-up has what an update does for the next one, in the same order."""
+    for early, own in zip(warmup.ranks, steady.ranks, strict=True):
+        ahead = [op for piece in own for op in _ahead(piece, steady.units)]
+        done = [
+            (op.kind, op.stage, op.microbatch[:2])
+            for piece in early
+            for op in _once(piece)
+        ]
+        if ahead != done:
+            raise NotLinear("its warm-up is not what an update does for the next one")
+
+
+def _ahead(piece: Piece, units: Sequence[Pair]) -> Iterator[tuple[int, int, Pair]]:
+    """The ops of a piece that are for the next update, with the microbatches that they have
+    there.
+    """
+    for op in (op for op in piece.ops if not is_update(op.kind)):
+        number = at_round(op.microbatch, ZERO)
+        if _update_of(number, units[op.stage]):
+            if piece.grows:
+                raise NotLinear("how far ranks run ahead depends on `microbatches`")
+            yield op.kind, op.stage, minus(number, units[op.stage])
+
+
+def _once(piece: Piece) -> Iterator[Op]:
+    if piece.grows:
+        raise NotLinear("how far ranks run ahead depends on `microbatches`")
+    yield from piece.ops
+
+
+def _check_times(steady: Orders, schedules: Sequence[Schedule]) -> Held:
+    """Whether time grows along all that ops of an update wait for, and what the ranks hold."""
+    for updates in _UPDATES:
+        longer = [only_computing(unroll(schedule, updates)) for schedule in schedules]
+        walks = [_steady_walk(*each) for each in zip(schedules, longer, strict=True)]
+        if all(walks):
+            break
+    else:
+        raise NoStamps("the updates do not come to go on by one step")
+    steps = [step for step, _ in filter(None, walks)]
+    step = steps[0], steps[1] - steps[0]
+    if any(step[0] + n * step[1] != of for n, of in enumerate(steps)):
+        raise NoStamps("the step of the updates has no pattern yet")
+    own = stamp(steady, [walk for _, walk in filter(None, walks)], longer[0])
+    # One update of each rank is looked at; those before and after it are there for what it needs.
+    timed: list[Timed] = []
+    looked_at: list[int] = []
+    for rank in range(len(steady.ranks)):
+        of_rank = [piece for piece in own if piece.rank == rank]
+        looked_at += range(len(timed) + len(of_rank), len(timed) + 2 * len(of_rank))
+        for by in (-1, 0, 1):
+            timed += (_later(piece, steady.units, step, by) for piece in of_rank)
+    layout = schedules[0].layout
+    summed = [
+        set(layout.replicas(stage)) - {stage} for stage in range(len(layout.placement))
+    ]
+    Stamped(timed, rules_of(longer), steady, layout.slices, summed).check(looked_at)
+    return _held(steady, longer)
+
+
+def _steady_walk(
+    schedule: Schedule, longer: Schedule
+) -> tuple[Any, list[list[Any]]] | None:
+    """By how much one of the last updates of an execution is behind the one before it, and when the
+    batches of each rank start in it; None if that is no one step.
+    """
+    assert schedule.stream
+    parts = zip(
+        schedule.stream.warmup, schedule.stream.steady, walked(longer), strict=True
+    )
+    steps = set()
+    own = []
+    for early, steady, starts in parts:
+        length = sum(1 for _ in steady.batches())
+        begin = sum(1 for _ in early.batches()) + (longer.layout.updates - 3) * length
+        before = starts[begin - length : begin]
+        after = starts[begin : begin + length]
+        steps |= {late - soon for soon, late in zip(before, after, strict=True)}
+        own.append(after)
+    return (steps.pop(), own) if len(steps) == 1 else None
+
+
+def _later(timed: Timed, units: Sequence[Pair], step: Pair, by: int) -> Timed:
+    """A piece some updates later."""
+
+    def moved(op: Op) -> Op:
+        number = plus(op.microbatch[:2], times(units[op.stage], by))
+        return evolve(op, microbatch=(*number, op.microbatch[2]))
+
+    starts = tuple(
+        (*plus(start[:2], times(step, by)), start[2]) for start in timed.starts
+    )
+    return evolve(timed, piece=timed.piece.changed(moved), starts=starts)
+
+
+def _held(steady: Orders, longer: Sequence[Schedule]) -> Held:
+    """What ranks hold at most, which is the same for all n if no round of a loop adds to it."""
+    fixed = longer[0].costs.fixed_memory
+    amounts = longer[0].costs.memory(longer[0].layout).counted()
+    for piece in (piece for piece in steady.pieces if piece.grows):
+        kept = (op for op in piece.ops if longer[0].keeps(op.kind, op.stage, 0))
+        if sum(amounts[op.kind][op.stage] for op in kept):
+            raise NotLinear("what its ranks hold depends on `microbatches`")
+    seen = []
+    for schedule in longer:
+        execution = ideal_execution(schedule)
+        assert execution
+        versions = follow_weights(schedule)
+        seen.append((tuple(execution.peak_memory), versions.held, versions.staleness))
+    if any(before != after for before, after in pairwise(seen)):
+        raise NoStamps(
+            "what its ranks hold is not the same for all numbers of microbatches"
+        )
+    peaks, held, staleness = seen[0]
+    peak = tuple((fixed.exact(of), 0) for of in peaks)
+    return Held(peak=peak, versions=held, staleness=staleness)

@@ -1,0 +1,158 @@
+"""Programs that write their own transfers, on a transport, for any n.
+
+Here the ideal execution is not enough. Where each rank has one part that repeats, the proof by
+induction of schedules without a flush (`schedlang.proof.repetition`) decides: n is the number of
+updates there, and the microbatches that one more n brings are those of one more update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import evolve, frozen
+
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.extras.prove.pieces.pieces import Orders
+from schedlang.lowering import lower
+from schedlang.proof.prove import has_batches, prove
+from schedlang.proof.repetition import goes_on, reached
+from schedlang.schedule.actions import is_update
+from schedlang.schedule.periods import repeat
+from schedlang.schedule.schedule import Kernel, Schedule
+from schedlang.schedule.transports import transports
+
+
+class NotRepeated(Exception):
+    """The induction does not apply: the reason."""
+
+
+@frozen
+class Repeated:
+    """A lowered schedule, whose kernels are repeated for each further n; and the one with one
+    more.
+    """
+
+    first: Schedule
+    second: Schedule
+    kernels: tuple[Kernel, ...]
+
+    def on(self, transport: str) -> str:
+        """`proved` or `wrong` for all n, or `unknown`, on a transport."""
+        first = evolve(self.first, transport=transport)
+        try:
+            prove(_as_updates(first, 1))
+        except CompileError:
+            second = evolve(self.second, transport=transport)
+            return "wrong" if self._stands_at_once(first, second) else "unknown"
+        before = first
+        # A rank is ahead of another one by no more rounds than there are.
+        for times in range(1, first.layout.updates + 3):
+            longer = repeat(first, self.kernels, times)
+            try:
+                prove(_as_updates(longer, 1))
+            except CompileError:
+                return "unknown"
+            if goes_on(before, longer, self.kernels, times):
+                return "proved"
+            before = longer
+        return "unknown"
+
+    def _stands_at_once(self, first: Schedule, second: Schedule) -> bool:
+        """Whether the ranks stand still within what is the same for all n, on some transport that
+        this one stands for: in the first round of what repeats, at the latest.
+        """
+        ends = np.array([kernel.stop for kernel in self.kernels])
+        for rules in transports(first.transport, has_batches(first.columns)):
+            places, _ = reached(first, rules)
+            others, _ = reached(second, rules)
+            if (places == others).all() and (places < ends).all():
+                return True
+        return False
+
+
+def repeated(orders: Orders, schedules: Sequence[Schedule]) -> Repeated:
+    """The schedules of orders for n = 0 and 1 as one whose kernels are repeated; NotRepeated."""
+    grows = [by_n for _, by_n in orders.units]
+    for constant, by_n in orders.units:
+        if not by_n or constant % by_n:
+            raise NotRepeated("the microbatches are no multiple of those that repeat")
+    counts = {constant // by_n for constant, by_n in orders.units}
+    if len(counts) != 1:
+        raise NotRepeated("the pipelines run different numbers of microbatches")
+    (updates,) = counts
+    for pieces in orders.ranks:
+        begun = False
+        for piece in pieces:
+            if piece.grows and (begun or piece.rounds[1] != 1):
+                raise NotRepeated(
+                    "a rank has several loops with a growing number of rounds"
+                )
+            begun |= piece.grows
+            for op in piece.ops:
+                if is_update(op.kind):
+                    raise NotRepeated("it has optimizer steps")
+                _, by_n, by_round = op.microbatch
+                further = by_round if piece.grows else by_n
+                if further != (grows[op.stage] if begun else 0) or (
+                    piece.grows and by_n
+                ):
+                    raise NotRepeated(
+                        "a part of an order is not the same for every size"
+                    )
+        if not begun:
+            raise NotRepeated("a rank has nothing that repeats")
+    first, second = (
+        _as_updates(lower(schedule), updates + n)
+        for n, schedule in enumerate(schedules[:2])
+    )
+    lengths = np.diff(second.columns.first) - np.diff(first.columns.first)
+    kernels = tuple(
+        _kernel(first, second, rank, int(length)) for rank, length in enumerate(lengths)
+    )
+    once = repeat(first, kernels, 1)
+    if not _same(once, second):
+        raise NotRepeated("the orders with transfers do not repeat")
+    return Repeated(first, second, kernels)
+
+
+def _as_updates(schedule: Schedule, updates: int) -> Schedule:
+    return evolve(schedule, layout=evolve(schedule.layout, updates=updates), claims=())
+
+
+def _kernel(first: Schedule, second: Schedule, rank: int, length: int) -> Kernel:
+    """The first rows of a rank that repeat: before what is alike when one repeat is put in."""
+    one, other = (_rows(schedule, rank) for schedule in (first, second))
+    # Of the two orders, which first differ where the longer one has its repeat:
+    #
+    #     n = 0    a b  x y         z
+    #     n = 1    a b  x y  x y    z         alike up to the second x; so x y before it repeats
+    same = next(
+        (at for at in range(len(one)) if one[at] != other[at]),
+        len(one),
+    )
+    if same < length:
+        raise NotRepeated("a rank has nothing that repeats")
+    return Kernel(same - length, same)
+
+
+def _rows(schedule: Schedule, rank: int) -> list[tuple[int, ...]]:
+    """What a rank does, each with how many are issued with it."""
+    columns = schedule.columns
+    begin, end = columns.first[rank : rank + 2].tolist()
+    rows = np.stack([columns.kind, columns.stage, columns.microbatch, columns.sizes])
+    return list(map(tuple, rows[:, begin:end].T.tolist()))
+
+
+def _same(one: Schedule, other: Schedule) -> bool:
+    columns = (
+        (
+            of.columns.kind,
+            of.columns.stage,
+            of.columns.microbatch,
+            of.columns.rank,
+            of.columns.batch,
+        )
+        for of in (one, other)
+    )
+    return all(np.array_equal(*pair) for pair in zip(*columns, strict=True))

@@ -1,0 +1,89 @@
+"""What a program claims `for all`, held against its closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import islpy as isl
+from attrs import frozen
+
+from schedlang.extras.prove.sets.counting import RANK
+from schedlang.extras.prove.sets.evaluator import Evaluator
+from schedlang.extras.prove.sets.isl_functions import nowhere, without
+from schedlang.extras.prove.sets.laws import PEAK, Form
+from schedlang.extras.prove.sets.numbers import Number, Unreadable, plain
+from schedlang.extras.prove.sets.obligations import of_program, sizes_only
+from schedlang.extras.prove.sets.statements import Claim, Reading
+from schedlang.language import expressions
+from schedlang.language.scopes import FIGURES
+from schedlang.language.syntax import walk
+
+
+@frozen(eq=False)
+class Judgement:
+    """Of all claims: the sizes at which one `fails`, and those of which nobody can say, and why."""
+
+    fails: isl.Set
+    unknown: isl.Set
+    reason: str
+
+
+def judged(reading: Reading, proved: isl.Set, forms: Iterable[Form]) -> Judgement:
+    """The claims of a program at the sizes at which it is proved otherwise."""
+    figures = {form.figure: form.value for form in forms}
+    fails = unknown = nowhere()
+    reason = ""
+    for claim in reading.claims:
+        where = claim.where & proved
+        try:
+            there = where
+            for figure in _figures_of(claim):
+                if figure not in figures:
+                    raise Unreadable(f"there is no closed form of its {figure}")
+                there = there & without(figures[figure].domain(), [RANK])
+            holds = _holds(claim, there, figures)
+        except Unreadable as unreadable:
+            unknown = unknown | of_program(where, reading)
+            reason = f"a claim for all: {unreadable.reason}"
+            continue
+        failing = sizes_only(there - holds, reading.sizes)
+        some_fail = of_program(failing, reading)
+        some_hold = of_program(sizes_only(there, reading.sizes) - failing, reading)
+        fails = fails | (some_fail - some_hold)
+        # Of a stream: a plan has some updates, which are not for the program to say.
+        both = some_fail & some_hold
+        if not both.is_empty():
+            unknown = unknown | both
+            reason = "a claim for all: whether it holds depends on how many updates there are"
+        if not there.is_equal(where):
+            unknown = unknown | of_program(where - there, reading)
+            reason = (
+                "a claim for all: there is a closed form for some of the sizes only"
+            )
+    return Judgement(fails.coalesce(), unknown - fails, reason)
+
+
+def _figures_of(claim: Claim) -> set[str]:
+    """The figures that a claim is about."""
+    names = set()
+    for part in walk(claim.condition):
+        match part:
+            case expressions.Reference(name) if name in FIGURES:
+                names.add(name)
+            case expressions.Call(name) if name.text in FIGURES:
+                names.add(PEAK if name.text == "peak" else name.text)
+    return names - claim.scope.values.keys()
+
+
+def _holds(claim: Claim, where: isl.Set, figures: Mapping[str, Number]) -> isl.Set:
+    """Where a claim holds, of where its figures have a value."""
+    scope = claim.scope.inner()
+    for figure, value in figures.items():
+        scope.values.setdefault(figure, value)
+    if PEAK in _figures_of(claim):
+        scope.peak = plain(figures[PEAK], figures[PEAK].domain())
+    try:
+        return Evaluator().truth(claim.condition, scope, where)
+    except KeyError as name:
+        # A function of the program's own does not see the figures.
+        raise Unreadable(f"{name} within a function") from None

@@ -1,0 +1,278 @@
+"""Closed forms: the makespan, the bubble and the peak of each rank as functions of the sizes.
+
+The makespan is that of the ideal execution with unit costs: `schedlang.extras.prove.sets.timing`.
+
+The peak of a rank is a matter of its order alone: how many activations it has taken, and how many
+it has given back, before each op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import combinations
+
+import islpy as isl
+from attrs import evolve, frozen
+
+from schedlang.extras.prove.sets.counting import RANK, Many, how_many_before
+from schedlang.extras.prove.sets.isl_functions import (
+    between,
+    constant,
+    number,
+    points,
+    symbol,
+    without,
+)
+from schedlang.extras.prove.sets.numbers import (
+    BASE,
+    Number,
+    Unreadable,
+    digits,
+    folded,
+    most,
+    multiple_of_base,
+    of_number,
+    simplified_number,
+    union,
+)
+from schedlang.extras.prove.sets.obligations import sizes_only
+from schedlang.extras.prove.sets.outcome import Outcome
+from schedlang.extras.prove.sets.statements import (
+    STAGE,
+    UPDATES,
+    Line,
+    Reading,
+    Statement,
+)
+from schedlang.extras.prove.sets.timing import MICROBATCHES, makespan_of
+from schedlang.language import syntax
+from schedlang.schedule.costs import UNIT
+from schedlang.schedule.kinds import MAKERS, OPS, REPEATS, Kind
+from schedlang.schedule.layout import Layout, Pipeline
+
+#: The size in the base of which all slices are counted.
+_SLICES = "slices"
+#: The figure that is of each rank.
+PEAK = "peak(r)"
+
+
+@frozen(eq=False)
+class Form:
+    """A figure as a function of the sizes, and of RANK where it is of each rank."""
+
+    figure: str
+    value: Number
+
+
+def forms_of(outcome: Outcome, tree: syntax.Schedule) -> Iterator[Form]:
+    """The closed forms of a program, where it is proved; those that were found."""
+    reading = outcome.reading
+    if sum([reading.is_stream, reading.in_base, _SLICES in reading.sizes]) > 1:
+        # Products of three of groups, microbatches, slices and updates.
+        return
+    priced = [item for item in tree.items if isinstance(item, syntax.Cost)]
+    if not any(isinstance(item, syntax.Memory) for item in priced):
+        # What a rank holds has no bearing on when its ops run.
+        with suppress(Unreadable):
+            peak = _peak(outcome)
+            if peak is not None:
+                yield Form(PEAK, peak)
+    if any(not isinstance(item, syntax.Memory) for item in priced):
+        return
+    makespan = next((each for each in _makespans(outcome) if each is not None), None)
+    if makespan is not None:
+        yield Form("makespan", makespan)
+        work = _work(outcome)
+        if work is not None:
+            yield Form("work", work)
+            bubble = makespan.minus(work)
+            yield Form("bubble", simplified_number(folded(bubble, bubble.domain())))
+
+
+def _makespans(outcome: Outcome) -> Iterator[Number | None]:
+    """The makespan as it is found, or as a product of sizes."""
+    base = _base(outcome.reading)
+    yield makespan_of(outcome, _durations(), base)
+    if base is None and {BASE, MICROBATCHES} <= {*outcome.reading.sizes}:
+        yield makespan_of(outcome, _durations(), BASE)
+
+
+def _durations() -> dict[Kind, int]:
+    """How long ops take at unit costs."""
+    layout = Layout((0,), (Pipeline("", 0, 1, 1),))
+    durations = UNIT.durations(layout)
+    return {Kind(kind): int(durations[Kind(kind)][0]) for kind in OPS}
+
+
+def _base(reading: Reading) -> str | None:
+    """The base of a program's figures, where they have two digits."""
+    wanted = MICROBATCHES if reading.is_stream else _SLICES
+    is_any = (
+        wanted in reading.sizes and constant(symbol(wanted), reading.domain) is None
+    )
+    return wanted if is_any else reading.base
+
+
+def _work(outcome: Outcome) -> Number | None:
+    """What the busiest rank works: all slices of all microbatches of all of its stages."""
+    reading = outcome.reading
+    takes = _durations()
+    kinds = {s.kind for s in reading.statements}
+    of_unit = takes[Kind.F]
+    if kinds & set(MAKERS[Kind.B]):
+        of_unit += takes[Kind.B]
+    for repeat in kinds & {*REPEATS}:
+        if not _runs_again(outcome, repeat):
+            return None
+        of_unit += takes[repeat]
+    every = outcome.proved & without(reading.held, [STAGE])
+    total = of_number(0).within(every)
+    for stage in reading.own_stages:
+        for line in reading.lines:
+            own = stage.domain() & between(
+                line.first, stage, line.first.add(line.stages)
+            )
+            own = own & every
+            run = _run_by(line, reading)
+            if run is None:
+                return None
+            parts = [run.times(of_unit).within(own), of_number(0).within(every - own)]
+            total = total.plus(union(parts))
+    return _highest(total, every, reading.sizes)
+
+
+def _runs_again(outcome: Outcome, *repeats: Kind) -> bool:
+    """Whether all forwards are run again."""
+    relations = outcome.relations
+    again = relations.of(*repeats).range()
+    return bool(relations.of(Kind.F).range().is_equal(again))
+
+
+def _run_by(line: Line, reading: Reading) -> Number | None:
+    """How many slices a pipeline runs, in all updates; None if it cannot be said."""
+    slices = constant(reading.slices, reading.domain)
+    if slices is None:
+        assert line.microbatches.high is None
+        return Number(number(0), line.microbatches.low, _SLICES)
+    if not reading.is_stream:
+        return line.microbatches.times(slices)
+    multiple = multiple_of_base(line.microbatches.low, reading.domain, MICROBATCHES)
+    if multiple is None:
+        return None
+    _, bases, more = multiple
+    low, high = (
+        symbol(UPDATES).scale_val(isl.Val(times * slices)) for times in (more, bases)
+    )
+    return Number(low, high, MICROBATCHES)
+
+
+# Memory
+
+
+def _peak(outcome: Outcome) -> Number | None:
+    """The most activations that a rank holds."""
+    reading = outcome.reading
+    relations = outcome.relations
+    ops = [s for s in reading.statements if s.kind in OPS]
+    kinds = {s.kind for s in ops}
+    holding = [s for s in ops if OPS[s.kind].holds > 0]
+    if kinds == {Kind.F}:
+        staying: list[Statement] = []
+    elif kinds & {*REPEATS}:
+        if not _runs_again(outcome, *REPEATS):
+            return None
+        staying = [s for s in holding if s.kind in REPEATS]
+    else:
+        staying = holding
+    giving = [s for s in ops if OPS[s.kind].holds < 0]
+    for one, other in combinations(holding, 2):
+        is_mate = one.batch and one.batch == other.batch
+        if is_mate and not relations.together(one, other).is_empty():
+            return None
+    highest: list[Number] = []
+    keep = ("updates", *reading.sizes, RANK)
+    for op in holding:
+        # The op's own, and what was taken and not given back before it.
+        held = of_number(1)
+        for sign, others in ((1, staying), (-1, giving)):
+            counted = _counted(op, others, _base(reading) or BASE)
+            if counted is None:
+                return None
+            held = held.plus(counted.times(sign))
+        domain = op.domain & outcome.proved
+        highest.append(_highest(held, domain, keep))
+    peak = _most_of(highest)
+    if peak is None:
+        return None
+    every = outcome.proved & without(reading.held, [STAGE])
+    pieces = list(peak.pieces())
+    # What is one function for all ranks is said of these in the words in which they are proved.
+    if len(pieces) == 1 and pieces[0][0].is_equal(every):
+        return pieces[0][1].within(every)
+    return peak
+
+
+def _many(statement: Statement) -> Many:
+    return Many(statement.domain, statement.indices, statement.order)
+
+
+def _counted(op: Statement, others: Sequence[Statement], base: str) -> Number | None:
+    """How many of others stand before each instance of an op; None where it cannot be said."""
+    cases = list(map(_many, others))
+    # The rounds of a call may all be alike where those of its cases are not.
+    for each in (cases, _calls(cases)):
+        counted = [how_many_before(_many(op), other, base) for other in each]
+        if None not in counted:
+            total = of_number(0)
+            for number_of in filter(None, counted):
+                total = total.plus(number_of)
+            return total
+    return None
+
+
+def _calls(cases: Sequence[Many]) -> list[Many]:
+    """What is counted, with the cases of a call as one."""
+    calls: list[Many] = []
+    for case in cases:
+        if calls and calls[-1].order is case.order:
+            calls[-1] = evolve(
+                calls[-1], where=(calls[-1].where | case.where).coalesce()
+            )
+        else:
+            calls.append(case)
+    return calls
+
+
+def _most_of(values: Sequence[Number]) -> Number | None:
+    """The most of some numbers at each size at which one has a value."""
+    result: Number | None = None
+    for value in values:
+        if result is None:
+            result = value
+            continue
+        both = result.domain() & value.domain()
+        parts = [
+            result.within(result.domain() - both),
+            value.within(value.domain() - both),
+            most([result, value], both).within(both),
+        ]
+        # Piece by piece, so that they do not become many.
+        there = [part for part in parts if not part.domain().is_empty()]
+        result = simplified_number(union(there))
+    return result
+
+
+def _highest(value: Number, where: isl.Set, keep: Sequence[str]) -> Number:
+    """The highest value of a number over all symbols but some."""
+    value = folded(value, where)
+    if value.high is None:
+        values = where & symbol("_value").eq_set(value.low)
+        values = sizes_only(values, [*keep, "_value"])
+        return Number(points(values, ["_value"]).dim_max(0).coalesce())
+    high, low = digits(value, where)
+    values = where & symbol("_high").eq_set(high) & symbol("_low").eq_set(low)
+    values = sizes_only(values, [*keep, "_high", "_low"])
+    top = points(values, ["_high", "_low"]).lexmax_pw_multi_aff()
+    highest = Number(top.get_pw_aff(1), top.get_pw_aff(0), value.base)
+    return folded(highest, highest.domain())

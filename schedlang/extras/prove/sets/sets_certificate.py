@@ -1,0 +1,128 @@
+"""A proof as data: the program as integer sets, in isl's notation, and the time stamps. What checks
+it is in `schedlang.extras.prove.check_sets`.
+"""
+
+from fractions import Fraction
+from math import lcm
+from typing import Any
+
+import islpy as isl
+
+from schedlang.extras.prove.sets.counting import RANK
+from schedlang.extras.prove.sets.isl_functions import (
+    everywhere,
+    function_map,
+    number,
+    points,
+    symbol,
+)
+from schedlang.extras.prove.sets.numbers import digits
+from schedlang.extras.prove.sets.outcome import Case, Outcome
+from schedlang.extras.prove.sets.relations import (
+    ITEM,
+    Relations,
+    relation_of,
+    stage_relation,
+)
+from schedlang.extras.prove.sets.stamps import Frame
+from schedlang.extras.prove.sets.statements import (
+    STAGE,
+    Reading,
+    Statement,
+    Weights,
+)
+
+
+def certificate_of(outcome: Outcome) -> dict[str, Any]:
+    """What a certificate has of all that is proved in an outcome."""
+    reading = outcome.reading
+    relations = outcome.relations
+    frame = Frame(reading.sizes, reading.base)
+    depth = 1 + max(
+        (len(rows) for case in outcome.cases for rows in case.stamps.values()),
+        default=0,
+    )
+    width = depth * frame.digits
+    return {
+        "proved": str(outcome.proved),
+        **of_reading(reading, relations),
+        "width": width,
+        "cases": [
+            {
+                "where": str(case.where),
+                "stamps": {
+                    statement.name: str(
+                        _stamp(relations, statement, case, frame, width)
+                    )
+                    for statement in reading.statements
+                },
+            }
+            for case in outcome.cases
+        ],
+    }
+
+
+def of_reading(reading: Reading, relations: Relations) -> dict[str, Any]:
+    """What a certificate takes from the text of its program."""
+    return {
+        "weights": [list(_rule(relations, each)) for each in reading.weights],
+        "stream": reading.is_stream,
+        "held": str(relation_of(reading.held, [STAGE], [RANK])),
+        "after": str(stage_relation(reading, "after")),
+        "replicas": str(stage_relation(reading, "replicas")),
+        "wanted": str(relations.wanted()),
+        "depth": relations.depth,
+        "statements": [
+            {
+                "name": statement.name,
+                "kind": statement.kind.name,
+                "item": str(relations.items[statement.number]),
+                **_place(relations, statement),
+            }
+            for statement in reading.statements
+        ],
+    }
+
+
+def _rule(relations: Relations, weights: Weights) -> tuple[str, str]:
+    """The rule by which some stages read their weights; and from the items of these to the last
+    update that is among what forwards read by it.
+    """
+    items = relations.wanted().intersect(points(weights.stages, ITEM))
+    update = symbol(ITEM[1]).sub(number(1)).sub(weights.delay)
+    read = [symbol(STAGE), update, number(0), number(0), number(0)]
+    relation = function_map(everywhere(), ITEM, "", read).reset_tuple_id(
+        isl.dim_type.in_
+    )
+    return weights.rule, str(relation.intersect_domain(items))
+
+
+def _place(relations: Relations, statement: Statement) -> dict[str, str]:
+    """From a statement's instances to their rank, and to their place in its order."""
+    both = relations.places[statement.number]
+    rank = both.project_out(isl.dim_type.out, 1, relations.depth)
+    return {"rank": str(rank), "place": str(both.project_out(isl.dim_type.out, 0, 1))}
+
+
+def _stamp(
+    relations: Relations, statement: Statement, case: Case, frame: Frame, width: int
+) -> isl.Map:
+    """From a statement's instances to their stamps, as whole numbers to be compared by the first
+    that differs: of one that has none of its own, zeros.
+    """
+    domain = relations.items[statement.number].domain().intersect_params(case.where)
+    domain = frame.aligned(domain).reset_tuple_id()
+    none = (Fraction(0),) * (frame.digits * frame.width(statement))
+    rows = case.stamps.get(statement.number, ())
+    entries: list[isl.PwAff] = []
+    for at in range(width // frame.digits):
+        # Each function of all statements times one factor.
+        of_all = [own[at] for own in case.stamps.values() if at < len(own)]
+        factor = lcm(*(value.denominator for row in of_all for value in row))
+        row = tuple(value * factor for value in rows[at]) if at < len(rows) else none
+        value, _ = frame.number(domain, row)
+        entries += [value.low] if frame.base is None else digits(value, domain)
+    stamp = isl.Map.from_domain_and_range(domain, isl.Set("{ [] }"))
+    for entry in entries:
+        stamp = stamp.flat_range_product(isl.Map.from_pw_aff(entry))
+    return stamp.set_tuple_name(isl.dim_type.in_, statement.name).coalesce()

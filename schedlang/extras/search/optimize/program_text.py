@@ -1,0 +1,187 @@
+"""An answer as the text of a program, which claims what was found."""
+
+from collections.abc import Iterator, Sequence
+from textwrap import TextWrapper
+from typing import Any
+
+from schedlang.extras.search.optimize.problem import Answer, Problem
+from schedlang.language.head import (
+    Head,
+    by_number,
+    head_lines,
+    stage_text,
+    words_for,
+)
+from schedlang.passes.op_graph import Graph
+from schedlang.schedule.fixed_point import FixedPoint, exact_text
+
+#: The most characters of a line.
+_WIDTH = 100
+#: A `repeat` has so many ops at most.
+_MOST_IN_REPEAT = 24
+#: Costs of too many digits have sums that are rounded: claims of them leave room for it.
+_ROUNDING = 1e-8
+
+
+def program_of(problem: Problem, answer: Answer) -> str:
+    """The program whose ranks run the orders of an answer: at the problem's costs, with claims of
+    its value and of what ranks hold.
+
+    Latencies and bandwidths are left out, which a program cannot say, and then the claim of time
+    too: they are to be given again with the program.
+    """
+    graph = problem.graph
+    schedule = graph.schedule
+    head, words = head_of(graph)
+    lines = [*_comment(problem, answer), f"schedule {schedule.name} {{"]
+    lines += [f"    {line}" for line in head_lines(head, words)]
+    if schedule.objective != "makespan":
+        lines.append(f"    objective {schedule.objective}")
+    lines.append("    rank r {")
+    for rank, order in enumerate(answer.orders):
+        lines.append(f"        if r == {rank} {{")
+        lines += _wrapped(_text(_calls(graph, order, head, words)))
+        lines.append("        }")
+    peaks = [graph.peak(order) for order in answer.orders]
+    most = by_number("r", [at_most(graph.fixed_memory, peak) for peak in peaks])
+    lines.append(
+        f"        assert peak(r) <= {f'({most})' if most.startswith('if') else most}"
+    )
+    lines.append("    }")
+    if can_write_times(problem):
+        value = exact_text(at_most(graph.fixed, answer.value))
+        lines.append(f"    assert {schedule.objective} <= {value}")
+    return "\n".join([*lines, "}", ""])
+
+
+def head_of(graph: Graph) -> tuple[Head, dict[int, str]]:
+    """The head of a program with the nodes of a graph, and the words for their kinds."""
+    schedule = graph.schedule
+    rules = [
+        str(schedule.weights_of(stage)) for stage in range(len(schedule.placement))
+    ]
+    head = Head(
+        schedule.name,
+        len(schedule.ranks),
+        schedule.microbatches,
+        schedule.layout,
+        rules,
+        schedule.costs,
+    )
+    return head, words_for({kind for ops in graph.ops for kind, _, _ in ops})
+
+
+def at_most(fixed: FixedPoint, value: float) -> Any:
+    """What may be claimed of a sum that is a value: the value, or a little more where it is
+    rounded.
+    """
+    return fixed.exact(value) if fixed.is_exact(value) else value * (1 + _ROUNDING)
+
+
+def can_write_times(problem: Problem) -> bool:
+    """Whether the costs of a problem can be written into a program: all but latencies and
+    bandwidths.
+    """
+    costs = problem.graph.schedule.costs
+    has_times = costs.p2p_time is not None or costs.link_times is not None
+    return has_times or not any(delay for of in problem.graph.needs for _, delay in of)
+
+
+def _comment(problem: Problem, answer: Answer) -> Iterator[str]:
+    """What the program is, in a few lines."""
+    schedule = problem.graph.schedule
+    value = _said(problem.graph.fixed, answer.value)
+    objective = schedule.objective
+    yield f"# An order for {schedule.title}, found by `schedc optimize` ({answer.source})."
+    if answer.is_best:
+        yield f"# No order has a {objective} below {value} within this memory, which is proved."
+    else:
+        bound = _said(problem.graph.fixed, answer.bound)
+        yield (
+            f"# Its {objective} is {value}; within this memory none is below {bound}, "
+            f"{answer.gap:.1%} less, which is proved."
+        )
+    if not can_write_times(problem):
+        yield "# Its latencies and bandwidths are not written here: give them with --costs."
+
+
+def _said(fixed: FixedPoint, value: float) -> str:
+    """A time as a comment has it."""
+    return exact_text(fixed.exact(value) if fixed.is_exact(value) else value)
+
+
+def _calls(
+    graph: Graph, order: Sequence[int], head: Head, words: dict[int, str]
+) -> list[str]:
+    """The ops of a rank as a program has them: of the next microbatch, where they come in turn."""
+    layout = graph.schedule.layout
+    following: dict[tuple[int, int], int] = {}
+    turns: dict[tuple[int, int], bool] = {}
+    for node in order:
+        for kind, stage, microbatch in graph.ops[node]:
+            name = kind, stage
+            in_turn = microbatch == following.get(name, 0) and layout.slices == 1
+            turns[name] = turns.get(name, True) and in_turn
+            following[name] = microbatch + 1
+
+    def call(kind: int, stage: int, microbatch: int) -> str:
+        arguments = [] if head.one_stage_each else [stage_text(layout, stage)]
+        if microbatch >= 0:
+            number, slice = divmod(microbatch, layout.slices)
+            arguments.append("next" if turns[kind, stage] else str(number))
+            if layout.slices > 1:
+                arguments.append(str(slice))
+        return f"{words[kind]}({', '.join(arguments)})" if arguments else words[kind]
+
+    calls = []
+    for node in order:
+        ops = [call(*op) for op in graph.ops[node]]
+        calls.append(ops[0] if len(ops) == 1 else f"overlap {{ {'  '.join(ops)} }}")
+    return calls
+
+
+def _text(calls: Sequence[str]) -> Iterator[str]:
+    """The calls in few lines: what comes several times in a row is repeated."""
+    # From each call on: how much there is to write, and how it begins.
+    # From the end, since what is written from a call on does not depend on what stands before it:
+    #
+    #     F F B F B F B B      least[1]:  repeat 3 { F B }, then B: 4 things to write
+    least: list[tuple[int, int, int]] = [(0, 0, 0)] * (len(calls) + 1)
+    for start in reversed(range(len(calls))):
+        choices = [(1 + least[start + 1][0], 1, 1)]
+        for size in range(1, min(_MOST_IN_REPEAT, (len(calls) - start) // 2) + 1):
+            stop = start + size
+            while stop < len(calls) and calls[stop] == calls[stop - size]:
+                stop += 1
+            times = (stop - start) // size
+            if times > 1:
+                choices.append((size + 1 + least[start + times * size][0], size, times))
+        least[start] = min(choices)
+    start = 0
+    single: list[str] = []
+    while start < len(calls):
+        _, size, times = least[start]
+        body = "  ".join(calls[start : start + size])
+        if times == 1:
+            single.append(body)
+        else:
+            if single:
+                yield "  ".join(single)
+                single = []
+            yield f"repeat {times} {{ {body} }}"
+        start += size * times
+    if single:
+        yield "  ".join(single)
+
+
+def _wrapped(lines: Iterator[str]) -> Iterator[str]:
+    """The lines of a rank, none too long."""
+    indent = " " * 12
+    wrapper = TextWrapper(
+        _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
+    for line in lines:
+        # A call stays on one line.
+        joined = line.replace(", ", ",\N{NO-BREAK SPACE}")
+        for part in wrapper.wrap(joined):
+            yield part.replace("\N{NO-BREAK SPACE}", " ")

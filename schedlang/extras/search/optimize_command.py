@@ -1,0 +1,301 @@
+"""`schedc optimize`: the best order of a program's ops, and how good it is.
+
+What takes time to import is imported by the functions: `schedc --help` loads this file.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from schedlang.cli.options import (
+    COSTS,
+    PARAMS,
+    Command,
+    file,
+    given,
+    output,
+    transport_for,
+)
+from schedlang.cli.printing import json_text
+from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
+from schedlang.cli.values import natural, numbers
+
+COMMAND = Command(
+    "find the best order of a program's ops, and prove how good it is",
+    "extras.search.optimize_command.optimize",
+    "programs/1f1b.sched --for 10s -o best.sched",
+    {
+        **file(),
+        **PARAMS,
+        "--memory N": given(
+            "what a rank may hold at most, as `peak(r)` counts it, one number for all or one per "
+            "rank (default: the highest peak of the program)",
+            numbers,
+        ),
+        "--place": "look for better ranks of the stages first: one, several or not as many on each",
+        "--block": "look for a block that repeats instead: its program is for any number of "
+        "microbatches",
+        "--for TIME": given(
+            "how long to look for a better order, or a better bound: 30s, 5m (default: 60s)",
+            dest="seconds",
+            default=60.0,
+        ),
+        "--workers N": given("how many threads the solver has (default: 2)", default=2),
+        "--seed N": given("what the search draws from", natural, default=0),
+        **COSTS,
+        **transport_for("what the order is judged on, once it is found", "portable"),
+        **output("PROGRAM", "the program to write, NAME.sched"),
+    },
+)
+
+
+def optimize(options: argparse.Namespace) -> int:
+    """Look for the best order, say how good it is, and write it as a program."""
+    if options.output and not options.output.endswith(".sched"):
+        raise UsageError(f"`{options.output}` is to be a program: -o NAME.sched")
+    from attrs import evolve
+
+    from schedlang.cli.inputs import load_with_costs
+    from schedlang.cli.progress import progress
+    from schedlang.diagnostics.diagnostic import CompileError
+    from schedlang.extras.search.optimize.optimize import check_solver, judged, optimize
+    from schedlang.extras.search.optimize.problem import Answer, Problem
+    from schedlang.extras.search.optimize.program_text import program_of
+
+    # Before the program is compiled: without the extra, there is nothing to search with.
+    try:
+        check_solver()
+    except ImportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    plan, _ = load_with_costs(options, transport=options.transport)
+    limits = options.memory
+    if limits is not None and len(limits) not in (1, len(plan.ranks)):
+        raise UsageError(
+            f"--memory has {len(limits)} numbers, there are {len(plan.ranks)} ranks"
+        )
+    try:
+        problem = Problem.of(plan, limits)
+    except ValueError as error:
+        raise UsageError(f"`{options.file}` cannot be optimized: {error}") from None
+    # What the program's own order takes, before stages move: the answer is told beside it.
+    given = problem.value(problem.graph.order)
+    if options.block:
+        return _block(options, plan, problem)
+    if options.place:
+        problem = _placed(options.file, problem)
+    # Kept outside of the loop, so that Ctrl-C leaves the best so far.
+    answer: Answer | None = None
+    try:
+        with progress(f"optimizing {plan.name}"):
+            for better in optimize(
+                problem, options.seconds, options.workers, options.seed
+            ):
+                answer = better
+    except KeyboardInterrupt:
+        # Who has seen enough wants what there is.
+        # Before the first order within memory, there is nothing to keep.
+        if answer is None or answer.value == inf:
+            raise
+        print("interrupted: this is the best so far", file=sys.stderr)
+    assert answer is not None
+    if answer.value == inf:
+        most = max(problem.limits)
+        print(f"error: no order was found that holds at most {most:g}", file=sys.stderr)
+        return WRONG
+    # The order is that of the placement, which is no longer the given one.
+    if options.place and answer.source == "as given":
+        answer = evolve(answer, source="the placement of its stages")
+    # What was found is kept, whatever comes of it.
+    _write(options.output, program_of(problem, answer))
+    result = None
+    wrong: CompileError | None = None
+    try:
+        with progress(f"proving {plan.name}"):
+            result = judged(problem, answer, options.transport, options.output)
+    except CompileError as error:
+        wrong = error
+    _tell(options, _document(problem, given, answer, result), _text, plan.title)
+    if wrong:
+        raise wrong
+    return FINE
+
+
+def _block(options: argparse.Namespace, plan: Any, problem: Any) -> int:
+    """Look for the best block that repeats, say what it takes, and write it as a program."""
+    from schedlang.cli.progress import progress
+    from schedlang.diagnostics.diagnostic import CompileError
+    from schedlang.extras.search.optimize.blocks import best_block
+
+    if options.place:
+        raise UsageError(
+            "--block keeps stages where they are: leave --place out, or place first"
+        )
+    try:
+        with progress(f"looking for blocks of {plan.name}"):
+            block = best_block(problem, options.seconds, options.workers)
+    except ValueError as error:
+        raise UsageError(f"`{options.file}` has no block: {error}") from None
+    if block is None:
+        most = max(problem.limits)
+        print(f"error: no block was found that holds at most {most:g}", file=sys.stderr)
+        return WRONG
+    _write(options.output, block.text)
+    compiled = None
+    wrong: CompileError | None = None
+    try:
+        with progress(f"proving {plan.name}"):
+            compiled = _compiled(options.output, block.text, plan)
+    except CompileError as error:
+        wrong = error
+    document = {
+        "schedule": plan.name,
+        "params": plan.params,
+        "microbatches": block.microbatches,
+        "interval": block.interval,
+        "length": block.length,
+        "work": block.work,
+        "memory": list(problem.limits),
+        "peak_memory": list(compiled.peak_memory) if compiled else None,
+        "makespan": compiled.timeline.makespan if compiled else None,
+    }
+    _tell(options, document, _text_of_block, plan.title)
+    if wrong:
+        raise wrong
+    return FINE
+
+
+def _tell(
+    options: argparse.Namespace,
+    document: dict[str, Any],
+    text_of: Callable[[dict[str, Any], str], str],
+    title: str,
+) -> None:
+    """Print what was found, as the options say, and what was written."""
+    if options.format == "json":
+        print(json_text(document | {"output": options.output}))
+        return
+    print(text_of(document, title))
+    if options.output:
+        print(f"wrote {options.output}")
+
+
+def _compiled(output: str | None, text: str, plan: Any) -> Any:
+    """The execution of a block's program, without communication, at the plan's microbatches."""
+    from schedlang.compiler import compile
+    from schedlang.diagnostics.source import Source
+    from schedlang.proof.prove import simulate
+
+    microbatches = {"microbatches": plan.microbatches}
+    source = Source(output or f"{plan.name}, as found", text)
+    proved = compile(source, microbatches, plan.costs)
+    return simulate(proved, plan.costs, ideal=True)
+
+
+def _text_of_block(document: dict[str, Any], title: str) -> str:
+    """What a block takes, for people."""
+    from schedlang.report.text_table import explained
+
+    together = document["microbatches"]
+    of = "a microbatch" if together == 1 else f"{together} microbatches"
+    is_least = document["interval"] <= document["work"]
+    verdict = "as long as the busiest rank works, so none is shorter"
+    if not is_least:
+        verdict = f"the busiest rank works {document['work']:.10g} of it"
+    rows = [
+        (
+            "interval",
+            f"{document['interval']:.10g}",
+            f"after which {of} may start again; {verdict}",
+        ),
+        (
+            "length",
+            f"{document['length']:.10g}",
+            f"from the first op of {of} to the last one",
+        ),
+    ]
+    if document["makespan"] is not None:
+        peaks = " ".join(f"{peak:.10g}" for peak in document["peak_memory"])
+        rows.append(("peak memory", peaks, "per rank"))
+        makespan = f"{document['makespan']:.10g}"
+        rows.append(("makespan", makespan, "without communication"))
+    return "\n".join([title, *explained(rows)])
+
+
+def _write(output: str | None, text: str) -> None:
+    """Write a program, if it is to be written."""
+    if output:
+        from schedlang.files.writing import write_text
+
+        write_text(text, output)
+
+
+def _placed(file: str, problem: Any) -> Any:
+    """The problem with its stages on other ranks, where that is better."""
+    from schedlang.cli.progress import progress
+    from schedlang.extras.search.partition.place import place
+
+    try:
+        with progress(f"placing the stages of {problem.graph.schedule.name}"):
+            return place(problem)
+    except ValueError as error:
+        raise UsageError(f"`{file}` cannot be placed anew: {error}") from None
+
+
+def _document(problem: Any, given: float, answer: Any, result: Any) -> dict[str, Any]:
+    """What was found, for programs."""
+    schedule = problem.graph.schedule
+    return {
+        "schedule": schedule.name,
+        "params": schedule.params,
+        "objective": schedule.objective,
+        "value": answer.value,
+        "bound": answer.bound,
+        "gap": answer.gap,
+        "proved": answer.is_best,
+        "source": answer.source,
+        "placement": list(schedule.layout.placement),
+        "given": given if given < inf else None,
+        "peak_memory": [problem.graph.peak(order) for order in answer.orders],
+        "memory": list(problem.limits),
+        "transport": result.transport if result else None,
+        "makespan": result.makespan if result else None,
+    }
+
+
+def _text(document: dict[str, Any], title: str) -> str:
+    """The same, for people."""
+    from schedlang.report.text_table import explained
+
+    objective = document["objective"]
+    if document["proved"]:
+        verdict = "no order has less, which is proved"
+    else:
+        verdict = f"none is below {document['bound']:.10g}, which is proved: a gap of "
+        verdict += f"{document['gap']:.2%}"
+    rows = [
+        (objective, f"{document['value']:.10g}", f"{verdict}"),
+        ("found by", "", document["source"]),
+        (
+            "stages on ranks",
+            " ".join(map(str, document["placement"])),
+            "in the order of the model",
+        ),
+        (
+            "peak memory",
+            " ".join(f"{peak:.10g}" for peak in document["peak_memory"]),
+            "per rank",
+        ),
+    ]
+    if document["given"] is None:
+        rows.insert(
+            1, (f"{objective} before", "-", "the order as given holds more than it may")
+        )
+    else:
+        rows.insert(1, (f"{objective} before", f"{document['given']:.10g}", "as given"))
+    if document["makespan"] is not None:
+        on = f"makespan on {document['transport']}"
+        rows.append((on, f"{document['makespan']:.10g}", "with its transfers"))
+    return "\n".join([title, *explained(rows)])

@@ -1,0 +1,84 @@
+"""The layers of a training, from what a user has: a model's configuration, or measured costs."""
+
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from schedlang.extras.search.tune.devices import Device
+from schedlang.extras.search.tune.stage_costs import Layers, divided, layers_in
+from schedlang.extras.search.tune.transformer import (
+    Transformer,
+    activations_of_one_layer,
+    gradient_bytes,
+    layer_costs,
+)
+from schedlang.schedule.costs import Costs
+
+#: The share of a device's operations that a training reaches where nobody says so: 44 to 52 % were
+#: measured on A100 (Narayanan et al. 2021, arXiv 2104.04473, table 1).
+EFFICIENCY = 0.5
+
+
+def layers_of_model(
+    model: Transformer,
+    device: Device,
+    sequence: int,
+    sizes: Sequence[int],
+    memory: float,
+    efficiency: float = EFFICIENCY,
+) -> list[Layers]:
+    """The layers of a model for microbatches of some sizes, in samples; each as they are, and
+    checkpointed. Sizes of which one layer alone does not fit into the memory are left out.
+    """
+    choices = []
+    for samples in sizes:
+        one_layer = activations_of_one_layer(model, sequence, samples)
+        if one_layer > memory:
+            break
+        for checkpointed in (False, True):
+            costs = layer_costs(
+                model, device, sequence, samples, checkpointed, efficiency
+            )
+            assert costs.weights_bytes is not None
+            choices.append(
+                Layers(
+                    costs,
+                    samples,
+                    checkpointed,
+                    beside=one_layer if checkpointed else 0.0,
+                    summed=tuple(map(gradient_bytes, costs.weights_bytes)),
+                )
+            )
+    return choices
+
+
+def layers_of_costs(costs: Costs, samples: int, counts: Sequence[int] | None) -> Layers:
+    """The layers of which costs are given by stage, for a microbatch of so many samples.
+
+    A stage is one layer, which is not divided, unless `counts` say how many it has. ValueError
+    where nobody says how many there are, and for costs that are not of layers.
+    """
+    if costs.differ_by_microbatch:
+        raise ValueError(
+            "the costs differ by microbatch: those of layers are the same for all"
+        )
+    if costs.link_times is not None:
+        raise ValueError(
+            "`link_times` are of one number of ranks: give `p2p_time`, or latencies and bandwidths"
+        )
+    if not any(costs.durations(layers_in(costs)).all()):
+        raise ValueError("nothing in the costs takes any time")
+    costs = evolve(costs, capacity_bytes=None)
+    if counts is not None:
+        return Layers(divided(costs, counts), samples)
+    if layers_in(costs) == 1:
+        raise ValueError(
+            "the costs are the same for all stages, and do not say how many there are: give a "
+            "number for each stage, or say with --layers how many layers the model has"
+        )
+    return Layers(costs, samples)
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, … up to a number."""
+    return [2**power for power in range(most.bit_length())]

@@ -1,0 +1,269 @@
+"""What a search has come to: for people, and for programs."""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from math import inf
+from typing import Any
+
+from attrs import evolve, frozen
+
+from schedlang.diagnostics.diagnostic import counted
+from schedlang.extras.search.tune.candidates import Candidate
+from schedlang.extras.search.tune.tuning import Result, Tuning
+from schedlang.report.text_table import aligned
+from schedlang.schedule.costs import Costs
+from schedlang.schedule.transports import PORTABLE
+
+_GIGABYTE = 1e9
+#: A rate from here on is told without fractions.
+_MANY = 1000
+
+
+@frozen
+class Units:
+    """In what a search is told: its times are `seconds`, or in the unit of the costs; a sample is
+    so many tokens, and the model has so many parameters, where they are known. Two stages hold
+    `shared` parameters of these both.
+    """
+
+    seconds: bool
+    tokens: int | None = None
+    parameters: int | None = None
+    shared: int = 0
+
+    @property
+    def rate(self) -> str:
+        """What the rate of a training counts."""
+        what = "samples" if self.tokens is None else "tokens"
+        return f"{what}/s" if self.seconds else f"{what} per unit of time"
+
+    def rate_of(self, result: Result) -> float:
+        """How many samples or tokens a training does in a unit of time."""
+        size = result.candidate.size
+        samples = size.replicas * size.microbatches * size.samples
+        return samples * (self.tokens or 1) / result.time
+
+    def time(self, value: float) -> str:
+        """A time, with its unit."""
+        return f"{value:.4g} s" if self.seconds else f"{value:.6g}"
+
+
+_MEANINGS = {
+    "replicas x ranks": "how many pipelines there are, and how many ranks each has",
+    "microbatches": "of a pipeline in one step, and how many samples are in each",
+    "step ": "the time of one training step, with the sums of gradients over replicas",
+    "95 % of steps": "are no longer than this, with the sums of gradients over replicas",
+    "idle": "idle time / all time of the ranks, without these sums",
+    "bytes": "of weights and activations, on the rank that holds the most",
+    "(checkpointed)": "layers keep their inputs only, and run forward again in the backward",
+}
+
+
+def tuning_text(tuning: Tuning, units: Units) -> str:
+    """The best of each program within the memory; the fastest in less memory; what was left out."""
+    parts = []
+    if units.parameters is not None:
+        parts.append(_counted_parameters(units.parameters, units.shared))
+    best = tuning.best_of_programs
+    if best:
+        parts.append("\n".join(_table(best, tuning, units)))
+        parts += _alone(best[0])
+        # The best of all is on the frontier as well; the rest of it takes longer, in less memory.
+        cheaper = [result for result in tuning.frontier if result.bytes < best[0].bytes]
+        if cheaper:
+            lines = [
+                "faster than all others in as little memory:",
+                *_table(cheaper, tuning, units),
+            ]
+            parts.append("\n".join(lines))
+        text = "\n".join(parts)
+        meanings = {
+            name: meaning for name, meaning in _MEANINGS.items() if name in text
+        }
+        parts.append(
+            "\n".join(f"{name:<17} {meaning}" for name, meaning in meanings.items())
+        )
+    parts.append("\n".join(_left_out(tuning)))
+    return "\n\n".join(parts)
+
+
+def _counted_parameters(parameters: int, shared: int) -> str:
+    """What was counted, so that a person sees a model that is not the one that was meant."""
+    line = f"the model: {_many(parameters)} parameters"
+    if shared:
+        line += f", {_many(shared)} of them on the first and the last stage"
+    return line
+
+
+def _many(parameters: int) -> str:
+    billions = parameters / 1e9
+    return f"{billions:,.2f} B" if billions >= 1 else f"{parameters / 1e6:,.1f} M"
+
+
+def _table(results: Iterable[Result], tuning: Tuning, units: Units) -> list[str]:
+    """A row for each result."""
+    has_bytes = any(result.held for result in tuning.results)
+    head = ["program", "replicas x ranks", "microbatches", "step", units.rate, "idle"]
+    if tuning.training.jitter:
+        head[3] = "95 % of steps"
+    rows = [[*head, "bytes"] if has_bytes else head]
+    #: The programs of each row, by what it says: rows that say the same are one.
+    names: dict[tuple[str, ...], list[str]] = {}
+    for result in results:
+        size = result.candidate.size
+        rate = units.rate_of(result)
+        row = (
+            f"{size.replicas} x {size.ranks}",
+            f"{size.microbatches} of {size.samples}",
+            units.time(result.time),
+            f"{rate:,.0f}" if rate >= _MANY else f"{rate:.4g}",
+            f"{result.idle:.1%}",
+            *([gigabytes(result.bytes)] if has_bytes else []),
+        )
+        names.setdefault(row, []).append(name_of(result.candidate))
+    rows += [[first, *row] for row, (first, *_) in names.items()]
+    same = [
+        f"as {first}: {', '.join(others)}"
+        for first, *others in names.values()
+        if others
+    ]
+    return [*aligned(rows), *same]
+
+
+def _alone(best: Result) -> list[str]:
+    """Where each rank of the best has the whole model, that it is no pipeline."""
+    size = best.candidate.size
+    if size.ranks > 1:
+        return []
+    if size.replicas == 1:
+        return ["no pipeline is needed: there is one rank, with the whole model"]
+    return [
+        f"no pipeline is needed: {size.replicas} replicas of the whole model, one on each rank, "
+        "are the fastest, as with DistributedDataParallel"
+    ]
+
+
+def name_of(candidate: Candidate) -> str:
+    """A candidate's program, the parameters that it has beside its size, and whether its layers are
+    checkpointed.
+    """
+    words = [candidate.program.word]
+    words += [f"{name}={value}" for name, value in candidate.params.items()]
+    if candidate.layers.checkpointed:
+        words.append("(checkpointed)")
+    return " ".join(words)
+
+
+def gigabytes(value: float) -> str:
+    """An amount of memory."""
+    return f"{value / _GIGABYTE:,.1f} GB"
+
+
+def _left_out(tuning: Tuning) -> list[str]:
+    """What was simulated and what not, and why."""
+    lines = [
+        f"{counted(tuning.candidates, 'candidate')}: {len(tuning.results):,} proved and simulated, "
+        f"{tuning.left_out:,} left out, since their lower bounds show that they are no better, "
+        f"{tuning.refused:,} refused by their programs"
+    ]
+    if tuning.is_cut_off:
+        lines.append(
+            "the time was over before all candidates had a turn: a longer --for may show better "
+            "ones"
+        )
+    # Measured costs do not say how large gradients are.
+    choices = tuning.training.layers
+    is_summed = any(layers.summed or layers.costs.sum_times for layers in choices)
+    if not is_summed and any(
+        result.candidate.size.replicas > 1 for result in tuning.results
+    ):
+        lines.append(
+            "not counted: the time in which replicas sum their gradients, of which the costs say "
+            "nothing; -p ranks=N keeps one number of ranks for a pipeline"
+        )
+    # Programs with one reason share a line.
+    words: dict[str, list[str]] = {}
+    for word, reason in tuning.unlike.items():
+        words.setdefault(reason, []).append(word)
+    for reason, programs in words.items():
+        lines.append(f"not tried: {', '.join(programs)}: {reason}")
+    return lines
+
+
+def costs_within(candidate: Candidate, memory: float) -> Costs:
+    """The costs of a candidate's stages, and the capacity of its ranks, if there is a limit: its
+    plan is then proved to keep it.
+    """
+    if memory == inf:
+        return candidate.costs
+    return evolve(candidate.costs, capacity_bytes=(memory - candidate.layers.beside,))
+
+
+def command_of(
+    candidate: Candidate, transport: str, costs: str | None, plan: str
+) -> str:
+    """The command that compiles a candidate, with its costs if they are in a file."""
+    words = ["schedc", "compile", candidate.program.word]
+    for name, value in candidate.all_params.items():
+        words += ["-p", f"{name}={value}"]
+    if transport != PORTABLE:
+        words += ["--transport", transport]
+    if costs is not None:
+        words += ["--costs", costs]
+    return shlex.join([*words, "-o", plan])
+
+
+def tuning_json(tuning: Tuning, units: Units) -> dict[str, Any]:
+    """All results for programs, the best first; `programs` and `frontier` are indices of those in
+    the tables.
+    """
+    # Results are compared by what they hold, and two may be equal: each is known by its object.
+    places = {id(result): place for place, result in enumerate(tuning.results)}
+
+    def indices(results: Sequence[Result]) -> list[int]:
+        return [places[id(result)] for result in results]
+
+    training = tuning.training
+    return {
+        "ranks": training.ranks,
+        "batch": training.batch,
+        "memory": None if training.memory == inf else training.memory,
+        "transport": training.transport,
+        "rate": units.rate,
+        "parameters": units.parameters,
+        "candidates": tuning.candidates,
+        "simulated": len(tuning.results),
+        "left_out": tuning.left_out,
+        "refused": tuning.refused,
+        "cut_off": tuning.is_cut_off,
+        "not_tried": tuning.unlike,
+        "programs": indices(tuning.best_of_programs),
+        "frontier": indices(tuning.frontier),
+        "results": [_row(result, tuning, units) for result in tuning.results],
+    }
+
+
+def _row(result: Result, tuning: Tuning, units: Units) -> dict[str, Any]:
+    candidate = result.candidate
+    size = candidate.size
+    row = {
+        "program": candidate.program.word,
+        "params": candidate.all_params,
+        "replicas": size.replicas,
+        "samples": size.samples,
+        "checkpointed": candidate.layers.checkpointed,
+        "layers": list(candidate.shares),
+        "step": result.time,
+        "makespan": result.makespan,
+        "sums": candidate.sums,
+        "rate": units.rate_of(result),
+        "idle": result.idle,
+        "peak_activations": list(result.activations),
+        "fits": result.bytes <= tuning.training.memory,
+    }
+    if result.with_noise is not None:
+        row["percentile_95"] = result.with_noise
+    if result.held is not None:
+        row["bytes"] = result.bytes
+        row["peak_bytes"] = list(result.held)
+    return row

@@ -1,0 +1,349 @@
+"""The ops of a schedule as a graph, for passes that look for a better order of each rank's ops."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+from attrs import evolve
+
+from schedlang.proof.durations import latencies, op_ends
+from schedlang.proof.graph import Items
+from schedlang.schedule.columns import (
+    Flags,
+    Floats,
+    Ints,
+    actions_of,
+    counts_of,
+    members,
+    op_names,
+    repeated,
+)
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.needs import all_needs_of
+from schedlang.schedule.schedule import Schedule
+
+#: Sums of durations and amounts may differ by this much and be equal.
+ROUNDING = 1e-9
+
+#: For each rank, nodes in order.
+Orders = list[list[int]]
+#: The kind, the stage and the microbatch of an op.
+Op = tuple[int, int, int]
+
+T = TypeVar("T")
+
+
+class Nodes:
+    """Nodes that ranks run, as lists by their numbers: what each takes, how much more its rank
+    holds while it runs and once it has run, and its rank.
+    """
+
+    time: Sequence[float]
+    rise: Sequence[float]
+    change: Sequence[float]
+    rank: Sequence[int]
+
+    @property
+    def missing(self) -> Sequence[int]:
+        """For how many others each node waits."""
+        raise NotImplementedError
+
+    @property
+    def users(self) -> Sequence[Sequence[tuple[int, float]]]:
+        """The nodes that wait for each node, each with the time that its result takes to arrive."""
+        raise NotImplementedError
+
+
+class Graph(Nodes):
+    """A node is an op, or ops that overlap, of a schedule that can run; nodes are numbers, which
+    index these lists.
+
+    `ops[n]` are the ops of node n, and `rank[n]` is its rank. A weight gradient is always a node of
+    its own; `weights[n]` are those that node n leaves owed. `order` is the schedule's own.
+    ValueError for a schedule with communication, copies or
+    collectives.
+    """
+
+    # Lists of lists take longer to make than all the rest, so they are made where they are asked
+    # for.
+
+    def __init__(self, schedule: Schedule) -> None:
+        columns = schedule.columns
+        if columns.is_transfer.any():
+            raise ValueError(
+                "the communication is written out: only its own order fits it"
+            )
+        if columns.is_background.any():
+            raise ValueError(
+                "copies of activations are written out: only their own order fits them"
+            )
+        if columns.is_collective.any():
+            raise ValueError(
+                "gathers, sums or hops are written out: only their own order fits them"
+            )
+        self.schedule = schedule
+        # The actions node by node: of those that overlap, first what is one node. With an overlap
+        # of F1 and I0, and another one of F2 and W0, which is a node of its own:
+        #
+        #     actions    F0   (F1  I0)   (W0  F2)
+        #     rows       0     1   2      4   3
+        #     nodes      0     1   1      2   3
+        is_weight = columns.kind == Kind.W
+        rows = np.lexsort((is_weight, columns.batch))
+        is_first = is_weight[rows] | (np.diff(columns.batch[rows], prepend=-1) != 0)
+        first = np.flatnonzero(is_first)
+        #: How many ops each node has, and the actions of all nodes, one node after the other.
+        self._sizes = np.diff(first, append=len(rows))
+        self._actions = columns.taken(rows)
+        self._nodes = repeated(np.arange(len(first)), self._sizes)
+        #: The node of each action, by its row in the schedule's columns.
+        self.node_of = np.empty(len(rows), np.int64)
+        self.node_of[rows] = self._nodes
+        self.rank: list[int] = self._actions.rank[first].tolist()
+        kind = self._actions.kind
+        is_other = kind != repeated(kind[first], self._sizes)
+        #: The kind of all ops of a node; None where they are of several.
+        self.kind: list[int | None] = kind[first].tolist()
+        for node in self._nodes[is_other].tolist():
+            self.kind[node] = None
+        starts = np.searchsorted(self.rank, np.arange(len(schedule.ranks) + 1)).tolist()
+        self.order: Orders = [
+            list(range(begin, end)) for begin, end in pairwise(starts)
+        ]
+        self._price()
+        self._connect()
+
+    def _price(self) -> None:
+        """Find what each node takes and holds."""
+        costs = self.schedule.costs
+        actions = self._actions
+        node = self._nodes
+        overlaps = evolve(actions, group=np.where(self._sizes[node] > 1, node + 1, 0))
+        durations = costs.durations(self.schedule.layout).counted()
+        after = op_ends(overlaps, np.arange(len(actions)), durations)
+        last = np.cumsum(self._sizes) - 1
+        #: Times and amounts are counted where they are added up, as in the proof.
+        self.fixed = costs.fixed_times
+        self._time = after[last]
+        self.time: list[float] = self.fixed.numbers(self._time).tolist()
+        self.fixed_memory = costs.fixed_memory
+        amounts = costs.memory(self.schedule.layout).counted()
+        amount = amounts.of(actions.kind, actions.stage, actions.microbatch)
+        stays = self.schedule.keeps_all(actions.kind, actions.stage, actions.microbatch)
+        # All ops of a node take what they take, then all give back what they give back.
+        takes = counts_of(node, np.maximum(amount, 0), len(last))
+        change = counts_of(node, amount * stays, len(last))
+        rise = np.where(takes > 0, takes, change)
+        #: What a node adds to the memory of its rank: at most while it runs, and once it has.
+        self._held = rise, change
+        self.rise: list[float] = self.fixed_memory.numbers(rise).tolist()
+        self.change: list[float] = self.fixed_memory.numbers(change).tolist()
+
+    def _connect(self) -> None:
+        """Find what each node waits for."""
+        needs = all_needs_of(self.schedule)
+        transfers = self.schedule.costs.transfers(len(self.schedule.placement))
+        delay = np.zeros(len(needs.user))
+        messages = needs.is_message
+        table = latencies(self.schedule.layout, transfers)
+        delay[messages] = table[needs.made[messages], needs.number[messages]]
+        users = self.node_of[needs.user]
+        makers = self.node_of[needs.maker]
+        # Of what a node needs of another one, what takes longest to arrive.
+        order = np.lexsort((-delay, makers, users))
+        order = order[users[order] != makers[order]]
+        is_new = np.diff(users[order], prepend=-1) != 0
+        is_new |= np.diff(makers[order], prepend=-1) != 0
+        edges = order[is_new]
+        makers_of = makers[edges]
+        users_of = users[edges]
+        #: What waits for what, and how long after: nodes, those that they need, and latencies.
+        self._edges = users_of, makers_of, delay[edges]
+        # A weight gradient is alone in its node.
+        kind = self._actions.kind[np.cumsum(self._sizes) - 1]
+        owed = np.flatnonzero(kind[users_of] == Kind.W)
+        self.weights: dict[int, list[int]] = {}
+        pairs = zip(makers_of[owed].tolist(), users_of[owed].tolist(), strict=True)
+        for maker, weight in pairs:
+            self.weights.setdefault(maker, []).append(weight)
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    @cached_property
+    def ops(self) -> list[list[Op]]:
+        """The ops of each node."""
+        columns = self._actions.kind, self._actions.stage, self._actions.microbatch
+        ops = list(zip(*(column.tolist() for column in columns), strict=True))
+        return _grouped(ops, self._nodes, len(self))
+
+    @cached_property
+    def names(self) -> list[list[int]]:
+        """The kinds and stages of each node's ops, as one number each."""
+        names = op_names(len(self.schedule.placement), self._actions).tolist()
+        return _grouped(names, self._nodes, len(self))
+
+    @cached_property
+    def needs(self) -> list[list[tuple[int, float]]]:
+        """What each node waits for, each with the time that its result takes to arrive."""
+        users, makers, delay = self._edges
+        needed = list(zip(makers.tolist(), delay.tolist(), strict=True))
+        return _grouped(needed, users, len(self))
+
+    @cached_property
+    def users(self) -> list[list[tuple[int, float]]]:
+        """The nodes that wait for each node, each with the time that its result takes to arrive."""
+        users, makers, delay = self._edges
+        order = np.argsort(makers, kind="stable")
+        waiting = list(zip(users[order].tolist(), delay[order].tolist(), strict=True))
+        return _grouped(waiting, makers[order], len(self))
+
+    @cached_property
+    def missing(self) -> list[int]:
+        """For how many nodes each node waits."""
+        counts: list[int] = counts_of(self._edges[0], minlength=len(self)).tolist()
+        return counts
+
+    def is_steady(self, starts: Ints) -> Flags:
+        """Which nodes, with their starts, are of the steady phase of their rank: once it has had
+        all of its first microbatch, and before it has begun the last.
+        """
+        columns = self._actions
+        units = self.schedule.layout.units
+        last = np.array(
+            [units(stage) - 1 for stage in range(len(self.schedule.placement))]
+        )
+        is_first = (columns.microbatch == 0) & (columns.kind != int(Kind.W))
+        is_last = columns.microbatch == last[columns.stage]
+        start = starts[self._nodes]
+        begin = np.zeros(len(self.order), np.int64)
+        np.maximum.at(begin, columns.rank[is_first], start[is_first])
+        end = np.full(len(self.order), starts.max(initial=0))
+        np.minimum.at(end, columns.rank[is_last], start[is_last])
+        rank = np.array(self.rank, np.int64)
+        is_steady: Flags = (begin[rank] <= starts) & (starts <= end[rank])
+        return is_steady
+
+    def runs_like(self, other: "Graph") -> bool:
+        """Whether the same ops take the same time in both, and their results as long to arrive."""
+        pairs = zip(self._edges, other._edges, strict=True)
+        return self.time == other.time and all(np.array_equal(*pair) for pair in pairs)
+
+    def without_weights(self) -> Orders:
+        """The schedule's order without its weight gradients."""
+        return [
+            [node for node in order if self.kind[node] != Kind.W]
+            for order in self.order
+        ]
+
+    def wait_for(self, needs: list[list[tuple[int, float]]]) -> None:
+        """Let nodes wait for something else than what they need, each with a time."""
+        self.needs = needs
+        users = repeated(np.arange(len(needs)), list(map(len, needs)))
+        edges = np.array([edge for of_node in needs for edge in of_node]).reshape(-1, 2)
+        self._edges = users, edges[:, 0].astype(np.int64), edges[:, 1]
+
+    def ends(self, orders: Orders) -> list[float]:
+        """When each node ends if ranks follow some orders; nothing where these cannot run."""
+        if sum(map(len, orders)) < len(self):
+            return []
+        thread = np.empty(len(self), np.int64)
+        place = np.empty(len(self), np.int64)
+        for rank, order in enumerate(orders):
+            thread[order] = rank
+            place[order] = np.arange(len(order))
+        users, makers, delay = self._edges
+        latency = self.fixed.counts(delay)
+        is_far = thread[users] != thread[makers]
+        if not (is_far | (place[makers] < place[users])).all():
+            return []
+        items = Items()
+        items.add(thread, place, self._time)
+        # What comes before on the same rank is waited for only where it takes its time to arrive.
+        waited = is_far | (latency > 0)
+        items.wait(users[waited], makers[waited], latency[waited])
+        graph = items.graph()
+        return self.fixed.numbers(graph.ends).tolist() if graph.is_whole else []
+
+    @property
+    def least_objective(self) -> float:
+        """What the objective of no order can be below: a rank works all that it has to."""
+        if self.schedule.objective == "span":
+            return float(self.work.max(initial=0.0))
+        return self.least_makespan
+
+    @cached_property
+    def least_makespan(self) -> float:
+        """What the makespan of no order can be below: a rank works all that it has to, and not
+        before the first of it can run, whatever ranks do.
+        """
+        work = self.work
+        begin = np.full(len(work), np.inf)
+        np.minimum.at(begin, self.rank, self._least_starts)
+        return float((begin + work)[work > 0].max(initial=0.0))
+
+    @property
+    def _least_starts(self) -> Floats:
+        """When each node can start, if every one had a rank of its own."""
+        users, makers, latency = self._edges
+        order = np.argsort(makers, kind="stable")
+        users = users[order]
+        latency = latency[order]
+        counts = counts_of(makers, minlength=len(self))
+        time = np.array(self.time)
+        starts = np.zeros(len(self))
+        missing = np.array(self.missing)
+        # All nodes at once for which nothing is missing, then all those that waited for the last
+        # of these.
+        ready = np.flatnonzero(missing == 0)
+        while len(ready):
+            nth, edges = members(counts, ready)
+            waiting = users[edges]
+            ends = starts[ready] + time[ready]
+            np.maximum.at(starts, waiting, ends[nth] + latency[edges])
+            np.subtract.at(missing, waiting, 1)
+            ready = np.unique(waiting[missing[waiting] == 0])
+        return starts
+
+    @cached_property
+    def work(self) -> Floats:
+        """How long the nodes of each rank take."""
+        return self.fixed.numbers(counts_of(self.rank, self._time, len(self.order)))
+
+    def objective(self, orders: Orders, ends: list[float]) -> float:
+        """What the schedule's passes minimise, of an execution; see `Timeline`."""
+        busy = [order for order in orders if order]
+        difference = self.fixed.difference
+        starts = [difference(self.time[order[0]], ends[order[0]]) for order in busy]
+        stops = [ends[order[-1]] for order in busy]
+        if self.schedule.objective == "span":
+            return max(map(difference, starts, stops))
+        return difference(min(starts), max(stops))
+
+    def peak(self, order: list[int]) -> float:
+        """The most that a rank holds."""
+        if not order:
+            return 0.0
+        rise, change = self._held
+        nodes = np.array(order, np.int64)
+        before = np.append(0.0, np.cumsum(change[nodes])[:-1])
+        return float(self.fixed_memory.numbers((before + rise[nodes]).max()))
+
+    def highest_peak(self, orders: Orders) -> float:
+        """The most that any rank holds."""
+        return max(map(self.peak, orders))
+
+    def reordered(self, orders: Orders) -> Schedule:
+        """The schedule with other orders, without slots."""
+        nodes = np.array([node for order in orders for node in order], np.int64)
+        _, places = members(self._sizes, nodes)
+        ranks = actions_of(len(orders), self._actions.taken(places))
+        return evolve(self.schedule, ranks=ranks, slots=None)
+
+
+def _grouped(values: Sequence[T], groups: Ints, count: int) -> list[list[T]]:
+    """The values of each of `count` groups, which come group after group."""
+    bounds = np.searchsorted(groups, np.arange(count + 1)).tolist()
+    return [list(values[begin:end]) for begin, end in pairwise(bounds)]
