@@ -18,7 +18,7 @@ past`: so slices are further out than skips. Along edges goes the output, which 
 skips have been taken from it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from inspect import ismethod
 from types import MappingProxyType
@@ -56,12 +56,6 @@ class Asked:
         """Whether a feature is asked for, by its name, for any stage of the rank."""
         is_asked = FEATURES[feature].is_asked
         return any(is_asked(self, stage) for stage in self.modules)
-
-    def microbatches(self, stage: int, kinds: Iterable[Kind]) -> set[int]:
-        """The microbatches for which a stage has an op of some kinds."""
-        return {
-            each for kind in kinds for each in self.plan.microbatches_with(kind, stage)
-        }
 
     @property
     def rank(self) -> int:

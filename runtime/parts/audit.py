@@ -12,7 +12,7 @@ So the first op that differs is found, on the stage where the reason is.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import inf, isnan
 from typing import Any
@@ -383,10 +383,6 @@ class Audit(Part):
             yield "it has replicas"
         if any(True for _ in self._module.buffers()):
             yield "it has buffers"
-
-    def _of(self, kinds: Iterable[Kind]) -> bool:
-        """Whether the stage has an op of some kinds."""
-        return any(self._plan.microbatches_with(kind, self._stage) for kind in kinds)
 
     @property
     def verdict(self) -> str:
