@@ -4,7 +4,7 @@ The one intermediate form. A program expands to a schedule of compute ops; lower
 receives; a plan is a lowered schedule that passed the checks.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cached_property, wraps
 from typing import Any, TypeVar
 
@@ -228,14 +228,14 @@ class Schedule:
             zip(stages, self.columns.microbatch[rows].tolist(), strict=True)
         )
 
-    def microbatches_with(self, wanted: Kind, stage: int) -> set[int]:
-        """The microbatches for which a stage has an action of a kind."""
+    def microbatches_with(self, kinds: Container[int], stage: int) -> set[int]:
+        """The microbatches for which a stage has an action of some kinds."""
         actions = self.ranks[self.placement[stage]]
         rows = actions.each()
         return {
             microbatch
             for kind, holder, microbatch in rows
-            if kind == wanted and holder == stage
+            if kind in kinds and holder == stage
         }
 
     @cached_property

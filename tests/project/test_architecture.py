@@ -29,6 +29,7 @@ LATE_IMPORTS = {
     "schedlang.extras.editor.server": "loads the extra `lsp`",
     "schedlang.language.formatting": "loads lark and its tables; only `schedc fmt` needs it",
     "schedlang.language.parser": "loads lark and its tables; only a text that is new needs it",
+    "schedlang.extras.prove.sets.reread": "loads the extra `prove`",
     "schedlang.extras.search.optimize.exact": "loads the extra `optimize`",
     "schedlang.extras.search.optimize.periodic": "loads the extra `optimize`",
     "schedlang.extras.search.optimize.windows": "loads the extra `optimize`",
