@@ -45,7 +45,7 @@ from schedlang.runtime.values import (
     leaves_of,
     without_graph,
 )
-from schedlang.schedule.kinds import OPS, Kind
+from schedlang.schedule.kinds import OPS, RECEIVES, SENDS, Kind
 
 _NO_OPTIONS: Mapping[str, Any] = {}
 _NOTHING = nullcontext()
@@ -198,10 +198,10 @@ class Stage:
     def boxes(self) -> Boxes:
         """Where the messages of this stage come from and go to."""
         own: dict[Kind, dict[int, Any]] = {
-            Kind.SEND_F: self.outputs,
-            Kind.RECV_F: self.inputs,
-            Kind.SEND_B: self.input_gradients,
-            Kind.RECV_B: self.gradients,
+            SENDS[Kind.F]: self.outputs,
+            RECEIVES[Kind.F]: self.inputs,
+            SENDS[Kind.B]: self.input_gradients,
+            RECEIVES[Kind.B]: self.gradients,
         }
         found = {(kind, self.number): box for kind, box in own.items()}
         for part in self.parts:

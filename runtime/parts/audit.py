@@ -42,7 +42,7 @@ from schedlang.runtime.values import dense_parts, has_gradient, leaves_of, toler
 from schedlang.schedule.kinds import AWAY, MAKERS, REPEATS, Kind
 
 #: The ops that run a forward, or the first part of its backward.
-_OF_INPUT = {Kind.F, Kind.B, Kind.I}
+_OF_INPUT = {Kind.F, *MAKERS[Kind.B]}
 
 
 @define(eq=False)

@@ -17,7 +17,7 @@ def test_the_reference_has_all_of_the_compiler() -> None:
     for name in names:
         assert f"#### `schedlang.{name}`" in page
     # A class shows its fields, a function its parameters, each its docstring.
-    assert "    forward_times: tuple[" in page
+    assert "    forward_times: Sequence[" in page
     assert "**`Builder.forward`**" in page
     assert "```text\nsimulate(" in page
 

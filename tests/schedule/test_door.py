@@ -148,7 +148,7 @@ pipeline.step(inputs, targets)
 nn.functional.mse_loss(nn.Sequential(*alone)(inputs), targets).backward()
 torch.testing.assert_close(layers[rank].weight.grad, alone[rank].weight.grad)
 assert compression.COMPRESSED == [(rank, microbatch) for microbatch in range(4)]
-print("trained", rank)
+print(f"trained {{rank}}")
 """
 
 
