@@ -14,7 +14,6 @@ from schedlang.files.reading import source_of
 from schedlang.language import syntax
 from schedlang.language.claims import check_claims
 from schedlang.language.expand import expand
-from schedlang.language.forms import old_forms
 from schedlang.language.imports import load
 from schedlang.language.variables import with_variables
 from schedlang.lowering.choice import choose_lowering
@@ -165,10 +164,9 @@ def check_program(
         choice = choose_lowering(ops, costs)
     except CompileError as error:
         raise CompileError(with_variables(error.diagnostics, tree, params)) from None
-    old = old_forms(whole, tree)
     verdicts = check_schedule(choice.schedule, names, choice.kernels, costs)
     for name, diagnostics in verdicts.items():
-        verdicts[name] = with_variables(diagnostics, tree, params) + old
+        verdicts[name] = with_variables(diagnostics, tree, params)
     return verdicts
 
 

@@ -29,8 +29,6 @@ def compile_program(options: argparse.Namespace) -> int:
     from schedlang.advice.compiling import compile_with_advice
     from schedlang.files.kinds import FileKind, kind_of
     from schedlang.files.reading import read_source
-    from schedlang.language.forms import old_forms
-    from schedlang.language.imports import load as load_program
 
     source = read_source(options.file)
     if source.is_plan and kind_of(source.text) is FileKind.PLAN:
@@ -51,7 +49,7 @@ def compile_program(options: argparse.Namespace) -> int:
         prove = extra("prove.prove_command")
         if not prove.proved_for_all(options, source):
             return WRONG
-    _report(plan, options, old_forms(*load_program(source)))
+    _report(plan, options)
     return FINE
 
 

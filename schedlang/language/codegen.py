@@ -8,6 +8,7 @@ where they stand in the program with their last argument, a location: an index i
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import lru_cache
 from types import CodeType
 
@@ -16,7 +17,6 @@ from attrs import define, evolve, field, frozen
 from schedlang.diagnostics.source import Span
 from schedlang.language import expressions, syntax
 from schedlang.language.expressions import references
-from schedlang.language.forms import splits_backward, writes_halves
 from schedlang.language.scopes import BUILTINS, LARGEST
 from schedlang.language.sites import WORDS_OF_STAGE, CallSite, ClaimSite, Sites
 from schedlang.language.syntax import walk
@@ -104,8 +104,7 @@ def _generate(
         codegen.claims,
         frozenset(codegen.parts),
         codegen.has_slices,
-        splits_backward(tree, words),
-        writes_halves(tree, words),
+        _b_is_half(tree, words),
         codegen.order,
         codegen.interval,
     )
@@ -417,7 +416,7 @@ class Codegen:
             case syntax.Gather(limit):
                 values = f"({self.expression(limit)},)" if limit else "()"
                 return f"run_pass('gather', {values}, {self.location(item)})"
-            case syntax.Recompute(_, range):
+            case syntax.Recompute(range):
                 values = f"({self.bounds(range)}, {self.location(range)})"
                 return f"run_pass('recompute', {values}, {self.location(item)})"
         raise TypeError(f"not an item: {item}")
@@ -677,6 +676,15 @@ class Codegen:
             lines.append(f"  {call[:-2]}, {self.expression(placed.slot)}))")
         self._scope = outside
         return lines
+
+
+def _b_is_half(tree: syntax.Schedule, words: Collection[str]) -> bool:
+    """Whether a program with some words of ops means the input half of a backward by `B`: it has
+    weight gradients apart, its own or those of `fill W`, and writes no `I`.
+    """
+    splits = "W" in words or any(isinstance(item, syntax.Fill) for item in tree.items)
+    priced = {item.word for item in tree.items if isinstance(item, syntax.Cost)}
+    return splits and "I" not in priced.union(words)
 
 
 def _is_short(node: syntax.Node) -> bool:

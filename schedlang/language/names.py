@@ -30,8 +30,6 @@ _WITHOUT = (
 OBJECTIVES = ("makespan", "span")
 #: What has no cost of its own for each microbatch.
 _BY_STAGE = ("U", "overlap", "sum", "gather")
-#: Old names of these.
-OLD_OBJECTIVES = {"flush": "makespan"}
 
 
 def check_names(source: Source, tree: syntax.Schedule) -> list[Diagnostic]:
@@ -243,7 +241,7 @@ class Checker(Scopes):
         match node:
             case syntax.Frozen(expressions.Reference() as model):
                 self.frozen_model(model)
-            case syntax.Recompute(_, range) | syntax.Frozen(_, syntax.Range() as range):
+            case syntax.Recompute(range) | syntax.Frozen(_, syntax.Range() as range):
                 self.bounds(range, scope)
             case syntax.Weights(rule, stages):
                 if rule.updates is not None:
@@ -270,10 +268,7 @@ class Checker(Scopes):
                 inner = self.inner(scope, name)
                 self.whole(earlier, "the number of a stage", inner)
                 self.whole(later, "the number of a stage", inner)
-            case syntax.Objective(name) if name.text not in (
-                *OBJECTIVES,
-                *OLD_OBJECTIVES,
-            ):
+            case syntax.Objective(name) if name.text not in OBJECTIVES:
                 known = " or ".join(f"`{objective}`" for objective in OBJECTIVES)
                 help = nearest(name.text, OBJECTIVES, name.span) or f"it is {known}"
                 self.report(

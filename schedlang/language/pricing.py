@@ -9,7 +9,7 @@ from schedlang.diagnostics.diagnostic import number_text
 from schedlang.language import syntax
 from schedlang.language.declarations import Price
 from schedlang.language.faults import Fault
-from schedlang.language.names import OBJECTIVES, OLD_OBJECTIVES
+from schedlang.language.names import OBJECTIVES
 from schedlang.language.sites import Sites
 from schedlang.schedule.costs import COSTS, Costs
 from schedlang.schedule.fixed_point import as_float
@@ -34,7 +34,7 @@ def program_costs(prices: Iterable[Price], layout: Layout, sites: Sites) -> Cost
     what it can be.
     """
     costs: dict[str, Any] = {}
-    is_half = sites.splits_backward and not sites.writes_halves
+    is_half = sites.b_is_half
     for price in prices:
         name = _name(price, is_half)
         if name in costs or (price.word == "send" and _SENDS & costs.keys()):
@@ -101,4 +101,4 @@ def _values(price: Price, layout: Layout, may_be_negative: bool) -> Any:
 def program_objective(items: Iterable[syntax.Node]) -> str:
     """What passes minimise: a property of a timeline."""
     names = [item.name.text for item in items if isinstance(item, syntax.Objective)]
-    return OLD_OBJECTIVES.get(names[0], names[0]) if names else OBJECTIVES[0]
+    return names[0] if names else OBJECTIVES[0]

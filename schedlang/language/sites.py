@@ -58,15 +58,14 @@ class ClaimSite:
 class Sites:
     """All ops and claims of a program.
 
-    Where the program `splits_backward` and does not write `I`, its `B` is the input half.
+    `b_is_half`: weight gradients stand apart, and `B` is the input half of a backward.
     """
 
     ops: dict[int, CallSite]
     claims: dict[int, ClaimSite]
     parts: frozenset[str]
     has_slices: bool
-    splits_backward: bool
-    writes_halves: bool
+    b_is_half: bool
     #: Where the `rank` or `block` stands, and a block's interval.
     order: int
     interval: int
@@ -80,7 +79,7 @@ class Sites:
     def kinds(self) -> dict[int, Kind]:
         """The kind of the op at each location."""
         kinds = KINDS
-        if self.splits_backward and not self.writes_halves:
+        if self.b_is_half:
             kinds = KINDS | {"B": KINDS["I"]}
         return {location: kinds[site.word] for location, site in self.ops.items()}
 

@@ -172,7 +172,7 @@ def _own_names(node: syntax.Node) -> tuple[syntax.Name, ...]:
             return microbatches
         case syntax.Cost(_, indices):
             return indices or ()
-        case syntax.Capacity(name) | syntax.Recompute(name):
+        case syntax.Capacity(name):
             return (name,) if name else ()
         case (
             syntax.Rank(name) | syntax.Stage(name) | syntax.For(name) | syntax.Row(name)

@@ -196,12 +196,8 @@ class Gather(Node):
 
 @frozen(eq=False, repr=False)
 class Recompute(Node):
-    """`recompute range`: run forwards of these stages again before their backwards.
+    """`recompute range`: run forwards of these stages again before their backwards."""
 
-    An old form, `recompute s in range`, has a name that nothing uses.
-    """
-
-    name: Name | None
     range: Range
 
 

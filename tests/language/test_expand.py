@@ -375,3 +375,22 @@ def test_a_schedule_is_data_with_its_claims() -> None:
                 f"schedule s {{ param ranks = 1 param microbatches = 4 {head} rank r {{ {body.replace('p(0) + r', '2')} }} }}",
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ("rank r { F(0) BW(0) F(1) B(1) W }", "rank r { F(0) B(0) F(1) I(1) W }"),
+        (
+            "rank r { repeat 2 { F(next) } repeat 2 { B(next) } } fill W cost B = 2",
+            "rank r { repeat 2 { F(next) } repeat 2 { I(next) } } fill W cost I = 2",
+        ),
+    ],
+)
+def test_without_an_i_the_b_beside_a_w_is_the_half(short: str, long: str) -> None:
+    def ranks(body: str) -> list[str]:
+        head = "param ranks = 1 param microbatches = 2"
+        plan = compile(Source("s.sched", f"schedule s {{ {head} {body} }}"))
+        return [actions.text() for actions in plan.ranks]
+
+    assert ranks(short) == ranks(long)

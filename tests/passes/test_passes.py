@@ -117,9 +117,7 @@ def test_blocks_of_several_pipelines_and_of_slices() -> None:
 def test_recompute_comes_before_ops_that_overlap() -> None:
     ops = "F(0) for m in 1 .. 3 { overlap { F(m) B(m - 1) } } B(2)"
     head = "schedule s { param ranks = 1 param microbatches = 3"
-    plan = compile(
-        Source("s.sched", f"{head} rank r {{ {ops} }} recompute s in 0 .. 1 }}")
-    )
+    plan = compile(Source("s.sched", f"{head} rank r {{ {ops} }} recompute 0 .. 1 }}"))
     assert (
         plan.ranks[0].text()
         == "0F0 0R0 (0F1;0B0)OVERLAP_F_B 0R1 (0F2;0B1)OVERLAP_F_B 0R2 0B2"

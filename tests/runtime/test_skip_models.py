@@ -223,7 +223,7 @@ def graphs() -> dict[str, float]:
         "looped_bfs",
     ):
         for lines in (
-            (MANY, MANY + "recompute s in 2 .. 6")
+            (MANY, MANY + "recompute 2 .. 6")
             if name in ("looped_bfs", "interleaved_1f1b")
             else (MANY,)
         ):
@@ -233,7 +233,7 @@ def graphs() -> dict[str, float]:
     for name, lines in (
         ("terapipe", ""),
         ("seq1f1b", ""),
-        ("seq1f1b", "recompute s in 0 .. 3 fill W"),
+        ("seq1f1b", "recompute 0 .. 3 fill W"),
     ):
         plan = plan_of(
             name,

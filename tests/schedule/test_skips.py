@@ -240,7 +240,7 @@ def test_passes_know_skips() -> None:
     order = (
         "rank r { repeat microbatches { F(next) } repeat microbatches { B(next) } } }"
     )
-    passes = "fill W recompute s in 3 .. 4 ", "recompute s in 3 .. 4 "
+    passes = "fill W recompute 3 .. 4 ", "recompute 3 .. 4 "
     filled, plain = (compile(Source("s.sched", text + each + order)) for each in passes)
     assert simulate(filled).timeline.makespan < simulate(plain).timeline.makespan
     assert re.search(r"^3R0 free\(.*4RECV_F0", frees(filled, 3), re.M)

@@ -14,7 +14,6 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source, Span
 from schedlang.language import syntax
 from schedlang.language.formatting import formatted, rule_of
-from schedlang.language.forms import old_forms
 from schedlang.language.grammar import tokens_of
 from schedlang.language.imports import file_of, load
 from schedlang.language.parser import parse_items
@@ -116,7 +115,7 @@ def compiled(
         if any(diagnostic.code in WAITS for diagnostic in error.diagnostics):
             yield advise(error, source, chosen).diagnostics, None
         return
-    yield [*old_forms(whole, tree), *plan.warnings, *lint(plan)], plan
+    yield [*plan.warnings, *lint(plan)], plan
 
 
 def read(source: Source) -> tuple[Source, syntax.Schedule]:
