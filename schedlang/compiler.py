@@ -20,10 +20,9 @@ from schedlang.lowering.choice import choose_lowering
 from schedlang.plan.plan import Plan
 from schedlang.proof.capacity import check_capacity
 from schedlang.proof.figures import Figures
-from schedlang.proof.graph import remembered_walks
+from schedlang.proof.graph import Graph
 from schedlang.proof.lints import lint
-from schedlang.proof.prove import proofs
-from schedlang.proof.repetition import prove_for_all_updates, prove_repeats
+from schedlang.proof.repetition import proofs, prove_for_all_updates
 from schedlang.proof.structure import check_structure
 from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.forward_only import forward_only as without_backwards
@@ -65,7 +64,6 @@ def compile(
     return compile_tree(whole, tree, params, costs, forward_only, transport)
 
 
-@remembered_walks()
 def compile_tree(
     source: Source,
     tree: syntax.Schedule,
@@ -85,7 +83,9 @@ def compile_tree(
         # What is known of the ops takes room, which the proof needs.
         del ops
         doing(f"{tree.name.text}: proving {len(choice.schedule.columns):,} actions")
-        execution = prove_for_all_updates(choice.schedule, choice.kernels)
+        execution = prove_for_all_updates(
+            choice.schedule, choice.kernels, choice.walked
+        )
     except CompileError as error:
         # Only now somebody wants to know the loop variables.
         raise type(error)(with_variables(error.diagnostics, tree, params)) from None
@@ -150,7 +150,6 @@ def _check_ops(schedule: Schedule) -> None:
     check_structure(unroll(schedule, 2) if schedule.stream else schedule)
 
 
-@remembered_walks()
 def check_program(
     source: Source, params: Mapping[str, int], names: Iterable[str], costs: Costs = UNIT
 ) -> dict[str, list[Diagnostic]]:
@@ -164,7 +163,9 @@ def check_program(
         choice = choose_lowering(ops, costs)
     except CompileError as error:
         raise CompileError(with_variables(error.diagnostics, tree, params)) from None
-    verdicts = check_schedule(choice.schedule, names, choice.kernels, costs)
+    verdicts = check_schedule(
+        choice.schedule, names, choice.kernels, costs, choice.walked
+    )
     for name, diagnostics in verdicts.items():
         verdicts[name] = with_variables(diagnostics, tree, params)
     return verdicts
@@ -175,12 +176,13 @@ def check_schedule(
     names: Iterable[str],
     kernels: tuple[Kernel, ...] = (),
     given: Costs = UNIT,
+    walked: Iterable[Graph] = (),
 ) -> dict[str, list[Diagnostic]]:
     """For each of some transports what is wrong there with a schedule and its communication,
     however often its kernels are repeated; if nothing is, the warnings. Of its costs, some may be
-    `given` by a user: see `check_claims`.
+    `given` by a user: see `check_claims`. `walked` are graphs as of `prove`.
     """
-    verdicts = wrong_on(schedule, names, kernels, given)
+    verdicts = wrong_on(schedule, names, kernels, given, walked)
     for name, wrong in verdicts.items():
         if not wrong:
             on_transport = evolve(schedule, transport=name)
@@ -188,7 +190,6 @@ def check_schedule(
     return verdicts
 
 
-@remembered_walks()
 def wrong_ops(ops: Schedule, names: Iterable[str]) -> dict[str, list[Diagnostic]]:
     """For each of some transports what is wrong there with a program that was expanded before, as
     `check_program` says it, but without the values of the program's names; CompileError for what is
@@ -196,28 +197,26 @@ def wrong_ops(ops: Schedule, names: Iterable[str]) -> dict[str, list[Diagnostic]
     """
     _check_ops(ops)
     choice = choose_lowering(ops, UNIT)
-    return wrong_on(choice.schedule, names, choice.kernels)
+    return wrong_on(choice.schedule, names, choice.kernels, walked=choice.walked)
 
 
-@remembered_walks()
 def wrong_on(
     schedule: Schedule,
     names: Iterable[str],
     kernels: tuple[Kernel, ...] = (),
     given: Costs = UNIT,
+    walked: Iterable[Graph] = (),
 ) -> dict[str, list[Diagnostic]]:
     """For each of some transports what is wrong there with a schedule and its communication, as
     `check_schedule` says it, without warnings.
     """
     wrong: dict[str, list[Diagnostic]] = {}
-    for name, proof in proofs(schedule, names).items():
-        on_transport = evolve(schedule, transport=name)
+    for name, proof in proofs(schedule, names, kernels, walked).items():
         wrong[name] = []
         try:
             if isinstance(proof, CompileError):
                 raise proof
-            prove_repeats(on_transport, kernels)
-            check_claims(on_transport, Figures(proof), given)
+            check_claims(schedule, Figures(proof), given)
             check_capacity(proof)
         except CompileError as error:
             wrong[name] = error.diagnostics

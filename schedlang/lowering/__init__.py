@@ -15,6 +15,7 @@ from schedlang.lowering.co_issue import co_issue
 from schedlang.lowering.defer import defer
 from schedlang.lowering.early import post_early
 from schedlang.lowering.fuse import fuse
+from schedlang.proof.events import Events
 from schedlang.schedule.actions import Actions, is_transfer
 from schedlang.schedule.columns import actions_of, columns_of, members
 from schedlang.schedule.frozen import without_idle
@@ -28,10 +29,11 @@ CO_ISSUED = "co-issued"
 OWN = "the program's own"
 
 
-def lower(schedule: Schedule) -> Schedule:
+def lower(schedule: Schedule, events: Events | None = None) -> Schedule:
     """The schedule with its communication: the program's own, or inserted where the program writes
     none.
 
+    `events` are its global ones (`schedlang.proof.moments`), if somebody has made them.
     A program's own transfers are to all stages that take what a stage makes, or from all that make
     what it takes. To a stage of the same rank, or past the ends of the pipeline, they become
     nothing. Backwards that do nothing are left out now (`schedlang.schedule.frozen`).
@@ -39,7 +41,7 @@ def lower(schedule: Schedule) -> Schedule:
     if writes_communication(schedule):
         lowered = evolve(schedule, ranks=_reachable(schedule))
     else:
-        lowered = co_issue(schedule)
+        lowered = co_issue(schedule, events)
     if not schedule.layout.frozen:
         return lowered
     left = without_idle(lowered.columns, schedule.layout)

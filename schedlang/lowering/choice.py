@@ -2,7 +2,9 @@
 the least time.
 """
 
-from attrs import evolve, frozen
+from collections.abc import Sequence
+
+from attrs import evolve, field, frozen
 
 from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import CompileError
@@ -15,7 +17,9 @@ from schedlang.lowering import (
     writes_communication,
 )
 from schedlang.lowering.stream import lower_stream
-from schedlang.proof.prove import simulate
+from schedlang.proof.graph import Graph
+from schedlang.proof.moments import global_events
+from schedlang.proof.prove import makespans, simulate
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.schedule import Kernel, Schedule, Trial
 
@@ -27,13 +31,14 @@ _SAME = 1 - 1e-9
 @frozen
 class Choice:
     """A schedule with its communication, and what of it repeats; the name of its lowering, and all
-    that were tried.
+    that were tried; and the graphs that were walked to place its transfers.
     """
 
     schedule: Schedule
     kernels: tuple[Kernel, ...]
     name: str
     trials: tuple[Trial, ...] = ()
+    walked: Sequence[Graph] = field(default=(), repr=False)
 
 
 def choose_lowering(schedule: Schedule, costs: Costs) -> Choice:
@@ -47,10 +52,19 @@ def choose_lowering(schedule: Schedule, costs: Costs) -> Choice:
     """
     own = writes_communication(schedule)
     name = OWN if own else CO_ISSUED
+    walked: list[Graph] = []
+
+    def lowering(ops: Schedule) -> Schedule:
+        if own:
+            return lower(ops)
+        events = global_events(ops)
+        walked.append(events.graph)
+        return lower(ops, events)
+
     if schedule.stream:
-        first = Choice(*lower_stream(schedule), name)
+        first = Choice(*lower_stream(schedule, lowering), name, walked=walked)
     else:
-        first = Choice(lower(schedule), (), name)
+        first = Choice(lowering(schedule), (), name, walked=walked)
     others = {} if own else alternatives(schedule.transport)
     return _fastest(schedule, first, others, costs) if others else first
 
@@ -78,10 +92,9 @@ def _fastest(
     # No lowering takes less than the ideal, in which no transfer waits for another one, so nothing
     # more is tried once that is reached.
     try:
-        least = simulate(first.schedule, costs).timeline.makespan
+        least, ideal = makespans(first.schedule, costs, first.walked)
     except CompileError:
         return first
-    ideal = simulate(first.schedule, costs, ideal=True).timeline.makespan
     best = first
     trials = [Trial(first.name, least)]
     for name, change in others.items():
@@ -92,7 +105,8 @@ def _fastest(
             changed = change(first.schedule)
             makespan = simulate(changed, costs).timeline.makespan
             if makespan < least * _SAME:
-                best = Choice(*_changed(schedule, changed, change), name)
+                lowered, kernels = _changed(schedule, changed, change)
+                best = evolve(first, schedule=lowered, kernels=kernels, name=name)
                 least = makespan
             trials.append(Trial(name, makespan))
         except CompileError as error:

@@ -10,6 +10,7 @@ is what torch's own pipelining does, without costs. See `schedlang.proof.moments
 import numpy as np
 from attrs import evolve, frozen
 
+from schedlang.proof.events import Events
 from schedlang.proof.moments import Moments, global_events, sent_as
 from schedlang.schedule.columns import Columns, Ints, actions_of
 from schedlang.schedule.kinds import RECEIVES, SENDS, Kind
@@ -17,17 +18,18 @@ from schedlang.schedule.needs import needs_of
 from schedlang.schedule.schedule import Schedule
 
 
-def co_issue(schedule: Schedule) -> Schedule:
+def co_issue(schedule: Schedule, events: Events | None = None) -> Schedule:
     """The schedule with a send behind every op for each other rank that needs its result, and a
     receive there.
 
-    Where the ops come to a standstill, each rank just goes on from there: the proof says why.
+    `events` are its global ones, if somebody has made them. Where the ops come to a deadlock, each
+    rank just goes on from there: the proof says why.
     """
     # Where no message goes, there is no moment to look for.
     if not needs_of(schedule).is_message.any():
         return schedule
     columns = schedule.columns
-    moments = Moments(global_events(schedule))
+    moments = Moments(events or global_events(schedule))
     messages = _messages(schedule)
     # A message is sent when its maker hands it over, and received in the same moment; or, if it
     # never is, right before the op that lacks it.

@@ -21,7 +21,6 @@ import numpy as np
 from attrs import evolve, frozen
 
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.proof.graph import once
 from schedlang.proof.presence import presence
 from schedlang.ranks.hops import homes
 from schedlang.schedule.columns import (
@@ -35,7 +34,7 @@ from schedlang.schedule.columns import (
 from schedlang.schedule.findings import Finding, ranks_text
 from schedlang.schedule.kinds import OF_HOPS, OPS, kinds_of
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.schedule import Schedule, once
 
 #: What meets others of its replicas; and of that, what meets all of these.
 MEETING = kinds_of(lambda op: op.meets)

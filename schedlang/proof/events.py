@@ -1,9 +1,10 @@
 """The events of a schedule: when each of its actions happens, by an event graph."""
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from schedlang.proof.channels import Channels
 from schedlang.proof.graph import NOTHING, Graph
@@ -65,6 +66,10 @@ class Events:
     beside: Ints
     after: Floats
     channels: Channels | None
+
+    def among(self, walked: Iterable[Graph]) -> "Events":
+        """These events, with the times of one of some graphs if that is the same."""
+        return evolve(self, graph=self.graph.among(walked))
 
     def come(self, rows: Ints) -> Ints:
         """The events with which ranks come to transfers, copies and collectives, or NOTHING."""

@@ -16,103 +16,19 @@ graph. What the walk does not reach never happens: that is a deadlock. When an e
 longest path to it.
 """
 
-import hashlib
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cached_property, wraps
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from math import inf
-from typing import Any, TypeVar
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, field, fields, frozen
 
 from schedlang.schedule.columns import Flags, Floats, Ints, counts_of, repeated
 
 #: An event that never happens, as what something waits for; and none.
 NEVER = -2
 NOTHING = -1
-
-S = TypeVar("S")
-T = TypeVar("T")
-
-
-@define
-class _Walks:
-    """The times of the last few graphs that were walked, by a hash of their events; and what was
-    found out of the last schedule, by who did.
-    """
-
-    times: dict[bytes, Floats] = field(factory=dict)
-    most: int = 4
-    schedule: object = None
-    found: dict[object, Any] = field(factory=dict)
-
-    def of(self, graph: "Graph") -> Floats:
-        """The times of a graph, walked only if it is none of the last ones."""
-        content = hashlib.sha256()
-        for column in (graph.first, graph.waits, graph.delay, graph.takes):
-            content.update(np.ascontiguousarray(column).data)
-        digest = content.digest()
-        times = self.times.pop(digest, None)
-        if times is None:
-            times = walk(graph)
-        # What was asked for last stands last, and goes last.
-        self.times[digest] = times
-        if len(self.times) > self.most:
-            del self.times[next(iter(self.times))]
-        return times
-
-
-#: The walks of the work that goes on in this context, if it remembers them.
-_WALKS: ContextVar[_Walks | None] = ContextVar("walks", default=None)
-
-
-@contextmanager
-def remembered_walks() -> Iterator[None]:
-    """Within it, a graph that was walked is not walked again, though it be made again.
-
-    It is for work that asks for one graph more than once without handing it on, as a compilation
-    does: transfers are placed by the times of the ops, and the proof makes the graph of the ops
-    again from the plan that came of it, since it trusts nothing that made the plan. Work within
-    such work shares its walks.
-    """
-    if _WALKS.get() is not None:
-        yield
-        return
-    token = _WALKS.set(_Walks())
-    try:
-        yield
-    finally:
-        _WALKS.reset(token)
-
-
-def once(find: Callable[[S], T]) -> Callable[[S], T]:
-    """What finds out something of a schedule, such that within `remembered_walks` it does so once.
-
-    Only what was found out of one schedule is kept, the one that was asked about last: it takes
-    room.
-    """
-
-    @wraps(find)
-    def found(schedule: S) -> T:
-        walks = _WALKS.get()
-        if walks is None:
-            return find(schedule)
-        if walks.schedule is not schedule:
-            walks.found.clear()
-            walks.schedule = schedule
-        if find not in walks.found:
-            result = find(schedule)
-            # Meanwhile another schedule may have been asked about.
-            if walks.schedule is not schedule:
-                return result
-            walks.found[find] = result
-        result = walks.found[find]
-        return result
-
-    return found
 
 
 @frozen(eq=False)
@@ -137,8 +53,16 @@ class Graph:
     @cached_property
     def times(self) -> Floats:
         """When each event happens; infinite for those that never do."""
-        walks = _WALKS.get()
-        return walk(self) if walks is None else walks.of(self)
+        return walk(self)
+
+    def among(self, walked: Iterable["Graph"]) -> "Graph":
+        """The one of some graphs that is equal to this one, whose times are known; or this one."""
+        return next(filter(self._equals, walked), self)
+
+    def _equals(self, other: "Graph") -> bool:
+        columns = (getattr(self, each.name) for each in fields(Graph))
+        others = (getattr(other, each.name) for each in fields(Graph))
+        return all(map(np.array_equal, columns, others))
 
     @cached_property
     def before(self) -> Ints:

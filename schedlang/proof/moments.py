@@ -16,6 +16,7 @@ it is the order in which the compiler places transfers, and the quickest proof o
 Batches that exchange messages have one moment, that of the last of these.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from schedlang.proof.channels import joined, other_numbers
 from schedlang.proof.collectives import sides_of
 from schedlang.proof.edges import ideal_events
 from schedlang.proof.events import Events
-from schedlang.proof.graph import NOTHING
+from schedlang.proof.graph import NOTHING, Graph
 from schedlang.schedule.columns import Columns, Flags, Floats, Ints, repeats
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import HANDS_ON, OPS, RECEIVES, Kind
@@ -109,17 +110,20 @@ def global_events(schedule: Schedule) -> Events:
     return ideal_events(schedule, _without_ways(schedule))
 
 
-def follows_moments(schedule: Schedule, ideal: Events) -> bool:
+def follows_moments(
+    schedule: Schedule, ideal: Events, walked: Iterable[Graph] = ()
+) -> bool:
     """Whether each rank's actions are in the order of their moments, and of every message, or of
     batches that exchange some, all sides.
 
-    `ideal` are the ideal events at the schedule's own costs. A schedule in which this is not so may
+    `ideal` are the ideal events at the schedule's own costs, `walked` graphs that were walked
+    before. A schedule in which this is not so may
     be right all the same.
     """
     columns = schedule.columns
     needs = needs_of(schedule)
     is_at_once = _without_ways(schedule) == schedule.costs
-    events = ideal if is_at_once else global_events(schedule)
+    events = ideal if is_at_once else global_events(schedule).among(walked)
     if not events.graph.is_whole:
         return False
     moments = Moments(events)

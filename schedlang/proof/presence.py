@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from attrs import define, frozen
 
-from schedlang.proof.graph import NOTHING, once
+from schedlang.proof.graph import NOTHING
 from schedlang.ranks.hops import homes
 from schedlang.schedule.columns import Flags, Ints, is_any
 from schedlang.schedule.findings import Finding
@@ -32,7 +32,7 @@ from schedlang.schedule.kinds import (
     Kind,
     kinds_of,
 )
-from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.schedule import Schedule, once
 
 #: What brings weights to a rank, what needs them there, and what lets go of them.
 _BRINGS = kinds_of(lambda op: op.weights == "bring")

@@ -9,6 +9,7 @@ from schedlang.proof.edges import ideal_events, transport_events
 from schedlang.proof.events import Events
 from schedlang.proof.execution import Execution
 from schedlang.proof.first_use import check_first_use
+from schedlang.proof.graph import Graph
 from schedlang.proof.moments import follows_moments
 from schedlang.proof.order import check_order
 from schedlang.proof.replicas import mixed_versions
@@ -22,48 +23,29 @@ from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import Transport, timed, transports
 
 
-def prove(schedule: Schedule) -> Execution:
+def prove(schedule: Schedule, walked: Iterable[Graph] = ()) -> Execution:
     """Check a schedule with communication in every way; CompileError with all that is wrong with
     it.
 
-    The execution is the ideal one, see `simulate`. TypeError for what is no schedule.
+    The execution is the ideal one, see `simulate`. Its graph may be one of those that were `walked`
+    before, as the lowering does: then it is not walked again. TypeError for what is no schedule.
     """
     check_type("schedule", schedule, Schedule, "a Schedule or a Plan")
-    return _Proof(schedule).on(schedule.transport)
+    return Proof(schedule, walked).on(schedule.transport)
 
 
-def proofs(
-    schedule: Schedule, names: Iterable[str]
-) -> dict[str, Execution | CompileError]:
-    """For each of some transports, what `prove` of a schedule gives there, or raises.
-
-    What all transports have in common is looked at once.
-    """
-    try:
-        proof = _Proof(schedule)
-    except CompileError as error:
-        return dict.fromkeys(names, error)
-    outcomes: dict[str, Execution | CompileError] = {}
-    for name in names:
-        try:
-            outcomes[name] = proof.on(name)
-        except CompileError as error:
-            outcomes[name] = error
-    return outcomes
-
-
-class _Proof:
+class Proof:
     """The proof of a schedule, as far as it is the same on every transport; CompileError for what
-    is wrong on all.
+    is wrong on all. `walked` are graphs as of `prove`.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, walked: Iterable[Graph] = ()) -> None:
         check_structure(schedule)
         check_frozen(schedule)
         self.schedule = schedule
-        self.ideal = ideal_events(schedule, schedule.costs)
+        self.ideal = ideal_events(schedule, schedule.costs).among(walked)
         #: Whether its actions are in the order of their moments.
-        self.runs = follows_moments(schedule, self.ideal)
+        self.runs = follows_moments(schedule, self.ideal, walked)
 
     def on(self, name: str) -> Execution:
         """The ideal execution, if the schedule is right on a transport."""
@@ -123,6 +105,18 @@ def ideal_execution(schedule: Schedule) -> Execution | None:
 def has_batches(columns: Columns) -> bool:
     """Whether some transfers are issued as one."""
     return bool(columns.group[columns.is_transfer].any())
+
+
+def makespans(
+    schedule: Schedule, costs: Costs, walked: Iterable[Graph]
+) -> tuple[float, float]:
+    """The makespans of a schedule on its transport and ideally, as of `simulate`; `walked` are
+    graphs as of `prove`.
+    """
+    costs = costs.over(schedule.costs)
+    on_transport = simulate(schedule, costs).timeline.makespan
+    ideal = ideal_events(schedule, costs).among(walked)
+    return on_transport, ideal.timeline().makespan
 
 
 def simulate(schedule: Schedule, costs: Costs = UNIT, ideal: bool = False) -> Execution:

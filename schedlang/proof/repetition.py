@@ -37,15 +37,17 @@ The first use of a communicator is no matter of repeating: a kernel that is repe
 has used before.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
-from attrs import evolve
+from attrs import define, evolve, field
 
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.proof.channels import NO_PARTNER, channels_of
 from schedlang.proof.edges import transport_events
 from schedlang.proof.execution import Execution
-from schedlang.proof.graph import NOTHING
-from schedlang.proof.prove import has_batches, prove
+from schedlang.proof.graph import NOTHING, Graph
+from schedlang.proof.prove import Proof, has_batches
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.columns import Columns, Flags, Ints, actions_of
 from schedlang.schedule.costs import UNIT
@@ -65,46 +67,99 @@ _COUNTS = {
 }
 
 
-def prove_for_all_updates(schedule: Schedule, kernels: tuple[Kernel, ...]) -> Execution:
+def prove_for_all_updates(
+    schedule: Schedule, kernels: tuple[Kernel, ...], walked: Iterable[Graph] = ()
+) -> Execution:
     """`prove` of a schedule, and of all that come of it where its kernels are repeated.
 
     CompileError with what is wrong with the shortest that is, or where the ranks never come back to
     the same state. Without kernels there is nothing to repeat. The execution is that of the
     schedule itself.
     """
-    execution = prove(schedule)
-    prove_repeats(schedule, kernels)
-    return execution
+    return _Updates(schedule, kernels, walked).on(schedule.transport)
 
 
-def prove_repeats(schedule: Schedule, kernels: tuple[Kernel, ...]) -> None:
-    """`prove` of all that come of a schedule, itself proved, where its kernels are repeated;
-    CompileError as `prove_for_all_updates`.
+def proofs(
+    schedule: Schedule,
+    names: Iterable[str],
+    kernels: tuple[Kernel, ...] = (),
+    walked: Iterable[Graph] = (),
+) -> dict[str, Execution | CompileError]:
+    """For each of some transports, what `prove_for_all_updates` gives there, or raises.
+
+    What all transports have in common is looked at once.
     """
-    if not kernels:
-        return
-    before = schedule
-    # A rank is ahead of another one by no more updates than the schedule shows.
-    most = schedule.layout.updates + 2
-    for times in range(1, most + 1):
-        longer = repeat(schedule, kernels, times)
+    updates = _Updates(schedule, kernels, walked)
+    outcomes: dict[str, Execution | CompileError] = {}
+    for name in names:
         try:
-            prove(longer)
+            outcomes[name] = updates.on(name)
         except CompileError as error:
-            note = f"in the plan of {longer.layout.updates} updates"
+            outcomes[name] = error
+    return outcomes
+
+
+@define
+class _Updates:
+    """A schedule and its kernels, and the proofs of the schedules that have each kernel 0, 1, 2, …
+    more times, as far as anybody asked.
+    """
+
+    schedule: Schedule
+    kernels: tuple[Kernel, ...]
+    walked: Iterable[Graph]
+    _proofs: list[Proof] = field(factory=list)
+
+    def proof(self, times: int) -> Proof:
+        """The proof of the schedule that has each kernel so many more times, of which the shorter
+        ones are proved.
+        """
+        if times == len(self._proofs):
+            longer = self.schedule
+            if times:
+                longer = repeat(self.schedule, self.kernels, times)
+            self._proofs.append(Proof(longer, self.walked))
+        return self._proofs[times]
+
+    def on(self, name: str) -> Execution:
+        """The execution of the schedule, if all are right on a transport."""
+        execution = self.proof(0).on(name)
+        if not self.kernels:
+            return execution
+        before = self._for(self.schedule, name)
+        # A rank is ahead of another one by no more updates than the schedule shows.
+        most = self.schedule.layout.updates + 2
+        for times in range(1, most + 1):
+            longer = self._longer(times, name)
+            if goes_on(before, longer, self.kernels, times):
+                return execution
+            before = longer
+        # The search is bounded, so this says how far the proof has come, rather than that the plan
+        # is wrong.
+        first = self.schedule.layout.updates
+        message = (
+            f"what repeats is proved for {first} to {before.layout.updates} updates, and for no "
+            "more: the ranks never come back to the same state"
+        )
+        raise CompileError(diagnose(self.schedule, [Finding("steady", message, 0)]))
+
+    def _longer(self, times: int, name: str) -> Schedule:
+        """A longer schedule, proved on a transport."""
+        updates = self.schedule.layout.updates + times
+        try:
+            proof = self.proof(times)
+            proof.on(name)
+        except CompileError as error:
+            note = f"in the plan of {updates} updates"
             raise CompileError(
                 [each.with_note(note) for each in error.diagnostics]
             ) from None
-        if goes_on(before, longer, kernels, times):
-            return
-        before = longer
-    # The search is bounded, so this says how far the proof has come, rather than that the plan is
-    # wrong.
-    message = (
-        f"what repeats is proved for {schedule.layout.updates} to {before.layout.updates} updates, "
-        "and for no more: the ranks never come back to the same state"
-    )
-    raise CompileError(diagnose(schedule, [Finding("steady", message, 0)]))
+        return self._for(proof.schedule, name)
+
+    @staticmethod
+    def _for(schedule: Schedule, name: str) -> Schedule:
+        is_for_it = schedule.transport == name
+        return schedule if is_for_it else evolve(schedule, transport=name)
 
 
 def goes_on(

@@ -6,7 +6,6 @@ import numpy as np
 
 from schedlang.diagnostics.diagnostic import CompileError, counted
 from schedlang.proof.collectives import check_collectives
-from schedlang.proof.graph import once
 from schedlang.schedule.actions import is_transfer, is_update
 from schedlang.schedule.columns import Columns, Ints, counts_of, is_any, repeats
 from schedlang.schedule.findings import Finding, diagnose
@@ -24,7 +23,6 @@ from schedlang.schedule.kinds import (
 from schedlang.schedule.schedule import Schedule, WeightRule
 
 
-@once
 def check_structure(schedule: Schedule) -> None:
     """CompileError when an action is unknown, on the wrong rank, missing, or there twice."""
     check_actions(schedule)

@@ -29,8 +29,6 @@ from schedlang.proof.graph import (
     NOTHING,
     Graph,
     Items,
-    once,
-    remembered_walks,
     walk,
 )
 from schedlang.proof.moments import follows_moments
@@ -39,6 +37,7 @@ from schedlang.proof.prove import has_batches
 from schedlang.proof.structure import check_structure
 from schedlang.schedule.columns import Floats
 from schedlang.schedule.needs import all_needs_of
+from schedlang.schedule.schedule import once
 from schedlang.schedule.transports import transports
 from tests.support.damage import (
     damaged_plans,
@@ -123,32 +122,20 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     return graphs
 
 
-def test_a_graph_is_walked_once_by_work_that_remembers_it(walked: list[Graph]) -> None:
-    """And by every other work again: it keeps nothing."""
+def test_a_graph_takes_the_times_of_an_equal_one(walked: list[Graph]) -> None:
     rng = random.Random(0)
     one = some_graph(rng)
     other = some_graph(rng)
-    with remembered_walks():
-        assert evolve(one).times.tolist() == one.times.tolist()
-        with remembered_walks():
-            assert evolve(one).times is one.times
-        assert other.times is not one.times
-    assert len(walked) == 2
-    assert evolve(one).times is not one.times
-    assert len(walked) == 3
+    assert one.times is evolve(one).among([other, one]).times
+    assert len(walked) == 1
+    # A single number makes it another graph.
+    late = evolve(one, takes=one.takes + np.eye(1, len(one.takes))[0])
+    assert late.among([other, one]) is late
 
 
-def test_the_last_four_graphs_are_remembered(walked: list[Graph]) -> None:
-    rng = random.Random(1)
-    graphs = [some_graph(rng) for _ in range(5)]
-    with remembered_walks():
-        for graph in (*graphs[:4], graphs[0]):
-            assert len(evolve(graph).times)
-        assert len(walked) == 4
-        # Another one takes the place of what was asked for longest ago.
-        for graph in (graphs[4], graphs[0], graphs[1]):
-            assert len(evolve(graph).times)
-        assert len(walked) == 6
+def test_compiling_walks_the_graph_of_the_ops_once(walked: list[Graph]) -> None:
+    compile("1f1b", {"ranks": 3, "microbatches": 5})
+    assert len(walked) == 1
 
 
 def test_an_item_waits_until_another_one_is_over_and_no_longer() -> None:
@@ -187,32 +174,15 @@ def test_a_thread_without_items_keeps_no_other_one() -> None:
     assert items.graph().ends.tolist() == [2.0, 4.0]
 
 
-def test_what_is_found_out_once_is_of_the_schedule_that_was_asked_of_last() -> None:
-    asked: list[object] = []
-
+def test_what_is_found_once_of_a_schedule_is_not_that_of_an_equal_one() -> None:
     @once
-    def found(schedule: list[int]) -> list[int]:
-        asked.append(schedule)
-        return [len(asked)]
+    def found(schedule: Schedule) -> list[Schedule]:
+        return [schedule]
 
-    @once
-    def beside(schedule: list[int]) -> list[int]:
-        # It asks about another one, too.
-        return found([]) + found(schedule)
-
-    # They are equal, and not the same.
-    one: list[int] = []
-    other: list[int] = []
-    with remembered_walks():
-        assert [found(one), found(one), found(other), found(one)] == [
-            [1],
-            [1],
-            [2],
-            [3],
-        ]
-        assert beside(one) == [4, 5]
-        assert found(one) == [5]
-    assert [found(one), found(one)] == [[6], [7]]
+    one = compile("1f1b")
+    other = evolve(one)
+    assert found(one) is found(one)
+    assert found(other) is not found(one)
 
 
 @examples(200)

@@ -28,7 +28,8 @@ from schedlang.proof.edges import ideal_events, transport_events
 from schedlang.proof.execution import Execution
 from schedlang.proof.lints import lint
 from schedlang.proof.moments import follows_moments
-from schedlang.proof.prove import has_batches, proofs, run_on
+from schedlang.proof.prove import has_batches, run_on
+from schedlang.proof.repetition import proofs
 from schedlang.schedule.transports import NAMES, NCCL_EDGE, transports
 from tests.support.damage import (
     batched_plan,

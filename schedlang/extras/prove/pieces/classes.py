@@ -65,7 +65,6 @@ from schedlang.language.codegen import generate
 from schedlang.language.expand import check_text, expand, parameters
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
-from schedlang.proof.graph import remembered_walks
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import is_transfer, is_update
@@ -424,7 +423,6 @@ class Prover:
 
     # All classes
 
-    @remembered_walks()
     def at(self, microbatches: int) -> _Size:
         """What compiling says at a size."""
         if microbatches not in self.sizes:
