@@ -7,6 +7,7 @@ where they stand in the program with their last argument, a location: an index i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from functools import lru_cache
 from types import CodeType
@@ -117,15 +118,15 @@ def _generate(
 
 @frozen
 class _Formula:
-    """What a function gives, as Python with `{0}`, `{1}`, … for its parameters; the length of that
-    with the functions that it calls; whether it is a truth value, has parts that may be left out,
-    and is remembered.
+    """What a function gives, as Python: of its parameters, in how many characters, those of the
+    functions that it calls included; whether that is a truth value; and whether its values are
+    remembered.
     """
 
+    parameters: tuple[str, ...]
     text: str
     size: int
     is_truth: bool
-    may_skip: bool
     is_remembered: bool = False
 
     @property
@@ -137,17 +138,20 @@ class _Formula:
         """Whether it may be written out with some arguments: each is worked out once as in a call,
         or as fast as it would be read there.
         """
-        long = [index for index, arg in enumerate(args) if not _is_short(arg)]
+        pairs = zip(self.parameters, args, strict=True)
+        long = [name for name, arg in pairs if not _is_short(arg)]
         if not long:
             return True
         # One of which the order counts, and where nothing says that it is not needed.
-        is_read_once = len(long) == 1 == self.text.count(_parameter(long[0]))
-        return is_read_once and not self.may_skip
+        reads = re.findall(rf"\b{long[0]}\b", self.text)
+        return len(long) == len(reads) == 1 and not re.search(
+            " (if|and|or) ", self.text
+        )
 
-
-def _parameter(index: int) -> str:
-    """A function's parameter in its formula."""
-    return f"{{{index}}}"
+    def of(self, values: list[str]) -> str:
+        """The same of some values."""
+        given = dict(zip(self.parameters, values, strict=True))
+        return re.sub(r"\bv_\w+", lambda name: given.get(name[0], name[0]), self.text)
 
 
 @define
@@ -161,8 +165,6 @@ class _Scope:
     functions: dict[str, syntax.Fn | syntax.List] = field(factory=dict)
     #: What the functions give, but for lists.
     formulas: dict[str, _Formula] = field(factory=dict)
-    #: The parameters of the function whose formula is being written, as they stand there.
-    parameters: dict[str, str] = field(factory=dict)
 
     def copy(self) -> _Scope:
         """The same names, for a block that may have more of its own."""
@@ -212,7 +214,7 @@ class Codegen:
             case expressions.Decimal(text):
                 return f"decimal({text!r})"
             case expressions.Reference(name):
-                return self._scope.parameters.get(name, variable(name))
+                return variable(name)
             case expressions.Next():
                 return "None"
             case expressions.OwnStage(number):
@@ -271,26 +273,9 @@ class Codegen:
             return values[0]
         formula = self._scope.formulas.get(name)
         if formula and formula.is_short and formula.takes(args):
-            return formula.text.format(*values)
+            return formula.of(values)
         called = name if name in BUILTINS else variable(name)
         return f"{called}({', '.join(values)})"
-
-    def formula(self, function: syntax.Fn) -> _Formula:
-        """What a function gives."""
-        outside = self._scope
-        self._scope = outside.copy()
-        self._scope.parameters = {
-            param.text: _parameter(index) for index, param in enumerate(function.params)
-        }
-        text = self.expression(function.body)
-        self._scope = outside
-        names = {call.name.text for call in expressions.calls(function.body)}
-        called = [outside.formulas[name] for name in names & outside.formulas.keys()]
-        may_skip = any(map(_may_skip, walk(function.body)))
-        may_skip = may_skip or any(each.may_skip for each in called)
-        # One that is short stands in the text already.
-        size = len(text) + sum(each.size for each in called if not each.is_short)
-        return _Formula(text, size, self.is_truth(function.body), may_skip)
 
     def binary(
         self, node: syntax.Node, operator: str, left: syntax.Node, right: syntax.Node
@@ -345,11 +330,11 @@ class Codegen:
                 line = f"{variable(name.text)} = param({name.text!r}, {value}, {place})"
                 self._scope.values.append(name.text)
                 return [line]
-            case syntax.Fn(name, params):
+            case syntax.Fn(name):
                 lines = self.statement(item)
                 # What it calls and refers to stays the same.
                 formula = self._scope.formulas[name.text]
-                if formula.size <= (_LONG if len(params) > 1 else _TINY):
+                if formula.size <= (_LONG if len(formula.parameters) > 1 else _TINY):
                     return lines
                 self._scope.formulas[name.text] = evolve(formula, is_remembered=True)
                 return ["@remembered", *lines]
@@ -489,15 +474,17 @@ class Codegen:
                 texts = "".join(f"{self.expression(value)}, " for value in values)
                 self._scope.functions[name.text] = node
                 return [f"{variable(name.text)} = listed({name.text!r}, ({texts}))"]
-            case syntax.Fn(name, params):
-                names = [variable(param.text) for param in params]
-                formula = self.formula(node)
+            case syntax.Fn(name, params, body):
+                names = tuple(variable(param.text) for param in params)
+                text = self.expression(body)
+                called = re.findall(r"\bv_(\w+)\(", text)
+                formulas = self._scope.formulas
+                sizes = [formulas[each].size for each in called if each in formulas]
+                size = len(text) + sum(sizes)
+                formula = _Formula(names, text, size, self.is_truth(body))
                 self._scope.functions[name.text] = node
-                self._scope.formulas[name.text] = formula
-                value = formula.text.format(*names)
-                return [
-                    f"def {variable(name.text)}({', '.join(names)}): return {value}"
-                ]
+                formulas[name.text] = formula
+                return [f"def {variable(name.text)}({', '.join(names)}): return {text}"]
             case syntax.Require(condition, reason):
                 holds = self.expression(condition)
                 return [f"require({holds}, {reason!r}, {self.location(condition)})"]
@@ -576,14 +563,8 @@ class Codegen:
             lines += ["else:", *self.block(node.otherwise.statements)]
         return lines
 
-    def op(
-        self,
-        word: str,
-        args: tuple[syntax.Node, ...],
-        node: syntax.Node,
-        slot: syntax.Node | None = None,
-    ) -> str:
-        """The line that adds an op to the calls; in a building block it has a slot."""
+    def op(self, word: str, args: tuple[syntax.Node, ...], node: syntax.Node) -> str:
+        """The line that adds an op to the calls."""
         location = self.location(node)
         values = [self.expression(arg) for arg in args]
         is_bare = not values
@@ -604,8 +585,6 @@ class Codegen:
             part=self._part,
             loops=tuple(self._scope.loops),
         )
-        if slot is not None:
-            values.append(self.expression(slot))
         call = f"op(({location}, {', '.join(values)}))"
         return f"for s in held: {call}" if word in WORDS_OF_STAGE and is_bare else call
 
@@ -692,8 +671,9 @@ class Codegen:
         for placed in row.ops:
             if self.notes_variables:
                 lines.append(f"  {self.see()}")
-            op = placed.op
-            lines.append(f"  {self.op(op.kind, op.args, op, placed.slot)}")
+            call = self.op(placed.op.kind, placed.op.args, placed.op)
+            # The slot goes into the tuple of the call, before its two closing parentheses.
+            lines.append(f"  {call[:-2]}, {self.expression(placed.slot)}))")
         self._scope = outside
         return lines
 
@@ -705,12 +685,6 @@ def _b_is_half(tree: syntax.Schedule, words: Collection[str]) -> bool:
     splits = "W" in words or any(isinstance(item, syntax.Fill) for item in tree.items)
     priced = {item.word for item in tree.items if isinstance(item, syntax.Cost)}
     return splits and "I" not in priced.union(words)
-
-
-def _may_skip(node: syntax.Node) -> bool:
-    """Whether an operation may leave one of its operands out."""
-    is_logic = isinstance(node, expressions.Binary) and node.operator in ("and", "or")
-    return is_logic or isinstance(node, expressions.Conditional)
 
 
 def _is_short(node: syntax.Node) -> bool:
