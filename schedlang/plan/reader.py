@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from attrs import fields, frozen
+from attrs import evolve, fields, frozen
 
 from schedlang.diagnostics.source import Source, Span
 from schedlang.files.kinds import FileKind, kind_of_document, kind_of_file
@@ -141,6 +141,13 @@ class Reader:
 
     def layout(self, ranks: int) -> Layout:
         """The fields of the layout: what runs where."""
+        # Traces of earlier runs have plans without what came to the format later.
+        later = {"skips": [], "edges": [], "frozen": [], "models": False, "keepers": []}
+        with_all = evolve(self, document=later | self.document)
+        return with_all.whole_layout(ranks)
+
+    def whole_layout(self, ranks: int) -> Layout:
+        """The same, where all fields are there."""
         models = self.document.get("models")
         if not isinstance(models, bool):
             self.wrong("`models` must be true or false")
