@@ -188,7 +188,7 @@ def _repeated_op(schedule: Schedule, row: int, before: int) -> Finding:
     help = None
     if kind == Kind.W:
         help = "a `W` completes an `I`; a whole backward needs none"
-    elif schedule.layout.updates > 1:
+    elif schedule.layout.updates > 1 and "steady" in schedule.source.text:
         help = (
             "`steady` goes on behind the microbatches of `warmup`: after w of them, its forwards "
             "are `F(m + w)`"
