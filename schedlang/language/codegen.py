@@ -7,7 +7,6 @@ where they stand in the program with their last argument, a location: an index i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from functools import lru_cache
 from types import CodeType
@@ -118,12 +117,10 @@ def _generate(
 
 @frozen
 class _Formula:
-    """What a function gives, as Python: of its parameters, in how many characters, those of the
-    functions that it calls included; whether that is a truth value; and whether its values are
-    remembered.
+    """What a function gives, as Python with `{0}`, `{1}`, … for its parameters; the length of that
+    with the functions that it calls; whether it is a truth value, and is remembered.
     """
 
-    parameters: tuple[str, ...]
     text: str
     size: int
     is_truth: bool
@@ -138,20 +135,18 @@ class _Formula:
         """Whether it may be written out with some arguments: each is worked out once as in a call,
         or as fast as it would be read there.
         """
-        pairs = zip(self.parameters, args, strict=True)
-        long = [name for name, arg in pairs if not _is_short(arg)]
+        long = [index for index, arg in enumerate(args) if not _is_short(arg)]
         if not long:
             return True
         # One of which the order counts, and where nothing says that it is not needed.
-        reads = re.findall(rf"\b{long[0]}\b", self.text)
-        return len(long) == len(reads) == 1 and not re.search(
-            " (if|and|or) ", self.text
-        )
+        is_read_once = len(long) == 1 == self.text.count(_parameter(long[0]))
+        may_skip = any(word in self.text for word in (" if ", " and ", " or "))
+        return is_read_once and not may_skip
 
-    def of(self, values: list[str]) -> str:
-        """The same of some values."""
-        given = dict(zip(self.parameters, values, strict=True))
-        return re.sub(r"\bv_\w+", lambda name: given.get(name[0], name[0]), self.text)
+
+def _parameter(index: int) -> str:
+    """A function's parameter in its formula."""
+    return f"{{{index}}}"
 
 
 @define
@@ -198,6 +193,10 @@ class Codegen:
     #: How many of the values in scope the items before the order have.
     _items: int = 0
     _part: str = ""
+    #: The parameters of the function whose formula is being written, as they stand there.
+    _parameters: dict[str, str] = field(factory=dict)
+    #: The size of the functions that it calls.
+    _called: int = 0
 
     def location(self, node: syntax.Node) -> int:
         """The index in `spans` of a node's span."""
@@ -214,7 +213,7 @@ class Codegen:
             case expressions.Decimal(text):
                 return f"decimal({text!r})"
             case expressions.Reference(name):
-                return variable(name)
+                return self._parameters.get(name, variable(name))
             case expressions.Next():
                 return "None"
             case expressions.OwnStage(number):
@@ -273,9 +272,22 @@ class Codegen:
             return values[0]
         formula = self._scope.formulas.get(name)
         if formula and formula.is_short and formula.takes(args):
-            return formula.of(values)
+            self._called += formula.size - len(formula.text)
+            return formula.text.format(*values)
+        self._called += formula.size if formula else 0
         called = name if name in BUILTINS else variable(name)
         return f"{called}({', '.join(values)})"
+
+    def formula(self, function: syntax.Fn) -> _Formula:
+        """What a function gives."""
+        self._called = 0
+        self._parameters = {
+            param.text: _parameter(index) for index, param in enumerate(function.params)
+        }
+        text = self.expression(function.body)
+        self._parameters = {}
+        size = len(text) + self._called
+        return _Formula(text, size, self.is_truth(function.body))
 
     def binary(
         self, node: syntax.Node, operator: str, left: syntax.Node, right: syntax.Node
@@ -330,11 +342,11 @@ class Codegen:
                 line = f"{variable(name.text)} = param({name.text!r}, {value}, {place})"
                 self._scope.values.append(name.text)
                 return [line]
-            case syntax.Fn(name):
+            case syntax.Fn(name, params):
                 lines = self.statement(item)
                 # What it calls and refers to stays the same.
                 formula = self._scope.formulas[name.text]
-                if formula.size <= (_LONG if len(formula.parameters) > 1 else _TINY):
+                if formula.size <= (_LONG if len(params) > 1 else _TINY):
                     return lines
                 self._scope.formulas[name.text] = evolve(formula, is_remembered=True)
                 return ["@remembered", *lines]
@@ -474,17 +486,15 @@ class Codegen:
                 texts = "".join(f"{self.expression(value)}, " for value in values)
                 self._scope.functions[name.text] = node
                 return [f"{variable(name.text)} = listed({name.text!r}, ({texts}))"]
-            case syntax.Fn(name, params, body):
-                names = tuple(variable(param.text) for param in params)
-                text = self.expression(body)
-                called = re.findall(r"\bv_(\w+)\(", text)
-                formulas = self._scope.formulas
-                sizes = [formulas[each].size for each in called if each in formulas]
-                size = len(text) + sum(sizes)
-                formula = _Formula(names, text, size, self.is_truth(body))
+            case syntax.Fn(name, params):
+                names = [variable(param.text) for param in params]
+                formula = self.formula(node)
                 self._scope.functions[name.text] = node
-                formulas[name.text] = formula
-                return [f"def {variable(name.text)}({', '.join(names)}): return {text}"]
+                self._scope.formulas[name.text] = formula
+                returned = formula.text.format(*names)
+                return [
+                    f"def {variable(name.text)}({', '.join(names)}): return {returned}"
+                ]
             case syntax.Require(condition, reason):
                 holds = self.expression(condition)
                 return [f"require({holds}, {reason!r}, {self.location(condition)})"]
@@ -563,8 +573,14 @@ class Codegen:
             lines += ["else:", *self.block(node.otherwise.statements)]
         return lines
 
-    def op(self, word: str, args: tuple[syntax.Node, ...], node: syntax.Node) -> str:
-        """The line that adds an op to the calls."""
+    def op(
+        self,
+        word: str,
+        args: tuple[syntax.Node, ...],
+        node: syntax.Node,
+        slot: syntax.Node | None = None,
+    ) -> str:
+        """The line that adds an op to the calls; in a building block it has a slot."""
         location = self.location(node)
         values = [self.expression(arg) for arg in args]
         is_bare = not values
@@ -585,6 +601,8 @@ class Codegen:
             part=self._part,
             loops=tuple(self._scope.loops),
         )
+        if slot is not None:
+            values.append(self.expression(slot))
         call = f"op(({location}, {', '.join(values)}))"
         return f"for s in held: {call}" if word in WORDS_OF_STAGE and is_bare else call
 
@@ -671,9 +689,8 @@ class Codegen:
         for placed in row.ops:
             if self.notes_variables:
                 lines.append(f"  {self.see()}")
-            call = self.op(placed.op.kind, placed.op.args, placed.op)
-            # The slot goes into the tuple of the call, before its two closing parentheses.
-            lines.append(f"  {call[:-2]}, {self.expression(placed.slot)}))")
+            op = placed.op
+            lines.append(f"  {self.op(op.kind, op.args, op, placed.slot)}")
         self._scope = outside
         return lines
 
