@@ -172,7 +172,7 @@ class _Fillings:
 def _is_full(graph: Graph) -> bool:
     """Whether there is no idle time to fill: then the order stays as it was written."""
     busy = max(sum(graph.time[node] for node in order) for order in graph.order)
-    return graph.objective(graph.order, graph.ends(graph.order)) <= busy + ROUNDING
+    return graph.objective(graph.order, graph.own_ends) <= busy + ROUNDING
 
 
 @frozen
@@ -255,7 +255,7 @@ def _as_given(graph: Graph, limit: float) -> list[_Filling]:
     order = graph.order
     if max(map(graph.peak, order)) > limit + ROUNDING:
         return []
-    return [_Filling(_value(graph, order, graph.ends(order)), order, order, Rules())]
+    return [_Filling(_value(graph, order, graph.own_ends), order, order, Rules())]
 
 
 def _value(

@@ -245,6 +245,11 @@ class Graph(Nodes):
         edges = np.array([edge for of_node in needs for edge in of_node]).reshape(-1, 2)
         self._edges = users, edges[:, 0].astype(np.int64), edges[:, 1]
 
+    @cached_property
+    def own_ends(self) -> list[float]:
+        """`ends` in the schedule's own order."""
+        return self.ends(self.order)
+
     def ends(self, orders: Orders) -> list[float]:
         """When each node ends if ranks follow some orders; nothing where these cannot run."""
         if sum(map(len, orders)) < len(self):

@@ -45,7 +45,7 @@ from schedlang.proof.threads import Threads
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import AWAY, BACK
 from schedlang.schedule.needs import needs_of, sums_of
-from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.schedule import Schedule, once
 from schedlang.schedule.transports import Transport
 
 #: The graph by whose times copies of several ranks take turns: the events of a schedule, with the
@@ -66,6 +66,12 @@ def ideal_events(
     An op that needs something of its own rank, which is not made before it, never runs.
     """
     return _in_turns(schedule, costs, _ideal, graph_of)
+
+
+@once
+def own_ideal_events(schedule: Schedule) -> Events:
+    """The ideal events at the costs of the schedule itself."""
+    return ideal_events(schedule, schedule.costs)
 
 
 def transport_events(

@@ -24,7 +24,7 @@ from attrs import evolve
 
 from schedlang.proof.channels import joined, other_numbers
 from schedlang.proof.collectives import sides_of
-from schedlang.proof.edges import ideal_events
+from schedlang.proof.edges import ideal_events, own_ideal_events
 from schedlang.proof.events import Events
 from schedlang.proof.graph import NOTHING, Graph
 from schedlang.schedule.columns import Columns, Flags, Floats, Ints, repeats
@@ -107,7 +107,10 @@ def sent_as(schedule: Schedule, needs: Needs, items: Ints) -> Ints:
 
 def global_events(schedule: Schedule) -> Events:
     """The events of the execution whose moments count: what is handed over is there at once."""
-    return ideal_events(schedule, _without_ways(schedule))
+    costs = _without_ways(schedule)
+    if costs == schedule.costs:
+        return own_ideal_events(schedule)
+    return ideal_events(schedule, costs)
 
 
 def follows_moments(

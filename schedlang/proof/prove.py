@@ -5,7 +5,7 @@ from functools import cached_property
 
 from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import CompileError
-from schedlang.proof.edges import ideal_events, transport_events
+from schedlang.proof.edges import ideal_events, own_ideal_events, transport_events
 from schedlang.proof.events import Events
 from schedlang.proof.execution import Execution
 from schedlang.proof.first_use import check_first_use
@@ -43,7 +43,7 @@ class Proof:
         check_structure(schedule)
         check_frozen(schedule)
         self.schedule = schedule
-        self.ideal = ideal_events(schedule, schedule.costs).among(walked)
+        self.ideal = own_ideal_events(schedule).among(walked)
         #: Whether its actions are in the order of their moments.
         self.runs = follows_moments(schedule, self.ideal, walked)
 
@@ -81,7 +81,7 @@ def can_run(schedule: Schedule) -> bool:
         check_versions(schedule)
     except CompileError:
         return False
-    return ideal_events(schedule, schedule.costs).graph.is_whole
+    return own_ideal_events(schedule).graph.is_whole
 
 
 def check_versions(schedule: Schedule) -> None:
@@ -96,7 +96,7 @@ def ideal_execution(schedule: Schedule) -> Execution | None:
     """The execution that `prove` gives, also of a schedule without communication, since transfers
     do not change it; None where ops wait for each other. Nothing else is checked.
     """
-    ideal = ideal_events(schedule, schedule.costs)
+    ideal = own_ideal_events(schedule)
     if not ideal.graph.is_whole:
         return None
     return _execution(schedule, schedule.costs, "ideal", ideal)
