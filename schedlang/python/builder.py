@@ -29,7 +29,7 @@ from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.fixed_point import exact_text
 from schedlang.schedule.kinds import OF_STAGE, OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout, Pipeline, of_graph
-from schedlang.schedule.layout_rules import Wrong, wrong_with
+from schedlang.schedule.layout_rules import WrongLayout, wrong_with
 from schedlang.schedule.schedule import WEIGHT_RULES
 from schedlang.schedule.transports import PORTABLE
 
@@ -642,7 +642,7 @@ def _pairs(what: str, given: Sequence[tuple[int, int]]) -> tuple[tuple[int, int]
     return tuple(pairs)
 
 
-def _argument(wrong: Wrong, lines: Mapping[str, Sequence[int]]) -> str:
+def _argument(wrong: WrongLayout, lines: Mapping[str, Sequence[int]]) -> str:
     """The argument, or the item of one, that is wrong with a layout of these pipelines."""
     if "" not in lines and wrong.field == "placement":
         return "`pipelines`"

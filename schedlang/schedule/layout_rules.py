@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\(\d+\))?")
 
 
 @frozen
-class Wrong:
+class WrongLayout:
     """What is wrong with a layout, in one of its fields.
 
     The `field` is one of `Layout`, or `microbatches`. `item` is the number of its item, or None
@@ -35,7 +35,7 @@ class Wrong:
 
 def wrong_with(
     layout: Layout, ranks: int, microbatches: int | None = None
-) -> Wrong | None:
+) -> WrongLayout | None:
     """The first rule that a layout breaks on so many ranks, or None; `microbatches` are those of
     the model, where it is said how many there are.
     """
@@ -55,29 +55,29 @@ def without_stage(placement: Sequence[int], ranks: int) -> str | None:
     return f"rank {first} holds no stage{others}"
 
 
-def _placement(layout: Layout, ranks: int) -> Iterator[Wrong]:
+def _placement(layout: Layout, ranks: int) -> Iterator[WrongLayout]:
     """Every stage is on a rank."""
     if not layout.placement:
-        yield Wrong("placement", "placement", "there are no stages")
+        yield WrongLayout("placement", "placement", "there are no stages")
     for stage, rank in enumerate(layout.placement):
         if not 0 <= rank < ranks:
             message = (
                 f"stage {stage} is on rank {rank}, there are ranks 0 to {ranks - 1}"
             )
-            yield Wrong("no-such-rank", "placement", message, stage)
+            yield WrongLayout("no-such-rank", "placement", message, stage)
 
 
-def _every_rank(layout: Layout, ranks: int) -> Iterator[Wrong]:
+def _every_rank(layout: Layout, ranks: int) -> Iterator[WrongLayout]:
     """Every rank has a stage."""
     idle = without_stage(layout.placement, ranks)
     if idle:
         help = (
             "place a stage on every rank, or let `ranks` be as many as there are in use"
         )
-        yield Wrong("placement", "placement", idle, help=help)
+        yield WrongLayout("placement", "placement", idle, help=help)
 
 
-def _pipelines(layout: Layout, _: int) -> Iterator[Wrong]:
+def _pipelines(layout: Layout, _: int) -> Iterator[WrongLayout]:
     """The pipelines divide the stages among them, and those of one model have as many each."""
     pipelines = layout.pipelines
     # Each starts where the one before stops: the first at 0, and the last stops at the end.
@@ -87,7 +87,7 @@ def _pipelines(layout: Layout, _: int) -> Iterator[Wrong]:
         message = (
             f"they must divide the {len(layout.placement)} stages among them, in order"
         )
-        yield Wrong("pipelines", "pipelines", message)
+        yield WrongLayout("pipelines", "pipelines", message)
     for item, pipeline in enumerate(pipelines):
         stages = pipeline.stop - pipeline.start
         if stages != pipelines[0].stop and not layout.models:
@@ -96,10 +96,10 @@ def _pipelines(layout: Layout, _: int) -> Iterator[Wrong]:
             help = (
                 "pipelines are replicas of one model: cut all alike, or write `model`"
             )
-            yield Wrong("pipelines", "pipelines", message, item, help)
+            yield WrongLayout("pipelines", "pipelines", message, item, help)
 
 
-def _names(layout: Layout, _: int) -> Iterator[Wrong]:
+def _names(layout: Layout, _: int) -> Iterator[WrongLayout]:
     """Several pipelines have a name each."""
     names = [pipeline.name for pipeline in layout.pipelines]
     is_alone = len(names) == 1 and not layout.models
@@ -109,32 +109,34 @@ def _names(layout: Layout, _: int) -> Iterator[Wrong]:
                 f"the `name` {name!a} must be a word, such as `down` or `lane(1)`; the only "
                 "pipeline of a plan may have none, `''`"
             )
-            yield Wrong("pipelines", "pipelines", message, item)
+            yield WrongLayout("pipelines", "pipelines", message, item)
         if names.count(name) > 1:
             message = f"two have the `name` {name!a}, each must have its own"
-            yield Wrong("pipelines", "pipelines", message, item)
+            yield WrongLayout("pipelines", "pipelines", message, item)
 
 
-def _counts(layout: Layout, _: int) -> Iterator[Wrong]:
+def _counts(layout: Layout, _: int) -> Iterator[WrongLayout]:
     """There are slices, updates, and microbatches for each update."""
     for field in ("slices", "updates"):
         number = getattr(layout, field)
         if number < 1:
-            yield Wrong("parameter", field, f"it is {number}, it must be 1 or more")
+            yield WrongLayout(
+                "parameter", field, f"it is {number}, it must be 1 or more"
+            )
     for item, pipeline in enumerate(layout.pipelines):
         number = pipeline.microbatches
         if number < 1:
             message = f"the pipeline runs {number} microbatches, it must run 1 or more"
-            yield Wrong("pipelines", "pipelines", message, item)
+            yield WrongLayout("pipelines", "pipelines", message, item)
         if layout.updates > 1 and number % layout.updates:
             message = (
                 f"the pipeline runs {counted(number, 'microbatch')}, which do not divide into "
                 f"{layout.updates} `updates`"
             )
-            yield Wrong("pipelines", "pipelines", message, item)
+            yield WrongLayout("pipelines", "pipelines", message, item)
 
 
-def _edges(layout: Layout, _: int) -> Iterator[Wrong]:
+def _edges(layout: Layout, _: int) -> Iterator[WrongLayout]:
     """Edges and skips lead forward, between stages of pipelines that run as many microbatches."""
     known = set[tuple[int, int]]()
     for field, code in (("edges", "edge"), ("skips", "skip")):
@@ -146,7 +148,7 @@ def _edges(layout: Layout, _: int) -> Iterator[Wrong]:
                 wrong = "is there already"
             if wrong:
                 message = f"the {code} from stage {earlier} to stage {later} {wrong}"
-                yield Wrong(code, field, message, item)
+                yield WrongLayout(code, field, message, item)
             known.add((earlier, later))
 
 
@@ -174,39 +176,39 @@ def _is_next(layout: Layout, earlier: int, later: int) -> bool:
     return is_same and later == earlier + 1
 
 
-def _frozen(layout: Layout, _: int) -> Iterator[Wrong]:
+def _frozen(layout: Layout, _: int) -> Iterator[WrongLayout]:
     """Some stages may be frozen, in order, but not all of them."""
     stages = layout.pieces
     for item, stage in enumerate(layout.frozen):
         if not 0 <= stage < stages:
             message = f"there is no stage {stage}, there are stages 0 to {stages - 1}"
-            yield Wrong("frozen", "frozen", message, item)
+            yield WrongLayout("frozen", "frozen", message, item)
     if list(layout.frozen) != sorted(set(layout.frozen)):
-        yield Wrong("frozen", "frozen", "they must be in order, each once")
+        yield WrongLayout("frozen", "frozen", "they must be in order, each once")
     if len(layout.frozen) == stages:
         message = "all stages are frozen, so there is nothing to train"
         help = "leave one out; or leave out the backwards, which makes an inference"
-        yield Wrong("frozen", "frozen", message, help=help)
+        yield WrongLayout("frozen", "frozen", message, help=help)
 
 
-def _of_ranks(layout: Layout, ranks: int) -> Iterator[Wrong]:
+def _of_ranks(layout: Layout, ranks: int) -> Iterator[WrongLayout]:
     """Each rank has one link to the host, and one keeper, which is a rank; or none has."""
     for field in ("links", "keepers"):
         numbers = len(getattr(layout, field))
         if numbers not in (0, ranks):
             message = f"there must be one for each rank: {numbers} for {counted(ranks, 'rank')}"
-            yield Wrong("placement", field, message)
+            yield WrongLayout("placement", field, message)
     for rank, link in enumerate(layout.links):
         if link < 0:
             message = f"rank {rank} has the link {link}, links are numbers from 0"
-            yield Wrong("placement", "links", message, rank)
+            yield WrongLayout("placement", "links", message, rank)
     for rank, keeper in enumerate(layout.keepers):
         if not 0 <= keeper < ranks:
             message = f"rank {rank} is kept on rank {keeper}, there are ranks 0 to {ranks - 1}"
-            yield Wrong("no-such-rank", "keepers", message, rank)
+            yield WrongLayout("no-such-rank", "keepers", message, rank)
 
 
-def _wrong_share(layout: Layout, microbatches: int | None) -> Wrong | None:
+def _wrong_share(layout: Layout, microbatches: int | None) -> WrongLayout | None:
     """The pipelines share the microbatches; the first one of several models runs all."""
     if microbatches is None or layout.microbatches == microbatches:
         return None
@@ -214,11 +216,11 @@ def _wrong_share(layout: Layout, microbatches: int | None) -> Wrong | None:
     message = (
         f"{who} {layout.microbatches} microbatches, `microbatches` is {microbatches}"
     )
-    return Wrong("pipelines", "microbatches", message)
+    return WrongLayout("pipelines", "microbatches", message)
 
 
 #: In order: each takes for granted what those before it ask for.
-_RULES: tuple[Callable[[Layout, int], Iterator[Wrong]], ...] = (
+_RULES: tuple[Callable[[Layout, int], Iterator[WrongLayout]], ...] = (
     _placement,
     _pipelines,
     _counts,
