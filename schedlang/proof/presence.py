@@ -62,7 +62,7 @@ def writes(schedule: Schedule, kinds: Collection[int]) -> Flags:
 
 
 @frozen(eq=False)
-class _Mistake:
+class _Misplaced:
     """The items at which something is wrong, and what is said of each: of itself, or of the item
     `at` which it went wrong; and of a `related` one, if there is any.
     """
@@ -157,7 +157,7 @@ class Presence:
             for item in wrong.tolist()
         ]
 
-    def _of_weights(self) -> tuple[_Mistake, ...]:
+    def _of_weights(self) -> tuple[_Misplaced, ...]:
         """What may be wrong with where weights are."""
         is_brought = self.brought != NOTHING
         is_missing = self._writes(GATHERS) & ~self.at_home & ~is_brought
@@ -165,7 +165,7 @@ class Presence:
         is_step = self._is(*STEPS)
         dropped = self._before(is_drop)
         return (
-            _Mistake(
+            _Misplaced(
                 self._is(*USES_WEIGHTS) & is_missing,
                 "unshard",
                 "{here} runs without the weights of its stage",
@@ -173,7 +173,7 @@ class Presence:
                 related=dropped,
                 label="they are dropped here",
             ),
-            _Mistake(
+            _Misplaced(
                 self._is(*_NEEDS) & is_missing,
                 "unshard",
                 "{here} passes on the weights of its stage, which are not there",
@@ -181,37 +181,37 @@ class Presence:
                 related=dropped,
                 label="they are dropped here",
             ),
-            _Mistake(
+            _Misplaced(
                 self._is(*_BRINGS) & is_brought,
                 "unshard",
                 "{here}: the weights of the stage are {there} already",
                 related=self.brought,
             ),
-            _Mistake(
+            _Misplaced(
                 is_drop & self.at_home & ~is_brought,
                 "unshard",
                 "{here}: the weights of the stage are at home here",
             ),
-            _Mistake(
+            _Misplaced(
                 is_drop & ~is_brought,
                 "unshard",
                 "{here}: the weights of the stage are dropped already",
             ),
-            _Mistake(
+            _Misplaced(
                 is_step & is_brought,
                 "unshard",
                 "{here} changes weights that are gathered",
                 help="put `reshard` of stage {stage} before it",
                 related=self.brought,
             ),
-            _Mistake(
+            _Misplaced(
                 is_step & self.hops,
                 "hop",
                 "{here}: the weights of the stage hop from replica to replica",
                 help="leave it out: an optimizer steps after the schedule, where the stage is at "
                 "home",
             ),
-            _Mistake(
+            _Misplaced(
                 self._is(_END) & is_brought,
                 "unshard",
                 "the weights of stage {stage} are never dropped",
@@ -220,7 +220,7 @@ class Presence:
             ),
         )
 
-    def _of_gradients(self) -> tuple[_Mistake, ...]:
+    def _of_gradients(self) -> tuple[_Misplaced, ...]:
         """What may be wrong with where gradients are."""
         is_end = self._is(_END)
         passes = self._is(*_PASSES)
@@ -234,24 +234,24 @@ class Presence:
         first_received = received[np.searchsorted(received[:-1], passed, "right")]
         left = np.where(is_added, self.added, first_received)
         return (
-            _Mistake(
+            _Misplaced(
                 self._is(*_REDUCES) & ~is_added,
                 "reduce-grad",
                 "{here} has nothing to sum: no gradient comes before it{since}",
             ),
-            _Mistake(
+            _Misplaced(
                 passes & ~is_any_there,
                 "hop",
                 "{here} has nothing to pass on: no gradient comes before it{since}",
             ),
-            _Mistake(
+            _Misplaced(
                 (self._is(*STEPS) | is_end) & ~self.hops & is_added,
                 "reduce-grad",
                 "the gradient of {here} is never summed, those of others are",
                 help="`reduce` of stage {stage} belongs behind it",
                 at=self.added,
             ),
-            _Mistake(
+            _Misplaced(
                 is_end & self.hops & ~self.at_home & is_any_there,
                 "hop",
                 "the gradient of {here} never comes home",
@@ -260,7 +260,7 @@ class Presence:
             ),
         )
 
-    def _told(self, mistake: _Mistake, item: int) -> Finding:
+    def _told(self, mistake: _Misplaced, item: int) -> Finding:
         """What is said of a mistake."""
         columns = self.schedule.columns
         at = item if mistake.at is None else int(mistake.at[item])

@@ -139,17 +139,24 @@ def _counts(layout: Layout, _: int) -> Iterator[WrongLayout]:
 def _edges(layout: Layout, _: int) -> Iterator[WrongLayout]:
     """Edges and skips lead forward, between stages of pipelines that run as many microbatches."""
     known = set[tuple[int, int]]()
-    for field, code in (("edges", "edge"), ("skips", "skip")):
-        for item, (earlier, later) in enumerate(getattr(layout, field)):
-            wrong = _wrong_ends(layout, earlier, later)
-            if not wrong and code == "skip" and _is_next(layout, earlier, later):
-                wrong = "leads to the next stage, which gets what that one makes anyway"
-            if (earlier, later) in known:
-                wrong = "is there already"
-            if wrong:
-                message = f"the {code} from stage {earlier} to stage {later} {wrong}"
-                yield WrongLayout(code, field, message, item)
-            known.add((earlier, later))
+    for item, ends in enumerate(layout.edges):
+        wrong = _wrong_ends(layout, *ends)
+        if ends in known:
+            wrong = "is there already"
+        known.add(ends)
+        if wrong:
+            message = f"the edge from stage {ends[0]} to stage {ends[1]} {wrong}"
+            yield WrongLayout("edge", "edges", message, item)
+    for item, ends in enumerate(layout.skips):
+        wrong = _wrong_ends(layout, *ends)
+        if not wrong and _is_next(layout, *ends):
+            wrong = "leads to the next stage, which gets what that one makes anyway"
+        if ends in known:
+            wrong = "is there already"
+        known.add(ends)
+        if wrong:
+            message = f"the skip from stage {ends[0]} to stage {ends[1]} {wrong}"
+            yield WrongLayout("skip", "skips", message, item)
 
 
 def _wrong_ends(layout: Layout, earlier: int, later: int) -> str | None:

@@ -103,7 +103,7 @@ def test_a_rank_reads_its_part_alone(plan: Plan, tmp_path: Path) -> None:
             lambda text: text.replace('"slices"', '"slice"'),
             "`slices` must be a whole number",
         ),
-        (lambda text: text.replace('"skips"', '"skip"'), "`skips` must be a list"),
+        (lambda text: text.replace('"skips"', '"skip"'), "a plan has no field `skip`"),
         (
             lambda text: text.replace('"slices": 1', '"slices": 1, "slices": 2'),
             "`slices` is there twice in one object",
