@@ -156,19 +156,19 @@ def test_the_plan_file_keeps_what_repeats(name: str, tmp_path: Path) -> None:
             "`kernels` must be places in the actions",
         ),
         (lambda d: d | {"kernels": [[0, 2]] * 4}, "error["),
-        (lambda d: d | {"updates": 0}, "`updates` must be 1 or more"),
-        (lambda d: d | {"updates": 5}, "must divide into 5 `updates`"),
+        (lambda d: d | {"updates": 0}, "`updates`: it is 0, it must be 1 or more"),
+        (lambda d: d | {"updates": 5}, "which do not divide into 5 `updates`"),
         (
             lambda d: d | {"weights": [{"name": "delay", "delay": 1}]},
             "a rule for each of the 4 stages",
         ),
         (
             lambda d: d | {"weights": [{"name": "older", "delay": 1}] * 4},
-            "`weights` must be rules",
+            "`weights` of stage 0: a rule is one of latest, stash, unstashed, delay",
         ),
         (
             lambda d: d | {"weights": [{"name": "delay", "delay": -1}] * 4},
-            "`weights` must be rules",
+            "delayed by -1 updates, it must be 0 or more",
         ),
         (lambda d: d | {"weights": []}, "weight-version"),
     ],
