@@ -125,6 +125,18 @@ def check_optimizers(optimizers: Any) -> None:
     )
 
 
+def check_state(state: Any) -> None:
+    """What a script keeps beside a model, by names of its own."""
+    what = 'a dictionary of objects with a state, such as {"scheduler": scheduler}'
+    check_type("state", state, Mapping, what)
+    for name, each in state.items():
+        if not hasattr(each, "state_dict") or not hasattr(each, "load_state_dict"):
+            raise TypeError(
+                f"`state[{name!r}]` is {shown(each)}, which has no `state_dict` and "
+                "`load_state_dict`"
+            )
+
+
 def check_rank(rank: Any, plan: Plan) -> None:
     """A rank of a plan."""
     check_whole("rank", rank, 0, len(plan.ranks) - 1)

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import homes_of
 from schedlang.ranks.warm_up import warm_ups
-from schedlang.runtime.arguments import check_pipeline
+from schedlang.runtime.arguments import check_pipeline, check_state
 from schedlang.runtime.batches import Batch, Batches, Options, Round, dims_of
 from schedlang.runtime.building import build_stages, build_wire
 from schedlang.runtime.calls import Call, prepare
@@ -697,6 +697,7 @@ class Pipeline:
         names of its own, such as `{"scheduler": scheduler}`, which is the same on all ranks. The
         stages are those of `split`. Within a step it is put off, as `save` is.
         """
+        check_state(state)
         call = partial(self.save_model, folder, step, optimizers, state)
         if self._later.add("save_model", call):
             return

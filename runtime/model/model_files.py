@@ -23,6 +23,7 @@ import shutil
 import warnings
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from io import BytesIO
 from itertools import chain, count, product
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import homes_of
-from schedlang.runtime.arguments import check_folder, check_optimizers, check_stages
+from schedlang.runtime.arguments import (
+    check_folder,
+    check_optimizers,
+    check_stages,
+    check_state,
+)
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.model.checkpoint import load_optimizer, reason
 from schedlang.runtime.model.split import Stages
@@ -122,6 +128,8 @@ def write_model(
     written, if a rank does not write its part in time, or has another state than rank 0.
     """
     states = {name: each.state_dict() for name, each in state.items()}
+    for name, own in states.items():
+        _check_can_be_read(name, own)
     _check_alike(states, watchdog)
     files = part.files() if part else {}
     new = folder.with_name(f"{folder.name}.new")
@@ -206,8 +214,10 @@ def load_model(
 
 def newest_in(folder: Path) -> Path | None:
     """The newest folder `step-12` in a folder; the folder itself where it has a model, in files of
-    any kind; None where there is none yet.
+    any kind; None where there is none yet. PipelineError for what is no folder.
     """
+    if folder.exists() and not folder.is_dir():
+        raise PipelineError(f"`{folder}` is a file, and a model is in a folder")
     steps = {
         int(name[1]): path
         for path in folder.glob("step-*")
@@ -302,15 +312,22 @@ def load_state(folder: str | Path, state: Mapping[str, Stateful]) -> None:
     other names were saved.
     """
     check_folder(folder)
+    check_state(state)
     newest = newest_in(Path(folder))
     if newest is None:
         return
     path = newest / _STATE
+    if not path.exists():
+        raise PipelineError(
+            f"`{newest}` has no states of a script, as `save_model(…, state=…)` writes them"
+        )
     try:
         states = torch.load(path, map_location="cpu", weights_only=True)
-    # A damaged file may raise anything.
+    # A damaged file may raise anything, and torch has much to say of it.
     except Exception as error:
-        raise PipelineError(f"`{path}` cannot be read: {reason(error)}") from error
+        raise PipelineError(
+            f"`{path}` cannot be read: {type(error).__name__}, it may be damaged"
+        ) from error
     if states.keys() != state.keys():
         raise PipelineError(
             f"`{path}` has {_named(states)}, and here {_named(state)} was asked for"
@@ -471,6 +488,21 @@ def _kept_by(optimizer: Optimizer) -> dict[int, Mapping[str, Any]]:
         for weight, place in zip(weights, places, strict=True)
         if place in state["state"]
     }
+
+
+def _check_can_be_read(name: str, state: Any) -> None:
+    """PipelineError for a state that torch would not read again from a file."""
+    file = BytesIO()
+    try:
+        torch.save(state, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    # Objects raise what they like where they cannot be pickled.
+    except Exception as error:
+        raise PipelineError(
+            f"the state of `{name}` cannot be saved, since torch would not read it again: it may "
+            "have tensors, numbers, texts, lists and dictionaries"
+        ) from error
 
 
 def _check_alike(states: Mapping[str, Any], watchdog: Watchdog) -> None:

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from attrs import evolve, fields, frozen
+from attrs import fields, frozen
 
 from schedlang.diagnostics.source import Source, Span
 from schedlang.files.kinds import FileKind, kind_of_document, kind_of_file
@@ -27,6 +27,8 @@ from schedlang.schedule.schedule import Kernel, WeightRule
 from schedlang.schedule.transports import transports
 
 T = TypeVar("T")
+#: Fields that came to the format later, as they are where a document does not have them.
+_LATER = {"skips": [], "edges": [], "frozen": [], "models": False, "keepers": []}
 
 
 def open_plan(path: str | Path) -> Plan:
@@ -141,14 +143,7 @@ class Reader:
 
     def layout(self, ranks: int) -> Layout:
         """The fields of the layout: what runs where."""
-        # Traces of earlier runs have plans without what came to the format later.
-        later = {"skips": [], "edges": [], "frozen": [], "models": False, "keepers": []}
-        with_all = evolve(self, document=later | self.document)
-        return with_all.whole_layout(ranks)
-
-    def whole_layout(self, ranks: int) -> Layout:
-        """The same, where all fields are there."""
-        models = self.document.get("models")
+        models = self.value("models")
         if not isinstance(models, bool):
             self.wrong("`models` must be true or false")
         layout = Layout(
@@ -368,7 +363,7 @@ class Reader:
 
     def field(self, name: str, kind: type[T]) -> T:
         """A field of the document, which must be of a type."""
-        value = self.document.get(name)
+        value = self.value(name)
         # For Python, true and false are whole numbers.
         if not isinstance(value, kind) or isinstance(value, bool):
             words = {
@@ -380,9 +375,13 @@ class Reader:
             self.wrong(f"`{name}` must be {words[kind]}")
         return value
 
+    def value(self, name: str) -> Any:
+        """The value of a field: traces of earlier runs have plans without the later ones."""
+        return self.document.get(name, _LATER.get(name))
+
     def numbers(self, name: str) -> tuple[int, ...]:
         """A field that is a list of whole numbers from 0."""
-        return self.numbers_in(self.document.get(name), name)
+        return self.numbers_in(self.value(name), name)
 
     def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
         """A field that is a list of pairs of such numbers."""

@@ -552,7 +552,24 @@ def other_states(folder: Path, what: str) -> None:
     if what == "by rank":
         ours.save_model(folder / "saved", 1, state={"loader": Position(rank)})
     ours.save_model(folder / "saved", 1, state={"loader": Position(1)})
-    names = {"other names": ["loader", "scheduler"], "no names": []}[what]
+    if what == "a function":
+        ours.save_model(folder / "other", 1, state={"loader": Position(print)})  # type: ignore[arg-type]
+    elif what == "no state":
+        ours.save_model(folder / "other", 1, state={"loader": 5})  # type: ignore[dict-item]
+    elif what == "a list":
+        ours.save_model(folder / "other", 1, state=[5])  # type: ignore[arg-type]
+    elif what == "a file":
+        load_model(folder / "saved" / "state.pt", stages)
+    elif what == "damaged":
+        (folder / "saved" / "state.pt").write_text("damaged")
+        dist.barrier()
+        load_state(folder / "saved", {"loader": Position(0)})
+    elif what == "no states":
+        dist.barrier()
+        (folder / "saved" / "state.pt").unlink(missing_ok=True)
+        dist.barrier()
+        load_state(folder / "saved", {"loader": Position(0)})
+    names = {"other names": ["loader", "scheduler"]}.get(what, [])
     load_state(folder / "saved", dict.fromkeys(names, Position(0)))
 
 
@@ -565,6 +582,18 @@ def other_states(folder: Path, what: str) -> None:
         ),
         ("other names", r"has `loader`, and here `loader`, `scheduler` was asked for"),
         ("no names", r"has `loader`, and here nothing was asked for"),
+        (
+            "a function",
+            "the state of `loader` cannot be saved, since torch would not read",
+        ),
+        ("no state", r"`state\['loader'\]` is 5, which has no `state_dict`"),
+        (
+            "a list",
+            r"`state` is \[5\]: it must be a dictionary of objects with a state",
+        ),
+        ("a file", "state.pt` is a file, and a model is in a folder"),
+        ("damaged", "state.pt` cannot be read: .* it may be damaged"),
+        ("no states", "saved` has no states of a script"),
     ],
 )
 def test_states_of_a_script_that_do_not_fit(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import numpy as np
-
 from schedlang.extras.prove.pieces.linear import NeedsPeriod, NotLinear
 from schedlang.extras.prove.pieces.pieces import (
     Op,
@@ -20,7 +18,6 @@ from schedlang.language.faults import Fault
 from schedlang.schedule.actions import is_background, is_update
 from schedlang.schedule.kinds import OPS, STEPS, Kind
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.schedule import Schedule
 
 _TRAINING: tuple[int, ...] = (Kind.F, Kind.B, Kind.W)
 
@@ -46,17 +43,8 @@ def check_coverage(orders: Orders, layout: Layout) -> None:
         _check_updates(orders, made, layout)
 
 
-def wanted_of(schedule: Schedule) -> set[tuple[int, int]]:
-    """What the stages of a schedule have to make of each microbatch: what it is, and the stage."""
-    columns = schedule.columns
-    kinds = np.unique(columns.kind[~columns.is_transfer]).tolist()
-    return wanted_in(
-        schedule.layout, {thing for kind in kinds for thing in OPS[kind].makes}
-    )
-
-
 def wanted_in(layout: Layout, made: set[int]) -> set[tuple[int, int]]:
-    """The same, where so many things are made."""
+    """What the stages of a layout have to make of each microbatch, where these things are made."""
     stages = range(len(layout.placement))
     # Without backwards, nothing is trained.
     kinds = _TRAINING if made.intersection(_TRAINING[1:]) else _TRAINING[:1]
