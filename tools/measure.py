@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,8 +68,6 @@ def loaded(root: Path, process: "subprocess.Popen[str]") -> list[Path]:
 
 def of_step(root: Path) -> list[Path]:
     """The modules that rank 0 of 2 has loaded after a training step."""
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         plan = f"{folder}/plan.json"
         program = str(root / "programs" / "1f1b.sched")
@@ -133,5 +132,8 @@ def report(root: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    for line in report(Path(sys.argv[1]) if sys.argv[1:] else ROOT):
+    checkout = Path(sys.argv[1]) if sys.argv[1:] else ROOT
+    if not any(source_files(checkout)):
+        sys.exit(f"error: `{checkout}` is no checkout of schedlang")
+    for line in report(checkout):
         print(line, flush=True)
