@@ -316,19 +316,29 @@ def test_replicas_take_time_to_sum_gradients() -> None:
     assert sums("gems", 2, 2) == pytest.approx(2 * 1 / 2 * 7 / 10)
 
 
-def test_links_between_nodes_are_those_of_any_replica() -> None:
-    """Replicas of 3 ranks on nodes of 2: the second one begins in the middle of a node."""
+@pytest.mark.parametrize(
+    ("per_node", "counted"),
+    [
+        pytest.param(2, 1, id="the second replica begins in the middle of a node"),
+        pytest.param(3, 3, id="a node holds one replica"),
+        pytest.param(8, 8, id="one node holds both replicas, with room to spare"),
+    ],
+)
+def test_links_between_nodes_are_those_of_any_replica(
+    per_node: int, counted: int
+) -> None:
+    """Two replicas of 3 ranks."""
     costs = Costs(
         forward_times=(1.0, 1.0, 1.0),
         boundary_bytes=(1.0,),
-        ranks_per_node=2,
+        ranks_per_node=per_node,
         bandwidth_in_node=10.0,
         bandwidth_between_nodes=1.0,
     )
     (program,) = programs(["1f1b"])
     sought = Training([Layers(costs)], 6, 4, inf, {"ranks": 3}, "portable")
     (candidate,) = candidates(program, sought)
-    assert candidate.costs.ranks_per_node == 1
+    assert candidate.costs.ranks_per_node == counted
 
 
 def test_robust_goes_by_what_few_runs_exceed() -> None:

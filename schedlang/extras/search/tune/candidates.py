@@ -148,7 +148,7 @@ def _priced(layout: Layout, layers: Layers, size: Size) -> tuple[_Priced, ...]:
         costs = layers.of_stages(shares, layout)
         if costs.ranks_per_node and size.replicas > 1:
             costs = evolve(
-                costs, ranks_per_node=_per_node(costs.ranks_per_node, size.ranks)
+                costs, ranks_per_node=_per_node(costs.ranks_per_node, size)
             )
         sums = _time_of_sums(
             layers.summed_by_rank(shares, layout), layout, layers, size
@@ -184,14 +184,16 @@ def _with_few(layout: Layout) -> Layout:
     return evolve(layout, pipelines=tuple(pipelines))
 
 
-def _per_node(per_node: int, ranks: int) -> int:
+def _per_node(per_node: int, size: Size) -> int:
     """How many ranks of a pipeline are on one node, where nodes hold several replicas, or replicas
     several nodes.
 
-    Where neither divides the other, replicas begin at different places of a node. Then every link
-    counts as one between nodes that is so in any of them.
+    Where one node holds not all replicas, and neither number divides the other, replicas begin at
+    different places of a node. Then every link counts as one between nodes that is so in any of
+    them.
     """
-    return per_node if per_node % ranks == 0 else gcd(per_node, ranks)
+    holds_whole = per_node % size.ranks == 0 or size.replicas * size.ranks <= per_node
+    return per_node if holds_whole else gcd(per_node, size.ranks)
 
 
 def _time_of_sums(

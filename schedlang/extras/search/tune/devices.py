@@ -4,6 +4,10 @@
 - H100, SXM: NVIDIA H100 data sheet; DGX H100 for the network, eight links of 400 Gb/s.
 - H200, SXM: NVIDIA H200 data sheet; DGX H200 for the network.
 - B200: NVIDIA DGX B200 data sheet, an eighth of the system each.
+- GB200 and GB300 in a rack of 72 (NVL72), a node being the rack, since NVLink joins all of it:
+  NVIDIA GB200 NVL72 and GB300 NVL72 data sheets, a 72nd of the rack each; ConnectX-7 and ConnectX-8
+  for the network, 400 and 800 Gb/s a GPU. NVLink-C2C has 450 GB/s in a direction between a Grace CPU
+  and the two GPUs that share it.
 - RTX 4090: NVIDIA Ada GPU Architecture whitepaper, appendix A; PCIe 4.0 x16 inside a machine, and a
   network of 100 Gb/s, since a data sheet has none.
 
@@ -47,6 +51,8 @@ DEVICES = {
         Device("H100", 989e12, 80e9, 3.35e12, 8, 450e9, 50e9, 64e9),
         Device("H200", 989e12, 141e9, 4.8e12, 8, 450e9, 50e9, 64e9),
         Device("B200", 2250e12, 180e9, 8e12, 8, 900e9, 50e9, 64e9),
+        Device("GB200", 2500e12, 186e9, 8e12, 72, 900e9, 50e9, 225e9),
+        Device("GB300", 2500e12, 279e9, 8e12, 72, 900e9, 100e9, 225e9),
         Device("RTX4090", 165.2e12, 24e9, 1.008e12, 8, 32e9, 12.5e9, 32e9),
     )
 }
