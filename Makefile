@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests start hundreds of processes: Python compiles a module once, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo example test checks core large test-torch test-browser test-editor titan site pages faults
+.PHONY: demo example test checks core large test-torch test-browser test-editor test-clusters titan site pages faults
 .PHONY: explore explore-verifier explore-formatting explore-ranks explore-damage explore-trainings explore-fuzz
 .PHONY: models mutation gpu bench regenerate measure
 
@@ -77,6 +77,12 @@ test-editor: .venv/installed
 	cd editors/vscode && npm install --no-audit --no-fund --no-package-lock
 	$(BIN)/pytest -m 'editors or not editors' tests/editor --blocks 0..10
 	if command -v tree-sitter; then cd editors/tree-sitter-sched && tree-sitter generate && tree-sitter test; fi
+
+# The files of docs/clusters.md: the job for Slurm by Slurm's own controller, which must be on this
+# machine (Debian: slurmctld, slurm-client) and needs root, that for Kubernetes by its API's schemas.
+test-clusters: .venv/installed
+	$(BIN)/pip install --quiet kubernetes-validate
+	$(BIN)/pytest -m clusters tests/tools/test_clusters.py
 
 # torchtitan on 4 processes of this machine: by itself, with tables of ours, and in our runtime, its
 # losses side by side (docs/torch.md). It has an environment of its own, with the torch that it

@@ -147,9 +147,7 @@ def _priced(layout: Layout, layers: Layers, size: Size) -> tuple[_Priced, ...]:
     for shares in _shares(layers.work, _with_few(layout)):
         costs = layers.of_stages(shares, layout)
         if costs.ranks_per_node and size.replicas > 1:
-            costs = evolve(
-                costs, ranks_per_node=_per_node(costs.ranks_per_node, size)
-            )
+            costs = evolve(costs, ranks_per_node=_per_node(costs.ranks_per_node, size))
         sums = _time_of_sums(
             layers.summed_by_rank(shares, layout), layout, layers, size
         )

@@ -6,8 +6,8 @@
 - B200: NVIDIA DGX B200 data sheet, an eighth of the system each.
 - GB200 and GB300 in a rack of 72 (NVL72), a node being the rack, since NVLink joins all of it:
   NVIDIA GB200 NVL72 and GB300 NVL72 data sheets, a 72nd of the rack each; ConnectX-7 and ConnectX-8
-  for the network, 400 and 800 Gb/s a GPU. NVLink-C2C has 450 GB/s in a direction between a Grace CPU
-  and the two GPUs that share it.
+  for the network, 400 and 800 Gb/s a GPU. NVLink-C2C has 450 GB/s in a direction between a Grace
+  CPU and the two GPUs that share it.
 - RTX 4090: NVIDIA Ada GPU Architecture whitepaper, appendix A; PCIe 4.0 x16 inside a machine, and a
   network of 100 Gb/s, since a data sheet has none.
 
