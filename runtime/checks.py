@@ -281,10 +281,17 @@ def agree_on_device(
     return torch.device(device_type)
 
 
+#: Torch's backends for GPUs, and whether a group that is bound to a device has one communicator
+#: for everything. `nccl-lazy` (torch's main line, c10d's LazyBackend) makes one for each two ranks
+#: at the first transfer that is issued alone, bound or not, and sends batches over that of the
+#: group: the transport `nccl`.
+BACKENDS_FOR_GPUS = {"nccl": True, "nccl2": True, "nccl-lazy": False}
+
+
 def check_transport(plan: Plan, group: dist.ProcessGroup, device: torch.device) -> None:
     """Whether the group sends tensors of the device, and whether the plan is proved for that."""
     backend = backend_of(group, device)
-    if device.type == "cuda" and backend != "nccl":
+    if device.type == "cuda" and backend not in BACKENDS_FOR_GPUS:
         how = "has no backend" if backend is None else f"has `{backend}`"
         raise PipelineError(
             f"the stages are on a GPU, and the process group {how} for tensors there: only NCCL "
@@ -292,7 +299,8 @@ def check_transport(plan: Plan, group: dist.ProcessGroup, device: torch.device) 
         )
     # Torch makes NCCL's communicator at once where the group was bound to a device, and else at its
     # first use, where ranks wait for each other: two transports, and the proof knows both.
-    used = NCCL if group.bound_device_id is None else NCCL_EAGER
+    is_bound = group.bound_device_id is not None
+    used = NCCL_EAGER if is_bound and BACKENDS_FOR_GPUS.get(str(backend)) else NCCL
     # gloo runs every plan: a rank waits for nothing but what it needs, and messages are matched by
     # their tags.
     if device.type == "cuda" and plan.transport not in (

@@ -1,5 +1,7 @@
 """On which devices ranks compute, as far as a machine without a GPU can say."""
 
+from datetime import timedelta
+
 import pytest
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
@@ -57,3 +59,40 @@ def test_gloo_is_refused_for_tensors_of_a_gpu(run_ranks: Run) -> None:
     (told,) = run_ranks(of_gloo, 1, plan).results()
     assert "has `gloo` for tensors there" in told
     assert "init_process_group('cpu:gloo,cuda:nccl')" in told
+
+
+def of_nccl_lazy(plans: dict[str, Plan]) -> dict[str, str | None]:
+    """What is said of plans for tensors of a GPU, by the transport that each is proved for, where
+    a group has the backend `nccl-lazy`: here gloo under that name, since nothing is sent.
+    """
+
+    def make(
+        store: dist.Store, rank: int, size: int, timeout: timedelta
+    ) -> dist.ProcessGroup:
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    dist.Backend.register_backend("nccl-lazy", make, devices=["cuda"])
+    group = dist.new_group(backend="cpu:gloo,cuda:nccl-lazy")
+    told: dict[str, str | None] = dict.fromkeys(plans)
+    for name, plan in plans.items():
+        try:
+            check_transport(plan, group, GPU)
+        except PipelineError as error:
+            told[name] = str(error)
+    return told
+
+
+def test_nccl_lazy_is_the_transport_nccl(run_ranks: Run) -> None:
+    """It sends a transfer that is issued alone by a communicator of its two ranks, a batch by the
+    group's.
+    """
+    names = ("nccl", "portable", "nccl-eager")
+    size = {"ranks": 1, "microbatches": 2}
+    plans = {name: compile("1f1b", size, transport=name) for name in names}
+    (told,) = run_ranks(of_nccl_lazy, 1, plans).results()
+    assert told["nccl"] is None
+    assert told["portable"] is None
+    assert (
+        "proved for `nccl-eager` alone, and its tensors go by `nccl`"
+        in told["nccl-eager"]
+    )
