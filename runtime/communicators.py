@@ -12,13 +12,11 @@ from schedlang.schedule.transports import NCCL_EDGE
 
 
 def warm_up(plan: Plan, processes: Processes, device: torch.device) -> None:
-    """On GPUs, let NCCL make its communicators: one of all ranks, for batches; one of every two
+    """Let NCCL make its communicators: one of all ranks, for batches; one of every two
     ranks that have transfers outside of batches; and one of replicas. Those of edges are there.
 
     Ranks wait for each other here, so all come to the pairs in the same order.
     """
-    if device.type != "cuda":
-        return
     own = processes.own
     pipeline = processes.pipeline
     count = len(pipeline)

@@ -14,8 +14,7 @@ from threading import Lock
 
 import torch
 
-#: What a rank does: its step, the index of its action, and the processes that it waits for.
-Doing = tuple[int, int | None, tuple[int, ...]]
+from schedlang.runtime.heartbeats import Doing
 
 
 class GpuProgress:

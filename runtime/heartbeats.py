@@ -11,6 +11,9 @@ from attrs import astuple, field, frozen
 
 _KEY = "heartbeat"
 
+#: What a rank does: its step, the index of its action, and the processes that it waits for.
+Doing = tuple[int, int | None, tuple[int, ...]]
+
 
 @frozen
 class Heartbeat:

@@ -25,7 +25,6 @@ from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import homes_of
-from schedlang.ranks.warm_up import warm_ups
 from schedlang.runtime.arguments import check_pipeline, check_state
 from schedlang.runtime.batches import Batch, Batches, Options, Round, dims_of
 from schedlang.runtime.building import build_stages, build_wire
@@ -39,8 +38,6 @@ from schedlang.runtime.checks import (
     check_transport,
     device_of,
 )
-from schedlang.runtime.clock import walk_recording
-from schedlang.runtime.communicators import warm_up
 from schedlang.runtime.door import (
     Asked,
     Rank,
@@ -52,7 +49,6 @@ from schedlang.runtime.door import (
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.finite import FiniteCheck
-from schedlang.runtime.gpu_progress import GpuProgress
 from schedlang.runtime.later import LaterCalls
 from schedlang.runtime.microbatches import Counts
 from schedlang.runtime.part import Part, filled
@@ -70,11 +66,10 @@ from schedlang.runtime.stateful import Stateful
 from schedlang.runtime.values import Value, are_of_inference
 from schedlang.runtime.watchdog import BETWEEN, Watchdog
 from schedlang.schedule.actions import is_transfer
-from schedlang.schedule.forward_only import forward_only, forwards
-from schedlang.schedule.timeline import Bar
 
 if TYPE_CHECKING:
     from schedlang.runtime.model.checkpoint import Checkpoints
+    from schedlang.schedule.timeline import Bar
 
 #: What the only model of a plan is called.
 _ONLY = ""
@@ -184,8 +179,8 @@ class Pipeline:
         self.record = False
         self._stops_on_nan = stop_on_nan
         self._evaluations: dict[tuple[int, ...], list[Call]] = {}
-        self.bars = list[Bar]()
-        self.messages = list[Bar]()
+        self.bars: list[Bar] = []
+        self.messages: list[Bar] = []
         #: All names of losses that ranks have had.
         self._loss_names: Sequence[str] = ()
         self._plan = plan
@@ -222,7 +217,8 @@ class Pipeline:
         )
         check_transport(plan, processes.group, self._device)
         if self._device.type == "cuda":
-            self._watchdog.gpu = GpuProgress(self._device)
+            gpu_progress = load("schedlang.runtime.gpu_progress")
+            self._watchdog.gpu = gpu_progress.GpuProgress(self._device)
         site = Site(plan, processes, setup, self._device)
         self._shared = find_shared_weights(plan, setup.modules, setup.tied)
         check_shared_weights(self._shared, processes, self._watchdog)
@@ -260,14 +256,18 @@ class Pipeline:
         self._validate = filled(self._parts, "validate")
         #: Who walks over the warm-up, if it may be walked over twice.
         self._walk_warm_up = filled(self._parts, "walk_warm_up")
-        end = warm_ups(plan)[self._rank] if self._walk_warm_up else 0
+        end = 0
+        if self._walk_warm_up:
+            end = load("schedlang.ranks.warm_up").warm_ups(plan)[self._rank]
         self._training = prepare(
             plan, self._rank, self._stages, self._exchange, self._parts, end
         )
         #: How many of these calls are in the warm-up, if it may be walked over twice.
         self._warm_up = sum(index < end for index, _, _ in self._training)
-        # Last, since ranks wait for each other in it: by now each knows that it can run the plan.
-        warm_up(plan, processes, self._device)
+        if self._device.type == "cuda":
+            # Last, since ranks wait for each other here: now each knows that it can run the plan.
+            communicators = load("schedlang.runtime.communicators")
+            communicators.warm_up(plan, processes, self._device)
 
     @property
     def extras(self) -> list[Mapping[str, Any]]:
@@ -494,8 +494,9 @@ class Pipeline:
     def _walk(self, calls: list[Call]) -> None:
         """Make calls one after the other."""
         if self.record:
-            bars = walk_recording(calls, self._device, self._watchdog, self._plan.names)
-            for bar in bars:
+            walk_recording = load("schedlang.runtime.clock").walk_recording
+            names = self._plan.names
+            for bar in walk_recording(calls, self._device, self._watchdog, names):
                 (self.messages if is_transfer(bar.kind) else self.bars).append(bar)
             return
         # The loop variable is a field of the watchdog, whose thread reads it: so it knows where
@@ -512,8 +513,9 @@ class Pipeline:
         """
         counts = self._batches.counts(this)
         if counts not in self._evaluations:
-            indices = forwards(self._plan, self._rank, counts)
-            plan = forward_only(self._plan, counts)
+            forward_only = load("schedlang.schedule.forward_only")
+            indices = forward_only.forwards(self._plan, self._rank, counts)
+            plan = forward_only.forward_only(self._plan, counts)
             # The same stages and messages, but without backwards, and with so many microbatches
             # alone.
             calls = prepare(plan, self._rank, self._stages, self._exchange, self._parts)

@@ -24,14 +24,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import LostRank, PipelineError, way_out
-from schedlang.runtime.gpu_progress import Doing, GpuProgress
-from schedlang.runtime.heartbeats import Heartbeat, Heartbeats
+from schedlang.runtime.heartbeats import Doing, Heartbeat, Heartbeats
 from schedlang.runtime.processes import Processes
 from schedlang.runtime.signals import SignalListener
 from schedlang.runtime.store import (
@@ -42,6 +41,9 @@ from schedlang.runtime.store import (
     wait_until,
 )
 from schedlang.runtime.work import Work
+
+if TYPE_CHECKING:
+    from schedlang.runtime.gpu_progress import GpuProgress
 
 #: Seconds between two looks at the store.
 POLL = 0.2

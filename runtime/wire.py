@@ -3,7 +3,7 @@
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -14,9 +14,8 @@ import torch.distributed as dist
 from attrs import evolve
 from torch import Tensor
 
-from schedlang.runtime.communicators import use_pairs
 from schedlang.runtime.errors import raise_if_lost
-from schedlang.runtime.processes import Processes, Replicas, group_apart
+from schedlang.runtime.processes import Processes, Replicas
 from schedlang.runtime.watchdog import Watchdog
 
 #: The watchdog ends a wait in vain: it knows whether the rank at its end still computes, gloo does
@@ -76,18 +75,9 @@ class Wire:
     post_send = send
     post_receive = receive
 
-    def apart(self, device: torch.device, peers: Collection[int]) -> "Wire":
-        """A wire for messages between this rank and some peers that have no place among those of
-        the plan; all ranks make theirs together. By gloo their tags tell them apart; NCCL goes by
-        the order of each two ranks, so there it is one of its own.
-        """
-        if device.type != "cuda":
-            return self
-        processes = evolve(self.processes, group=group_apart(self.processes))
-        own = processes.own
-        use_pairs(
-            {(min(own, peer), max(own, peer)) for peer in peers}, processes, device
-        )
+    def in_group(self, group: dist.ProcessGroup) -> "Wire":
+        """The connections to the same ranks in another process group."""
+        processes = evolve(self.processes, group=group)
         return Wire(processes, self._timeout, self._watchdog)
 
     def operation(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from attrs import asdict, evolve
+from attrs import evolve
 
 from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.arguments import check_flag, check_params
@@ -92,9 +92,9 @@ def compile_tree(
     check_claims(choice.schedule, Figures(execution), costs)
     check_capacity(execution)
     # Claims are functions of the program; a plan is data.
-    fields = asdict(evolve(choice.schedule, claims=()), recurse=False)
-    return Plan(
-        **fields,
+    return Plan.of(
+        choice.schedule,
+        claims=(),
         kernels=choice.kernels,
         idle=execution.timeline.bubble_over_makespan,
         lowering=choice.name,

@@ -12,7 +12,7 @@ What autograd has saved of a weight lies in the same memory, so a backward finds
 for it, and nothing is held meanwhile. That is no change of a weight: it is the same one again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import chain
 from typing import Any
@@ -22,9 +22,11 @@ from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import first_users, homes_of
+from schedlang.runtime.communicators import use_pairs
 from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import ExtraCall, Part, When, methods_of
+from schedlang.runtime.processes import group_apart
 from schedlang.runtime.wire import InFlight, Wire
 from schedlang.schedule.kinds import OF_HOPS
 
@@ -58,7 +60,7 @@ class Hops(Part):
             before = replicas[replicas.index(number) - 1]
             after = layout.next_replica(number)
             peers[number] = layout.placement[before], layout.placement[after]
-        apart = wire.apart(device, {*chain.from_iterable(peers.values())})
+        apart = _wire_apart(wire, device, {*chain.from_iterable(peers.values())})
         self._stages = dict[int, TravellingStage]()
         for number, home in homes.items():
             ring = Ring(apart, tag, *peers[number])
@@ -86,6 +88,20 @@ class Hops(Part):
             yield ExtraCall(index, When.BEFORE, self._stages[number].arrive)
         for stage in self._stages.values():
             yield ExtraCall(len(actions), When.AFTER, stage.end)
+
+
+def _wire_apart(wire: Wire, device: torch.device, peers: Collection[int]) -> Wire:
+    """A wire for messages between this rank and some peers that have no place among those of the
+    plan; all ranks make theirs together. By gloo their tags tell them apart; NCCL goes by the order
+    of each two ranks, so there it is one of its own.
+    """
+    if device.type != "cuda":
+        return wire
+    apart = wire.in_group(group_apart(wire.processes))
+    own = wire.processes.own
+    pairs = {(min(own, peer), max(own, peer)) for peer in peers}
+    use_pairs(pairs, apart.processes, device)
+    return apart
 
 
 def _of_no_microbatch(call: Callable[[], None]) -> Callable[[int], None]:

@@ -11,11 +11,16 @@ import json
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+from attrs import field, frozen
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.files.reading import unreadable
 from schedlang.schedule.actions import Actions
+
+if TYPE_CHECKING:
+    from schedlang.schedule.costs import Costs
 
 #     {
 #      "format": "schedlang.plan/1",
@@ -164,6 +169,20 @@ class Parts(Sequence[Actions]):
             help = "write it again with `schedc compile -o`"
             raise plan_error(self._path, message, help=help)
         return self._read(rank, actions, sources)
+
+
+@frozen
+class WrittenCosts:
+    """The costs of a plan as its file has them (`document`), which are read when somebody asks for
+    them: who runs a plan does not.
+    """
+
+    document: Any
+    read: "Callable[[], Costs]" = field(eq=False)
+
+    def __call__(self) -> "Costs":
+        """The costs; CompileError if the file has none that are possible."""
+        return self.read()
 
 
 def plan_error(

@@ -11,19 +11,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from attrs import asdict, field, frozen
+from attrs import asdict, field, fields, frozen
 
-from schedlang.diagnostics.arguments import check_type, check_whole
+from schedlang.diagnostics.arguments import check_whole
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.files.reading import check_is_path
-from schedlang.files.writing import write_bytes
-from schedlang.plan.file import Parts, encode, line_of
-from schedlang.plan.text import numbers_text, texts
-from schedlang.schedule.notebook import drawn
-from schedlang.schedule.periods import repeat
+from schedlang.files.late import load
+from schedlang.plan.file import Parts, WrittenCosts, encode, line_of
 from schedlang.schedule.schedule import MOST_STEPS, Kernel, Schedule, Trial
 
 FORMAT = "schedlang.plan/1"
@@ -47,6 +42,14 @@ class Plan(Schedule):
     #: The lines of the script that built it (`schedlang.Builder`), by the index of their span.
     written_at: Mapping[int, str] = field(factory=dict, eq=False, repr=False)
 
+    @classmethod
+    def of(cls, schedule: Schedule, **others: Any) -> "Plan":
+        """A schedule that was proved, as a plan, with what the plan has beside it."""
+        own = {
+            str(each.alias): getattr(schedule, each.name) for each in fields(Schedule)
+        }
+        return cls(**own | others)
+
     def where(self, rank: int, index: int) -> str:
         """The line that action `index` of a rank came from, as `file:line`: of the program, or of
         the script that built it.
@@ -60,7 +63,8 @@ class Plan(Schedule):
         return f"<Plan {self.title}, from {self.source.path}, {proved}>"
 
     def _repr_html_(self) -> str | None:
-        return drawn(self)
+        drawn: str | None = load("schedlang.schedule.notebook").drawn(self)
+        return drawn
 
     def for_updates(self, updates: int) -> "Plan":
         """The plan of a schedule without a flush, for more updates than it shows. It needs no new
@@ -80,7 +84,10 @@ class Plan(Schedule):
             raise ValueError(
                 f"{updates:,} updates are more than {MOST_STEPS:,} actions"
             )
-        return repeat(self, self.kernels, more)
+        longer: Plan = load("schedlang.schedule.periods").repeat(
+            self, self.kernels, more
+        )
+        return longer
 
     def to_json(self) -> dict[str, Any]:
         """The plan as a JSON document."""
@@ -104,6 +111,7 @@ class Plan(Schedule):
 
     def head(self) -> dict[str, Any]:
         """All fields of the document but those with a line for each rank."""
+        costs = self._costs
         program = {
             "name": self.name,
             "file": self.source.path,
@@ -129,26 +137,20 @@ class Plan(Schedule):
             "kernels": [[kernel.start, kernel.stop] for kernel in self.kernels],
             "placement": list(self.placement),
             "transport": self.transport,
-            "costs": self.costs.to_json(),
+            "costs": costs.document
+            if isinstance(costs, WrittenCosts)
+            else self.costs.to_json(),
             "spans": [[span.start, span.end] for span in self.spans],
         }
 
     def _lines(self) -> tuple[list[str], list[str]]:
         """The fields `actions` and `sources`."""
-        return texts(self.ranks), numbers_text(
-            [actions.source for actions in self.ranks]
+        lines: tuple[list[str], list[str]] = load("schedlang.plan.writer").lines_of(
+            self.ranks
         )
+        return lines
 
 
 def sha256_of(text: str) -> str:
     """The hash of a program's text, by which it is known again."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def write_plan(plan: Plan, path: str | Path) -> None:
-    """Write a plan file; CompileError when it cannot be written, TypeError for what is no plan or
-    no path.
-    """
-    check_type("plan", plan, Plan, "a Plan, of `compile` or `read_plan`")
-    check_is_path(path)
-    write_bytes(plan.encode(), path)

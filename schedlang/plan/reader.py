@@ -9,22 +9,31 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from attrs import fields, frozen
 
 from schedlang.diagnostics.source import Source, Span
-from schedlang.files.kinds import FileKind, kind_of_document, kind_of_file
+from schedlang.files.late import load
 from schedlang.files.reading import check_is_path, unreadable
-from schedlang.plan.file import Line, Parts, decode_head, line_of, plan_error
+from schedlang.plan.file import (
+    Line,
+    Parts,
+    WrittenCosts,
+    decode_head,
+    line_of,
+    plan_error,
+)
 from schedlang.plan.plan import FORMAT, Plan, sha256_of
 from schedlang.plan.text import parse_actions
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.costs import Costs, costs_of
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.layout_rules import wrong_with
 from schedlang.schedule.schedule import Kernel, WeightRule
 from schedlang.schedule.transports import transports
+
+if TYPE_CHECKING:
+    from schedlang.schedule.costs import Costs
 
 T = TypeVar("T")
 #: Fields that came to the format later, as they are where a document does not have them.
@@ -53,18 +62,18 @@ def decoded(path: str | Path, decode: Callable[[], T]) -> T:
     except UnicodeDecodeError:
         raise plan_error(path, "not a plan file: not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
-        kind = kind_of_file(path)
-        if kind not in (
-            FileKind.PLAN,
-            FileKind.OBJECT,
-            FileKind.DAMAGED,
-            FileKind.TEXT,
-        ):
-            message = f"it is {kind.called}, not a plan"
-            raise plan_error(path, message, help=kind.help(path)) from None
+        kinds = load("schedlang.files.kinds")
+        _check_kind(path, kinds.kind_of_file(path))
         message = f"not a whole plan file: {error}"
         help = "write it again with `schedc compile -o`"
         raise plan_error(path, message, help=help) from None
+
+
+def _check_kind(path: str | Path, kind: Any) -> None:
+    """CompileError for a file of another kind, which says what can be done with that one."""
+    if kind.name not in ("PLAN", "OBJECT", "DAMAGED", "TEXT"):
+        message = f"it is {kind.called}, not a plan"
+        raise plan_error(path, message, help=kind.help(path)) from None
 
 
 @frozen
@@ -78,17 +87,7 @@ class Reader:
         """The plan in the document, not yet proved; `read` gives the actions, for a number of
         ranks and a number of spans.
         """
-        kind = kind_of_document(self.document)
-        if kind not in (FileKind.PLAN, FileKind.OBJECT):
-            self.wrong(f"it is {kind.called}, not a plan", help=kind.help(self.path))
-        if not isinstance(self.document, dict) or "format" not in self.document:
-            help = "`schedc compile -o` writes a plan"
-            self.wrong("not a plan file: it has no `format`", help=help)
-        if self.document["format"] != FORMAT:
-            message = f"the format is `{self.document['format']}`, this is a reader of `{FORMAT}`"
-            self.wrong(
-                message, help="compile the program again with this version of schedc"
-            )
+        self.check_format()
         self.check_texts()
         program = self.field("program", dict)
         source = self.source(program)
@@ -106,13 +105,28 @@ class Reader:
             spans=spans,
             weights=self.weights(layout),
             transport=self.transport(),
-            costs=self.costs(layout),
+            costs=WrittenCosts(self.document.get("costs"), partial(self.costs, layout)),
             kernels=self.kernels(actions),
         )
         unknown = self.document.keys() - {*plan.head(), "lines", "actions", "sources"}
         if unknown:
             self.wrong(f"a plan has no field `{min(unknown)}`")
         return plan
+
+    def check_format(self) -> None:
+        """Whether the document is a plan, in the format of this reader."""
+        is_object = isinstance(self.document, dict)
+        format = self.document.get("format") if is_object else None
+        if format == FORMAT:
+            return
+        kinds = load("schedlang.files.kinds")
+        _check_kind(self.path, kinds.kind_of_document(self.document))
+        if not is_object or "format" not in self.document:
+            help = "`schedc compile -o` writes a plan"
+            self.wrong("not a plan file: it has no `format`", help=help)
+        message = f"the format is `{format}`, this is a reader of `{FORMAT}`"
+        help = "compile the program again with this version of schedc"
+        self.wrong(message, help=help)
 
     def params(self, layout: Layout) -> dict[str, int]:
         """The field `params`, whose values of some names are also those of other fields."""
@@ -178,10 +192,11 @@ class Reader:
             )
         return tuple(pipelines)
 
-    def costs(self, layout: Layout) -> Costs:
+    def costs(self, layout: Layout) -> "Costs":
         """The field `costs`, which may be empty."""
+        costs_of = load("schedlang.schedule.costs").costs_of
         # Two checks: of the numbers by themselves, and of how many there are.
-        costs = self.check(lambda: costs_of(self.document.get("costs")), "costs")
+        costs: Costs = self.check(lambda: costs_of(self.document.get("costs")), "costs")
         self.check(lambda: costs.check(layout), "costs")
         return costs
 

@@ -9,7 +9,7 @@ The home is the replica that never receives the weights: it always has them, and
 step all gradients. Others have weights from a receive to the `reshard`, as gathered ones.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -40,8 +40,12 @@ def homes(schedule: Schedule) -> dict[int, list[int]]:
     }
 
 
-def homes_of(schedule: Schedule, stages: Container[int]) -> dict[int, int]:
+def homes_of(schedule: Schedule, stages: Collection[int]) -> dict[int, int]:
     """Those of some stages that hop, each with the replica of it that is their home."""
+    # Most plans have none: then the actions of no other rank have to be read.
+    ranks = {schedule.placement[stage] for stage in stages}
+    if not any(OF_HOPS & {*schedule.ranks[rank].kind} for rank in ranks):
+        return {}
     found = homes(schedule).items()
     return {stage: home for stage, (home,) in found if stage in stages}
 

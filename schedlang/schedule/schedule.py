@@ -6,7 +6,7 @@ receives; a plan is a lowered schedule that passed the checks.
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cached_property, wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from attrs import field, frozen
@@ -14,13 +14,16 @@ from attrs import field, frozen
 from schedlang.diagnostics.arguments import check_whole
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.source import Source, Span
+from schedlang.files.late import load
 from schedlang.schedule.actions import Actions, is_update
-from schedlang.schedule.columns import Columns, Flags, Ints, Ranks, columns_of
-from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import AWAY, FORWARD, GATHERS, REPEATS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
 from schedlang.schedule.transports import PORTABLE
+
+if TYPE_CHECKING:
+    from schedlang.schedule.columns import Columns, Flags, Ints
+    from schedlang.schedule.costs import Costs
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Schedule")
@@ -123,6 +126,16 @@ class Trial:
         return f"{self.name} {outcome}"
 
 
+def _costs_of(given: "Costs | Callable[[], Costs] | None") -> "Costs":
+    """The costs that a schedule was given, or of which it was given a function that reads them;
+    without either, unit costs.
+    """
+    if given is None:
+        unit: Costs = load("schedlang.schedule.costs").UNIT
+        return unit
+    return given() if callable(given) else given
+
+
 @frozen
 class Schedule:
     """Per-rank actions with their layout and the program they come from.
@@ -132,8 +145,8 @@ class Schedule:
     each stage, or none where all read the latest. Ops that were drawn at time slots have them in
     `slots`, per rank and action, until the schedule is squeezed. It is to run on a `transport`.
     The `passes` of the program have yet to change it.
-    `costs` are those that the program or its user gave; passes minimise the `objective`, a property
-    of a timeline.
+    `costs` are those that the program or its user gave, or a function that reads them: who runs a
+    plan never asks for its costs. Passes minimise the `objective`, a property of a timeline.
     """
 
     name: str
@@ -148,7 +161,7 @@ class Schedule:
     claims: tuple[Claim, ...] = field(default=(), eq=False, repr=False)
     passes: tuple[Pass, ...] = field(default=(), eq=False, repr=False)
     warnings: tuple[Diagnostic, ...] = field(default=(), eq=False, repr=False)
-    costs: Costs = UNIT
+    _costs: "Costs | Callable[[], Costs] | None" = field(default=None, eq=_costs_of)
     transport: str = PORTABLE
     objective: str = "makespan"
 
@@ -161,10 +174,16 @@ class Schedule:
         params = ", ".join(f"{name} = {value}" for name, value in self.params.items())
         return f"{self.name} ({params})"
 
+    @property
+    def costs(self) -> "Costs":
+        """The costs that the program or its user gave."""
+        return _costs_of(self._costs)
+
     @cached_property
-    def columns(self) -> Columns:
+    def columns(self) -> "Columns":
         """All actions as numpy columns."""
-        return columns_of(self.ranks)
+        found: Columns = load("schedlang.schedule.columns").columns_of(self.ranks)
+        return found
 
     @cached_property
     def _found(self) -> dict[object, Any]:
@@ -252,7 +271,7 @@ class Schedule:
         """The kinds of action, rank by rank as far as somebody looks: of a plan that was opened for
         one rank, those of others would be read.
         """
-        if isinstance(self.ranks, Ranks):
+        if hasattr(self.ranks, "columns"):
             yield set(np.flatnonzero(np.bincount(self.columns.kind)).tolist())
         else:
             yield from (set(actions.kind) for actions in self.ranks)
@@ -267,7 +286,7 @@ class Schedule:
         is_used = not self.is_forward_only and self.layout.has_backward[stage]
         return is_used and (stage, microbatch) not in self.recomputed
 
-    def keeps_all(self, kinds: Ints, stages: Ints, microbatches: Ints) -> Flags:
+    def keeps_all(self, kinds: "Ints", stages: "Ints", microbatches: "Ints") -> "Flags":
         """`keeps` of many ops."""
         keeps = np.ones(len(kinds), bool)
         # All but forwards keep what they add. Of forwards, those lose it whose backward never comes
@@ -284,7 +303,7 @@ class Schedule:
         return keeps
 
     @cached_property
-    def _is_recomputed(self) -> Flags:
+    def _is_recomputed(self) -> "Flags":
         """`recomputed` as a table, by stage and microbatch."""
         stages = range(len(self.placement))
         table = np.zeros((len(stages), max(map(self.layout.units, stages))), bool)

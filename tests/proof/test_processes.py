@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import asdict, evolve, frozen
+from attrs import evolve, frozen
 
 from schedlang import CompileError, Kind, Plan, Schedule, prove, read_plan, write_plan
 from schedlang.plan.text import parse_actions
@@ -414,7 +414,7 @@ def launch(run_ranks: Run, tmp_path: Path) -> Launcher:
 def as_plan(schedule: Schedule) -> Plan:
     if isinstance(schedule, Plan):
         return schedule
-    return Plan(**asdict(schedule, recurse=False))
+    return Plan.of(schedule)
 
 
 def can_run(plan: Schedule) -> bool:

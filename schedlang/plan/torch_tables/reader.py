@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from attrs import asdict, define, evolve, field
+from attrs import define, evolve, field
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label, Source, Span
@@ -230,9 +230,7 @@ def _as_written(schedule: Schedule) -> Plan:
 def _proved(schedule: Schedule) -> Plan:
     """A schedule with communication as a plan."""
     execution = prove(schedule)
-    return Plan(
-        **asdict(schedule, recurse=False), idle=execution.timeline.bubble_over_makespan
-    )
+    return Plan.of(schedule, idle=execution.timeline.bubble_over_makespan)
 
 
 def _runs_on(table: Table) -> list[str]:
