@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from schedlang.extras.noise.runs import Delays as Delays
     from schedlang.extras.noise.runs import Runs as Runs
     from schedlang.extras.noise.scripts import simulate_runs as simulate_runs
-    from schedlang.extras.prove.pieces.classes import prove_for_all as prove_for_all
+    from schedlang.extras.prove.pieces.prover import prove_for_all as prove_for_all
     from schedlang.extras.prove.result import Law as Law
     from schedlang.extras.prove.result import Proof as Proof
     from schedlang.extras.prove.result import Verdict as Verdict
@@ -77,7 +77,7 @@ _MODULES = {
     "load": "python.sweep",
     "open_plan": "plan.reader",
     "prove": "proof.prove",
-    "prove_for_all": "extras.prove.pieces.classes",
+    "prove_for_all": "extras.prove.pieces.prover",
     "read_costs": "schedule.costs",
     "read_plan": "plan.proved",
     "read_source": "files.reading",

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from schedlang import CompileError, Source, compile
 from schedlang.compiler import compile_tree
-from schedlang.extras.prove.pieces.classes import prove_for_all
+from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.extras.prove.sets.outcome import contains, prove
 from schedlang.language.expand import expand
 from schedlang.language.imports import load

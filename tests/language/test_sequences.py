@@ -3,7 +3,7 @@
 import pytest
 
 from schedlang import CompileError, Source, compile
-from schedlang.extras.prove.pieces.classes import prove_for_all
+from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.extras.prove.sets.outcome import contains, prove
 from schedlang.language.expand import expand
 from schedlang.language.imports import load

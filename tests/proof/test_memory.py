@@ -3,7 +3,7 @@
 import pytest
 
 from schedlang import CompileError, Costs, Source, compile, prove, simulate
-from schedlang.extras.prove.pieces.classes import prove_for_all
+from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.passes.op_graph import Graph
 from schedlang.proof.memory import levels
 from schedlang.ranks.lifetimes import peak_messages

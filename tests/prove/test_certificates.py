@@ -14,7 +14,7 @@ from schedlang.compiler import compile
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.extras.prove.certificates import what_it_proves
 from schedlang.extras.prove.check_orders import Wrong, check
-from schedlang.extras.prove.pieces.classes import prove_for_all
+from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.files.reading import source_of
 from schedlang.proof.prove import ideal_execution
 from tests.support.damaged_certificates import is_refused

@@ -14,8 +14,8 @@ from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.extras.prove.certificates import what_it_proves
 from schedlang.extras.prove.check_orders import Wrong
 from schedlang.extras.prove.pieces.budget import Budget
-from schedlang.extras.prove.pieces.classes import prove_for_all
 from schedlang.extras.prove.pieces.linear import NeedsBase, number, settled
+from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.extras.prove.result import Proof
 from schedlang.files.reading import source_of
 from schedlang.language.faults import Fault

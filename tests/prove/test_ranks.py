@@ -18,7 +18,7 @@ from schedlang.diagnostics.source import Source
 from schedlang.extras.prove.certificates import what_it_proves
 from schedlang.extras.prove.check_orders import Wrong
 from schedlang.extras.prove.check_sets import faults_of
-from schedlang.extras.prove.sets.laws import forms_of
+from schedlang.extras.prove.sets.closed_forms import forms_of
 from schedlang.extras.prove.sets.numbers import Number, Unreadable, digits
 from schedlang.extras.prove.sets.outcome import Outcome, contains, prove
 from schedlang.extras.prove.sets.proofs import prove_for_all_ranks

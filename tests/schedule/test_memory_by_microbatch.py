@@ -17,7 +17,7 @@ from schedlang import (
     simulate,
     write_plan,
 )
-from schedlang.extras.prove.pieces.classes import prove_for_all
+from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.schedule.costs import read_costs
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.timeline import Bar

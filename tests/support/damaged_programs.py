@@ -16,7 +16,7 @@ from time import process_time
 from schedlang.compiler import check_program
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.extras.prove.check_orders import check
-from schedlang.extras.prove.pieces.classes import prove_for_all
+from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.extras.prove.result import Proof
 from schedlang.files.reading import source_of
 from tests.support.damaged_certificates import damaged_certificate, is_refused

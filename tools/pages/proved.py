@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from time import process_time
 
 from schedlang.cli.workers import processes
-from schedlang.extras.prove.pieces.classes import prove_for_all
+from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.extras.prove.result import Proof
 from schedlang.extras.prove.sets.proofs import prove_for_all_ranks
 from schedlang.schedule.transports import NAMES

@@ -1,9 +1,8 @@
-"""What a certificate proves of its program, for every size.
+"""Checks a certificate against the text of its program.
 
-A checker looks at what stands in a certificate, and takes it as it stands: orders and times
-(`schedlang.extras.prove.check_orders`), or sets and stamps
-(`schedlang.extras.prove.check_sets`). Here all that it takes is read in the text of
-the program once more, as the prover reads it, and must be the same.
+The checkers (`check_orders` and `check_sets`) prove statements about the orders, times or sets in a
+certificate. They do not read the program. This module reads the program once more, in the same way
+as the prover, and compares the result with the certificate.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from schedlang.compiler import wrong_ops
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.extras.prove.check_orders import Wrong, check
 from schedlang.extras.prove.open_program import Program, certified_program
-from schedlang.extras.prove.pieces.classes import Class, prover_of
 from schedlang.extras.prove.pieces.linear import NotLinear, Searched, Undecided
-from schedlang.extras.prove.pieces.progressions import Sizes
+from schedlang.extras.prove.pieces.prover import Class, prover_of
+from schedlang.extras.prove.pieces.size_sets import Sizes
 from schedlang.extras.prove.pieces.start_times import NoStamps
 from schedlang.extras.prove.pieces.written_transfers import NotRepeated
 from schedlang.language.faults import Fault
 
-#: At so many sizes of each class the compiler proves the program as well.
+#: At this many sizes of each class, the compiler proves the program too.
 _COMPILED = 3
 
 
 def what_it_proves(document: Any) -> str:
-    """Check a certificate, and that it is one of the program in it; then say what it proves, and by
-    whom. Wrong, with the reason, if it does not hold.
+    """Check a certificate and compare it with its program; return what it proves, as text. Wrong,
+    with the reason, if it does not hold.
     """
     try:
         program = certified_program(document)
@@ -45,7 +44,7 @@ def what_it_proves(document: Any) -> str:
 
 
 def _orders_of_program(program: Program, document: Mapping[str, Any]) -> str:
-    """What a certificate of orders proves, for any number of microbatches."""
+    """What a certificate for any number of microbatches proves."""
     check(document)
     classes = document["classes"]
     if not classes:
@@ -69,8 +68,8 @@ def _orders_of_program(program: Program, document: Mapping[str, Any]) -> str:
 
 
 def _check_classes(program: Program, classes: Sequence[Mapping[str, Any]]) -> None:
-    """Wrong, or another error, unless the classes of a certificate are what the program is proved
-    by once more.
+    """Prove each class of the certificate again from the text. Wrong, or another error, unless the
+    result is the same.
     """
     prover = prover_of(program)
     keys = [(one["base"], one["period"], one["unrolled"]) for one in classes]
@@ -98,7 +97,7 @@ def _check_classes(program: Program, classes: Sequence[Mapping[str, Any]]) -> No
 def _check_same(
     own: Sequence[Mapping[str, Any]], proved: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Wrong unless the parts of a class are to the letter what it is proved by."""
+    """Wrong unless the parts of a class equal those of the new proof, byte for byte."""
     if [one.keys() for one in own] != [one.keys() for one in proved]:
         raise Wrong("not each class is there as it must be")
     for one, again in zip(own, proved, strict=True):

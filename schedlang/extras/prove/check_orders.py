@@ -38,17 +38,17 @@ def _plus(one: Any, other: Any, factor: Any = 1) -> Any:
 
 
 def _at(number: Any, k: Any) -> Any:
-    """A number in round k of its piece: k depends on n, and maybe on a round elsewhere."""
+    """A number in round k of its piece, where k itself is a number."""
     return _plus((*number[:2], 0), k, number[2])
 
 
 def _is_least(one: Any, other: Any) -> Any:
-    """Whether a number is at least another one, for all n from 0 on."""
+    """Whether a number is at least another one for all n from 0 on."""
     return all(part >= 0 for part in _plus(one, other, -1))
 
 
 def _over(makers: Any, maker: Any, k: Any, wanted: Any, both: Any) -> Any:
-    """When what is wanted in some rounds is there, which an op makes in round k."""
+    """When a thing that is `wanted` is there: the end of round k of its maker."""
     _hold(maker >= 0 and (k[2] == 0 or both[0] != both[1]), "no such round")
     last, made, over = makers[maker]
     at = [_at(k, x) for x in both]
@@ -58,14 +58,14 @@ def _over(makers: Any, maker: Any, k: Any, wanted: Any, both: Any) -> Any:
 
 
 def check(document: Any) -> None:
-    """Wrong, or another error, unless a certificate proves what it says."""
+    """Raise Wrong, or another error, unless the certificate holds."""
     _hold(document["format"] == FORMAT, "it has another format: prove it anew")
     for one in document["classes"]:
         _Class(one).check()
 
 
 class _Class:
-    """A class: pieces (last round, batches, when the rank is free), and the ops of each thing."""
+    """A class: pieces (last round, batches, when the rank is free), and who makes each thing."""
 
     def __init__(self, one: Any) -> None:
         _hold(min(one["base"], one["period"], one["slices"]) > 0, "no sizes")
@@ -102,7 +102,7 @@ class _Class:
                 _hold(_is_least(while_it_runs, max(ZERO, after)), "an op holds less as it runs")
                 levels.append(_plus(_plus(held, level), while_it_runs))
                 level = _plus(level, after)
-            # The first or the last round holds the most; what a second one finds, all others find.
+            # A peak is in the first or the last round. What holds of two rounds holds of all.
             _hold(last == ZERO or level[1:] == (0, 0), "rounds add by n")
             levels += [_plus(of, last, level[0]) for of in levels[before:]]
             held = _plus(_plus(held, level), last, level[0])
@@ -127,7 +127,7 @@ class _Class:
         return ops, start, end, batch["waits"]
 
     def check(self) -> None:
-        """Wrong unless all of it is so."""
+        """Check all statements about this class."""
         for (_, stage), made in self.made.items():
             self._once(_number(self.one["units"][stage], int), made)
         for piece in self.pieces:
@@ -140,7 +140,7 @@ class _Class:
             _hold(figure in values and all(_is_least(figure, of) for of in values), "no figure")
 
     def _once(self, units: Any, made: Any) -> None:
-        """Whether a thing is made once of each microbatch, in loops that go on by one step."""
+        """Check that a thing is made once of each microbatch, in loops that go on by one step."""
         step = max((abs(of[2]) for _, of, _ in made), default=0) or 1
         follows = {}
         for last, of, _ in made:
@@ -155,7 +155,7 @@ class _Class:
         _hold(not follows, "an op is of no microbatch")
 
     def _needs(self, kind: Any, stage: Any, of: Any) -> Any:
-        """What an op needs: a thing, of a stage, and of which microbatch or slice."""
+        """What an op needs: the thing, its stage, and its microbatch or slice."""
         slices = self.one["slices"]
         _hold(of[1] % slices == of[2] % slices == 0, "slices differ by the round")
         if kind == "F":
@@ -169,7 +169,7 @@ class _Class:
             yield "B" if kind == "W" else "F", stage, of
 
     def _starts(self, last: Any, batches: Any, free: Any) -> None:
-        """Whether each batch of a piece starts when all that it waits for is there, no later."""
+        """Check that each batch of a piece starts when all that it waits for is there, no later."""
         before = [_at(batches[-1][2], (-1, 0, 1)), *(end for _, _, end, _ in batches)]
         for place, (ops, start, _, waits) in enumerate(batches):
             begin = ZERO

@@ -1,10 +1,10 @@
-"""Checks a certificate of `schedc prove --any-ranks`, without trust in who made it:
-`python -m schedlang.extras.prove.check_sets FILE`.
+"""Checks a certificate of `schedc prove --any-ranks`, without trust in who made it: `python -m
+schedlang.extras.prove.check_sets FILE`. It shares no code with the prover: the rules of training
+are written down once more, and isl answers each question anew.
 
-It shares no code with the prover: the rules of pipeline training are written down once more, and
-each question is asked of isl anew. For all sizes of each case, each op runs once, on the rank that
-holds its stage, behind what it needs there, with the right weights; and along every edge (a rank's
-order, a message) time stamps grow, so that no ranks wait for each other in a circle.
+For all sizes of each case, each op runs once, on the rank that holds its stage, after what it needs
+there, with the right weights; and time stamps grow along every edge (a rank's order, a message), so
+that the event graph has no cycle.
 """
 
 import json
@@ -16,35 +16,35 @@ from typing import Any
 import islpy as isl
 from islpy import DEFAULT_CONTEXT, UnionMap
 
-#: What is made by which kinds of op.
+#: The kinds of op that make each thing.
 _MAKERS = {"F": "F", "B": "BI", "W": "BW", "R": "R", "U": "U"}
-#: An item is a stage, an update, the two digits of a microbatch, and a slice; of an update no more.
+#: An item is a stage, an update, the two digits of a microbatch, a slice; of an update, zeros.
 _OF_UPDATE = "{ [s, u, g, m, k] -> [s, u, 0, 0, 0] }"
 _SAME = "[u, g, m, k] -> [u, g, m, k]"
-#: Which kinds need what of which stages; and of these the rest of the item.
+#: Which kinds need what, of which stages, and of which other numbers of the item.
 _NEEDS = (
     ("F", "F", "before", _SAME),
     ("F", "F", "own", "[u, g, m, k] -> [u, g, m, k - 1]"),
     ("BI", "B", "after", _SAME),
     ("BI", "B", "own", "[u, g, m, k] -> [u, g, m, k + 1]"),
     ("BIR", "F", "own", _SAME),
-    # Activations that were dropped, as those are that `R` makes again.
+    # Activations that were dropped: those that `R` makes again.
     ("BI", "R", "own", _SAME),
     ("W", "B", "own", _SAME),
     ("U", "W", "replicas", "[u, g, m, k] -> [u, g2, m2, k2]"),
 )
-#: By the rule of its weights, what reads the same version as a forward of its stage and update.
+#: By the rule of weights: which kinds read the version of a forward, of which of its items.
 _READ_SAME = {
     "latest": ("BIWR", "{ [s, u, g, m, k] -> [s, u, g, m, k] }"),
     "stash": ("F", "{ [s, u, g, m, k] -> [s, u, g2, m2, k2] }"),
     "unstashed": ("R", "{ [s, u, g, m, k] -> [s, u, g, m, k] }"),
 }
-#: Of messages, the send and the receive, which is of so many stages on.
+#: The send and the receive of each message, and the distance of their stages.
 _MESSAGES = {"F": ("SEND_F", "RECV_F", 1), "B": ("SEND_B", "RECV_B", -1)}
 
 
 def faults_of(certificate: dict[str, Any]) -> list[str]:
-    """What does not hold in a certificate; nothing, if it proves what it says."""
+    """The faults of a certificate; empty if it holds."""
     try:
         names = [op["name"] for op in certificate["statements"]]
         faults = ["two statements of one name"] if len(set(names)) < len(names) else []
@@ -60,7 +60,7 @@ def faults_of(certificate: dict[str, Any]) -> list[str]:
 
 
 class _Case:
-    """Some of the sizes, `where` they are."""
+    """One case of a certificate: the sizes at which the condition `where` holds."""
 
     def __init__(self, document: dict[str, Any], case: dict[str, Any]) -> None:
         self.document = document
@@ -68,8 +68,8 @@ class _Case:
         self.held = isl.Map(document["held"])
         self.wanted = isl.UnionSet(document["wanted"]).intersect_params(self.where)
         self.ops = [{**op, "stamp": case["stamps"][op["name"]]} for op in document["statements"]]
-        # An op S0[r, m] has an item [s, u, g, m, k], by which all is found that it needs; a place
-        # [0, m, 0] in the order of its rank [r]; and a stamp [2m + r], which grows along all edges.
+        # An op S0[r, m] has an item [s, u, g, m, k], which says what it needs; a place [0, m, 0] in
+        # the order of its rank [r]; and a stamp [2m + r], which grows along all edges.
         places = self.of(of="place")
         stamps = self.of(of="stamp")
         self.near = _alike(self.of(of="rank"))
@@ -79,7 +79,7 @@ class _Case:
         self.stays = _alike(stamps)
 
     def of(self, *kinds: str, of: str = "item") -> UnionMap:
-        """The items of all ops, or of those of some kinds; or their ranks, places, or stamps."""
+        """From ops to their items, ranks, places or stamps: of all ops, or of the `kinds`."""
         result = UnionMap("{ }")
         for op in self.ops:
             part = isl.Map(op[of])
@@ -90,7 +90,7 @@ class _Case:
         return result
 
     def facts(self) -> Iterator[tuple[bool, str]]:
-        """What must hold, each with what to say if it does not."""
+        """The facts to check, each with the message for where it does not hold."""
         items = self.of()
         for of in ("item", "rank", "place", "stamp"):
             relation = self.of(of=of)
@@ -119,7 +119,7 @@ class _Case:
         yield from self.versions()
 
     def once(self) -> Iterator[tuple[bool, str]]:
-        """All is made that must be, and nothing twice."""
+        """Everything is made that must be made, and nothing twice."""
         trains = self.of("B", "I", "W", "R", "U").domain().params()
         for made, kinds in _MAKERS.items():
             yield self.of(*kinds).is_injective(), f"{made} is made twice"
@@ -133,7 +133,7 @@ class _Case:
         yield every.is_subset(updates), "a stage that makes no update"
 
     def needs(self) -> Iterator[tuple[str, str, UnionMap]]:
-        """For each rule the pairs of an op that makes something and one that needs it."""
+        """For each rule, the pairs of an op that makes the thing and an op that needs it."""
         after = isl.Map(self.document["after"])
         stages = {"own": isl.Map("{ [s] -> [s] }"), "after": after, "before": after.reverse()}
         stages["replicas"] = isl.Map(self.document["replicas"])
@@ -142,7 +142,7 @@ class _Case:
             yield user, made, needed.reverse()
 
     def messages(self) -> Iterator[tuple[bool, str]]:
-        """Transfers that a program writes meet: each send one receive, at one stamp."""
+        """Each send that the program writes has one receive, with the same stamp."""
         for made, (send, receive, on) in _MESSAGES.items():
             met = self.pairs([send], _items(isl.Map(f"{{ [s] -> [s + {on}] }}"), _SAME), [receive])
             ends = self.of(send, receive).domain()
@@ -153,7 +153,7 @@ class _Case:
             yield made_for.is_subset(self.before), f"a send before its {made}"
 
     def versions(self) -> Iterator[tuple[bool, str]]:
-        """Every op adds to the gradient of its own update, and reads the version that it should."""
+        """Every op adds to the gradient of its own update, and reads the version of its rule."""
         behind = [("BW", UnionMap("{ [s, u, g, m, k] -> [s, u - 1, 0, 0, 0] }"))]
         updates = self.pairs("F", UnionMap("{ [s, u, g, m, k] -> [s, u2, 0, 0, 0] }"), "U")
         between = updates.intersect(self.before).apply_range(self.before)
@@ -173,22 +173,22 @@ class _Case:
             yield is_behind, f"{kinds} before the update that makes what it reads"
 
     def pairs(self, ones: Sequence[str], items: UnionMap, others: Sequence[str]) -> UnionMap:
-        """The pairs of ops of some kinds and of others, of which the items are related."""
+        """The pairs of ops of the kinds `ones` and `others` whose items are related by `items`."""
         return self.of(*ones).apply_range(items).apply_range(self.of(*others).reverse())
 
 
 def _items(stages: isl.Map, rest: str) -> UnionMap:
-    """A relation of items by one of stages, and one of the rest."""
+    """A relation of items from a relation of stages and a relation of the rest."""
     return UnionMap.from_map(stages.flat_product(isl.Map(f"{{ {rest} }}")))
 
 
 def _alike(by: UnionMap) -> UnionMap:
-    """The pairs of ops that are mapped to the same."""
+    """The pairs of ops that a map sends to the same value."""
     return by.apply_range(by.reverse())
 
 
 def _growing(by: UnionMap, width: int) -> UnionMap:
-    """The pairs of ops of which the second is mapped to a later list of so many numbers."""
+    """The pairs of ops of which the second has a later list of `width` numbers."""
     later = isl.Map.lex_lt(isl.Space.set_alloc(DEFAULT_CONTEXT, 0, width))
     return by.apply_range(UnionMap.from_map(later)).apply_range(by.reverse())
 

@@ -1,4 +1,6 @@
-"""A program to be proved for all sizes that are not given, and what certificates have of it."""
+"""A program whose sizes are open: it is to be proved for all values of the parameters that are not
+given. Also how a certificate stores it.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ from schedlang.schedule.transports import transports
 
 @frozen
 class Program:
-    """A program: its source as it was given, and with all that it imports; its tree; the
-    parameters that are given, and the transports on which it is to be proved.
+    """A program to be proved: `source` as it was given, `whole` with all that it imports, its
+    syntax tree, the given parameters, and the transports.
     """
 
     source: Source
@@ -41,7 +43,7 @@ class Program:
 
     @cached_property
     def claims(self) -> tuple[str, ...]:
-        """What it claims `for all` sizes, in its own order and words."""
+        """The text of each claim `for all` sizes, in the order of the program."""
         sites = generate(self.tree, frozenset(), False).sites.claims.values()
         spans = sorted(
             (site.condition.span for site in sites if site.for_all),
@@ -53,7 +55,7 @@ class Program:
     def errors_at(
         self, sizes: Mapping[str, int], transport: str
     ) -> tuple[Diagnostic, ...]:
-        """The errors that the compiler finds at a size, on a transport."""
+        """The compiler's errors at one size, on one transport."""
         try:
             params = {**self.params, **sizes}
             diagnostics = check_program(self.source, params, [transport])[transport]
@@ -62,7 +64,7 @@ class Program:
         return tuple(each for each in diagnostics if each.severity == "error")
 
     def certificate(self, proof: Mapping[str, Any]) -> dict[str, Any]:
-        """The certificate that has a proof of the program, with its text."""
+        """A certificate: the program's text, its parameters and transports, and the `proof`."""
         return {
             "format": FORMAT,
             "program": inlined(self.source),
@@ -72,7 +74,9 @@ class Program:
         }
 
     def proved_text(self, sizes: str, read: str, proved: str) -> str:
-        """What a certificate proves of the program: for which sizes, and by whom."""
+        """The sentences that `--check` prints: the sizes, what was `read` in the text, and what the
+        checker `proved`.
+        """
         given = "".join(f", {name} = {value}" for name, value in self.params.items())
         return (
             f"the certificate proves {self.name}{given} for {sizes} on "
@@ -85,8 +89,8 @@ class Program:
 def program_of(
     source: Source | str | Path, params: Mapping[str, int], names: Iterable[str]
 ) -> Program:
-    """A program with some of its parameters, to be proved on some transports. CompileError for one
-    that cannot be read, TypeError or ValueError for wrong arguments.
+    """A program to be proved on the named transports. CompileError if it cannot be read; TypeError
+    or ValueError for wrong arguments.
     """
     check_params("params", params)
     asked = tuple(names)
@@ -98,11 +102,13 @@ def program_of(
 
 
 def certified_program(document: Mapping[str, Any]) -> Program:
-    """The program in a certificate; Wrong, or another error, where it is not all in the text."""
+    """The program in a certificate. Wrong, or another error, unless the certificate has its whole
+    text.
+    """
     if document["format"] != FORMAT:
         raise Wrong("it has another format: prove it anew")
     check_type("program", document["program"], str, "the text of a program")
-    # The text, and never the path of a file: there may be another one tomorrow.
+    # The text itself, never a path: the file may change.
     source = Source(NO_FILE, document["program"])
     if any(isinstance(item, syntax.Import) for item in tree_of(source).items):
         raise Wrong("its text imports files, which may be others tomorrow")

@@ -30,11 +30,11 @@ COMMAND = Command(
 
 
 def proved_for_all(options: argparse.Namespace, source: Any) -> bool:
-    """Whether a program that compiles is proved for any number of microbatches; if not, say where
-    it is.
+    """Prove a program that compiles for any number of microbatches. If that fails, print for which
+    sizes it holds and why not for the others.
     """
     from schedlang.cli.progress import progress
-    from schedlang.extras.prove.pieces.classes import prove_for_all
+    from schedlang.extras.prove.pieces.prover import prove_for_all
 
     params = {name: of for name, of in options.params.items() if name != "microbatches"}
     with progress(f"proving {source.path}"):
@@ -45,7 +45,7 @@ def proved_for_all(options: argparse.Namespace, source: Any) -> bool:
 
 
 def _check_extra() -> None:
-    """UsageError where what proves for any number of ranks is not installed."""
+    """Raise UsageError if the packages for any number of ranks are not installed."""
     if find_spec("islpy") is None or find_spec("ortools") is None:
         raise UsageError(
             "any number of ranks needs an extra: pip install 'schedlang[prove]'"
@@ -53,7 +53,7 @@ def _check_extra() -> None:
 
 
 def _check(options: argparse.Namespace, text: str) -> int:
-    """Check a certificate, and print what it proves, or why it proves nothing."""
+    """Check a certificate; print what it proves, or why it does not hold."""
     from json import JSONDecodeError, loads
 
     from schedlang.cli.progress import progress
@@ -69,7 +69,7 @@ def _check(options: argparse.Namespace, text: str) -> int:
     try:
         with progress(f"checking {options.file}"):
             document = loads(text)
-            # One for any number of ranks has sets of statements.
+            # A certificate for any number of ranks has statements.
             if isinstance(document, dict) and "statements" in document:
                 _check_extra()
             proves = what_it_proves(document)
@@ -86,11 +86,13 @@ def _check(options: argparse.Namespace, text: str) -> int:
 
 
 def prove(options: argparse.Namespace) -> int:
-    """Prove a program for any number of microbatches, and print where it holds."""
+    """Prove a program for any number of microbatches; print the sizes at which it is proved, and
+    its formulas.
+    """
     from schedlang.cli.diagnosed import print_diagnostics
     from schedlang.cli.inputs import wrong_as_usage
     from schedlang.cli.progress import progress
-    from schedlang.extras.prove.pieces.classes import prove_for_all
+    from schedlang.extras.prove.pieces.prover import prove_for_all
     from schedlang.files.reading import read_source
     from schedlang.files.writing import write_text
     from schedlang.schedule.transports import NAMES

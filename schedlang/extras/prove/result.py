@@ -1,6 +1,4 @@
-"""What was found out of a program for all its sizes: where it is proved, where it is wrong, and its
-figures as formulas.
-"""
+"""The result of a proof for all sizes: a verdict for each transport, figures as formulas."""
 
 from __future__ import annotations
 
@@ -15,14 +13,15 @@ from schedlang.diagnostics.diagnostic import Diagnostic, to_json
 
 @frozen
 class Verdict:
-    """Of a program on one transport: the sizes at which it is `proved`, `wrong`, `refused` by its
-    own `require`, and those of which nothing is known, as `unknown`; each as constraints on its
-    parameters in the program's words, or empty where there are none. At the sizes `followed` it is
-    proved if its passes, which are searches, go on as they do at those before: `pattern` says up to
-    where they were seen to.
+    """The verdict on one transport. The sizes of a program are divided into those at which it is
+    `proved`, `wrong`, `refused` (by its own `require`) and `unknown`. Each field is a condition on
+    the parameters in the program's words, and empty if there are no such sizes.
 
-    `reason` says why some sizes are unknown. `smallest` is the smallest size that is wrong, and
-    `diagnostics` what compiling it says.
+    A search pass has no formula: at the sizes `followed`, the program is proved if its passes go on
+    as they did at smaller sizes. `pattern` says up to which size that was observed.
+
+    `reason` says why sizes are unknown. `smallest` is the smallest wrong size, and `diagnostics`
+    are the compiler's errors there.
     """
 
     proved: str = ""
@@ -37,7 +36,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether it is proved wherever the program does not refuse to be."""
+        """Whether the program is proved at every size that it does not refuse."""
         return bool(self.proved) and not (self.wrong or self.unknown or self.followed)
 
     @property
@@ -54,9 +53,9 @@ class Verdict:
 
 @frozen
 class Law:
-    """A figure as a formula of the parameters: pieces, each of a condition and an expression.
+    """The formula of a figure: pieces, each a condition and an expression of the parameters.
 
-    The figure is `makespan`, `work`, `bubble`, `span`, `span_bubble`, or `peak(r)` of a rank.
+    `figure` is `makespan`, `work`, `bubble`, `span`, `span_bubble`, or `peak(r)` of a rank.
     """
 
     figure: str
@@ -75,17 +74,17 @@ class Law:
 
 
 def _nothing() -> None:
-    """No certificate."""
+    """The `certify` of a proof without a certificate."""
 
 
 @frozen
 class Proof:
-    """A program for all its sizes: the values of the parameters that are given, the names of those
-    that are `free`, a verdict for each transport, and its figures, in the ideal execution.
+    """The proof of a program: the values of the given parameters, the names of the `free` ones, a
+    verdict for each transport, and the formulas of its figures in the ideal execution.
 
-    `claims` are those that it makes `for all` sizes, which hold where the verdict says proved.
-    `argument` says what the proof rests on. `certify` makes the `certificate`, which holds what a
-    checker needs that does not trust the prover, or nothing where there is no proof.
+    `claims` are its assertions `for all` sizes; they hold where the verdict is proved. `argument`
+    names the method of the proof. `certify` makes the `certificate`, or None where nothing is
+    proved.
     """
 
     name: str
@@ -101,25 +100,25 @@ class Proof:
 
     @cached_property
     def certificate(self) -> Mapping[str, Any] | None:
-        """The certificate: made when it is asked for, since it takes a while. ValueError where what
-        is proved cannot be written as one.
+        """The certificate, which a checker reads that does not trust the prover. It takes a while,
+        so it is made on demand. ValueError where this proof has no certificate.
         """
         return self.certify()
 
     @property
     def holds(self) -> bool:
-        """Whether it is proved on all the transports."""
+        """Whether the program is proved on all transports."""
         return all(verdict.holds for verdict in self.verdicts.values())
 
     @property
     def title(self) -> str:
-        """The program, the parameters that are given, and those that are free."""
+        """The program, its given parameters and its free ones."""
         given = ", ".join(f"{name} = {value}" for name, value in self.params.items())
         return f"{self.name} ({', '.join(filter(None, [given, 'any ' + ' and '.join(self.free)]))})"
 
     @property
     def text(self) -> str:
-        """All of it, for people; what is wrong at the smallest size is told apart."""
+        """The proof as `schedc prove` prints it, without the compiler's errors."""
         lines = [self.title]
         width = max(map(len, self.verdicts))
         for transport, verdict in self.verdicts.items():
@@ -133,7 +132,7 @@ class Proof:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """All but the certificate, for programs."""
+        """The proof as JSON, without the certificate."""
         return {
             "name": self.name,
             "params": dict(self.params),

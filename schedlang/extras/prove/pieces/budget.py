@@ -1,5 +1,5 @@
-"""How much a proof looks at before it says that it found none. It is no time, so that what is
-proved does not depend on the machine.
+"""A limit for the work of a proof. It counts ops and not seconds, so what is proved does not depend
+on the machine.
 """
 
 from typing import ClassVar
@@ -10,25 +10,25 @@ from schedlang.extras.prove.pieces.linear import NotLinear
 
 
 class Spent(NotLinear):
-    """There is no more to be spent."""
+    """The budget is used up."""
 
 
 @define
 class Budget:
-    """What may be looked at, and how much has been."""
+    """The number of ops that a proof has generated so far, and its limit."""
 
-    #: How many ops of all orders that are made, for sizes and for any n: some minutes' work.
+    #: The most ops to generate in all orders, symbolic ones included: a few minutes of work.
     MOST: ClassVar[int] = 5_000_000
 
     spent: int = 0
 
     @property
     def is_spent(self) -> bool:
-        """Whether there is nothing left."""
+        """Whether the limit is reached."""
         return self.spent > self.MOST
 
     def spend(self, ops: int) -> None:
-        """Count what is about to be looked at; Spent if it is too much."""
+        """Count ops that are about to be generated; Spent if they exceed the limit."""
         self.spent += ops
         if self.is_spent:
             message = (

@@ -1,4 +1,4 @@
-"""Whether, for every n, each stage does each op of each microbatch once."""
+"""Checks, for every n, that each stage runs each op of each microbatch once."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _TRAINING: tuple[int, ...] = (Kind.F, Kind.B, Kind.W)
 
 
 def check_coverage(orders: Orders, layout: Layout) -> None:
-    """Fault where an op is missing, there twice, or of a microbatch that there is not, for all n;
-    NotLinear where that cannot be said.
+    """Fault if an op is missing, runs twice, or has a microbatch that does not exist, for all n.
+    NotLinear if the answer is unknown.
     """
     if any(is_background(op.kind) for op in orders.ops):
         raise NotLinear(
@@ -44,9 +44,11 @@ def check_coverage(orders: Orders, layout: Layout) -> None:
 
 
 def wanted_in(layout: Layout, made: set[int]) -> set[tuple[int, int]]:
-    """What the stages of a layout have to make of each microbatch, where these things are made."""
+    """The things that the stages must make of each microbatch, given the things that the program
+    makes at all.
+    """
     stages = range(len(layout.placement))
-    # Without backwards, nothing is trained.
+    # Without backwards it is an inference.
     kinds = _TRAINING if made.intersection(_TRAINING[1:]) else _TRAINING[:1]
     both = ((kind, stage) for kind in kinds for stage in stages)
     return {(kind, stage) for kind, stage in both if layout.makes(kind, stage)}
@@ -55,7 +57,7 @@ def wanted_in(layout: Layout, made: set[int]) -> set[tuple[int, int]]:
 def check_once(
     ops: list[tuple[Piece, Op]], units: Pair, stride: int, thing: int, stage: int
 ) -> None:
-    """Fault unless some ops have all microbatches up to a number, each once."""
+    """Fault unless the ops have all microbatches from 0 up to `units`, each once."""
     name = OPS[thing].name
     #: For each rest by the stride, ranges of the quotient: where they begin and end.
     ranges: dict[int, list[tuple[Pair, Pair]]] = {rest: [] for rest in range(stride)}
@@ -71,7 +73,7 @@ def check_once(
             ranges[rest].append((first, plus(first, (1, 0))))
         elif by_round == stride:
             ranges[rest].append((first, plus(first, piece.rounds)))
-        # Counting down, the last round has the first microbatch of the range.
+        # If the loop counts down, its last round has the range's first microbatch.
         elif by_round == -stride:
             ranges[rest].append(
                 (plus(minus(first, piece.rounds), (1, 0)), plus(first, (1, 0)))
@@ -82,7 +84,7 @@ def check_once(
             )
     place = ops[0][1].location if ops else 0
     if total != units:
-        # So many are not all, each once, whichever they are.
+        # With another number of ops, one is missing or runs twice.
         if not is_negative(minus(total, units)) and not is_negative(
             minus(units, total)
         ):
@@ -93,8 +95,8 @@ def check_once(
     if units[1] % stride:
         raise NeedsPeriod(stride)
     for rest, of in ranges.items():
-        # How many microbatches have this rest: with a stride of 3, of 7 the rest 0 has three, 1 and
-        # 2 have two.
+        # The number of microbatches with this remainder: of 7 with a stride of 3, the remainder 0
+        # has three, 1 and 2 have two.
         last = ((units[0] - rest + stride - 1) // stride, units[1] // stride)
         of.sort(key=lambda each: (each[0][1], each[0][0]))
         if [begin for begin, _ in of] + [last] != [(0, 0)] + [end for _, end in of]:
@@ -104,16 +106,18 @@ def check_once(
 def _definitely_wrong(
     of: list[tuple[Pair, Pair]], last: Pair, name: str, stage: int, place: int
 ) -> None:
-    """Fault if some microbatch is there twice, or is none, for all n."""
+    """Fault if, for all n, a microbatch is missing, twice, or does not exist. `of` are the ranges
+    of the microbatches with one remainder by the stride.
+    """
     for (begin, _), (after, _) in pairwise(of):
-        # That they are in order for all n: else it is for larger ones.
+        # NeedsBase unless the ranges are in this order for all n.
         is_negative(minus(begin, after))
     borders = [(0, 0), *(end for _, end in of)]
     begins = [*(begin for begin, _ in of), last]
     for border, begin in zip(borders, begins, strict=True):
         if border == begin:
             continue
-        # As many as there should be, and a gap or an overlap: one is missing or one is twice.
+        # The number is right, so with a gap or an overlap one is missing and one runs twice.
         if is_negative(minus(border, begin)) or is_negative(minus(begin, border)):
             raise Fault(
                 "missing-op", f"not every {name} runs once on stage {stage}", place
@@ -124,7 +128,7 @@ def _definitely_wrong(
 def _check_updates(
     orders: Orders, made: dict[tuple[int, int], list[tuple[Piece, Op]]], layout: Layout
 ) -> None:
-    """Whether each stage makes its update once, after all its ops."""
+    """Check that each stage runs its optimizer step once, after all its other ops."""
     if len(layout.pipelines) > 1:
         raise NotLinear("it has optimizer steps of replicas")
     for stage, rank in enumerate(orders.placement):

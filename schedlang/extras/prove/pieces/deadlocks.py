@@ -1,9 +1,9 @@
-"""Ranks that wait for each other for every n: found at two sizes, and proved for all.
+"""Deadlocks for every n: found at two sizes, then proved for all.
 
-At a size, each rank that does not come to its end stands before a batch, which needs what a rank
-makes that stands as well, before that or at that. Followed from rank to rank, this is a circle. If
-the circles of two sizes go through the same places of the orders, places between are guessed for
-all n; and that there is the circle for all n is looked at place by place.
+At one size, each rank that does not end waits in front of a batch. The batch needs something whose
+maker is a batch of a waiting rank, at or after the batch at which that rank waits. Following this
+from rank to rank gives a cycle. If the cycles of two sizes run through the same places of the
+orders, their rounds are extrapolated to all n, and each step of the cycle is checked for all n.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from schedlang.proof.edges import ideal_events
 from schedlang.schedule.kinds import OF_STAGE, OPS
 from schedlang.schedule.schedule import Schedule
 
-#: A batch: the number of its piece on its rank, its place there, and its round.
+#: A batch: the number of its piece on its rank, its index in the piece, and its round.
 Place = tuple[int, int, int]
 
 
 @frozen
 class Wait:
-    """A rank that stands before a batch; op number `op` of it needs something, by a rule, that is
-    made by another batch of a rank.
+    """A rank that waits at the batch `at`: its op number `op` needs something, by the rule number
+    `rule`, that another batch makes.
     """
 
     rank: int
@@ -50,7 +50,7 @@ class Wait:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """All but the rounds."""
+        """Everything but the rounds."""
         return (
             self.rank,
             *self.at[:2],
@@ -62,14 +62,12 @@ class Wait:
         )
 
 
-def check_standstill(
-    orders: Orders, rules: Rules, schedules: Sequence[Schedule]
-) -> None:
-    """Fault if ranks wait for each other for all n; NoStamps if they do so at some, and that it is
-    for all was not found.
+def check_deadlock(orders: Orders, rules: Rules, schedules: Sequence[Schedule]) -> None:
+    """Fault if the ranks deadlock for all n; NoStamps if the deadlocks of the first two sizes do
+    not extend to all n.
     """
     first, second = (
-        _circle(orders, rules, schedule, n) for n, schedule in enumerate(schedules[:2])
+        _cycle(orders, rules, schedule, n) for n, schedule in enumerate(schedules[:2])
     )
     if [wait.shape for wait in first] != [wait.shape for wait in second]:
         raise NoStamps("ranks wait for each other, at each size in other places")
@@ -79,7 +77,7 @@ def check_standstill(
     ]
     for number, wait in enumerate(first):
         _check_need(orders, rules, wait, *places[number])
-        # What the rank makes stands at the batch before which that rank stands, or behind it.
+        # The maker must be the batch at which its own rank waits, or a later one.
         after = places[(number + 1) % len(first)][0]
         following = first[(number + 1) % len(first)]
         made = places[number][1]
@@ -98,11 +96,12 @@ def check_standstill(
 
 
 def _linear(one: Place, other: Place) -> Pair:
+    """The round of a place for all n, from those at n = 0 and n = 1."""
     return one[2], other[2] - one[2]
 
 
 def _check_need(orders: Orders, rules: Rules, wait: Wait, at: Pair, made: Pair) -> None:
-    """NoStamps unless a batch needs what another one makes, for all n."""
+    """NoStamps unless the waiting batch needs what the other one makes, for all n."""
     piece = orders.ranks[wait.rank][wait.at[0]]
     source = orders.ranks[wait.maker_rank][wait.maker[0]]
     op = piece.batches[wait.at[1]][wait.op]
@@ -123,8 +122,8 @@ def _slices(rules: Rules) -> int:
     return 1 + max(number for _, _, number in rules)
 
 
-def _circle(orders: Orders, rules: Rules, schedule: Schedule, n: int) -> list[Wait]:
-    """Waits of ranks at a size, each for what the next one's rank has to make."""
+def _cycle(orders: Orders, rules: Rules, schedule: Schedule, n: int) -> list[Wait]:
+    """The cycle of waits at one size, beginning with its lowest rank."""
     events = ideal_events(schedule, schedule.costs)
     columns = schedule.columns
     heads = np.flatnonzero(
@@ -146,19 +145,19 @@ def _circle(orders: Orders, rules: Rules, schedule: Schedule, n: int) -> list[Wa
             stands[rank] = int(undone[0])
     waits: dict[int, Wait] = {}
     rank = next(iter(stands))
-    # Every rank that stands waits for one that stands, so this comes round in the end.
+    # Every waiting rank waits for a waiting rank, so this ends in a cycle.
     while rank not in waits:
         waits[rank] = _wait(rules, batches, made, stands, rank)
         rank = waits[rank].maker_rank
     ordered = list(waits)
-    circle = ordered[ordered.index(rank) :]
-    # Of a circle, the lowest rank comes first.
-    lowest = circle.index(min(circle))
-    return [waits[each] for each in circle[lowest:] + circle[:lowest]]
+    cycle = ordered[ordered.index(rank) :]
+    # The cycle begins with its lowest rank.
+    lowest = cycle.index(min(cycle))
+    return [waits[each] for each in cycle[lowest:] + cycle[:lowest]]
 
 
 def _places(orders: Orders, rank: int, n: int) -> Iterator[tuple[Place, Any]]:
-    """The batches of a rank for some n, in order, with their places."""
+    """The batches of a rank at some n, in order: the place, and the ops with their microbatches."""
     for number, piece in enumerate(orders.ranks[rank]):
         for k in range(value(piece.rounds, n)):
             for place, batch in enumerate(piece.batches):
@@ -171,7 +170,7 @@ def _places(orders: Orders, rank: int, n: int) -> Iterator[tuple[Place, Any]]:
 def _wait(
     rules: Rules, batches: Any, made: Any, stands: dict[int, int], rank: int
 ) -> Wait:
-    """What the batch waits for before which a rank stands."""
+    """What the batch needs at which a rank waits."""
     at, ops = batches[rank][stands[rank]]
     slices = _slices(rules)
     for number, (kind, stage, microbatch) in enumerate(ops):

@@ -1,9 +1,10 @@
-"""A program run once for all numbers of microbatches: its loops become parts of orders that repeat.
+"""Runs a program once for all numbers of microbatches. The result is the order of each rank, as
+parts, some of which repeat more often the larger n is.
 
-The Python of the program (`schedlang.language.codegen`) runs with `microbatches` as a number that
-depends on n. A loop whose rounds are more the larger n is runs its body once, for all its rounds;
-where the body does not do the same in all of them, the loop is split or unrolled, and the program
-runs again. So what comes out follows from the text of the program, not from sizes that were tried.
+The program's Python (`schedlang.language.codegen`) runs with a number for `microbatches` that
+depends on n. A loop whose number of rounds grows with n runs its body once, for a symbolic round.
+If the body does not do the same in all rounds, the loop is split or unrolled, and the program runs
+again. So the orders follow from the text, and not from sizes that were tried.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ from schedlang.language.sites import Sites
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Claim
 
-#: How often the order of one rank runs again at most.
+#: The most runs of one rank's order.
 _MOST_RUNS = 400
-#: How many rounds of a loop are taken as one at most.
+#: The most rounds of a loop that are taken as one.
 _MOST_UNROLLED = 512
 
-#: A call as the program makes it: where, of which stage and microbatch, and of which slice.
+#: A call of an op in the program: its location, stage and microbatch, and its slice if it has one.
 Call = tuple[Any, ...]
 
 
 @frozen
 class Part:
-    """Calls that a rank makes in so many rounds; microbatches may depend on the round."""
+    """Calls that a rank makes in each of `rounds` rounds. Microbatches may depend on the round."""
 
     rounds: Any
     calls: list[Call]
@@ -60,8 +61,8 @@ class Part:
 
 @frozen
 class Expansion:
-    """A program for microbatches = base + period * n: the parts of each rank's order, how many
-    microbatches each stage runs, where each stage is, and what is claimed.
+    """A program for microbatches = base + period * n: the parts of each rank's order, the rank of
+    each stage, how many microbatches each stage runs, and the claims.
     """
 
     params: Mapping[str, Any]
@@ -79,9 +80,10 @@ def expand_for_all(
     period: int,
     budget: Budget,
 ) -> Expansion:
-    """The expansion of a program. Raises NeedsBase or NeedsPeriod where it has none for these;
-    NotLinear, with the reason, where it has none at all or it takes more than the `budget`; and
-    Fault if it fails for all n.
+    """Expand a program for microbatches = base + period * n.
+
+    NeedsBase or NeedsPeriod where that needs other ones. NotLinear, with the reason, where there is
+    no such expansion, or it takes more than the `budget`. Fault if the program is wrong for all n.
     """
     declared = _Declared(
         tree,
@@ -95,7 +97,7 @@ def expand_for_all(
 
 
 class _Chunks(dict[int, int]):
-    """The stages of a rank by their numbers there."""
+    """The stages of a rank by the numbers of its chunks."""
 
     def __getitem__(self, number: Any) -> int:
         if isinstance(number, Linear):
@@ -105,26 +107,27 @@ class _Chunks(dict[int, int]):
 
 @define
 class _Declared(Declarations):
-    """One run of a program by the compiler's own rules, where `microbatches` depends on n."""
+    """One run of a program under the compiler's own rules, where `microbatches` depends on n."""
 
     microbatches: Linear = field(kw_only=True)
     budget: Budget = field(kw_only=True)
-    #: What the order of the rank that runs has come to.
+    #: The order of the rank that runs, so far.
     parts: list[Part] = field(factory=list)
+    #: The loops around the current statement, with their rounds.
     path: list[Any] = field(factory=list)
-    #: By the loops, told by where they stand within which rounds of others: their splits, and how
-    #: many of their rounds are taken as one.
+    #: The rounds at which each loop is split, and how many of its rounds are taken as one. The key
+    #: is the loop's location and the rounds of the loops around it.
     splits: dict[Any, list[Any]] = field(factory=dict)
     unrolled: dict[Any, int] = field(factory=dict)
     is_within: bool = False
 
     def expansion(self) -> Expansion:
-        """The expansion of the program."""
+        """Run the program."""
         self.names |= {
             "divide": divide,
             "multiply": lambda left, right, _: left * right,
             "listed": listed_for_all,
-            # Numbers that depend on n cannot be looked up.
+            # Functions are not memoized, since `Linear` has no hash.
             "remembered": lambda function: function,
         }
         self.run_items()
@@ -167,10 +170,10 @@ class _Declared(Declarations):
         return value
 
     def expect(self, stages: int, microbatches: Any, location: int) -> None:
-        """Any number of ops: the budget says how many are looked at."""
+        """Do not limit the number of ops: the budget does."""
 
     def check_price(self, price: Price) -> None:
-        """NotLinear for a cost that depends on n, or on more than the stage."""
+        """NotLinear for a cost that depends on n, or on anything but the stage."""
         if price.word == "capacity":
             raise NotLinear("it has a `capacity`")
         if price.word in ("sum", "gather") and not price.is_memory:
@@ -185,14 +188,14 @@ class _Declared(Declarations):
             values = [price.of(one, other) for one in ranks for other in ranks]
         else:
             raise NotLinear(f"`{item}` differs by microbatch")
-        # What a gather holds may: all that is held is a number of n.
+        # The memory of a gather may depend on n.
         if price.word != "gather" and any(isinstance(of, Linear) for of in values):
             raise NotLinear(f"`{item}` depends on microbatches")
 
     # The order of a rank
 
     def order_of(self, rank: int, layout: Layout) -> list[Part]:
-        """The parts of a rank's order: the program runs until all its loops are split as needed."""
+        """The parts of a rank's order. The program runs until all loops are split as needed."""
         self.begin(rank, layout)
         chunks = _Chunks(enumerate(self.held))
         self.splits = {}
@@ -231,8 +234,8 @@ class _Declared(Declarations):
     def _split(self, loop: Loop, at: Any) -> None:
         key, begin, factor = loop.key
         borders = self.splits.setdefault(key, [])
-        # In rounds of the loop as it is written: the part counts its own, of which one may stand
-        # for several.
+        # `at` counts rounds of this part of the loop, of which each may stand for several; the
+        # border is in rounds of the loop as it is written.
         border = begin + factor * at
         place = 0
         while place < len(borders) and borders[place] < border:
@@ -240,7 +243,7 @@ class _Declared(Declarations):
         borders.insert(place, border)
 
     def op(self, call: Call) -> None:
-        """Keep a call of the program."""
+        """Record a call."""
         location, stage, microbatch, *slices = call
         if isinstance(stage, Linear) or any(
             isinstance(number, Linear) for number in slices
@@ -250,7 +253,7 @@ class _Declared(Declarations):
         self.parts[-1].calls.append((location, stage, microbatch, *slices))
 
     def claim(self, location: int, values: dict[str, Any]) -> None:
-        """Keep a claim, which is one of the whole order."""
+        """Record a claim; it must not stand in a loop over microbatches."""
         if self.is_within:
             raise NotLinear(
                 "an `assert` stands within a loop over microbatches", location
@@ -260,7 +263,7 @@ class _Declared(Declarations):
     def count(self, start: Any, stop: Any, weight: int, location: int) -> Any:
         """The rounds of a loop."""
         if self.rank is None:
-            # Nothing that stands before the order is any number of times.
+            # Before the order, nothing repeats a number of times that depends on n.
             if isinstance(start, Linear) or isinstance(stop, Linear):
                 raise NotLinear("the stages depend on `microbatches`")
             return super().count(start, stop, weight, location)
@@ -277,7 +280,7 @@ class _Declared(Declarations):
             raise NotLinear(
                 "a loop over microbatches stands within another one", location
             )
-        # The same loop within other rounds of an outer one is split by itself.
+        # A loop is split independently in each round of the loops around it.
         key = (location, tuple(self.path))
         for begin, end in pairwise([0, *self.splits.get(key, ()), total]):
             length = end - begin
@@ -295,7 +298,7 @@ class _Declared(Declarations):
         step: Any,
         step_location: int,
     ) -> Any:
-        """The numbers of a range that a loop goes through by a step."""
+        """The numbers of a range with a step."""
         if isinstance(step, Linear):
             raise NotLinear(
                 "the step of a range depends on `microbatches`", step_location
@@ -314,11 +317,13 @@ class _Declared(Declarations):
     def _all_at_once(
         self, start: Any, begin: Any, length: Linear, key: Any
     ) -> Iterator[Any]:
-        """One round that stands for all of a growing number of rounds, and those that are left."""
+        """One symbolic round for a number of rounds that grows with n; then the rounds that are
+        left over.
+        """
         factor = self.unrolled.get(key, 1)
         if length.by_n % factor:
             raise NeedsPeriod(factor // gcd(int(length.by_n), factor))
-        # Rounds that are left over come one by one, behind all the others.
+        # The rounds that are left over run one by one at the end.
         left = int(length.constant) % factor
         rounds = (length - left) // factor
         if rounds.constant < 1:
@@ -326,14 +331,14 @@ class _Declared(Declarations):
         loop = Loop(rounds, (key, begin, factor))
         self.parts.append(Part(rounds, [], loop))
         self.is_within = True
-        # A number that stands for the round, in the program's own arithmetic.
+        # The symbolic round, as a number.
         round_number = Linear(0, 0, 1, loop)
         for number in range(factor):
             self.path.append((key, number))
             yield start + begin + round_number * factor + number
             self.path.pop()
         self.is_within = False
-        # Calls behind the loop are no part of it.
+        # Calls after the loop belong to another part.
         self.parts.append(Part(1, []))
         yield from self._one_by_one(start + begin + (length - left), left, key[0])
 

@@ -1,5 +1,5 @@
-"""Makespan, work, span and peaks for any n, from the times of pieces; and what a program claims of
-them.
+"""Makespan, work, span and peaks for any n, from the start times of pieces; and whether claims
+hold.
 """
 
 from __future__ import annotations
@@ -41,14 +41,16 @@ from schedlang.schedule.schedule import Claim, Schedule
 
 @frozen(kw_only=True)
 class Held:
-    """What ranks hold of a program for any n, each of them, and how late its gradients are."""
+    """What each rank holds at most, of activations and of versions of weights, and the staleness of
+    gradients.
+    """
 
     peak: tuple[Pair, ...]
     versions: tuple[int, ...]
     staleness: int = 0
 
     def of(self, name: str) -> Any:
-        """A figure of time by its name in programs: NotLinear where there is none."""
+        """NotLinear: a schedule without a flush has no figure of time."""
         raise NotLinear(f"`{name}` of a schedule without a flush")
 
 
@@ -70,17 +72,17 @@ class Figures(Held):
         return getattr(self, name)
 
     def named(self) -> dict[str, Pair]:
-        """All figures by their names, with the peak of each rank."""
+        """All figures by name, with the peak of each rank."""
         peaks = {f"peak({rank})": peak for rank, peak in enumerate(self.peak)}
         return {name: self.of(name) for name in NAMES} | peaks
 
 
-#: The figures of a whole schedule, in the order in which they are told.
+#: The figures of a whole schedule, in the order in which they are printed.
 NAMES = ("makespan", "work", "bubble", "span", "span_bubble")
 
 
 def figures_of(timed: Sequence[Timed], schedules: Sequence[Schedule]) -> Figures:
-    """The figures of pieces with their times; the `schedules` at n = 0, 1, … are of those."""
+    """The figures that follow from pieces with start times; `schedules` are those at n = 0, 1, …"""
     ranks = range(len(schedules[0].ranks))
     pieces = [[each for each in timed if each.rank == rank] for rank in ranks]
     starts = [_first_start(own) for own in pieces if own]
@@ -100,13 +102,13 @@ def figures_of(timed: Sequence[Timed], schedules: Sequence[Schedule]) -> Figures
         work=largest(busy),
         span=largest(spans),
         peak=tuple(_peak(own, schedules) for own in pieces),
-        # With one update at the end, there is one version, and nothing is behind.
+        # With one optimizer step at the end there is one version of the weights.
         versions=(1,) * len(ranks),
     )
 
 
 def _first_start(pieces: Sequence[Timed]) -> Pair:
-    """When a rank starts to work: what goes on beside its ops may begin before."""
+    """When the first op of a rank starts; gathers and sums do not count."""
     return next(
         start[:2]
         for each in pieces
@@ -116,7 +118,7 @@ def _first_start(pieces: Sequence[Timed]) -> Pair:
 
 
 def largest(numbers: Sequence[Pair]) -> Pair:
-    """The largest of some numbers, which is the same one for all n."""
+    """The largest number for all n; NeedsBase if it changes with n."""
     best = numbers[0]
     for other in numbers[1:]:
         if other != best and is_negative(minus(best, other)):
@@ -136,8 +138,8 @@ def _sum(numbers: Any) -> Pair:
 
 
 def held_by(schedules: Sequence[Schedule]) -> Callable[[int, int], Pair]:
-    """What an op of a kind on a stage adds to what its rank holds: by n, as what a gather holds may
-    depend on it.
+    """A function that gives how much memory an op of a kind and stage adds. It may depend on n,
+    since a gather may hold memory for each microbatch.
     """
     amounts = [schedule.costs.memory(schedule.layout) for schedule in schedules]
 
@@ -154,9 +156,7 @@ def held_by(schedules: Sequence[Schedule]) -> Callable[[int, int], Pair]:
 
 
 def _peak(pieces: Sequence[Timed], schedules: Sequence[Schedule]) -> Pair:
-    """The most that a rank holds: batches run one behind the other; of each all ops take, then all
-    give back.
-    """
+    """The most that a rank holds. In a batch, first all ops allocate, then all free."""
     amount_of = held_by(schedules)
     held: Pair = ZERO
     #: What it holds at the first and the last round of each piece, when it holds more than before.
@@ -170,13 +170,12 @@ def _peak(pieces: Sequence[Timed], schedules: Sequence[Schedule]) -> Pair:
                 amount = amount_of(op.kind, op.stage)
                 if not is_negative(amount):
                     most = plus(most, amount)
-                # Of all microbatches of a stage, a forward is run again, or none.
+                # Recomputation is the same for all microbatches of a stage, so any one will do.
                 if schedules[0].keeps(op.kind, op.stage, 0):
                     left = plus(left, amount)
             seen.add(most)
             within = left
-        # What is held goes up or down by the same in each round: so it is most in the first or in
-        # the last.
+        # Each round adds the same amount, so the peak is in the first or the last one.
         before_last = _product(minus(each.piece.rounds, (1, 0)), within)
         for change in seen:
             levels |= {plus(held, change), plus(plus(held, before_last), change)}
@@ -191,7 +190,7 @@ def _product(rounds: Pair, amount: Pair) -> Pair:
 
 
 def _upper(levels: set[Pair]) -> list[Pair]:
-    """Of numbers that grow alike, the largest."""
+    """The largest of the numbers with the same slope, for each slope."""
     best: dict[Any, Any] = {}
     for constant, by_n in levels:
         best[by_n] = max(constant, best.get(by_n, constant))
@@ -202,7 +201,7 @@ def _upper(levels: set[Pair]) -> list[Pair]:
 
 
 def claim_holds(claim: Claim, figures: Held, schedule: Schedule) -> bool:
-    """Whether a claim holds for all n; Fault where it cannot be worked out."""
+    """Whether a claim holds for all n; Fault if it cannot be evaluated."""
     site: ClaimSite = claim.statement
     held = schedule.stages_of(claim.rank) if claim.rank is not None else []
     names = {
@@ -255,13 +254,13 @@ def _value(pair: Pair, as_decimal: bool) -> Any:
 
 
 def in_microbatches(pair: Pair, base: int, period: int) -> Pair:
-    """A number that depends on n, as one that depends on microbatches = base + period * n."""
+    """A number in n as a number in microbatches = base + period * n."""
     slope = Fraction(pair[1]) / period
     return Fraction(pair[0]) - slope * base, slope
 
 
 def expression(pair: Pair) -> str:
-    """A number `constant + slope * microbatches`, as a program would have it."""
+    """The expression `constant + slope * microbatches`, as a program would write it."""
     constant, slope = map(Fraction, pair)
     below = lcm(constant.denominator, slope.denominator)
     factor = int(slope * below)

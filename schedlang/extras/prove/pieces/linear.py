@@ -1,10 +1,10 @@
-"""Numbers that depend on n, of which all is known that holds for every n from 0 on.
+"""Numbers that depend on n.
 
-A program is proved for microbatches = base + period * n. What it works out is then, for some base
-and period, `constant + by_n * n`; within a loop that has more rounds the larger n is, the number of
-the round comes in as well. Where such a number would have no one value for all n (a comparison that
-changes, a division with a rest that changes), there is none for this base, period and loop: an
-exception says which would do, and the program runs again.
+A program is proved for microbatches = base + period * n, for all n from 0 on. Every number that it
+computes is then `constant + by_n * n`; within a loop whose rounds grow with n, `+ by_round * k` for
+round k. A question about such a number may have different answers for different n or k: a
+comparison that changes, a division whose remainder changes. Then an exception says which base,
+period or loop would give one answer, and the program runs again with that.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ Number = int | Fraction
 
 
 class Undecided(Exception):
-    """What is asked has not one answer for all n."""
+    """A question has different answers for different n or rounds."""
 
 
 class NeedsBase(Undecided):
-    """It has one from so many n on."""
+    """The answer is the same for all n from `least` on: a larger base helps."""
 
     def __init__(self, least: int) -> None:
         super().__init__(least)
         self.least = least
 
 
-#: From which n on each answer holds that was given in a `settled` block, where there is one.
+#: Within a `settled` block: for each answer so far, the n from which on it holds.
 _HELD_FROM: ContextVar[list[int] | None] = ContextVar("_HELD_FROM", default=None)
 
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """What is asked within is answered as it is for all large n. NeedsBase at the end, from which
-    n on all the answers hold, whatever came of them, unless they hold for every n.
+    """Within this block, questions get the answer that holds for all large n. At the end, NeedsBase
+    with the n from which on all these answers hold, unless that is 0. This is so also if the block
+    failed: an error that follows from an answer for large n says nothing of smaller n.
     """
     held_from = [0]
     token = _HELD_FROM.set(held_from)
@@ -59,7 +60,9 @@ def settled() -> Iterator[None]:
 
 
 def holds_from(least: int) -> None:
-    """An answer holds from so many n on: that is kept in mind, or NeedsBase."""
+    """Note that an answer holds for all n from `least` on. Outside a `settled` block, raise
+    NeedsBase.
+    """
     held_from = _HELD_FROM.get()
     if held_from is None:
         raise NeedsBase(least)
@@ -67,7 +70,7 @@ def holds_from(least: int) -> None:
 
 
 class NeedsPeriod(Undecided):
-    """It has one where the period is so many times as long."""
+    """The answer is the same for all n if the period is `factor` times as long."""
 
     def __init__(self, factor: int) -> None:
         super().__init__(factor)
@@ -75,7 +78,7 @@ class NeedsPeriod(Undecided):
 
 
 class NeedsUnrolling(Undecided):
-    """It has one where so many rounds of a loop are taken as one."""
+    """The answer is the same in all rounds if `factor` rounds of the loop are taken as one."""
 
     def __init__(self, loop: Loop, factor: int) -> None:
         super().__init__(loop, factor)
@@ -84,7 +87,7 @@ class NeedsUnrolling(Undecided):
 
 
 class NeedsSplit(Undecided):
-    """It has one before a round of a loop, and one from there on."""
+    """The answer is the same in all rounds before round `at`, and in all from there on."""
 
     def __init__(self, loop: Loop, at: Linear | int) -> None:
         super().__init__(loop, at)
@@ -93,8 +96,8 @@ class NeedsSplit(Undecided):
 
 
 class NotLinear(Exception):
-    """A number of the program is of no such kind, or a program of no kind that can be proved; its
-    place, as an index into the program's spans, where there is one.
+    """A number or a program is of a kind that this prover does not handle. `location` is an index
+    into the program's spans, if the place is known.
     """
 
     def __init__(self, message: str, location: int | None = None) -> None:
@@ -103,12 +106,12 @@ class NotLinear(Exception):
 
 
 class Searched(NotLinear):
-    """The order does not follow from the text: a search makes it."""
+    """The order is the result of a search, so it does not follow from the text."""
 
 
 @frozen(eq=False)
 class Loop:
-    """A loop, or a part of one, with `rounds` of them: 1 or more, and more the larger n is."""
+    """A loop, or a part of one, whose number of `rounds` grows with n, from 1 or more."""
 
     rounds: Linear
     key: Any = None
@@ -116,7 +119,7 @@ class Loop:
 
 @frozen(eq=False)
 class Linear:
-    """`constant + by_n * n + by_round * k`, where k counts the rounds of a loop."""
+    """`constant + by_n * n + by_round * k`, where k is the round of `loop`."""
 
     constant: Number
     by_n: Number = 0
@@ -128,12 +131,12 @@ class Linear:
         return f"({self.constant} + {self.by_n}n{rounds})"
 
     def at(self, n: int, round: int = 0) -> Number:
-        """The number for some n and round."""
+        """The value at some n and round."""
         return self.constant + self.by_n * n + self.by_round * round
 
     @property
     def parts(self) -> tuple[Number, Number, Number]:
-        """Its three numbers: two of them are the same for all n and k if these are."""
+        """The three coefficients. Two numbers are equal for all n and k if these are."""
         return self.constant, self.by_n, self.by_round
 
     # Arithmetic
@@ -173,7 +176,7 @@ class Linear:
 
     def __floordiv__(self, other: Any) -> Any:
         self._divides(other)
-        # Only the constant has a rest: the others divide.
+        # The other coefficients are divisible.
         by_round = self.by_round // other
         return number(self.constant // other, self.by_n // other, by_round, self.loop)
 
@@ -184,7 +187,7 @@ class Linear:
     def __rfloordiv__(self, other: Any) -> Any:
         if other == 0:
             return 0
-        # From some n on the divisor is the larger number.
+        # From some n on, the divisor is larger than the number.
         if self > abs(other) or self < -abs(other):
             return 0 if (other > 0) == (self > 0) else -1
         raise NotLinear("a number divided by one that depends on `microbatches`")
@@ -193,7 +196,7 @@ class Linear:
         return other - self.__rfloordiv__(other) * self
 
     def _divides(self, divisor: Any) -> None:
-        """Whether the rest of a division is one for all n and rounds."""
+        """Raise an exception unless the remainder is the same for all n and rounds."""
         if isinstance(divisor, Linear):
             raise NotLinear("a number divided by one that depends on `microbatches`")
         if any(not isinstance(part, int) for part in (*self.parts, divisor)):
@@ -244,7 +247,7 @@ class Linear:
 
 
 def linear(value: Any) -> Linear:
-    """A number as one that might depend on n."""
+    """A number as a `Linear`."""
     if isinstance(value, Linear):
         return value
     if isinstance(value, bool):
@@ -257,14 +260,14 @@ def linear(value: Any) -> Linear:
 def number(
     constant: Number, by_n: Number = 0, by_round: Number = 0, loop: Loop | None = None
 ) -> Any:
-    """A number; a plain one if it depends on nothing."""
+    """The number with these coefficients: a plain one if it depends on neither n nor the round."""
     if not by_n and not by_round:
         return constant
     return Linear(constant, by_n, by_round, loop if by_round else None)
 
 
 def listed_for_all(name: str, values: tuple[Any, ...]) -> Any:
-    """A list, whose values are asked for by numbers that are the same for all n."""
+    """A list of the program; its index must not depend on n."""
     of_number = listed(name, values)
 
     def value_of(number: Any, location: int) -> Any:
@@ -278,7 +281,7 @@ def listed_for_all(name: str, values: tuple[Any, ...]) -> Any:
 
 
 def _common(one: Linear, other: Linear) -> Loop | None:
-    """The loop of two numbers."""
+    """The loop of two numbers; NotLinear if they are of two loops."""
     loops = {id(each.loop): each.loop for each in (one, other) if each.loop}
     if len(loops) > 1:
         raise NotLinear(
@@ -288,19 +291,17 @@ def _common(one: Linear, other: Linear) -> Loop | None:
 
 
 def is_negative(value: Any) -> bool:
-    """Whether a number is less than 0, for all n, and all rounds of its loop; Undecided where it is
-    for some and not for others.
-    """
+    """Whether a number is below 0 for all n and rounds of its loop; Undecided if that differs."""
     value = linear(value)
     if not value.by_round:
         return _is_negative(value.constant, value.by_n)
     assert value.loop
-    # A number that grows by steps is below 0 everywhere or nowhere, if it is so at both ends.
+    # The number is linear in the round: if its first and last values have one sign, all have.
     last = value.loop.rounds - 1
     first = _is_negative(value.constant, value.by_n)
     if first == is_negative(number(value.constant, value.by_n) + value.by_round * last):
         return first
-    # It changes on the way: at the first round at which it is as at the last.
+    # The sign changes in between; find the round at which it does.
     step = abs(value.by_round)
     if value.by_n % step:
         raise NeedsPeriod(int(step // gcd(int(value.by_n), int(step))))
@@ -314,6 +315,6 @@ def _is_negative(constant: Number, by_n: Number) -> bool:
     if constant >= 0 and by_n >= 0:
         return False
     crossing = -Fraction(constant) / Fraction(by_n)
-    # The first n from which on it is as it stays.
+    # The first n from which on the sign does not change.
     holds_from(ceil(crossing) if by_n > 0 else floor(crossing) + 1)
     return by_n < 0

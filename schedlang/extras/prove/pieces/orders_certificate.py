@@ -1,4 +1,4 @@
-"""The certificate of a proof, for a checker that does not trust the prover: docs/proof.md."""
+"""Writes the certificate of a proof for any number of microbatches (docs/proof.md)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from schedlang.extras.prove.pieces.computing import only_computing
 from schedlang.extras.prove.pieces.formulas import Figures, held_by
-from schedlang.extras.prove.pieces.left_out import only_computing
 from schedlang.extras.prove.pieces.pieces import (
     ONCE,
     ZERO,
@@ -37,9 +37,10 @@ def certified(
     schedules: Sequence[Schedule],
     is_idle: bool = False,
 ) -> dict[str, Any]:
-    """One class of sizes: its pieces with their times, and in which rounds what is needed is made;
-    so many rounds of the program's loops are one round. `schedules` are those at n = 0, 1, … Where
-    it `is_idle`, backwards that do nothing take time.
+    """One class of a certificate: its pieces with start times, and which round of which op makes
+    what an op needs.
+
+    `schedules` are those at n = 0, 1, … With `is_idle`, backwards of frozen stages take their time.
     """
     sources = stamped.sources()
     ranks: list[list[Any]] = [[] for _ in schedules[0].ranks]
@@ -80,8 +81,8 @@ def certified(
 
 
 def setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
-    """Stages and edges, how long messages are on their way, and of the ops of each kind and stage
-    how long they take, and what they add to what their rank holds, while they run and after.
+    """What a certificate takes from the program: stages, edges, how long messages take, and for
+    each kind and stage how long an op takes and how much it holds, while it runs and after.
     """
     schedule = schedules[0]
     layout = schedule.layout
@@ -117,8 +118,8 @@ def setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
 
 
 def _waits(stamped: Stamped, sources: Sources, piece: Piece, place: int) -> list[Any]:
-    """What a batch of a piece waits for: by rounds, up to which, and then for each op where all
-    that it needs is made in these, in the order of names and stages.
+    """For each range of rounds of a batch: its end, and for each need of each op the maker and its
+    round, in the order of the needs' names and stages.
     """
     needed = [
         [
@@ -129,7 +130,7 @@ def _waits(stamped: Stamped, sources: Sources, piece: Piece, place: int) -> list
     ]
     borders = {ZERO, piece.rounds}
     if not place:
-        # The first round waits for the piece before.
+        # Round 0 waits for the piece before, the others for the round before.
         borders.add(ONCE)
     for cells in (cells for of_op in needed for cells in of_op):
         borders |= {border for cell in cells for border in (cell.begin, cell.end)}
@@ -141,7 +142,7 @@ def _waits(stamped: Stamped, sources: Sources, piece: Piece, place: int) -> list
 
 
 def _made(sources: Sources, piece: Piece, op: Op, need: Need) -> list[Cell]:
-    """Where something that an op needs is made, by its rounds."""
+    """Where the thing is made that an op needs, by the op's rounds."""
     constant, by_n, by_round = op.microbatch
     made, stage, further, *_ = need
     return sources[made, stage].cells(
@@ -150,7 +151,7 @@ def _made(sources: Sources, piece: Piece, op: Op, need: Need) -> list[Cell]:
 
 
 def _row(cells: list[Cell], begin: Pair, end: Pair) -> list[Any]:
-    """Which of the ops that make something does so for some rounds, and in which of its own."""
+    """The maker of a thing in the rounds from `begin` to `end`, and its round."""
     cell = next(cell for cell in cells if _by_growth(begin) < _by_growth(cell.end))
     is_one = minus(end, begin) == ONCE
     number = at_round(cell.round, begin) if is_one else cell.round
@@ -163,21 +164,21 @@ def _by_name(need: Need) -> tuple[str, int, int]:
 
 
 def _by_growth(number: Pair) -> Pair:
-    """What puts numbers in order, of which all are for every n."""
+    """A sort key for numbers whose order is the same for all n."""
     return number[1], number[0]
 
 
 def _in_piece(number: Triple, piece: Piece) -> list[Any]:
-    """A number by n and the round; of one round alone, the round is nothing."""
+    """A number by n and the round; without the round if the piece has only one."""
     return _number(*(number if piece.grows else number[:2]))
 
 
 def _number(constant: Any, by_n: Any = 0, by_round: Any = 0) -> list[Any]:
-    """A number as certificates have all of them."""
+    """A number in the notation of certificates."""
     return list(map(_short, (constant, by_n, by_round)))
 
 
 def _short(value: Any) -> int | str:
-    """A number as JSON has it exactly."""
+    """A coefficient as JSON stores it exactly."""
     exact = Fraction(value)
     return exact.numerator if exact.denominator == 1 else str(exact)

@@ -1,10 +1,10 @@
-"""The pattern of orders that a search has made: what passes do does not follow from the text.
+"""The pattern in orders that a search made.
 
-The orders at three sizes that follow each other are compared. In each there are loops, which the
-ops themselves show: so many rows that come again for later microbatches, and again. Where the
-loops are the same ones at all three sizes, some of them with a round more each time, and all else
-is the same but for later microbatches, that is a pattern. What is proved of it is proved of all
-orders that go on like this.
+What a search pass does does not follow from the text. So the orders at three consecutive sizes are
+compared. Each order has loops: rows that come again, for later microbatches, a fixed distance
+later. If all three sizes have the same loops, some of which gain a round from size to size, and
+everything else is the same but for later microbatches, that is a pattern. A proof about it holds
+for all sizes whose orders go on in the same way.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _NONE_YET = "the orders have no pattern yet"
 
 
 def pattern_of(schedules: Sequence[Schedule]) -> Orders:
-    """The orders for n = 0, 1, … where three schedules are those of n = 0, 1 and 2; NoStamps where
-    they have no pattern.
+    """The orders for n = 0, 1, …, from three schedules at n = 0, 1 and 2; NoStamps if they have no
+    pattern.
     """
     first, second, _ = schedules
     layout = first.layout
@@ -43,8 +43,8 @@ def pattern_of(schedules: Sequence[Schedule]) -> Orders:
 
 @frozen
 class _Loop:
-    """Rows of an order that come again `length` rows later, for later microbatches, as long as
-    they do: from `begin` on `size` of them.
+    """A range of `size` rows from `begin` on, each of which comes again `length` rows later, for
+    later microbatches.
     """
 
     begin: int
@@ -54,8 +54,8 @@ class _Loop:
 
 @frozen(eq=False)
 class _Order:
-    """The order of a rank at a size, as columns: kind, stage, microbatch, whether a batch begins,
-    and location; and its loops.
+    """The order of a rank at one size, as columns (kind, stage, microbatch, whether it is the first
+    of its batch, location), and its loops.
     """
 
     rows: Ints
@@ -63,7 +63,9 @@ class _Order:
 
     @classmethod
     def of(cls, schedule: Schedule, rank: int, steps: Ints) -> _Order:
-        """That of a rank; a round of a loop goes on by so many microbatches of each stage."""
+        """The order of a rank. `steps` says by how many microbatches of each stage a round goes
+        on.
+        """
         columns = schedule.columns
         begin, end = columns.first[rank : rank + 2].tolist()
         is_first = columns.batch[begin:end] == np.arange(begin, end)
@@ -80,7 +82,7 @@ class _Order:
 
 
 def _loops(rows: Ints, steps: Ints) -> Iterator[_Loop]:
-    """The loops of an order, of which each has two rounds at least."""
+    """The loops of an order; each has at least two rounds."""
     kind, stage, microbatch, is_first, _ = rows
     step = steps[stage]
     places = {
@@ -97,7 +99,7 @@ def _loops(rows: Ints, steps: Ints) -> Iterator[_Loop]:
     borders = np.flatnonzero(np.diff(distance)) + 1
     for begin, end in pairwise([0, *borders.tolist(), count]):
         length = int(distance[begin]) if begin < count else 0
-        # Batches are whole: the rounds begin with one.
+        # A round begins with the first op of a batch.
         while begin < end and not is_first[begin]:
             begin += 1
         if 0 < length <= end - begin:
@@ -105,7 +107,7 @@ def _loops(rows: Ints, steps: Ints) -> Iterator[_Loop]:
 
 
 def _pieces(orders: Sequence[_Order], steps: Ints) -> tuple[Piece, ...]:
-    """The order of a rank for all n: what stands between the loops that grow, and these."""
+    """The order of a rank for all n: growing loops, and what stands between them."""
     if len({len(order.loops) for order in orders}) > 1:
         raise NoStamps(_NONE_YET)
     #: How far the orders have come.
@@ -116,7 +118,7 @@ def _pieces(orders: Sequence[_Order], steps: Ints) -> tuple[Piece, ...]:
         if len(set(sizes)) == 1:
             continue
         length = loops[0].length
-        # Of rows that are of two loops, the first one has them.
+        # Rows that belong to two loops are given to the first one.
         skipped = {
             max(begin - loop.begin, 0) for begin, loop in zip(at, loops, strict=True)
         }
@@ -148,7 +150,7 @@ def _piece(
     ends: Sequence[int],
     steps: Ints | None,
 ) -> Iterator[Piece]:
-    """Some rows of the orders as a piece; of a loop those of one round, with its steps."""
+    """Rows of the three orders as a piece; for a loop, the rows of one round, with its steps."""
     cut = zip(orders, begins, ends, strict=True)
     parts = [order.rows[:, begin:end] for order, begin, end in cut]
     first, second, third = parts

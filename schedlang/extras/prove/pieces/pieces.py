@@ -1,8 +1,7 @@
-"""The orders of ranks for any n: pieces that are repeated, whose microbatches depend on n and on
-the round.
+"""The orders of ranks for any n, as pieces that repeat. Microbatches depend on n and on the round.
 
-An `Order` is what an expansion gives once all that its calls leave open is filled in: stages,
-`next`, and the weight gradients that a `W` takes.
+`orders_of` makes them from an expansion: it fills in what calls leave open, which are stages,
+`next`, and the weight gradients that a bare `W` takes.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ Pair = tuple[Any, Any]
 Triple = tuple[Any, Any, Any]
 
 ZERO: Pair = (0, 0)
-#: The rounds of a piece that is there once.
+#: The number of rounds of a piece that does not repeat.
 ONCE: Pair = (1, 0)
 
 
 @frozen
 class Op:
-    """An op of every round of a piece: its kind, its stage and its microbatch, and where it is
-    written. What is of a whole stage has no microbatch.
+    """An op in each round of a piece: kind, stage, microbatch, and its location in the program. An
+    op of a whole stage has microbatch 0.
     """
 
     kind: int
@@ -54,35 +53,35 @@ class Op:
     location: int
 
 
-#: What is issued as one.
+#: Ops that are issued together.
 Batch = tuple[Op, ...]
 
 
 @frozen
 class Piece:
-    """Batches that a rank does `rounds` times, one round after the other."""
+    """Batches that a rank repeats for `rounds` rounds."""
 
     rounds: Pair
     batches: tuple[Batch, ...]
 
     @property
     def grows(self) -> bool:
-        """Whether it has more rounds the larger n is."""
+        """Whether the number of rounds grows with n."""
         return bool(self.rounds[1])
 
     @property
     def ops(self) -> Iterator[Op]:
-        """The ops of a round, in order."""
+        """The ops of one round, in order."""
         return chain.from_iterable(self.batches)
 
     def changed(self, change: Callable[[Op], Op | None]) -> Piece:
-        """The piece with each op changed, or left out."""
+        """The piece with a function applied to each op; None leaves the op out."""
         batches = (tuple(filter(None, map(change, batch))) for batch in self.batches)
         return evolve(self, batches=tuple(filter(None, batches)))
 
     def table(self, n: int) -> Ints:
-        """Its ops for some n, one round after the other, as columns: kind, stage, microbatch, and
-        whether a batch begins with it.
+        """All ops at some n, round after round, as columns: kind, stage, microbatch, and whether
+        the op is the first of its batch.
         """
         kind, stage, constant, by_n, by_round, is_first = self._ops
         rounds = value(self.rounds, n)
@@ -105,12 +104,14 @@ class Piece:
 
 @frozen
 class Orders:
-    """What all ranks do, for microbatches = base + period * n."""
+    """The orders of all ranks, for microbatches = base + period * n. `units` says how many
+    microbatches (or slices) each stage runs.
+    """
 
     ranks: tuple[tuple[Piece, ...], ...]
     units: tuple[Pair, ...]
     placement: tuple[int, ...]
-    #: By how many microbatches of a stage the pieces that grow go on in a round.
+    #: For each stage, the number of microbatches by which a round of a growing piece goes on.
     strides: tuple[int, ...]
 
     @property
@@ -124,7 +125,7 @@ class Orders:
         return chain.from_iterable(piece.ops for piece in self.pieces)
 
     def changed(self, change: Callable[[Op], Op | None]) -> Orders:
-        """The orders with each op changed, or left out."""
+        """The orders with a function applied to each op; None leaves the op out."""
         ranks = (
             tuple(
                 piece
@@ -136,7 +137,7 @@ class Orders:
         return evolve(self, ranks=tuple(ranks))
 
     def makers(self) -> dict[tuple[int, int], list[tuple[Piece, Op]]]:
-        """The ops that make something, by what it is and its stage, each with its piece."""
+        """For each thing and stage, the ops that make it, each with its piece."""
         made: dict[tuple[int, int], list[tuple[Piece, Op]]] = {}
         for piece in self.pieces:
             for op in piece.ops:
@@ -145,13 +146,13 @@ class Orders:
         return made
 
     def table(self, rank: int, n: int) -> Ints:
-        """What a rank does for some n, as `Piece.table` has it."""
+        """The ops of a rank at some n, with the columns of `Piece.table`."""
         pieces = [piece.table(n) for piece in self.ranks[rank]]
         return np.concatenate(pieces, axis=1) if pieces else np.empty((4, 0), np.int64)
 
 
 def later(orders: Orders, by: int) -> Orders:
-    """The orders for n counted from a later size on."""
+    """The orders with n counted from `by` on."""
 
     def moved(op: Op) -> Op:
         constant, by_n, by_round = op.microbatch
@@ -167,13 +168,13 @@ def later(orders: Orders, by: int) -> Orders:
 
 
 def value(number: Pair | Triple, n: int, k: int = 0) -> Any:
-    """A number for some n and round."""
+    """The value of a number at some n and round."""
     constant, by_n, *by_round = number
     return constant + by_n * n + (by_round[0] * k if by_round else 0)
 
 
 def pair(number: Any) -> Pair:
-    """A number of the program that depends on n alone."""
+    """The coefficients of a number that depends on n alone."""
     number = linear(number)
     if number.by_round:
         raise NotLinear(
@@ -183,7 +184,7 @@ def pair(number: Any) -> Pair:
 
 
 def is_negative(number: Pair) -> bool:
-    """Whether a number is less than 0 for all n; NeedsBase if it is for some."""
+    """Whether a number is below 0 for all n; NeedsBase if that changes with n."""
     constant, by_n = number
     if constant >= 0 and by_n >= 0:
         return False
@@ -208,15 +209,15 @@ def times(number: Pair, factor: Any) -> Pair:
 
 
 def at_round(number: Triple, round: Pair) -> Pair:
-    """A number at a round that depends on n."""
+    """The value of a number in a round that depends on n."""
     return number[0] + number[2] * round[0], number[1] + number[2] * round[1]
 
 
-# What is left open by calls
+# Filling in what calls leave open
 
 
 def orders_of(expansion: Expansion, unroll: int = 1) -> Orders:
-    """The orders of an expansion, with so many rounds of every piece that grows taken as one."""
+    """The orders of an expansion, with `unroll` rounds of every growing piece taken as one."""
     slices = expansion.params.get("slices", 1)
     ranks = []
     for rank, parts in enumerate(expansion.ranks):
@@ -233,8 +234,7 @@ def orders_of(expansion: Expansion, unroll: int = 1) -> Orders:
             )
             for part in parts
         ]
-        # In this order: `W` without arguments takes what an `I` has left, whose microbatch must be
-        # known.
+        # `next` comes first, since a bare `W` takes the microbatch of an `I`.
         _count_next(calls, expansion.sites)
         pieces = [
             piece for each in calls for piece in [each.piece(expansion.sites, held)]
@@ -252,14 +252,14 @@ def orders_of(expansion: Expansion, unroll: int = 1) -> Orders:
 
 
 class _Calls:
-    """The calls of a part: of each where it is, its stage and its microbatch."""
+    """The calls of a part, as lists of location, stage and microbatch."""
 
     def __init__(self, part: Part, calls: list[list[Any]]) -> None:
         self.rounds = pair(part.rounds)
         self.calls = calls
 
     def piece(self, sites: Sites, held: Sequence[int]) -> Piece:
-        """The piece that they are."""
+        """The piece of these calls."""
         batches: list[list[Op]] = []
         for location, stage, microbatch in self.calls:
             kind = sites.kinds[location]
@@ -306,7 +306,7 @@ def _completed(call: Any, sites: Sites, held: Sequence[int], slices: int) -> lis
 
 
 def _count_next(parts: list[_Calls], sites: Sites) -> None:
-    """Fill in each `next`: how many calls of the op on its stage came before."""
+    """Fill in each `next`: the number of earlier calls of that op on that stage."""
     takes_next = sites.takes_next
     if not takes_next:
         return
@@ -323,11 +323,11 @@ def _count_next(parts: list[_Calls], sites: Sites) -> None:
 def numbered(
     groups: Sequence[tuple[Pair, Sequence[T]]], key_of: Callable[[T], Any]
 ) -> list[list[Triple]]:
-    """Of the things in each of some pieces, with its rounds: how many with the same key come before
-    each.
+    """Number things through consecutive groups. A group is its number of rounds and the things of
+    each round; the number of a thing is how many things with the same key come before it.
     """
-    # `before` counts what earlier pieces have, for all n; within a piece that is repeated, each
-    # round has as many as the round before:
+    # `before` has the count of earlier groups, for all n. Within a group that repeats, each round
+    # adds the same number:
     #
     #     2 x F(next) │ (n + 1) x { F(next) B(next) }         second F: microbatch 2 + k
     before: dict[Any, Pair] = {}
@@ -350,7 +350,7 @@ def numbered(
 
 
 def _with_owed(pieces: list[Piece], sites: Sites) -> list[Piece]:
-    """Fill in the stage and microbatch of each `W` that takes the oldest one that is owed."""
+    """Fill in each `W` without a microbatch: it takes the weight gradient that is owed longest."""
     oldest = sites.takes_oldest
     weights = [location for location, kind in sites.kinds.items() if kind == Kind.W]
     if not oldest or not any(
@@ -364,8 +364,8 @@ def _with_owed(pieces: list[Piece], sites: Sites) -> list[Piece]:
     if len(bare) > 1 and len(stages) > 1:
         raise NotLinear("some `W` name their stage, and some do not")
     by_stage = not bare.pop()
-    # Where the rounds of a piece take from different places, it is split there, and all is done
-    # anew.
+    # If different rounds of a piece take by different rules, the piece is split there, and all is
+    # done again.
     while True:
         completed, cut = _owed_once(pieces, oldest, by_stage)
         if cut is None:
@@ -377,10 +377,12 @@ def _with_owed(pieces: list[Piece], sites: Sites) -> list[Piece]:
 def _owed_once(
     pieces: list[Piece], oldest: frozenset[int], by_stage: bool
 ) -> tuple[list[Piece], tuple[int, Pair] | None]:
-    """The pieces with every `W` filled in; or a piece that is to be split before, and where."""
+    """The pieces with every `W` filled in; or no pieces, but the piece to split and the round at
+    which.
+    """
 
-    # Gradients are owed and taken in one order, as in a queue: the i-th taken is the i-th made.
-    # Both are numbered through all pieces; where the numbers meet is arithmetic.
+    # Gradients form a queue: the i-th `W` takes the i-th gradient that was made. Both are numbered
+    # through all pieces, and `sorted_cells` finds where the numbers are equal.
     def key_of(op: Op) -> int | None:
         return op.stage if by_stage else None
 
@@ -409,7 +411,7 @@ def _owed_once(
                     op.location,
                 )
             met = [_met(cell, there[cell.source][1]) for cell in cells]
-            # Rounds that take from different places take by one rule, or the piece is split.
+            # All rounds must take by one rule, or the piece is split.
             stage, microbatch = met[
                 max(range(len(cells)), key=lambda at: cells[at].is_long)
             ]
@@ -427,12 +429,12 @@ def _owed_once(
 
 
 def _filled_in(piece: Piece, filled: Mapping[int, Op]) -> Piece:
-    """A piece with some ops, by their ids, as others."""
+    """The piece with some ops replaced, by the ids of the old ones."""
     return piece.changed(lambda op: filled.get(id(op), op))
 
 
 def _met(cell: Cell, owing: Op) -> tuple[int, Triple]:
-    """The stage and the microbatch, by the rounds of the one that takes, of what it takes."""
+    """The stage and microbatch that a `W` takes, as a function of the round of the `W`."""
     constant, by_n, by_round = owing.microbatch
     at, at_n, step = cell.round
     return owing.stage, (
@@ -443,15 +445,15 @@ def _met(cell: Cell, owing: Op) -> tuple[int, Triple]:
 
 
 def is_computed(kind: int) -> bool:
-    """Whether an op is of a microbatch, and no transfer."""
+    """Whether ops of this kind have a microbatch and are no transfers."""
     return kind not in OF_STAGE and not is_transfer(kind)
 
 
-# Pieces cut, and rounds taken together
+# Splitting pieces, and taking rounds together
 
 
 def shifted(piece: Piece, rounds: Pair, by: Pair) -> Piece:
-    """So many rounds of a piece, from a round on."""
+    """`rounds` rounds of a piece, from round `by` on."""
 
     def later(op: Op) -> Op:
         # A `W` may not have its microbatch yet.
@@ -465,20 +467,20 @@ def shifted(piece: Piece, rounds: Pair, by: Pair) -> Piece:
 
 
 def split(piece: Piece, at: Pair) -> list[Piece]:
-    """A piece as two, the second one from a round on."""
+    """The piece as two, split before round `at`."""
     parts = shifted(piece, at, ZERO), shifted(piece, minus(piece.rounds, at), at)
     return [part if part.grows else one_by_one(part) for part in parts]
 
 
 def one_by_one(piece: Piece) -> Piece:
-    """A piece that has the same rounds for all n, as one round."""
+    """A piece with a fixed number of rounds as a piece of one round."""
     rounds = (shifted(piece, ONCE, (number, 0)) for number in range(piece.rounds[0]))
     batches = chain.from_iterable(_paced(each, 0).batches for each in rounds)
     return Piece(ONCE, tuple(batches))
 
 
 def _paced(piece: Piece, factor: int) -> Piece:
-    """A piece that goes on by so many times as many microbatches in a round."""
+    """The piece with `factor` times as many microbatches from round to round."""
 
     def changed(op: Op) -> Op:
         if op.microbatch is None:
@@ -490,7 +492,7 @@ def _paced(piece: Piece, factor: int) -> Piece:
 
 
 def unrolled(piece: Piece, factor: int) -> list[Piece]:
-    """A piece with so many of its rounds as one, and the rounds that are left."""
+    """The piece with `factor` rounds taken as one, and a piece of the rounds that are left over."""
     constant, by_n = piece.rounds
     if factor == 1 or not piece.grows:
         return [piece]
@@ -508,7 +510,7 @@ def unrolled(piece: Piece, factor: int) -> list[Piece]:
 
 
 def _strides(ranks: Sequence[Sequence[Piece]]) -> int:
-    """By how many microbatches all pieces can go on in a round, for the ops of a stage to meet."""
+    """The least number of microbatches that is a whole number of rounds in every growing piece."""
     strides = {
         abs(op.microbatch[2])
         for pieces in ranks
@@ -525,7 +527,7 @@ def _strides(ranks: Sequence[Sequence[Piece]]) -> int:
 
 
 def _alike(piece: Piece, stride: int, unroll: int) -> list[Piece]:
-    """A piece whose ops go on by so many microbatches in a round, or by a multiple of these."""
+    """A piece, unrolled so that a round goes on by `stride * unroll` microbatches."""
     if not piece.grows:
         return [piece]
     own = {abs(op.microbatch[2]) for op in piece.ops if is_computed(op.kind)}
@@ -536,13 +538,13 @@ def _alike(piece: Piece, stride: int, unroll: int) -> list[Piece]:
     return unrolled(piece, stride // own.pop() * unroll)
 
 
-# Which round of which piece has a microbatch
+# Finding the round of a piece in which a number occurs
 
 
 @frozen
 class Cell:
-    """Rounds `begin` up to `end` of a piece, for which something is in the piece `source`, in a
-    round that depends on n and on the round here.
+    """In the rounds `begin` up to `end` of a piece, a number is found in the source number
+    `source`, there in the round `round`, which depends on n and on the round here.
     """
 
     begin: Pair
@@ -559,8 +561,8 @@ class Cell:
 def sorted_cells(
     rounds: Pair, wanted: Triple, sources: Sequence[tuple[int, Pair, Triple]]
 ) -> list[Cell]:
-    """Where a number, in each of so many rounds, is met by those of sources; each of these has its
-    rounds and its number. In order of the rounds.
+    """Where the number `wanted` is found, for each of `rounds` rounds. Each source is its index,
+    its rounds and its number. The cells are in the order of their rounds.
     """
     cells = [
         cell
@@ -568,12 +570,12 @@ def sorted_cells(
         for cell in [_cell(number, rounds, wanted, of, there)]
         if cell
     ]
-    # Beyond the base, of two numbers that stay apart the one that grows less is the smaller.
+    # For all n from 0 on, the number with the smaller slope is the smaller one.
     return sorted(cells, key=lambda cell: (cell.begin[1], cell.begin[0]))
 
 
 def tiles(cells: Sequence[Cell], rounds: Pair) -> bool:
-    """Whether cells are all rounds, each once."""
+    """Whether the cells cover all rounds, each once."""
     begins = [*(cell.begin for cell in cells), rounds]
     return begins == [ZERO, *(cell.end for cell in cells)]
 
@@ -586,19 +588,19 @@ def _cell(
     here_one = rounds == (1, 0)
     there_one = of == (1, 0)
     if here_one and there_one:
-        # They meet at one n alone: from the next one on they do not.
+        # They are equal at one n only: from the next one on they differ.
         if by_n and constant % by_n == 0 and -constant // by_n >= 0:
             holds_from(-constant // by_n + 1)
         return (
             Cell(ZERO, (1, 0), source, (0, 0, 0)) if not constant and not by_n else None
         )
     if there_one:
-        # The one round here in which it is: constant + by_n * n + step * k = 0.
+        # The one round k here in which it occurs: constant + by_n * n + step * k = 0.
         at = _quotient((-constant, -by_n), wanted[2])
         if at is None or is_negative(at) or not is_negative(minus(at, rounds)):
             return None
         return Cell(at, plus(at, (1, 0)), source, (0, 0, 0))
-    # Which round there has what round 0 here wants.
+    # The round there that has the number of round 0 here.
     first = _quotient((constant, by_n), there[2])
     if first is None:
         return None
@@ -628,7 +630,7 @@ def _cell(
 
 
 def _quotient(number: Pair, divisor: int) -> Pair | None:
-    """A number divided; None where it is none for any n."""
+    """The quotient of two numbers; None if it is not a whole number for any n."""
     constant, by_n = number
     if by_n % divisor:
         raise NeedsPeriod(abs(divisor) // gcd(by_n, divisor))

@@ -1,11 +1,11 @@
-"""When all ops run, for any n: times that are found at a few sizes and proved for all.
+"""Start times of all ops for any n: guessed from a few sizes, then proved for all.
 
-In the ideal execution each batch of ops starts when its rank has done the one before, and what it
-needs has come. Its start is looked for as `constant + by_n * n + by_round * k` in each piece of an
-order; pieces are cut where the walk's times change their step. Then every edge is looked at for all
-n and all rounds at once (`Stamped.check`): no start comes before what it waits for, and each comes
-right with something that it waits for. The first says that nothing hangs: time grows along every
-edge. Both together say that these are the times of the execution, to the last.
+In the ideal execution a batch starts when its rank has finished the batch before, and everything
+that it needs has arrived. In each piece of an order, its start is assumed to be `constant + by_n *
+n + by_round * k`; a piece is split where the step of its times changes. Then `Stamped.check` checks
+every edge for all n and rounds. No batch starts before something that it waits for: so times grow
+along all edges, and nothing deadlocks. And each batch starts exactly when the last of these is
+there: so the times are those of the execution.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from schedlang.schedule.kinds import OF_STAGE, OPS, Kind
 from schedlang.schedule.needs import needs_of
 from schedlang.schedule.schedule import Schedule
 
-#: Of a rule, what is needed: made by an op, of which stage, so many microbatches on; and whether it
-#: comes from another rank, and how long it is on its way.
+#: What a rule says that an op needs: the thing, the stage that makes it, the distance of its
+#: microbatch, whether another rank makes it, and how long the message takes.
 Need = tuple[int, int, int, bool, Any]
-#: The needs of an op by its kind, its stage, and its slice.
+#: The needs of an op, by its kind, stage and slice.
 Rules = Mapping[tuple[int, int, int], tuple[Need, ...]]
 
 
 class NoStamps(Exception):
-    """No such times were found, or they do not hold."""
+    """No start times were found, or the check of them failed."""
 
 
 def rules_of(schedules: Sequence[Schedule]) -> Rules:
-    """What ops need, by one rule for all microbatches; NotLinear where some differ."""
+    """The needs of all ops, the same at all these sizes; NotLinear if they differ."""
     rules: dict[tuple[int, int, int], tuple[Need, ...]] | None = None
     for schedule in schedules:
         own = _rules_of(schedule)
@@ -77,7 +77,7 @@ def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]
     is_of_op = ~columns.is_transfer[needs.user]
     user = needs.user[is_of_op]
     microbatch = columns.microbatch[user]
-    # A column for each need of each op, of which those of all microbatches are equal:
+    # One column for each need of each op; those that differ in the microbatch alone are equal:
     #
     #     kind  stage  slice │ made  made on stage  microbatches on  is_far  way
     #     B     1      0     │ B     2              0                1       2
@@ -111,7 +111,7 @@ def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]
     for row, count in zip(found.T.tolist(), counts.tolist(), strict=True):
         key = tuple(row[:3])
         made, stage, further, is_far, number = row[3:]
-        # As many needs of a kind as ops that might have them: so all have it.
+        # If there are as many such needs as ops, each op has it.
         if count != users[key]:
             raise NotLinear("ops of one stage do not all need the same")
         way = fixed.exact(float(ways[made, number])) if is_far else 0
@@ -120,7 +120,7 @@ def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]
 
 
 def _distinct(table: Ints) -> tuple[Ints, Ints]:
-    """The columns of a table, each once, and how often it is there."""
+    """The distinct columns of a table, and the count of each."""
     order = np.lexsort(table[::-1])
     ordered = table[:, order]
     is_new = np.ones(len(order), bool)
@@ -131,9 +131,7 @@ def _distinct(table: Ints) -> tuple[Ints, Ints]:
 
 @frozen
 class Timed:
-    """A piece of a rank's order with the times of its batches: when each starts, by n and the
-    round, and how long it takes.
-    """
+    """A piece of a rank's order with the start time and the duration of each batch."""
 
     rank: int
     piece: Piece
@@ -141,14 +139,14 @@ class Timed:
     takes: tuple[Any, ...]
 
     def end(self, batch: int) -> Triple:
-        """When a batch is over."""
+        """When a batch ends."""
         constant, by_n, by_round = self.starts[batch]
         return constant + self.takes[batch], by_n, by_round
 
 
 def walked(schedule: Schedule) -> list[list[Any]]:
-    """When the batches of each rank start in the ideal execution, in the order of the rank; they
-    are fractions if the costs are no whole numbers. NoStamps if it stands still.
+    """The start time of each batch of each rank in the ideal execution; fractions where costs are
+    not whole numbers. NoStamps if it deadlocks.
     """
     events = ideal_events(schedule, schedule.costs)
     if not events.graph.is_whole:
@@ -166,7 +164,9 @@ def walked(schedule: Schedule) -> list[list[Any]]:
 
 
 def durations_of(schedule: Schedule, batch: Batch) -> Any:
-    """How long a batch takes, and when each of its ops ends."""
+    """When each op of a batch ends, counted from the batch's start; the last is the batch's
+    duration.
+    """
     if schedule.costs.differ_by_microbatch:
         raise NotLinear("costs differ by microbatch")
     durations = schedule.costs.durations(schedule.layout)
@@ -178,13 +178,13 @@ def durations_of(schedule: Schedule, batch: Batch) -> Any:
 def stamp(
     orders: Orders, walks: Sequence[list[list[Any]]], schedule: Schedule
 ) -> list[Timed]:
-    """Times for the pieces of an order, cut as needed, from those that batches have at n = 0, 1 and
-    2; NoStamps where there is no pattern yet. `schedule` says how long they take.
+    """Pieces with start times, split as needed, from the start times at n = 0, 1 and 2. `schedule`
+    gives the durations. NoStamps if there is no pattern.
     """
     timed: list[Timed] = []
     known: dict[Any, Any] = {}
     for rank, pieces in enumerate(orders.ranks):
-        # How far each size's times are read: a piece takes as many rounds of each as it has there.
+        # The position in the start times of each size; a piece takes its rounds at that size.
         at = [0] * len(walks)
         for piece in pieces:
             rounds = [value(piece.rounds, n) for n in range(len(walks))]
@@ -210,8 +210,10 @@ def stamp(
 def _cut(
     piece: Piece, times: list[list[list[Any]]]
 ) -> Iterator[tuple[Piece, tuple[Triple, ...]]]:
-    """A piece cut where the times of its rounds go on by another step, and the times of each."""
-    # Times of a piece at three sizes, and the runs in which they go on by one step:
+    """The piece, split where the step of its start times changes, and the start times of each
+    part.
+    """
+    # Start times of a piece at three sizes, and the runs of rounds with one step:
     #
     #     n = 0    0 2 4 6 │ 9 12                runs of 4 and 2 rounds
     #     n = 1    0 2 4 6 8 │ 11 14             5 and 2
@@ -232,7 +234,7 @@ def _cut(
             part = rest
         else:
             part, rest = split(rest, length)
-        # One round alone has no step.
+        # A single round has no step.
         steps = [of[number][1] for of in runs if of[number][0] > 1] or [
             runs[0][number][1]
         ]
@@ -251,7 +253,7 @@ def _cut(
 
 
 def _runs(rounds: list[list[Any]]) -> list[tuple[int, Any]]:
-    """How many rounds follow each other with one step, and the step."""
+    """Runs of rounds with the same step: the length of each, and its step."""
     runs: list[tuple[int, Any]] = []
     at = 0
     while at < len(rounds):
@@ -270,16 +272,16 @@ def _runs(rounds: list[list[Any]]) -> list[tuple[int, Any]]:
     return runs
 
 
-#: An op that makes something: its number, the rounds of its piece, and its microbatch.
+#: An op that makes something: its index in `Makers.ops`, the rounds of its piece, its microbatch.
 _Maker = tuple[int, Pair, Triple]
 
 
 @define
 class Makers:
-    """The ops that make a thing of a stage, each with the number of its piece, and its batch there.
+    """The ops that make one thing on one stage, each with the indices of its piece and batch.
 
-    Of each op that is looked for there are few that could be it: those that are of one round, by
-    the microbatch, and all others by its rest, since they go on by the `stride`.
+    Only a few of them can make a given microbatch: those with one round are found by the microbatch
+    itself, the others by its remainder by the `stride`, since they go on by that.
     """
 
     stride: int
@@ -289,7 +291,7 @@ class Makers:
     by_rest: dict[int, list[_Maker]] = field(factory=dict)
 
     def add(self, piece: int, batch: int, op: Op, rounds: Pair) -> None:
-        """Add an op of a piece with so many rounds."""
+        """Add an op of a piece with these rounds."""
         maker = len(self.ops), rounds, op.microbatch
         rest = op.microbatch[0] % self.stride
         self.ops.append((piece, batch, op))
@@ -300,25 +302,26 @@ class Makers:
             self.growing.setdefault(rest, []).append(maker)
 
     def cells(self, rounds: Pair, wanted: Triple) -> list[Cell]:
-        """Where a microbatch is made, by the rounds of the op that needs it."""
+        """Where the microbatch `wanted` is made, by the rounds of the op that needs it."""
         rest = wanted[0] % self.stride
         if rounds != ONCE:
             return sorted_cells(rounds, wanted, self.by_rest.get(rest, ()))
-        # Each is made once, so the one that is found first is all.
+        # Each microbatch is made once, so there is no other maker.
         number = self.once.get(wanted[:2])
         if number is not None:
             return [Cell(ZERO, ONCE, number, (0, 0, 0))]
         return sorted_cells(rounds, wanted, self.growing.get(rest, ()))
 
 
-#: By what is made and its stage.
+#: The makers of each thing on each stage.
 Sources = Mapping[tuple[int, int], Makers]
 
 
 @frozen(eq=False)
 class Stamped:
-    """Pieces of orders with their times, what ops need, and how many slices a microbatch has; and
-    by stage, whose gradients its optimizer step adds to its own.
+    """Pieces with start times, together with all that is needed to check them: the needs of ops,
+    the orders, the number of slices. `summed` has for each stage the other replicas whose gradients
+    its optimizer step waits for.
     """
 
     timed: Sequence[Timed]
@@ -328,8 +331,8 @@ class Stamped:
     summed: Sequence[Collection[int]] = ()
 
     def check(self, looked_at: Collection[int] | None = None) -> None:
-        """NoStamps if the times of all pieces do not hold, or of those that are looked at;
-        NeedsBase or NeedsPeriod where that can be said for other sizes only.
+        """NoStamps if a start time is wrong, among all pieces or those `looked_at`. NeedsBase or
+        NeedsPeriod if the answer differs by size.
         """
         self._check_durations()
         sources = self.sources()
@@ -340,14 +343,14 @@ class Stamped:
             last[timed.rank] = number
 
     def _check_durations(self) -> None:
-        """That all that others wait for takes time: then time grows along every edge."""
+        """NotLinear if an op takes no time: then times would not grow along its edges."""
         for timed in self.timed:
             for batch, takes in zip(timed.piece.batches, timed.takes, strict=True):
                 if not takes and any(op.kind not in OF_STAGE for op in batch):
                     raise NotLinear("an op takes no time")
 
     def sources(self) -> Sources:
-        """The ops that make something, by what it is and its stage."""
+        """The makers of each thing on each stage."""
         makers: dict[tuple[int, int], Makers] = {}
         for number, timed in enumerate(self.timed):
             for place, batch in enumerate(timed.piece.batches):
@@ -373,7 +376,7 @@ class Stamped:
     def _rank(
         self, number: int, before: int | None, place: int
     ) -> list[tuple[Pair, Pair, Triple]]:
-        """When the batch before one is over, by the rounds of its piece."""
+        """When the batch before ends, by the rounds of the piece."""
         timed = self.timed[number]
         rounds = timed.piece.rounds
         if place:
@@ -383,7 +386,7 @@ class Stamped:
             earlier = self.timed[before]
             last = minus(earlier.piece.rounds, ONCE)
             first = (*at_round(earlier.end(-1), last), 0)
-        # The first round follows the piece before, all others the round before.
+        # Round 0 follows the piece before, every other round the round before.
         cells = [(ZERO, ONCE, first)]
         if rounds != ONCE:
             constant, by_n, by_round = timed.end(-1)
@@ -391,7 +394,7 @@ class Stamped:
         return cells
 
     def _needed(self, timed: Timed, op: Op, sources: Sources) -> Iterator[Any]:
-        """When each thing that an op needs is there."""
+        """When each thing arrives that an op needs, by the rounds of its piece."""
         constant, by_n, by_round = op.microbatch
         if is_update(op.kind) and self.summed:
             yield from self._gradients(op.stage, sources)
@@ -417,7 +420,9 @@ class Stamped:
             yield there
 
     def _gradients(self, stage: int, sources: Sources) -> Iterator[Any]:
-        """When each gradient is there that other ranks add to the update of a stage."""
+        """When the gradients of the other replicas of a stage are there, which its update waits
+        for.
+        """
         for other in self.summed[stage]:
             units = self.orders.units[other]
             for source, place, op in sources[Kind.W, other].ops:
@@ -428,7 +433,7 @@ class Stamped:
                     yield [(ZERO, ONCE, (*at_round(timed.end(place), last), 0))]
 
     def needs(self, op: Op) -> tuple[Need, ...]:
-        """What an op needs; what is of a whole stage needs what its order gives it."""
+        """The needs of an op. An op of a whole stage has none."""
         if op.kind in OF_STAGE:
             return ()
         constant, by_n, by_round = op.microbatch
@@ -439,7 +444,9 @@ class Stamped:
     def _hold(
         self, timed: Timed, place: int, waits: list[list[tuple[Pair, Pair, Triple]]]
     ) -> None:
-        """Whether a batch starts when all that it waits for is there, and no later."""
+        """NoStamps unless the batch starts exactly when the last thing that it waits for is
+        there.
+        """
         start = timed.starts[place]
         borders = {
             border
@@ -462,8 +469,7 @@ class Stamped:
                         start[1] - arrival[1],
                         start[2] - arrival[2],
                     )
-                    # By the round it goes up or down evenly, so the first and the last round bound
-                    # it.
+                    # It is linear in the round, so it is least at the first or the last one.
                     spare = at_round(late, begin), at_round(late, last)
                     if any(is_negative(of) for of in spare):
                         raise NoStamps(
@@ -475,7 +481,7 @@ class Stamped:
 
 
 def _within(begin: Pair, end: Pair, cell_begin: Pair, cell_end: Pair) -> bool:
-    """Whether rounds are some of a cell's; of all cells, the borders are in order."""
+    """Whether the rounds from `begin` to `end` lie within those of a cell."""
     return (cell_begin[1], cell_begin[0]) <= (begin[1], begin[0]) and (
         end[1],
         end[0],

@@ -1,11 +1,10 @@
 """Programs without a flush, for any number of microbatches in an update and any number of updates.
 
-An update is a round of the whole schedule: what a rank does in update j is its `steady` part, j
-updates later. Times are looked for in the same way: in update j an op starts when it does in the
-one before, and `step` later. So it is enough to look at one update, with those before and after
-it. The warm-up is what the update before the first would have done of the first one. What is asked
-of versions of weights depends on the order of each rank alone, and a loop whose ops are all of one
-update adds nothing to that with a further round.
+What a rank does in update j is its `steady` part, with microbatches counted on by j updates. Each
+op of update j is assumed to start `step` later than in update j - 1. So it is enough to check one
+update, with the one before and the one after it. The warm-up must be what update -1 would have done
+for update 0. The versions of weights follow from each rank's own order, and a further round of a
+loop whose ops are all of one update does not change them.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any
 
 from attrs import evolve
 
+from schedlang.extras.prove.pieces.computing import only_computing
 from schedlang.extras.prove.pieces.coverage import check_once, wanted_in
 from schedlang.extras.prove.pieces.formulas import Held
-from schedlang.extras.prove.pieces.left_out import only_computing
 from schedlang.extras.prove.pieces.linear import NotLinear
 from schedlang.extras.prove.pieces.pieces import (
     ONCE,
@@ -49,22 +48,22 @@ from schedlang.schedule.actions import is_background, is_transfer, is_update
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.stream import unroll
 
-#: For how many updates an execution is looked at, until it goes on by one step.
+#: The numbers of updates that are executed, until the last two updates differ by one step.
 _UPDATES = (6, 12, 24, 48)
 
 
 def part_of(orders: Orders, sites: Sites, name: str) -> Orders:
-    """The `warmup` or the `steady` part of the orders of a program."""
+    """The `warmup` or the `steady` part of a program's orders."""
     return orders.changed(
         lambda op: op if sites.ops[op.location].part == name else None
     )
 
 
 def check_stream(warmup: Orders, steady: Orders, schedules: Sequence[Schedule]) -> Held:
-    """What ranks hold in all updates, whose orders are those of the schedules at n = 0, 1, …
+    """What ranks hold in all updates; the orders must be those of the schedules at n = 0, 1, …
 
-    NotLinear or NoStamps unless all updates come to their ends, for all n. That each op reads the
-    right version of its weights is so for all n if it is at one.
+    NotLinear or NoStamps unless all updates end, for all n. The versions of weights are right for
+    all n if they are right at one.
     """
     layout = schedules[0].layout
     if layout.frozen:
@@ -80,7 +79,7 @@ def check_stream(warmup: Orders, steady: Orders, schedules: Sequence[Schedule]) 
 
 
 def _update_of(number: Pair, units: Pair) -> int:
-    """How many updates later a microbatch comes than those of the update."""
+    """How many updates ahead a microbatch is."""
     update = 0
     while not is_negative(minus(number, times(units, update + 1))):
         update += 1
@@ -90,7 +89,7 @@ def _update_of(number: Pair, units: Pair) -> int:
 
 
 def _by_update(pieces: Sequence[Piece], units: Sequence[Pair]) -> tuple[Piece, ...]:
-    """The pieces cut such that an op is of one update in all rounds of its piece."""
+    """The pieces, split so that all rounds of an op belong to the same update."""
     done: list[Piece] = []
     left = list(reversed(pieces))
     while left:
@@ -106,7 +105,7 @@ def _by_update(pieces: Sequence[Piece], units: Sequence[Pair]) -> tuple[Piece, .
 
 
 def _border(piece: Piece, units: Sequence[Pair]) -> Pair | None:
-    """The first round in which an op is of another update than in the first."""
+    """The first round in which an op belongs to another update than in round 0."""
     last = minus(piece.rounds, ONCE)
     for op in (op for op in piece.ops if not is_update(op.kind)):
         first = at_round(op.microbatch, ZERO)
@@ -124,8 +123,8 @@ def _border(piece: Piece, units: Sequence[Pair]) -> Pair | None:
 
 
 def _check_coverage(warmup: Orders, steady: Orders, schedule: Schedule) -> None:
-    """Whether every update has each op once: those that the warm-up has of the first one, and then
-    as many as an update has, again and again.
+    """Check that every update has each op once: the warm-up has the first microbatches, `steady`
+    goes on from there.
     """
     early, own = (orders.makers() for orders in (warmup, steady))
     wanted = (
@@ -147,7 +146,7 @@ def _check_coverage(warmup: Orders, steady: Orders, schedule: Schedule) -> None:
 
 
 def _check_ahead(warmup: Orders, steady: Orders) -> None:
-    """Whether the warm-up has what an update does for the next one, in the same order."""
+    """Check that the warm-up has what an update does for the next one, in the same order."""
     for early, own in zip(warmup.ranks, steady.ranks, strict=True):
         ahead = [op for piece in own for op in _ahead(piece, steady.units)]
         done = [
@@ -160,9 +159,7 @@ def _check_ahead(warmup: Orders, steady: Orders) -> None:
 
 
 def _ahead(piece: Piece, units: Sequence[Pair]) -> Iterator[tuple[int, int, Pair]]:
-    """The ops of a piece that are for the next update, with the microbatches that they have
-    there.
-    """
+    """The ops of a piece for the next update, with their microbatches in that."""
     for op in (op for op in piece.ops if not is_update(op.kind)):
         number = at_round(op.microbatch, ZERO)
         if _update_of(number, units[op.stage]):
@@ -178,7 +175,7 @@ def _once(piece: Piece) -> Iterator[Op]:
 
 
 def _check_times(steady: Orders, schedules: Sequence[Schedule]) -> Held:
-    """Whether time grows along all that ops of an update wait for, and what the ranks hold."""
+    """Check that start times grow along all edges of an update; return what ranks hold."""
     for updates in _UPDATES:
         longer = [only_computing(unroll(schedule, updates)) for schedule in schedules]
         walks = [_steady_walk(*each) for each in zip(schedules, longer, strict=True)]
@@ -191,7 +188,7 @@ def _check_times(steady: Orders, schedules: Sequence[Schedule]) -> Held:
     if any(step[0] + n * step[1] != of for n, of in enumerate(steps)):
         raise NoStamps("the step of the updates has no pattern yet")
     own = stamp(steady, [walk for _, walk in filter(None, walks)], longer[0])
-    # One update of each rank is looked at; those before and after it are there for what it needs.
+    # Only the middle one of three updates is checked; the others have what it needs.
     timed: list[Timed] = []
     looked_at: list[int] = []
     for rank in range(len(steady.ranks)):
@@ -210,8 +207,8 @@ def _check_times(steady: Orders, schedules: Sequence[Schedule]) -> Held:
 def _steady_walk(
     schedule: Schedule, longer: Schedule
 ) -> tuple[Any, list[list[Any]]] | None:
-    """By how much one of the last updates of an execution is behind the one before it, and when the
-    batches of each rank start in it; None if that is no one step.
+    """The step between two of the last updates of an execution, and when the batches of each rank
+    start in the later one; None if there is no single step.
     """
     assert schedule.stream
     parts = zip(
@@ -230,7 +227,7 @@ def _steady_walk(
 
 
 def _later(timed: Timed, units: Sequence[Pair], step: Pair, by: int) -> Timed:
-    """A piece some updates later."""
+    """A piece with start times, `by` updates later."""
 
     def moved(op: Op) -> Op:
         number = plus(op.microbatch[:2], times(units[op.stage], by))
@@ -243,7 +240,7 @@ def _later(timed: Timed, units: Sequence[Pair], step: Pair, by: int) -> Timed:
 
 
 def _held(steady: Orders, longer: Sequence[Schedule]) -> Held:
-    """What ranks hold at most, which is the same for all n if no round of a loop adds to it."""
+    """What ranks hold at most; NotLinear if a loop adds to it, so that it grows with n."""
     fixed = longer[0].costs.fixed_memory
     amounts = longer[0].costs.memory(longer[0].layout).counted()
     for piece in (piece for piece in steady.pieces if piece.grows):

@@ -1,8 +1,8 @@
-"""Programs that write their own transfers, on a transport, for any n.
+"""Programs that write their own transfers, on each transport, for any n.
 
-Here the ideal execution is not enough. Where each rank has one part that repeats, the proof by
-induction of schedules without a flush (`schedlang.proof.repetition`) decides: n is the number of
-updates there, and the microbatches that one more n brings are those of one more update.
+The ideal execution does not decide these. If each rank has one growing piece, the induction over
+updates (`schedlang.proof.repetition`) applies: n takes the place of the number of updates, and the
+microbatches that n + 1 adds take the place of one more update.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from schedlang.schedule.transports import transports
 
 
 class NotRepeated(Exception):
-    """The induction does not apply: the reason."""
+    """The induction does not apply, for this reason."""
 
 
 @frozen
 class Repeated:
-    """A lowered schedule, whose kernels are repeated for each further n; and the one with one
-    more.
+    """Lowered schedules at n = 0 and n = 1, and for each rank the kernel that each further n
+    repeats.
     """
 
     first: Schedule
@@ -38,7 +38,7 @@ class Repeated:
     kernels: tuple[Kernel, ...]
 
     def on(self, transport: str) -> str:
-        """`proved` or `wrong` for all n, or `unknown`, on a transport."""
+        """`proved` or `wrong` for all n on a transport, or `unknown`."""
         first = evolve(self.first, transport=transport)
         try:
             prove(_as_updates(first, 1))
@@ -46,7 +46,7 @@ class Repeated:
             second = evolve(self.second, transport=transport)
             return "wrong" if self._stands_at_once(first, second) else "unknown"
         before = first
-        # A rank is ahead of another one by no more rounds than there are.
+        # No rank is ahead of another one by more rounds than there are.
         for times in range(1, first.layout.updates + 3):
             longer = repeat(first, self.kernels, times)
             try:
@@ -59,8 +59,8 @@ class Repeated:
         return "unknown"
 
     def _stands_at_once(self, first: Schedule, second: Schedule) -> bool:
-        """Whether the ranks stand still within what is the same for all n, on some transport that
-        this one stands for: in the first round of what repeats, at the latest.
+        """Whether the ranks deadlock in the first repetition or before, on some rules that the
+        transport stands for. Then they do so for all n.
         """
         ends = np.array([kernel.stop for kernel in self.kernels])
         for rules in transports(first.transport, has_batches(first.columns)):
@@ -72,7 +72,7 @@ class Repeated:
 
 
 def repeated(orders: Orders, schedules: Sequence[Schedule]) -> Repeated:
-    """The schedules of orders for n = 0 and 1 as one whose kernels are repeated; NotRepeated."""
+    """The kernels of orders, from the schedules at n = 0 and n = 1; NotRepeated with the reason."""
     grows = [by_n for _, by_n in orders.units]
     for constant, by_n in orders.units:
         if not by_n or constant % by_n:
@@ -121,9 +121,9 @@ def _as_updates(schedule: Schedule, updates: int) -> Schedule:
 
 
 def _kernel(first: Schedule, second: Schedule, rank: int, length: int) -> Kernel:
-    """The first rows of a rank that repeat: before what is alike when one repeat is put in."""
+    """The rows of a rank that repeat."""
     one, other = (_rows(schedule, rank) for schedule in (first, second))
-    # Of the two orders, which first differ where the longer one has its repeat:
+    # The two orders are equal up to where the longer one has its additional round:
     #
     #     n = 0    a b  x y         z
     #     n = 1    a b  x y  x y    z         alike up to the second x; so x y before it repeats
@@ -137,7 +137,7 @@ def _kernel(first: Schedule, second: Schedule, rank: int, length: int) -> Kernel
 
 
 def _rows(schedule: Schedule, rank: int) -> list[tuple[int, ...]]:
-    """What a rank does, each with how many are issued with it."""
+    """The actions of a rank, each with the size of its batch."""
     columns = schedule.columns
     begin, end = columns.first[rank : rank + 2].tolist()
     rows = np.stack([columns.kind, columns.stage, columns.microbatch, columns.sizes])

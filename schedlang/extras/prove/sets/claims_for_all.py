@@ -1,4 +1,4 @@
-"""What a program claims `for all`, held against its closed forms."""
+"""Compares the claims `for all` of a program with its closed forms."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 import islpy as isl
 from attrs import frozen
 
+from schedlang.extras.prove.sets.closed_forms import PEAK, Form
 from schedlang.extras.prove.sets.counting import RANK
 from schedlang.extras.prove.sets.evaluator import Evaluator
 from schedlang.extras.prove.sets.isl_functions import nowhere, without
-from schedlang.extras.prove.sets.laws import PEAK, Form
 from schedlang.extras.prove.sets.numbers import Number, Unreadable, plain
 from schedlang.extras.prove.sets.obligations import of_program, sizes_only
 from schedlang.extras.prove.sets.statements import Claim, Reading
@@ -21,7 +21,9 @@ from schedlang.language.syntax import walk
 
 @frozen(eq=False)
 class Judgement:
-    """Of all claims: the sizes at which one `fails`, and those of which nobody can say, and why."""
+    """The sizes at which a claim fails, and those at which a claim is undecided, with the
+    reason.
+    """
 
     fails: isl.Set
     unknown: isl.Set
@@ -29,7 +31,7 @@ class Judgement:
 
 
 def judged(reading: Reading, proved: isl.Set, forms: Iterable[Form]) -> Judgement:
-    """The claims of a program at the sizes at which it is proved otherwise."""
+    """Judge the claims of a program, at the sizes at which it is proved otherwise."""
     figures = {form.figure: form.value for form in forms}
     fails = unknown = nowhere()
     reason = ""
@@ -50,7 +52,7 @@ def judged(reading: Reading, proved: isl.Set, forms: Iterable[Form]) -> Judgemen
         some_fail = of_program(failing, reading)
         some_hold = of_program(sizes_only(there, reading.sizes) - failing, reading)
         fails = fails | (some_fail - some_hold)
-        # Of a stream: a plan has some updates, which are not for the program to say.
+        # Without a flush: the number of updates is the plan's, and no parameter of the program.
         both = some_fail & some_hold
         if not both.is_empty():
             unknown = unknown | both
@@ -64,7 +66,7 @@ def judged(reading: Reading, proved: isl.Set, forms: Iterable[Form]) -> Judgemen
 
 
 def _figures_of(claim: Claim) -> set[str]:
-    """The figures that a claim is about."""
+    """The figures that occur in a claim."""
     names = set()
     for part in walk(claim.condition):
         match part:
@@ -76,7 +78,7 @@ def _figures_of(claim: Claim) -> set[str]:
 
 
 def _holds(claim: Claim, where: isl.Set, figures: Mapping[str, Number]) -> isl.Set:
-    """Where a claim holds, of where its figures have a value."""
+    """Where a claim holds, among the sizes at which its figures have a value."""
     scope = claim.scope.inner()
     for figure, value in figures.items():
         scope.values.setdefault(figure, value)
@@ -85,5 +87,5 @@ def _holds(claim: Claim, where: isl.Set, figures: Mapping[str, Number]) -> isl.S
     try:
         return Evaluator().truth(claim.condition, scope, where)
     except KeyError as name:
-        # A function of the program's own does not see the figures.
+        # The figures are not in the scope of the program's own functions.
         raise Unreadable(f"{name} within a function") from None

@@ -1,4 +1,4 @@
-"""How many instances of one op stand before each instance of another one on its rank."""
+"""Counts how many instances of one op precede each instance of another op on its rank."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from schedlang.extras.prove.sets.numbers import (
     of_number,
 )
 
-#: The symbol of a rank.
+#: The symbol of the rank.
 RANK = "_r"
-#: The places of statements, as numbers, and the variables of loops, by their symbols; or what these
-#: are, as functions of symbols.
+#: A place in a rank's order: positions of statements (numbers) and variables of loops (symbols or
+#: functions of symbols), compared lexicographically.
 Order = tuple[int | str | isl.PwAff, ...]
 
 
 @frozen(eq=False)
 class Many:
-    """The instances of an op: where it runs, as a condition of the symbols `indices`, in which
-    order, and of which stage, if it counts.
+    """The instances of an op: its condition on the symbols `indices`, its place in the order, and
+    its stage if only ops of the same stage are counted.
     """
 
     where: isl.Set
@@ -42,12 +42,12 @@ class Many:
 
 
 def how_many_before(one: Many, others: Many, base: str = BASE) -> Number | None:
-    """How many of others stand before each instance of one on its rank, of its own stage if that
-    counts; None where it cannot be said. Products of sizes are counted in a base.
+    """How many instances of `others` precede each instance of `one` on its rank, of the same stage
+    if both have one. None if they cannot be counted. Products of sizes are counted in the base.
     """
     names = {name: f"{name}_" for name in others.indices if name != RANK}
-    # Counted are the points of one condition: an instance of one op, and of the other one all that
-    # stand before it. With F in `for m in 0 .. 4` before B in the same loop:
+    # The points of one condition are counted: an instance of `one`, and the instances of `others`
+    # before it. For F in `for m in 0 .. 4`, before B in the same loop:
     #
     #     B in round m    F in rounds m_ of 0 .. 4 with m_ < m, or m_ = m:     m + 1 of them
     together = one.where & renamed(others.where, names)
@@ -63,12 +63,12 @@ def how_many_before(one: Many, others: Many, base: str = BASE) -> Number | None:
 
 
 def _how_many(condition: isl.Set, names: Sequence[str], base: str) -> Number | None:
-    """For how many values of some symbols a condition holds; None where it cannot be said."""
+    """How many values of some symbols satisfy a condition; None if they cannot be counted."""
     if condition.is_empty():
         return of_number(0)
     names = list(names)
     for name in [*names]:
-        # A symbol that has one value, for each value of the others, changes no count.
+        # A symbol with one value for each value of the others does not change the count.
         if len(names) > 1 and _is_single(condition, name):
             condition = without(condition, [name])
             names.remove(name)
@@ -78,7 +78,7 @@ def _how_many(condition: isl.Set, names: Sequence[str], base: str) -> Number | N
         counted = count(condition, names[0])
         return None if counted is None else Number(counted)
     if len(names) == 2:
-        # Rows of one length make a rectangle; which symbol counts the rows is tried both ways.
+        # Rows of one length form a rectangle; either symbol may number the rows.
         for outer, inner in (names, names[::-1]):
             rows = _of_rows(condition, outer, inner, base)
             if rows is not None:
@@ -87,8 +87,9 @@ def _how_many(condition: isl.Set, names: Sequence[str], base: str) -> Number | N
 
 
 def _of_rows(condition: isl.Set, outer: str, inner: str, base: str) -> Number | None:
-    """For how many pairs of two symbols a condition holds: for each value of the one so many values
-    of the other one, a number that depends on the base alone, or there is only one row of them.
+    """How many pairs of values of two symbols satisfy a condition. The pairs form rows, one for
+    each value of `outer`. They are counted if all rows have the same length, a multiple of the base
+    plus a constant, or there is only one row; else None.
     """
     in_row = count(condition, inner)
     if in_row is None:
@@ -112,21 +113,21 @@ def _of_rows(condition: isl.Set, outer: str, inner: str, base: str) -> Number | 
 
 
 def _parts(function: isl.PwAff) -> Iterator[tuple[isl.Set, isl.PwAff]]:
-    """The convex parts of a function's domain, with what it is there."""
+    """The convex parts of a function's domain, with the function on each."""
     for where, value in function.get_pieces():
         for part in where.make_disjoint().get_basic_sets():
             yield isl.Set.from_basic_set(part), isl.PwAff.from_aff(value)
 
 
 def _or_zero(function: isl.PwAff) -> isl.PwAff:
-    """A function that is 0 where it had no value."""
+    """The function, with 0 where it has no value."""
     return function.union_add(
         number(0).intersect_domain(function.domain().complement())
     )
 
 
 def _is_single(condition: isl.Set, name: str) -> bool:
-    """Whether a symbol has one value at most, for each value of the others."""
+    """Whether a symbol has at most one value for each value of the others."""
     values = points(condition, [name])
     if values.is_empty():
         return True
@@ -134,12 +135,10 @@ def _is_single(condition: isl.Set, name: str) -> bool:
 
 
 def _before(one: Order, other: Order, renamed: Mapping[str, str]) -> list[isl.Set]:
-    """The cases in which what has one order comes before what has another one; the loops of the
-    first have other names.
-    """
+    """The cases in which one place precedes another. The symbols of the first place are renamed."""
     cases = []
     equal = everywhere()
-    # Lexicographic: earlier by the first entry, or equal there and earlier by the next, and so on.
+    # Lexicographic: the first entry is less, or equal and the next one is less, and so on.
     for mine, theirs in zip(one, other, strict=False):
         left = entry(mine, renamed)
         right = entry(theirs, {})
@@ -153,14 +152,14 @@ def _before(one: Order, other: Order, renamed: Mapping[str, str]) -> list[isl.Se
 
 
 def entry(of: int | str | isl.PwAff, names: Mapping[str, str]) -> isl.PwAff:
-    """An entry of an order as a function, with other names for some symbols."""
+    """An entry of a place as a function, with some symbols renamed."""
     if isinstance(of, isl.PwAff):
         return renamed_function(of, names)
     return number(of) if isinstance(of, int) else symbol(names.get(of, of))
 
 
 def renamed(condition: isl.Set, names: Mapping[str, str]) -> isl.Set:
-    """A condition with other names for some symbols."""
+    """The condition with some symbols renamed."""
     for name, other in names.items():
         at = condition.find_dim_by_name(isl.dim_type.param, name)
         if at >= 0:
@@ -169,12 +168,12 @@ def renamed(condition: isl.Set, names: Mapping[str, str]) -> isl.Set:
 
 
 def renamed_number(value: Number, names: Mapping[str, str]) -> Number:
-    """A number with other names for some symbols."""
+    """The number with some symbols renamed."""
     high = None if value.high is None else renamed_function(value.high, names)
     return Number(renamed_function(value.low, names), high, value.base)
 
 
 def renamed_function(function: isl.PwAff, names: Mapping[str, str]) -> isl.PwAff:
-    """A function with other names for some symbols."""
+    """The function with some symbols renamed."""
     values = renamed(symbol("_value").eq_set(function), names)
     return isl.PwMultiAff.from_set(points(values, ["_value"])).get_pw_aff(0)

@@ -1,5 +1,6 @@
-"""Circles of ops that wait for each other: found at one small size, and then followed through all
-sizes, as the relation between the first op of the circle and the one that it leads back to.
+"""Cycles of ops that wait for each other: found at one small size, then followed through all sizes.
+The edges of the cycle, one after the other, are a relation from ops to ops; a size has the cycle if
+some op is related to itself.
 """
 
 from __future__ import annotations
@@ -13,22 +14,20 @@ from attrs import frozen
 from schedlang.extras.prove.sets.isl_functions import all_points, at_sizes
 from schedlang.extras.prove.sets.relations import Edge
 
-#: An instance: its statement, and the values of its indices.
+#: An instance: the number of its statement, and the values of its indices.
 Instance = tuple[int, tuple[int, ...]]
 
 
 @frozen(eq=False)
-class Circle:
-    """Edges of which each begins where the one before ends, the first where the last one ends; and
-    the sizes at which there are such.
-    """
+class Cycle:
+    """Edges that form a cycle, and the sizes at which it exists."""
 
     edges: tuple[Edge, ...]
     holds: isl.Set
 
 
-def circle_at(edges: Sequence[Edge], sizes: Mapping[str, int]) -> Circle | None:
-    """The shortest circle at a size, if there is one there, for all sizes that have it."""
+def cycle_at(edges: Sequence[Edge], sizes: Mapping[str, int]) -> Cycle | None:
+    """The shortest cycle at a size, if there is one; with all sizes at which it exists."""
     waiting: dict[Instance, list[tuple[Instance, Edge]]] = defaultdict(list)
     for edge in edges:
         for one, other in instances(edge, sizes):
@@ -40,10 +39,11 @@ def circle_at(edges: Sequence[Edge], sizes: Mapping[str, int]) -> Circle | None:
             best = path
             if len(best) == _SHORTEST:
                 break
-    return None if best is None else Circle(tuple(best), _sizes_of(best))
+    return None if best is None else Cycle(tuple(best), _sizes_of(best))
 
 
-#: Two ranks, each of which has an op that waits for the other: order, need, order, need.
+#: The length of the shortest possible cycle: two ranks, each with an op before one that the other
+#: waits for.
 _SHORTEST = 4
 
 
@@ -62,7 +62,9 @@ def _back_to(
     waiting: Mapping[Instance, Sequence[tuple[Instance, Edge]]],
     shorter_than: int | None,
 ) -> list[Edge] | None:
-    """The edges of the shortest way from an instance back to itself."""
+    """The edges of the shortest path from an instance back to itself; None if it is not shorter
+    than `shorter_than`.
+    """
     came: dict[Instance, tuple[Instance, Edge]] = {}
     queue = deque([(start, 0)])
     while queue:
@@ -70,7 +72,7 @@ def _back_to(
         if shorter_than is not None and length + 1 >= shorter_than:
             return None
         for following, edge in waiting.get(at, ()):
-            # A circle has a place where something comes later: it begins there.
+            # Every cycle has an edge that is not "together"; it starts with one of those.
             if at == start and edge.why == "together":
                 continue
             if following == start:
@@ -86,8 +88,8 @@ def _back_to(
 
 
 def _sizes_of(edges: Sequence[Edge]) -> isl.Set:
-    """The sizes at which some edges make a circle."""
-    # Along all edges of the circle at once; a size has it where some instance leads back to itself.
+    """The sizes at which the edges form a cycle."""
+    # Compose all edges; a size has the cycle if an instance is related to itself.
     way = edges[0].pairs
     for edge in edges[1:]:
         way = way.apply_range(edge.pairs)

@@ -1,6 +1,6 @@
-"""The first use of communicators, where a rank's host waits until all ranks of it have come
-(`schedlang.proof.first_use`): those of two ranks for what they send each other alone, and one of
-all ranks for batches.
+"""The first use of communicators, at which a rank waits until all ranks of the communicator have
+come (`schedlang.proof.first_use`). Each two ranks have a communicator for messages outside batches,
+and all ranks together have one for batches.
 """
 
 import islpy as isl
@@ -13,17 +13,19 @@ from schedlang.extras.prove.sets.statements import STAGE
 
 
 def never_come(relations: Relations) -> isl.Set:
-    """The sizes at which some ranks make a batch, and others never do: the first wait for these."""
+    """The sizes at which some ranks issue a batch and others never do, so that the first wait for
+    ever.
+    """
     come = relations.ranks.intersect_domain(batched(relations)).range()
     every = points(without(relations.reading.held, [STAGE]), [RANK])
     return come.params() & isl.UnionSet.from_set(every).subtract(come).params()
 
 
 def in_order(relations: Relations) -> isl.Set:
-    """The sizes at which each two ranks use their own communicator before they make a batch.
+    """The sizes at which each two ranks use their own communicator before they issue a batch.
 
-    Messages that are alone come first then on all ranks, both sides in the order of one execution,
-    and batches after them: so if all ranks make a batch, nobody waits for ever.
+    Messages outside batches come first then on all ranks, both sides in the order of one execution,
+    and batches follow. So if all ranks issue a batch, none waits for ever.
     """
     some = batched(relations)
     late = relations.before.intersect_domain(some).range()
@@ -35,5 +37,5 @@ def in_order(relations: Relations) -> isl.Set:
 
 
 def _ranks(relations: Relations, messages: isl.UnionMap) -> isl.UnionMap:
-    """From the ranks of the one side of messages to those of the other."""
+    """From the ranks of one side of messages to those of the other side."""
     return messages.apply_domain(relations.ranks).apply_range(relations.ranks)

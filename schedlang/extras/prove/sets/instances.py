@@ -1,5 +1,5 @@
-"""A program's sets at one size: the ops of each rank, in order. What was read is held against what
-the compiler itself makes of the program at small sizes.
+"""A program's sets at one size: the ops of each rank, in order. They are compared with the
+compiler's own order at small sizes, since the two are read separately.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from schedlang.lowering import lower
 from schedlang.schedule.actions import is_update
 from schedlang.schedule.stream import unroll
 
-#: An op: its kind, its stage, and its microbatch or slice as a plan counts them.
+#: An op: its kind, its stage, and its microbatch or slice, numbered as in a plan.
 Op = tuple[int, int, int]
 
 
 def ops_at(relations: Relations, sizes: Mapping[str, int]) -> list[list[Op]]:
-    """The ops of each rank at a size, in order, as the sets have them."""
+    """The ops of each rank at a size, in order, according to the sets."""
     placed: list[tuple[tuple[int, ...], Op]] = []
     slices = sizes.get("slices", 1)
     for statement in relations.reading.statements:
@@ -43,9 +43,9 @@ def ops_at(relations: Relations, sizes: Mapping[str, int]) -> list[list[Op]]:
 def compiled_ops(
     program: Program, params: Mapping[str, int], updates: int
 ) -> list[list[Op]]:
-    """The ops of each rank as the compiler has them, of a stream for so many updates, with the
-    transfers that the program writes; CompileError where it refuses the program. Ops that are
-    issued together are in order of their kinds.
+    """The ops of each rank, in order, according to the compiler: with the transfers that the
+    program writes, and of a program without a flush, for `updates` updates. Ops that are issued
+    together are sorted. CompileError if the compiler refuses the program.
     """
     schedule = ops_of(program.whole, program.tree, params)
     if schedule.stream:
@@ -65,8 +65,8 @@ def compiled_ops(
 
 
 def differs(relations: Relations, program: Program, sizes: Mapping[str, int]) -> bool:
-    """Whether the sets have other ops at a size than the compiler; CompileError where that refuses
-    the program.
+    """Whether sets and compiler disagree at a size; CompileError if the compiler refuses the
+    program.
     """
     updates = sizes.get(UPDATES, 1)
     of_size = {size: value for size, value in sizes.items() if size != UPDATES}

@@ -1,8 +1,8 @@
-"""Whole numbers and conditions as functions of symbols, exactly: quasi-affine functions and integer
-sets, by isl (Verdoolaege 2010, "isl: An Integer Set Library for the Polyhedral Model").
+"""Functions and conditions of symbols, computed exactly by isl: quasi-affine functions and integer
+sets (Verdoolaege 2010, "isl: An Integer Set Library for the Polyhedral Model").
 
-Everything has its symbols as parameters: the sizes of a program, a rank's number, the variables of
-loops. So an expression needs to know of none but its own.
+The symbols are parameters in isl's sense: the sizes of a program, the number of a rank, the
+variables of loops. So an expression has only the symbols that occur in it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,17 +16,17 @@ AnySet = TypeVar("AnySet", isl.Set, isl.Map)
 
 
 def number(value: int) -> isl.PwAff:
-    """A whole number."""
+    """A constant function."""
     return isl.PwAff(f"{{ [({value})] }}")
 
 
 def rational(value: Fraction) -> isl.PwAff:
-    """A number that may be no whole one."""
+    """A constant that need not be a whole number."""
     return number(value.numerator).scale_down_val(isl.Val(value.denominator))
 
 
 def symbol(name: str) -> isl.PwAff:
-    """What a symbol stands for."""
+    """The function whose value is a symbol."""
     return isl.PwAff(f"[{name}] -> {{ [({name})] }}")
 
 
@@ -46,14 +46,14 @@ def between(low: isl.PwAff, value: isl.PwAff, stop: isl.PwAff) -> isl.Set:
 
 
 def indicator(holds: isl.Set) -> isl.PwAff:
-    """1 where a condition holds, and else 0."""
+    """1 where the condition holds, 0 elsewhere."""
     one = number(1).intersect_domain(holds)
     return one.union_add(number(0).intersect_domain(holds.complement()))
 
 
 def scaled(value: isl.PwAff) -> tuple[isl.PwAff, int]:
-    """A function times a factor by which it is one of whole numbers, as isl compares no others; and
-    the factor.
+    """A multiple of a function whose values are whole numbers, as isl compares no others; and the
+    factor.
     """
     factor = lcm(
         *(each.get_denominator_val().to_python() for _, each in value.get_pieces())
@@ -62,7 +62,9 @@ def scaled(value: isl.PwAff) -> tuple[isl.PwAff, int]:
 
 
 def constant(value: isl.PwAff, where: isl.Set) -> int | None:
-    """The one number that a function is in all of a set, if it is one; 0 if the set is empty."""
+    """The value of a function that is constant on a set; None if it is not, 0 if the set is
+    empty.
+    """
     within = value.intersect_domain(where)
     if within.domain().is_empty():
         return 0
@@ -76,7 +78,7 @@ def constant(value: isl.PwAff, where: isl.Set) -> int | None:
 
 
 def floor_by(value: isl.PwAff, divisor: int) -> isl.PwAff:
-    """A function divided by a number, rounded down."""
+    """The quotient by a number, rounded down."""
     if divisor < 0:
         value = value.neg()
         divisor = -divisor
@@ -84,7 +86,7 @@ def floor_by(value: isl.PwAff, divisor: int) -> isl.PwAff:
 
 
 def at_sizes(condition: AnySet, sizes: Mapping[str, int]) -> AnySet:
-    """A set or a relation at some values of its symbols; others stay symbols."""
+    """A set or relation with values for some symbols."""
     for name, value in sizes.items():
         at = condition.find_dim_by_name(isl.dim_type.param, name)
         if at >= 0:
@@ -93,14 +95,14 @@ def at_sizes(condition: AnySet, sizes: Mapping[str, int]) -> AnySet:
 
 
 def coordinates(point: isl.Point) -> tuple[int, ...]:
-    """The numbers of a point."""
+    """The coordinates of a point."""
     width = point.get_space().dim(isl.dim_type.set)
     values = (point.get_coordinate_val(isl.dim_type.set, at) for at in range(width))
     return tuple(int(value.to_python()) for value in values)
 
 
 def all_points(some: isl.Set) -> list[tuple[int, ...]]:
-    """The points of a set that has no symbols any more, but for those of one value."""
+    """The points of a set that does not depend on symbols."""
     found: list[tuple[int, ...]] = []
     some = some.project_out(isl.dim_type.param, 0, some.dim(isl.dim_type.param))
     some.foreach_point(lambda point: found.append(coordinates(point)))
@@ -108,7 +110,7 @@ def all_points(some: isl.Set) -> list[tuple[int, ...]]:
 
 
 def without(condition: isl.Set, names: Iterable[str]) -> isl.Set:
-    """Where a condition holds for some values of some symbols."""
+    """The condition that some values of these symbols satisfy it (projection)."""
     for name in names:
         at = condition.find_dim_by_name(isl.dim_type.param, name)
         if at >= 0:
@@ -117,7 +119,7 @@ def without(condition: isl.Set, names: Iterable[str]) -> isl.Set:
 
 
 def points(condition: isl.Set, names: Sequence[str], tuple_name: str = "") -> isl.Set:
-    """The values of some symbols for which a condition holds, as a set of points."""
+    """The values of some symbols that satisfy a condition, as a set of points."""
     result = isl.Set.from_params(condition)
     for place, name in enumerate(names):
         at = result.find_dim_by_name(isl.dim_type.param, name)
@@ -131,7 +133,9 @@ def points(condition: isl.Set, names: Sequence[str], tuple_name: str = "") -> is
 
 
 def condition_of(points: isl.Set, names: Sequence[str]) -> isl.Set:
-    """The condition for which a set has the points: the other way round."""
+    """The condition that some symbols have the values of a point of a set: the inverse of
+    `points`.
+    """
     result = points.reset_tuple_id()
     for name in names:
         at = result.dim(isl.dim_type.param)
@@ -143,7 +147,7 @@ def condition_of(points: isl.Set, names: Sequence[str]) -> isl.Set:
 def function_map(
     where: isl.Set, names: Sequence[str], tuple_name: str, values: Sequence[isl.PwAff]
 ) -> isl.Map:
-    """From the points of a condition to the values of functions there."""
+    """The relation from each point of a condition to the values of some functions there."""
     outs = [f"_out{place}" for place in range(len(values))]
     condition = where
     for out, value in zip(outs, values, strict=True):
@@ -157,9 +161,7 @@ def function_map(
 
 
 def count(condition: isl.Set, name: str) -> isl.PwAff | None:
-    """For how many values of a symbol a condition holds, where they follow each other at one
-    distance; else None.
-    """
+    """How many values of a symbol satisfy a condition, if they are evenly spaced; else None."""
     values = points(condition, [name])
     if values.is_empty():
         return number(0)
@@ -167,7 +169,7 @@ def count(condition: isl.Set, name: str) -> isl.PwAff | None:
     high = values.dim_max(0)
     there = low.domain()
     whole = there & between(low, symbol(name), high.add(number(1)))
-    # Every other value, as of `m % 2 == 0`, has a stride of 2: counted are strides, if no value is
+    # For `m % 2 == 0` the values have a stride of 2. Strides are counted, provided that no value is
     # left out.
     step = int(values.get_stride(0).to_python())
     if step > 1:
@@ -180,8 +182,8 @@ def count(condition: isl.Set, name: str) -> isl.PwAff | None:
 
 
 def simplified(function: isl.PwAff) -> isl.PwAff:
-    """The same function in fewer pieces: one that is the same as another one's on its own part goes
-    into that.
+    """The function in fewer pieces: a piece on which another one's function has the same values
+    joins that one.
     """
     pieces = [
         (isl.Set.from_basic_set(part), value)
@@ -191,7 +193,7 @@ def simplified(function: isl.PwAff) -> isl.PwAff:
     if len(pieces) < 2:
         return function.coalesce()
     merged: list[tuple[isl.Set, isl.PwAff]] = []
-    # Those of many points first: pieces of few are mostly the borders of others.
+    # Large pieces first: small ones are mostly the borders of others.
     for where, value in sorted(pieces, key=lambda piece: equalities(piece[0])):
         of_piece = isl.PwAff.from_aff(value)
         for place, (there, other) in enumerate(merged):
@@ -209,5 +211,5 @@ def simplified(function: isl.PwAff) -> isl.PwAff:
 
 
 def equalities(where: isl.Set) -> int:
-    """How many equalities hold in all of a condition."""
+    """The number of equalities that hold on all of a condition."""
     return int(where.affine_hull().n_constraint())

@@ -1,13 +1,11 @@
-"""Whole numbers as functions of symbols, in the base of a size where they grow with a product of
-sizes.
+"""Whole numbers as functions of symbols, with two digits where they grow with a product of sizes.
 
-A program whose microbatches come in groups of `ranks` computes with numbers such as `i / ranks` and
-`i % ranks`, for an `i` up to `microbatches`. No function of these is affine; but of `i` written as
-`high * ranks + low`, quotient and rest are `high` and `low`. So such a number is kept as its two
-digits, each of them a quasi-affine function: what compares two of them is a question of their
-difference, `high * ranks + low`, which is affine for each of the few values that `high` has where
-`low` may turn the scale. What a schedule without a flush does in all its updates, it counts in base
-`microbatches` in the same way.
+A program whose microbatches come in groups of `ranks` computes `i / ranks` and `i % ranks`, for an
+`i` up to `microbatches`. These are not affine in `i`. But if `i` is written as `high * ranks +
+low`, they are `high` and `low`. So such a number is stored as two digits in base `ranks`, each a
+quasi-affine function. Two numbers are compared by the sign of their difference `high * ranks +
+low`: only for few values of `high` does it depend on `low`, and for each of these it is affine. The
+updates of a schedule without a flush are counted in base `microbatches` in the same way.
 """
 
 from __future__ import annotations
@@ -30,22 +28,25 @@ from schedlang.extras.prove.sets.isl_functions import (
     symbol,
 )
 
-#: The base of numbers with two digits, as programs have them.
+#: The base of numbers with two digits in programs.
 BASE = "ranks"
-#: The low digit of a microbatch is less than so many times the base, up or down from 0,
+#: The low digit of a microbatch must lie between minus and plus this many times the base.
 _MOST_CARRY = 64
-#: and that of any number.
+#: When numbers are compared, their low digit must lie between minus and plus this many times the
+#: base.
 _MOST_BASES_OF_LOW = 4096
-#: A factor is so many times the base at most.
+#: The most that a factor may be, as a multiple of the base.
 _MOST_BASES = 6
-#: Of a factor that is no multiple of `ranks`, so many times it is.
+#: A factor may also be a multiple of the base divided by up to this number.
 _MOST_PARTS = 4
-#: What the quotient of a division by a number that depends on sizes may be at most.
+#: The most values of the quotient in a division by a number that depends on sizes.
 _MOST_CASES = 16
 
 
 class Unreadable(Exception):
-    """What no quasi-affine function says, and so is not proved for every size."""
+    """Something in the program is not a quasi-affine function, so it is not proved for all sizes.
+    `span` is its place; `is_large` says that numbers with two digits may help.
+    """
 
     def __init__(
         self, reason: str, span: Span | None = None, is_large: bool = False
@@ -57,13 +58,13 @@ class Unreadable(Exception):
         self.is_large = is_large
 
 
-#: So many steps isl makes for one question at most: some tens of seconds.
+#: The limit of isl's operations in one block: some tens of seconds.
 _MOST_STEPS = 200_000_000
 
 
 @contextmanager
 def in_time() -> Iterator[None]:
-    """Within this, isl takes so many steps and no more: Unreadable if they do not do."""
+    """Limit isl's operations in this block; Unreadable if it needs more."""
     DEFAULT_CONTEXT.reset_operations()
     DEFAULT_CONTEXT.set_max_operations(_MOST_STEPS)
     try:
@@ -80,8 +81,8 @@ def in_time() -> Iterator[None]:
 
 @frozen(eq=False)
 class Number:
-    """`high * base + low`; without a `high` it is `low`, which all is that is affine. The base is a
-    size, the same for all numbers that come together.
+    """`high * base + low`, or `low` alone. All numbers of an expression have the same base, a
+    size.
     """
 
     low: isl.PwAff
@@ -89,17 +90,17 @@ class Number:
     base: str = BASE
 
     def domain(self) -> isl.Set:
-        """Where it has a value."""
+        """The condition under which it has a value."""
         return self.low.domain()
 
     def within(self, where: isl.Set) -> Number:
-        """The same number, of some part of its domain only."""
+        """The number on a part of its domain."""
         high = None if self.high is None else self.high.intersect_domain(where)
         return Number(self.low.intersect_domain(where), high, self.base)
 
     def pieces(self) -> Iterator[tuple[isl.Set, Number]]:
-        """The parts of its domain in which both digits are one affine function, with these, which
-        are defined everywhere.
+        """The parts of the domain on which both digits are one affine function, each with the
+        number there, extended to everywhere.
         """
         highs = [] if self.high is None else self.high.get_pieces()
         for where, low in self.low.get_pieces():
@@ -125,7 +126,7 @@ class Number:
         return Number(self.low.add(other.low), high, base_of([self, other]))
 
     def times(self, factor: int) -> Number:
-        """The product with a number that is known."""
+        """The product with a constant."""
         value = isl.Val(factor)
         high = None if self.high is None else self.high.scale_val(value)
         return Number(self.low.scale_val(value), high, self.base)
@@ -135,8 +136,8 @@ class Number:
         return self.plus(other.times(-1))
 
     def carries(self) -> Iterator[tuple[isl.Set, int]]:
-        """How many times the base its low digit is, rounded down, by cases; Unreadable where these
-        are many.
+        """For each case, how many times the low digit contains the base; Unreadable if there are
+        too many.
         """
         rest = self.domain()
         base = _base(self.low, self.base)
@@ -151,7 +152,7 @@ class Number:
         raise self.too_large()
 
     def is_below(self, value: int) -> isl.Set:
-        """Where it is less than a number."""
+        """Where it is less than a constant."""
         low = self.low.sub(_like(self.low, value))
         if self.high is None:
             return low.lt_set(_like(low, 0))
@@ -160,10 +161,10 @@ class Number:
         carry = self.least_carry(low)
         rest = self.domain()
         result = isl.Set.empty(rest.get_space())
-        # Case by case of the low digit, from its least: where it has `carry` bases and none more,
-        # the number is below 0 just if `high` is below -carry.
+        # Case by case of the low digit, from the least: where it contains the base `carry` times,
+        # the number is below 0 if and only if `high < -carry`.
         while True:
-            # The low digit is `carry` bases or more, in all of the rest.
+            # On all of `rest`, the low digit is at least `carry` times the base.
             rest = rest & self.high.lt_set(_like(low, -carry))
             if rest.is_empty():
                 return result.coalesce()
@@ -175,7 +176,7 @@ class Number:
                 raise self.too_large()
 
     def least_carry(self, low: isl.PwAff) -> int:
-        """How many bases the low digit is at least; Unreadable where it is no fixed number."""
+        """A lower bound of the low digit, in multiples of the base; Unreadable if it has none."""
         base = _base(low, self.base)
         carry = 0
         while not low.lt_set(base.scale_val(isl.Val(carry))).is_empty():
@@ -185,52 +186,52 @@ class Number:
         return carry
 
     def too_large(self) -> Unreadable:
-        """What is said where its low digit is not some times the base."""
+        """The error for a low digit that is not bounded by a multiple of the base."""
         return Unreadable(f"a number of several powers of `{self.base}`")
 
     def equals(self, value: int) -> isl.Set:
-        """Where it is a number."""
+        """Where it equals a constant."""
         if self.high is None:
             return self.low.eq_set(_like(self.low, value))
         return self.is_below(value + 1) - self.is_below(value)
 
 
 def under(one: Number, other: Number, where: isl.Set) -> isl.Set:
-    """Where one number is less than another one, of where a condition holds."""
+    """Where the condition `where` holds and `one < other`."""
     if one.high is None and other.high is None:
         return where & one.low.lt_set(other.low)
     return one.minus(other).within(where).is_below(0)
 
 
 def same(one: Number, other: Number, where: isl.Set) -> isl.Set:
-    """Where two numbers are the same one, of where a condition holds."""
+    """Where the condition `where` holds and the numbers are equal."""
     if one.high is None and other.high is None:
         return where & one.low.eq_set(other.low)
     return one.minus(other).within(where).equals(0)
 
 
 def between(low: Number, value: Number, stop: Number, where: isl.Set) -> isl.Set:
-    """Where low <= value < stop, of where a condition holds."""
+    """Where the condition `where` holds and `low <= value < stop`."""
     return under(value, stop, where) - under(value, low, where)
 
 
 def of_number(value: int) -> Number:
-    """A number that is known."""
+    """A constant."""
     return Number(number(value))
 
 
 def of_symbol(name: str) -> Number:
-    """What a symbol stands for."""
+    """The value of a symbol."""
     return Number(symbol(name))
 
 
 def base_of(numbers: Sequence[Number]) -> str:
-    """The base of some numbers that come together: of those that have two digits."""
+    """The base of those that have two digits; BASE if none has."""
     return next((each.base for each in numbers if each.high is not None), BASE)
 
 
 def union(pieces: Sequence[Number]) -> Number:
-    """The numbers of several cases, of which no two hold together, as one."""
+    """One number from several with disjoint domains."""
     lows = [piece.low for piece in pieces]
     if all(piece.high is None for piece in pieces):
         return Number(joined(lows))
@@ -242,7 +243,7 @@ def union(pieces: Sequence[Number]) -> Number:
 
 
 def joined(pieces: Sequence[isl.PwAff]) -> isl.PwAff:
-    """The functions of several cases, of which no two hold together, as one."""
+    """One function from several with disjoint domains."""
     result = pieces[0]
     for piece in pieces[1:]:
         result = result.union_add(piece)
@@ -250,7 +251,7 @@ def joined(pieces: Sequence[isl.PwAff]) -> isl.PwAff:
 
 
 def least(values: Sequence[Number], where: isl.Set) -> Number:
-    """The least of some numbers."""
+    """The minimum of some numbers."""
     result = values[0]
     for value in values[1:]:
         if result.high is None and value.high is None:
@@ -262,7 +263,7 @@ def least(values: Sequence[Number], where: isl.Set) -> Number:
 
 
 def most(values: Sequence[Number], where: isl.Set) -> Number:
-    """The most of some numbers."""
+    """The maximum of some numbers."""
     return least([value.times(-1) for value in values], where).times(-1)
 
 
@@ -273,7 +274,7 @@ def _either(holds: isl.Set, then: Number, otherwise: Number, where: isl.Set) -> 
 
 
 def folded(value: Number, where: isl.Set) -> Number:
-    """The same number with one digit, as far as its high one is known."""
+    """The number with one digit, where the high digit is constant."""
     if value.high is None:
         return value
     value = value.within(where)
@@ -290,8 +291,8 @@ def folded(value: Number, where: isl.Set) -> Number:
 
 
 def simplified_number(value: Number) -> Number:
-    """The same number in fewer pieces: one that is the same as another one's on its own part goes
-    into that.
+    """The number in fewer pieces: a piece on which another one has the same values joins that
+    one.
     """
     if value.high is None:
         return Number(simplified(value.low))
@@ -307,7 +308,7 @@ def simplified_number(value: Number) -> Number:
 
 
 def _are_one(one: Number, other: Number, where: isl.Set) -> bool:
-    """Whether two numbers are known to be the same one wherever a condition holds."""
+    """Whether two numbers are known to be equal wherever a condition holds."""
     try:
         return bool(where.is_subset(same(one, other, where)))
     except Unreadable:
@@ -315,7 +316,7 @@ def _are_one(one: Number, other: Number, where: isl.Set) -> bool:
 
 
 def plain(value: Number, where: isl.Set) -> isl.PwAff:
-    """A number with one digit; Unreadable where it needs two."""
+    """The number as a function; Unreadable if it needs two digits."""
     one = folded(value, where)
     if one.high is not None:
         raise Unreadable("a number that is as large as a product of sizes")
@@ -323,14 +324,14 @@ def plain(value: Number, where: isl.Set) -> isl.PwAff:
 
 
 def known(value: Number, where: isl.Set) -> int | None:
-    """The one number that it is in all of a set, if it is one; 0 if the set is empty."""
+    """The value of a number that is constant on a set; None if it is not, 0 if the set is empty."""
     if value.high is not None:
         value = folded(value, where)
     return None if value.high is not None else constant(value.low, where)
 
 
 def product(one: Number, other: Number, where: isl.Set) -> Number | None:
-    """The product of two numbers; None if it cannot be said."""
+    """The product of two numbers; None if it cannot be written as a number."""
     for factor, times in ((one, other), (other, one)):
         value = known(factor, where)
         if value is not None:
@@ -348,7 +349,7 @@ def product(one: Number, other: Number, where: isl.Set) -> Number | None:
                         if piece
                     ]
                 )
-    # A factor of few values.
+    # One factor has few values: case by case.
     for factor, times in ((one, other), (other, one)):
         if factor.high is None:
             values = factor.low.intersect_domain(where).coalesce().get_pieces()
@@ -363,16 +364,14 @@ def product(one: Number, other: Number, where: isl.Set) -> Number | None:
     return None
 
 
-#: Of a number, how many times it are how many bases, and how much more.
+#: `parts` times a number is `bases` times the base plus `more`: these three.
 Multiple = tuple[int, int, int]
 
 
 def _multiples(
     value: Number, where: isl.Set
 ) -> Iterator[tuple[isl.Set, Multiple | None]]:
-    """A number by cases, in each of which it is a known multiple of the base and a known number, or
-    a known part of them; None where it is neither.
-    """
+    """For each case of a number, what multiple of the base it is; None where it is none."""
     value = value.within(where)
     if value.high is not None:
         value = folded(value, where)
@@ -386,8 +385,8 @@ def _multiples(
 def multiple_of_base(
     value: isl.PwAff, where: isl.Set, base_name: str, most: int = 1
 ) -> Multiple | None:
-    """A function as a known multiple of a base and a known number, if it is one; or some times it,
-    at `most` so many.
+    """A function as a multiple of the base plus a constant, maybe divided by up to `most`; None if
+    it is not of this form.
     """
     base = symbol(base_name)
     for parts in range(1, most + 1):
@@ -400,7 +399,7 @@ def multiple_of_base(
 
 
 def _times(factor: Number, value: Number, where: isl.Set, multiple: Multiple) -> Number:
-    """A number of one digit times one that is a known multiple of the base."""
+    """A number of one digit times a number that is a multiple of the base."""
     parts, bases, more = multiple
     wholes = floor_by(factor.low, parts)
     rest = factor.low.sub(wholes.scale_val(isl.Val(parts)))
@@ -418,7 +417,7 @@ def _times(factor: Number, value: Number, where: isl.Set, multiple: Multiple) ->
 
 
 def quotient(value: Number, divisor: Number, where: isl.Set) -> Number | None:
-    """A number divided by one that is positive, rounded down; None if it cannot be said."""
+    """The quotient by a positive number, rounded down; None if it cannot be written as a number."""
     factor = known(divisor, where)
     if factor is not None:
         return _over_known(value, factor, where)
@@ -455,14 +454,13 @@ def _over_known(value: Number, divisor: int, where: isl.Set) -> Number:
         case = where & rest.eq_set(number(count))
         if not case.is_empty():
             low = value.low.add(symbol(value.base).scale_val(isl.Val(count)))
-            # What `high` leaves over is that many bases more in the low digit, before this is
-            # divided.
+            # The remainder of `high` goes to the low digit, times the base, before that is divided.
             lows.append(floor_by(low, divisor).intersect_domain(case))
     return Number(joined(lows), high, value.base)
 
 
 def _over_bases(value: Number, bases: int, where: isl.Set) -> Number | None:
-    """A number divided by some multiple of the base."""
+    """The quotient by a multiple of the base."""
     carry = _by_cases(Number(value.low), of_symbol(value.base), where)
     if carry is None:
         return None
@@ -471,7 +469,7 @@ def _over_bases(value: Number, bases: int, where: isl.Set) -> Number | None:
 
 
 def _by_cases(value: Number, divisor: Number, where: isl.Set) -> Number | None:
-    """A quotient by cases of what comes out, if these are few."""
+    """The quotient, case by case for each of its values; None if there are too many."""
     rest = where & value.domain() & divisor.domain()
     pieces = []
     for result in sorted(range(-_MOST_CASES, _MOST_CASES), key=abs):
@@ -487,8 +485,8 @@ def _by_cases(value: Number, divisor: Number, where: isl.Set) -> Number | None:
 
 
 def digits(value: Number, where: isl.Set) -> tuple[isl.PwAff, isl.PwAff]:
-    """The high and the low digit of a number, of which the low one is from 0 to below the base.
-    Unreadable where the low one is too many times the base.
+    """Both digits of a number, with the low one from 0 to below the base. Unreadable if the low one
+    is too many times the base.
     """
     value = value.within(where)
     if value.domain().is_empty():
@@ -508,12 +506,12 @@ def digits(value: Number, where: isl.Set) -> tuple[isl.PwAff, isl.PwAff]:
 
 
 def row_of(index: str) -> str:
-    """The symbol of the high digit of what has a symbol for its low one."""
+    """The symbol of the high digit that belongs to the symbol of a low digit."""
     return f"{index}_row"
 
 
 def _like(function: isl.PwAff, value: int) -> isl.PwAff:
-    """A number as a function of what another function is of."""
+    """A constant on the space of another function."""
     local = isl.LocalSpace.from_space(function.get_domain_space())
     return isl.PwAff.from_aff(
         isl.Aff.zero_on_domain(local).set_constant_val(isl.Val(value))
@@ -521,7 +519,7 @@ def _like(function: isl.PwAff, value: int) -> isl.PwAff:
 
 
 def _base(function: isl.PwAff, base: str) -> isl.PwAff:
-    """A base as a function of what another function is of."""
+    """The base on the space of another function."""
     return _base_at(function.dim(isl.dim_type.in_), base)
 
 

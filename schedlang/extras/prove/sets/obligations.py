@@ -1,6 +1,6 @@
-"""What must hold of a program besides that it comes to an end: all that must be made is made once,
-stands behind what its own rank makes for it, and reads the right weights. Each is a question
-whether a relation is empty, which isl answers exactly.
+"""What must hold of a program besides that it does not deadlock: each thing is made once, after
+what its own rank makes for it, with the right weights. Each is the question whether a relation is
+empty, which isl answers exactly.
 """
 
 from __future__ import annotations
@@ -49,17 +49,15 @@ from schedlang.schedule.kinds import (
 from schedlang.schedule.schedule import WeightRule
 
 _ANY_TRANSFER = tuple(map(Kind, TRANSFERS))
-#: What ops read the same version of the weights, by their items.
+#: Which ops must read the same version of the weights, by their items.
 _SAME_ITEM = "{ [s, u, g, m, k] -> [s, u, g, m, k] }"
 _SAME_UPDATE = "{ [s, u, g, m, k] -> [s, u, g2, m2, k2] }"
-#: The updates of a stage, by the items of its ops.
+#: From the items of a stage to those of its updates.
 _SAME_STAGE = "{ [s, u, g, m, k] -> [s, u2, 0, 0, 0] }"
 
 
 def check(relations: Relations) -> list[Mistake]:
-    """What is wrong with a program besides that ranks may wait for each other, and where; its
-    statements are right as far as each goes.
-    """
+    """The mistakes of a program, deadlocks excepted: the message, and where it holds."""
     found = [
         *_coverage(relations),
         *_order(relations),
@@ -72,7 +70,7 @@ def check(relations: Relations) -> list[Mistake]:
 
 
 def _coverage(relations: Relations) -> Iterator[tuple[str, isl.Set]]:
-    """Items that are not made, or twice."""
+    """Items that are missing or made twice."""
     reading = relations.reading
     wanted = isl.UnionSet.from_set(relations.wanted())
     later = [kind for kind in OPS if kind != Kind.F]
@@ -80,13 +78,13 @@ def _coverage(relations: Relations) -> Iterator[tuple[str, isl.Set]]:
     for made in (Kind.F, Kind.B, Kind.W):
         missing = wanted.subtract(relations.of(*MAKERS[made]).range()).params()
         if made != Kind.F:
-            # Where there is no backward at all, it is an inference.
+            # A program without any backward is an inference.
             missing = missing & trains
         yield f"a {OPS[made].name} never runs", missing
     for made in (Kind.F, Kind.B, Kind.W, *REPEATS, *STEPS):
         what = f"a {OPS[made].name} runs twice"
         yield what, _twice(relations.of(*MAKERS[made]))
-    # Of updates, each stage has all, or no stage has any.
+    # Each stage has all updates, or no stage has any.
     updates = relations.of(*STEPS).range()
     some = updates.params()
     all_updates = nowhere()
@@ -102,14 +100,14 @@ def _coverage(relations: Relations) -> Iterator[tuple[str, isl.Set]]:
             raise Unreadable("forwards without a flush that have no backwards")
         some = some | reading.domain
     for weights in reading.weights:
-        # There are several versions of weights only where there are updates.
+        # Rules for versions of weights require updates.
         if weights.rule != WeightRule().name:
             some = some | without(reading.held & weights.stages, [STAGE, RANK])
     yield "a stage makes no update", lacking & some
 
 
 def _twice(items: isl.UnionMap) -> isl.Set:
-    """The sizes at which two ops are of one item."""
+    """The sizes at which two ops have the same item."""
     if items.is_injective():
         return nowhere()
     alike = items.apply_range(items.reverse())
@@ -117,7 +115,7 @@ def _twice(items: isl.UnionMap) -> isl.Set:
 
 
 def _order(relations: Relations) -> Iterator[tuple[str, isl.Set]]:
-    """Ops that stand before what their own rank makes for them."""
+    """Ops that precede what their own rank makes for them."""
     for rule, pairs in relations.needs:
         late = near(pairs).subtract(relations.before)
         yield (
@@ -127,8 +125,8 @@ def _order(relations: Relations) -> Iterator[tuple[str, isl.Set]]:
 
 
 def _transfers(relations: Relations) -> Iterator[tuple[str, isl.Set]]:
-    """Messages that are sent or received twice, or by one side alone; sends before what they carry,
-    and ops before the receive of what they need.
+    """Transfers that are there twice, have no other side, or stand at the wrong place: a send
+    before its op, an op before its receive.
     """
     if not relations.writes_transfers:
         return
@@ -144,7 +142,7 @@ def _transfers(relations: Relations) -> Iterator[tuple[str, isl.Set]]:
     for rule, pairs in relations.needs:
         if rule.made not in RECEIVES:
             continue
-        # Of neighbours, the receive has the number of its own stage: that of the user.
+        # A receive is numbered by the stage that uses it.
         users = relations.of(*rule.users)
         receives = relations.of(RECEIVES[rule.made]).apply_range(users.reverse())
         brought = receives.intersect(relations.before).range()
@@ -153,8 +151,8 @@ def _transfers(relations: Relations) -> Iterator[tuple[str, isl.Set]]:
 
 
 def one_sided(relations: Relations) -> isl.Set:
-    """The sizes at which one side issues a transfer alone and the other one in a batch: on some
-    transports, these never meet. Unreadable where a batch has several messages from one rank to
+    """The sizes at which one side of a message is issued in a batch and the other is not; on some
+    transports these never meet. Unreadable if a batch has several messages from one rank to
     another.
     """
     transfers = [s for s in relations.reading.statements if s.kind in TRANSFERS]
@@ -178,8 +176,8 @@ def batched(relations: Relations) -> isl.UnionSet:
 
 
 def _versions(relations: Relations) -> Iterator[tuple[str, isl.Set]]:
-    """Ops that read other weights than they should: each adds to its own update's gradient, and
-    reads the version that the rule of its stage gives.
+    """Ops that read another version of the weights than they should, or add to another update's
+    gradient.
     """
     reading = relations.reading
     updates = [s for s in reading.statements if s.kind in STEPS]
@@ -188,22 +186,22 @@ def _versions(relations: Relations) -> Iterator[tuple[str, isl.Set]]:
     gradients = relations.of(*MAKERS[Kind.W])
     if gradients.is_empty():
         raise Unreadable("updates of no gradients", updates[0].span)
-    # That a gradient stands before its own update is among the needs of that.
+    # That a gradient precedes its own update is one of the needs of the update.
     latest = Weights("", reading.domain, number(0))
     yield _late_update(relations, gradients, latest)
     for weights in reading.weights:
         match weights.rule:
             case "latest":
-                # What reads the weights after the forward reads the same as that.
+                # Ops after the forward read the version that the forward read.
                 for kind in sorted(USES_WEIGHTS - {Kind.F}):
                     yield _between(relations, weights, Kind(kind), _SAME_ITEM)
             case "delay":
                 yield _late_update(relations, relations.of(Kind.F), weights)
             case "stash":
-                # So do all forwards of an update.
+                # All forwards of an update read the same version.
                 yield _between(relations, weights, Kind.F, _SAME_UPDATE)
             case "unstashed":
-                # Only a recomputation must make the same as its forward.
+                # Only a recomputation must read the version that its forward read.
                 for kind in REPEATS:
                     yield _between(relations, weights, kind, _SAME_ITEM)
 
@@ -211,7 +209,7 @@ def _versions(relations: Relations) -> Iterator[tuple[str, isl.Set]]:
 def _late_update(
     relations: Relations, ops: isl.UnionMap, weights: Weights
 ) -> tuple[str, isl.Set]:
-    """Ops of some stages before the update that makes the version that they read."""
+    """Ops that precede the update that makes the version that they read."""
     made_by = symbol(ITEM[1]).sub(number(1)).sub(weights.delay)
     same = (
         weights.stages
@@ -228,8 +226,8 @@ def _late_update(
 def _between(
     relations: Relations, weights: Weights, kind: Kind, alike: str
 ) -> tuple[str, isl.Set]:
-    """Updates between a forward of some stages, and an op of a kind that must read the same: of an
-    item that is `alike`.
+    """Updates between a forward and an op of `kind` that must read the same version; `alike`
+    relates the items of the two.
     """
     of_stages = isl.UnionSet.from_set(points(weights.stages, ITEM))
     forwards = relations.of(Kind.F).intersect_range(of_stages)
@@ -242,14 +240,16 @@ def _between(
 
 
 def of_program(condition: isl.Set, reading: Reading) -> isl.Set:
-    """The sizes at which a condition holds; of a stream, for some number of updates."""
+    """The sizes at which a condition holds; of a program without a flush, for some number of
+    updates.
+    """
     return sizes_only(
         condition, [size for size in reading.sizes if size != UPDATES]
     ).coalesce()
 
 
 def sizes_only(condition: isl.Set, sizes: Sequence[str]) -> isl.Set:
-    """The sizes at which a condition holds for some values of all other symbols."""
+    """The condition, with all symbols but `sizes` projected out."""
     for at in reversed(range(condition.dim(isl.dim_type.param))):
         if condition.get_dim_name(isl.dim_type.param, at) not in sizes:
             condition = condition.project_out(isl.dim_type.param, at, 1)

@@ -1,9 +1,8 @@
-"""A program whose transfers the compiler places, for all sizes at once.
+"""Proves a program for all sizes at once.
 
-The compiler places them in the order of one global execution, so that they are right on every
-transport wherever the ops themselves are (`schedlang.lowering.co_issue`): what is proved here of
-the ops, their order on each rank and what they need, is proved for every transport.
-docs/proof.md has the argument.
+If the compiler places the transfers, it does so in the order of one global execution, which is
+right on every transport wherever the ops themselves are (`schedlang.lowering.co_issue`). So what is
+proved here of the ops, their order and their needs holds on every transport (docs/proof.md).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from itertools import product
 import islpy as isl
 from attrs import evolve, frozen
 
-from schedlang.extras.prove.sets.cycles import circle_at
+from schedlang.extras.prove.sets.cycles import cycle_at
 from schedlang.extras.prove.sets.evaluator import Mistake
 from schedlang.extras.prove.sets.first_batches import in_order, never_come
 from schedlang.extras.prove.sets.isl_functions import at_sizes, nowhere
@@ -32,22 +31,20 @@ from schedlang.extras.prove.sets.to_sets import read
 from schedlang.language import syntax
 from schedlang.schedule.transports import PORTABLE, transports
 
-#: Circles are looked for at sizes up to these.
+#: Cycles are looked for at sizes up to these.
 _MOST_RANKS = 6
 _MOST_OTHERS = 8
-#: So many kinds of circles are told apart.
-_MOST_CIRCLES = 12
-#: Stamps are looked for along so many kinds of edges.
+#: The most cycles that are looked for.
+_MOST_CYCLES = 12
+#: The most convex parts of all edges for which stamps are looked for.
 _MOST_PAIRS = 1600
-#: Sizes are cut into cases so often.
+#: The sizes are cut at the domains of statements into at most two to the power of this many parts.
 _MOST_CUTS = 4
 
 
 @frozen(eq=False)
 class Case:
-    """Some of the sizes, `where`, and stamps that prove for all of them that no ranks wait for each
-    other.
-    """
+    """A part of the sizes, and time stamps that prove for all of them that nothing deadlocks."""
 
     where: isl.Set
     stamps: Stamps
@@ -55,8 +52,8 @@ class Case:
 
 @frozen(eq=False)
 class Outcome:
-    """What was found out about a program: the sizes for which it is proved, by cases; those at
-    which something is wrong, and what; and those of which nothing is known, and why.
+    """The result of a proof: the sizes at which the program is proved, as cases; its mistakes, each
+    with the sizes at which it occurs; and the sizes of which nothing is known, with the reason.
     """
 
     reading: Reading
@@ -64,19 +61,19 @@ class Outcome:
     edges: tuple[Edge, ...]
     cases: tuple[Case, ...]
     mistakes: tuple[Mistake, ...]
-    #: Where ranks block: what is wrong there, and maybe not on other transports.
+    #: Mistakes on transports on which ranks block; they may be none on others.
     blocked: tuple[Mistake, ...]
     unknown: isl.Set
     reason: str
 
     @property
     def domain(self) -> isl.Set:
-        """The sizes for which the program is meant."""
+        """The sizes that the program does not refuse."""
         return self.reading.domain
 
     @property
     def proved(self) -> isl.Set:
-        """The sizes for which it is proved."""
+        """The sizes at which it is proved."""
         result = nowhere()
         for case in self.cases:
             result = result | case.where
@@ -84,16 +81,17 @@ class Outcome:
 
     @property
     def wrong(self) -> isl.Set:
-        """The sizes at which something is wrong on a `portable` transport."""
+        """The sizes at which it is wrong on `portable`."""
         return _where([*self.mistakes, *self.blocked])
 
     def on(self, transport: str) -> tuple[isl.Set, isl.Set, isl.Set, str]:
-        """Of a transport, the sizes for which the program is proved, those at which it is wrong,
-        and those of which nothing is known, with the reason.
+        """The sizes at which the program is proved on a transport, those at which it is wrong,
+        those of which nothing is known, and the reason for the last.
 
-        What the compiler places is right everywhere or nowhere. A program's own transfers that keep
-        the order of one global execution run everywhere, but for the first use of communicators;
-        where they do not, nothing is said but where ranks block.
+        Transfers that the compiler places are right on all transports or on none. Transfers that
+        the program writes, in the order of one global execution, are right on all transports,
+        except for the first use of communicators. If they are in no such order, only transports on
+        which ranks block are decided.
         """
         if transport == PORTABLE or not self.relations.writes_transfers:
             return self.proved, self.wrong, self.unknown, self.reason
@@ -112,14 +110,14 @@ class Outcome:
 
 
 def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
-    """What holds of a program for all sizes but those that are given, on a `portable` transport;
-    Unreadable where it cannot be read as sets.
+    """Prove a program on `portable`, for all sizes that are not `given`; Unreadable if it cannot be
+    read as sets.
     """
     reading = read(tree, given)
     relations = Relations(reading)
     found = [*reading.mistakes, *check(relations)]
     mistakes = list(filter(None, (_at_sizes(each, reading) for each in found)))
-    # What is wrong only where batches go over communicators of their own.
+    # Wrong only on transports where batches have a communicator of their own.
     in_batch = Mistake(
         "a transfer that only one side issues in a batch", one_sided(relations)
     )
@@ -128,34 +126,34 @@ def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
     edges = tuple(relations.edges())
     rest = (reading.domain - wrong).coalesce()
     cases: list[Case] = []
-    # Stamps for all sizes that are left, or a circle of waits, which takes away those that have it:
+    # Look for stamps for all remaining sizes, or for a cycle, whose sizes are taken away:
     #
-    #     sizes    ├── circle A ──┼── circle B ──┼──── stamps ────┤
-    for _ in range(_MOST_CIRCLES):
+    #     sizes    ├── cycle A ──┼── cycle B ──┼──── stamps ────┤
+    for _ in range(_MOST_CYCLES):
         stamps = _stamps(edges, reading, rest)
         if stamps is not None:
             cases.append(Case(rest, stamps))
             rest = nowhere()
             break
-        circle = next(_circles(edges, reading, rest), None)
-        if circle is None:
+        cycle = next(_cycles(edges, reading, rest), None)
+        if cycle is None:
             break
-        (blocked if relations.writes_transfers else mistakes).append(circle)
-        rest = (rest - circle.holds).coalesce()
+        (blocked if relations.writes_transfers else mistakes).append(cycle)
+        rest = (rest - cycle.holds).coalesce()
     if not rest.is_empty():
         for part in parts_of(rest, reading):
             stamps = _stamps(edges, reading, part)
             if stamps is not None:
                 cases.append(Case(part, stamps))
                 rest = rest - part
-    # Of a stream it is for any number of updates, or for none.
+    # A program without a flush is proved for any number of updates, or not at all.
     rest = (of_program(rest, reading) & reading.domain).coalesce()
     cases = [evolve(case, where=case.where - rest) for case in cases]
     cases = [case for case in cases if not case.where.is_empty()]
     reason = (
         ""
         if rest.is_empty()
-        else "no affine time stamps were found, and no circle of waits"
+        else "no affine time stamps were found, and no cycle of waits"
     )
     return Outcome(
         reading,
@@ -170,7 +168,7 @@ def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
 
 
 def _at_sizes(mistake: Mistake, reading: Reading) -> Mistake | None:
-    """A mistake at the sizes of a program, if it is one at some."""
+    """The mistake with the sizes at which it occurs; None if there are none."""
     sizes = of_program(mistake.holds & reading.domain, reading)
     return None if sizes.is_empty() else Mistake(mistake.message, sizes)
 
@@ -183,7 +181,7 @@ def _where(mistakes: Sequence[Mistake]) -> isl.Set:
 
 
 def _stamps(edges: Sequence[Edge], reading: Reading, where: isl.Set) -> Stamps | None:
-    """Stamps for some sizes."""
+    """Time stamps for some sizes."""
     frame = Frame(reading.sizes, reading.base)
     pairs = pairs_of(edges, frame, where, {})
     if len(pairs) > _MOST_PAIRS:
@@ -191,21 +189,21 @@ def _stamps(edges: Sequence[Edge], reading: Reading, where: isl.Set) -> Stamps |
     return find_stamps(pairs, frame) if pairs else {}
 
 
-def _circles(
+def _cycles(
     edges: Sequence[Edge], reading: Reading, rest: isl.Set
 ) -> Iterator[Mistake]:
-    """Circles of waits, found at the smallest of some sizes that have any."""
+    """Deadlocks, found at the smallest of some sizes that have any."""
     for sizes in small_sizes(reading):
         if not contains(rest, sizes):
             continue
-        circle = circle_at(edges, with_digits(sizes))
-        if circle is not None:
-            sizes_of = of_program(circle.holds & reading.domain, reading)
+        cycle = cycle_at(edges, with_digits(sizes))
+        if cycle is not None:
+            sizes_of = of_program(cycle.holds & reading.domain, reading)
             yield Mistake("ranks wait for each other", sizes_of)
 
 
 def small_sizes(reading: Reading) -> list[dict[str, int]]:
-    """Some sizes of a program, the ones with the smallest product first."""
+    """Small sizes of the program, in the order of their product."""
     sizes = reading.program_sizes
     most = [_MOST_RANKS if size == "ranks" else _MOST_OTHERS for size in sizes[:2]]
     most += [3] * (len(sizes) - 2)
@@ -221,12 +219,12 @@ def small_sizes(reading: Reading) -> list[dict[str, int]]:
 
 
 def contains(where: isl.Set, sizes: Mapping[str, int]) -> bool:
-    """Whether a set has a size of a program."""
+    """Whether a set contains a size of the program."""
     return not at_sizes(where, with_digits(sizes)).is_empty()
 
 
 def parts_of(where: isl.Set, reading: Reading) -> list[isl.Set]:
-    """Some sizes, cut where one of the statements begins to have instances."""
+    """The sizes, cut where a statement begins to have instances."""
     parts = [where]
     sizes = (*reading.sizes, UPDATES)
     for statement in reading.statements:

@@ -1,4 +1,4 @@
-"""A program proved for any number of ranks and microbatches, as a `Proof`."""
+"""Proves a program for any number of ranks and microbatches; the result is a `Proof`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from schedlang.diagnostics.source import Source
 from schedlang.extras.prove.open_program import Program, program_of
 from schedlang.extras.prove.result import Law, Proof, Verdict
 from schedlang.extras.prove.sets.claims_for_all import Judgement, judged
+from schedlang.extras.prove.sets.closed_forms import Form, forms_of
 from schedlang.extras.prove.sets.instances import differs
-from schedlang.extras.prove.sets.laws import Form, forms_of
 from schedlang.extras.prove.sets.numbers import Unreadable, in_time
 from schedlang.extras.prove.sets.outcome import Outcome, contains, prove, small_sizes
 from schedlang.extras.prove.sets.sets_certificate import certificate_of
@@ -33,7 +33,7 @@ from schedlang.language import syntax
 from schedlang.language.expand import check_text, expand
 from schedlang.schedule.transports import PORTABLE
 
-#: At so many of the smallest sizes, what was read is held against the compiler's own order.
+#: The number of small sizes at which the sets are compared with the compiler's order.
 _COMPARED = 24
 _ARGUMENT = (
     "time stamps that grow along every edge of the event graph, found by linear programming and "
@@ -46,13 +46,12 @@ def prove_for_all_ranks(
     params: Mapping[str, int] = NO_PARAMS,
     transports_asked: Iterable[str] = (PORTABLE,),
 ) -> Proof:
-    """Prove a program for any number of ranks and of microbatches, and where it has them, slices.
+    """Prove a program for any number of ranks and microbatches, and of slices where it has them.
 
-    `source` and `params` are as of `schedlang.compile`; sizes that are given are no longer any. For
-    each of some transports the verdict says at which sizes the program is proved, and at which it
-    is wrong; where it cannot be read as integer sets, or nothing was found, it is not proved, with
-    the reason. CompileError for a program that cannot be read, TypeError or ValueError for wrong
-    arguments.
+    `source` and `params` are those of `schedlang.compile`; sizes that are given are not open. The
+    verdict on each transport says at which sizes the program is proved, and at which it is wrong.
+    If it cannot be read as integer sets, or no proof was found, it is not proved, with the reason.
+    CompileError for a program that cannot be read, TypeError or ValueError for wrong arguments.
     """
     program = program_of(source, params, transports_asked)
     check_sizes(program)
@@ -67,13 +66,13 @@ def prove_for_all_ranks(
             text = program.whole.text[span.start : span.end]
             reason = f"`{' '.join(text.split())[:60]}`: {reason}"
         return _unproved(program, reason)
-    # The reading as sets is no part of the compiler: at small sizes the two are compared op by op.
+    # The sets are read apart from the compiler: compare the two op by op at small sizes.
     for each in compared(outcome.reading, outcome.proved):
         at = ", ".join(f"{size} = {value}" for size, value in each.items())
         try:
             is_other = differs(outcome.relations, program, each)
         except CompileError as error:
-            # What is wrong whatever the sizes, and of no rank's order.
+            # A mistake at all sizes, which is not in the order of a rank.
             reason = f"at {at} the compiler says: {error.diagnostics[0].message}"
             return _unproved(program, reason)
         if is_other:
@@ -81,7 +80,7 @@ def prove_for_all_ranks(
     forms: list[Form] = []
     if outcome.cases:
         doing(f"{program.name}: looking for closed forms")
-        # Those that are found in time.
+        # Forms that were found before time ran out are kept.
         with suppress(Unreadable), in_time():
             for form in forms_of(outcome, program.tree):
                 forms.append(form)
@@ -104,8 +103,8 @@ def prove_for_all_ranks(
 
 
 def _certificate(outcome: Outcome, program: Program) -> Mapping[str, Any] | None:
-    """The certificate of an outcome in which something is proved, which is on `portable`;
-    ValueError where its stamps cannot be written.
+    """The certificate of an outcome, on `portable`; None if nothing is proved. ValueError if its
+    stamps cannot be written.
     """
     try:
         if not outcome.cases:
@@ -119,7 +118,7 @@ def _certificate(outcome: Outcome, program: Program) -> Mapping[str, Any] | None
 
 
 def _unproved(program: Program, reason: str) -> Proof:
-    """A program of which nothing is proved, and why."""
+    """The proof of a program of which nothing is proved, for this reason."""
     free = _free(program)
     unknown = " and ".join(f"{name} >= 1" for name in free)
     verdict = Verdict(unknown=unknown, reason=reason)
@@ -128,7 +127,7 @@ def _unproved(program: Program, reason: str) -> Proof:
 
 
 def check_sizes(program: Program) -> None:
-    """CompileError for names and sizes that compiling refuses as well."""
+    """CompileError for names and sizes that the compiler refuses."""
     params = program.params
     one = {
         item.name.text: 1
@@ -139,12 +138,12 @@ def check_sizes(program: Program) -> None:
     }
     check_text(program.whole, program.tree, {**one, **params})
     if any(params.get(size, 1) < 1 for size in SIZES):
-        # The program stops before it has any: this says where.
+        # The program ends with a fault before its parameters; this raises it with its place.
         expand(program.whole, program.tree, {**one, **params})
 
 
 def _free(program: Program) -> tuple[str, ...]:
-    """The sizes of a program that are not given."""
+    """The sizes that are not given."""
     items = program.tree.items
     declared = [item.name.text for item in items if isinstance(item, syntax.Param)]
     return tuple(
@@ -153,7 +152,7 @@ def _free(program: Program) -> tuple[str, ...]:
 
 
 def compared(reading: Reading, right: isl.Set) -> list[dict[str, int]]:
-    """Small sizes at which a program is right, to compare what was read with the compiler."""
+    """Small sizes at which the program is right, to compare the sets with the compiler."""
     return [each for each in small_sizes(reading) if contains(right, each)][:_COMPARED]
 
 
@@ -163,7 +162,7 @@ def _verdict(
     program: Program,
     name: str,
 ) -> Verdict:
-    """The verdict on one transport, and at the smallest size that is wrong what compiling says."""
+    """The verdict on one transport, with the compiler's errors at the smallest wrong size."""
     sizes = outcome.reading.sizes
     proved, wrong, unknown, reason = outcome.on(name)
     if judgement.reason:

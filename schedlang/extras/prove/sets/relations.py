@@ -1,6 +1,6 @@
-"""A program's statements as relations of isl: what each op is about, where it stands in the order
-of its rank, what it needs, and what waits for what. A relation has the instances of all statements,
-each under the name of its own.
+"""The statements of a program as isl relations: the item of each op, its place in the order of its
+rank, what it needs, and the edges of the event graph. A relation contains the instances of all
+statements, each under the name of its statement.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from schedlang.extras.prove.sets.statements import (
 from schedlang.schedule.kinds import MAKERS, REPEATS, SENDS, TRANSFERS, Kind
 from schedlang.schedule.needs import RULES, Rule
 
-#: The symbols of an item, which is what an op makes: a stage, an update, the two digits of a
-#: microbatch, a slice.
+#: The symbols of an item, which is what an op is about: stage, update, the two digits of a
+#: microbatch, slice.
 ITEM = (STAGE, "_u", "_g", "_m", "_k")
-#: Those of another item, that it needs.
+#: The symbols of another item, which an op needs.
 NEEDED = tuple(f"{name}2" for name in ITEM)
 
 
 @frozen(eq=False)
 class Edge:
-    """What waits for what: pairs of instances of two statements. `why` is its rank's "order", a
-    "need", or that both are one: ops and transfers of one batch, and the two sides of a message,
-    come "together".
+    """Pairs of instances of two statements, of which the second waits for the first. `why` is
+    "order" (of one rank), "need", or "together": parts of a batch and the two sides of a message
+    happen at once.
     """
 
     source: Statement
@@ -53,18 +53,18 @@ class Edge:
 
 @frozen(eq=False)
 class Relations:
-    """The relations of a program's statements."""
+    """The relations between the statements of a program."""
 
     reading: Reading
 
     @cached_property
     def depth(self) -> int:
-        """How many entries the longest order has."""
+        """The length of the longest order vector."""
         return max((len(s.order) for s in self.reading.statements), default=0)
 
     @cached_property
     def items(self) -> dict[int, isl.Map]:
-        """From the instances of each statement, by its number, to their items."""
+        """For each statement, by number, the relation from its instances to their items."""
         return {
             s.number: function_map(
                 s.domain & self.reading.domain, s.indices, s.name, [s.stage, *s.unit]
@@ -74,11 +74,13 @@ class Relations:
 
     @cached_property
     def places(self) -> dict[int, isl.Map]:
-        """From the instances of each statement to their rank, and their place in its order."""
+        """For each statement, by number, the relation from its instances to the rank and the order
+        vector.
+        """
         result = {}
         for s in self.reading.statements:
             entries = [entry(each, {}) for each in s.order]
-            # Filled up, so that all orders are vectors of one length, which isl can compare.
+            # Pad all vectors to one length, so that isl can compare them.
             entries += [number(0)] * (self.depth - len(entries))
             values = [symbol(RANK), *entries]
             result[s.number] = function_map(
@@ -95,7 +97,7 @@ class Relations:
         )
 
     def of(self, *kinds: Kind) -> isl.UnionMap:
-        """From the instances of ops of some kinds to their items."""
+        """From all instances of ops of some kinds to their items."""
         return _union(
             self.items[s.number] for s in self.reading.statements if s.kind in kinds
         )
@@ -103,13 +105,15 @@ class Relations:
     def pairs(
         self, ones: isl.UnionMap, related: isl.Map, others: isl.UnionMap
     ) -> isl.UnionMap:
-        """The pairs of ops, given by their items, whose items are related."""
+        """The pairs of ops whose items are related by `related`; the ops are given with their
+        items.
+        """
         return ones.apply_range(isl.UnionMap.from_map(related)).apply_range(
             others.reverse()
         )
 
     def wanted(self) -> isl.Set:
-        """All items of a program."""
+        """All items of the program."""
         result = points(nowhere(), ITEM)
         for line in self.reading.lines:
             result = result | points(items_of(self.reading, line), ITEM)
@@ -117,8 +121,8 @@ class Relations:
 
     @cached_property
     def before(self) -> isl.UnionMap:
-        """The pairs of instances of which the first comes before the second on its rank."""
-        # From an instance to its place, to all later places, and from these back to instances.
+        """The pairs of instances on one rank of which the first precedes the second."""
+        # From an instance to its place, to all later places, and back to instances.
         places = _union(self.places.values())
         space = isl.Space.set_alloc(isl.DEFAULT_CONTEXT, 0, self.depth + 1)
         later = isl.Map.lex_lt(space).equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
@@ -130,7 +134,7 @@ class Relations:
 
     @cached_property
     def batches(self) -> list[Edge]:
-        """What is issued together with another statement."""
+        """The edges between statements that are issued together."""
         return [
             Edge(one, other, self.together(one, other), "together")
             for one in self.reading.statements
@@ -140,12 +144,12 @@ class Relations:
 
     @cached_property
     def writes_transfers(self) -> bool:
-        """Whether the program has sends and receives of its own."""
+        """Whether the program writes its sends and receives."""
         return any(s.kind in TRANSFERS for s in self.reading.statements)
 
     @cached_property
     def messages(self) -> isl.UnionMap:
-        """From the sends to the receives of their messages."""
+        """From each send to the receive of its message."""
         result = isl.UnionMap("{ }")
         for send in SENDS.values():
             on = TRANSFERS[send].distance
@@ -156,13 +160,15 @@ class Relations:
 
     @cached_property
     def needs(self) -> list[tuple[Rule, isl.UnionMap]]:
-        """For each rule, from the ops that make something to those that need it."""
+        """For each rule of `RULES`, the relation from the ops that make the thing to those that
+        need it.
+        """
         result = []
         dropped = self.of(*REPEATS).range()
         for rule in RULES:
             wants = self.of(*rule.users)
             if rule.activation:
-                # A backward needs what `R` makes, or where there is none, the forward's own
+                # A backward needs what `R` makes if there is one, and else its forward's
                 # activations.
                 if rule.made in REPEATS:
                     wants = wants.intersect_range(dropped)
@@ -174,11 +180,11 @@ class Relations:
         return result
 
     def edges(self) -> list[Edge]:
-        """All that waits for what."""
+        """All edges of the event graph."""
         ordered = [*self._edges(self.before, "order"), *self.batches]
         ordered.sort(key=lambda edge: (edge.source.number, edge.target.number))
-        # Messages are then the only way from rank to rank: both sides of one come together, and the
-        # order of each rank does the rest.
+        # The two sides of a message happen at once; with the order of each rank, these are all
+        # edges.
         if self.writes_transfers:
             both = self.messages.union(self.messages.reverse())
             return [*ordered, *self._edges(both, "together")]
@@ -187,7 +193,7 @@ class Relations:
         return ordered
 
     def _edges(self, pairs: isl.UnionMap, why: str) -> list[Edge]:
-        """Pairs of instances as edges between statements."""
+        """The relation as edges between statements."""
         named = {s.name: s for s in self.reading.statements}
         edges = [
             Edge(
@@ -203,7 +209,7 @@ class Relations:
 
 
 def maps_of(pairs: isl.UnionMap) -> Iterator[isl.Map]:
-    """The relations between two statements each that a relation has."""
+    """The parts of a relation, each between two statements."""
     maps = pairs.get_map_list()
     for at in range(maps.n_map()):
         yield maps.get_map(at)
@@ -216,14 +222,14 @@ def _union(maps: Iterable[isl.Map]) -> isl.UnionMap:
 
 
 def near(pairs: isl.UnionMap) -> isl.UnionMap:
-    """The pairs of instances that are of one rank: it is the first of their indices."""
+    """The pairs on one rank, which is the first index of both."""
     return _union(
         each.equate(isl.dim_type.in_, 0, isl.dim_type.out, 0) for each in maps_of(pairs)
     )
 
 
 def far(pairs: isl.UnionMap) -> isl.UnionMap:
-    """The pairs of instances that are of two ranks."""
+    """The pairs on two ranks."""
     return _union(
         each
         - isl.Map.universe(each.get_space()).equate(
@@ -234,7 +240,7 @@ def far(pairs: isl.UnionMap) -> isl.UnionMap:
 
 
 def items_of(reading: Reading, line: Line) -> isl.Set:
-    """The items of a pipeline's stages."""
+    """The condition that ITEM is an item of a pipeline."""
     stage, update, _, _, piece = map(symbol, ITEM)
     updates = symbol(UPDATES) if reading.is_stream else number(1)
     return (
@@ -249,18 +255,18 @@ def items_of(reading: Reading, line: Line) -> isl.Set:
 def relation_of(
     condition: isl.Set, ones: Sequence[str], others: Sequence[str]
 ) -> isl.Map:
-    """A condition of some symbols and of others as a relation of their values."""
+    """The relation between the values of two lists of symbols that satisfy a condition."""
     both = isl.Map.from_domain(points(condition, [*ones, *others]))
     return both.move_dims(isl.dim_type.out, 0, isl.dim_type.in_, len(ones), len(others))
 
 
 def stage_relation(reading: Reading, of: str) -> isl.Map:
-    """From each stage to those that are "before" or "after" it, its "own", or its "replicas"."""
+    """From each stage to the stages "before" or "after" it, to its "own", or to its "replicas"."""
     return relation_of(_stages(reading, of) & reading.domain, [ITEM[0]], [NEEDED[0]])
 
 
 def _stages(reading: Reading, of: str) -> isl.Set:
-    """A condition of a stage, and of another one that is before it, after it, or the like."""
+    """The condition that the stage of NEEDED is "before", "after", … the stage of ITEM."""
     stage = symbol(ITEM[0])
     other = symbol(NEEDED[0])
     result = nowhere()
@@ -284,14 +290,14 @@ def _stages(reading: Reading, of: str) -> isl.Set:
 
 
 def _onward(reading: Reading, *, earlier: str, later: str) -> isl.Set:
-    """Where what stages make goes, as a condition of two symbols."""
-    # In two steps, by a name that nothing else has: the two symbols may change places.
+    """The condition that what stage `earlier` makes goes to stage `later`, for two symbols."""
+    # Rename in two steps, since the two symbols may be swapped.
     moved = renamed(reading.onward, {STAGE: "_earlier"})
     return renamed(renamed(moved, {LATER: later}), {"_earlier": earlier})
 
 
 def _needed(reading: Reading, rule: Rule) -> isl.Map:
-    """From the items of ops to those that they need by a rule."""
+    """From the items of ops to the items that they need by a rule."""
     _, update, group, microbatch, piece = map(symbol, ITEM)
     _, update2, group2, microbatch2, piece2 = map(symbol, NEEDED)
     pairs = _stages(reading, rule.of) & update.eq_set(update2)

@@ -1,5 +1,5 @@
-"""Whether the sets in a certificate are those of its program: they are read in the text once more,
-as the prover reads them, and at small sizes compared with the compiler.
+"""Compares the sets in a certificate with its program. The program is read as sets once more, in
+the same way as by the prover, and compared with the compiler at small sizes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from schedlang.schedule.transports import PORTABLE
 
 
 def sets_of_program(program: Program, document: Mapping[str, Any]) -> str:
-    """Check a certificate of sets, and that it is one of its program; then say what it proves.
+    """Check a certificate of sets and compare it with its program; return what it proves, as text.
     Wrong, with the reason, if it does not hold.
     """
     faults = faults_of(dict(document))

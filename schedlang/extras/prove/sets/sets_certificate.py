@@ -1,5 +1,5 @@
-"""A proof as data: the program as integer sets, in isl's notation, and the time stamps. What checks
-it is in `schedlang.extras.prove.check_sets`.
+"""Writes the certificate of a proof for any number of ranks: the program as integer sets in isl's
+notation, and time stamps. `schedlang.extras.prove.check_sets` checks it.
 """
 
 from fractions import Fraction
@@ -34,7 +34,7 @@ from schedlang.extras.prove.sets.statements import (
 
 
 def certificate_of(outcome: Outcome) -> dict[str, Any]:
-    """What a certificate has of all that is proved in an outcome."""
+    """What a certificate has of an outcome."""
     reading = outcome.reading
     relations = outcome.relations
     frame = Frame(reading.sizes, reading.base)
@@ -85,8 +85,8 @@ def of_reading(reading: Reading, relations: Relations) -> dict[str, Any]:
 
 
 def _rule(relations: Relations, weights: Weights) -> tuple[str, str]:
-    """The rule by which some stages read their weights; and from the items of these to the last
-    update that is among what forwards read by it.
+    """The rule by which some stages read their weights; and the relation from the items of these
+    stages to the update whose version a forward reads by `delay`.
     """
     items = relations.wanted().intersect(points(weights.stages, ITEM))
     update = symbol(ITEM[1]).sub(number(1)).sub(weights.delay)
@@ -98,7 +98,7 @@ def _rule(relations: Relations, weights: Weights) -> tuple[str, str]:
 
 
 def _place(relations: Relations, statement: Statement) -> dict[str, str]:
-    """From a statement's instances to their rank, and to their place in its order."""
+    """From a statement's instances to their ranks, and to their places in the order."""
     both = relations.places[statement.number]
     rank = both.project_out(isl.dim_type.out, 1, relations.depth)
     return {"rank": str(rank), "place": str(both.project_out(isl.dim_type.out, 0, 1))}
@@ -107,8 +107,8 @@ def _place(relations: Relations, statement: Statement) -> dict[str, str]:
 def _stamp(
     relations: Relations, statement: Statement, case: Case, frame: Frame, width: int
 ) -> isl.Map:
-    """From a statement's instances to their stamps, as whole numbers to be compared by the first
-    that differs: of one that has none of its own, zeros.
+    """From a statement's instances to their stamps, as whole numbers that are compared
+    lexicographically; zeros if the statement has no stamp.
     """
     domain = relations.items[statement.number].domain().intersect_params(case.where)
     domain = frame.aligned(domain).reset_tuple_id()
@@ -116,7 +116,7 @@ def _stamp(
     rows = case.stamps.get(statement.number, ())
     entries: list[isl.PwAff] = []
     for at in range(width // frame.digits):
-        # Each function of all statements times one factor.
+        # The functions of all statements are multiplied by one common factor.
         of_all = [own[at] for own in case.stamps.values() if at < len(own)]
         factor = lcm(*(value.denominator for row in of_all for value in row))
         row = tuple(value * factor for value in rows[at]) if at < len(rows) else none

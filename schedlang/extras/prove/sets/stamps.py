@@ -1,12 +1,11 @@
-"""Time stamps: for each statement some affine functions of sizes and loops, compared by the first
-that differ, which grow along every edge of the event graph. Where there are some, ranks cannot wait
-for each other in a circle, at any size (Feautrier 1992, parts I and II).
+"""Time stamps: for each statement a few affine functions of sizes and loop variables, compared
+lexicographically, which grow along every edge of the event graph. If they exist, the graph has no
+cycle at any size, so nothing deadlocks (Feautrier 1992, parts I and II).
 
-They are guessed, and then checked exactly. The guess is a linear program: by Farkas' lemma, an
-affine function is at least d on all points of a polyhedron just if it is a sum of the polyhedron's
-inequalities, with weights of 0 or more, and a number that is d or more; the weights and the stamps'
-coefficients are its unknowns. The check is by isl, over all edges of all sizes. So nothing depends
-on floating point.
+A linear program finds them. By Farkas' lemma, an affine function is at least d on all points of a
+polyhedron if and only if it is a sum of the polyhedron's inequalities, with weights of 0 or more,
+and a constant of d or more. The unknowns are these weights and the coefficients of the stamps. Then
+isl checks the stamps on all edges at all sizes, exactly; so nothing depends on floating point.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ from schedlang.extras.prove.sets.numbers import Number, Unreadable
 from schedlang.extras.prove.sets.relations import Edge
 from schedlang.extras.prove.sets.statements import Statement
 
-#: No coefficient is larger.
+#: The largest coefficient.
 _LARGEST = 1000
 #: The largest denominator of a coefficient.
 _DENOMINATOR = 60
-#: How much a coefficient's size counts where something else is wished for.
+#: The weight of the coefficients' size in the objective, where a `Wish` is the main part of it.
 _SMALL = 0.01
-#: Of so many functions is a stamp at most.
+#: The most functions of a stamp.
 _MOST_DIMENSIONS = 4
 
-#: The coefficients of an affine function: of 1, of each size, and of each index of a statement.
-#: With a base there are as many again, of the same times the base.
+#: The coefficients of an affine function: of 1, of each size, and of each index of the statement.
+#: With a base, the same again for the high digit.
 Row = tuple[Fraction, ...]
-#: For each statement, by its number, the functions of its stamp.
+#: The functions of each statement's stamp, by the statement's number.
 Stamps = Mapping[int, tuple[Row, ...]]
 
 
 @frozen
 class Frame:
-    """What stamps are functions of, besides the indices of their statement: some `sizes`. With a
-    `base`, which is one of them, they are numbers of two digits.
+    """The terms of stamps besides the indices of their statement: the sizes. With a `base`, which
+    is one of them, stamps are numbers of two digits.
     """
 
     sizes: tuple[str, ...]
@@ -52,23 +51,23 @@ class Frame:
 
     @property
     def digits(self) -> int:
-        """How many digits a number has."""
+        """The number of digits."""
         return 1 if self.base is None else 2
 
     def width(self, *statements: Statement) -> int:
-        """How many terms a digit has, of some statements."""
+        """The number of coefficients of a digit, for the indices of some statements."""
         return 1 + len(self.sizes) + sum(len(each.indices) for each in statements)
 
     def aligned(self, points: isl.Set) -> isl.Set:
-        """A set with all sizes as its parameters, in their order."""
+        """The set with all sizes as its parameters, in their order."""
         space = isl.Space.params_alloc(isl.DEFAULT_CONTEXT, len(self.sizes))
         for place, size in enumerate(self.sizes):
             space = space.set_dim_name(isl.dim_type.param, place, size)
         return points.align_params(space)
 
     def number(self, points: isl.Set, row: Sequence[Fraction]) -> tuple[Number, int]:
-        """A function of a set's sizes and points by its coefficients, times a factor by which all
-        of these are whole; and the factor.
+        """The function with these coefficients on a set, times a factor that makes all of them
+        whole; and the factor.
         """
         factor = lcm(*(value.denominator for value in row))
         whole = [value * factor for value in row]
@@ -82,8 +81,9 @@ class Frame:
 
 @frozen(eq=False)
 class Pairs:
-    """An edge as a set of points: the source's indices, then the target's, with all sizes as
-    parameters in one order. The target's stamp is to be at least `delay` more.
+    """A convex part of an edge, as a set of points: the source's indices, then the target's, with
+    all sizes as parameters in order. The target's stamp must be at least `delay` more than the
+    source's.
     """
 
     edge: Edge
@@ -94,9 +94,8 @@ class Pairs:
 def pairs_of(
     edges: Iterable[Edge], frame: Frame, within: isl.Set, delays: Mapping[int, int]
 ) -> list[Pairs]:
-    """The pairs of edges at some sizes, one for each convex part. The target of an edge comes as
-    much later as the delay of its source, by its number, by default 1; ops that are issued together
-    come together.
+    """The convex parts of edges at some sizes. The delay of an edge is that of its source, by
+    number, or 1; it is 0 between ops that are issued together.
     """
     result = []
     for edge in edges:
@@ -115,8 +114,9 @@ def find_stamps(pairs: Sequence[Pairs], frame: Frame) -> Stamps | None:
     together = [each for each in pairs if not each.delay]
     rest = [each for each in pairs if each.delay]
     functions: list[dict[int, Row]] = []
-    # One function that grows along all edges, if there is one. Else one that falls along none; what
-    # it does not grow along is left to the next function, as with the digits of a number.
+    # Look for one function that grows along all edges. If there is none, take one that falls along
+    # none, and leave the edges along which it does not grow to the next function, as with the
+    # digits of a number.
     for _ in range(_MOST_DIMENSIONS):
         rows = solve([*rest, *together], frame, is_strict=True)
         if rows is None:
@@ -133,24 +133,25 @@ def find_stamps(pairs: Sequence[Pairs], frame: Frame) -> Stamps | None:
 
 
 def keeps(pairs: Pairs, frame: Frame, rows: Mapping[int, Row], delay: int) -> bool:
-    """Whether a function is as much more at each target of an edge as at its source, or further."""
+    """Whether a function grows by at least `delay` along all pairs."""
     return not _falls_short(pairs, frame, rows, delay)
 
 
 def _falls_short(
     pairs: Pairs, frame: Frame, rows: Mapping[int, Row], delay: int
 ) -> Sequence[isl.BasicSet]:
+    """The convex parts of the pairs along which a function grows by less than `delay`."""
     grows, factor = gap(pairs, frame, rows)
     try:
         short = pairs.points & grows.within(pairs.points).is_below(delay * factor)
     except Unreadable:
-        # Nobody can say; so nothing is said of it.
+        # It is unknown, so count all pairs as too short.
         short = pairs.points
     return [part for part in short.coalesce().get_basic_sets() if not part.is_empty()]
 
 
 def _left(pairs: Pairs, frame: Frame, rows: Mapping[int, Row]) -> list[Pairs]:
-    """The pairs of an edge along which a function does not grow as much as it must."""
+    """The pairs along which a function does not grow by their delay."""
     return [
         evolve(pairs, points=isl.Set.from_basic_set(part))
         for part in _falls_short(pairs, frame, rows, pairs.delay)
@@ -158,7 +159,7 @@ def _left(pairs: Pairs, frame: Frame, rows: Mapping[int, Row]) -> list[Pairs]:
 
 
 def _stacked(functions: Sequence[Mapping[int, Row]]) -> Stamps:
-    """The functions of each statement; 0 where one has no edges left to grow along."""
+    """The functions of each statement; zeros where a statement has no edges left."""
     widths = {number: len(row) for rows in functions for number, row in rows.items()}
     return {
         number: tuple(rows.get(number, (Fraction(0),) * width) for rows in functions)
@@ -167,15 +168,13 @@ def _stacked(functions: Sequence[Mapping[int, Row]]) -> Stamps:
 
 
 def gap(pairs: Pairs, frame: Frame, rows: Mapping[int, Row]) -> tuple[Number, int]:
-    """By how much a function is more at the targets of an edge than at its sources, times a number;
-    and the number.
-    """
+    """By how much a function grows along the pairs of an edge, times a factor; and the factor."""
     before = rows[pairs.edge.source.number]
     after = rows[pairs.edge.target.number]
     row: list[Fraction] = []
     ones = frame.width(pairs.edge.source)
     others = frame.width(pairs.edge.target)
-    # The coefficients of the target's function less those of the source's; sizes are in both:
+    # The coefficients of the target's function minus the source's; sizes occur in both:
     #
     #     source    1  ranks │ i
     #     target    1  ranks │ j  k
@@ -190,7 +189,7 @@ def gap(pairs: Pairs, frame: Frame, rows: Mapping[int, Row]) -> tuple[Number, in
 
 
 def affine(points: isl.Set, sizes: int, row: Sequence[Fraction]) -> isl.PwAff:
-    """An affine function of a set's sizes and points by its coefficients."""
+    """The affine function with these coefficients on a set with sizes as parameters."""
     local = isl.LocalSpace.from_space(points.get_space())
     result = isl.Aff.zero_on_domain(local).set_constant_val(_val(row[0]))
     for at, value in enumerate(row[1 : 1 + sizes]):
@@ -206,8 +205,8 @@ def _val(value: Fraction) -> isl.Val:
 
 @frozen(eq=False)
 class Wish:
-    """Which of several stamps are wanted: those with the least sum of coefficients times `weights`.
-    For the statements `fixed` they are given.
+    """Among several stamps, those are wanted for which the sum of coefficients times `weights` is
+    least. The stamps of the statements in `fixed` are given.
     """
 
     weights: Mapping[int, Row]
@@ -217,10 +216,11 @@ class Wish:
 def solve(
     pairs: Sequence[Pairs], frame: Frame, is_strict: bool, wish: Wish | None = None
 ) -> dict[int, Row] | None:
-    """One function for each statement that grows along all edges as much as it must; or if not
-    `is_strict`, along as many as can be, and falls along none. None if there is none.
+    """One function for each statement that grows along all edges by their delays. If not
+    `is_strict`, it grows along as many as it can and falls along none. None if there is no such
+    function.
 
-    Of several, it is one with small coefficients, or one that is wished for.
+    Of several, the result is the one with the smallest coefficients, or the one of the `wish`.
     """
     program = _Program(frame, is_strict)
     for each in pairs:
@@ -234,10 +234,9 @@ def solve(
 
 
 class _Program:
-    """The linear program: its unknowns are the coefficients of stamps, and Farkas' weights.
+    """The linear program. Its unknowns are the coefficients of stamps and Farkas' weights.
 
-    With a base, a function is also 0 or more if it is a sum of the inequalities, and of these times
-    the base, with weights of 0 or more.
+    With a base, the inequalities times the base are used as well.
     """
 
     def __init__(self, frame: Frame, is_strict: bool) -> None:
@@ -248,13 +247,13 @@ class _Program:
         self.columns: dict[int, list[tuple[Any, Any]]] = {}
 
     def add(self, statement: Statement) -> None:
-        """The coefficients of a statement, each the difference of two that are not negative, so
-        that its size counts.
+        """Add the coefficients of a statement. Each is the difference of two numbers of 0 or more,
+        so that its absolute value can be minimized.
         """
         if statement.number in self.columns:
             return
         variables = []
-        # What an equality says of an index is said with the other terms.
+        # An index that depends on other terms needs no coefficient of its own.
         told = _told_by_others(statement) if self.frame.base is not None else set()
         terms = ["", *self.frame.sizes, *statement.indices] * self.frame.digits
         for term in terms:
@@ -267,7 +266,7 @@ class _Program:
         self.columns[statement.number] = variables
 
     def prefer(self, wish: Wish) -> None:
-        """Prefer some functions to others."""
+        """Minimize a wish."""
         for number, variables in self.columns.items():
             weights = wish.weights.get(number) or (Fraction(0),) * len(variables)
             for (up, down), value in zip(variables, weights, strict=True):
@@ -281,16 +280,16 @@ class _Program:
                 down.SetBounds(max(-float(value), 0), max(-float(value), 0))
 
     def grow(self, pairs: Pairs) -> None:
-        """The stamps grow along an edge."""
+        """Require that the stamps grow along an edge."""
         frame = self.frame
         source = pairs.edge.source
         target = pairs.edge.target
         width = frame.width(source, target)
-        # A row for each term: its coefficients in the function, and in the weighted inequalities,
-        # are to be the same.
+        # One row for each term: its coefficient in the function equals that in the weighted sum of
+        # inequalities.
         rows = [self.solver.Constraint(0, 0) for _ in range(frame.digits * width)]
         if frame.base is not None:
-            # 1 times the base is a size: both have one row.
+            # The high digit's constant times the base is the coefficient of that size: one row.
             rows[width] = rows[1 + frame.sizes.index(frame.base)]
         ones = frame.width(source)
         others = frame.width(target)
@@ -307,7 +306,7 @@ class _Program:
                 [*own[:sizes], *own[ones:]], of_target, strict=True
             ):
                 _enter(row, variable, 1)
-        # The function less a weighted sum of the inequalities is a number: the delay, or more.
+        # The function minus a weighted sum of the inequalities is a constant: the delay, or more.
         infinity = self.solver.infinity()
         more = self.solver.NumVar(0, infinity, "")
         rows[0].SetCoefficient(more, -1)
@@ -328,7 +327,7 @@ class _Program:
                         row.SetCoefficient(weight, -factor)
 
     def solved(self) -> dict[int, Row] | None:
-        """The functions."""
+        """Solve it; the functions."""
         self.objective.SetMinimization()
         if self.solver.Solve() != self.solver.OPTIMAL:
             return None
@@ -344,7 +343,7 @@ class _Program:
 
 
 def _told_by_others(statement: Statement) -> set[str]:
-    """The indices of a statement that are affine functions of the others, and of sizes."""
+    """The indices of a statement that are affine functions of other indices and of sizes."""
     hull = points(statement.domain, statement.indices).affine_hull()
     told: set[str] = set()
     for constraint in hull.get_constraints():
@@ -368,16 +367,16 @@ def _enter(row: Any, variable: tuple[Any, Any], factor: int) -> None:
 
 
 def _inequalities(points: isl.Set, sizes: int) -> list[tuple[bool, list[int]]]:
-    """The equalities and inequalities of a convex set, over the rationals, as rows: first the
-    constant, then the factors of sizes, then of the points.
+    """The equalities and inequalities of a convex set, over the rationals. A row has the constant,
+    then the factors of the sizes, then those of the points.
     """
     whole = points.move_dims(isl.dim_type.set, 0, isl.dim_type.param, 0, sizes)
-    # Where a number is every fourth one, of these are said what holds of whole numbers: of `i < j`
-    # there are four between.
+    # Where a coordinate has a stride, count in strides: with a stride of 4, `i < j` means that `j -
+    # i` is at least 4.
     strides = [_stride(whole, at) for at in range(whole.dim(isl.dim_type.set))]
     whole = whole.preimage_multi_aff(_strided(whole, strides))
     (part,) = whole.remove_divs().get_basic_sets()
-    # By their distance, factors are fractions; so all are multiplied by a common denominator.
+    # Factors are divided by the strides; a common denominator makes them whole.
     common = lcm(*(stride for stride, _ in strides))
     shares = [common // stride for stride, _ in strides]
     rows = []
@@ -396,7 +395,7 @@ def _inequalities(points: isl.Set, sizes: int) -> list[tuple[bool, list[int]]]:
 
 
 def _stride(whole: isl.Set, at: int) -> tuple[int, int]:
-    """The distance of the values of a dimension, and the rest when they are divided by it."""
+    """The distance between the values of a dimension, and their remainder by it."""
     info = whole.get_stride_info(at)
     if not info.get_offset().is_cst():
         return 1, 0
@@ -406,7 +405,7 @@ def _stride(whole: isl.Set, at: int) -> tuple[int, int]:
 
 
 def _strided(whole: isl.Set, strides: Sequence[tuple[int, int]]) -> isl.MultiAff:
-    """From numbers that follow each other to those of some dimensions, which are at distances."""
+    """The map from consecutive numbers to the values of dimensions that have strides."""
     result = isl.MultiAff.identity(whole.get_space().map_from_set())
     for at, (stride, offset) in enumerate(strides):
         value = (

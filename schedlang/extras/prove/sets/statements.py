@@ -1,10 +1,10 @@
-"""A program as statements over sets of instances, with its sizes as symbols.
+"""A program as statements over sets of instances; its sizes are symbols.
 
-A statement is an op as it is written. Its instances are one for each rank and round of the loops
-around it, as an integer set; what an instance does (stage, update, microbatch, slice) is an affine
-function of these; and so is where it stands in the order of its rank: a vector in which the places
-of statements and the variables of loops take turns, compared by its first entries that differ
-(Feautrier 1992, "Some efficient solutions to the affine scheduling problem", part II).
+A statement is an op of the text. It has an instance for each rank and round of the loops around it:
+an integer set. The stage, update, microbatch and slice of an instance are affine functions of rank,
+loop variables and sizes. So is its place in the order of its rank: a vector in which positions of
+statements and variables of loops alternate, compared lexicographically (Feautrier 1992, "Some
+efficient solutions to the affine scheduling problem", part II).
 
     rank r {
         for m in 0 .. warmup { F(m) }            S0[r, m]    order (0, m, 0)
@@ -37,31 +37,30 @@ from schedlang.extras.prove.sets.numbers import between as are_between
 from schedlang.language.syntax import Node
 from schedlang.schedule.kinds import Kind
 
-#: The sizes of a program that are symbols, unless they are given.
+#: The parameters that are symbols, unless they are given.
 SIZES = ("ranks", "microbatches", "slices")
-#: The symbols that no program names: how many updates of a stream, of which update a round is, a
-#: stage; and a rank, RANK.
+#: Symbols that no program names: the number of updates of a program without a flush, the update of
+#: a round of `steady`, a stage. (The rank's is `counting.RANK`.)
 UPDATES = "updates"
 UPDATE = "_u"
 STAGE = "_s"
-#: A stage that takes what another one makes.
+#: The symbol of a stage that takes what STAGE makes.
 LATER = "_later"
-#: In base `ranks`, the digits of the number of microbatches: groups of as many as there are ranks,
-#: and how many more there are. They are sizes then, in its place.
+#: The two digits of `microbatches` in base `ranks`. They are sizes in its place.
 GROUPS = "groups"
 REST = "rest"
 
-#: An update, a microbatch of it as two digits, and a slice of that. Without a base the first digit
-#: is 0, and the second one the microbatch.
+#: What an op is about besides its stage: an update, the two digits of a microbatch, and a slice.
+#: Without a base the first digit is 0 and the second one is the microbatch.
 Unit = tuple[isl.PwAff, isl.PwAff, isl.PwAff, isl.PwAff]
 
 
 @frozen(eq=False)
 class Statement:
-    """An op as it is written, and all that it does: for each point of its `domain`, a condition of
-    sizes and of the symbols `indices` (the rank, then the loops around it).
+    """An op of the text with all its instances: the points of `domain`, a condition on the sizes
+    and on the symbols `indices` (the rank, then the variables of loops).
 
-    `batch` is a number of its own for the ops that are issued together, or 0.
+    `batch` is the number of its exchange or overlap, or 0.
     """
 
     number: int
@@ -76,14 +75,14 @@ class Statement:
 
     @property
     def name(self) -> str:
-        """Its name among sets."""
+        """Its name in isl's sets."""
         return f"S{self.number}"
 
 
 @frozen(eq=False)
 class Line:
-    """The stages of a pipeline, `first` and the `stages` from it on: `rank` holds the one that the
-    symbol STAGE counts from the pipeline's first.
+    """The stages of a pipeline: `stages` of them, counted from `first`. `rank` is the rank that
+    holds the stage STAGE, counted within the pipeline.
     """
 
     name: str
@@ -93,14 +92,16 @@ class Line:
     rank: isl.PwAff
 
     def holds(self) -> isl.Set:
-        """Which stage (STAGE, counted through all pipelines) is on which rank (RANK)."""
+        """The condition that the stage STAGE, counted through all pipelines, is on the rank
+        RANK.
+        """
         own = between(number(0), symbol(STAGE), self.stages)
         there = own & symbol(RANK).eq_set(self.rank)
         return shifted(there, self.first)
 
 
 def shifted(condition: isl.Set, by: isl.PwAff) -> isl.Set:
-    """A condition of STAGE for a stage that is so many further on."""
+    """The condition with `STAGE - by` in place of STAGE."""
     at = condition.find_dim_by_name(isl.dim_type.param, STAGE)
     moved = condition.set_dim_name(isl.dim_type.param, at, "_before")
     moved = moved & symbol(STAGE).eq_set(symbol("_before").add(by))
@@ -109,7 +110,9 @@ def shifted(condition: isl.Set, by: isl.PwAff) -> isl.Set:
 
 @frozen(eq=False)
 class Claim:
-    """What a program claims `for all`: a `condition`, in a `scope`, where it stands."""
+    """A claim `for all` of the program, with the names in its scope and the condition under which
+    it is reached.
+    """
 
     condition: Node
     scope: Scope
@@ -118,8 +121,8 @@ class Claim:
 
 @frozen(eq=False)
 class Weights:
-    """The rule by which some `stages`, a condition of STAGE, read their weights: its name, as a
-    program has it, and by how many updates they are delayed, which is 0 by other rules.
+    """The rule for which version of their weights the `stages` read (a condition on STAGE): the
+    name of the rule, and its delay in updates, 0 for other rules than `delay`.
     """
 
     rule: str
@@ -129,8 +132,8 @@ class Weights:
 
 @frozen(eq=False)
 class Reading:
-    """A program as sets: its symbolic `sizes`, the `domain` of them for which it is meant, and what
-    is wrong with it where. `in_base`: its microbatches are numbers of two digits, in base `ranks`.
+    """A program as sets: its symbolic `sizes`, the `domain` of sizes that it does not refuse, and
+    its mistakes. With `in_base`, microbatches are numbers of two digits in base `ranks`.
     """
 
     name: str
@@ -138,32 +141,33 @@ class Reading:
     in_base: bool
     domain: isl.Set
     lines: tuple[Line, ...]
-    #: From which stage (STAGE) to which (LATER) what it makes goes, within a pipeline.
+    #: The condition that what the stage STAGE makes goes to the stage LATER, within a pipeline.
     onward: isl.Set
     slices: isl.PwAff
-    #: The stages of a rank (RANK), by their numbers, where it has as many.
+    #: The stages of the rank RANK by the numbers of its chunks; each is defined where the rank has
+    #: that chunk.
     own_stages: tuple[isl.PwAff, ...]
     statements: tuple[Statement, ...]
     mistakes: tuple[Mistake, ...]
     claims: tuple[Claim, ...]
     is_stream: bool
-    #: Every stage is among those of one rule.
+    #: Each stage has exactly one of these rules.
     weights: tuple[Weights, ...]
 
     @property
     def base(self) -> str | None:
-        """The base of its numbers, where these have two digits."""
+        """The base of its numbers, if they have two digits."""
         return BASE if self.in_base else None
 
     @property
     def held(self) -> isl.Set:
-        """Which stage (STAGE) is on which rank (RANK)."""
+        """The condition that the stage STAGE is on the rank RANK."""
         parts = [line.holds() for line in self.lines]
         return any_of(parts) & self.domain
 
     @property
     def program_sizes(self) -> tuple[str, ...]:
-        """The sizes as the program has them."""
+        """The sizes by their names in the program."""
         names = [
             "microbatches" if size == GROUPS else size
             for size in self.sizes
@@ -172,7 +176,7 @@ class Reading:
         return tuple(names)
 
     def are_microbatches(self, line: Line, group: str, microbatch: str) -> isl.Set:
-        """Where two symbols are the digits of a microbatch of a pipeline."""
+        """The condition that two symbols are the digits of a microbatch of a pipeline."""
         low = symbol(microbatch)
         high = symbol(group)
         if self.in_base:
@@ -184,7 +188,7 @@ class Reading:
 
 
 def with_digits(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Some sizes, with the digits of their number of microbatches in base `ranks`."""
+    """Sizes, with the digits of `microbatches` in base `ranks` added."""
     if not {"ranks", "microbatches"} <= sizes.keys():
         return dict(sizes)
     groups, rest = divmod(sizes["microbatches"], sizes["ranks"])
@@ -192,7 +196,7 @@ def with_digits(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def any_of(parts: Sequence[isl.Set]) -> isl.Set:
-    """Where one of some conditions holds."""
+    """The disjunction of some conditions."""
     result = nowhere()
     for part in parts:
         result = result | part

@@ -1,13 +1,13 @@
-"""The makespan as a function of the sizes, proved from both sides.
+"""The makespan as a function of the sizes, with a proof from both sides.
 
-Stamps that grow along each edge by what its source takes, from 0 on, are an upper bound for it: a
-linear program finds the ones with the least. It is also a lower bound where some op that ends last
-has a chain of ops before it, each one behind the one before without a gap, down to one that begins
-at 0. Those that have such a chain are what remains when ops without are taken away again and again;
-that is done exactly, by isl. Where bound and chain do not meet for all sizes, these are cut into
-cases; some may remain without.
+Stamps that start at 0 and grow along each edge by what the source takes are an upper bound of the
+makespan; a linear program finds the stamps with the least bound. The bound is reached if some op
+that ends last has a chain of ops before it without a gap, down to an op that starts at 0. Such
+chains are found exactly, by isl: ops that do not follow another one without a gap are removed,
+again and again, until nothing changes. Where bound and chain do not meet for all sizes, the sizes
+are cut into cases; some may remain without a makespan.
 
-Ops that overlap begin together, and all of them are over when the last one is.
+Ops that overlap begin together, and end together when the last one is done.
 """
 
 from __future__ import annotations
@@ -68,25 +68,28 @@ from schedlang.schedule.kinds import OPS, Kind
 #: How long ops take, by their kinds.
 Takes = Mapping[Kind, int]
 
-#: The size in the base of which all updates of a stream are counted.
+#: The base in which all updates of a program without a flush are counted.
 MICROBATCHES = "microbatches"
-#: Stamps are looked for along so many kinds of edges.
+#: The most convex parts of all edges for which stamps are looked for.
 _MOST_PAIRS = 2500
-#: At so many of the smallest sizes a bound is compared with the makespan.
+#: The number of small sizes at which a bound is compared with the makespan.
 _TRIED = 4
-#: So often ops without a chain are taken away one by one, and then the whole statement.
+#: Ops without a chain are removed one by one in this many passes; afterwards the whole statement is
+#: removed.
 _ROUNDS = 1
-#: or where they are more parts than these.
+#: A statement is also removed as a whole if its remaining ops are more convex parts than this.
 _MOST_PARTS = 4
-#: Before all ops, and behind them.
+#: The numbers of two pseudo-statements: all ops wait for the start, and the end waits for all ops.
 _START = -1
 _END = -2
-#: Into so many cases the sizes are cut at most, one after the other.
+#: The most cases into which the sizes are cut, one after the other.
 _MOST_CASES = 2
 
 
 def makespan_of(outcome: Outcome, takes: Takes, base: str | None) -> Number | None:
-    """The makespan of the ideal execution, for the sizes for which it was found."""
+    """The makespan of the ideal execution, at the sizes for which it was found. `takes` has the
+    duration of each kind of op.
+    """
     rest = outcome.proved
     pieces: list[Number] = []
     for found in _ways(outcome.reading, takes, base):
@@ -103,15 +106,15 @@ def makespan_of(outcome: Outcome, takes: Takes, base: str | None) -> Number | No
 def _ways(
     reading: Reading, takes: Takes, base: str | None
 ) -> Iterator[Callable[[isl.Set], list[Number]]]:
-    """Ways to find the makespan for some sizes, each for those that the ones before leave."""
+    """Ways to find the makespan, each for the sizes that the ones before left."""
     timing = _Timing(reading, takes, base)
     yield partial(_by_cases, timing)
-    # With ops cut where their stamps are too late; sets of groups have too many cases for that.
+    # Cut ops whose stamps are too late; sets with groups have too many cases for that.
     if not reading.in_base:
         yield lambda rest: [
             each for each in [timing.bound(rest, is_cut=True)] if each is not None
         ]
-    # More statements give more freedom for stamps; in the end these are for the sizes part by part.
+    # More statements leave more freedom for stamps. At last, try the sizes part by part.
     refined = _refined(reading)
     finer = _Timing(refined, takes, base)
     yield partial(_by_cases, finer)
@@ -121,9 +124,9 @@ def _ways(
 
 
 def _refined(reading: Reading) -> Reading:
-    """The same program with more statements: an op is cut where another one in the same loops
-    begins or ends to run beside it, and where what its stage makes goes elsewhere by another rule
-    than of other stages, since its own pace may change there.
+    """The same program with more statements. An op is cut where another one in the same loops
+    begins or ends to run beside it, and where its stage passes on its result by another edge rule
+    than other stages: its pace may change there.
     """
     statements: list[Statement] = []
     rounds = [_rounds(one) for one in reading.statements]
@@ -145,8 +148,8 @@ def _refined(reading: Reading) -> Reading:
 
 
 def _lasting(reading: Reading, takes: Takes) -> tuple[Reading, dict[int, int]]:
-    """The same program, with an op cut where others begin or end to overlap with it; and how long
-    each statement lasts, by its number: ops that overlap are over when all are.
+    """The same program, with each op cut where others begin or end to overlap with it; and the
+    duration of each statement, by number: ops that overlap end together.
     """
     relations = Relations(reading)
     statements: list[Statement] = []
@@ -171,7 +174,7 @@ def _lasting(reading: Reading, takes: Takes) -> tuple[Reading, dict[int, int]]:
 
 
 def _cut_by(where: isl.Set, cuts: Sequence[isl.Set]) -> list[isl.Set]:
-    """A condition cut at others, each into where it holds and where it does not."""
+    """A condition, cut into the parts where each of `cuts` holds and where it does not."""
     parts = [where]
     for cut in cuts:
         parts = [
@@ -193,7 +196,7 @@ def _rounds(statement: Statement) -> isl.Map:
 
 
 def _by_cases(timing: _Timing, where: isl.Set) -> list[Number]:
-    """The makespan for some sizes, cut into cases of which each has one affine function."""
+    """The makespan for some sizes, cut into cases with one affine function each."""
     pieces: list[Number] = []
     whole = timing.bound(where)
     if whole is not None:
@@ -211,7 +214,7 @@ def _by_cases(timing: _Timing, where: isl.Set) -> list[Number]:
 
 
 class _Timing:
-    """The ops of a program with what they take, between a start and an end."""
+    """The event graph of a program between a start and an end, with the durations of its ops."""
 
     def __init__(self, reading: Reading, takes: Takes, base: str | None) -> None:
         self.takes = takes
@@ -220,13 +223,13 @@ class _Timing:
         self.reading, self.lasts = _lasting(reading, takes)
         reading = self.reading
         self.ops = [s for s in reading.statements if s.kind in OPS]
-        # Without the transfers that a program writes.
+        # The ideal execution has no transfers.
         ideal = evolve(reading, statements=tuple(self.ops))
         self.relations = relations = Relations(ideal)
         edges = relations.edges()
         for op in self.ops:
             domain = relations.items[op.number].domain()
-            # All ops wait for the start, and the end for all ops: so its stamp is the makespan.
+            # All ops wait for the start, and the end waits for all ops: its stamp is the makespan.
             #
             #     start ──► F ──► … ──► B ──► end
             #       0                          makespan, as small as can be
@@ -235,8 +238,8 @@ class _Timing:
         self.edges = edges
 
     def bound(self, where: isl.Set, is_cut: bool = False) -> Number | None:
-        """The makespan for some sizes, if it is one affine function of them: as ops are, or where
-        that fails with some of them cut.
+        """The makespan for some sizes, if it is one affine function. With `is_cut`, a failed
+        attempt is repeated with ops cut where they wait for nothing.
         """
         pairs = pairs_of(self.edges, self.frame, where, self.lasts)
         if len(pairs) > _MOST_PAIRS:
@@ -250,15 +253,15 @@ class _Timing:
         if any(not keeps(each, self.frame, first, each.delay) for each in pairs):
             return None
         makespan = _of_sizes(first[_END], self.frame).within(where)
-        # Stamps that grow are an upper bound, and a chain of ops as long is a lower one. Ops that
-        # have slack may hide the chain: then all are stamped as early and as late as can be, and
-        # those of which both are one are looked at.
+        # The stamp of the end is an upper bound; a chain of ops of that length is a lower bound.
+        # Ops with slack may hide the chain. Then the earliest and the latest stamps of all ops are
+        # found, and only ops for which these are equal are looked at.
         is_least = self.is_met(first[_END], samples)
         if is_least and _Chain(self, pairs, first, first, where).reaches_end():
             return makespan
         if not (is_least or is_cut):
             return None
-        # Ops that could as well be earlier, or later, are in no chain: those that are left out.
+        # Ops with slack are in no chain without gaps.
         ends = {_START: none, _END: first[_END]}
         weights = self.weights(where, samples)
         rows = solve(pairs, self.frame, True, Wish(weights, ends))
@@ -278,14 +281,13 @@ class _Timing:
             return makespan
         if not is_cut:
             return None
-        # An op that waits for nothing has a stamp that is too late: there it gets one of its own.
+        # The stamps of ops that wait for nothing are too late: these ops get statements of their
+        # own.
         reading = _cut_where(self.reading, chain.idle())
         return _Timing(reading, self.takes, self.frame.base).bound(where)
 
     def is_met(self, end: Row, samples: Sequence[Sequence[int]]) -> bool:
-        """Whether a bound is the makespan at some small sizes: else it is too high, and has no
-        chain.
-        """
+        """Whether a bound equals the makespan at some small sizes. If not, it is too high."""
         small = sorted(samples, key=lambda sample: prod(size + 1 for size in sample))[
             :_TRIED
         ]
@@ -300,7 +302,7 @@ class _Timing:
         return True
 
     def terms(self, samples: Sequence[Sequence[int]]) -> Row:
-        """The terms of a function at some sizes and points, each summed up."""
+        """The terms of a function, summed over some sizes and points."""
         total: list[int] = []
         for sample in samples:
             terms = [1, *sample]
@@ -316,7 +318,9 @@ class _Timing:
     def weights(
         self, where: isl.Set, samples: Sequence[Sequence[int]]
     ) -> dict[int, Row]:
-        """Weights by which all ops count alike at some sizes, by their first and last instances."""
+        """Weights that make all ops count alike in the objective: the sum over the first and last
+        instance of each statement at some sizes.
+        """
         weights = {}
         for op in self.ops:
             domain = _plain(self.relations.items[op.number].domain(), where)
@@ -331,8 +335,8 @@ class _Timing:
         return weights
 
     def cut(self, where: isl.Set) -> tuple[Number, isl.Set] | None:
-        """The makespan of some part of the sizes, as one affine function, and the other sizes; None
-        if no such part was found.
+        """The makespan for a part of the sizes as one affine function, and the remaining sizes;
+        None if there is no such part.
         """
         if {BASE, MICROBATCHES} <= {*self.sizes}:
             microbatches = of_symbol(MICROBATCHES)
@@ -353,9 +357,8 @@ class _Timing:
 
 
 class _Chain:
-    """The ops of some sizes that have a chain of ops before them, each right behind the one before:
-    by stamps as early as can be, and as late as can be. Only ops of which both are one are in a
-    chain as long as the makespan.
+    """The ops that may belong to a chain without gaps, at some sizes. An op of such a chain starts
+    at the same time in the earliest stamps (`rows`) and in the latest ones (`late`).
     """
 
     def __init__(
@@ -372,13 +375,13 @@ class _Chain:
         self.together: list[tuple[Edge, isl.Set]] = []
         for each in pairs:
             grows, factor = gap(each, frame, rows)
-            # An edge without a gap: its target begins right when its source is over.
+            # Edges without a gap: the target starts when the source ends.
             closed = each.points & grows.within(each.points).equals(each.delay * factor)
             if closed.is_empty():
                 continue
             if each.edge.why == "together":
                 self.together.append((each.edge, closed))
-            # A chain of ops that take no time may lead nowhere.
+            # A chain of ops that take no time may be a loop.
             elif each.delay or each.edge.source.number == _START:
                 self.tight.append((each.edge, closed))
         self.ops: dict[int, isl.Set] = {}
@@ -395,22 +398,23 @@ class _Chain:
             self.ops[op.number] = domain & differs.within(domain).equals(0)
 
     def following(self, ops: Mapping[int, isl.Set]) -> dict[int, isl.Set]:
-        """Those of some ops that are right behind others of them, or behind the start."""
+        """The ops that follow another one, or the start, without a gap."""
         none = {of: isl.Set.empty(part.get_space()) for of, part in ops.items()}
         following = _led_to(self.tight, ops, none, ops)
-        # What overlaps with one that is begins with it.
+        # An op that overlaps with such an op begins with it.
         return _led_to(self.together, following, following, ops)
 
     def idle(self) -> dict[int, isl.Set]:
-        """The ops that are behind none."""
+        """The ops that follow none without a gap."""
         following = self.following(self.ops)
         return {of: (part - following[of]).coalesce() for of, part in self.ops.items()}
 
     def reaches_end(self) -> bool:
         """Whether at all sizes a chain leads from the start to the end."""
         chained = self.ops
-        # Kept are ops that have one before them that is kept; all others are taken away, until
-        # nothing changes. A chain is one of some ops: what loses some again and again can go.
+        # Keep the ops that follow one that is kept, until nothing changes. This keeps all ops of
+        # chains from the start. A statement that loses ops again and again is dropped as a whole,
+        # which is safe: a chain may be missed, but none is invented.
         for turn in count():
             left = self.following(chained)
             losing = {
@@ -435,7 +439,7 @@ class _Chain:
 
 
 def _cut_where(reading: Reading, points_of: Mapping[int, isl.Set]) -> Reading:
-    """The same program, with each statement cut where some of its instances begin and end."""
+    """The same program, with each statement cut at the borders of some of its instances."""
     statements: list[Statement] = []
     for one in reading.statements:
         some = points_of.get(one.number)
@@ -448,7 +452,7 @@ def _cut_where(reading: Reading, points_of: Mapping[int, isl.Set]) -> Reading:
 
 
 def _ends(statement: Statement) -> list[isl.Set]:
-    """Of each loop of a statement, the first round and the last one."""
+    """The first and the last round of each loop of a statement."""
     ends = []
     for index in statement.indices[1:]:
         for step in (1, -1):
@@ -459,7 +463,7 @@ def _ends(statement: Statement) -> list[isl.Set]:
 
 
 def _borders(some: isl.Set, statement: Statement) -> list[isl.Set]:
-    """The conditions by which some instances of a statement are other than the rest."""
+    """The constraints that separate some instances of a statement from the rest."""
     every = points(statement.domain, statement.indices)
     width = len(statement.indices)
     borders = []
@@ -482,7 +486,9 @@ def _led_to(
     others: Mapping[int, isl.Set],
     within: Mapping[int, isl.Set],
 ) -> dict[int, isl.Set]:
-    """The ops within some to which edges lead from some sources, or from the start; and others."""
+    """The ops within `within` to which an edge leads from `sources` or from the start; and
+    `others`.
+    """
     result = dict(others)
     for edge, pairs in edges:
         target = edge.target.number
@@ -498,7 +504,7 @@ def _led_to(
 def makespan_at(
     edges: Sequence[Edge], lasts: Mapping[int, int], sizes: Mapping[str, int]
 ) -> int:
-    """The makespan at one size: as long as the longest chain of ops."""
+    """The makespan at one size: the length of the longest chain."""
     behind: dict[Instance, list[tuple[Instance, int]]] = defaultdict(list)
     for edge in edges:
         delay = 0 if edge.why == "together" else lasts[edge.source.number]
@@ -517,7 +523,7 @@ def makespan_at(
 
 
 def _beside(source: Statement, target: Statement, domain: isl.Set) -> Edge:
-    """From the start to each instance of an op, or from these to the end."""
+    """The edges from the start to all instances of an op, or from these to the end."""
     none = isl.Set("{ [] }")
     if source.number == _START:
         return Edge(source, target, isl.Map.from_domain_and_range(none, domain), "need")
@@ -534,7 +540,7 @@ def _plain(domain: isl.Set, where: isl.Set) -> isl.Set:
 
 
 def _as_source(part: isl.Set, pairs: isl.Set) -> isl.Set:
-    """The pairs of which the first half is in a set."""
+    """The pairs whose first half is in a set."""
     more = pairs.dim(isl.dim_type.set) - part.dim(isl.dim_type.set)
     return part.add_dims(isl.dim_type.set, more)
 
@@ -555,7 +561,7 @@ def _samples(where: isl.Set, sizes: Sequence[str]) -> list[list[int]]:
 
 
 def _of_sizes(row: Row, frame: Frame) -> Number:
-    """A function of the sizes by its coefficients."""
+    """The function of the sizes with these coefficients."""
     digits_of = []
     for digit in range(frame.digits):
         result = number(0)

@@ -1,4 +1,4 @@
-"""Sets and functions of sizes in a program's own words."""
+"""Sets and functions of sizes as text, in the words of a program."""
 
 import re
 from collections.abc import Sequence
@@ -22,7 +22,9 @@ _FLOOR = re.compile(r"floor\(\(([^()]*)\)/(\d+)\)")
 
 
 def condition_text(sizes: isl.Set, names: Sequence[str]) -> str:
-    """The sizes of a set as a constraint; empty if there are none. All sizes are 1 or more."""
+    """The sizes of a set as a condition; empty if there are none. All sizes are known to be 1 or
+    more.
+    """
     if sizes.is_empty():
         return ""
     possible = possible_sizes(names)
@@ -44,7 +46,7 @@ def condition_text(sizes: isl.Set, names: Sequence[str]) -> str:
 
 
 def possible_sizes(names: Sequence[str]) -> isl.Set:
-    """All sizes that there may be: each is 1 or more."""
+    """All possible sizes: each is 1 or more."""
     possible = everywhere()
     for name in names:
         if name not in (GROUPS, REST):
@@ -60,7 +62,9 @@ def possible_sizes(names: Sequence[str]) -> isl.Set:
 
 
 def pieces_of(value: Number, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """The pieces of a function of sizes, and maybe of a rank: each a condition and a value."""
+    """The pieces of a function of sizes, and maybe of a rank: the condition and the value of
+    each.
+    """
     pieces = []
     for where, each in value.pieces():
         text = _text(each.low, where)
@@ -84,7 +88,7 @@ def pieces_of(value: Number, names: Sequence[str]) -> tuple[tuple[str, str], ...
 
 
 def _times_base(high: isl.PwAff) -> isl.PwAff | None:
-    """A function of sizes times the base, where that is affine in the number of microbatches."""
+    """A function times the base, if that is affine in the number of microbatches; else None."""
     ((_, function),) = high.get_pieces()
     at = function.find_dim_by_name(isl.dim_type.param, GROUPS)
     factor = (
@@ -99,13 +103,13 @@ def _times_base(high: isl.PwAff) -> isl.PwAff | None:
 
 
 def _text(function: isl.PwAff, where: isl.Set) -> str:
-    """A function that is one piece."""
+    """A function of one piece as text."""
     text = str(function.gist_params(where))
     return _words(text[text.index("[(", text.index("{")) + 2 : text.rindex(")]")])
 
 
 def _words(text: str) -> str:
-    """isl's notation in the language's."""
+    """isl's notation in the language of programs."""
     text = text.replace(RANK, "r").replace("false", "no size")
     for digit, operation in ((GROUPS, "/"), (REST, "%")):
         text = re.sub(rf"\b{digit}\b", f"microbatches {operation} ranks", text)
@@ -117,7 +121,7 @@ def _words(text: str) -> str:
 
 
 def _factor(text: str) -> str:
-    """A sum as a factor."""
+    """A sum in parentheses, as a factor."""
     return f"({text})" if re.search(r" [+-] ", text) else text
 
 

@@ -1,5 +1,5 @@
-"""Orders for any n without what a schedule leaves out: what frozen stages do not do
-(`schedlang.schedule.frozen`), and transfers.
+"""Orders and schedules without ops that do nothing: transfers, and what frozen stages skip
+(`schedlang.schedule.frozen`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from schedlang.schedule.schedule import Schedule
 
 
 def in_use(orders: Orders, layout: Layout) -> Orders:
-    """The orders of a program as its stages run them, some of which are frozen."""
+    """The orders as the stages run them: ops of frozen stages change their kind or vanish."""
     if not layout.frozen:
         return orders
     table = runs_as(layout)
@@ -29,7 +29,7 @@ def in_use(orders: Orders, layout: Layout) -> Orders:
 
 
 def computing(orders: Orders, layout: Layout) -> Orders:
-    """The orders without transfers, and without backwards that do nothing."""
+    """The orders without transfers, and without backwards of frozen stages."""
     is_nothing = is_idle(layout)
 
     def works(op: Op) -> Op | None:
@@ -39,7 +39,7 @@ def computing(orders: Orders, layout: Layout) -> Orders:
 
 
 def only_computing(schedule: Schedule) -> Schedule:
-    """The same of a schedule."""
+    """The schedule without transfers, and without backwards of frozen stages."""
     columns = schedule.columns
     if schedule.layout.frozen:
         columns = without_idle(columns, schedule.layout)
@@ -50,7 +50,7 @@ def only_computing(schedule: Schedule) -> Schedule:
 
 
 def all_trained(schedule: Schedule) -> Schedule:
-    """The schedule as though no stage were frozen: a backward that does nothing takes its time."""
+    """The schedule with no stage frozen, so that every backward takes its time."""
     if not schedule.layout.frozen:
         return schedule
     return evolve(schedule, layout=evolve(schedule.layout, frozen=()))

@@ -1,6 +1,6 @@
-"""Whether, for every n, ops find the weights of their stages gathered and all gradients are summed,
-where a program says when. Without replicas in the plan that is of each rank alone, and takes no
-time.
+"""Checks, for every n, that weights are gathered when ops use them and that all gradients are
+summed, in programs that write `unshard`, `reshard` and `reduce`. Without replicas in the plan this
+concerns each rank alone, and takes no time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from schedlang.schedule.kinds import GATHERS, MAKERS, SUMS, USES_WEIGHTS, Kind, 
 from schedlang.schedule.layout import Layout
 
 
-def check_beside(orders: Orders, layout: Layout) -> None:
-    """Fault where weights are not there, or there twice, or gradients are not summed, for all n;
-    NotLinear where replicas come together.
+def check_gathers(orders: Orders, layout: Layout) -> None:
+    """Fault if weights are missing, gathered twice or never dropped, or if a gradient is not
+    summed, for all n. NotLinear for stages with replicas.
     """
     for pieces in orders.ranks:
         ops = [op for piece in pieces for op in piece.ops]
@@ -35,8 +35,8 @@ def _check_rank(pieces: Sequence[Piece], written: set[tuple[int, int]]) -> None:
     #: The stages whose "weights" are gathered, and those with a "gradient" that no sum has.
     there: set[tuple[str, int]] = set()
     for piece in pieces:
-        # A second round finds what a round leaves, and so does every other one: what it leaves is
-        # what the last gather, drop, sum or gradient of a stage in it says.
+        # The state after a round depends on the last gather, drop, sum or gradient of each stage in
+        # it. So the second round stands for all later ones.
         for number in range(2 if piece.grows else 1):
             for op in piece.ops:
                 wrong = _met(op, there, written)
@@ -54,7 +54,9 @@ def _check_rank(pieces: Sequence[Piece], written: set[tuple[int, int]]) -> None:
 def _met(
     op: Op, there: set[tuple[str, int]], written: set[tuple[int, int]]
 ) -> Fault | None:
-    """What is wrong with an op; it changes what is there."""
+    """Update what is gathered and what is to be summed by one op; return the fault of the op, if
+    any.
+    """
     stage = op.stage
     at = op.location
     row = op_of(op.kind)

@@ -1,9 +1,8 @@
-"""Closed forms: the makespan, the bubble and the peak of each rank as functions of the sizes.
+"""Closed forms: makespan, work, bubble, and the peak of each rank as functions of the sizes.
 
-The makespan is that of the ideal execution with unit costs: `schedlang.extras.prove.sets.timing`.
-
-The peak of a rank is a matter of its order alone: how many activations it has taken, and how many
-it has given back, before each op.
+The makespan is that of the ideal execution at unit costs (`schedlang.extras.prove.sets.timing`).
+The peak of a rank follows from its order alone: before each op, the activations taken so far less
+those given back.
 """
 
 from __future__ import annotations
@@ -51,29 +50,29 @@ from schedlang.schedule.costs import UNIT
 from schedlang.schedule.kinds import MAKERS, OPS, REPEATS, Kind
 from schedlang.schedule.layout import Layout, Pipeline
 
-#: The size in the base of which all slices are counted.
+#: The base in which slices are counted.
 _SLICES = "slices"
-#: The figure that is of each rank.
+#: The figure that each rank has one of.
 PEAK = "peak(r)"
 
 
 @frozen(eq=False)
 class Form:
-    """A figure as a function of the sizes, and of RANK where it is of each rank."""
+    """A figure as a function of the sizes, and of RANK if each rank has one."""
 
     figure: str
     value: Number
 
 
 def forms_of(outcome: Outcome, tree: syntax.Schedule) -> Iterator[Form]:
-    """The closed forms of a program, where it is proved; those that were found."""
+    """The closed forms that were found, at the sizes at which the program is proved."""
     reading = outcome.reading
     if sum([reading.is_stream, reading.in_base, _SLICES in reading.sizes]) > 1:
-        # Products of three of groups, microbatches, slices and updates.
+        # The figures would be products of three sizes.
         return
     priced = [item for item in tree.items if isinstance(item, syntax.Cost)]
     if not any(isinstance(item, syntax.Memory) for item in priced):
-        # What a rank holds has no bearing on when its ops run.
+        # Memory has no influence on times, so the peak may be missing alone.
         with suppress(Unreadable):
             peak = _peak(outcome)
             if peak is not None:
@@ -91,7 +90,7 @@ def forms_of(outcome: Outcome, tree: syntax.Schedule) -> Iterator[Form]:
 
 
 def _makespans(outcome: Outcome) -> Iterator[Number | None]:
-    """The makespan as it is found, or as a product of sizes."""
+    """The makespan, first with the program's own base, then as a product of sizes."""
     base = _base(outcome.reading)
     yield makespan_of(outcome, _durations(), base)
     if base is None and {BASE, MICROBATCHES} <= {*outcome.reading.sizes}:
@@ -99,14 +98,14 @@ def _makespans(outcome: Outcome) -> Iterator[Number | None]:
 
 
 def _durations() -> dict[Kind, int]:
-    """How long ops take at unit costs."""
+    """The duration of each kind of op at unit costs."""
     layout = Layout((0,), (Pipeline("", 0, 1, 1),))
     durations = UNIT.durations(layout)
     return {Kind(kind): int(durations[Kind(kind)][0]) for kind in OPS}
 
 
 def _base(reading: Reading) -> str | None:
-    """The base of a program's figures, where they have two digits."""
+    """The base of a program's figures, if they have two digits."""
     wanted = MICROBATCHES if reading.is_stream else _SLICES
     is_any = (
         wanted in reading.sizes and constant(symbol(wanted), reading.domain) is None
@@ -115,7 +114,7 @@ def _base(reading: Reading) -> str | None:
 
 
 def _work(outcome: Outcome) -> Number | None:
-    """What the busiest rank works: all slices of all microbatches of all of its stages."""
+    """The work of the busiest rank: all slices of all microbatches on all its stages."""
     reading = outcome.reading
     takes = _durations()
     kinds = {s.kind for s in reading.statements}
@@ -143,14 +142,16 @@ def _work(outcome: Outcome) -> Number | None:
 
 
 def _runs_again(outcome: Outcome, *repeats: Kind) -> bool:
-    """Whether all forwards are run again."""
+    """Whether every forward is recomputed."""
     relations = outcome.relations
     again = relations.of(*repeats).range()
     return bool(relations.of(Kind.F).range().is_equal(again))
 
 
 def _run_by(line: Line, reading: Reading) -> Number | None:
-    """How many slices a pipeline runs, in all updates; None if it cannot be said."""
+    """How many slices a pipeline runs in all updates; None if that is not a number of two
+    digits.
+    """
     slices = constant(reading.slices, reading.domain)
     if slices is None:
         assert line.microbatches.high is None
@@ -193,7 +194,7 @@ def _peak(outcome: Outcome) -> Number | None:
     highest: list[Number] = []
     keep = ("updates", *reading.sizes, RANK)
     for op in holding:
-        # The op's own, and what was taken and not given back before it.
+        # The op's own activation, and those taken and not given back before it.
         held = of_number(1)
         for sign, others in ((1, staying), (-1, giving)):
             counted = _counted(op, others, _base(reading) or BASE)
@@ -207,7 +208,7 @@ def _peak(outcome: Outcome) -> Number | None:
         return None
     every = outcome.proved & without(reading.held, [STAGE])
     pieces = list(peak.pieces())
-    # What is one function for all ranks is said of these in the words in which they are proved.
+    # If one function holds for all ranks, its condition is that of the whole proof.
     if len(pieces) == 1 and pieces[0][0].is_equal(every):
         return pieces[0][1].within(every)
     return peak
@@ -218,9 +219,11 @@ def _many(statement: Statement) -> Many:
 
 
 def _counted(op: Statement, others: Sequence[Statement], base: str) -> Number | None:
-    """How many of others stand before each instance of an op; None where it cannot be said."""
+    """How many instances of `others` precede each instance of an op; None if they cannot be
+    counted.
+    """
     cases = list(map(_many, others))
-    # The rounds of a call may all be alike where those of its cases are not.
+    # The rounds of a whole call may have one length where those of its cases have not.
     for each in (cases, _calls(cases)):
         counted = [how_many_before(_many(op), other, base) for other in each]
         if None not in counted:
@@ -232,7 +235,7 @@ def _counted(op: Statement, others: Sequence[Statement], base: str) -> Number | 
 
 
 def _calls(cases: Sequence[Many]) -> list[Many]:
-    """What is counted, with the cases of a call as one."""
+    """The cases of each call as one: they share their order vector."""
     calls: list[Many] = []
     for case in cases:
         if calls and calls[-1].order is case.order:
@@ -245,7 +248,7 @@ def _calls(cases: Sequence[Many]) -> list[Many]:
 
 
 def _most_of(values: Sequence[Number]) -> Number | None:
-    """The most of some numbers at each size at which one has a value."""
+    """The maximum of some numbers, at each size of those that have a value there."""
     result: Number | None = None
     for value in values:
         if result is None:
@@ -257,14 +260,14 @@ def _most_of(values: Sequence[Number]) -> Number | None:
             value.within(value.domain() - both),
             most([result, value], both).within(both),
         ]
-        # Piece by piece, so that they do not become many.
+        # Simplify after each step, so that the pieces do not multiply.
         there = [part for part in parts if not part.domain().is_empty()]
         result = simplified_number(union(there))
     return result
 
 
 def _highest(value: Number, where: isl.Set, keep: Sequence[str]) -> Number:
-    """The highest value of a number over all symbols but some."""
+    """The highest value of a number over all symbols but `keep`."""
     value = folded(value, where)
     if value.high is None:
         values = where & symbol("_value").eq_set(value.low)

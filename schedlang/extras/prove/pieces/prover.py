@@ -1,4 +1,4 @@
-"""A program at given ranks, proved for any number of microbatches (docs/proof.md)."""
+"""Proves a program at given ranks for any number of microbatches (docs/proof.md)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 from schedlang.extras.prove.open_program import Program, program_of
-from schedlang.extras.prove.pieces.beside import check_beside
 from schedlang.extras.prove.pieces.budget import Budget
+from schedlang.extras.prove.pieces.computing import (
+    all_trained,
+    computing,
+    in_use,
+    only_computing,
+)
 from schedlang.extras.prove.pieces.coverage import check_coverage
-from schedlang.extras.prove.pieces.deadlocks import check_standstill
+from schedlang.extras.prove.pieces.deadlocks import check_deadlock
 from schedlang.extras.prove.pieces.expansion import expand_for_all
 from schedlang.extras.prove.pieces.formulas import (
     Figures,
@@ -28,12 +33,7 @@ from schedlang.extras.prove.pieces.formulas import (
     figures_of,
     in_microbatches,
 )
-from schedlang.extras.prove.pieces.left_out import (
-    all_trained,
-    computing,
-    in_use,
-    only_computing,
-)
+from schedlang.extras.prove.pieces.gathers_and_sums import check_gathers
 from schedlang.extras.prove.pieces.linear import (
     NeedsBase,
     NeedsPeriod,
@@ -46,7 +46,7 @@ from schedlang.extras.prove.pieces.linear import (
 from schedlang.extras.prove.pieces.orders_certificate import certified
 from schedlang.extras.prove.pieces.pattern import pattern_of
 from schedlang.extras.prove.pieces.pieces import Orders, Pair, later, orders_of
-from schedlang.extras.prove.pieces.progressions import Sizes
+from schedlang.extras.prove.pieces.size_sets import Sizes
 from schedlang.extras.prove.pieces.start_times import (
     NoStamps,
     Stamped,
@@ -72,22 +72,22 @@ from schedlang.schedule.columns import Columns, columns_of
 from schedlang.schedule.schedule import Claim, Schedule
 from schedlang.schedule.transports import PORTABLE
 
-#: How many sizes a pattern is looked for at.
+#: The number of sizes from which a pattern is derived.
 _LOOKED_AT = 3
-#: How many sizes the orders of passes are compared at; after how many microbatches more they may
-#: repeat themselves; and up to how many microbatches for each rank such a pattern is looked for.
+#: For orders of search passes: the number of sizes at which they are compared, the periods that are
+#: tried, and the most microbatches for each rank up to which a pattern is looked for.
 _SEEN = 7
 _PERIODS_OF_SEARCHES = (2, 6)
 _SEARCHED_PER_RANK = 12
-#: How many rounds of all loops are taken as one, in the order in which it is tried.
+#: How many rounds of all loops are taken as one, in the order of the attempts.
 _UNROLLED = (1, 2, 3, 4, 6)
-#: From how many microbatches on a pattern must be there, for so many ranks; and how many classes
-#: of microbatches by their rest there may be.
+#: The largest base that is tried: a constant, and so many more for each rank.
 _MOST_BASE = 200
 _BASE_PER_RANK = 16
+#: The most classes of microbatches by their remainder.
 _MOST_CLASSES = 64
 
-#: Up to how many microbatches for each rank sizes are compiled where nothing is known of all.
+#: If nothing is proved of all sizes, those up to this many microbatches for each rank are compiled.
 _LOOKED_UP_TO = 2
 
 _REFUSED = "require"
@@ -95,8 +95,8 @@ _REFUSED = "require"
 
 @frozen
 class Class:
-    """Microbatches = base + period * n, and what was found of them: `proved`, `wrong`, `refused` or
-    `unknown`, with the reason of the latter.
+    """The numbers of microbatches base + period * n. `outcome` is `proved`, `followed`, `wrong`,
+    `refused` or `unknown`; the last has a reason.
     """
 
     base: int
@@ -106,12 +106,13 @@ class Class:
     outcome: str = ""
     reason: str = ""
     figures: Figures | None = None
-    #: What makes its parts of the certificate, if it has any.
+    #: Makes the class's parts of the certificate, if it has any.
     certify: Callable[[], list[dict[str, Any]]] | None = None
-    #: Where the program writes its own transfers: what repeats, or why nothing does.
+    #: For a program that writes its transfers: the part that repeats, or why there is none.
     transfers: Repeated | str | None = None
-    #: Whether passes make its order; and up to how many microbatches they were seen to go on alike.
+    #: Whether search passes make the order.
     is_searched: bool = False
+    #: The number of microbatches up to which the passes were seen to follow the pattern.
     seen: int = 0
 
 
@@ -120,34 +121,34 @@ def prove_for_all(
     params: Mapping[str, int] = NO_PARAMS,
     transports_asked: Iterable[str] = (PORTABLE,),
 ) -> Proof:
-    """Prove a program for any number of microbatches, at the other parameters' values.
+    """Prove a program for any number of microbatches, at given values of the other parameters.
 
-    `source` and `params` are as of `schedlang.compile`, but for `microbatches`, which is any. For
-    each of some transports the verdict says for which numbers it is proved, and for which wrong.
+    `source` and `params` are those of `schedlang.compile`, without `microbatches`. The verdict on
+    each transport says at which numbers the program is proved, and at which it is wrong.
     CompileError for a program that cannot be read, TypeError or ValueError for wrong arguments.
     """
     return prover_of(program_of(source, params, transports_asked)).proof()
 
 
 def prover_of(program: Program) -> Prover:
-    """What proves a program; CompileError or ValueError for one that has other parameters."""
+    """The prover of a program. CompileError, or ValueError if `microbatches` is given."""
     if "microbatches" in program.params:
         raise ValueError("`microbatches` is any: leave it out")
     smallest = {**program.params, "microbatches": 1}
     check_text(program.whole, program.tree, smallest)
     if "ranks" not in parameters(program.tree, smallest):
-        # The program stops before it has any: this says where.
+        # The program ends with a fault before its parameters; this raises it with its place.
         expand(program.whole, program.tree, smallest)
     return Prover(program)
 
 
 @define
 class _Size:
-    """What compiling says at one size."""
+    """The result of compiling one size."""
 
-    #: By transport, the codes of what is wrong there.
+    #: For each transport, the codes of the errors there.
     codes: Mapping[str, frozenset[str]]
-    #: The figures of one that is right on all.
+    #: The figures, if there is no error on any transport.
     figures: Figures | None
 
     def on(self, transport: str) -> str:
@@ -164,33 +165,33 @@ class _Size:
 
 @define
 class Prover:
-    """Proves a program class by class of its numbers of microbatches."""
+    """Proves a program, one class of its numbers of microbatches after the other."""
 
     program: Program
     sizes: dict[int, _Size] = field(factory=dict)
     schedules: dict[int, Schedule] = field(factory=dict)
     budget: Budget = field(factory=Budget)
-    #: From how many periods on the classes of a period are known, or may be.
+    #: For each period, the multiple of it from which on a class of that period was decided.
     begins: dict[int, int] = field(factory=dict)
 
     @cached_property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return parameters(
             self.program.tree, {**self.program.params, "microbatches": 1}
         )["ranks"]
 
     def proof(self) -> Proof:
-        """The proof: of classes of numbers of microbatches, and of those before them one by one."""
+        """Decide all classes, and compile the sizes before them one by one."""
         done: list[Class] = []
-        # All microbatches are one class at first; what depends on a rest divides it:
+        # At first all microbatches are one class. A question about a remainder divides it:
         #
         #     1 + n   ──NeedsPeriod(2)──►   1 + 2n,  2 + 2n        each proved by itself
         waiting = [Class(1, 1)]
         count = 1
         while waiting:
             one = waiting.pop()
-            # What one needs to begin with, the next one needs as well.
+            # A base that one class needed is probably needed by the next one of this period too.
             base = one.base % one.period + self.begins.get(one.period, 0) * one.period
             one = evolve(one, base=max(one.base, base))
             doing(f"{self.program.name}: microbatches = {one.base} + {one.period} n")
@@ -213,8 +214,8 @@ class Prover:
     # One class
 
     def looked_at(self, one: Class) -> Class:
-        """A class, of which nothing may be known: then all but the sizes that are looked at one by
-        one, which are few.
+        """The class itself; if it is unknown, the class without its small sizes, which are
+        compiled.
         """
         periods = -(-(_LOOKED_UP_TO * self.ranks + 1 - one.base) // one.period)
         if one.outcome != "unknown" or periods <= 0 or self.budget.is_spent:
@@ -222,7 +223,7 @@ class Prover:
         return evolve(one, base=one.base + periods * one.period)
 
     def judged(self, one: Class) -> Class:
-        """A class, maybe from a larger base on, with its outcome."""
+        """The class with its outcome. Its base may grow until the proof succeeds."""
         attempt = 0
         few = -(-self.ranks // one.period)
         more = (2, few, few, 0)
@@ -247,7 +248,7 @@ class Prover:
                 if one.is_searched:
                     no_pattern = str(error)
                     continue
-                # First from larger sizes on, then with more rounds as one.
+                # Try larger bases first, then more rounds taken as one.
                 one = evolve(
                     one, base=one.base + more[attempt % len(more)] * one.period
                 )
@@ -279,8 +280,8 @@ class Prover:
                 return evolve(one, outcome=outcome, reason=fault.message)
 
     def later(self, one: Class, reason: str) -> Class:
-        """A class whose orders passes make, and have no pattern yet: from a larger base on, or not
-        proved. NeedsPeriod where they have one with a longer period.
+        """A class of orders made by search passes that have no pattern yet: with a larger base, or
+        unknown. NeedsPeriod if they have a pattern with a longer period.
         """
         for period in _PERIODS_OF_SEARCHES if one.period == 1 else ():
             longer = evolve(one, period=period)
@@ -296,8 +297,8 @@ class Prover:
         return evolve(one, base=one.base + periods * one.period)
 
     def tried(self, one: Class, unroll: int) -> Class:
-        """A class that is proved, or wrong by a claim, with so many rounds of all loops as one;
-        raises what is needed for that.
+        """Try to prove a class, with `unroll` rounds of all loops taken as one. The result is
+        proved, or wrong because of a claim. Otherwise an exception says what is needed.
         """
         one = evolve(one, unrolled=unroll)
         if one.is_searched:
@@ -326,7 +327,9 @@ class Prover:
         schedules: list[Schedule],
         claims: Sequence[Claim],
     ) -> Class:
-        """A class without a flush, for any number of updates; and whether its claims hold."""
+        """A class of a program without a flush, for any number of updates, with its claims
+        checked.
+        """
         parts = [part_of(orders, sites, name) for name in ("warmup", "steady")]
         streams = [schedule.stream for schedule in schedules if schedule.stream]
         _check_same(parts[0], [columns_of(stream.warmup) for stream in streams])
@@ -337,8 +340,8 @@ class Prover:
         return evolve(one, outcome="proved" if all(holds) else "wrong")
 
     def followed(self, one: Class) -> Class:
-        """A class whose orders follow a pattern at the first sizes, if that is right."""
-        # The first sizes show the pattern, the others that it goes on, and its times.
+        """A class whose orders follow a pattern at the first sizes."""
+        # The first sizes give the pattern. The others must follow it, and give the start times.
         schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
         orders = later(pattern_of(schedules), _LOOKED_AT)
         schedules += [self.expanded(one, n) for n in range(_LOOKED_AT, _SEEN)]
@@ -362,7 +365,7 @@ class Prover:
         schedules: list[Schedule],
         claims: Sequence[Claim],
     ) -> Class:
-        """A class with its times and figures, and whether its claims hold."""
+        """A class with start times and figures for all n, with its claims checked."""
         writes = any(is_transfer(op.kind) for op in all_orders.ops)
         _check_same(all_orders, [schedule.columns for schedule in schedules])
         first = schedules[0]
@@ -373,13 +376,13 @@ class Prover:
             raise NotLinear("it has several versions of weights")
         with settled():
             check_coverage(with_idle, layout)
-            check_beside(orders, layout)
+            check_gathers(orders, layout)
             stamped = _stamped(orders, schedules)
             figures = figures_of(stamped.timed, schedules)
             proved = [(stamped, figures, schedules)]
             if layout.frozen:
-                # Transfers are placed where backwards that do nothing stand as well. That these do
-                # not hang is shown of an execution in which they take time.
+                # Transfers are placed in orders that still have the backwards of frozen stages. An
+                # execution in which these take time shows that they do not deadlock.
                 trained = list(map(all_trained, schedules))
                 busy = _stamped(with_idle, trained)
                 proved.append((busy, figures_of(busy.timed, trained), trained))
@@ -396,10 +399,10 @@ class Prover:
         )
 
     def expanded(self, one: Class, n: int) -> Schedule:
-        """The schedule of ops at a size of a class."""
+        """The schedule of ops at a size of a class; NotLinear if the compiler refuses it."""
         microbatches = one.base + one.period * n
         if microbatches not in self.schedules:
-            # Of each microbatch a rank does a forward and a backward at least.
+            # A rank runs at least a forward and a backward of each microbatch.
             self.budget.spend(2 * self.ranks * microbatches)
         try:
             return self.ops(microbatches)
@@ -408,7 +411,7 @@ class Prover:
             raise NotLinear(f"at {microbatches} microbatches: {message}") from None
 
     def ops(self, microbatches: int) -> Schedule:
-        """The schedule of ops at a size; CompileError."""
+        """The schedule of ops for a number of microbatches; CompileError."""
         if microbatches not in self.schedules:
             params = {**self.program.params, "microbatches": microbatches}
             self.schedules[microbatches] = ops_of(
@@ -417,18 +420,18 @@ class Prover:
         return self.schedules[microbatches]
 
     def where(self, location: int) -> str:
-        """A place of the program, as `file:line`."""
+        """The place of a location in the program, as `file:line`."""
         span = generate(self.program.tree, frozenset(), False).spans[location]
         return self.program.whole.where(span.start)
 
     # All classes
 
     def at(self, microbatches: int) -> _Size:
-        """What compiling says at a size."""
+        """The result of compiling a size."""
         if microbatches not in self.sizes:
             doing(f"{self.program.name}: {microbatches} microbatches")
             self.sizes[microbatches] = self._compiled(microbatches)
-            # It may be large, and all that is asked of it is known.
+            # The schedule may be large, and is not needed any more.
             self.schedules.pop(microbatches, None)
         return self.sizes[microbatches]
 
@@ -445,7 +448,7 @@ class Prover:
         return _Size(codes, None if any(codes.values()) else self.figures(schedule))
 
     def figures(self, schedule: Schedule) -> Figures | None:
-        """The figures at a size; None without a flush."""
+        """The figures at one size; None for a program without a flush."""
         if schedule.stream:
             return None
         execution = ideal_execution(only_computing(schedule))
@@ -462,7 +465,7 @@ class Prover:
         )
 
     def told(self, classes: list[Class]) -> Proof:
-        """The proof that some classes are, with the sizes before them."""
+        """The proof that results from the classes and from the sizes before them."""
         small = sorted(
             {
                 size
@@ -474,8 +477,7 @@ class Prover:
         )
         for size in small:
             if not self.budget.is_spent:
-                # Not `spend`, which would end the whole proof: sizes beyond the budget stay
-                # unknown.
+                # `spend` would end the whole proof; here only the remaining sizes stay unknown.
                 self.budget.spent += 2 * self.ranks * size
                 self.at(size)
         verdicts = {
@@ -494,8 +496,8 @@ class Prover:
         )
 
     def fixed(self) -> dict[str, int]:
-        """The parameters whose values do not depend on the microbatches."""
-        # What is the same for one microbatch and for many.
+        """The parameters that do not depend on `microbatches`."""
+        # Parameters that are the same for few and for many microbatches.
         few, many = (
             parameters(
                 self.program.tree, {**self.program.params, "microbatches": microbatches}
@@ -505,8 +507,8 @@ class Prover:
         return {name: value for name, value in few.items() if many.get(name) == value}
 
     def certificate(self, classes: list[Class]) -> dict[str, Any] | None:
-        """The certificate of the classes that are proved, where there are any; ValueError where
-        passes make all orders.
+        """The certificate of all proved classes, or None. ValueError if search passes make all
+        orders.
         """
         parts = []
         is_followed = False
@@ -546,7 +548,7 @@ class Prover:
                 "some would take too long one by one: see `schedc check --for`"
             )
         if groups["followed"][1]:
-            # Those proved one by one beyond are told with the pattern that they are of.
+            # Larger sizes that were compiled and proved are reported with the pattern.
             first = min(base for base, _ in groups["followed"][1])
             beyond = {size for size in groups["proved"][0] if size >= first}
             groups["followed"][0].update(beyond)
@@ -575,7 +577,7 @@ class Prover:
             return one.outcome, one.reason
         if one.outcome in ("proved", "followed") and one.transfers:
             return self.with_transfers(name, one)
-        # What the compiler says of the first ones must be that; a proof that it denies is none.
+        # The compiler must agree at the first two sizes; a proof that it contradicts is none.
         for n in range(2):
             said = self.at(one.base + n * one.period).on(name)
             if said != ("proved" if one.outcome == "followed" else one.outcome):
@@ -584,7 +586,9 @@ class Prover:
         return one.outcome, ""
 
     def with_transfers(self, name: str, one: Class) -> tuple[str, str]:
-        """The outcome of a class that writes its own transfers, on a transport, and its reason."""
+        """The outcome on a transport of a class whose program writes its transfers, and its
+        reason.
+        """
         if isinstance(one.transfers, str):
             return "unknown", f"it writes its own transfers, and {one.transfers}"
         assert one.transfers
@@ -617,7 +621,7 @@ class Prover:
                 pieces.setdefault(law, (set(), []))[1].append((one.base, one.period))
             for size, values in simulated.items():
                 for (constant, slope), (single, _) in pieces.items():
-                    # A small size that was simulated, and obeys the law as well, is told with it.
+                    # The formula also covers the small sizes whose simulation agrees with it.
                     if (constant + slope * size, 0) == values[figure]:
                         single.add(size)
             texts = []
@@ -630,8 +634,8 @@ class Prover:
 def _certify(
     one: Class, proved: Sequence[tuple[Stamped, Figures, Sequence[Schedule]]]
 ) -> Callable[[], list[dict[str, Any]]] | None:
-    """What makes the parts of a class in the certificate: one, and another one with backwards that
-    do nothing, where there are any; None where it has what no certificate has.
+    """A function that makes the class's parts of the certificate: one, or two if frozen stages have
+    backwards that do nothing. None if certificates do not cover the program.
     """
     stamped, _, schedules = proved[0]
     has_updates = any(is_update(op.kind) for op in stamped.orders.ops)
@@ -645,7 +649,7 @@ def _certify(
 
 
 def _pattern(classes: list[Class]) -> str:
-    """Up to where orders were seen to follow a pattern."""
+    """The condition under which search passes follow their pattern, as text."""
     seen = [one.seen for one in classes if one.seen]
     if not seen:
         return ""
@@ -653,8 +657,8 @@ def _pattern(classes: list[Class]) -> str:
 
 
 def _claim(claims: tuple[Claim, ...]) -> Claim:
-    """A claim for all n, from those of n = 0, 1, …; NotLinear if their values are of no such
-    kind.
+    """The claim for all n, from the claims at n = 0, 1, …; NotLinear if a value in it is not linear
+    in n.
     """
     values = {}
     for name, first in claims[0].values.items():
@@ -668,7 +672,7 @@ def _claim(claims: tuple[Claim, ...]) -> Claim:
 
 
 def _check_same(orders: Orders, columns: Sequence[Columns]) -> None:
-    """That the orders are those of the compiler, at some sizes."""
+    """NoStamps unless the orders are those of the compiler at n = 0, 1, …"""
     for n, real in enumerate(columns):
         is_first = real.batch == np.arange(len(real))
         # An optimizer step has no microbatch.
@@ -687,11 +691,11 @@ def _repeated(orders: Orders, schedules: list[Schedule]) -> Repeated | str:
 
 
 def _stamped(orders: Orders, schedules: list[Schedule]) -> Stamped:
-    """Orders with their times, which hold for all n; `schedules` are those at n = 0, 1, …"""
+    """Orders with start times that are proved for all n; `schedules` are those at n = 0, 1, …"""
     schedules = list(map(only_computing, schedules))
     rules = rules_of(schedules)
     if all(ideal_execution(schedule) is None for schedule in schedules):
-        check_standstill(orders, rules, schedules)
+        check_deadlock(orders, rules, schedules)
     first = schedules[0]
     times = stamp(orders, list(map(walked, schedules)), first)
     stamped = Stamped(times, rules, orders, first.layout.slices)

@@ -1,4 +1,4 @@
-"""Sets of numbers of microbatches: some, and from a number on every so many; how to say them."""
+"""Sets of numbers of microbatches, and their text as conditions of a program."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from math import lcm
 
 from attrs import frozen
 
-#: How many rests of a division are told one by one.
+#: The most remainders that a condition lists.
 _FEW = 8
 
 
 @frozen
 class Sizes:
-    """Some numbers, and `progressions`: each begins somewhere, and goes on by a period."""
+    """A set of numbers: single ones, and `progressions` (start, period) that go on for ever."""
 
     single: frozenset[int] = frozenset()
     progressions: tuple[tuple[int, int], ...] = ()
@@ -29,26 +29,26 @@ class Sizes:
 
     @property
     def least(self) -> int:
-        """The smallest."""
+        """The smallest number."""
         return min([*self.single, *(start for start, _ in self.progressions)])
 
     def text(self, name: str = "microbatches") -> str:
-        """The set as a constraint on a parameter."""
+        """The set as a condition on a parameter."""
         if not self:
             return ""
         if not self.progressions:
             return " or ".join(_ranges(self.single, name))
         period = lcm(*(period for _, period in self.progressions))
-        # From here on, only the progressions count.
+        # From here on, only the progressions matter.
         first = max([0, *self.single]) + 1
         first = max([first, *(start for start, _ in self.progressions)])
-        # What the set has in one whole period, as rests, and then in words:
+        # The remainders that occur in one whole period, then as text:
         #
         #     {3} and 5 + 2n, 6 + 4n      of 6 .. 9 it has the rests 2 3 1: "% 4 != 0"
         rests = [
             number % period for number in range(first, first + period) if number in self
         ]
-        # The shortest period that tells the same.
+        # Use the shortest period with the same numbers.
         for shorter in range(1, period + 1):
             if period % shorter == 0:
                 short = {rest % shorter for rest in rests}
@@ -56,7 +56,7 @@ class Sizes:
                     period = shorter
                     rests = sorted(short)
                     break
-        # Single numbers that go on like this are told with it.
+        # Single numbers before it that fit the period belong to it.
         while first > 1 and ((first - 1) in self) == ((first - 1) % period in rests):
             first -= 1
         while (first % period) not in rests:
@@ -77,7 +77,7 @@ class Sizes:
 
 
 def _ranges(numbers: Iterable[int], name: str) -> list[str]:
-    """Some numbers as ranges."""
+    """Conditions for finitely many numbers: `a == 3`, `5 <= a <= 7`."""
     texts = []
     ordered = sorted(numbers)
     at = 0
