@@ -9,7 +9,7 @@ from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from time import perf_counter
 
 from schedlang.extras.search.tune.candidates import Training
-from schedlang.extras.search.tune.config import transformer_of
+from schedlang.extras.search.tune.decoder_config import decoder_of
 from schedlang.extras.search.tune.devices import DEVICES
 from schedlang.extras.search.tune.layer_sources import layers_of_model, powers_of_two
 from schedlang.extras.search.tune.tried_programs import read_programs
@@ -49,7 +49,7 @@ def main() -> None:
         before = spent()
         start = perf_counter()
         layers = layers_of_model(
-            transformer_of(CONFIG), DEVICE, SEQUENCE, powers_of_two(batch), memory
+            decoder_of(CONFIG), DEVICE, SEQUENCE, powers_of_two(batch), memory
         )
         training = Training(layers, RANKS, batch, memory, {}, "portable")
         tuning = tune(read_programs([]), training)

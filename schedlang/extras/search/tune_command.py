@@ -16,6 +16,11 @@ from schedlang.cli.values import counts, device, program
 #: The options that say something of a model.
 _OF_MODEL = ("device", "sequence", "efficiency")
 
+#: Steps that differ by less, relative to their time, are a tie: at the estimated costs of a model;
+#: and at measured costs, whose predictions are within so much of the runs in docs/choosing.md.
+_OF_ESTIMATES = 0.05
+_OF_MEASUREMENTS = 0.01
+
 COMMAND = Command(
     "find the program and the parameters that train a model fastest within memory",
     "extras.search.tune_command.tune",
@@ -116,6 +121,7 @@ def _training(options: argparse.Namespace) -> Any:
     from schedlang.extras.search.tune.candidates import Training
 
     layers, memory, units = _of_model(options) if options.model else _of_costs(options)
+    margin = _OF_ESTIMATES if options.model else _OF_MEASUREMENTS
     training = Training(
         layers,
         options.ranks,
@@ -124,6 +130,7 @@ def _training(options: argparse.Namespace) -> Any:
         options.params,
         options.transport,
         jitter=options.robust or 0.0,
+        margin=margin,
     )
     return training, units
 
@@ -132,7 +139,7 @@ def _of_model(options: argparse.Namespace) -> Any:
     """The layers of a model on a device, for each size of microbatch; how many bytes a rank may
     hold; and the units.
     """
-    from schedlang.extras.search.tune.config import read_transformer
+    from schedlang.extras.search.tune.decoder_config import read_decoder
     from schedlang.extras.search.tune.devices import DEVICES
     from schedlang.extras.search.tune.layer_sources import (
         EFFICIENCY,
@@ -155,23 +162,46 @@ def _of_model(options: argparse.Namespace) -> Any:
     device = DEVICES[options.device]
     memory = options.memory or device.room
     sizes = [options.microbatch] if options.microbatch else powers_of_two(options.batch)
-    model = read_transformer(options.model)
+    model = read_decoder(options.model)
+    efficiency = options.efficiency or EFFICIENCY
     layers = layers_of_model(
         model,
         device,
         options.sequence,
         sizes,
         memory,
-        options.efficiency or EFFICIENCY,
+        efficiency,
+        options.ranks,
     )
     if not layers:
         raise ValueError(
             f"one layer's activations of a microbatch of {sizes[0]} x {options.sequence:,} "
             f"tokens are more than the {gigabytes(memory)} of a rank: take fewer tokens"
         )
-    shared = model.weights_of_embedding if model.tied else 0
-    units = Units(True, options.sequence, model.parameters, shared)
-    return layers, memory, units
+    assumed = _assumed(model, device, options.sequence, efficiency, memory)
+    return layers, memory, Units(True, options.sequence, model, assumed)
+
+
+def _assumed(
+    model: Any, device: Any, sequence: int, efficiency: float, memory: float
+) -> dict[str, str]:
+    """What the costs of a model rest on, beside its configuration."""
+    from schedlang.extras.search.tune.tuning_text import gigabytes
+
+    rate = f"{device.flops / 1e12:,.0f} TFLOP/s of {device.name}"
+    room = f"{gigabytes(memory)} of {gigabytes(device.memory)}"
+    inside = f"{device.bandwidth_in_node / 1e9:,.0f} GB/s"
+    between = f"{device.bandwidth_between_nodes / 1e9:,.4g} GB/s"
+    assumed = {
+        "a sample": f"{sequence:,} tokens",
+        "numbers": "16 bits; a parameter has 16 bytes, with its gradient and Adam's state",
+        "operations": f"{efficiency:.0%} of the {rate}",
+        "memory": f"{room} for weights and activations",
+        "links": f"{inside} between the {device.per_node} ranks of a node, {between} to others",
+    }
+    if model.experts:
+        assumed["experts"] = "each has as many tokens as any other"
+    return assumed
 
 
 def _of_costs(options: argparse.Namespace) -> Any:

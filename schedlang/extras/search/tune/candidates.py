@@ -1,5 +1,6 @@
 """What may be tried: programs with their parameters, at all sizes of a training."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from math import gcd, inf
@@ -28,7 +29,8 @@ class Training:
 
     `memory` is how many bytes a rank may hold. `params` are parameters of the programs that are
     not open, and plans are for a `transport`. With a `jitter` (see `Noise`), what counts is the
-    makespan that 95 of 100 runs stay below.
+    makespan that 95 of 100 runs stay below. Steps whose times differ by no more than the `margin`,
+    relative to their size, are a tie: the costs do not know more.
     """
 
     layers: Sequence[Layers]
@@ -38,6 +40,7 @@ class Training:
     params: Mapping[str, int]
     transport: str
     jitter: float = 0.0
+    margin: float = 0.01
 
 
 @frozen
@@ -56,7 +59,8 @@ class Size:
 class Candidate:
     """A program at a size with the `params` that are given beside it, and the costs of its stages.
 
-    `shares` are how many layers each stage of the model has. Behind the schedule, replicas sum
+    `shares` are how many layers each stage of the model has, and a rank has at most so many
+    `chunks`, its stages. Behind the schedule, replicas sum
     gradients for a time `sums`. `bounds` are those of the step, with these sums and all that a rank
     holds.
     """
@@ -66,6 +70,7 @@ class Candidate:
     size: Size
     layers: Layers = field(repr=False)
     shares: Sizes
+    chunks: int
     costs: Costs = field(repr=False)
     sums: float
     bounds: Bounds
@@ -84,6 +89,8 @@ def sizes(training: Training, layers: Layers) -> Iterator[Size]:
     for ranks in range(1, min(training.ranks, layers.count) + 1):
         replicas, rest = divmod(training.ranks, ranks)
         if rest or training.batch % (replicas * layers.samples):
+            continue
+        if layers.experts and replicas % layers.experts.over:
             continue
         microbatches = training.batch // (replicas * layers.samples)
         chosen = {"ranks": ranks, "microbatches": microbatches}
@@ -120,6 +127,7 @@ def candidates(
                         size,
                         layers,
                         way.shares,
+                        max(Counter(setting.layout.placement).values()),
                         way.costs,
                         way.sums,
                         way.bounds,
@@ -144,13 +152,12 @@ class _Priced:
 def _priced(layout: Layout, layers: Layers, size: Size) -> tuple[_Priced, ...]:
     """What follows from a layout, for each way to share out the layers."""
     ways = []
+    layers = layers.with_exchanges(size.ranks)
     for shares in _shares(layers.work, _with_few(layout)):
         costs = layers.of_stages(shares, layout)
         if costs.ranks_per_node and size.replicas > 1:
             costs = evolve(costs, ranks_per_node=_per_node(costs.ranks_per_node, size))
-        sums = _time_of_sums(
-            layers.summed_by_rank(shares, layout), layout, layers, size
-        )
+        sums = _time_of_sums(layers, shares, layout, size)
         bounds = bounds_of(layout, costs)
         all_bounds = Bounds(bounds.time + sums, bounds.bytes + layers.beside)
         ways.append(_Priced(shares, costs, sums, all_bounds))
@@ -194,14 +201,8 @@ def _per_node(per_node: int, size: Size) -> int:
     return per_node if holds_whole else gcd(per_node, size.ranks)
 
 
-def _time_of_sums(
-    summed: list[float], layout: Layout, layers: Layers, size: Size
-) -> float:
-    """How long replicas take to sum their gradients behind the schedule, as a ring: each link
-    passes on 2 (n - 1) / n of them (Patarasuk and Yuan 2009, Bandwidth optimal all-reduce
-    algorithms, section 3).
-    """
-    replicas = size.replicas * len(layout.pipelines)
+def _time_of_sums(layers: Layers, shares: Sizes, layout: Layout, size: Size) -> float:
+    """How long replicas take to sum their gradients behind the schedule, over the slowest link."""
     costs = layers.costs
     is_one_node = size.replicas * size.ranks <= (costs.ranks_per_node or size.ranks)
     bandwidth = costs.bandwidth_in_node
@@ -209,4 +210,5 @@ def _time_of_sums(
         bandwidth = costs.bandwidth_between_nodes
     if not bandwidth:
         return 0.0
-    return 2 * (replicas - 1) / replicas * max(summed) / bandwidth
+    replicas = size.replicas * len(layout.pipelines)
+    return max(layers.passed_by_rank(shares, layout, replicas)) / bandwidth

@@ -1,17 +1,21 @@
 """The layers of a training, from what a user has: a model's configuration, or measured costs."""
 
 from collections.abc import Sequence
+from itertools import product
+from math import gcd
 
 from attrs import evolve
 
-from schedlang.extras.search.tune.devices import Device
-from schedlang.extras.search.tune.stage_costs import Layers, divided, layers_in
-from schedlang.extras.search.tune.transformer import (
-    Transformer,
+from schedlang.extras.search.tune.decoder_costs import (
+    Decoder,
     activations_of_one_layer,
+    bytes_of_experts,
+    bytes_to_experts,
     gradient_bytes,
     layer_costs,
 )
+from schedlang.extras.search.tune.devices import Device
+from schedlang.extras.search.tune.stage_costs import Experts, Layers, divided, layers_in
 from schedlang.schedule.costs import Costs
 
 #: The share of a device's operations that a training reaches where nobody says so: 44 to 52 % were
@@ -20,26 +24,33 @@ EFFICIENCY = 0.5
 
 
 def layers_of_model(
-    model: Transformer,
+    model: Decoder,
     device: Device,
     sequence: int,
     sizes: Sequence[int],
     memory: float,
     efficiency: float = EFFICIENCY,
+    ranks: int = 1,
 ) -> list[Layers]:
     """The layers of a model for microbatches of some sizes, in samples; each as they are, and
-    checkpointed. Sizes of which one layer alone does not fit into the memory are left out.
+    checkpointed; and with experts whole on each rank, or shared out over some of so many ranks.
+    Sizes of which one layer alone does not fit into the memory are left out.
     """
     choices = []
+    common = gcd(model.experts or 1, ranks)
+    # Powers of two that divide both.
+    shared_over = powers_of_two(common & -common)
     for samples in sizes:
         one_layer = activations_of_one_layer(model, sequence, samples)
         if one_layer > memory:
             break
-        for checkpointed in (False, True):
+        sent = bytes_to_experts(model, sequence, samples)
+        for checkpointed, over in product((False, True), shared_over):
             costs = layer_costs(
-                model, device, sequence, samples, checkpointed, efficiency
+                model, device, sequence, samples, checkpointed, efficiency, over
             )
             assert costs.weights_bytes is not None
+            experts = Experts(over, sent, bytes_of_experts(model))
             choices.append(
                 Layers(
                     costs,
@@ -47,6 +58,7 @@ def layers_of_model(
                     checkpointed,
                     beside=one_layer if checkpointed else 0.0,
                     summed=tuple(map(gradient_bytes, costs.weights_bytes)),
+                    experts=experts if model.experts else None,
                 )
             )
     return choices

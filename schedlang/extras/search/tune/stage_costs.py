@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
+from math import inf
 from typing import Any
 
 from attrs import evolve, frozen
@@ -23,12 +24,25 @@ _DIGITS = 9
 
 
 @frozen
+class Experts:
+    """How a model's experts are shared out: over so many replicas, each of which has a part.
+
+    Of a microbatch, `sent[i]` bytes go from layer i to experts, and as many come back.
+    `gradients[i]` are the bytes of the gradients of all experts of that layer.
+    """
+
+    over: int
+    sent: tuple[float, ...]
+    gradients: tuple[float, ...]
+
+
+@frozen
 class Layers:
     """A model's layers at one size of microbatch, of so many `samples`.
 
     `costs` has a number for each layer where it is said to have one for each stage. Beside what a
     plan counts, a rank holds `beside` bytes. `checkpointed` says that the layers keep their inputs
-    only. `summed[i]` are the bytes of the gradients of layer i, which replicas sum.
+    only. `summed[i]` are the bytes of the gradients of layer i on a rank, which replicas sum.
     """
 
     costs: Costs
@@ -36,6 +50,7 @@ class Layers:
     checkpointed: bool = False
     beside: float = 0.0
     summed: tuple[float, ...] = ()
+    experts: Experts | None = None
 
     @cached_property
     def count(self) -> int:
@@ -77,17 +92,75 @@ class Layers:
             merged[name] = tuple(of_stages) * len(layout.pipelines)
         return evolve(self.costs, measured_stages=None, **merged)
 
-    def summed_by_rank(self, sizes: Sizes, layout: Layout) -> list[float]:
-        """The bytes of the gradients that each rank has a part in summing."""
+    def passed_by_rank(
+        self, sizes: Sizes, layout: Layout, replicas: int
+    ) -> list[float]:
+        """The bytes that each rank passes on while so many replicas sum their gradients."""
         of_ranks = [0.0] * (max(layout.placement) + 1)
         if self.summed:
+            passed = self._passed(replicas)
             cuts = list(accumulate(sizes, initial=0))
-            of_pieces = [
-                added(self.summed[start:stop]) for start, stop in pairwise(cuts)
-            ]
+            of_pieces = [added(passed[start:stop]) for start, stop in pairwise(cuts)]
             for stage, rank in enumerate(layout.placement):
                 of_ranks[rank] += of_pieces[layout.piece(stage)]
         return of_ranks
+
+    def _passed(self, replicas: int) -> list[float]:
+        """The same for each layer. Experts are summed by the replicas that have the same ones."""
+        if self.experts is None:
+            return [_around_ring(replicas) * each for each in self.summed]
+        over = self.experts.over
+        passed = []
+        for all_of_layer, of_experts in zip(
+            self.summed, self.experts.gradients, strict=True
+        ):
+            own = of_experts / over
+            rest = all_of_layer - own
+            passed.append(
+                _around_ring(replicas) * rest + _around_ring(replicas // over) * own
+            )
+        return passed
+
+    def with_exchanges(self, ranks: int) -> "Layers":
+        """These layers, if each replica has so many ranks, with the time in which tokens go to
+        their experts on other replicas, and come back: an all-to-all each way, in the forward and
+        in the backward, while the rank waits.
+        """
+        if self.experts is None or self.experts.over == 1:
+            return self
+        per_byte = self._time_of_exchanged_byte(ranks)
+        times = [2 * per_byte * sent for sent in self.experts.sent]
+        # A checkpointed layer runs its forward again.
+        again = 2 if self.checkpointed else 1
+        more = {"forward_times": 1, "input_times": again, "backward_times": again}
+        changed: dict[str, Any] = {}
+        for name, often in more.items():
+            values = getattr(self.costs, name)
+            changed[name] = tuple(
+                _at(values, layer) + often * time for layer, time in enumerate(times)
+            )
+        return evolve(self, costs=evolve(self.costs, **changed))
+
+    def _time_of_exchanged_byte(self, ranks: int) -> float:
+        """How long it takes to send one byte to each expert's replica in turn: replicas on the
+        same node are reached by its links, and at the same time others by the network.
+        """
+        assert self.experts is not None
+        costs = self.costs
+        over = self.experts.over
+        near = over
+        if costs.ranks_per_node:
+            near = min(over, max(1, costs.ranks_per_node // ranks))
+        inside = (near - 1) / over / (costs.bandwidth_in_node or inf)
+        between = (over - near) / over / (costs.bandwidth_between_nodes or inf)
+        return max(inside, between)
+
+
+def _around_ring(replicas: int) -> float:
+    """How often each byte goes over a link while a ring of replicas sums it (Patarasuk and Yuan
+    2009, Bandwidth optimal all-reduce algorithms, section 3).
+    """
+    return 2 * (replicas - 1) / replicas
 
 
 def _at(values: Sequence[float], index: int) -> float:

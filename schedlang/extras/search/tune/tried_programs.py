@@ -21,6 +21,17 @@ from schedlang.schedule.layout import Layout
 
 #: The parameters that the size of the training sets.
 SIZES = ("ranks", "microbatches")
+#: What a program says beside its ops, and where it writes transfers and overlaps itself.
+_DIRECTIVES = (
+    syntax.Pass,
+    syntax.Fill,
+    syntax.Gather,
+    syntax.Recompute,
+    syntax.Keep,
+    syntax.Overlap,
+    syntax.Transfer,
+    syntax.Exchange,
+)
 #: The shares of its default at which a parameter is tried, beside powers of two.
 _SHARES = ((1, 2), (3, 4), (3, 2), (2, 1))
 #: The powers of two go up to twice the default, and up to this: a small default says little of how
@@ -47,8 +58,8 @@ class Program:
         return [item.name.text for item in items if item.name.text not in SIZES]
 
     @property
-    def simplicity(self) -> tuple[int, int]:
-        """How much there is to it: how many kinds of ops, and then how long its text is."""
+    def simplicity(self) -> "Simplicity":
+        """How much there is to it."""
         return _simplicity(self.source)
 
     @property
@@ -82,12 +93,29 @@ def loaded(source: Source) -> tuple[Source, syntax.Schedule]:
     return load(source)
 
 
+@frozen
+class Simplicity:
+    """How much there is to a program: `kinds` of ops beyond F and B; `directives`, of which a pass,
+    a `fill`, a `keep`, an `overlap` or a written transfer is one; and `lines` of text without
+    comments. Less is simpler.
+    """
+
+    kinds: int
+    directives: int
+    lines: int
+
+
 @cache
-def _simplicity(source: Source) -> tuple[int, int]:
+def _simplicity(source: Source) -> Simplicity:
     """`Program.simplicity` of a program, worked out once by each process."""
     nodes = list(syntax.walk(loaded(source)[1]))
     kinds = {node.kind for node in nodes if isinstance(node, syntax.Op)}
-    return len(kinds), len(nodes)
+    if any(isinstance(node, syntax.Fill) for node in nodes):
+        kinds.add("W")
+    directives = [node for node in nodes if isinstance(node, _DIRECTIVES)]
+    lines = [line.strip() for line in source.text.splitlines()]
+    written = [line for line in lines if line and not line.startswith("#")]
+    return Simplicity(len(kinds - {"F", "B"}), len(directives), len(written))
 
 
 def _words(item: syntax.Node) -> set[str]:

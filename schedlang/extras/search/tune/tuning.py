@@ -59,15 +59,38 @@ class Result:
         return max(self.held) + self.candidate.layers.beside if self.held else 0.0
 
     @property
-    def order(self) -> tuple[Any, ...]:
-        """What results are sorted by: the fastest first; of equals one whose program has the fewest
-        kinds of ops, then the one that holds least, then the one with the shortest text.
+    def shown_time(self) -> float:
+        """The time to as many digits as there are without rounding: equal ones are a tie."""
+        return float(f"{self.time:.9g}")
+
+    @property
+    def plainness(self) -> tuple[int, int, int]:
+        """How plain the schedule is, the least first: without a pipeline, then by its kinds of ops
+        beyond F and B, then by the stages of a rank.
         """
-        shown = float(f"{self.time:.9g}")
+        candidate = self.candidate
+        kinds = candidate.program.simplicity.kinds
+        return int(candidate.size.ranks > 1), kinds, candidate.chunks
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """What results are sorted by: the fastest first; of a tie the plainest, then the one that
+        holds least, then the one whose program says least.
+        """
         program = self.candidate.program
-        kinds, length = program.simplicity
+        simplicity = program.simplicity
         params = sorted(self.candidate.all_params.items())
-        return shown, kinds, self.bytes, len(params), length, program.word, params
+        return (
+            self.shown_time,
+            self.plainness,
+            self.bytes,
+            max(self.activations),
+            len(params),
+            simplicity.directives,
+            simplicity.lines,
+            program.word,
+            params,
+        )
 
 
 @define
@@ -105,11 +128,20 @@ class Tuning:
         return list(best.values())
 
     @property
+    def tied(self) -> list[Result]:
+        """The results that are slower than the best by no more than the costs can tell apart, with
+        the best; the plainest first.
+        """
+        best = self.fitting[0].time * (1 + self.training.margin)
+        tied = [result for result in self.fitting if result.time <= best]
+        return sorted(tied, key=lambda result: (result.plainness, result.order))
+
+    @property
     def frontier(self) -> list[Result]:
         """The results than which no other is faster in as little memory, the fastest first."""
         frontier: list[Result] = []
         for result in sorted(
-            self.results, key=lambda each: (each.order[0], each.bytes)
+            self.results, key=lambda each: (each.shown_time, each.bytes)
         ):
             if not frontier or result.bytes < frontier[-1].bytes:
                 frontier.append(result)
@@ -134,7 +166,7 @@ def tune(
     reasons = {program.word: unlike(program, training.params) for program in programs}
     tried = [program for program in programs if not reasons[program.word]]
     tuning = Tuning(training, {word: why for word, why in reasons.items() if why})
-    best = _Best(training.memory)
+    best = _Best(training.memory, training.margin)
     with processes() as workers:
         doing("listing candidates", 0, len(tried))
         waiting: list[list[Candidate]] = []
@@ -192,23 +224,27 @@ def _taken(
 
 
 class _Best:
-    """The least times that are known: of each program within the memory, and of all of them within
-    shares of it.
+    """The least times that are known: of each program within the memory, of all of them, and of all
+    of them within shares of the memory.
     """
 
-    def __init__(self, memory: float) -> None:
+    def __init__(self, memory: float, margin: float) -> None:
         self._memory = memory
+        self._margin = margin
         self._of_program: dict[str, float] = {}
         shares = range(1, _LEVELS) if memory < inf else ()
         self._levels = {memory * share / _LEVELS: inf for share in shares}
 
     def may_matter(self, candidate: Candidate) -> bool:
-        """Whether a candidate may be better than what is known."""
+        """Whether a candidate may be better than what is known, or as good without a pipeline."""
         time = candidate.bounds.time * (1 + _ROUNDING)
         least = candidate.bounds.bytes
         if least > self._memory:
             return False
         if time < self._of_program.get(candidate.program.word, inf):
+            return True
+        fastest = min(self._of_program.values(), default=inf)
+        if candidate.size.ranks == 1 and time <= fastest * (1 + self._margin):
             return True
         return any(
             least <= level and time < known for level, known in self._levels.items()

@@ -1,14 +1,15 @@
 """What a search has come to: for people, and for programs."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.extras.search.tune.candidates import Candidate
+from schedlang.extras.search.tune.decoder_costs import Decoder
 from schedlang.extras.search.tune.tuning import Result, Tuning
 from schedlang.report.text_table import aligned
 from schedlang.schedule.costs import Costs
@@ -22,14 +23,13 @@ _MANY = 1000
 @frozen
 class Units:
     """In what a search is told: its times are `seconds`, or in the unit of the costs; a sample is
-    so many tokens, and the model has so many parameters, where they are known. Two stages hold
-    `shared` parameters of these both.
+    so many tokens. Of a `model` it says what was counted, and what was `assumed`.
     """
 
     seconds: bool
     tokens: int | None = None
-    parameters: int | None = None
-    shared: int = 0
+    model: Decoder | None = None
+    assumed: Mapping[str, str] = field(factory=dict)
 
     @property
     def rate(self) -> str:
@@ -55,6 +55,7 @@ _MEANINGS = {
     "95 % of steps": "are no longer than this, with the sums of gradients over replicas",
     "idle": "idle time / all time of the ranks, without these sums",
     "bytes": "of weights and activations, on the rank that holds the most",
+    "experts over": "the replicas that share out the experts of each layer",
     "(checkpointed)": "layers keep their inputs only, and run forward again in the backward",
 }
 
@@ -62,12 +63,12 @@ _MEANINGS = {
 def tuning_text(tuning: Tuning, units: Units) -> str:
     """The best of each program within the memory; the fastest in less memory; what was left out."""
     parts = []
-    if units.parameters is not None:
-        parts.append(_counted_parameters(units.parameters, units.shared))
+    if units.model is not None:
+        parts.append("\n".join(_of_model(units.model, units.assumed)))
     best = tuning.best_of_programs
     if best:
         parts.append("\n".join(_table(best, tuning, units)))
-        parts += _alone(best[0])
+        parts += filter(None, [_advice(tuning, units)])
         # The best of all is on the frontier as well; the rest of it takes longer, in less memory.
         cheaper = [result for result in tuning.frontier if result.bytes < best[0].bytes]
         if cheaper:
@@ -87,12 +88,18 @@ def tuning_text(tuning: Tuning, units: Units) -> str:
     return "\n\n".join(parts)
 
 
-def _counted_parameters(parameters: int, shared: int) -> str:
-    """What was counted, so that a person sees a model that is not the one that was meant."""
-    line = f"the model: {_many(parameters)} parameters"
-    if shared:
-        line += f", {_many(shared)} of them on the first and the last stage"
-    return line
+def _of_model(model: Decoder, assumed: Mapping[str, str]) -> list[str]:
+    """What was counted, so that a person sees a model that is not the one that was meant; and what
+    was assumed.
+    """
+    line = f"the model: {_many(model.parameters)} parameters"
+    if model.experts:
+        line += f", {_many(model.active_parameters)} of them used by a token"
+    if model.tied:
+        line += f", {_many(model.weights_of_embedding)} of them on the first and the last stage"
+    if model.left_out:
+        line += f", without {model.left_out}"
+    return [line, *(f"  {name:<11} {words}" for name, words in assumed.items())]
 
 
 def _many(parameters: int) -> str:
@@ -106,6 +113,9 @@ def _table(results: Iterable[Result], tuning: Tuning, units: Units) -> list[str]
     head = ["program", "replicas x ranks", "microbatches", "step", units.rate, "idle"]
     if tuning.training.jitter:
         head[3] = "95 % of steps"
+    has_experts = any(layers.experts for layers in tuning.training.layers)
+    if has_experts:
+        head.append("experts over")
     rows = [[*head, "bytes"] if has_bytes else head]
     #: The programs of each row, by what it says: rows that say the same are one.
     names: dict[tuple[str, ...], list[str]] = {}
@@ -118,6 +128,7 @@ def _table(results: Iterable[Result], tuning: Tuning, units: Units) -> list[str]
             units.time(result.time),
             f"{rate:,.0f}" if rate >= _MANY else f"{rate:.4g}",
             f"{result.idle:.1%}",
+            *([_experts_over(result.candidate)] if has_experts else []),
             *([gigabytes(result.bytes)] if has_bytes else []),
         )
         names.setdefault(row, []).append(name_of(result.candidate))
@@ -130,17 +141,54 @@ def _table(results: Iterable[Result], tuning: Tuning, units: Units) -> list[str]
     return [*aligned(rows), *same]
 
 
-def _alone(best: Result) -> list[str]:
-    """Where each rank of the best has the whole model, that it is no pipeline."""
-    size = best.candidate.size
-    if size.ranks > 1:
-        return []
-    if size.replicas == 1:
-        return ["no pipeline is needed: there is one rank, with the whole model"]
-    return [
-        f"no pipeline is needed: {size.replicas} replicas of the whole model, one on each rank, "
-        "are the fastest, as with DistributedDataParallel"
+def _experts_over(candidate: Candidate) -> str:
+    """How many replicas share out the experts."""
+    experts = candidate.layers.experts
+    return str(experts.over) if experts else "1"
+
+
+def _advice(tuning: Tuning, units: Units) -> str:
+    """How far the next program is behind the best, and which result of a tie is the simplest."""
+    best = tuning.fitting[0]
+    if best.candidate.size.ranks == 1:
+        return _without_pipeline(best)
+    margin = tuning.training.margin
+    sentences = []
+    behind = [
+        result
+        for result in tuning.best_of_programs
+        if result.shown_time > best.shown_time
     ]
+    if behind:
+        names = [name_of(result.candidate) for result in (best, behind[0])]
+        gap = behind[0].time / best.time - 1
+        sentence = f"{names[0]} is {gap:.1%} faster than {names[1]}"
+        if gap <= margin:
+            sentence += f", a tie: the costs do not tell {margin:.0%} apart"
+        sentences.append(sentence)
+    simplest = tuning.tied[0]
+    if simplest.plainness < best.plainness:
+        size = simplest.candidate.size
+        name = name_of(simplest.candidate)
+        words = f"the simplest is {name} on {size.replicas} x {size.ranks} ranks"
+        if size.ranks == 1:
+            words = _without_pipeline(simplest)
+        gap = simplest.time / best.time - 1
+        sentences.append(
+            f"within {margin:.0%}, {words}: {units.time(simplest.time)}, {gap:.1%} slower"
+        )
+    return "\n".join(sentences)
+
+
+def _without_pipeline(result: Result) -> str:
+    """What to do where each rank has the whole model."""
+    replicas = result.candidate.size.replicas
+    if replicas == 1:
+        return "no pipeline is needed: there is one rank, with the whole model"
+    return (
+        f"no pipeline is needed: {replicas} replicas of the whole model, one on each rank, train "
+        "it as well, as with DistributedDataParallel"
+    )
 
 
 def name_of(candidate: Candidate) -> str:
@@ -230,7 +278,11 @@ def tuning_json(tuning: Tuning, units: Units) -> dict[str, Any]:
         "memory": None if training.memory == inf else training.memory,
         "transport": training.transport,
         "rate": units.rate,
-        "parameters": units.parameters,
+        "parameters": units.model and units.model.parameters,
+        "active_parameters": units.model and units.model.active_parameters,
+        "assumed": dict(units.assumed),
+        "margin": training.margin,
+        "tied": indices(tuning.tied) if tuning.fitting else [],
         "candidates": tuning.candidates,
         "simulated": len(tuning.results),
         "left_out": tuning.left_out,
@@ -261,6 +313,8 @@ def _row(result: Result, tuning: Tuning, units: Units) -> dict[str, Any]:
         "peak_activations": list(result.activations),
         "fits": result.bytes <= tuning.training.memory,
     }
+    if candidate.layers.experts is not None:
+        row["experts_over"] = candidate.layers.experts.over
     if result.with_noise is not None:
         row["percentile_95"] = result.with_noise
     if result.held is not None:

@@ -1,4 +1,4 @@
-"""What the layers of a transformer cost, from its configuration alone: before anything was trained.
+"""What the layers of a decoder cost, from its configuration alone: before anything was trained.
 
 Every formula is of one layer and one microbatch; b is its samples, s the length of a sequence, h
 the hidden size. Numbers are held in 16 bits, so in 2 bytes, unless it is said otherwise.
@@ -7,27 +7,33 @@ the hidden size. Numbers are held in 16 bits, so in 2 bytes, unless it is said o
   its input as many, and so does that of its weights. Attention takes 4 b s² h forward and twice
   that for the gradients of its inputs, and has no weights (Narayanan et al. 2021, arXiv 2104.04473,
   appendix; by halves of the backward in Qi et al. 2023, arXiv 2401.10241, table 1). What a causal
-  mask leaves out is counted too, as there.
+  mask or a window leaves out is counted too, as there. Of experts, those count to which a token
+  goes. A recurrence takes 9 operations for each number of its state (Gu and Dao 2023), 6 in
+  Mamba-2, 8 under the delta rule, and twice that for the gradients of its inputs.
 - **Time.** The larger of two: operations over the device's rate, of which a share is reached, and
   bytes of weights and activations over the bandwidth of its memory (the roofline of Williams et al.
   2009). The embedding is a copy, so the second one decides.
 - **Activations.** Korthikanti et al. 2022, arXiv 2205.05198, section 4.1, term by term: 34 s b h
   for the layers of that paper. The scores of attention are not kept, since its kernels make them
-  again (section 5; Dao et al. 2022, arXiv 2205.14135). The last layer keeps its logits in 32 bits
-  (section 4.3). Of a checkpointed layer only the input is kept, 2 s b h, and its forward runs again
-  in the backward.
+  again (section 5; Dao et al. 2022, arXiv 2205.14135), and neither are the states of a recurrence.
+  The last layer keeps its logits in 32 bits (section 4.3). Of a checkpointed layer only the input
+  is kept, 2 s b h, and its forward runs again in the backward.
 - **Copies to the host** take the bytes of the activations over the bandwidth of PCIe.
 - **Between the halves of a backward.** The inputs of the products, and the gradients of their
   outputs: 32 s b h (Qi et al. 2023, table 1).
 - **Weights.** 16 bytes each: 2 for the weight, 2 for its gradient and 12 for Adam's copy and
-  moments in 32 bits (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1).
+  moments in 32 bits (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1). If replicas share
+  out the experts, each rank holds its share of them (Lepikhin et al. 2020, arXiv 2006.16668).
 """
 
 from collections.abc import Callable
+from functools import cache
+from math import gcd
 
 from attrs import frozen
 
 from schedlang.extras.search.tune.devices import Device
+from schedlang.extras.search.tune.layer_parts import Part
 from schedlang.schedule.costs import Costs
 
 _BYTES = 2
@@ -37,45 +43,26 @@ _BYTES_PER_WEIGHT = 16
 _LOGIT_BYTES = 4
 
 
+#: A layer: its parts, each behind a norm.
+Layer = tuple[Part, ...]
+
+
 @frozen
-class Transformer:
-    """The shapes of a decoder: `heads` of `head_size` for queries, `kv_heads` for keys and values;
-    the layer between the two products of an MLP has `mlp` numbers, and is `gated` by as many more.
+class Decoder:
+    """The shapes of a decoder: its `layers`, and embeddings of `vocabulary` tokens.
+
     With `dropout`, its masks are kept. It may learn an embedding for each of so many `positions`;
-    if it is `tied`, its embedding is the head as well.
+    if it is `tied`, its embedding is the head as well. `left_out` says what the configuration has
+    beside, which is not counted.
     """
 
     hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    mlp: int
-    gated: bool
+    layers: tuple[Layer, ...]
     vocabulary: int
-    dropout: bool
+    dropout: bool = False
     positions: int = 0
     tied: bool = False
-
-    @property
-    def matrices(self) -> dict[str, tuple[int, int]]:
-        """The products of a layer: how many numbers each takes and gives."""
-        queries = self.heads * self.head_size
-        keys_and_values = 2 * self.kv_heads * self.head_size
-        return {
-            "queries, keys and values": (self.hidden, queries + keys_and_values),
-            "attention's output": (queries, self.hidden),
-            "up": (self.hidden, self.mlp * (2 if self.gated else 1)),
-            "down": (self.mlp, self.hidden),
-        }
-
-    @property
-    def weights_of_layer(self) -> int:
-        """How many weights a layer has: its matrices, and two norms."""
-        return (
-            sum(given * made for given, made in self.matrices.values())
-            + 2 * self.hidden
-        )
+    left_out: str = ""
 
     @property
     def weights_of_embedding(self) -> int:
@@ -88,27 +75,40 @@ class Transformer:
     def parameters(self) -> int:
         """How many weights the model has."""
         embeddings = self.weights_of_embedding * (1 if self.tied else 2)
-        of_layers = self.layers * self.weights_of_layer
+        of_layers = sum(self.weights_of(layer) for layer in self.layers)
         return of_layers + embeddings + (self.positions + 1) * self.hidden
 
     @property
-    def activations_of_layer(self) -> int:
-        """The bytes that a layer keeps of a token from its forward to its backward."""
-        queries = self.heads * self.head_size
-        keys_and_values = 2 * self.kv_heads * self.head_size
-        norms = 2 * self.hidden
-        # What goes into the products; what attention takes; what the activation function takes.
-        numbers = norms + sum(given for given, _ in self.matrices.values())
-        numbers += queries + keys_and_values
-        numbers += self.matrices["up"][1]
-        masks = 2 * self.hidden if self.dropout else 0
-        return _BYTES * numbers + masks
+    def active_parameters(self) -> int:
+        """How many of them a token uses: of experts, those that it goes to."""
+        parts = [part for layer in self.layers for part in layer]
+        unused = sum(part.weights - part.used_weights for part in parts)
+        return self.parameters - unused
 
     @property
-    def kept_of_layer(self) -> int:
-        """The bytes that a layer keeps of a token between the two halves of its backward."""
-        # Queries, keys and values are made of one input, and so are gate and up.
-        return _BYTES * sum(given + made for given, made in self.matrices.values())
+    def experts(self) -> int:
+        """How many experts a layer has, 0 if it has none: of layers that differ, their greatest
+        common divisor.
+        """
+        parts = [part for layer in self.layers for part in layer]
+        return gcd(
+            *(
+                product.held
+                for part in parts
+                for product in part.products
+                if product.held > 1
+            )
+        )
+
+    def weights_of(self, layer: Layer) -> int:
+        """How many weights a layer has, with a norm before each part."""
+        return sum(part.weights + self.hidden for part in layer)
+
+    def activations_of(self, layer: Layer) -> int:
+        """The bytes that a layer keeps of a token from its forward to its backward."""
+        numbers = sum(self.hidden + part.given + part.taken for part in layer)
+        masks = len(layer) * self.hidden if self.dropout else 0
+        return _BYTES * numbers + masks
 
 
 @frozen
@@ -127,22 +127,26 @@ class _Amounts:
 
 
 def layer_costs(
-    model: Transformer,
+    model: Decoder,
     device: Device,
     sequence: int,
     samples: int,
     checkpointed: bool,
     efficiency: float,
+    experts_over: int = 1,
 ) -> Costs:
     """What each layer of a model costs for a microbatch of so many samples, in seconds and bytes:
     first the embedding, then the layers, then the head with its loss.
 
     Of `checkpointed` layers the input alone is kept, and the forward runs again. `efficiency` is
-    the share of the device's operations that is reached.
+    the share of the device's operations that is reached. `experts_over` replicas share out the
+    experts; the time in which tokens go to them is not in these costs.
     """
     tokens = samples * sequence
-    block = _block(model, sequence, tokens)
-    layers = [_embedding(model, tokens), *[block] * model.layers, _head(model, tokens)]
+    blocks = [
+        _block(model, layer, sequence, tokens, experts_over) for layer in model.layers
+    ]
+    layers = [_embedding(model, tokens), *blocks, _head(model, tokens)]
 
     def seconds(operations: Callable[[_Amounts], float]) -> list[float]:
         return [
@@ -184,11 +188,24 @@ def layer_costs(
     )
 
 
-def activations_of_one_layer(model: Transformer, sequence: int, samples: int) -> float:
-    """The bytes of one layer's activations for a microbatch: what a rank holds besides while the
-    forward of a checkpointed layer runs again.
+def activations_of_one_layer(model: Decoder, sequence: int, samples: int) -> float:
+    """The bytes of the activations of the largest layer for a microbatch: what a rank holds besides
+    while the forward of a checkpointed layer runs again.
     """
-    return float(samples * sequence * model.activations_of_layer)
+    return float(samples * sequence * max(map(model.activations_of, set(model.layers))))
+
+
+def bytes_of_experts(model: Decoder) -> tuple[float, ...]:
+    """The bytes of the gradients of all experts of each layer, with the embedding and the head."""
+    layers = [sum(part.weights_of_experts for part in layer) for layer in model.layers]
+    return (0.0, *(float(_BYTES * weights) for weights in layers), 0.0)
+
+
+def bytes_to_experts(model: Decoder, sequence: int, samples: int) -> tuple[float, ...]:
+    """The bytes of a microbatch that each layer sends to experts, which send as many back."""
+    numbers = [sum(part.sent for part in layer) for layer in model.layers]
+    tokens = samples * sequence
+    return (0.0, *(float(_BYTES * tokens * number) for number in numbers), 0.0)
 
 
 def gradient_bytes(weights_bytes: float) -> float:
@@ -198,24 +215,30 @@ def gradient_bytes(weights_bytes: float) -> float:
     return weights_bytes * _BYTES / _BYTES_PER_WEIGHT
 
 
-def _block(model: Transformer, sequence: int, tokens: int) -> _Amounts:
-    products = (
-        2.0 * tokens * sum(given * made for given, made in model.matrices.values())
-    )
-    attention = 4.0 * tokens * sequence * model.heads * model.head_size
-    activations = float(tokens * model.activations_of_layer)
+@cache
+def _block(
+    model: Decoder, layer: Layer, sequence: int, tokens: int, experts_over: int
+) -> _Amounts:
+    products = [product for part in layer for product in part.products]
+    of_products = 2.0 * tokens * sum(product.used_weights for product in products)
+    pairs = 2.0 * tokens * sequence * sum(part.pairs for part in layer)
+    mixed = pairs + float(tokens) * sum(part.steps for part in layer)
+    experts = sum(part.weights_of_experts for part in layer)
+    weights = model.weights_of(layer) - experts + experts // experts_over
+    activations = float(tokens * model.activations_of(layer))
+    kept = sum(part.given + part.made for part in layer)
     return _Amounts(
-        forward=products + attention,
-        input=products + 2 * attention,
-        weight=products,
-        weights=model.weights_of_layer,
+        forward=of_products + mixed,
+        input=of_products + 2 * mixed,
+        weight=of_products,
+        weights=weights,
         activations=activations,
-        kept=float(tokens * model.kept_of_layer),
-        moved=_BYTES * model.weights_of_layer + activations,
+        kept=float(_BYTES * tokens * kept),
+        moved=_BYTES * weights + activations,
     )
 
 
-def _embedding(model: Transformer, tokens: int) -> _Amounts:
+def _embedding(model: Decoder, tokens: int) -> _Amounts:
     # The rows of the tokens are read, and written as its output.
     numbers = float(_BYTES * tokens * model.hidden)
     masks = float(tokens * model.hidden) if model.dropout else 0.0
@@ -223,7 +246,7 @@ def _embedding(model: Transformer, tokens: int) -> _Amounts:
     return _Amounts(0.0, 0.0, 0.0, weights, masks, 0.0, 2 * numbers)
 
 
-def _head(model: Transformer, tokens: int) -> _Amounts:
+def _head(model: Decoder, tokens: int) -> _Amounts:
     """The last norm, the product with the vocabulary, and the loss."""
     product = 2.0 * tokens * model.hidden * model.vocabulary
     input = float(_BYTES * tokens * model.hidden)
