@@ -76,6 +76,13 @@ def load_compiled(options: argparse.Namespace) -> Any:
     """The plan in the file of the options, or of the program in it, compiled for the costs in the
     options; for a command to which the costs are nothing else. UsageError for the costs of a plan.
     """
+    check_plan_without_costs(options)
+    plan, _ = load_with_costs(options)
+    return plan
+
+
+def check_plan_without_costs(options: argparse.Namespace) -> None:
+    """UsageError for costs beside a plan, in a command for which costs only order a program."""
     from schedlang.files.reading import read_source
     from schedlang.schedule.costs import UNIT
 
@@ -84,8 +91,6 @@ def load_compiled(options: argparse.Namespace) -> Any:
             f"costs decide about the order of a program, `{options.file}` is a plan: it has its "
             "order, and the costs that it was compiled for"
         )
-    plan, _ = load_with_costs(options)
-    return plan
 
 
 def load_to_execute(

@@ -122,10 +122,11 @@ def _run_command(argv: Sequence[str]) -> int:
 
 def _wrong_usage(error: Exception, argv: Sequence[str]) -> NoReturn:
     """Say what is wrong with a command line, and end."""
-    from schedlang.cli.command_table import COMMANDS
+    from schedlang.cli.command_table import COMMANDS, renamed
     from schedlang.cli.usage import USAGE
 
-    command = f"schedc {argv[0]}" if argv and argv[0] in COMMANDS else "schedc"
+    word, *_ = renamed(argv) or [""]
+    command = f"schedc {word}" if word in COMMANDS else "schedc"
     _say(f"error: {error}\nsee: {command} --help")
     raise SystemExit(USAGE)
 

@@ -48,9 +48,11 @@ def compare(
     params: Mapping[str, int],
     costs: Costs,
     transport: str | None = None,
+    updates: int | None = None,
 ) -> list[Entry]:
     """The figures of programs and plans, in their order; each program takes those of the
-    parameters that it has. All communicate by the `transport`, or each as its plan says.
+    parameters that it has. All communicate by the `transport`, or each as its plan says, for so
+    many `updates` or as many as the plan has.
 
     ValueError for a parameter that no program has, and for costs of another number of stages;
     CompileError for what is wrong with a program, but not where it refuses the size itself.
@@ -61,7 +63,7 @@ def compare(
     all_params = params_of_each(sources.values(), params)
     for (file, source), own_params in zip(sources.items(), all_params, strict=True):
         doing("comparing", len(entries), len(sources))
-        entries.append(_entry(file, source, own_params, costs, transport))
+        entries.append(_entry(file, source, own_params, costs, transport, updates))
     return entries
 
 
@@ -93,9 +95,12 @@ def _entry(
     params: Mapping[str, int],
     costs: Costs,
     transport: str | None,
+    updates: int | None,
 ) -> Entry:
     try:
         plan = _plan(file, source, params, costs, transport)
+        if updates is not None:
+            plan = plan.for_updates(updates)
         costs.check(plan.layout)
         return Entry(file, figures(plan, Account(simulate(plan, costs))))
     except CompileError as error:
