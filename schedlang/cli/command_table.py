@@ -331,6 +331,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if word in COMMANDS:
         # The options of one command are quicker to build than those of all.
         options: argparse.Namespace = parser_of(word).parse_args(others)
+        # Claims that do not hold of what is drawn or measured all the same.
+        options.wrong = []
         return options
     if not word:
         raise UsageError("COMMAND is missing")

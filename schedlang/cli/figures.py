@@ -60,6 +60,7 @@ def compare(options: argparse.Namespace) -> int:
         entries = compare(
             options.files, options.params, costs, options.transport, options.updates
         )
+    options.wrong += [wrong for entry in entries for wrong in entry.wrong]
     if options.sort == "makespan":
         entries.sort(key=lambda entry: entry.makespan)
     print(text_or_json(options, entries, comparison_text, comparison_json))

@@ -92,7 +92,7 @@ def _run(argv: Sequence[str]) -> int:
 
 def _run_command(argv: Sequence[str]) -> int:
     from schedlang.cli.command_table import parse
-    from schedlang.cli.usage import UsageError
+    from schedlang.cli.usage import WRONG, UsageError
 
     try:
         options = parse(argv)
@@ -112,7 +112,9 @@ def _run_command(argv: Sequence[str]) -> int:
         command = getattr(import_module(f"schedlang.{module}"), function)
         with apart_from_words(options):
             exit_code: int = command(options)
-        return exit_code
+        if options.wrong:
+            print_diagnostics(options.wrong, options)
+        return exit_code or (WRONG if options.wrong else exit_code)
     except CompileError as error:
         print_diagnostics(error.diagnostics, options)
         return exit_code_of(error.diagnostics)
