@@ -858,6 +858,34 @@ def test_which_sizes_hold() -> None:
     assert failing == [(3, 2), (4, 2), (4, 3)]
 
 
+@pytest.mark.core
+def test_what_is_wrong_at_every_size_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by `compile`, and before a size is compiled."""
+
+    def compile(*_: object) -> None:
+        pytest.fail("a size was compiled")
+
+    monkeypatch.setattr("schedlang.cli.sizes.check_range", compile)
+    right = Path(ONE_F_ONE_B).read_text()
+    program = tmp_path / "wrong.sched"
+    for wrong in (
+        right.replace("F(m)", "F(m", 1),
+        right.replace("F(m)", "F(mm)", 1),
+        right.replace("param ranks", "parm ranks", 1),
+    ):
+        program.write_text(wrong)
+        said = schedc("compile", str(program))
+        done = schedc(
+            "check", str(program), "--for", "ranks=2..40", "--for", "microbatches=1..9"
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", said.stderr)
+    done = schedc("check", ONE_F_ONE_B, "--for", "rnks=2..40")
+    assert done.stderr.startswith("error[unknown-parameter]")
+    assert "there is `ranks`" in done.stderr
+
+
 @pytest.mark.slow
 def test_sizes_that_are_refused() -> None:
     """Each `require` is a reason of its own, and none makes the program wrong."""
