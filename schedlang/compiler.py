@@ -1,6 +1,7 @@
 """From a program to its plan; and verdicts on a program, for many transports."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,6 +20,7 @@ from schedlang.language.variables import with_variables
 from schedlang.lowering.choice import choose_lowering
 from schedlang.plan.plan import Plan
 from schedlang.proof.capacity import check_capacity
+from schedlang.proof.execution import Execution
 from schedlang.proof.figures import Figures
 from schedlang.proof.graph import Graph
 from schedlang.proof.lints import lint
@@ -29,6 +31,18 @@ from schedlang.schedule.forward_only import forward_only as without_backwards
 from schedlang.schedule.schedule import Kernel, Schedule
 from schedlang.schedule.stream import unroll
 from schedlang.schedule.transports import PORTABLE, transports
+
+
+class ClaimError(CompileError):
+    """Claims of a program that do not hold, or ranks without room for what they hold: all else is
+    proved. `plan` is the program's plan, which can be drawn and measured all the same; its `wrong`
+    are the error's diagnostics.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(list(plan.wrong))
+        self.plan = plan
+
 
 NO_PARAMS: Mapping[str, int] = MappingProxyType({})
 
@@ -52,7 +66,8 @@ def compile(
     `forward_only` makes the inference plan of a training program; claims are then left out, since
     they are about training.
 
-    CompileError has everything that is wrong with the program, or with its file. TypeError or
+    CompileError has everything that is wrong with the program, or with its file; where only claims
+    do not hold, it is a `ClaimError`, which has the plan. TypeError or
     ValueError names a wrong argument: an unknown transport, costs of another number of stages, and
     as a ParameterError, which is also a CompileError, parameters that the program does not have.
     """
@@ -89,17 +104,38 @@ def compile_tree(
     except CompileError as error:
         # Only now somebody wants to know the loop variables.
         raise type(error)(with_variables(error.diagnostics, tree, params)) from None
-    check_claims(choice.schedule, Figures(execution), costs)
-    check_capacity(execution)
+    wrong = _wrong_figures(choice.schedule, execution, costs)
     # Claims are functions of the program; a plan is data.
-    return Plan.of(
+    plan = Plan.of(
         choice.schedule,
         claims=(),
         kernels=choice.kernels,
         idle=execution.timeline.bubble_over_makespan,
         lowering=choice.name,
         trials=choice.trials,
+        wrong=tuple(wrong),
     )
+    if wrong:
+        raise ClaimError(plan)
+    return plan
+
+
+def _wrong_figures(
+    schedule: Schedule, execution: Execution, given: Costs
+) -> list[Diagnostic]:
+    """The claims that do not hold in an execution, of costs of which some may be `given` by a user,
+    and the ranks without room for what they hold.
+    """
+    wrong: list[Diagnostic] = []
+    for check in (
+        partial(check_claims, schedule, Figures(execution), given),
+        partial(check_capacity, execution),
+    ):
+        try:
+            check()
+        except CompileError as error:
+            wrong += error.diagnostics
+    return wrong
 
 
 def ops_of(
@@ -212,12 +248,8 @@ def wrong_on(
     """
     wrong: dict[str, list[Diagnostic]] = {}
     for name, proof in proofs(schedule, names, kernels, walked).items():
-        wrong[name] = []
-        try:
-            if isinstance(proof, CompileError):
-                raise proof
-            check_claims(schedule, Figures(proof), given)
-            check_capacity(proof)
-        except CompileError as error:
-            wrong[name] = error.diagnostics
+        if isinstance(proof, CompileError):
+            wrong[name] = proof.diagnostics
+        else:
+            wrong[name] = _wrong_figures(schedule, proof, given)
     return wrong

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from schedlang.compiler import compile_tree
+from schedlang.compiler import ClaimError, compile_tree
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.files.cache import PLAN, cached
@@ -18,7 +18,7 @@ def compile_with_advice(
     """The plan of a program; a CompileError comes with advice: repairs, and the smallest size.
 
     Advice is for the costs that the program itself gives, so with `costs` from elsewhere there is
-    none. `choices` are those of `compile_tree`.
+    none, nor for claims that do not hold. `choices` are those of `compile_tree`.
     """
     try:
         whole, tree = load(source)
@@ -36,6 +36,8 @@ def compile_with_advice(
             return compile_tree(whole, tree, dict(params), costs, **choices)
 
         return cached(PLAN, key, make)
+    except ClaimError:
+        raise
     except CompileError as error:
         if costs != UNIT:
             raise

@@ -6,14 +6,13 @@ Nothing is imported here that takes time: this is all that `schedc --help` loads
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from schedlang.cli.extra import extra
 from schedlang.cli.options import (
     COMMON,
-    COMPUTE,
     COSTS,
     EXECUTION,
     FORCE,
@@ -26,22 +25,19 @@ from schedlang.cli.options import (
     add_options,
     file,
     given,
+    more,
     output,
     transport_for,
 )
 from schedlang.cli.parser import Parser
-from schedlang.cli.usage import UsageError, near
+from schedlang.cli.usage import FINE, UsageError, near
 from schedlang.cli.values import dialect, natural, number, program
-
-_EXIT_CODES = """\
-exit codes: 0 all is well; 1 the program or plan is wrong, or what was asked does not hold; 2 wrong
-usage, or a file that cannot be read or written"""
 
 #: In the order of `schedc --help`: first what most people need first. Of an extra's command, the
 #: module in `schedlang.extras` that has its row.
 COMMANDS: dict[str, Command | str] = {
     "compile": Command(
-        "prove a program and write its plan",
+        "Is a program right? Proves it, and writes its plan.",
         "cli.commands.compile_program",
         "programs/1f1b.sched -p ranks=8 -o plan.json",
         {
@@ -55,54 +51,44 @@ COMMANDS: dict[str, Command | str] = {
             **COSTS,
             "--prove": "prove the program for any number of microbatches as well, and its claims "
             "`for all`",
-            "-v --verbose": "say how its communication was chosen, and what it costs",
+            **more(
+                {
+                    "-v --verbose": "say how its communication was chosen, and what it costs"
+                }
+            ),
         },
     ),
     "check": Command(
-        "prove a program for transports or sizes",
+        "For which transports is it right, and for which sizes, or for any?",
         "cli.commands.check",
         "programs/1f1b.sched --for ranks=2..8",
         {
-            **file(),
+            **file("a program, a plan, or a certificate, which is checked"),
             **PARAMS,
             **TRANSPORT_OR_ALL,
             "--for NAME=A..B": given(
-                "every value of a parameter from A to B: which sizes hold, which fail, and why",
+                "every value of a parameter from A to B: which sizes hold, which fail, and why; "
+                "microbatches=any proves all numbers of them at once, with formulas of time and "
+                "memory, and ranks=any those of ranks too",
                 dest="ranges",
             ),
             **COSTS,
-        },
-    ),
-    "prove": "prove.prove_command",
-    "show": Command(
-        "print what each rank does",
-        "cli.show.show",
-        "programs/1f1b.sched --compute",
-        {
-            **file(),
-            **PARAMS,
-            "--ranks": "only the actions, one line per rank",
-            # Each is another way to print the actions, so only one can be asked for.
-            "actions": Either(
-                {
-                    **COMPUTE,
-                    "--frees": "with the activations and messages that each action lets go",
-                    "--shards N": "when sharded weights are gathered, of at most N stages of a "
-                    "rank at once, and gradients reduced",
-                }
+            **output(
+                "FILE",
+                "with --for NAME=any: write the certificate of the proof, which a checker of its "
+                "own reads",
             ),
-            **COSTS,
         },
     ),
     "simulate": Command(
-        "predict time, bubble and memory",
+        "How long does a step take, how much is idle, and why?",
         "cli.commands.simulate",
         "programs/1f1b.sched --p2p-time 0.1",
         {
             **file(),
             **PARAMS,
+            "--why": "the cause of each idle time, the critical path, and what would help",
             **EXECUTION,
-            **IDEAL,
             "--jitter SHARE": given(
                 "simulate many runs, in which each op and transfer takes longer or shorter: 0.1 is "
                 "a standard deviation of 10%% of its duration, see docs/costs.md",
@@ -110,15 +96,20 @@ COMMANDS: dict[str, Command | str] = {
             ),
             "--slow WHAT:FACTOR": "a rank whose ops, or a link whose transfers take so many times "
             "as long in all runs: rank=3:1.3, link=0-1:2; also several times",
-            "--runs N": "how many runs, with --jitter (default: 200)",
-            "--seed N": given(
-                "what --jitter draws from: the same number, the same runs (default: 0)",
-                natural,
+            **more(
+                {
+                    **IDEAL,
+                    "--runs N": "how many runs, with --jitter (default: 200)",
+                    "--seed N": given(
+                        "what --jitter draws from: the same number, the same runs (default: 0)",
+                        natural,
+                    ),
+                }
             ),
         },
     ),
     "view": Command(
-        "draw when each op runs",
+        "What happens when? A picture; or as text, what each rank does.",
         "cli.view.view",
         "programs/1f1b.sched -o 1f1b.html",
         {
@@ -129,29 +120,46 @@ COMMANDS: dict[str, Command | str] = {
                 program,
             ),
             **PARAMS,
-            **EXECUTION,
-            **IDEAL,
-            "--time-unit UNIT": given(
-                "what the costs count: us, ms or s; times are then written so (a run's are known)",
-                ("us", "ms", "s"),
-            ),
-            "--window A..B": "in an SVG or PNG, only the time from A to B, in the unit of the "
-            "costs",
-            "--ranks RANKS": "in an SVG or PNG, only these ranks: 0..3,7",
-            "--width N": "an SVG or PNG so many pixels wide",
-            "--memory": "in an SVG or PNG, what ranks hold, below their rows",
-            "--causes": "in an SVG or PNG, idle time coloured by its cause",
-            "--serve": "show the page at an address of this machine only, drawn again each time "
-            "the program is saved, with its parameters as sliders",
             **output(
                 "VIEW",
                 "the file to write, instead of the terminal: NAME.svg or .png for papers, .html to "
                 "zoom and hover, .json a trace for Perfetto and Chrome",
             ),
+            "--serve": "show the page at an address of this machine only, drawn again each time "
+            "the program is saved, with its parameters as sliders",
+            "--actions": "print what each rank does, as text",
+            **EXECUTION,
+            "--memory": "in an SVG or PNG, what ranks hold, below their rows",
+            **more(
+                {
+                    "--causes": "in an SVG or PNG, idle time coloured by its cause",
+                    "--ranks RANKS": "only these ranks, 0..3,7, of --actions, or in an SVG or PNG",
+                    "--window A..B": "in an SVG or PNG, only the time from A to B, in the unit of "
+                    "the costs",
+                    "--width N": "an SVG or PNG so many pixels wide",
+                    "--time-unit UNIT": given(
+                        "what the costs count: us, ms or s; times are then written so (a run's are "
+                        "known)",
+                        ("us", "ms", "s"),
+                    ),
+                    **IDEAL,
+                    "--bare": "of the actions, one line per rank and nothing else",
+                    # Each is another way to print the actions, so only one can be asked for.
+                    "form of actions": Either(
+                        {
+                            "--compute": "the actions without sends and receives",
+                            "--frees": "the actions, with the activations and messages that each "
+                            "lets go",
+                            "--shards N": "the actions, with when sharded weights are gathered, of "
+                            "at most N stages of a rank at once, and gradients reduced",
+                        }
+                    ),
+                }
+            ),
         },
     ),
     "compare": Command(
-        "compare schedules in one table",
+        "Which schedule is better, and what do two of them do otherwise?",
         "cli.figures.compare",
         "programs/1f1b.sched programs/zb_h1.sched --sort makespan",
         {
@@ -159,31 +167,42 @@ COMMANDS: dict[str, Command | str] = {
                 "programs and plans; or one, and the trace of a run", program
             ),
             **PARAMS,
-            **COSTS,
-            **transport_for(
-                "what they communicate by; without, as each plan says, or gloo"
-            ),
+            "--diff": "of two schedules, what the second does otherwise, rank by rank; exit code 1 "
+            "if it is anything",
+            **EXECUTION,
             "--sort ORDER": given(
                 "the order of the rows: as given, or by makespan",
                 ("given", "makespan"),
                 default="given",
             ),
-            "--write-costs FILE": "of a program or plan and the trace of a run: write what its ops "
-            "took, for --costs",
+            **more(
+                {
+                    "-a NAME=VALUE": given(
+                        "set a parameter of the first one alone, with --diff",
+                        dest="params_a",
+                    ),
+                    "-b NAME=VALUE": given(
+                        "set a parameter of the second one alone, with --diff",
+                        dest="params_b",
+                    ),
+                    "--compute": "without sends and receives, with --diff",
+                    "--write-costs FILE": "of a program or plan and the trace of a run: write what "
+                    "its ops took, for --costs",
+                }
+            ),
             **FORCE,
         },
     ),
-    "diff": "difference.diff_command",
-    "tune": "search.tune_command",
-    "explain-bubble": Command(
-        "say what every idle time is due to, and what would make it less",
-        "cli.figures.explain_bubble",
-        "programs/1f1b.sched --p2p-time 0.1",
-        {**file(), **PARAMS, **EXECUTION},
-    ),
     "optimize": "search.optimize_command",
+    "tune": "search.tune_command",
+    "run": Command(
+        "Does it train? A small GPT, on processes of this machine.",
+        "cli.run.run",
+        "programs/1f1b.sched --steps 5 --check",
+        {**file(), **TRAINING, **FORCE},
+    ),
     "export": Command(
-        "write a plan as an action table of torch",
+        "What is it as a table of actions, for torch's own pipelining?",
         "cli.commands.export",
         "programs/1f1b.sched --to torch-csv",
         {
@@ -206,7 +225,7 @@ COMMANDS: dict[str, Command | str] = {
         },
     ),
     "import": Command(
-        "prove an action table of torch and write its plan",
+        "Is such a table right? Proves it, and writes its plan.",
         "cli.commands.import_table",
         "table.csv -o plan.json",
         {
@@ -215,15 +234,8 @@ COMMANDS: dict[str, Command | str] = {
             **transport_for("what the plan is proved for", "portable"),
         },
     ),
-    "pipeline": "pipeline_tool.pipeline_command",
-    "run": Command(
-        "train a small GPT with a schedule on this machine",
-        "cli.run.run",
-        "programs/1f1b.sched --steps 5 --check",
-        {**file(), **TRAINING, **FORCE},
-    ),
     "fmt": Command(
-        "write programs in the one style",
+        "How is a program written? Puts it into the one style.",
         "cli.fmt.fmt",
         "programs --check",
         {
@@ -233,33 +245,50 @@ COMMANDS: dict[str, Command | str] = {
             "--diff": "write nothing: print what would change in each file",
         },
     ),
-    "lsp": "editor.lsp_command",
     "gallery": Command(
-        "list the published schedules that come along, or print their programs",
+        "Which published schedules come along, and how are they written?",
         "cli.reference.gallery",
         "1f1b",
         {"programs NAME*": "print these programs; without, all are listed"},
     ),
     "explain": Command(
-        "say what error codes mean, and how such programs are put right",
+        "What does an error mean, and how is such a program put right?",
         "cli.reference.explain",
         "deadlock",
         {"codes CODE*": "what stands in `error[…]`; without, all are listed"},
     ),
+    "lsp": "editor.lsp_command",
     "completion": Command(
-        "print a script with which a shell completes commands and options",
+        "The script with which a shell completes commands and options.",
         "cli.reference.completion",
         "bash",
         {"shell SHELL": given("bash, zsh or fish", ("bash", "zsh", "fish"))},
     ),
+    "pipeline": "pipeline_tool.pipeline_command",
 }
-_ALL = (*COMMANDS, "help")
-COMMANDS["help"] = Command(
-    "say what a command does, and list its options",
-    "cli.reference.help",
-    "compile",
-    {"about COMMAND?": given("a command; without, all are listed", _ALL)},
-)
+#: Commands for other programs, which `schedc --help` only names, and those that it does not name.
+TOOLS = ("lsp", "completion")
+UNLISTED = ("pipeline",)
+
+
+class Alias(NamedTuple):
+    """The new name of a command, with options, and the new names of old options."""
+
+    new: str
+    options: Mapping[str, str] = {}
+
+
+ALIASES = {
+    "show": Alias("view --actions", {"--ranks": "--bare"}),
+    "prove": Alias(
+        "check --for microbatches=any",
+        {"--any-ranks": "--for ranks=any", "--check": ""},
+    ),
+    "diff": Alias("compare --diff"),
+    "explain-bubble": Alias("simulate --why"),
+    # Elsewhere, --memory is an amount of bytes.
+    "optimize": Alias("optimize", {"--memory": "--peak"}),
+}
 
 
 def command_of(name: str) -> Command:
@@ -271,35 +300,92 @@ def command_of(name: str) -> Command:
     return found
 
 
+def renamed(argv: Sequence[str]) -> Sequence[str]:
+    """A command line with the new names of old ones: `show FILE` is `view FILE --actions`."""
+    word, *others = argv or [""]
+    if word == "help":
+        # As `git help commit`.
+        about, *rest = others or [""]
+        return [*renamed([about]), "--help", *rest] if about else ["--help"]
+    if word not in ALIASES:
+        return argv
+    alias = ALIASES[word]
+    command, *options = alias.new.split()
+    for other in others:
+        name, equals, value = other.partition("=")
+        if name in alias.options:
+            options += f"{alias.options[name]}{equals}{value}".split()
+        else:
+            options.append(other)
+    return [command, *options]
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options of a command line, with the function to `run`; UsageError for what is wrong.
 
     `--help` and `--version` print what they are for, and end the process.
     """
-    word = argv[0] if argv else ""
+    word, *others = renamed(argv) or [""]
+    if argv and argv[0] == "help" and list(argv[2:]) not in ([], ["all"]):
+        raise UsageError(f"`{argv[2]}` is one argument too many")
     if word in COMMANDS:
         # The options of one command are quicker to build than those of all.
-        options: argparse.Namespace = parser_of(word).parse_args(argv[1:])
+        options: argparse.Namespace = parser_of(word).parse_args(others)
+        # Claims that do not hold of what is drawn or measured all the same.
+        options.wrong = []
         return options
-    parser = parser_of_all(with_options=False)
-    if not argv:
-        parser.error("COMMAND is missing")
+    if not word:
+        raise UsageError("COMMAND is missing")
     if word in ("-h", "--help"):
-        parser.print_help()
-        parser.exit()
+        print(help_text())
+        raise SystemExit(FINE)
     if word in ("-V", "--version"):
         # Reading it takes as long as all else that `--help` does.
         from importlib.metadata import version
 
         print(f"schedc {version('schedlang')}")
-        parser.exit()
+        raise SystemExit(FINE)
     if word.startswith("-"):
-        parser.error(f"`{word}` stands in front of a command: options stand behind it")
+        raise UsageError(
+            f"`{word}` stands in front of a command: options stand behind it"
+        )
     if os.path.exists(word):
-        parser.error(
+        raise UsageError(
             f"`{word}` is no command: a file stands behind one, as schedc compile {word}"
         )
-    parser.error(f"there is no command `{word}`{near(word, COMMANDS)}")
+    raise UsageError(f"there is no command `{word}`{near(word, [*COMMANDS, *ALIASES])}")
+
+
+def listed() -> dict[str, Command]:
+    """The commands of `schedc --help`, without those whose extra was left out."""
+    found = {}
+    for name in COMMANDS:
+        if name not in UNLISTED:
+            with suppress(UsageError):
+                found[name] = command_of(name)
+    return found
+
+
+def help_text() -> str:
+    """What `schedc --help` prints, on one screen of 80 columns and 24 lines."""
+    commands = listed()
+    rows = [
+        f"  {name:10}{command.help}"
+        for name, command in commands.items()
+        if name not in TOOLS
+    ]
+    return "\n".join([_HEAD, *rows, _FOOT])
+
+
+_HEAD = """\
+usage: schedc COMMAND ...     what it takes: schedc COMMAND --help
+
+Schedules of pipeline-parallel training, proved before they run.
+"""
+_FOOT = """
+For tools: lsp, which editors start; completion, for shells. -V: the version.
+Exit codes: 0 all is well; 1 the program or plan is wrong, or what was asked
+does not hold; 2 wrong usage, or a file that cannot be read or written."""
 
 
 def parser_of(name: str) -> Parser:
@@ -310,35 +396,24 @@ def parser_of(name: str) -> Parser:
     return parser
 
 
-def parser_of_all(with_options: bool = True) -> Parser:
-    """The parser of all commands: for `schedc --help`, and with their options for completion."""
-    parser = Parser(
-        prog="schedc",
-        description="Compile pipeline-parallel training schedules.",
-        epilog=_EXIT_CODES,
-    )
+def parser_of_all() -> Parser:
+    """The parser of all listed commands, for completion."""
+    parser = Parser(prog="schedc")
     parser.add_argument(
-        "-V", "--version", action="store_true", help="print the version and exit"
+        "-V", "--version", action="store_true", help="print the version"
     )
     parsers = parser.add_subparsers(metavar="COMMAND")
-    for name in COMMANDS:
-        with suppress(UsageError):
-            command = command_of(name)
-            parser.commands[name] = parsers.add_parser(
-                name, help=command.help, **_texts(name, command)
-            )
-            if with_options:
-                _complete(parser.commands[name], name, command)
+    for name, command in listed().items():
+        texts = _texts(name, command)
+        parser.commands[name] = parsers.add_parser(name, help=command.help, **texts)
+        _complete(parser.commands[name], name, command)
     return parser
 
 
 def _texts(name: str, command: Command) -> dict[str, Any]:
     """What the help of a command begins and ends with."""
-    help = command.help
-    return {
-        "description": f"{help[0].upper()}{help[1:]}.",
-        "epilog": f"example: schedc {name} {command.example}".rstrip(),
-    }
+    example = f"example: schedc {name} {command.example}".rstrip()
+    return {"description": command.help, "epilog": example}
 
 
 def _complete(parser: Parser, name: str, command: Command) -> None:

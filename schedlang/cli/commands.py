@@ -171,10 +171,13 @@ def export(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Prove a program or a plan: for a transport, for all, or at many sizes."""
+    """Prove a program or a plan: for a transport, for all, at many sizes, or for any size; or check
+    the certificate of such a proof.
+    """
     from schedlang.advice.advice import advise
     from schedlang.cli.verdicts import errors, verdicts_json, verdicts_text, warnings
     from schedlang.compiler import check_program, check_schedule
+    from schedlang.files.kinds import is_certificate
     from schedlang.files.reading import read_source
     from schedlang.plan.proved import read_plan
     from schedlang.schedule.costs import UNIT
@@ -184,6 +187,14 @@ def check(options: argparse.Namespace) -> int:
     if source.is_plan and (options.params or options.ranges):
         raise UsageError(
             f"-p and --for are for the parameters of a program, `{options.file}` is a plan"
+        )
+    if is_certificate(source.text):
+        return int(extra("prove.prove_command").check(options, source))
+    if None in options.ranges.values():
+        return int(extra("prove.prove_command").prove(options, source))
+    if options.output:
+        raise UsageError(
+            "-o writes the certificate of a proof for any size, of --for microbatches=any"
         )
     if options.ranges:
         from schedlang.cli.sizes import check_sizes
@@ -227,13 +238,23 @@ def check(options: argparse.Namespace) -> int:
 
 
 def simulate(options: argparse.Namespace) -> int:
-    """Print the figures of an execution, and of runs with noise, if there is any."""
+    """Print the figures of an execution, and of runs with noise, if there is any; or why ranks are
+    idle.
+    """
     from schedlang.proof.prove import simulate as execute
     from schedlang.report.bubbles.account import Account
     from schedlang.report.figures import figures, figures_text
 
     wanted = (options.jitter, options.slow or None, options.runs, options.seed)
     is_noisy = any(value is not None for value in wanted)
+    if options.why:
+        if is_noisy or options.ideal:
+            raise UsageError(
+                "--why explains one run with its transfers: leave out --jitter, --slow and --ideal"
+            )
+        from schedlang.cli.figures import explain_bubble
+
+        return explain_bubble(options)
     noisy: Any = extra("noise.noise_options") if is_noisy else None
     noise = noisy and noisy.noise_of(options)
     plan, costs = load_to_execute(options)

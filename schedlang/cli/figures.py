@@ -15,6 +15,9 @@ from schedlang.cli.printing import text_or_json
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, UsageError
 
+#: Options of `schedc compare` that mean something with `--diff` alone, and where their values are.
+_OF_DIFFERENCES = {"-a": "params_a", "-b": "params_b", "--compute": "compute"}
+
 
 def explain_bubble(options: argparse.Namespace) -> int:
     """Print the causes of idle time, the critical path, and what a faster op would give."""
@@ -32,13 +35,18 @@ def explain_bubble(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print the figures of several schedules in one table; or those of one schedule, predicted and
-    measured.
+    """Print the figures of several schedules in one table; or what differs between two; or the
+    figures of one schedule, predicted and measured.
     """
     from schedlang.files.kinds import is_trace
     from schedlang.files.reading import read_source
     from schedlang.report.compare import compare, comparison_json, comparison_text
 
+    if options.diff:
+        return int(extra("difference.diff_command").diff(options))
+    for name, value in _OF_DIFFERENCES.items():
+        if getattr(options, value):
+            raise UsageError(f"{name} is for --diff, of two schedules")
     # With a trace among the files, a schedule is compared with a run of it.
     traces = [file for file in options.files if is_trace(read_source(file).text)]
     if traces:
@@ -49,7 +57,10 @@ def compare(options: argparse.Namespace) -> int:
         )
     costs = read_cost_options(options)
     with progress("comparing"), wrong_as_usage(options):
-        entries = compare(options.files, options.params, costs, options.transport)
+        entries = compare(
+            options.files, options.params, costs, options.transport, options.updates
+        )
+    options.wrong += [wrong for entry in entries for wrong in entry.wrong]
     if options.sort == "makespan":
         entries.sort(key=lambda entry: entry.makespan)
     print(text_or_json(options, entries, comparison_text, comparison_json))

@@ -18,14 +18,18 @@ def load(
     file: str | None = None,
     params: Mapping[str, int] | None = None,
     takes_tables: bool = False,
+    keeps_wrong: bool = False,
     **choices: Any,
 ) -> Any:
     """The plan in a file, or the plan of the program in it, with the parameters in the options or
     other `params`; or that of an action table of torch, if the command takes these, too.
 
-    `choices` are those of `compile`: only the transport counts for a table, and none for a plan.
+    With `keeps_wrong`, claims that do not hold are noted in the options, for `main` to print them
+    in the end, and the plan is given all the same. `choices` are those of `compile`: only the
+    transport counts for a table, and none for a plan.
     """
     from schedlang.advice.compiling import compile_with_advice
+    from schedlang.compiler import ClaimError
     from schedlang.files.reading import read_source
     from schedlang.plan.proved import read_plan
 
@@ -45,8 +49,14 @@ def load(
 
         with progress(f"proving {source.path}"):
             return plan_of(read_table(source), choices.get("transport", PORTABLE))
-    with progress(f"compiling {source.path}"):
-        plan = compile_with_advice(source, chosen, **choices)
+    try:
+        with progress(f"compiling {source.path}"):
+            plan = compile_with_advice(source, chosen, **choices)
+    except ClaimError as error:
+        if not keeps_wrong:
+            raise
+        plan = error.plan
+        options.wrong += plan.wrong
     # Only the program says what it imports.
     check_outputs(options, [imported for imported, _ in plan.source.imports])
     return plan
@@ -76,6 +86,13 @@ def load_compiled(options: argparse.Namespace) -> Any:
     """The plan in the file of the options, or of the program in it, compiled for the costs in the
     options; for a command to which the costs are nothing else. UsageError for the costs of a plan.
     """
+    check_plan_without_costs(options)
+    plan, _ = load_with_costs(options)
+    return plan
+
+
+def check_plan_without_costs(options: argparse.Namespace) -> None:
+    """UsageError for costs beside a plan, in a command for which costs only order a program."""
     from schedlang.files.reading import read_source
     from schedlang.schedule.costs import UNIT
 
@@ -84,16 +101,16 @@ def load_compiled(options: argparse.Namespace) -> Any:
             f"costs decide about the order of a program, `{options.file}` is a plan: it has its "
             "order, and the costs that it was compiled for"
         )
-    plan, _ = load_with_costs(options)
-    return plan
 
 
 def load_to_execute(
     options: argparse.Namespace, file: str | None = None, **inputs: Any
 ) -> tuple[Any, Any]:
-    """`load_with_costs` for the transport and the number of updates in the options."""
+    """`load_with_costs` for the transport and the number of updates in the options, also where
+    claims do not hold.
+    """
     choices = {"transport": options.transport} if options.transport else {}
-    plan, costs = load_with_costs(options, file, **inputs, **choices)
+    plan, costs = load_with_costs(options, file, keeps_wrong=True, **inputs, **choices)
     # A plan from a file may be for another transport.
     plan = evolve(plan, **choices)
     if options.updates is not None:
@@ -109,12 +126,12 @@ def load_beside(options: argparse.Namespace, file: str, run: Any) -> Any:
     from schedlang.diagnostics.diagnostic import CompileError
 
     try:
-        return load(options, file, costs=run.plan.costs)
+        return load(options, file, costs=run.plan.costs, keeps_wrong=True)
     except CompileError:
         raise
     except ValueError:
         # The costs are of another number of stages: whoever compares says what the run is of.
-        return load(options, file)
+        return load(options, file, keeps_wrong=True)
 
 
 def read_cost_options(options: argparse.Namespace) -> Any:

@@ -92,7 +92,7 @@ def _run(argv: Sequence[str]) -> int:
 
 def _run_command(argv: Sequence[str]) -> int:
     from schedlang.cli.command_table import parse
-    from schedlang.cli.usage import UsageError
+    from schedlang.cli.usage import WRONG, UsageError
 
     try:
         options = parse(argv)
@@ -112,7 +112,9 @@ def _run_command(argv: Sequence[str]) -> int:
         command = getattr(import_module(f"schedlang.{module}"), function)
         with apart_from_words(options):
             exit_code: int = command(options)
-        return exit_code
+        if options.wrong:
+            print_diagnostics(options.wrong, options)
+        return exit_code or (WRONG if options.wrong else exit_code)
     except CompileError as error:
         print_diagnostics(error.diagnostics, options)
         return exit_code_of(error.diagnostics)
@@ -122,10 +124,11 @@ def _run_command(argv: Sequence[str]) -> int:
 
 def _wrong_usage(error: Exception, argv: Sequence[str]) -> NoReturn:
     """Say what is wrong with a command line, and end."""
-    from schedlang.cli.command_table import COMMANDS
+    from schedlang.cli.command_table import COMMANDS, renamed
     from schedlang.cli.usage import USAGE
 
-    command = f"schedc {argv[0]}" if argv and argv[0] in COMMANDS else "schedc"
+    word, *_ = renamed(argv) or [""]
+    command = f"schedc {word}" if word in COMMANDS else "schedc"
     _say(f"error: {error}\nsee: {command} --help")
     raise SystemExit(USAGE)
 

@@ -51,10 +51,11 @@ _NAMED = (param, sizes, slow)
 
 
 class Given(NamedTuple):
-    """The help of an option with more that argparse is told of it."""
+    """The help of an option, more that argparse is told of it, and whether it is rare (`more`)."""
 
     help: str
     settings: dict[str, Any]
+    is_rare: bool = False
 
 
 class Either(NamedTuple):
@@ -72,8 +73,8 @@ Options = Mapping[str, str | Given | Either]
 
 
 class Command(NamedTuple):
-    """A command: what it does, in words; its function, as `module.function` in `schedlang`; an
-    example of its arguments; and its options.
+    """A command: the question that it answers; its function, as `module.function` in `schedlang`;
+    an example of its arguments; and its options.
     """
 
     help: str
@@ -92,6 +93,23 @@ def given(help: str, type: Any = None, **settings: Any) -> Given:
     return Given(help, settings)
 
 
+def more(options: Options) -> Options:
+    """Options that `--help` only names: `--help all` explains them. The others of a command are ten
+    at most.
+    """
+    return {written: _as_rare(about) for written, about in options.items()}
+
+
+def _as_rare(about: str | Given | Either) -> Given | Either:
+    if isinstance(about, Either):
+        return Either(more(about.options), about.is_required)
+    return _as_given(about)._replace(is_rare=True)
+
+
+def _as_given(about: str | Given) -> Given:
+    return Given(about, {}) if isinstance(about, str) else about
+
+
 def add_options(parser: Parser, options: Options, group: Any = None) -> None:
     """Add options to a parser."""
     for written, about in options.items():
@@ -99,16 +117,16 @@ def add_options(parser: Parser, options: Options, group: Any = None) -> None:
             either = parser.add_mutually_exclusive_group(required=about.is_required)
             add_options(parser, about.options, either)
             continue
-        help, more = (about, {}) if isinstance(about, str) else about
+        help, others, is_rare = _as_given(about)
         *names, word = written.split()
-        settings: dict[str, Any] = {"help": help, **more}
+        settings: dict[str, Any] = {"help": help, **others}
         takes = ""
         if word.startswith("-"):
             names.append(word)
             settings.setdefault("action", "store_true")
         else:
             takes = _take_value(word, settings)
-        parser.add(names, settings, group, takes)
+        parser.add(names, settings, group, takes, is_rare)
 
 
 def _take_value(word: str, settings: dict[str, Any]) -> str:
@@ -152,44 +170,41 @@ TRANSPORT_OR_ALL: Options = {
         "a transport, or `all` for a table", transport_or_all, default="portable"
     )
 }
-FORCE: Options = {
-    "--force": "also replace a program, or a file that this command reads"
-}
+FORCE: Options = more(
+    {"--force": "also replace a program, or a file that this command reads"}
+)
 IDEAL: Options = {"--ideal": "no transfer waits for another: only latency counts"}
 COMPUTE: Options = {"--compute": "without sends and receives"}
 
-#: The ops that have a duration among the options, and what they are called in a help text.
-_OPS = {
-    "forward": "F",
-    "backward": "a whole B",
-    "input": "B where W is apart",
-    "weight": "W",
-    "recompute": "R",
-    "update": "U",
-    "overlap": "ops that overlap, together",
-}
-#: The options for costs: the most frequent ones. A file can have more.
+_EACH = "one for all stages or one per stage: 1,1.5,1"
+#: The options for costs. A file can have more.
 COSTS: Options = {
-    **{
-        f"--{name}-times T": f"durations of {ops}, one for all stages or one per stage: 1,1.5,1"
-        for name, ops in _OPS.items()
-    },
+    "--costs FILE...": "a JSON or YAML file of costs, see docs/costs.md, or a run's trace; of one "
+    "trace a rank all of them, or their folder",
+    "--forward-times T": f"durations of F, {_EACH}",
+    "--backward-times T": f"durations of a whole B, {_EACH}",
     "--p2p-time T": given("duration of a transfer between ranks", number),
-    "--costs FILE...": "a JSON or YAML file with these and more, see docs/costs.md, or a run's "
-    "trace; of one trace a rank all of them, or their folder",
-    "--capacity-bytes B": "bytes that ranks have room for, one for all or one per rank: 72GB, or "
-    "H100 for 90 %% of its memory; also beside --costs",
+    **more(
+        {
+            "--input-times T": f"durations of B where W is apart, {_EACH}",
+            "--weight-times T": f"durations of W, {_EACH}",
+            "--recompute-times T": f"durations of R, {_EACH}",
+            "--update-times T": f"durations of U, {_EACH}",
+            "--overlap-times T": f"durations of ops that overlap, together, {_EACH}",
+            "--capacity-bytes B": "bytes that ranks have room for, one for all or one per rank: "
+            "72GB, or H100 for 90 %% of its memory; also beside --costs",
+        }
+    ),
 }
 #: The options of a command that executes a plan.
 EXECUTION: Options = {
     **COSTS,
     **transport_for("what it communicates by; without, as the plan says, or gloo"),
-    "--updates N": "of a schedule without a flush, how many to look at",
+    **more({"--updates N": "of a schedule without a flush, how many to look at"}),
 }
 #: The options of a training: of `schedc run`, and of the processes that it starts.
 TRAINING: Options = {
     **PARAMS,
-    **COSTS,
     "--steps N": "how many updates (default: 20)",
     "--optimizer NAME": given("sgd, which is the default, adam or adamw", OPTIMIZERS),
     "--lr RATE": "the learning rate (default: one that suits the optimizer and the schedule)",
@@ -197,41 +212,49 @@ TRAINING: Options = {
         "cpu, or cuda with a GPU for each process of a machine (default: cuda, if it has as many)",
         DEVICES,
     ),
-    "--stop-on-nan": "end where a loss is not a finite number, before the update",
     "--check": "compare with the same training in one process",
     "--audit": "compare every stage with itself alone, in one step",
     "--replicas N": given(
         "train so many replicas of the plan, each with batches of its own (default: 1)",
         default=1,
     ),
-    "--unequal": "train on microbatches whose rows have other lengths than those of the others",
     "--trace FILE": "write what the last steps did and when: for `schedc view`, `schedc compare` "
     "and ui.perfetto.dev",
     "--checkpoint DIR": "resume from the newest checkpoint in a folder, and write more there; the "
     "newest two are kept, older ones are deleted",
-    "--every N": "how many updates from one checkpoint to the next (default: 10)",
-}
-#: The options that all commands have, behind their own.
-COMMON: Options = {
-    "form": Either(
+    **more(
         {
-            "--format FORMAT": given(
-                "text for people; json for programs, results on stdout and diagnostics on stderr; "
-                "github: diagnostics as annotations of a GitHub workflow",
-                ("text", "json", "github"),
-                default="text",
-            ),
-            "--json": given(
-                "short for --format json",
-                dest="format",
-                action="store_const",
-                const="json",
-            ),
+            "--every N": "how many updates from one checkpoint to the next (default: 10)",
+            "--stop-on-nan": "end where a loss is not a finite number, before the update",
+            "--unequal": "train on microbatches whose rows have other lengths than those of the "
+            "others",
+            **COSTS,
         }
     ),
-    "--color WHEN": given(
-        "auto: on a terminal, unless NO_COLOR is set; always; never",
-        ("auto", "always", "never"),
-        default="auto",
-    ),
 }
+#: The options that all commands have, behind their own.
+COMMON: Options = more(
+    {
+        "form": Either(
+            {
+                "--format FORMAT": given(
+                    "text for people; json for programs, results on stdout and diagnostics on "
+                    "stderr; github: diagnostics as annotations of a GitHub workflow",
+                    ("text", "json", "github"),
+                    default="text",
+                ),
+                "--json": given(
+                    "short for --format json",
+                    dest="format",
+                    action="store_const",
+                    const="json",
+                ),
+            }
+        ),
+        "--color WHEN": given(
+            "auto: on a terminal, unless NO_COLOR is set; always; never",
+            ("auto", "always", "never"),
+            default="auto",
+        ),
+    }
+)

@@ -10,12 +10,20 @@ from typing import Any, NoReturn
 
 from schedlang.cli.usage import UsageError, near
 
+_HELP = ("-h", "--help")
+
 
 class Parser(argparse.ArgumentParser):
     """The parser of one command, or of `schedc` as a whole; UsageError for what is wrong."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, allow_abbrev=False)
+        super().__init__(
+            **settings,
+            allow_abbrev=False,
+            add_help=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self._rare: list[argparse.Action] = []
         self._lists: set[str] = set()
         self._files: set[str] = set()
         #: Those of the commands, of the parser of all commands.
@@ -23,6 +31,8 @@ class Parser(argparse.ArgumentParser):
         # `None` is an argument that does not say what to do with its value.
         for action in (None, "store"):
             self.register("action", action, _Once)
+        help = "show this help; `--help all` explains every option"
+        self.add_argument(*_HELP, action="store_true", help=help)
 
     def arguments(self) -> list[argparse.Action]:
         """All that the parser takes: files and options."""
@@ -34,21 +44,31 @@ class Parser(argparse.ArgumentParser):
         settings: dict[str, Any],
         group: Any = None,
         takes: str = "",
+        is_rare: bool = False,
     ) -> None:
-        """Add an option or an argument, to a `group` if it is in one.
+        """Add an option or an argument, to a `group` if it is in one. A rare option is only named
+        by `--help`, and explained by `--help all`.
 
         It may take `numbers`: `1,1,2`, or each as an argument, `1 1 2`. What follows and is no
         number is not one of them, as argparse would have it, but a file. Or it takes `files`: each
         behind the name of the option, or one behind the other.
         """
         action = (group or self).add_argument(*names, **settings)
+        if is_rare:
+            self._rare.append(action)
         if takes == "numbers":
             self._lists.update(names)
         if takes == "files":
             self._files.add(action.dest)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """The options in some arguments, in any order."""
+        """The options in some arguments, in any order; with `--help` among them, the process prints
+        help and ends.
+        """
+        for place, arg in enumerate(args):
+            if arg in _HELP:
+                self.print_help(everything=args[place + 1 : place + 2] == ["all"])
+                self.exit()
         joined = self._joined(args)
         options, others = self.parse_known_intermixed_args(joined, namespace)
         if others and not self._take(others, joined, options):
@@ -76,8 +96,16 @@ class Parser(argparse.ArgumentParser):
         """The message alone, without the usage, which `--help` prints."""
         raise UsageError(message)
 
-    def print_help(self, file: Any = None) -> None:
-        """Print the help; argparse's own would not say that it cannot be written."""
+    def print_help(self, file: Any = None, everything: bool = False) -> None:
+        """Print the help, of the frequent options or of `everything`; argparse's own would not say
+        that it cannot be written.
+        """
+        if not everything and self._rare:
+            for action in self._rare:
+                action.help = argparse.SUPPRESS
+            names = ", ".join(action.option_strings[-1] for action in self._rare)
+            others = f"more options, which --help all explains: {names}"
+            self.epilog = f"{_wrapped(others)}\n\n{self.epilog}"
         print(self.format_help(), end="", file=file)
 
     def _joined(self, args: Sequence[str]) -> list[str]:
@@ -103,6 +131,15 @@ class Parser(argparse.ArgumentParser):
         name = options[0].partition("=")[0]
         known = [word for action in self._actions for word in action.option_strings]
         return f"there is no option `{name}`{near(name, known)}"
+
+
+def _wrapped(text: str) -> str:
+    """A text in lines as wide as argparse has them."""
+    from shutil import get_terminal_size
+    from textwrap import fill
+
+    width = get_terminal_size().columns - 2
+    return fill(text, width, break_on_hyphens=False)
 
 
 def _is_option(text: str) -> bool:

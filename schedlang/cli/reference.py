@@ -4,18 +4,9 @@ import argparse
 import json
 from collections.abc import Callable
 
-from schedlang.cli.command_table import parser_of, parser_of_all
+from schedlang.cli.command_table import parser_of_all
 from schedlang.cli.outputs import INPUTS, OUTPUTS
 from schedlang.cli.usage import FINE, UsageError, near
-
-
-def help(options: argparse.Namespace) -> int:
-    """Print the help of a command, or the list of commands."""
-    parser = (
-        parser_of(options.about) if options.about else parser_of_all(with_options=False)
-    )
-    parser.print_help()
-    return FINE
 
 
 def explain(options: argparse.Namespace) -> int:

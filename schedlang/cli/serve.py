@@ -93,6 +93,7 @@ class PageServer(ThreadingHTTPServer):
         """The program as it is now, with some parameters in place of those in the options."""
         # A copy: requests come in threads, and each has parameters of its own.
         options = argparse.Namespace(**vars(self.options))
+        options.wrong = []
         # One at a time: the compiler's caches and its line of progress are made for one thread.
         with self._drawing:
             try:

@@ -25,6 +25,8 @@ from schedlang.diagnostics.diagnostic import (
     to_json,
 )
 from schedlang.diagnostics.source import Source
+from schedlang.language.expand import check_text
+from schedlang.language.imports import load
 from schedlang.schedule.costs import Costs
 
 #: The most sizes that one `schedc check --for` looks at.
@@ -94,6 +96,13 @@ def check_sizes(options: argparse.Namespace, source: Any) -> int:
         raise UsageError(
             f"--for asks for {number:,} sizes, at most {MOST_SIZES:,} are looked at"
         )
+    # What is wrong at every size is said once, before any is compiled.
+    whole, tree = load(source)
+    check_text(
+        whole,
+        tree,
+        options.params | {name: chosen[0] for name, chosen in ranges.items()},
+    )
     with progress(f"proving {counted(number, 'size')}"):
         # The smallest size comes first, where a mistake is easiest to see.
         instances = check_range(

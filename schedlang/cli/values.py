@@ -197,16 +197,18 @@ def transport_or_all(text: str) -> str:
     return text if text == "all" else transport(text)
 
 
-def sizes(text: str) -> tuple[str, range]:
-    """A parameter and all its values in `--for NAME=A..B`."""
+def sizes(text: str) -> tuple[str, range | None]:
+    """A parameter and all its values in `--for NAME=A..B`; None is any value, `NAME=any`."""
     name, _, values = text.partition("=")
+    if name and values == "any":
+        return name, None
     start, dots, stop = values.partition("..")
     try:
         # One value is a range too.
         chosen = range(int(start), int(stop if dots else start) + 1)
     except ValueError:
         raise ArgumentTypeError(
-            f"`{text}` is not NAME=A..B with whole numbers"
+            f"`{text}` is not NAME=A..B with whole numbers, or NAME=any"
         ) from None
     if not name or not chosen:
         raise ArgumentTypeError(

@@ -1,4 +1,6 @@
-"""The command `schedc view`: pictures of executions, in the terminal, in a file, or served."""
+"""The command `schedc view`: pictures of executions, in the terminal, in a file, or served; or the
+actions of each rank.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from schedlang.cli.action_lists import FORMS, print_actions
 from schedlang.cli.diagnosed import has_colour
 from schedlang.cli.inputs import wrong_as_usage
 from schedlang.cli.pictures import pictures_of
@@ -18,7 +21,11 @@ if TYPE_CHECKING:
 
 
 def view(options: argparse.Namespace) -> int:
-    """Draw executions: one in the terminal or in a file, any number of them on a page."""
+    """Draw executions: one in the terminal or in a file, any number of them on a page; or print
+    what each rank does.
+    """
+    if any(getattr(options, form) for form in FORMS):
+        return print_actions(options)
     from schedlang.report.views import WHOLE, check_path, write_pictures
     from schedlang.report.views.terminal import view as draw
     from schedlang.report.views.trace import trace
@@ -36,7 +43,7 @@ def view(options: argparse.Namespace) -> int:
         with wrong_as_usage():
             check_path(options.output, len(files), part)
     elif part != WHOLE:
-        raise UsageError("a part is drawn in a file: -o NAME.svg or NAME.png")
+        raise UsageError(_part_without_file(options))
     pictures = pictures_of(options, files)
     if not options.output:
         # For programs, the picture is a trace.
@@ -62,3 +69,14 @@ def _part(options: argparse.Namespace) -> Part:
     return Part(
         options.ranks, start, end, options.width, options.memory, options.causes
     )
+
+
+def _part_without_file(options: argparse.Namespace) -> str:
+    """What is wrong with options for a part of a picture that goes to the terminal."""
+    message = "a part is drawn in a file: -o NAME.svg or NAME.png"
+    if options.ranks and len(options.ranks) == 1:
+        count = options.ranks[0]
+        message += (
+            f"; --ranks names those to draw, how many there are is -p ranks={count}"
+        )
+    return message

@@ -21,7 +21,11 @@ class FileKind(Enum):
     )
     PLAN = (
         "a plan",
-        "`schedc show {}`, `check`, `simulate`, `view`, `export` and `run` take it",
+        "`schedc view {}`, `check`, `simulate`, `compare`, `export` and `run` take it",
+    )
+    CERTIFICATE = (
+        "the certificate of a proof",
+        "`schedc check {}` checks it, and says what it proves",
     )
     TRACE = (
         "a trace",
@@ -61,6 +65,11 @@ def is_trace(text: str) -> bool:
     """Whether the text of a file is that of a trace."""
     # A plan whose program has this word in a comment has it with other quotes: JSON escapes them.
     return text.lstrip().startswith("{") and '"traceEvents"' in text
+
+
+def is_certificate(text: str) -> bool:
+    """Whether the text of a file is the certificate of a proof."""
+    return text.lstrip().startswith("{") and '"format": "schedlang certificate' in text
 
 
 def kind_of_file(path: str | Path) -> FileKind:
@@ -129,6 +138,8 @@ def kind_of_document(document: Any) -> FileKind:
         return FileKind.OBJECT
     if str(document.get("format", "")).startswith("schedlang.plan"):
         return FileKind.PLAN
+    if str(document.get("format", "")).startswith("schedlang certificate"):
+        return FileKind.CERTIFICATE
     if "traceEvents" in document:
         return FileKind.TRACE
     if "nbformat" in document:

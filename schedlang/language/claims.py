@@ -238,7 +238,7 @@ def _check(
 ) -> Finding | None:
     """What is wrong with a claim, if anything is."""
     site: ClaimSite = claim.statement
-    rank = claim.rank or 0
+    rank = claim.rank
     judge = _Judge(site, schedule.source, _names(schedule, figures, claim))
     try:
         if rounded and not judge.is_told(rounded):

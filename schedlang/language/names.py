@@ -22,7 +22,7 @@ _MAY_BE_BARE = {"W": (0, 2)} | dict.fromkeys(WORDS_OF_STAGE, (0, 1))
 
 #: What happens in a block without an op that it cannot have: a collective, or `U`.
 _WITHOUT = (
-    "without it, stages are gathered and summed as `schedc show --shards` shows",
+    "without it, stages are gathered and summed as `schedc view --shards` shows",
     "without it, the optimizer steps come after all backwards",
 )
 

@@ -301,7 +301,7 @@ class Order:
             op = self.word(index)
             part = self.sites.ops[self.locations[index]].part
             message = f"`{op}` in `{part}`: a schedule without a flush cannot say when that is"
-            help = "leave it out: stages are gathered and summed as `schedc show --shards` shows"
+            help = "leave it out: stages are gathered and summed as `schedc view --shards` shows"
             self.end_before(
                 index, Fault("collective", message, self.locations[index], help)
             )

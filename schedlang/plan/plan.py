@@ -16,7 +16,7 @@ from typing import Any
 from attrs import asdict, field, fields, frozen
 
 from schedlang.diagnostics.arguments import check_whole
-from schedlang.diagnostics.diagnostic import counted
+from schedlang.diagnostics.diagnostic import Diagnostic, counted
 from schedlang.files.late import load
 from schedlang.plan.file import Parts, WrittenCosts, encode, line_of
 from schedlang.schedule.schedule import MOST_STEPS, Kernel, Schedule, Trial
@@ -39,6 +39,8 @@ class Plan(Schedule):
     #: The name of the lowering, and all that were tried.
     lowering: str = field(default="", eq=False, repr=False)
     trials: tuple[Trial, ...] = field(default=(), eq=False, repr=False)
+    #: The claims that do not hold, and the ranks without room: only of a plan in a `ClaimError`.
+    wrong: tuple[Diagnostic, ...] = field(default=(), eq=False, repr=False)
     #: The lines of the script that built it (`schedlang.Builder`), by the index of their span.
     written_at: Mapping[int, str] = field(factory=dict, eq=False, repr=False)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from schedlang.compiler import compile
+from schedlang.compiler import ClaimError, compile
 from schedlang.diagnostics.activity import doing
-from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 from schedlang.files.kinds import FileKind, kind_of
 from schedlang.files.reading import read_source
@@ -27,12 +27,13 @@ from schedlang.schedule.transports import PORTABLE
 @frozen
 class Entry:
     """A row of the table: a file, and the figures of its schedule, or why the program refuses the
-    size.
+    size; and its claims that do not hold.
     """
 
     file: str
     figures: dict[str, Any] | None
     refusal: str | None = None
+    wrong: tuple[Diagnostic, ...] = ()
 
     @property
     def makespan(self) -> float:
@@ -48,9 +49,11 @@ def compare(
     params: Mapping[str, int],
     costs: Costs,
     transport: str | None = None,
+    updates: int | None = None,
 ) -> list[Entry]:
     """The figures of programs and plans, in their order; each program takes those of the
-    parameters that it has. All communicate by the `transport`, or each as its plan says.
+    parameters that it has. All communicate by the `transport`, or each as its plan says, for so
+    many `updates` or as many as the plan has.
 
     ValueError for a parameter that no program has, and for costs of another number of stages;
     CompileError for what is wrong with a program, but not where it refuses the size itself.
@@ -61,7 +64,7 @@ def compare(
     all_params = params_of_each(sources.values(), params)
     for (file, source), own_params in zip(sources.items(), all_params, strict=True):
         doing("comparing", len(entries), len(sources))
-        entries.append(_entry(file, source, own_params, costs, transport))
+        entries.append(_entry(file, source, own_params, costs, transport, updates))
     return entries
 
 
@@ -93,11 +96,15 @@ def _entry(
     params: Mapping[str, int],
     costs: Costs,
     transport: str | None,
+    updates: int | None,
 ) -> Entry:
     try:
         plan = _plan(file, source, params, costs, transport)
+        if updates is not None:
+            plan = plan.for_updates(updates)
         costs.check(plan.layout)
-        return Entry(file, figures(plan, Account(simulate(plan, costs))))
+        found = figures(plan, Account(simulate(plan, costs)))
+        return Entry(file, found, wrong=plan.wrong)
     except CompileError as error:
         # Not every program is for every size: the table goes on without it.
         if any(diagnostic.code != "require" for diagnostic in error.diagnostics):
@@ -117,7 +124,10 @@ def _plan(
     transport: str | None,
 ) -> Plan:
     if not source.is_plan:
-        return compile(source, params, costs, transport=transport or PORTABLE)
+        try:
+            return compile(source, params, costs, transport=transport or PORTABLE)
+        except ClaimError as error:
+            return error.plan
     plan = read_plan(file)
     return evolve(plan, transport=transport) if transport else plan
 
@@ -144,7 +154,9 @@ _MEANINGS = {
 
 
 def comparison_text(entries: list[Entry]) -> str:
-    """The table, what its columns mean, and which programs refuse the size."""
+    """The table, what its columns mean, and which programs refuse the size, or claim what does not
+    hold.
+    """
     parts = []
     shown = {entry.file: entry.figures for entry in entries if entry.figures}
     if shown:
@@ -156,13 +168,14 @@ def comparison_text(entries: list[Entry]) -> str:
             rows.append([file, *_cells(figures, columns)])
         parts.append("\n".join(aligned(rows)))
         parts.append("\n".join(f"{name:<15}{_MEANINGS[name]}" for name in columns))
-    refused = [
-        f"refused: {entry.file}: {entry.refusal}"
-        for entry in entries
-        if not entry.figures
-    ]
-    if refused:
-        parts.append("\n".join(refused))
+    notes = []
+    for entry in entries:
+        if not entry.figures:
+            notes.append(f"refused: {entry.file}: {entry.refusal}")
+        for wrong in entry.wrong:
+            notes.append(f"! {entry.file}: {wrong.message}")
+    if notes:
+        parts.append("\n".join(notes))
     return "\n\n".join(parts)
 
 

@@ -68,7 +68,9 @@ def figures_text(plan: Plan, account: Account, ideal: float) -> str:
     of the ideal execution.
     """
     lines = explained(figure_rows(plan, account, ideal))
-    return "\n".join([draw(account.execution.timeline, plan.names), "", *lines])
+    wrong = {rank for diagnostic in plan.wrong for rank in diagnostic.ranks}
+    drawn = draw(account.execution.timeline, plan.names, wrong=wrong)
+    return "\n".join([drawn, "", *lines])
 
 
 def figure_rows(

@@ -16,12 +16,12 @@ class Finding:
 
     What is wrong with ranks that wait is said by their `waits`, in place of the label and the
     related ones. `numbers` are those of the stages or far edges of transfers that the texts name.
-    The finding is the first of `times` that are alike.
+    The finding is the first of `times` that are alike. A claim about all of a schedule has no rank.
     """
 
     code: str
     message: str
-    rank: int
+    rank: int | None
     place: int = 0
     label: str = ""
     related: tuple[tuple[int, str], ...] = ()
@@ -53,9 +53,9 @@ def _diagnostic(schedule: Schedule, group: list[Finding]) -> Diagnostic:
         ]
     notes = _far_edges(schedule, first)
     more = sum(finding.times for finding in group) - 1
+    ranks = sorted({finding.rank for finding in group if finding.rank is not None})
     if more:
-        ranks = ranks_text(sorted({finding.rank for finding in group}))
-        notes = (*notes, f"and {more} more, on {ranks}")
+        notes = (*notes, f"and {more} more, on {ranks_text(ranks)}")
     return Diagnostic(
         first.code,
         first.message,
@@ -65,6 +65,7 @@ def _diagnostic(schedule: Schedule, group: list[Finding]) -> Diagnostic:
         first.help,
         schedule.source.path,
         first.waits,
+        ranks=tuple(ranks),
     )
 
 

@@ -38,7 +38,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("my.sched", USAGE, "`my.sched` is no command: a file stands behind one"),
     ("--json compile my.sched", USAGE, "`--json` stands in front of a command"),
     ("--verison", USAGE, "`--verison` stands in front of a command"),
-    ("help complie", USAGE, "there is no `complie`"),
+    ("help complie", USAGE, "there is no command `complie`"),
     ("help compile check", USAGE, "`check` is one argument too many"),
     # Options that there are not.
     ("compile my.sched --forwrd-only", USAGE, "did you mean `--forward-only`?"),

@@ -194,7 +194,7 @@ def check_console(block: Block, shell: Shell, updates: bool) -> None:
     """Commands print what the page shows; where that is an error, or a difference, they fail."""
     for command, shown in commands(block):
         code, output = shell.run(command)
-        differs = command.startswith("schedc diff") and "\nequal: " not in output
+        differs = command.endswith("--diff") and "\nequal: " not in output
         assert code == ("error[" in output or differs), (
             f"{block.where}: `{command}` gives {code}: {output}"
         )
@@ -227,7 +227,7 @@ def test_every_block_says_what_it_is() -> None:
 def test_commands_within_the_text_have_these_options(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`schedc show --frees`, and the targets of `make`."""
+    """`schedc view --frees`, and the targets of `make`."""
     text = re.sub(r"^ *```.*?^ *```$", "", TEXTS[name], flags=re.M | re.S)
     helps: dict[str, str] = {}
     for span in re.findall(r"`([^`]+)`", text):

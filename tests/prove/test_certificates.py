@@ -1,4 +1,4 @@
-"""Certificates of `schedc prove`, honest ones and forgeries."""
+"""Certificates of `schedc check --for microbatches=any`, honest ones and forgeries."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -250,7 +250,7 @@ def test_what_would_take_too_long_is_not_begun(monkeypatch: pytest.MonkeyPatch) 
     ]
     assert verdict.unknown == "microbatches >= 1"
     assert "it takes more than 20,000 ops" in verdict.reason
-    assert "--any-ranks" in verdict.reason
+    assert "--for ranks=any" in verdict.reason
 
 
 def test_where_nothing_is_known_of_all_sizes_the_first_ones_are_compiled() -> None:

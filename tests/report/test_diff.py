@@ -1,4 +1,4 @@
-"""`schedc diff`: with a difference, and what one schedule does, it is known what the other does."""
+"""`schedc compare --diff`: with a difference, and what one schedule does, it is known what the other does."""
 
 import json
 import random
@@ -178,7 +178,7 @@ def test_exit_codes(
             "ranks=3",
         ): "`ranks` has a -p and a -b",
         ("-", "-"): "`-` stands twice",
-        ("1f1b",): "required: B",
+        ("1f1b",): "--diff compares two schedules",
     }
     for arguments, message in usage.items():
         with pytest.raises(SystemExit) as caught:
@@ -249,7 +249,7 @@ def test_a_hundred_thousand_actions_are_aligned_in_a_moment(step: int) -> None:
 
 
 def words(schedule: Schedule, rank: int) -> list[str]:
-    """What a rank does, as `schedc show` prints it."""
+    """What a rank does, as `schedc view --actions` prints it."""
     return (
         schedule.names.text(schedule.ranks[rank]).split()
         if rank < len(schedule.ranks)

@@ -48,7 +48,7 @@ def damaged_certificate(
 
 
 def is_refused(certificate: Mapping[str, Any]) -> bool:
-    """Whether `schedc prove --check` refuses a certificate."""
+    """Whether `schedc check` refuses a certificate."""
     try:
         what_it_proves(certificate)
     except Wrong:

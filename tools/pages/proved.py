@@ -25,7 +25,7 @@ PAGE = """# The gallery, proved for every size
 
 ## At 2 to 16 ranks
 
-What `schedc prove` says of each program at each number of ranks, with its other parameters at their defaults, for any
+What `schedc check --for microbatches=any` says of each program at each number of ranks, with its other parameters at their defaults, for any
 number of microbatches. *Proved* and *followed* hold on `portable` and on each other transport; *followed* is proved for the
 pattern that the program's passes were seen to follow. A program *refuses* a size by its own `require`. Where a condition or
 a bubble is another number at each number of ranks, it stands as a function of `ranks` that gives all of them; where there
@@ -37,7 +37,7 @@ is no such function, `[8,13,18]` are the numbers at the ranks in turn.
 
 ## For any number of ranks
 
-What `schedc prove --any-ranks` says, with the other parameters at their defaults.
+What `schedc check --for ranks=any` says, with the other parameters at their defaults.
 
 | program | verdict | for | bubble |
 |---|---|---|---|

@@ -1,32 +1,12 @@
-"""`schedc diff`: what differs between two schedules.
-
-What takes time to import is imported by the functions: `schedc --help` loads this file.
-"""
+"""`schedc compare --diff`: what differs between two schedules."""
 
 import argparse
 import sys
 from functools import partial
 from typing import Any
 
-from schedlang.cli.options import COMPUTE, EXECUTION, PARAMS, Command, given
 from schedlang.cli.printing import text_or_json
 from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
-from schedlang.cli.values import program
-
-COMMAND = Command(
-    "say what differs between two schedules, rank by rank",
-    "extras.difference.diff_command.diff",
-    "programs/1f1b.sched programs/zb_h1.sched --compute",
-    {
-        "file A": given("a program, a plan, or an action table of torch", program),
-        "other B": given("another one", program),
-        **PARAMS,
-        "-a NAME=VALUE": given("set a parameter of A alone", dest="params_a"),
-        "-b NAME=VALUE": given("set a parameter of B alone", dest="params_b"),
-        **COMPUTE,
-        **EXECUTION,
-    },
-)
 
 
 def diff(options: argparse.Namespace) -> int:
@@ -39,6 +19,12 @@ def diff(options: argparse.Namespace) -> int:
     from schedlang.extras.difference.difference_text import difference_text
     from schedlang.extras.difference.document import difference_json
 
+    if len(options.files) != 2:
+        raise UsageError("--diff compares two schedules: schedc compare A B --diff")
+    if options.write_costs:
+        raise UsageError(
+            "--write-costs writes what a recorded run shows, --diff reads none"
+        )
     try:
         sides = [_side(options, *each) for each in _chosen(options)]
     except CompileError as error:
@@ -55,11 +41,11 @@ def diff(options: argparse.Namespace) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> list[tuple[str, dict[str, int]]]:
-    """The two files of `diff`, each with the parameters that are meant for it."""
+    """The two files, each with the parameters that are meant for it."""
     from schedlang.files.reading import read_source
     from schedlang.report.compare import params_of_each
 
-    files = [options.file, options.other]
+    files: list[str] = options.files
     try:
         shared = params_of_each(list(map(read_source, files)), options.params)
     except ValueError as error:
@@ -78,7 +64,7 @@ def _chosen(options: argparse.Namespace) -> list[tuple[str, dict[str, int]]]:
 
 
 def _side(options: argparse.Namespace, file: str, params: dict[str, int]) -> Any:
-    """One of the two schedules of `diff`, simulated."""
+    """One of the two schedules, simulated."""
     from schedlang.cli.inputs import load_to_execute
     from schedlang.cli.progress import progress
     from schedlang.extras.difference.difference import side_of

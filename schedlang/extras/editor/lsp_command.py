@@ -7,7 +7,7 @@ from schedlang.cli.options import Command
 from schedlang.cli.usage import FINE, USAGE
 
 COMMAND = Command(
-    "serve an editor: diagnostics, figures and names as one types, see docs/editor.md",
+    "The language server, which editors start: see docs/editor.md.",
     "extras.editor.lsp_command.lsp",
     "",
     {},

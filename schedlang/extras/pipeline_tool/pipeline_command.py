@@ -7,7 +7,7 @@ import argparse
 import sys
 from typing import Any
 
-from schedlang.cli.options import Command, Either, given, output
+from schedlang.cli.options import Command, Either, given, more, output
 from schedlang.cli.printing import json_text
 from schedlang.cli.usage import FINE, UsageError
 from schedlang.cli.values import number, setting
@@ -23,7 +23,7 @@ _KEYS = {
 }
 
 COMMAND = Command(
-    "simulate a strategy with the options of PP-Schedule-Visualization, see docs/commands.md",
+    "A strategy, with the options of PP-Schedule-Visualization: see docs/commands.md.",
     "extras.pipeline_tool.pipeline_command.pipeline",
     "--num-stages 4 --num-batches 8 --p2p-time 0.1",
     {
@@ -37,19 +37,23 @@ COMMAND = Command(
         **output("FILE", "the picture to write"),
         "--no-visualization": "no picture, only the bubble rate",
         "--table": "the timeline as a table, time by stage",
-        "time": Either(
+        **more(
             {
-                "--compat": given(
-                    "count time as the tool's later version",
-                    action="store_const",
-                    const="sync",
-                ),
-                "--compat-async": given(
-                    "the same before its commit 56a94ad: no gaps after transfers",
-                    dest="compat",
-                    action="store_const",
-                    const="async",
-                ),
+                "time": Either(
+                    {
+                        "--compat": given(
+                            "count time as the tool's later version",
+                            action="store_const",
+                            const="sync",
+                        ),
+                        "--compat-async": given(
+                            "the same before its commit 56a94ad: no gaps after transfers",
+                            dest="compat",
+                            action="store_const",
+                            const="async",
+                        ),
+                    }
+                )
             }
         ),
     },

@@ -1,8 +1,8 @@
-"""Checks a certificate of `schedc prove`: python -m schedlang.extras.prove.check_orders FILE
+"""Checks a certificate for any microbatches: python -m schedlang.extras.prove.check_orders FILE
 
 For microbatches = base + period * n: a stage makes a thing once of each microbatch; a batch starts
 right when the one before on its rank is over and all that it needs is there; weights are gathered,
-gradients summed; figures are of these times (docs/proof.md). `schedc prove --check` also compares
+gradients summed; figures are of these times (docs/proof.md). `schedc check` also compares
 them with the program. [c, b, a] is c + b * n + a * k in round k of a piece; fractions are texts.
 """
 
@@ -195,4 +195,4 @@ class _Class:
 if __name__ == "__main__":
     with open(sys.argv[1]) as file:
         check(json.load(file))
-    print("the certificate is right of its orders: `schedc prove --check` reads the program")
+    print("the certificate is right of its orders: `schedc check` reads the program")

@@ -1,4 +1,4 @@
-"""Checks a certificate of `schedc prove --any-ranks`, without trust in who made it: `python -m
+"""Checks a certificate of `schedc check --for ranks=any`, without trust in who made it: `python -m
 schedlang.extras.prove.check_sets FILE`. It shares no code with the prover: the rules of training
 are written down once more, and isl answers each question anew.
 

@@ -1,6 +1,5 @@
-"""`schedc prove`: a program for any number of microbatches, and of ranks.
-
-What takes time to import is imported by the functions: `schedc --help` loads this file.
+"""`schedc check --for microbatches=any`: a proof for any number of microbatches or ranks; and the
+certificates of such proofs.
 """
 
 import argparse
@@ -8,25 +7,11 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
-from schedlang.cli.options import PARAMS, TRANSPORT_OR_ALL, Command, file, output
 from schedlang.cli.printing import json_text
 from schedlang.cli.usage import FINE, WRONG, UsageError
 
-COMMAND = Command(
-    "prove a program for any number of microbatches",
-    "extras.prove.prove_command.prove",
-    "programs/1f1b.sched -p ranks=8",
-    {
-        **file(),
-        **PARAMS,
-        **TRANSPORT_OR_ALL,
-        "--any-ranks": "for any number of ranks, too, and of slices, where they are not given with "
-        "-p; it needs the extra `prove`",
-        **output("FILE", "write the certificate, which a checker of its own reads"),
-        "--check": "FILE is a certificate: check it, and that it is one of its program for all "
-        "sizes; say what it proves",
-    },
-)
+#: The parameters of which a program can be proved for any value.
+_ANY = ("microbatches", "ranks", "slices")
 
 
 def proved_for_all(options: argparse.Namespace, source: Any) -> bool:
@@ -52,9 +37,9 @@ def _check_extra() -> None:
         )
 
 
-def _check(options: argparse.Namespace, text: str) -> int:
-    """Check a certificate; print what it proves, or why it does not hold."""
-    from json import JSONDecodeError, loads
+def check(options: argparse.Namespace, source: Any) -> int:
+    """Check a certificate, and print what it proves, or why it proves nothing."""
+    from json import loads
 
     from schedlang.cli.progress import progress
     from schedlang.extras.prove.certificates import what_it_proves
@@ -62,21 +47,20 @@ def _check(options: argparse.Namespace, text: str) -> int:
 
     if options.params or options.output:
         raise UsageError(
-            "--check reads a certificate, which has its program and its parameters"
+            f"`{options.file}` is a certificate, which has its program and its parameters: "
+            "leave out -p, --for and -o"
         )
+    document = loads(source.text)
+    # One for any number of ranks has sets of statements.
+    if "statements" in document:
+        _check_extra()
     wrong = ""
     proves = ""
     try:
         with progress(f"checking {options.file}"):
-            document = loads(text)
-            # A certificate for any number of ranks has statements.
-            if isinstance(document, dict) and "statements" in document:
-                _check_extra()
             proves = what_it_proves(document)
     except Wrong as error:
         wrong = str(error)
-    except JSONDecodeError as error:
-        wrong = f"it is no certificate: {error}"
     if options.format == "json":
         answer = {"file": options.file, "holds": not wrong, "wrong": wrong}
         print(json_text({**answer, "proves": proves}))
@@ -85,30 +69,47 @@ def _check(options: argparse.Namespace, text: str) -> int:
     return WRONG if wrong else FINE
 
 
-def prove(options: argparse.Namespace) -> int:
-    """Prove a program for any number of microbatches; print the sizes at which it is proved, and
-    its formulas.
-    """
+def _prover(options: argparse.Namespace) -> Any:
+    """What proves a program for the parameters that are any; UsageError for other ones."""
+    from schedlang.cli.inputs import read_cost_options
+    from schedlang.schedule.costs import UNIT
+
+    for name, values in options.ranges.items():
+        if name not in _ANY:
+            raise UsageError(
+                f"--for {name}=any: a program is proved for any {', '.join(_ANY)}; of others, name "
+                f"the values: --for {name}=1..4"
+            )
+        if values is not None:
+            raise UsageError(
+                f"--for {name}=A..B looks at sizes one by one, NAME=any at all of them at once: "
+                f"give one size, -p {name}={values[0]}, or ranges alone"
+            )
+        if name in options.params:
+            raise UsageError(f"`{name}` has a -p and a --for: give one of them")
+    if read_cost_options(options) != UNIT:
+        raise UsageError(
+            "NAME=any proves a program at its own costs: write them into it, as cost F = 2"
+        )
+    if options.ranges.keys() == {"microbatches"}:
+        from schedlang.extras.prove.pieces.prover import prove_for_all
+
+        return prove_for_all
+    _check_extra()
+    from schedlang.extras.prove.sets.proofs import prove_for_all_ranks
+
+    return prove_for_all_ranks
+
+
+def prove(options: argparse.Namespace, source: Any) -> int:
+    """Prove a program for any number of microbatches or ranks, and print where it holds."""
     from schedlang.cli.diagnosed import print_diagnostics
     from schedlang.cli.inputs import wrong_as_usage
     from schedlang.cli.progress import progress
-    from schedlang.extras.prove.pieces.prover import prove_for_all
-    from schedlang.files.reading import read_source
     from schedlang.files.writing import write_text
     from schedlang.schedule.transports import NAMES
 
-    if options.any_ranks:
-        _check_extra()
-        from schedlang.extras.prove.sets.proofs import (
-            prove_for_all_ranks as prove_for_all,
-        )
-    source = read_source(options.file)
-    if options.check:
-        return _check(options, source.text)
-    if source.is_plan:
-        raise UsageError(
-            f"`{options.file}` is a plan, of one size: `schedc check` proves it"
-        )
+    prove_for_all = _prover(options)
     names = NAMES if options.transport == "all" else (options.transport,)
     with progress(f"proving {source.path}"), wrong_as_usage():
         proof = prove_for_all(source, options.params, names)

@@ -15,6 +15,7 @@ from schedlang.cli.options import (
     Command,
     file,
     given,
+    more,
     output,
     transport_for,
 )
@@ -23,15 +24,17 @@ from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
 from schedlang.cli.values import natural, numbers
 
 COMMAND = Command(
-    "find the best order of a program's ops, and prove how good it is",
+    "What is the best order of a program's ops, and how good is it?",
     "extras.search.optimize_command.optimize",
     "programs/1f1b.sched --for 10s -o best.sched",
     {
         **file(),
         **PARAMS,
-        "--memory N": given(
-            "what a rank may hold at most, as `peak(r)` counts it, one number for all or one per "
-            "rank (default: the highest peak of the program)",
+        **output("PROGRAM", "the program to write, NAME.sched"),
+        "--peak N": given(
+            "what a rank may hold at most, as `peak(r)` counts it: activations of a stage, unless "
+            "the program has amounts; one number for all or one per rank (default: the highest "
+            "peak of the program)",
             numbers,
         ),
         "--place": "look for better ranks of the stages first: one, several or not as many on each",
@@ -42,11 +45,18 @@ COMMAND = Command(
             dest="seconds",
             default=60.0,
         ),
-        "--workers N": given("how many threads the solver has (default: 2)", default=2),
-        "--seed N": given("what the search draws from", natural, default=0),
         **COSTS,
-        **transport_for("what the order is judged on, once it is found", "portable"),
-        **output("PROGRAM", "the program to write, NAME.sched"),
+        **more(
+            {
+                **transport_for(
+                    "what the order is judged on, once it is found", "portable"
+                ),
+                "--workers N": given(
+                    "how many threads the solver has (default: 2)", default=2
+                ),
+                "--seed N": given("what the search draws from", natural, default=0),
+            }
+        ),
     },
 )
 
@@ -71,10 +81,10 @@ def optimize(options: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
     plan, _ = load_with_costs(options, transport=options.transport)
-    limits = options.memory
+    limits = options.peak
     if limits is not None and len(limits) not in (1, len(plan.ranks)):
         raise UsageError(
-            f"--memory has {len(limits)} numbers, there are {len(plan.ranks)} ranks"
+            f"--peak has {len(limits)} numbers, there are {len(plan.ranks)} ranks"
         )
     try:
         problem = Problem.of(plan, limits)

@@ -8,7 +8,15 @@ import sys
 from math import inf
 from typing import Any
 
-from schedlang.cli.options import PARAMS, Command, Either, given, output, transport_for
+from schedlang.cli.options import (
+    PARAMS,
+    Command,
+    Either,
+    given,
+    more,
+    output,
+    transport_for,
+)
 from schedlang.cli.printing import json_text
 from schedlang.cli.usage import FINE, WRONG, UsageError
 from schedlang.cli.values import counts, device, program
@@ -22,7 +30,7 @@ _OF_ESTIMATES = 0.05
 _OF_MEASUREMENTS = 0.01
 
 COMMAND = Command(
-    "find the program and the parameters that train a model fastest within memory",
+    "Which program trains a model fastest, with which parameters?",
     "extras.search.tune_command.tune",
     "1f1b zb_h1 --ranks 4 --batch 32 --costs costs.json --layers 4",
     {
@@ -40,29 +48,33 @@ COMMAND = Command(
         ),
         "--device NAME": given("with --model: what it runs on, such as H100", device),
         "--sequence N": "with --model: how many tokens a sample has",
-        "--efficiency SHARE": "with --model: the share of the device's operations that is reached "
-        "(default: 0.5)",
         "--layers N": given(
             "with --costs: how many layers its stages have, one number or 8,8,7: other stages are "
             "tried too",
             counts,
         ),
-        "--microbatch N": "samples of a microbatch: those of --costs (default: 1); with --model, "
-        "no other sizes",
-        "--memory BYTES": "what a rank may hold, such as 72GB (default: with --model 90 %% of the "
-        "device's)",
-        "--robust PART": "go by the makespan that 95 of 100 runs stay below, where durations vary "
-        "by this part of them, such as 0.1",
-        **PARAMS,
-        **transport_for("what the plans are proved for", "portable"),
+        "--memory BYTES": "how many bytes a rank may hold, such as 72GB (default: with --model "
+        "90 %% of the device's)",
         "--for TIME": given(
             "end after this time, such as 60s, with what is known by then",
             dest="seconds",
         ),
-        "--write-costs FILE": "write what the stages of the best one cost, for --costs of the "
-        "other commands",
         **output(
             "VIEW", "a picture of time against memory to write: NAME.svg or .html"
+        ),
+        **more(
+            {
+                "--efficiency SHARE": "with --model: the share of the device's operations that is "
+                "reached (default: 0.5)",
+                "--microbatch N": "samples of a microbatch: those of --costs (default: 1); with "
+                "--model, no other sizes",
+                "--robust PART": "go by the makespan that 95 of 100 runs stay below, where "
+                "durations vary by this part of them, such as 0.1",
+                **PARAMS,
+                **transport_for("what the plans are proved for", "portable"),
+                "--write-costs FILE": "write what the stages of the best one cost, for --costs of "
+                "the other commands",
+            }
         ),
     },
 )

@@ -1,4 +1,4 @@
-"""What `schedc explain-bubble` says: the causes of idle time, the critical path, and what a faster
+"""What `schedc simulate --why` says: the causes of idle time, the critical path, and what a faster
 op would give.
 """
 

@@ -1,5 +1,5 @@
 """What idle time in a picture is due to, and the chain of ops and waits that makes it as long as it
-is: the answers of `schedc explain-bubble`, in terms of the picture's boxes.
+is: the answers of `schedc simulate --why`, in terms of the picture's boxes.
 """
 
 from collections.abc import Sequence

@@ -155,6 +155,8 @@ def _data(picture: Picture, marks: Sequence[Mark]) -> dict[str, Any]:
     return {
         "title": picture.title,
         "figures": _figures(picture, marks),
+        "wrong": picture.wrong_texts,
+        "wrongRanks": picture.wrong_ranks,
         "seconds": picture.seconds,
         "memoryUnit": picture.memory_unit,
         "idle": timeline.idle,

@@ -13,6 +13,8 @@ Rgb = tuple[int, ...]
 
 INK = "#10151c"
 PAPER = "#ffffff"
+#: A claim that does not hold, and its rank.
+WRONG = "#b3261e"
 #: The colours of what is written on a box: the one that reads better is taken.
 _INKS = (INK, PAPER)
 

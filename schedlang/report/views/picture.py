@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
+from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
 from schedlang.ranks.weights import follow_weights
@@ -93,6 +94,7 @@ class Picture:
     arrow (a, b) says that box b needs what box a makes, where a and b are indices of `boxes`.
     `lanes` are the resources of the ranks, where ops have components. `account` knows why ranks
     are idle.
+    `wrong` are the claims that do not hold.
     `memory[r]` is what rank r holds, in bytes where the costs give these. A unit of time has so
     many `seconds`, where that is known: in a recorded run, which is `measured`, it is a
     microsecond.
@@ -110,6 +112,7 @@ class Picture:
     memory: tuple[Steps, ...]
     account: Account
     seconds: float | None = None
+    wrong: tuple[Diagnostic, ...] = ()
 
     @property
     def execution(self) -> Execution:
@@ -168,6 +171,16 @@ class Picture:
         return f"makespan {makespan}, {self.timeline.bubble_over_makespan:.1%} idle"
 
     @cached_property
+    def wrong_texts(self) -> list[str]:
+        """A line for each claim that does not hold."""
+        return [f"! {wrong.message}" for wrong in self.wrong]
+
+    @cached_property
+    def wrong_ranks(self) -> list[int]:
+        """The ranks of which claims do not hold, to be marked."""
+        return sorted({rank for wrong in self.wrong for rank in wrong.ranks})
+
+    @cached_property
     def chunks(self) -> int:
         """The most stages that a rank holds."""
         return max(len(self.layout.stages_of(rank)) for rank in range(len(self.ops)))
@@ -210,6 +223,7 @@ def lay_out(plan: Plan, execution: Execution, seconds: float | None = None) -> P
         memory=execution.memory_bytes or execution.memory,
         account=Account(execution),
         seconds=_MICROSECOND if execution.transport == "measured" else seconds,
+        wrong=plan.wrong,
     )
 
 

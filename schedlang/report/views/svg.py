@@ -71,6 +71,7 @@ def svg(picture: Picture, part: Part = WHOLE) -> str:
         *idle.patterns(frame.causes),
         f'<rect width="{width}" height="{height}" fill="{palette.PAPER}"/>',
         f'<text x="8" y="17" font-weight="600">{title}</text>',
+        *_wrong(picture),
         *_rows(picture, frame),
         *(_memory(picture, frame) if part.memory else ()),
         *_axis(picture, frame),
@@ -94,6 +95,8 @@ class _Frame:
     ranks: tuple[int, ...]
     memory: int | None
     width: int
+    #: Where the first row is.
+    top: int
     #: How far below the top of a row the lane of the first resource is.
     lanes: int
     #: The causes by which idle time is coloured, or none.
@@ -101,7 +104,7 @@ class _Frame:
 
     @property
     def bottom(self) -> int:
-        return _TOP + len(self.ranks) * self.pitch - _GAP
+        return self.top + len(self.ranks) * self.pitch - _GAP
 
     def x(self, time: float) -> float:
         """Where a time is, or the edge if it is not in the window."""
@@ -110,7 +113,7 @@ class _Frame:
         )
 
     def y(self, rank: int) -> int:
-        return _TOP + self.ranks.index(rank) * self.pitch
+        return self.top + self.ranks.index(rank) * self.pitch
 
     def shows(self, box: Box) -> bool:
         """Whether some of a box is in the window."""
@@ -145,6 +148,7 @@ def _frame(picture: Picture, part: Part) -> _Frame:
     #    + pitch      the next rank
     lanes = pitch - _GAP + 2
     pitch += (_LANE + 2) * len(picture.lanes)
+    top = _TOP + _LINE * len(picture.wrong)
     memory = None
     if part.memory:
         memory = pitch - 2
@@ -153,7 +157,7 @@ def _frame(picture: Picture, part: Part) -> _Frame:
     if part.width is not None:
         scale = max(part.width - _LEFT - right, 1) / span
         return _Frame(
-            origin, end, scale, pitch, ranks, memory, part.width, lanes, causes
+            origin, end, scale, pitch, ranks, memory, part.width, top, lanes, causes
         )
     # The pixels for a unit of time that each label needs.
     needed = [
@@ -164,7 +168,13 @@ def _frame(picture: Picture, part: Part) -> _Frame:
     ]
     scale = min(max(needed, default=1.0), _WIDEST / span)
     width = ceil(max(_LEFT + (end - origin) * scale + right, _NARROWEST))
-    return _Frame(origin, end, scale, pitch, ranks, memory, width, lanes, causes)
+    return _Frame(origin, end, scale, pitch, ranks, memory, width, top, lanes, causes)
+
+
+def _wrong(picture: Picture) -> Iterator[str]:
+    """The claims that do not hold, below the title."""
+    for line, text in enumerate(picture.wrong_texts, 1):
+        yield f'<text x="8" y="{17 + line * _LINE}" fill="{palette.WRONG}">{escape(text)}</text>'
 
 
 def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
@@ -173,7 +183,11 @@ def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
         y = frame.y(rank)
         left = frame.x(frame.origin)
         right = frame.x(frame.end)
-        yield f'<text x="{_LEFT - 8}" y="{y + _ROW / 2 + 4:g}" text-anchor="end">rank {rank}</text>'
+        place = f'x="{_LEFT - 8}" y="{y + _ROW / 2 + 4:g}" text-anchor="end"'
+        if rank in picture.wrong_ranks:
+            yield f'<text {place} fill="{palette.WRONG}" font-weight="600">rank {rank}!</text>'
+        else:
+            yield f"<text {place}>rank {rank}</text>"
         yield _rect(left, y, right, _ROW, "none", f' stroke="{GRID}"')
     if frame.causes:
         yield from _grouped(_idle(picture, frame), "")

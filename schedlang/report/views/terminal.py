@@ -6,7 +6,7 @@ have.
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import floor
 
 from attrs import evolve, frozen
@@ -34,15 +34,21 @@ _Label = Callable[[Bar], str]
 _Paint = Callable[[Bar, str, int], Sequence[str]]
 
 
-def draw(timeline: Timeline, names: Names, width: int | None = None) -> str:
-    """The picture, at most `width` columns wide, by default as wide as the terminal.
+def draw(
+    timeline: Timeline,
+    names: Names,
+    width: int | None = None,
+    wrong: Collection[int] = (),
+) -> str:
+    """The picture, at most `width` columns wide, by default as wide as the terminal. The ranks for
+    which claims do not hold, `wrong`, are marked: `rank 2!`.
 
     An op is as wide as it is long. It shows its kind, stage and microbatch if there is room: `F3`
     where each rank has one stage, `4F3` where a rank has several, `up(1)F3` where there are several
     pipelines and the terminal is wide enough. If there is no room, it shows the letter of its kind.
     A line below says what other numbers than those of programs stand for.
     """
-    rows = _rows(timeline)
+    rows = _rows(timeline, wrong)
     frame = _fit(timeline, rows, names, width)
     return "\n".join([*_drawn(rows, frame, _plain), *_notes(rows, frame, names)])
 
@@ -66,7 +72,7 @@ def draw_both(
 def view(picture: Picture, colour: bool) -> str:
     """The picture as wide as the terminal, in colour or plain; with copies, and with a legend."""
     timeline = picture.timeline
-    rows = _rows(timeline)
+    rows = _rows(timeline, picture.wrong_ranks)
     if picture.has_copies:
         # What goes on beside a rank's ops is drawn below these.
         of_ranks = rows
@@ -79,6 +85,7 @@ def view(picture: Picture, colour: bool) -> str:
     paint = _painter(picture) if colour else _plain
     parts = [
         f"{picture.title}: {picture.figures}",
+        *picture.wrong_texts,
         "",
         *_drawn(rows, frame, paint),
         "",
@@ -141,13 +148,14 @@ class _Frame:
         return round((time - self.origin) * self.scale)
 
 
-def _rows(timeline: Timeline) -> list[_Row]:
-    """The rows of the ranks."""
+def _rows(timeline: Timeline, wrong: Collection[int] = ()) -> list[_Row]:
+    """The rows of the ranks, of which some are marked as `wrong`."""
     rows: list[_Row] = []
     for rank, (bars, idle) in enumerate(
         zip(timeline.ranks, timeline.idle, strict=True)
     ):
-        rows.append((f"rank {rank} ", bars, f" {idle:4.0%} idle"))
+        mark = "!" if rank in wrong else " "
+        rows.append((f"rank {rank}{mark}", bars, f" {idle:4.0%} idle"))
     return rows
 
 

@@ -33,6 +33,6 @@ class Budget:
         if self.is_spent:
             message = (
                 f"it takes more than {self.MOST:,} ops; prove it for fewer ranks, or for any "
-                "number of them with `--any-ranks`"
+                "number of them with `--for ranks=any`"
             )
             raise Spent(message)

@@ -16,7 +16,8 @@ from schedlang.language.codegen import generate
 #: Why a program with such a pass is not proved.
 _SEARCH = (
     "a pass that searches: which order it finds at a size does not follow from the text; each is "
-    "proved when it is compiled, and at ranks that are given `schedc prove` follows them"
+    "proved when it is compiled, and at ranks that are given `schedc check --for "
+    "microbatches=any` follows them"
 )
 
 

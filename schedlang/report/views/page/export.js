@@ -14,13 +14,21 @@ function exported(pen) {
     pen.textBaseline = "middle";
     pen.font = `600 13px ${FONT}`;
     pen.fillText(`${timeline.schedule.title}: ${timeline.schedule.figures}`, 8, top + TITLE / 2 + 2);
+    pen.fillStyle = timeline.colours.needs;
+    pen.font = `12px ${FONT}`;
+    timeline.schedule.wrong.forEach((text, line) => pen.fillText(text, 8, top + TITLE + LINE * line + LINE / 2));
     pen.save();
-    pen.translate(0, top + TITLE);
+    pen.translate(0, top + headOf(timeline));
     timeline.drawOn(pen);
     pen.restore();
-    top += TITLE + timeline.height;
+    top += headOf(timeline) + timeline.height;
   }
   exportLegend(pen, top + 6, width);
+}
+
+// The height of a title, and of the claims below it that do not hold.
+function headOf(timeline) {
+  return TITLE + LINE * timeline.schedule.wrong.length;
 }
 
 // The entries of the legend, in lines as wide as the picture.
@@ -45,7 +53,7 @@ function exportLegend(pen, top, width) {
 
 function exportSize() {
   const width = Math.max(...timelines.map((each) => each.width));
-  const height = timelines.reduce((sum, each) => sum + TITLE + each.height, 0);
+  const height = timelines.reduce((sum, each) => sum + headOf(each) + each.height, 0);
   // How many lines the legend has is known when it is written.
   return { width, height: Math.ceil(height + exportLegend(new SvgPen(width, 0), 6, width)) };
 }

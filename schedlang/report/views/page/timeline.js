@@ -15,10 +15,11 @@ class Timeline {
   }
 
   build(parent) {
-    const { title, figures } = this.schedule;
+    const { title, figures, wrong } = this.schedule;
     const section = this.section = parent.appendChild(document.createElement("section"));
     const heading = section.appendChild(document.createElement("h2"));
     heading.append(title, Object.assign(document.createElement("small"), { textContent: figures }));
+    for (const text of wrong) Object.assign(section.appendChild(document.createElement("p")), { className: "wrong", textContent: text });
     section.appendChild(this.table());
     this.scroll = section.appendChild(document.createElement("div"));
     this.scroll.className = "scroll";
@@ -153,8 +154,9 @@ class Timeline {
     pen.font = `${this.pitch < 14 ? 10 : 12}px ${FONT}`;
     pen.textBaseline = "middle";
     pen.textAlign = "right";
-    pen.fillStyle = colours.ink;
-    pen.fillText(`rank ${rank}`, LEFT - 8, middle);
+    const wrong = schedule.wrongRanks.includes(rank);
+    pen.fillStyle = wrong ? colours.needs : colours.ink;
+    pen.fillText(wrong ? `rank ${rank}!` : `rank ${rank}`, LEFT - 8, middle);
     pen.textAlign = "left";
     pen.fillStyle = colours.muted;
     pen.fillText(`${percent(schedule.idle[rank])} idle`, this.width - RIGHT + 8, middle);
