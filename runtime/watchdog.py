@@ -7,11 +7,11 @@ Every process has a main thread, which walks over the plan, and a thread of the 
                          │                        ▲
     store             heartbeats of all ranks,  cause  (of the process group; all ranks share it)
 
-A rank that fails writes the cause into the store. The watchdogs of all others find it there, print
-it and end their processes. A watchdog also sees when its main thread makes no progress; from the
-heartbeats it finds the rank for which all others wait in the end. That one is at fault if it stands
-still, but it may compute for as long as it takes, and so long the others wait. The rank that writes
-the cause reports what all others were doing.
+A rank that fails writes the cause into the store. The watchdogs of all others find it there, keep
+their tracebacks in a file and end their processes. A watchdog also sees when its main thread makes
+no progress; from the heartbeats it finds the rank for which all others wait in the end. That one is
+at fault if it stands still, but it may compute for as long as it takes, and so long the others
+wait. The rank that writes the cause prints the report (`failure_report.py`).
 """
 
 import atexit
@@ -21,15 +21,23 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from functools import partial
+from io import StringIO
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import LostRank, PipelineError, way_out
+from schedlang.runtime.failure_report import (
+    Cause,
+    keep_traceback,
+    lines_of_script,
+    stderr_of_process,
+)
 from schedlang.runtime.heartbeats import Doing, Heartbeat, Heartbeats
 from schedlang.runtime.processes import Processes
 from schedlang.runtime.signals import SignalListener
@@ -44,6 +52,8 @@ from schedlang.runtime.work import Work
 
 if TYPE_CHECKING:
     from schedlang.runtime.gpu_progress import GpuProgress
+
+E = TypeVar("E", bound=BaseException)
 
 #: Seconds between two looks at the store.
 POLL = 0.2
@@ -67,6 +77,14 @@ _AT_END = "at the end of its script"
 
 _CAUSE = "cause"
 _OUT = "out"
+_SAID = "said"
+
+#: The watchdogs of this process that are not closed, the newest last.
+_open: list["Watchdog"] = []
+#: Set when the main thread has told the other ranks of an error. The script may still go on.
+_has_told = threading.Event()
+#: The attribute by which this error is known.
+_TOLD = "_told_all_ranks"
 
 
 def say(line: str) -> None:
@@ -75,6 +93,44 @@ def say(line: str) -> None:
         sys.stdout.flush()
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
+
+
+def _report_uncaught(
+    before: Callable[..., object],
+    kind: type[BaseException],
+    error: BaseException,
+    traceback: TracebackType | None,
+) -> None:
+    """Python's `sys.excepthook` in a process with a pipeline: it reports the error that ends a run
+    in place of the traceback, which stands in the file that the report names.
+    """
+    if hasattr(error, _TOLD):
+        # The report of KeyboardInterrupt has been printed, that of a PipelineError is its text.
+        if isinstance(error, PipelineError):
+            say(str(error))
+        is_reported = True
+    else:
+        is_reported = bool(_open) and _open[-1].end_with(error)
+    if is_reported:
+        # It may do more than print: some send the error to a service.
+        with redirect_stderr(StringIO()):
+            before(kind, error, traceback)
+    else:
+        before(kind, error, traceback)
+
+
+def _install_hook() -> None:
+    """Let uncaught errors be reported, if they are not yet."""
+    hook = sys.excepthook
+    if getattr(hook, "func", None) is not _report_uncaught:
+        sys.excepthook = partial(_report_uncaught, hook)
+
+
+def _told(error: E) -> E:
+    """An error of which the other ranks are told."""
+    _has_told.set()
+    setattr(error, _TOLD, True)
+    return error
 
 
 def _after_another() -> PipelineError:
@@ -137,6 +193,8 @@ class Watchdog:
         self._signals = SignalListener()
         self._post()
         atexit.register(self._at_exit)
+        _install_hook()
+        _open.append(self)
         self._thread = threading.Thread(
             target=self._watch, name="schedlang watchdog", daemon=True
         )
@@ -145,6 +203,8 @@ class Watchdog:
     def close(self) -> None:
         """Stop watching."""
         atexit.unregister(self._at_exit)
+        if self in _open:
+            _open.remove(self)
         if threading.current_thread() is self._thread:
             # Python has collected the pipeline here, and a thread cannot wait for its own end.
             threading.Thread(target=self.close, daemon=True).start()
@@ -232,15 +292,15 @@ class Watchdog:
         cause = self._publish(self._explain(self._deeper(error)))
         # Another rank was first with its cause, of which this error is a consequence.
         if not self._is_first_cause:
-            self._leave(cause)
+            self._leave(cause, error)
         self._stop_thread()
         # From here on the main thread ends by itself: the script may catch the error and tidy up.
         self._signals.let_finish(GRACE)
         if isinstance(error, LostRank):
             self._count_out()
-        report = self._report(cause)
+        report = self._report(cause, error)
         self._count_out()
-        raise PipelineError(report) from (
+        raise _told(PipelineError(report)) from (
             error.__cause__ if isinstance(error, PipelineError) else error
         )
 
@@ -257,10 +317,23 @@ class Watchdog:
 
     def _tell(self, error: BaseException) -> None:
         """Make an error the cause, if there is none yet, and print the cause."""
-        cause = self._publish(self._explain(error))
-        said = self._report(cause) if self._is_first_cause else cause
-        say(f"{self._name}: stopped: {said}")
+        cause = self._publish(self._explain(_told(error)))
+        self._say(cause, error)
         self._count_out()
+
+    def end_with(self, error: BaseException) -> bool:
+        """Report an error of the script that nobody has caught, unless an error before it has ended
+        the run; whether this one has.
+        """
+        if _has_told.is_set():
+            return False
+        # If the thread has begun to end the process, the main thread stays here until it does.
+        if self._is_closed or not _ending.acquire(timeout=10 * GRACE):
+            return False
+        self._stop_thread()
+        self._signals.let_finish(GRACE)
+        self._tell(error)
+        return True
 
     def _at_exit(self) -> None:
         """Tell all ranks that this process ends between two steps, and the error if that is why."""
@@ -392,12 +465,14 @@ class Watchdog:
             f" at {self._plan.name_of(own, action)} ({self._plan.where(own, action)})"
         )
 
-    def _publish(self, message: str) -> str:
+    def _publish(self, message: str) -> Cause:
         """Make this the cause, if there is none yet; the cause."""
-        cause: str = self._ask(
-            lambda: bytes(self.store.compare_set(_CAUSE, "", message)).decode(), message
+        own = Cause.new(message).text()
+        cause = Cause.read(
+            self._ask(partial(self.store.compare_set, _CAUSE, "", own), own)
         )
-        self._is_first_cause = cause == message
+        # Two threads of this process may have found the same.
+        self._is_first_cause = cause.message == message
         return cause
 
     def _ask(self, call: Callable[[], Any], otherwise: Any = None) -> Any:
@@ -411,30 +486,46 @@ class Watchdog:
                 self._has_lost_store = True
         return otherwise
 
-    def _leave(self, cause: str) -> NoReturn:
+    def _leave(self, cause: Cause, error: BaseException | None = None) -> NoReturn:
         """Print the cause, and end the process."""
-        said = self._report(cause) if self._is_first_cause else cause
-        self._ask(partial(self._post, ended=True))
-        say(f"{self._name}: stopped: {said}")
+        self._say(cause, error)
         self._count_out()
         if self._rank == 0:
             # The store may be in this process, so the others go first.
             self._until_out(self._count)
         os._exit(1)
 
-    def _report(self, cause: str) -> str:
-        """The cause, and what all ranks were doing when they ended.
+    def _say(self, cause: Cause, error: BaseException | None) -> None:
+        """Print the report, if this rank has found the cause; otherwise the cause, once for each
+        place where the report is not read.
+        """
+        if self._is_first_cause:
+            say(self._report(cause, error))
+            return
+        keep_traceback(cause, self._name, error)
+        self._ask(partial(self._post, ended=True))
+        here = stderr_of_process()
+        if here != cause.stderr and self._ask(
+            lambda: self.store.add(f"{_SAID}/{here}", 1) == 1, True
+        ):
+            say(f"{self._name}: stopped: {cause.message}")
+
+    def _report(self, cause: Cause, error: BaseException | None) -> str:
+        """The cause, the lines of the script that met it, and what all ranks were doing when they
+        ended.
 
         That is known when all others have ended. They end first also because a launcher kills the
         rest as soon as it sees that one process has ended.
         """
         heartbeat = self._heartbeat(ended=True)
+        keep_traceback(cause, self._name, error)
         self._ask(partial(self._heartbeats.post, self._rank, heartbeat))
         self._until_out(self._count - 1)
-        lines = self._ask(
-            self._heartbeats.lines, [self._heartbeats.line(self._rank, heartbeat)]
-        )
-        return "\n  ".join([cause, *(lines if self.step else ())])
+        lines = [cause.message, *lines_of_script(error)]
+        if self.step:
+            own = self._heartbeats.line(self._rank, heartbeat)
+            lines += self._ask(self._heartbeats.lines, [own])
+        return "\n  ".join([*lines, f"tracebacks of all ranks: {cause.tracebacks}"])
 
     def _count_out(self) -> None:
         """Count this rank among those that have said their last word."""
@@ -460,9 +551,9 @@ class Watchdog:
                 self._has_lost_store = True
                 cause = self._publish(self._explain(error))
         if cause is not None and _ending.acquire(blocking=False):
-            self._leave(cause)
+            self._leave(cause, self.met_beside)
 
-    def _look(self) -> str | None:
+    def _look(self) -> Cause | None:
         """Wait `POLL` seconds, then look whether there is a cause to end for."""
         signals = self._signals.wait(POLL)
         # What ends this process, the surest first:
@@ -479,7 +570,7 @@ class Watchdog:
             # say so.
             wait_until(lambda: self.store.check([_CAUSE]), GRACE / 2)
         if self.store.check([_CAUSE]):
-            return str(self.store.get(_CAUSE).decode())
+            return Cause.read(self.store.get(_CAUSE))
         if signal.SIGTERM in signals:
             return self._publish(f"{self._name} was terminated{self._place()}")
         if self.met_beside is not None:

@@ -218,7 +218,7 @@ def test_all_ranks_end_at_once_and_say_why(
     )
     place = rf"\S+ \((?:{places_of(plan_of(schedule, RANKS))})\)"
     cause = re.compile(
-        rf"(?:stopped|Error): {CAUSES[what].format(rank=rank, place=place)}", re.M
+        rf"(?:^|stopped: |Error: ){CAUSES[what].format(rank=rank, place=place)}", re.M
     )
     living = [log for each, log in enumerate(outcome.logs) if each not in died]
     assert all(cause.search(log) for log in living), outcome.logs

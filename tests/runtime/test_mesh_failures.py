@@ -303,7 +303,7 @@ def test_all_replicas_end_and_name_ranks_by_their_place_in_the_mesh(
     )
     assert outcome.seconds < 20
     for rank in set(range(4)) - died:
-        assert re.search(rf"(stopped|Error): {cause}$", outcome.logs[rank], re.M), (
+        assert re.search(rf"(^|stopped: |Error: ){cause}$", outcome.logs[rank], re.M), (
             outcome.logs
         )
     if scenario in (

@@ -15,12 +15,12 @@ import pickle
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ def rank_main(
     # So that it can be ended with all processes that it starts itself.
     os.setpgid(0, 0)
     print_to(folder / f"{rank}.log", 1, 2)
+    # For the tracebacks of a run that fails.
+    tempfile.tempdir = str(folder)
     if joins:
         store = join_store(rank, ranks, folder / "port")
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
@@ -111,7 +113,7 @@ def main() -> None:
     torch.set_num_threads(1)
     # Ranks that compile a program would each load its tables, and each compile it.
     grammar()
-    plans = Path(mkdtemp())
+    plans = Path(tempfile.mkdtemp())
     keep_plans(plans)
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     while True:

@@ -1,0 +1,93 @@
+"""What a user sees of a training that fails: one report, and a file with the tracebacks."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+
+from tests.support.processes import torchrun
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = """
+import os
+import tempfile
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import schedlang
+from schedlang.runtime import Pipeline
+
+FAILS = "{fails}"
+tempfile.tempdir = os.path.dirname(__file__)
+dist.init_process_group("gloo")
+
+
+class Model(nn.Linear):
+    def forward(self, x):
+        if FAILS == "in a forward" and dist.get_rank() == 1:
+            self.look_up("key")
+        return super().forward(x)
+
+    def look_up(self, key):
+        return {{}}[key]
+
+
+def batches():
+    yield torch.ones(2, 4)
+    if FAILS == "between two steps" and dist.get_rank() == 1:
+        raise OSError("a truncated file")
+    yield torch.ones(2, 4)
+    if FAILS == "by Ctrl-C" and dist.get_rank() == 1:
+        raise KeyboardInterrupt
+
+
+plan = schedlang.compile("1f1b", {{"ranks": 3, "microbatches": 2}})
+stages = {{dist.get_rank(): Model(4, 4)}}
+pipeline = Pipeline(plan, stages, nn.functional.mse_loss, timeout=20)
+for batch in batches():
+    pipeline.step(batch, batch)
+"""
+
+CAUSES = {
+    "in a forward": r"rank 1 failed at 1F0 \(\S*1f1b\.sched:\d+\): KeyError: 'key'",
+    "between two steps": "rank 1 failed: OSError: a truncated file",
+    "by Ctrl-C": "rank 1 was interrupted between two steps",
+}
+INNERMOST = {
+    "in a forward": r"script\.py:\d+, in look_up: return {}\[key\]",
+    "between two steps": r'script\.py:\d+, in batches: raise OSError\("a truncated file"\)',
+    "by Ctrl-C": r"script\.py:\d+, in batches: raise KeyboardInterrupt",
+}
+
+
+@pytest.mark.parametrize(
+    "fails", [pytest.param("in a forward", marks=pytest.mark.core), *[*CAUSES][1:]]
+)
+def test_a_training_that_fails_prints_one_report(tmp_path: Path, fails: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(fails=fails))
+    done = torchrun(3, script)
+    assert done.returncode == 1
+    # torchrun's own summary, behind the report, has a traceback of itself.
+    ours, summary = re.split(
+        r"^.*Sending process .*$", done.stderr, maxsplit=1, flags=re.M
+    )
+    (path,) = re.findall(r"^  tracebacks of all ranks: (.*)$", ours, re.M)
+    assert re.search(rf"^{CAUSES[fails]}$", ours, re.M), ours
+    assert re.search(rf"^  \S*{INNERMOST[fails]}$", ours, re.M), ours
+    assert len(re.findall(CAUSES[fails], ours)) == 1, ours
+    assert "Traceback" not in ours
+    kept = Path(path).read_text()
+    assert sorted(re.findall(r"^=== (rank \d)", kept, re.M)) == [
+        "rank 0",
+        "rank 1",
+        "rank 2",
+    ]
+    assert "Traceback" in kept
+    # Each process says so, also the one that torchrun takes for the cause since it ended first.
+    causes = re.findall(rf"traceback : {CAUSES[fails]}$", summary, re.M)
+    assert len(causes) == 3, summary
