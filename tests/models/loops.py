@@ -246,7 +246,7 @@ WORDS: Mapping[str, Word] = {
         "loss",
         "a loss with a weight, which the last stage has",
         _registered_loss,
-        not_for=frozenset({"updates"}),
+        not_for=frozenset({"updates", "replicas of a loss"}),
     ),
     "loss with weights in the output": Word(
         "loss",

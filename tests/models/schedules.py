@@ -188,7 +188,9 @@ _NOT_DRAWN = {
 def draw_column(draw: Random) -> str:
     """The name of a column at random: a schedule at a size that it is for, on 2 to 4 ranks."""
     programs = [path.stem for path in GALLERY if path.stem not in _NOT_DRAWN]
-    own = [name for name in RECOMPUTING | MAKERS if name not in programs]
+    own = [
+        name for name in RECOMPUTING | MAKERS if name not in {*programs, *_NOT_DRAWN}
+    ]
     program = draw.choice([*programs, *own])
     while program in programs:
         sizes = f"ranks={draw.randint(2, 4)} microbatches={draw.randint(1, 8)}"
