@@ -6,7 +6,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo example test checks core large test-torch test-browser test-editor test-clusters titan site pages faults
-.PHONY: explore explore-verifier explore-formatting explore-ranks explore-damage explore-trainings explore-fuzz
+.PHONY: explore explore-verifier explore-formatting explore-ranks explore-damage explore-trainings explore-models explore-fuzz
 .PHONY: models mutation gpu bench regenerate measure
 
 demo: .venv/installed
@@ -121,6 +121,8 @@ faults: .venv/installed
 #   damage      what is proved of 5,000 damaged programs for any number of microbatches, against the
 #               compiler. FIRST=1200 leaves out those before
 #   trainings   30 steps of the command with every program of the gallery
+#   models      random models with tensors of every kind between stages, and in random loops of
+#               training, against one process: 3,800 and 1,200. BLOCKS=0..10 does a tenth
 #   fuzz        any bytes as a program and as a plan, following the branches of the compiler (atheris)
 explore: explore-$(or $(WHAT),verifier)
 
@@ -143,6 +145,10 @@ explore-damage: .venv/installed
 
 explore-trainings: .venv/installed
 	$(BIN)/pytest -n 2 -m trainings tests/runtime/test_loss_falls.py
+
+explore-models: BLOCKS ?= 0..100
+explore-models: .venv/installed
+	$(BIN)/pytest -n 2 --dist worksteal tests/models/test_between.py tests/models/test_loops.py --blocks $(BLOCKS)
 
 FUZZ_SECONDS ?= 600
 explore-fuzz: .venv/installed

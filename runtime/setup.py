@@ -50,8 +50,13 @@ class Setup:
 
     @property
     def scaler(self) -> GradScaler | None:
-        """The scaler whose scale the losses are multiplied by, if there is one."""
-        return self.loss_scale if isinstance(self.loss_scale, GradScaler) else None
+        """The scaler whose scale the losses are multiplied by, if there is one. One with
+        `enabled=False` scales nothing.
+        """
+        scaler = self.loss_scale
+        return (
+            scaler if isinstance(scaler, GradScaler) and scaler.is_enabled() else None
+        )
 
     @property
     def fixed_scale(self) -> float | None:

@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from tests.support.ranks import RankServer, Run, runner
 from tests.support.selection import COLLECTED, in_part, mark, part, targets_of
-from tests.support.sizes import LARGE, MORE, USUAL
+from tests.support.sizes import LARGE, MORE, USUAL, sizes
 
 # How long one example takes depends on what else the machine does. Where a test does not say how many
 # there are, hypothesis makes up 100.
@@ -78,7 +78,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     if "block" in metafunc.fixturenames:
         few = metafunc.definition.get_closest_marker("blocks")
-        default = range(few.args[0] if few else 1)
+        default = list[object](range(few.args[0] if few else 1))
+        if few and "core" in few.kwargs:
+            count = few.kwargs["core"]
+            core = [pytest.param(each, marks=pytest.mark.core) for each in default]
+            default = [*core[:count], *sizes(default[count:], lambda _: True)]
         metafunc.parametrize("block", metafunc.config.getoption("--blocks") or default)
     if "random_models" in metafunc.fixturenames:
         count = metafunc.config.getoption("--random")

@@ -14,6 +14,7 @@ from tests.models.families import (
     state,
     training,
 )
+from tests.models.loops import looped
 from tests.models.model import COMMON, FEATURES, Feature, Model, mean_square, seed_all
 
 #: The modules that have filled `FEATURES`.
@@ -22,16 +23,21 @@ FAMILIES = (layers, state, gradients, passing, training, meshes, pretrained)
 _BLOCK = " + "
 _STAGE = " | "
 _WAY = " || "
+_LOOP = " & "
 
 
 def find(name: str) -> Feature:
     """The feature of this name, or a model that is made of some: `gru + norms | dropout || adamw`
     has stages with the blocks of these features, where there are more than two again from the
     first one on, and is trained as the feature `adamw` is. Where that is `between`, the stages are
-    of words that stand there.
+    of words that stand there. In `gru | norms || adamw & clipped`, words of `loops` follow, which
+    the training has as well.
     """
     if name in FEATURES:
         return FEATURES[name]
+    name, *words = name.split(_LOOP)
+    if words:
+        return looped(find(name), words)
     stages, way = parts_of(name)
     return between.feature_of(name, stages) if way == between.WAY else _mixed(name)
 
@@ -39,6 +45,11 @@ def find(name: str) -> Feature:
 def name_of(stages: list[list[str]], way: str) -> str:
     """The name of a model that is made of some features."""
     return _STAGE.join(map(_BLOCK.join, stages)) + _WAY + way
+
+
+def in_loop(name: str, words: list[str]) -> str:
+    """The name of a model that is trained in a loop of these words."""
+    return _LOOP.join([name, *words])
 
 
 def parts_of(name: str) -> tuple[list[list[str]], str]:

@@ -130,7 +130,8 @@ class Feature:
     draws: bool = False
     #: What a schedule must not have: "slices" and "skips", which stands for graphs as well, where
     #: more than one tensor of three dimensions passes between stages; "replicas", where two of the
-    #: model are not one; "updates", where the script makes them; "frozen", where every stage must
+    #: model are not one; "replicas of a loss", where a rank has two last stages, and the weights of
+    #: one loss cannot be those of both; "updates", where the script makes them; "frozen", where every stage must
     #: have a gradient.
     not_for: frozenset[str] = frozenset()
     #: Of features on a device mesh, the dimension beside the pipeline's: `dp` has batches of its

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from random import Random
 
 from attrs import frozen
 
-from schedlang import Source
+from schedlang import CompileError, Source
 from schedlang.plan.plan import Plan
 from schedlang.schedule.kinds import Kind
 from tests.support.models import DELAYS, program
+from tests.support.paths import GALLERY
 from tests.support.plans import compiled
 
 # Nothing in the gallery has all of these: recomputed forwards whose backwards are split,
@@ -167,10 +169,55 @@ RECOMPUTING: Mapping[str, Callable[[], Column]] = {
 }
 
 
+#: Programs of the gallery that no random column is made of: other trainings than that of one model
+#: on one batch, or with weights that are late by rules of their own; and WPipe, whose updates cannot
+#: be clipped.
+_NOT_DRAWN = {
+    "distillation",
+    "forward_only",
+    "pipedream_replicated",
+    "pipemare",
+    "rlhf",
+    "terapipe",
+    "two_encoders",
+    "weipipe",
+    "wpipe",
+}
+
+
+def draw_column(draw: Random) -> str:
+    """The name of a column at random: a schedule at a size that it is for, on 2 to 4 ranks."""
+    programs = [path.stem for path in GALLERY if path.stem not in _NOT_DRAWN]
+    own = [
+        name for name in RECOMPUTING | MAKERS if name not in {*programs, *_NOT_DRAWN}
+    ]
+    program = draw.choice([*programs, *own])
+    while program in programs:
+        sizes = f"ranks={draw.randint(2, 4)} microbatches={draw.randint(1, 8)}"
+        try:
+            column(f"{program} {sizes}")
+        except CompileError:
+            continue
+        return f"{program} {sizes}"
+    return program
+
+
+#: How many updates a plan has that goes on without a flush: more than the oldest weights are late.
+_UPDATES = 4
+
+
 @cache
 def column(name: str) -> Column:
-    """A column by its name; the process that asks for the trainings compiles, and no rank does."""
-    return (RECOMPUTING | MAKERS)[name]()
+    """A column by its name, or a program of the gallery with its parameters: `zb_v ranks=2`. The
+    process that asks for the trainings compiles, and no rank does.
+    """
+    if name in RECOMPUTING | MAKERS:
+        return (RECOMPUTING | MAKERS)[name]()
+    of_gallery, *params = name.split()
+    sizes = {
+        key: int(value) for key, _, value in (each.partition("=") for each in params)
+    }
+    return gallery(of_gallery, _UPDATES, **sizes)
 
 
 Op = tuple[int, int]

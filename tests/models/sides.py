@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import torch
@@ -176,9 +176,25 @@ class Training:
         for module in self.modules:
             module.train(is_training)
 
+    def scaled(self) -> list[Optimizer]:
+        """The optimizers whose gradients the scaler looks at."""
+        raise NotImplementedError
+
+    def unscale(self) -> None:
+        """Gradients without the scale of the losses, as one clips them."""
+        if self.scaler is not None:
+            for optimizer in self.scaled():
+                self.scaler.unscale_(optimizer)
+
     def step_optimizers(self) -> None:
+        if self.scaler is None:
+            for optimizer in self.optimizers:
+                optimizer.step()
+        else:
+            for optimizer in self.scaled():
+                self.scaler.step(optimizer)
+            self.scaler.update()
         for optimizer in self.optimizers:
-            optimizer.step()
             optimizer.zero_grad()
 
     def record_losses(self, what: str, losses: Mapping[int, Tensor]) -> None:
@@ -234,6 +250,23 @@ def _share_out(optimizers: list[Optimizer]) -> None:
                 each for each in group["params"] if id(each) not in taken
             ]
             taken |= {id(each) for each in group["params"]}
+
+
+class Together:
+    """The optimizers of all stages as one, which is what a scaler has in one process: where a gradient
+    of any stage overflows, it skips them all.
+    """
+
+    def __init__(self, side: Training) -> None:
+        self._side = side
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for each in self._side.optimizers for group in each.param_groups]
+
+    def step(self) -> None:
+        for each in self._side.optimizers:
+            each.step()
 
 
 class InPipeline(Training):
@@ -319,8 +352,17 @@ class InPipeline(Training):
         if self.plan.has_updates:
             return
         if self.model.max_norm is not None:
+            self.unscale()
             self.pipeline.clip_grad_norm_(self.model.max_norm)
         self.step_optimizers()
+
+    def scaled(self) -> list[Optimizer]:
+        """A rank whose stages are frozen has none."""
+        return [
+            optimizer
+            for module, optimizer in zip(self.modules, self.optimizers, strict=True)
+            if trained_weights(module)
+        ]
 
     def evaluate(self, step: int) -> None:
         self.set_training(False)
@@ -339,6 +381,7 @@ class Alone(Training):
         self.plan = column.plan
         layout = self.plan.layout
         super().__init__(feature, column, list(range(len(layout.placement))))
+        self._together = Together(self)
         # Where numbers are drawn, the order of the forwards on a rank says which of them a forward
         # gets.
         order = forwards(self.plan) if feature.draws else natural(self.plan)
@@ -390,6 +433,9 @@ class Alone(Training):
         if not self.plan.has_updates:
             self._clip()
             self.step_optimizers()
+
+    def scaled(self) -> list[Optimizer]:
+        return [cast(Optimizer, self._together)]
 
     def evaluate(self, step: int) -> None:
         self.set_training(False)
@@ -464,7 +510,10 @@ class Alone(Training):
                     values[stage, unit] = output
                     continue
                 target = _slice(targets[number], unit % slices, slices)
-                losses.setdefault(number, []).append(self.losses[stage](output, target))
+                loss = self.losses[stage](output, target)
+                losses.setdefault(number, []).append(
+                    loss["loss"] if isinstance(loss, Mapping) else loss
+                )
             if len(losses[number]) == slices:
                 parts = losses[number]
                 yield number, parts[0] if slices == 1 else torch.stack(parts).mean()
@@ -530,6 +579,7 @@ class Alone(Training):
     def _clip(self) -> None:
         """The norm is that of one replica: they have the same gradients."""
         if self.model.max_norm is not None:
+            self.unscale()
             for replica in self._replicas():
                 clip_grad_norm_(replica, self.model.max_norm)
 

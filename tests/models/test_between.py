@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.paths import PROGRAMS
 from tests.support.ranks import Run
-from tests.support.sizes import sizes
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 from tests.models.between import EXTRAS, LAYERS, WAY
@@ -19,15 +18,16 @@ from tests.models.verdicts import EQUAL, ROUNDING, Cell, Verdict, outcomes
 
 pytestmark = pytest.mark.processes
 
-#: How many models a block has: the first one is tried with `make test`, all with `make models`.
-BLOCKS = [6, *[38] * 13]
+#: How many models a block has. The core has the first block, which is smaller.
+SMALL = 6
+SIZE = 38
 
 
 def cells_of(seed: int) -> list[Cell]:
     """Models of one to four stages, each under a schedule; the block's number is the seed."""
     draw = random.Random(seed)
     cells = []
-    for number in range(BLOCKS[seed]):
+    for number in range(SIZE if seed else SMALL):
         stages = [
             [
                 *draw.choices([*LAYERS], k=draw.randint(1, 2)),
@@ -40,10 +40,9 @@ def cells_of(seed: int) -> list[Cell]:
     return cells
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("seed", sizes(range(len(BLOCKS)), lambda seed: seed > 0))
+@pytest.mark.blocks(14, core=1)
 def test_a_stage_is_given_gradients_where_it_has_them_alone(
-    run_ranks: Run, tmp_path: Path, seed: int
+    run_ranks: Run, tmp_path: Path, block: int
 ) -> None:
     def wrong_of(cells: list[Cell]) -> dict[Cell, Verdict]:
         folder = tmp_path / str(len([*tmp_path.iterdir()]))
@@ -56,7 +55,7 @@ def test_a_stage_is_given_gradients_where_it_has_them_alone(
         }
 
     smallest = {}
-    for cell, verdict in wrong_of(cells_of(seed)).items():
+    for cell, verdict in wrong_of(cells_of(block)).items():
         # As long as anything smaller is wrong as well, that is the case to look at.
         while still := wrong_of([*smaller(cell)]):
             cell, verdict = next(iter(still.items()))

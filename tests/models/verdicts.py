@@ -69,10 +69,12 @@ class Verdict:
 def is_for(feature: Feature, column: Column) -> bool:
     """Whether the schedule can have stages with this feature."""
     layout = column.plan.layout
+    lasts = [layout.placement[pipeline.stop - 1] for pipeline in layout.pipelines]
     has = {
         "slices": layout.slices > 1,
         "skips": bool(layout.skips or layout.edges),
         "replicas": len(layout.pipelines) > 1,
+        "replicas of a loss": len(lasts) > len(set(lasts)),
         "updates": column.plan.has_updates,
         "frozen": bool(layout.frozen),
     }

@@ -255,22 +255,12 @@ def scaled_loss(stages: int) -> Model:
     return chain(lambda _: normed(), stages, optimizer=optimizer, loss_scale=1024.0)
 
 
-@feature("training", not_for={"updates", "frozen"})
+@feature("training", not_for={"updates"})
 def gradient_scaler(stages: int) -> Model:
     """torch.amp.GradScaler"""
-
-    def script(side: Side) -> None:
-        assert side.scaler is not None
-        for step in range(2):
-            side.train(step)
-            for optimizer in side.optimizers:
-                side.scaler.step(optimizer)
-                optimizer.zero_grad()
-            side.scaler.update()
-
     # Its scale grows after each step.
     scaler = partial(torch.amp.GradScaler, "cpu", 1024.0, growth_interval=1)
-    return chain(lambda _: normed(), stages, script=script, scaler=scaler)
+    return chain(lambda _: normed(), stages, scaler=scaler)
 
 
 def to_float(output: Tensor, target: Tensor) -> Tensor:
