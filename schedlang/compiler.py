@@ -1,9 +1,11 @@
 """From a program to its plan; and verdicts on a program, for many transports."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
@@ -13,24 +15,45 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
-from schedlang.language.claims import check_claims
 from schedlang.language.expand import expand
-from schedlang.language.imports import load
-from schedlang.language.variables import with_variables
+from schedlang.language.loading import load
 from schedlang.lowering.choice import choose_lowering
+from schedlang.on_demand import on_demand
 from schedlang.plan.plan import Plan
-from schedlang.proof.capacity import check_capacity
 from schedlang.proof.execution import Execution
-from schedlang.proof.figures import Figures
 from schedlang.proof.graph import Graph
-from schedlang.proof.lints import lint
-from schedlang.proof.repetition import proofs, prove_for_all_updates
+from schedlang.proof.prove import prove
 from schedlang.proof.structure import check_structure
 from schedlang.schedule.costs import UNIT, Costs, check_costs
-from schedlang.schedule.forward_only import forward_only as without_backwards
 from schedlang.schedule.schedule import Kernel, Schedule
-from schedlang.schedule.stream import unroll
 from schedlang.schedule.transports import PORTABLE, transports
+
+if TYPE_CHECKING:
+    from schedlang.language.claims import check_claims
+    from schedlang.language.variables import with_variables
+    from schedlang.passes import run_passes
+    from schedlang.proof.capacity import check_capacity
+    from schedlang.proof.figures import Figures
+    from schedlang.proof.lints import lint
+    from schedlang.proof.repetition import proofs, prove_for_all_updates
+    from schedlang.schedule.forward_only import forward_only as without_backwards
+    from schedlang.schedule.stream import unroll
+else:
+    # For programs that declare such things: claims, passes, capacities, or no flush.
+    check_claims = on_demand("schedlang.language.claims.check_claims")
+    Figures = on_demand("schedlang.proof.figures.Figures")
+    run_passes = on_demand("schedlang.passes.run_passes")
+    check_capacity = on_demand("schedlang.proof.capacity.check_capacity")
+    prove_for_all_updates = on_demand(
+        "schedlang.proof.repetition.prove_for_all_updates"
+    )
+    unroll = on_demand("schedlang.schedule.stream.unroll")
+    # For users that ask for an inference plan, or for verdicts on many transports.
+    without_backwards = on_demand("schedlang.schedule.forward_only.forward_only")
+    proofs = on_demand("schedlang.proof.repetition.proofs")
+    lint = on_demand("schedlang.proof.lints.lint")
+    # For programs that are wrong: looking up the values of their names is slow.
+    with_variables = on_demand("schedlang.language.variables.with_variables")
 
 
 class ClaimError(CompileError):
@@ -98,11 +121,8 @@ def compile_tree(
         # What is known of the ops takes room, which the proof needs.
         del ops
         doing(f"{tree.name.text}: proving {len(choice.schedule.columns):,} actions")
-        execution = prove_for_all_updates(
-            choice.schedule, choice.kernels, choice.walked
-        )
+        execution = _proved(choice.schedule, choice.kernels, choice.walked)
     except CompileError as error:
-        # Only now somebody wants to know the loop variables.
         raise type(error)(with_variables(error.diagnostics, tree, params)) from None
     wrong = _wrong_figures(choice.schedule, execution, costs)
     # Claims are functions of the program; a plan is data.
@@ -120,21 +140,32 @@ def compile_tree(
     return plan
 
 
+def _proved(
+    schedule: Schedule, kernels: tuple[Kernel, ...], walked: Iterable[Graph]
+) -> Execution:
+    """The execution of a schedule that is right, however often its kernels are repeated."""
+    if kernels:
+        return prove_for_all_updates(schedule, kernels, walked)
+    return prove(schedule, walked)
+
+
 def _wrong_figures(
     schedule: Schedule, execution: Execution, given: Costs
 ) -> list[Diagnostic]:
-    """The claims that do not hold in an execution, of costs of which some may be `given` by a user,
-    and the ranks without room for what they hold.
+    """The claims that do not hold in an execution, and the ranks without room for what they hold.
+    Of the costs, some may be `given` by a user: see `check_claims`.
     """
     wrong: list[Diagnostic] = []
-    for check in (
-        partial(check_claims, schedule, Figures(execution), given),
-        partial(check_capacity, execution),
-    ):
-        try:
-            check()
-        except CompileError as error:
-            wrong += error.diagnostics
+    try:
+        if schedule.claims:
+            check_claims(schedule, Figures(execution), given)
+    except CompileError as error:
+        wrong += error.diagnostics
+    try:
+        if execution.costs.capacity_bytes is not None:
+            check_capacity(execution)
+    except CompileError as error:
+        wrong += error.diagnostics
     return wrong
 
 
@@ -148,12 +179,7 @@ def ops_of(
     CompileError with what is wrong until there.
     """
     schedule = expand(source, tree, params, costs)
-    if not schedule.passes:
-        return schedule
-    # Most programs have none, and they are a lot to load.
-    from schedlang.passes import run_passes
-
-    return run_passes(schedule)
+    return run_passes(schedule) if schedule.passes else schedule
 
 
 def _schedule_of_ops(

@@ -14,7 +14,7 @@ from schedlang.diagnostics.source import Source
 from schedlang.language import syntax
 from schedlang.language.expand import parameters
 from schedlang.language.expressions import Number
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.schedule.transports import PORTABLE
 
 #: The mistakes that are about who waits for whom.

@@ -7,7 +7,7 @@ from schedlang.compiler import ClaimError, compile_tree
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.files.cache import PLAN, cached
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.plan.plan import Plan
 from schedlang.schedule.costs import UNIT, Costs
 

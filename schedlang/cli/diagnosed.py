@@ -6,7 +6,8 @@ import sys
 from typing import TextIO
 
 from schedlang.cli.usage import USAGE, WRONG
-from schedlang.diagnostics.diagnostic import Diagnostic, render
+from schedlang.diagnostics.diagnostic import Diagnostic
+from schedlang.diagnostics.rendering import render
 
 #: What is wrong with a file that the command line names, rather than with a program or a plan.
 _OF_FILES = frozenset({"unreadable", "unwritable", "costs"})

@@ -17,7 +17,8 @@ from attrs import define, field
 
 from schedlang.cli.pictures import pictures_of
 from schedlang.cli.usage import FINE, UsageError
-from schedlang.diagnostics.diagnostic import CompileError, render
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.diagnostics.rendering import render
 from schedlang.files.reading import read_source
 from schedlang.report.compare import parameters_of
 from schedlang.report.views.html import page, page_data

@@ -18,15 +18,11 @@ from schedlang.cli.usage import FINE, WRONG, UsageError
 from schedlang.cli.workers import processes
 from schedlang.compiler import compile
 from schedlang.diagnostics.activity import doing
-from schedlang.diagnostics.diagnostic import (
-    CompileError,
-    Diagnostic,
-    counted,
-    to_json,
-)
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted
+from schedlang.diagnostics.rendering import to_json
 from schedlang.diagnostics.source import Source
 from schedlang.language.expand import check_text
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.schedule.costs import Costs
 
 #: The most sizes that one `schedc check --for` looks at.

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from schedlang.diagnostics.diagnostic import Diagnostic, to_json
+from schedlang.diagnostics.diagnostic import Diagnostic
+from schedlang.diagnostics.rendering import to_json
 
 
 def errors(diagnostics: list[Diagnostic]) -> list[Diagnostic]:

@@ -11,7 +11,7 @@ from time import process_time
 from typing import NamedTuple, TypeVar
 
 from schedlang.files.package import GRAMMAR, PACKAGE
-from schedlang.files.writing import write_bytes
+from schedlang.on_demand import on_demand
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ def cached(kind: Kind, key: object, make: Callable[[], T]) -> T:
     if process_time() - start >= kind.worth:
         # The result is right, also where it cannot be kept.
         with suppress(Exception):
-            write_bytes(pickle.dumps(result), path)
+            on_demand("schedlang.files.writing.write_bytes")(pickle.dumps(result), path)
             _remove_old_files(directory, kind)
     return result
 

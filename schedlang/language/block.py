@@ -27,8 +27,7 @@ from schedlang.schedule.columns import (
 from schedlang.schedule.frozen import NOTHING, runs_as
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
-
-Slots = tuple[tuple[int, ...], ...]
+from schedlang.schedule.schedule import Slots
 
 
 @frozen(eq=False)

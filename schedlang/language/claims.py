@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Protocol
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Any
 
 from schedlang.diagnostics.diagnostic import CompileError, number_text
-from schedlang.diagnostics.source import Source
-from schedlang.language import expressions, syntax
+from schedlang.language import syntax
 from schedlang.language.arithmetic import (
     as_fraction,
     decimal,
@@ -24,49 +20,28 @@ from schedlang.language.arithmetic import (
 )
 from schedlang.language.codegen import Codegen, variable
 from schedlang.language.faults import Fault
-from schedlang.language.sites import ClaimSite
+from schedlang.language.scopes import FIGURES_OF_RANKS
+from schedlang.language.sites import ClaimSite, Figures
 from schedlang.language.stages import stage_functions
 from schedlang.language.trees import Itself
+from schedlang.on_demand import on_demand
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.findings import Finding, diagnose
-from schedlang.schedule.fixed_point import exact_text
 from schedlang.schedule.schedule import Claim, Schedule
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
+    from schedlang.language.wrong_claims import is_told, untold, wrong_claim
+else:
+    # For claims that do not hold, or about figures that are rounded.
+    is_told = on_demand("schedlang.language.wrong_claims.is_told")
+    untold = on_demand("schedlang.language.wrong_claims.untold")
+    wrong_claim = on_demand("schedlang.language.wrong_claims.wrong_claim")
+
 #: The figures of time, and those of memory.
 TIMES = frozenset(["makespan", "work", "bubble", "span", "span_bubble"])
 AMOUNTS = frozenset(["peak"])
-#: The figures in the order in which they are told: of the whole schedule, and of each rank.
-_OF_ALL = ("makespan", "work", "bubble", "span", "span_bubble", "staleness")
-_OF_RANKS = ("peak", "versions")
-_TERMS = (
-    expressions.Reference,
-    expressions.Call,
-    expressions.Element,
-    expressions.OwnStage,
-)
-#: By such a share of them, figures may be rounded where they are not exact.
-_ROUNDING = 1e-9
-_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
-
-
-class Figures(Protocol):
-    """The figures of a schedule: an attribute for each name of `schedlang.language.names.FIGURES`,
-    those of ranks as sequences.
-
-    Where sums of times, or of amounts of memory, are rounded, `rounded_makespan` and `rounded_peak`
-    are numbers of which they all are a part.
-    """
-
-    @property
-    def rounded_makespan(self) -> float | None:
-        """The makespan, if times are rounded."""
-
-    @property
-    def rounded_peak(self) -> float | None:
-        """The highest peak, if amounts are rounded."""
 
 
 def check_claims(schedule: Schedule, figures: Figures, given: Costs = UNIT) -> None:
@@ -142,86 +117,6 @@ def _value(site: ClaimSite, node: syntax.Node, names: Mapping[str, Any]) -> Any:
     return known["value"]()
 
 
-@frozen
-class _Judge:
-    """Evaluates one claim: its site in the program, the text there, and the values of its names."""
-
-    site: ClaimSite
-    source: Source
-    names: Mapping[str, Any]
-
-    def holds(self) -> bool:
-        """Whether the claim holds."""
-        return bool(self.value(self.site.condition))
-
-    def value(self, node: syntax.Node) -> Any:
-        """The value of an expression in the claim."""
-        return _value(self.site, node, self.names)
-
-    def comparisons(self) -> Iterator[expressions.Binary]:
-        """The comparisons that make the claim fail."""
-        waiting: list[syntax.Node] = [self.site.condition]
-        while waiting:
-            node = waiting.pop(0)
-            match node:
-                case expressions.Binary("or", left, right):
-                    waiting[:0] = [left, right]
-                case expressions.Binary("and", left, right):
-                    # What stands behind one that fails was never asked.
-                    waiting[:0] = [right if self.value(left) else left]
-                case expressions.Unary("not", operand):
-                    waiting[:0] = [operand]
-                case expressions.Binary(operator) if operator in _COMPARISONS:
-                    yield node
-
-    def is_told(self, rounded: Mapping[str, float]) -> bool:
-        """Whether rounding decides about no comparison; of the figures that may be rounded, numbers
-        of which they are a part are given.
-        """
-        waiting: list[syntax.Node] = [self.site.condition]
-        while waiting:
-            node = waiting.pop()
-            waiting += expressions.children(node)
-            names = expressions.references(node) & rounded.keys()
-            if not names or not isinstance(node, expressions.Binary):
-                continue
-            if node.operator in _COMPARISONS:
-                left = self.value(node.left)
-                right = self.value(node.right)
-                most = max(abs(left), abs(right), *map(rounded.__getitem__, names))
-                if abs(left - right) <= _ROUNDING * most:
-                    return False
-        return True
-
-    def sides(self, node: expressions.Binary) -> str:
-        """A comparison with the values of its two sides."""
-        text = self.text(node)
-        left = self.value(node.left)
-        right = self.value(node.right)
-        of = number_text
-        # What looks equal is told to its last digit, if it is not.
-        if left != right and of(left) == of(right):
-            of = exact_text
-        values = f"{of(left)} {node.operator} {of(right)}"
-        if text == values:
-            return f"`{text}`"
-        # Under a `not`, it is what holds that makes the claim fail.
-        return f"`{text}` {'holds,' if self.value(node) else 'is'} {values}"
-
-    def terms(self, node: syntax.Node) -> Iterator[str]:
-        """The values of the names and calls within an expression."""
-        for child in expressions.children(node):
-            yield from self.terms(child)
-        if isinstance(node, _TERMS):
-            # Where it stands in a branch that was not taken, it need not have a value.
-            with suppress(Fault):
-                yield f"{self.text(node)} = {number_text(self.value(node))}"
-
-    def text(self, node: syntax.Node) -> str:
-        """An expression as the program has it, on one line."""
-        return " ".join(self.source.text[node.span.start : node.span.end].split())
-
-
 @lru_cache(64)
 def _compiled(site: Itself[ClaimSite], node: Itself[syntax.Node]) -> CodeType:
     """Python that binds an expression of a claim as a function `value`, after those it calls."""
@@ -239,39 +134,17 @@ def _check(
     """What is wrong with a claim, if anything is."""
     site: ClaimSite = claim.statement
     rank = claim.rank
-    judge = _Judge(site, schedule.source, _names(schedule, figures, claim))
+    names = _names(schedule, figures, claim)
+
+    def value(node: syntax.Node) -> Any:
+        return _value(site, node, names)
+
     try:
-        if rounded and not judge.is_told(rounded):
-            return Finding(
-                "assert",
-                f"`{judge.text(site.condition)}` cannot be told: costs have too many digits for "
-                "sums of them to be exact",
-                rank,
-                claim.location,
-                help="write the costs with fewer digits, or claim a little more or less",
-            )
-        if judge.holds():
+        if rounded and not is_told(site, value, rounded):
+            return untold(schedule, claim)
+        if value(site.condition):
             return None
-        said = (
-            f"the schedule claims: {site.reason}"
-            if site.reason
-            else "a claim does not hold"
-        )
-        failing = list(judge.comparisons())
-        sides = "; ".join(map(judge.sides, failing))
-        message = f"{said}: {sides}" if sides else said
-        message += "" if claim.rank is None else f", on rank {claim.rank}"
-        # A dictionary, since it keeps the order and has each term once.
-        terms = dict.fromkeys(term for node in failing for term in judge.terms(node))
-        label = f"where {', '.join(terms)}" if terms else ""
-        return Finding(
-            "assert",
-            message,
-            rank,
-            claim.location,
-            label,
-            help=_text(schedule, figures),
-        )
+        return wrong_claim(schedule, claim, figures, value)
     except Fault as fault:
         return Finding(fault.code, fault.message, rank, claim.location, help=fault.help)
     except (RecursionError, MemoryError, SyntaxError):
@@ -280,24 +153,13 @@ def _check(
         )
 
 
-def _text(schedule: Schedule, figures: Figures) -> str:
-    """All figures."""
-    texts = [f"{name} {number_text(getattr(figures, name))}" for name in _OF_ALL]
-    for name in _OF_RANKS:
-        values = " ".join(map(number_text, getattr(figures, name)))
-        texts.append(f"{name} per rank {values}")
-    frozen = ", ".join(map(str, schedule.layout.frozen))
-    where = f" with the frozen stages {frozen}" if frozen else ""
-    return f"the figures{where} are {', '.join(texts)}"
-
-
 def _figure(figures: Figures, name: str, as_decimal: bool) -> Any:
     """A figure by its name, of time or memory `as_decimal` even if it is whole; one of ranks as a
     function of a rank, or of none for the highest.
     """
     value = getattr(figures, name)
     as_decimal &= name in TIMES | AMOUNTS
-    if name not in _OF_RANKS:
+    if name not in FIGURES_OF_RANKS:
         return as_fraction(value) if as_decimal else value
     values = list(map(as_fraction, value)) if as_decimal else value
     return partial(_of_rank, name, values)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from attrs import define, field
 
@@ -17,27 +18,38 @@ from schedlang.diagnostics.diagnostic import (
 )
 from schedlang.diagnostics.source import Label, Source
 from schedlang.language import syntax
-from schedlang.language.block import Slots, draw
 from schedlang.language.declarations import (
     Declarations,
     Unfinished,
     declare,
 )
 from schedlang.language.faults import Fault, Met
-from schedlang.language.names import check_names
-from schedlang.language.pricing import program_costs, program_objective
+from schedlang.language.names import OBJECTIVES, check_names
 from schedlang.language.record import Calls, make_stream, record
-from schedlang.language.scopes import nearest
 from schedlang.language.trees import Itself
-from schedlang.language.variables import trace
+from schedlang.on_demand import on_demand
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.columns import actions_of, columns_of
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.findings import ranks_text
-from schedlang.schedule.frozen import in_use
 from schedlang.schedule.kinds import MAKERS, Kind
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.schedule import Schedule, Slots
+
+if TYPE_CHECKING:
+    from schedlang.language.block import draw
+    from schedlang.language.hints import nearest
+    from schedlang.language.pricing import program_costs
+    from schedlang.language.variables import trace
+    from schedlang.schedule.frozen import in_use
+else:
+    # For programs that declare such things: a building block, costs, frozen stages.
+    draw = on_demand("schedlang.language.block.draw")
+    program_costs = on_demand("schedlang.language.pricing.program_costs")
+    in_use = on_demand("schedlang.schedule.frozen.in_use")
+    # For programs that are wrong.
+    nearest = on_demand("schedlang.language.hints.nearest")
+    trace = on_demand("schedlang.language.variables.trace")
 
 
 def expand(
@@ -158,7 +170,10 @@ class _Expansion:
         else:
             ranks = self.run_ranks(layout)
         stream = make_stream(layout, declared.sites, ranks)
-        costs = self.costs.over(program_costs(declared.prices, layout, declared.sites))
+        costs = self.costs
+        if declared.prices:
+            own = program_costs(declared.prices, layout, declared.sites)
+            costs = costs.over(own)
         return Schedule(
             name=declared.tree.name.text,
             params=declared.params,
@@ -175,7 +190,7 @@ class _Expansion:
             passes=declared.passes(layout),
             warnings=tuple(self.warnings(ranks, costs)),
             costs=costs,
-            objective=program_objective(declared.tree.items),
+            objective=_objective(declared.tree),
         )
 
     def warnings(self, ranks: Sequence[Actions], costs: Costs) -> Iterator[Diagnostic]:
@@ -296,6 +311,14 @@ class _Expansion:
         return [
             _diagnostic(self.source, self.declared, group) for group in groups.values()
         ]
+
+
+def _objective(tree: syntax.Schedule) -> str:
+    """What passes minimise: a property of a timeline."""
+    names = [
+        item.name.text for item in tree.items if isinstance(item, syntax.Objective)
+    ]
+    return names[0] if names else OBJECTIVES[0]
 
 
 def _diagnostic(source: Source, declared: Declarations, group: list[Met]) -> Diagnostic:

@@ -13,25 +13,22 @@ from schedlang.language import syntax
 from schedlang.language.trees import items_of, tree_of, with_items
 
 
-def load(source: Source) -> tuple[Source, syntax.Schedule]:
-    """The program's tree with the items of imported files in place, and the source that has the
+def with_imports(
+    source: Source, tree: syntax.Schedule
+) -> tuple[Source, syntax.Schedule]:
+    """The tree of a program with the items of imported files in place, and the source that has the
     texts of all.
 
-    A file is found beside the one that imports it, or else in the gallery; what is imported already
-    stays as it is. CompileError for a file that is not there, or not a list of items.
+    A file is found beside the one that imports it, or else in the gallery. A file that is imported
+    already adds nothing. CompileError for a file that is not there, or not a list of items.
     """
-    tree = tree_of(source)
-    if not any(isinstance(item, syntax.Import) for item in tree.items):
-        return source, tree
     loading = _Loading(source, {Path(source.path).resolve()})
     items = loading.splice(tree.items, Path(source.path).parent)
     return loading.source, with_items(tree, items)
 
 
 def inlined(source: Source) -> str:
-    """The text of a program with those of imported files in place of the imports: as `load` has its
-    items, on its own.
-    """
+    """The text of a program with those of imported files in place of the imports."""
     loading = _Loading(source, {Path(source.path).resolve()})
     loading.splice(tree_of(source).items, Path(source.path).parent)
     return loading.inlined(0, len(source.text))

@@ -2,14 +2,24 @@
 arguments in each.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from attrs import define, field
 
 from schedlang.diagnostics.diagnostic import Diagnostic, counted
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.language import expressions, syntax
-from schedlang.language.scopes import FIGURES, Declared, Scopes, is_decimal, nearest
+from schedlang.language.scopes import FIGURES, Declared, Scopes, is_decimal
 from schedlang.language.sites import WORDS_OF_STAGE
 from schedlang.language.syntax import walk
+from schedlang.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from schedlang.language.hints import nearest
+else:
+    nearest = on_demand("schedlang.language.hints.nearest")
 
 #: How many statements sequences may come to where they run each other, and what counts as one.
 _MOST_WRITTEN = 10_000

@@ -6,10 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from schedlang.diagnostics.diagnostic import number_text
-from schedlang.language import syntax
 from schedlang.language.declarations import Price
 from schedlang.language.faults import Fault
-from schedlang.language.names import OBJECTIVES
 from schedlang.language.sites import Sites
 from schedlang.schedule.costs import COSTS, Costs
 from schedlang.schedule.fixed_point import as_float
@@ -96,9 +94,3 @@ def _values(price: Price, layout: Layout, may_be_negative: bool) -> Any:
         return [[of(s, m) for m in microbatches[s]] for s in stages]
     slices = range(layout.slices)
     return [[[of(s, m, k) for k in slices] for m in microbatches[s]] for s in stages]
-
-
-def program_objective(items: Iterable[syntax.Node]) -> str:
-    """What passes minimise: a property of a timeline."""
-    names = [item.name.text for item in items if isinstance(item, syntax.Objective)]
-    return names[0] if names else OBJECTIVES[0]

@@ -1,15 +1,26 @@
 """Names and where they are known, and what can be said of an expression before it has a value."""
 
-from collections.abc import Iterable, Mapping
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
 from schedlang.diagnostics.diagnostic import Diagnostic, counted
-from schedlang.diagnostics.repair import Edit, Hint, another_word
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.language import expressions, syntax
 from schedlang.language.expressions import calls, children
-from schedlang.language.foreign_names import FUNCTIONS, NAMES
+from schedlang.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from schedlang.diagnostics.repair import Hint
+    from schedlang.language.hints import foreign_function, foreign_name, nearest
+else:
+    # For programs that are wrong.
+    foreign_function = on_demand("schedlang.language.hints.foreign_function")
+    foreign_name = on_demand("schedlang.language.hints.foreign_name")
+    nearest = on_demand("schedlang.language.hints.nearest")
 
 #: The most arguments of a function that takes any number of them.
 _ANY = 255
@@ -30,6 +41,9 @@ FIGURES = {
     "span_bubble": None,
 }
 
+#: The figures that each rank has.
+FIGURES_OF_RANKS = tuple(name for name, arity in FIGURES.items() if arity)
+
 #: Numbers of a program stay within plus and minus this.
 LARGEST = 10**18
 _MOST_DIGITS = 18
@@ -46,23 +60,6 @@ class Declared:
     is_decimal: bool = False
     is_list: bool = False
     is_sequence: bool = False
-
-
-def nearest(name: str, known: Iterable[str], place: Span | None = None) -> Hint | None:
-    """The closest known name, if one is close, to put where the other one stands in the program."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known, n=1)
-    return another_word(close[0], place) if close else None
-
-
-def _foreign(name: str, place: Span) -> Hint | None:
-    """What to write in place of a name of another language."""
-    if name not in NAMES:
-        return None
-    foreign = NAMES[name]
-    edits = () if foreign.write is None else (Edit(place, foreign.write),)
-    return Hint(foreign.help, edits)
 
 
 def _figures(scope: Mapping[str, Declared]) -> str | None:
@@ -91,8 +88,8 @@ class Scopes:
         self, code: str, message: str, *labels: Label, help: str | Hint | None = None
     ) -> None:
         """Note something wrong; the first label is its place."""
-        hint = Hint(help) if isinstance(help, str) else help
-        text, edits = (hint.text, hint.edits) if hint else (None, ())
+        text = help if help is None or isinstance(help, str) else help.text
+        edits = () if help is None or isinstance(help, str) else help.edits
         self.diagnostics.append(
             Diagnostic(code, message, labels, self.source, help=text, edits=edits)
         )
@@ -208,7 +205,7 @@ class Scopes:
                 "unknown-name",
                 f"no name `{name}` in scope",
                 Label(node.span),
-                help=_foreign(name, node.span)
+                help=foreign_name(name, node.span)
                 or nearest(name, values, node.span)
                 or _figures(scope),
             )
@@ -265,7 +262,7 @@ class Scopes:
             else:
                 functions = [known for known in scope if scope[known].arity is not None]
                 help = (
-                    FUNCTIONS.get(name.text)
+                    foreign_function(name.text)
                     or nearest(name.text, [*BUILTINS, *functions], name.span)
                     or _figures(scope)
                 )

@@ -5,6 +5,7 @@ They are told apart by their locations: indices into the program's spans.
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import Protocol
 
 from attrs import frozen
 
@@ -52,6 +53,23 @@ class ClaimSite:
     figures: frozenset[str]
     has_decimals: bool
     for_all: bool
+
+
+class Figures(Protocol):
+    """The figures of a schedule: an attribute for each name of `schedlang.language.scopes.FIGURES`,
+    those of ranks as sequences.
+
+    Where sums of times, or of amounts of memory, are rounded, `rounded_makespan` and `rounded_peak`
+    are numbers of which they all are a part.
+    """
+
+    @property
+    def rounded_makespan(self) -> float | None:
+        """The makespan, if times are rounded."""
+
+    @property
+    def rounded_peak(self) -> float | None:
+        """The highest peak, if amounts are rounded."""
 
 
 @frozen

@@ -1,14 +1,25 @@
 """The syntax trees of programs and of the files that they import; a text is parsed once."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from attrs import evolve
 
 from schedlang.diagnostics.source import Source
 from schedlang.files.cache import TREE, cached
 from schedlang.language import syntax
+from schedlang.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from schedlang.language.parser import parse, parse_items
+else:
+    # The parser loads lark and the tables of the grammar, which takes longer than most programs
+    # take to compile.
+    parse = on_demand("schedlang.language.parser.parse")
+    parse_items = on_demand("schedlang.language.parser.parse_items")
 
 T = TypeVar("T")
 
@@ -35,15 +46,7 @@ def tree_of(source: Source) -> syntax.Schedule:
     """The syntax tree of a program, its imports as they are written; CompileError at the first
     place where the text is not a program.
     """
-
-    def make() -> syntax.Schedule:
-        # It loads lark and the tables of the grammar, which takes longer than most programs take
-        # to compile.
-        from schedlang.language.parser import parse
-
-        return parse(source)
-
-    return cached(TREE, source.text, make)
+    return cached(TREE, source.text, lambda: parse(source))
 
 
 @lru_cache(32)
@@ -51,13 +54,8 @@ def items_of(source: Source, start: int) -> tuple[syntax.Node, ...]:
     """The items of the imported file whose text starts at a place of the source; CompileError as
     above.
     """
-
-    def make() -> tuple[syntax.Node, ...]:
-        from schedlang.language.parser import parse_items
-
-        return parse_items(source, start)
-
-    return cached(TREE, (source.text[start:], start), make)
+    key = source.text[start:], start
+    return cached(TREE, key, lambda: parse_items(source, start))
 
 
 def with_items(tree: syntax.Schedule, items: Iterable[syntax.Node]) -> syntax.Schedule:

@@ -5,23 +5,36 @@ Where a program writes no sends and receives, they are put in the order of one g
 for one that they are faster on.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import evolve
 
 from schedlang.lowering.co_issue import co_issue
-from schedlang.lowering.defer import defer
-from schedlang.lowering.early import post_early
-from schedlang.lowering.fuse import fuse
+from schedlang.on_demand import on_demand
 from schedlang.proof.events import Events
 from schedlang.schedule.actions import Actions, is_transfer
 from schedlang.schedule.columns import actions_of, columns_of, members
-from schedlang.schedule.frozen import without_idle
 from schedlang.schedule.kinds import ROWS
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import PORTABLE, transports
+
+if TYPE_CHECKING:
+    from schedlang.lowering.deferral import defer
+    from schedlang.lowering.early import post_early
+    from schedlang.lowering.fusion import fuse
+    from schedlang.schedule.frozen import without_idle
+else:
+    # For transports on which something may be faster than co-issued transfers.
+    defer = on_demand("schedlang.lowering.deferral.defer")
+    post_early = on_demand("schedlang.lowering.early.post_early")
+    fuse = on_demand("schedlang.lowering.fusion.fuse")
+    # For schedules with frozen stages.
+    without_idle = on_demand("schedlang.schedule.frozen.without_idle")
 
 Lowering = Callable[[Schedule], Schedule]
 

@@ -2,7 +2,10 @@
 the least time.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
@@ -16,12 +19,18 @@ from schedlang.lowering import (
     lower,
     writes_communication,
 )
-from schedlang.lowering.stream import lower_stream
+from schedlang.on_demand import on_demand
 from schedlang.proof.graph import Graph
 from schedlang.proof.moments import global_events
 from schedlang.proof.prove import makespans, simulate
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.schedule import Kernel, Schedule, Trial
+
+if TYPE_CHECKING:
+    from schedlang.lowering.stream import lower_stream
+else:
+    # For schedules without a flush.
+    lower_stream = on_demand("schedlang.lowering.stream.lower_stream")
 
 #: Makespans of which one is this much of the other, or more, are the same: sums of times are
 #: rounded.

@@ -11,16 +11,11 @@ import json
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
-
-from attrs import field, frozen
+from typing import Any, NamedTuple, overload
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.files.reading import unreadable
 from schedlang.schedule.actions import Actions
-
-if TYPE_CHECKING:
-    from schedlang.schedule.costs import Costs
 
 #     {
 #      "format": "schedlang.plan/1",
@@ -37,14 +32,14 @@ if TYPE_CHECKING:
 #     }
 
 # The bytes before the lines of `actions`, between these and the lines of `sources`, and at the end.
-_ACTIONS = b'\n "actions": [\n'
-_SOURCES = b'\n ],\n "sources": [\n'
-_END = b"\n ]\n}\n"
+ACTIONS = b'\n "actions": [\n'
+SOURCES = b'\n ],\n "sources": [\n'
+END = b"\n ]\n}\n"
 # The bytes before a line, behind it, and between two lines.
-_OPENS = b'  "'
-_CLOSES = b'"'
-_NEXT = b",\n"
-_BETWEEN = len(_CLOSES + _NEXT + _OPENS)
+OPENS = b'  "'
+CLOSES = b'"'
+NEXT = b",\n"
+_BETWEEN = len(CLOSES + NEXT + OPENS)
 
 
 class Line(NamedTuple):
@@ -61,21 +56,6 @@ def line_of(actions: str, sources: str) -> Line:
     return Line(len(actions), len(sources), hashlib.sha256(both.encode()).hexdigest())
 
 
-def encode(
-    head: dict[str, Any], actions: Sequence[str], sources: Sequence[str]
-) -> bytes:
-    """The file of a plan, from all its other fields and the lines of `actions` and `sources`."""
-    lines = list(map(line_of, actions, sources))
-    text = json.dumps(head | {"lines": lines}, indent=1)
-    # The document goes on where this one ends.
-    start = text.removesuffix("\n}").encode() + b","
-    return start + _ACTIONS + _block(actions) + _SOURCES + _block(sources) + _END
-
-
-def _block(lines: Sequence[str]) -> bytes:
-    return _NEXT.join(_OPENS + line.encode() + _CLOSES for line in lines)
-
-
 def decode_head(path: Path) -> tuple[Any, int]:
     """The fields before `actions`, and where in the file the lines of `actions` begin; OSError or
     ValueError if they cannot be read.
@@ -84,9 +64,9 @@ def decode_head(path: Path) -> tuple[Any, int]:
         text = bytearray()
         for line in file:
             text += line
-            if text.endswith(_ACTIONS):
+            if text.endswith(ACTIONS):
                 # A document by itself, if it is closed here.
-                head = text.removesuffix(b"," + _ACTIONS) + b"}"
+                head = text.removesuffix(b"," + ACTIONS) + b"}"
                 return decode(head), len(text)
     raise ValueError("it has no lines of `actions` of its own")
 
@@ -128,9 +108,9 @@ class Parts(Sequence[Actions]):
         self._read = read
         # Where each line begins; each is followed by what is between two lines.
         steps = [line.actions + _BETWEEN for line in lines]
-        self._actions = list(accumulate(steps, initial=begin + len(_OPENS)))
+        self._actions = list(accumulate(steps, initial=begin + len(OPENS)))
         end = self._actions[-1] - _BETWEEN
-        first = end + len(_CLOSES + _SOURCES + _OPENS)
+        first = end + len(CLOSES + SOURCES + OPENS)
         steps = [line.sources + _BETWEEN for line in lines]
         self._sources = list(accumulate(steps, initial=first))
         #: What was read before.
@@ -169,20 +149,6 @@ class Parts(Sequence[Actions]):
             help = "write it again with `schedc compile -o`"
             raise plan_error(self._path, message, help=help)
         return self._read(rank, actions, sources)
-
-
-@frozen
-class WrittenCosts:
-    """The costs of a plan as its file has them (`document`), which are read when somebody asks for
-    them: who runs a plan does not.
-    """
-
-    document: Any
-    read: "Callable[[], Costs]" = field(eq=False)
-
-    def __call__(self) -> "Costs":
-        """The costs; CompileError if the file has none that are possible."""
-        return self.read()
 
 
 def plan_error(

@@ -7,21 +7,54 @@ that an action came from. The texts of imported files follow the program's; `imp
 of each, and where its text starts. How the document lies in the file is in `schedlang.plan.file`.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, field, fields, frozen
 
-from schedlang.diagnostics.arguments import check_whole
+from schedlang.diagnostics.arguments import check_type, check_whole
 from schedlang.diagnostics.diagnostic import Diagnostic, counted
-from schedlang.files.late import load
-from schedlang.plan.file import Parts, WrittenCosts, encode, line_of
+from schedlang.files.reading import check_is_path
+from schedlang.on_demand import on_demand
 from schedlang.schedule.schedule import MOST_STEPS, Kernel, Schedule, Trial
 
+if TYPE_CHECKING:
+    from schedlang.files.writing import write_bytes
+    from schedlang.plan.writer import encode, lines_of, texts_of
+    from schedlang.schedule.costs import Costs
+    from schedlang.schedule.notebook import drawn
+    from schedlang.schedule.periods import repeat
+else:
+    # For plans that are written.
+    write_bytes = on_demand("schedlang.files.writing.write_bytes")
+    encode = on_demand("schedlang.plan.writer.encode")
+    lines_of = on_demand("schedlang.plan.writer.lines_of")
+    texts_of = on_demand("schedlang.plan.writer.texts_of")
+    # For notebooks, and for plans without a flush.
+    drawn = on_demand("schedlang.schedule.notebook.drawn")
+    repeat = on_demand("schedlang.schedule.periods.repeat")
+
 FORMAT = "schedlang.plan/1"
+
+
+@frozen
+class WrittenCosts:
+    """The costs of a plan as its file has them (`document`), which are read when somebody asks for
+    them: who runs a plan does not.
+    """
+
+    document: Any
+    read: Callable[[], Costs] = field(eq=False)
+
+    def __call__(self) -> Costs:
+        """The costs; CompileError if the file has none that are possible."""
+        return self.read()
 
 
 @frozen
@@ -45,7 +78,7 @@ class Plan(Schedule):
     written_at: Mapping[int, str] = field(factory=dict, eq=False, repr=False)
 
     @classmethod
-    def of(cls, schedule: Schedule, **others: Any) -> "Plan":
+    def of(cls, schedule: Schedule, **others: Any) -> Plan:
         """A schedule that was proved, as a plan, with what the plan has beside it."""
         own = {
             str(each.alias): getattr(schedule, each.name) for each in fields(Schedule)
@@ -65,10 +98,9 @@ class Plan(Schedule):
         return f"<Plan {self.title}, from {self.source.path}, {proved}>"
 
     def _repr_html_(self) -> str | None:
-        drawn: str | None = load("schedlang.schedule.notebook").drawn(self)
-        return drawn
+        return drawn(self)
 
-    def for_updates(self, updates: int) -> "Plan":
+    def for_updates(self, updates: int) -> Plan:
         """The plan of a schedule without a flush, for more updates than it shows. It needs no new
         proof (docs/transports.md). ValueError for fewer, or for too many, TypeError for no number.
         """
@@ -86,28 +118,21 @@ class Plan(Schedule):
             raise ValueError(
                 f"{updates:,} updates are more than {MOST_STEPS:,} actions"
             )
-        longer: Plan = load("schedlang.schedule.periods").repeat(
-            self, self.kernels, more
-        )
-        return longer
+        return repeat(self, self.kernels, more)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as a JSON document."""
-        actions, sources = self._lines()
+        actions, sources = texts_of(self.ranks)
         return self.head() | {"actions": actions, "sources": sources}
 
     def encode(self) -> bytes:
         """The content of the file that `write_plan` writes."""
-        return encode(self.head(), *self._lines())
+        return encode(self.head(), self.ranks)
 
     @cached_property
     def digest(self) -> str:
         """A hash of everything in the plan; equal digests mean the same plan."""
-        if isinstance(self.ranks, Parts):
-            # The file has the hash of each line, so no line has to be read.
-            lines = self.ranks.lines
-        else:
-            lines = list(map(line_of, *self._lines()))
+        lines = lines_of(self.ranks)
         text = json.dumps(self.head() | {"lines": lines}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -145,14 +170,16 @@ class Plan(Schedule):
             "spans": [[span.start, span.end] for span in self.spans],
         }
 
-    def _lines(self) -> tuple[list[str], list[str]]:
-        """The fields `actions` and `sources`."""
-        lines: tuple[list[str], list[str]] = load("schedlang.plan.writer").lines_of(
-            self.ranks
-        )
-        return lines
-
 
 def sha256_of(text: str) -> str:
     """The hash of a program's text, by which it is known again."""
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_plan(plan: Plan, path: str | Path) -> None:
+    """Write a plan file; CompileError when it cannot be written, TypeError for what is no plan or
+    no path.
+    """
+    check_type("plan", plan, Plan, "a Plan, of `compile` or `read_plan`")
+    check_is_path(path)
+    write_bytes(plan.encode(), path)

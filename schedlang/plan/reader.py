@@ -4,6 +4,8 @@ A file may come from anywhere: from another version, another program, or an edit
 `schedlang.plan.proved` proves what is read here, where nobody else has done so.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,17 +16,16 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from attrs import fields, frozen
 
 from schedlang.diagnostics.source import Source, Span
-from schedlang.files.late import load
 from schedlang.files.reading import check_is_path, unreadable
+from schedlang.on_demand import on_demand
 from schedlang.plan.file import (
     Line,
     Parts,
-    WrittenCosts,
     decode_head,
     line_of,
     plan_error,
 )
-from schedlang.plan.plan import FORMAT, Plan, sha256_of
+from schedlang.plan.plan import FORMAT, Plan, WrittenCosts, sha256_of
 from schedlang.plan.text import parse_actions
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.layout import Layout, Pipeline
@@ -33,7 +34,14 @@ from schedlang.schedule.schedule import Kernel, WeightRule
 from schedlang.schedule.transports import transports
 
 if TYPE_CHECKING:
+    from schedlang.plan.other_files import not_a_plan, not_a_plan_file
     from schedlang.schedule.costs import Costs
+    from schedlang.schedule.costs.given import costs_of
+else:
+    costs_of = on_demand("schedlang.schedule.costs.given.costs_of")
+    # For files that are no plans.
+    not_a_plan = on_demand("schedlang.plan.other_files.not_a_plan")
+    not_a_plan_file = on_demand("schedlang.plan.other_files.not_a_plan_file")
 
 T = TypeVar("T")
 #: Fields that came to the format later, as they are where a document does not have them.
@@ -62,18 +70,7 @@ def decoded(path: str | Path, decode: Callable[[], T]) -> T:
     except UnicodeDecodeError:
         raise plan_error(path, "not a plan file: not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
-        kinds = load("schedlang.files.kinds")
-        _check_kind(path, kinds.kind_of_file(path))
-        message = f"not a whole plan file: {error}"
-        help = "write it again with `schedc compile -o`"
-        raise plan_error(path, message, help=help) from None
-
-
-def _check_kind(path: str | Path, kind: Any) -> None:
-    """CompileError for a file of another kind, which says what can be done with that one."""
-    if kind.name not in ("PLAN", "OBJECT", "DAMAGED", "TEXT"):
-        message = f"it is {kind.called}, not a plan"
-        raise plan_error(path, message, help=kind.help(path)) from None
+        raise not_a_plan_file(path, error) from None
 
 
 @frozen
@@ -87,7 +84,9 @@ class Reader:
         """The plan in the document, not yet proved; `read` gives the actions, for a number of
         ranks and a number of spans.
         """
-        self.check_format()
+        is_object = isinstance(self.document, dict)
+        if not is_object or self.document.get("format") != FORMAT:
+            raise not_a_plan(self.path, self.document)
         self.check_texts()
         program = self.field("program", dict)
         source = self.source(program)
@@ -112,21 +111,6 @@ class Reader:
         if unknown:
             self.wrong(f"a plan has no field `{min(unknown)}`")
         return plan
-
-    def check_format(self) -> None:
-        """Whether the document is a plan, in the format of this reader."""
-        is_object = isinstance(self.document, dict)
-        format = self.document.get("format") if is_object else None
-        if format == FORMAT:
-            return
-        kinds = load("schedlang.files.kinds")
-        _check_kind(self.path, kinds.kind_of_document(self.document))
-        if not is_object or "format" not in self.document:
-            help = "`schedc compile -o` writes a plan"
-            self.wrong("not a plan file: it has no `format`", help=help)
-        message = f"the format is `{format}`, this is a reader of `{FORMAT}`"
-        help = "compile the program again with this version of schedc"
-        self.wrong(message, help=help)
 
     def params(self, layout: Layout) -> dict[str, int]:
         """The field `params`, whose values of some names are also those of other fields."""
@@ -192,11 +176,10 @@ class Reader:
             )
         return tuple(pipelines)
 
-    def costs(self, layout: Layout) -> "Costs":
+    def costs(self, layout: Layout) -> Costs:
         """The field `costs`, which may be empty."""
-        costs_of = load("schedlang.schedule.costs").costs_of
         # Two checks: of the numbers by themselves, and of how many there are.
-        costs: Costs = self.check(lambda: costs_of(self.document.get("costs")), "costs")
+        costs = self.check(lambda: costs_of(self.document.get("costs")), "costs")
         self.check(lambda: costs.check(layout), "costs")
         return costs
 

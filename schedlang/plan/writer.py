@@ -1,15 +1,23 @@
 """Writes a plan file: the text of each rank's actions, and the indices of their spans."""
 
+import json
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from schedlang.diagnostics.arguments import check_type
-from schedlang.files.reading import check_is_path
-from schedlang.files.writing import write_bytes
-from schedlang.plan.plan import Plan
+from schedlang.plan.file import (
+    ACTIONS,
+    CLOSES,
+    END,
+    NEXT,
+    OPENS,
+    SOURCES,
+    Line,
+    Parts,
+    line_of,
+)
 from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, Actions, word
 from schedlang.schedule.columns import Ints, is_any
 from schedlang.schedule.kinds import TRANSFERS, Kind
@@ -18,17 +26,29 @@ from schedlang.schedule.kinds import TRANSFERS, Kind
 Table = NDArray[np.uint8]
 
 
-def write_plan(plan: Plan, path: str | Path) -> None:
-    """Write a plan file; CompileError when it cannot be written, TypeError for what is no plan or
-    no path.
-    """
-    check_type("plan", plan, Plan, "a Plan, of `compile` or `read_plan`")
-    check_is_path(path)
-    write_bytes(plan.encode(), path)
+def encode(head: dict[str, Any], ranks: Sequence[Actions]) -> bytes:
+    """The file of a plan, from the actions and all its other fields."""
+    actions, sources = texts_of(ranks)
+    lines = list(map(line_of, actions, sources))
+    text = json.dumps(head | {"lines": lines}, indent=1)
+    # The document goes on where this one ends.
+    start = text.removesuffix("\n}").encode() + b","
+    return start + ACTIONS + _block(actions) + SOURCES + _block(sources) + END
 
 
-def lines_of(ranks: Sequence[Actions]) -> tuple[list[str], list[str]]:
-    """The fields `actions` and `sources` of a plan file, which have a line for each rank."""
+def _block(lines: Sequence[str]) -> bytes:
+    return NEXT.join(OPENS + line.encode() + CLOSES for line in lines)
+
+
+def lines_of(ranks: Sequence[Actions]) -> Sequence[Line]:
+    """The field `lines`. Of a plan that was opened, the file has it, so no part is read."""
+    if isinstance(ranks, Parts):
+        return ranks.lines
+    return list(map(line_of, *texts_of(ranks)))
+
+
+def texts_of(ranks: Sequence[Actions]) -> tuple[list[str], list[str]]:
+    """The fields `actions` and `sources`, which have a line for each rank."""
     return texts(ranks), numbers_text([actions.source for actions in ranks])
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
+from schedlang.proof.batches import exchanging
 from schedlang.schedule.columns import (
     Columns,
     Flags,
@@ -23,6 +24,7 @@ from schedlang.schedule.columns import (
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import RECEIVES, ROWS, SENDS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
+from schedlang.schedule.needs import other_numbers
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import Transport
 
@@ -91,7 +93,7 @@ class Channels:
         """
         columns = self.columns
         rows = np.flatnonzero(self.partner >= 0)
-        label = joined(columns, rows, self.partner[rows])[columns.batch]
+        label = exchanging(columns, rows, self.partner[rows])[columns.batch]
         largest = np.zeros(len(columns), np.int64)
         np.maximum.at(largest, label, columns.sizes)
         return np.where(largest[label] > 1, label, -1)
@@ -186,24 +188,6 @@ class Channels:
             yield send, finding
 
 
-def joined(columns: Columns, rows: Ints, partners: Ints) -> Ints:
-    """For each batch, by its first row, a number that it shares with those with which it exchanges
-    messages, directly or through others: what the rows are one side of, and the partners the other.
-    """
-    # Each batch begins with its own first row as its number, and takes the lowest one among those
-    # that it exchanges messages with, until no number changes any more.
-    label = columns.batch.astype(np.int64)
-    heads = columns.batch[rows]
-    others = columns.batch[partners]
-    while True:
-        before = label.copy()
-        np.minimum.at(label, heads, label[others])
-        # A number's own batch may have got a lower one by now: this halves the way there.
-        label = label[label]
-        if (label == before).all():
-            return label
-
-
 def channels_of(schedule: Schedule, transport: Transport) -> Channels:
     """The transfers of a schedule, and which of them meet on a transport."""
     columns = schedule.columns
@@ -276,12 +260,6 @@ def _tags(layout: Layout, columns: Columns, rows: Ints) -> Ints:
         sends = kind == send
         number[sends] = other_numbers(layout, send)[number[sends]]
     return number * 2 + is_any(kind, SENDS[Kind.B], RECEIVES[Kind.B])
-
-
-def other_numbers(layout: Layout, kind: Kind) -> Ints:
-    """The number of the other end of each transfer of a kind."""
-    numbers = [layout.counterpart(kind, number)[1] for number in layout.all_numbers]
-    return np.array(numbers, np.int64)
 
 
 def peers(schedule: Schedule, rows: Ints) -> Ints:

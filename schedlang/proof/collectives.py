@@ -21,9 +21,12 @@ import numpy as np
 from attrs import evolve, frozen
 
 from schedlang.diagnostics.diagnostic import counted
+from schedlang.proof.graph import NOTHING
 from schedlang.proof.presence import presence
+from schedlang.proof.threads import Threads
 from schedlang.ranks.hops import homes
 from schedlang.schedule.columns import (
+    STREAMS,
     Columns,
     Ints,
     counts_of,
@@ -32,12 +35,11 @@ from schedlang.schedule.columns import (
     op_names,
 )
 from schedlang.schedule.findings import Finding, ranks_text
-from schedlang.schedule.kinds import OF_HOPS, OPS, kinds_of
+from schedlang.schedule.kinds import MEETS, OF_HOPS, OPS, kinds_of
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule, once
 
-#: What meets others of its replicas; and of that, what meets all of these.
-MEETING = kinds_of(lambda op: op.meets)
+#: The collectives that meet all replicas of their stage.
 _OF_ALL = kinds_of(lambda op: op.meets == "replicas")
 #: What messages call the replicas that a collective meets, and the two ends of a hop.
 _WHOSE = {"replicas": "its", "next": "the next", "previous": "the previous"}
@@ -77,7 +79,7 @@ def sides_of(schedule: Schedule) -> Sides:
     """
     columns = schedule.columns
     stages = len(schedule.placement)
-    rows = columns.where(*MEETING)
+    rows = columns.where(*MEETS)
     names = op_names(stages, columns)[rows]
     number = how_many_before(names)
     # Those that meet have the lowest of their names.
@@ -91,12 +93,10 @@ def sides_of(schedule: Schedule) -> Sides:
     return Sides(rows, np.unique(key, return_inverse=True)[1])
 
 
-def check_collectives(schedule: Schedule) -> list[Finding]:
+def wrong_structure(schedule: Schedule) -> list[Finding]:
     """What is wrong with collectives: on each rank by itself; or if nothing is, where replicas do
     not come together.
     """
-    if not schedule.columns.is_collective.any():
-        return []
     for check in (
         _homes_amiss,
         _presence_amiss,
@@ -108,6 +108,47 @@ def check_collectives(schedule: Schedule) -> list[Finding]:
         if findings:
             return findings
     return []
+
+
+def place(threads: Threads) -> None:
+    """Put the collectives that the program writes on streams of their ranks, by kind."""
+    # A rank begins one after the other, whatever its kind, each once all ranks have come to
+    # those before it: so they stand on a stream without duration first. An all-gather to which
+    # rank 1 comes later:
+    #
+    #     rank 0            ── 0B3 ── … ────────────── 0F4
+    #                           ╰╌╌╮                  │
+    #     begun by rank 0   ─────── ● ─ ●             │
+    #                                   ╎╰╌╌╮         │
+    #     its stream        ────────────╎── gather ───╯
+    #     begun by rank 1   ────────── ● ─ ●
+    columns = threads.columns
+    sides = sides_of(threads.schedule)
+    rows = sides.row
+    rank = columns.rank[rows]
+    kind = columns.kind[rows]
+    items = threads.issue(rank, rows, threads.on_ranks.before(rows), rows, meets=True)
+    threads.meet(items, sides.event, rows)
+    # Replicas have one event, which takes the longest time that is given for any of them.
+    each = threads.durations.of(kind, columns.stage[rows], columns.microbatch[rows])
+    takes = np.zeros(int(sides.event.max(initial=-1)) + 1)
+    np.maximum.at(takes, sides.event, each)
+    takes = takes[sides.event]
+    # Where none takes any time, each is over as soon as all its ranks have begun it.
+    if takes.any():
+        stream = STREAMS[kind] * len(threads.schedule.ranks) + rank
+        items = threads.issue(stream, rows, items, rows, takes, meets=True)
+        threads.meet(items, sides.event, rows)
+    threads.item[rows] = items
+    waiters, awaited = threads.awaited
+    threads.wait(threads.on_ranks.at(waiters), threads.item[awaited], awaited)
+    # What is shown of those that take time: the op that waits, and the last gradient of a sum.
+    user = np.full(len(columns), NOTHING)
+    is_op = ~columns.is_collective[waiters]
+    user[awaited[is_op]] = waiters[is_op]
+    timed = rows[takes > 0]
+    last = presence(threads.schedule).last
+    threads.beside.append(np.stack([threads.item[timed], last[timed], user[timed]]))
 
 
 def _presence_amiss(schedule: Schedule) -> Iterable[Finding]:
@@ -173,7 +214,7 @@ def _side_by_side(schedule: Schedule) -> Iterator[Finding]:
 def _unmet(schedule: Schedule) -> Iterator[Finding]:
     """Collectives that lack one which they should meet: the first of each kind and stage."""
     columns = schedule.columns
-    rows = columns.where(*MEETING)
+    rows = columns.where(*MEETS)
     pairs = zip(columns.kind[rows].tolist(), columns.stage[rows].tolist(), strict=True)
     counts = Counter(pairs)
     lacking = []

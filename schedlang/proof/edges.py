@@ -28,68 +28,39 @@ from collections.abc import Callable
 
 import numpy as np
 
-from schedlang.proof.channels import Channels, channels_of
-from schedlang.proof.collective_edges import place_beside
 from schedlang.proof.events import Events
+from schedlang.proof.features import functions
 from schedlang.proof.graph import NEVER, Graph
-from schedlang.proof.message_edges import (
-    meet_transfers,
-    place_lanes,
-    wait_for_makers,
-    wait_for_messages,
-    wait_for_receives,
-    wait_for_room,
-    wait_for_sends,
-)
 from schedlang.proof.threads import Threads
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import AWAY, BACK
 from schedlang.schedule.needs import needs_of, sums_of
 from schedlang.schedule.schedule import Schedule, once
-from schedlang.schedule.transports import Transport
 
 #: The graph by whose times copies of several ranks take turns: the events of a schedule, with the
 #: durations that count.
 GraphOf = Callable[[Events], Graph]
 
 
-def _at_costs(events: Events) -> Graph:
+def at_costs(events: Events) -> Graph:
     """The graph of events with the durations that the costs give."""
     return events.graph
 
 
 def ideal_events(
-    schedule: Schedule, costs: Costs, graph_of: GraphOf = _at_costs
+    schedule: Schedule, costs: Costs, graph_of: GraphOf = at_costs
 ) -> Events:
     """The events where what an op makes is at once on its way, and no transfer waits for another.
 
     An op that needs something of its own rank, which is not made before it, never runs.
     """
-    return _in_turns(schedule, costs, _ideal, graph_of)
+    return in_turns(schedule, costs, _ideal, graph_of)
 
 
 @once
 def own_ideal_events(schedule: Schedule) -> Events:
     """The ideal events at the costs of the schedule itself."""
     return ideal_events(schedule, schedule.costs)
-
-
-def transport_events(
-    schedule: Schedule,
-    costs: Costs,
-    transport: Transport,
-    graph_of: GraphOf = _at_costs,
-) -> Events:
-    """The events on a transport.
-
-    Its order is known to be right: where an op stands before what it needs, nothing waits.
-    """
-    channels = channels_of(schedule, transport)
-
-    def on_transport(threads: Threads) -> Events:
-        return _on_transport(threads, channels, transport)
-
-    return _in_turns(schedule, costs, on_transport, graph_of)
 
 
 def takes_turns(schedule: Schedule, costs: Costs) -> bool:
@@ -106,7 +77,7 @@ def takes_turns(schedule: Schedule, costs: Costs) -> bool:
     return any(any(durations[kind]) for kind in (*AWAY, *BACK))
 
 
-def _in_turns(
+def in_turns(
     schedule: Schedule,
     costs: Costs,
     events_of: Callable[[Threads], Events],
@@ -144,28 +115,27 @@ def _in_turns(
 def _ideal(threads: Threads) -> Events:
     """The edges where no transfer waits for another."""
     threads.place_ops()
-    wait_for_makers(threads)
-    place_beside(threads)
+    _wait_for_makers(threads)
+    place_features(threads)
     _never_run(threads)
     return threads.events()
 
 
-def _on_transport(threads: Threads, channels: Channels, transport: Transport) -> Events:
-    """The edges on a transport."""
-    threads.place_ops(with_transfers=transport.blocks)
-    if transport.lane == "none":
-        wait_for_messages(threads, channels)
-    else:
-        if not transport.blocks:
-            place_lanes(threads, channels, transport)
-            wait_for_receives(threads)
-        if transport.capacity:
-            wait_for_room(threads, channels, transport.capacity)
-        else:
-            meet_transfers(threads, channels, transport.atomic)
-    place_beside(threads)
-    wait_for_sends(threads, channels)
-    return threads.events(channels)
+def place_features(threads: Threads) -> None:
+    """Put the events of the schedule's features into the graph."""
+    for place in functions("place", threads.schedule, threads.costs):
+        place(threads)
+
+
+def _wait_for_makers(threads: Threads) -> None:
+    """Ideally, an op waits for the ops that make what it needs on other ranks, and the latency."""
+    needs = needs_of(threads.schedule)
+    wanted = np.flatnonzero(needs.is_message & ~threads.columns.is_transfer[needs.user])
+    users = needs.user[wanted]
+    makers = needs.maker[wanted]
+    target = np.where(makers >= 0, threads.item[makers], NEVER)
+    delay = threads.latencies[needs.made[wanted], needs.number[wanted]]
+    threads.wait(threads.item[users], target, users, delay, needs.receive[wanted])
 
 
 def _never_run(threads: Threads) -> None:

@@ -1,17 +1,22 @@
 """The events of a schedule: when each of its actions happens, by an event graph."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import evolve, frozen
 
-from schedlang.proof.channels import Channels
 from schedlang.proof.graph import NOTHING, Graph
 from schedlang.schedule.columns import Columns, Floats, Ints
 from schedlang.schedule.fixed_point import FixedPoint
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Beside, Timeline
+
+if TYPE_CHECKING:
+    from schedlang.proof.channels import Channels
 
 
 @frozen(eq=False)
@@ -67,7 +72,7 @@ class Events:
     after: Floats
     channels: Channels | None
 
-    def among(self, walked: Iterable[Graph]) -> "Events":
+    def among(self, walked: Iterable[Graph]) -> Events:
         """These events, with the times of one of some graphs if that is the same."""
         return evolve(self, graph=self.graph.among(walked))
 

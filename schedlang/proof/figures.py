@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from schedlang.on_demand import on_demand
 from schedlang.proof.execution import Execution
-from schedlang.ranks.weights import Versions, follow_weights
 
 if TYPE_CHECKING:
     from fractions import Fraction
+
+    from schedlang.ranks.weights import Versions, follow_weights
+else:
+    follow_weights = on_demand("schedlang.ranks.weights.follow_weights")
 
 
 class Figures:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from attrs import evolve
 
 from schedlang.diagnostics.diagnostic import Diagnostic
-from schedlang.proof.prove import has_batches
 from schedlang.schedule.actions import is_send, is_transfer, word
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.schedule import Schedule
@@ -27,7 +26,7 @@ def lint(schedule: Schedule) -> list[Diagnostic]:
     findings: list[Finding] = []
     if schedule.transport == "gloo":
         findings += _needs_tags(schedule)
-    elif has_batches(schedule.columns):
+    elif schedule.columns.has_batches:
         if schedule.transport in ("nccl", "nccl-eager"):
             findings += _asymmetric(schedule)
         if schedule.transport == "nccl":

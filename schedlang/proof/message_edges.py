@@ -1,13 +1,17 @@
-"""The edges of messages, by the rules of a transport."""
+"""The events of a schedule on a transport, and the edges of its messages there."""
 
 import numpy as np
 
-from schedlang.proof.channels import Channels
+from schedlang.proof.channels import Channels, channels_of
+from schedlang.proof.edges import GraphOf, at_costs, in_turns, place_features
+from schedlang.proof.events import Events
 from schedlang.proof.graph import NEVER, NOTHING
 from schedlang.proof.threads import Threads
 from schedlang.schedule.columns import Ints
+from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import WAITS
 from schedlang.schedule.needs import needs_of
+from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import Transport
 
 # `0F0 0SEND_F0 0F1` on rank 0, and `1RECV_F0 1F0` on rank 1.
@@ -39,18 +43,43 @@ from schedlang.schedule.transports import Transport
 #     rank 1    ──────── 1F0 ──
 
 
-def wait_for_makers(threads: Threads) -> None:
-    """Ideally, an op waits for the ops that make what it needs on other ranks, and the latency."""
-    needs = needs_of(threads.schedule)
-    wanted = np.flatnonzero(needs.is_message & ~threads.columns.is_transfer[needs.user])
-    users = needs.user[wanted]
-    makers = needs.maker[wanted]
-    target = np.where(makers >= 0, threads.item[makers], NEVER)
-    delay = threads.latencies[needs.made[wanted], needs.number[wanted]]
-    threads.wait(threads.item[users], target, users, delay, needs.receive[wanted])
+def transport_events(
+    schedule: Schedule,
+    costs: Costs,
+    transport: Transport,
+    graph_of: GraphOf = at_costs,
+) -> Events:
+    """The events on a transport.
+
+    Its order is known to be right: where an op stands before what it needs, nothing waits.
+    """
+    channels = channels_of(schedule, transport)
+
+    def on_transport(threads: Threads) -> Events:
+        return _on_transport(threads, channels, transport)
+
+    return in_turns(schedule, costs, on_transport, graph_of)
 
 
-def wait_for_messages(threads: Threads, channels: Channels) -> None:
+def _on_transport(threads: Threads, channels: Channels, transport: Transport) -> Events:
+    """The edges on a transport."""
+    threads.place_ops(with_transfers=transport.blocks)
+    if transport.lane == "none":
+        _wait_for_messages(threads, channels)
+    else:
+        if not transport.blocks:
+            _place_lanes(threads, channels, transport)
+            _wait_for_receives(threads)
+        if transport.capacity:
+            _wait_for_room(threads, channels, transport.capacity)
+        else:
+            _meet_transfers(threads, channels, transport.atomic)
+    place_features(threads)
+    _wait_for_sends(threads, channels)
+    return threads.events(channels)
+
+
+def _wait_for_messages(threads: Threads, channels: Channels) -> None:
     """Where each transfer is on its own, an op waits until the ranks that send what it needs have
     come to their sends, and the latency.
     """
@@ -61,7 +90,7 @@ def wait_for_messages(threads: Threads, channels: Channels) -> None:
     threads.wait(threads.item[users], target, receives, delay, receives)
 
 
-def wait_for_receives(threads: Threads) -> None:
+def _wait_for_receives(threads: Threads) -> None:
     """Where there are lanes, an op waits for the batches that bring what it needs."""
     users, receives = _received(threads)
     threads.wait(threads.item[users], threads.item[receives], receives)
@@ -78,7 +107,7 @@ def _received(threads: Threads) -> tuple[Ints, Ints]:
     return needs.user[wanted], needs.receive[wanted]
 
 
-def wait_for_sends(threads: Threads, channels: Channels) -> None:
+def _wait_for_sends(threads: Threads, channels: Channels) -> None:
     """A wait for a send holds its rank until that send is over; each send has one wait."""
     for send, wait in WAITS.items():
         if not len(threads.columns.where(wait)):
@@ -108,7 +137,7 @@ def _sorted(threads: Threads, rows: Ints) -> Ints:
     ]
 
 
-def place_lanes(threads: Threads, channels: Channels, transport: Transport) -> None:
+def _place_lanes(threads: Threads, channels: Channels, transport: Transport) -> None:
     """Put batches of transfers on the lanes of their ranks."""
     columns = threads.columns
     rows = np.flatnonzero(columns.is_transfer)
@@ -130,7 +159,7 @@ def place_lanes(threads: Threads, channels: Channels, transport: Transport) -> N
     threads.item[rows] = threads.item[batch]
 
 
-def meet_transfers(threads: Threads, channels: Channels, atomic: bool) -> None:
+def _meet_transfers(threads: Threads, channels: Channels, atomic: bool) -> None:
     """A transfer is over one latency after both of its sides have started, a batch with the last of
     its transfers. Where batches are `atomic`, those that exchange messages, directly or through
     others, are over together.
@@ -168,7 +197,7 @@ def meet_transfers(threads: Threads, channels: Channels, atomic: bool) -> None:
     threads.wait(threads.item[rows], whole, rows)
 
 
-def wait_for_room(threads: Threads, channels: Channels, capacity: float) -> None:
+def _wait_for_room(threads: Threads, channels: Channels, capacity: float) -> None:
     """A send is over once fewer than `capacity` messages of its channel wait, and its receive one
     latency later. Transfers of one batch do not wait for each other: each has a thread.
     """

@@ -16,22 +16,31 @@ it is the order in which the compiler places transfers, and the quickest proof o
 Batches that exchange messages have one moment, that of the last of these.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import evolve
 
-from schedlang.proof.channels import joined, other_numbers
-from schedlang.proof.collectives import sides_of
+from schedlang.on_demand import on_demand
 from schedlang.proof.edges import ideal_events, own_ideal_events
 from schedlang.proof.events import Events
 from schedlang.proof.graph import NOTHING, Graph
 from schedlang.schedule.columns import Columns, Flags, Floats, Ints, repeats
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import HANDS_ON, OPS, RECEIVES, Kind
-from schedlang.schedule.needs import Needs, needs_of
+from schedlang.schedule.needs import Needs, needs_of, other_numbers
 from schedlang.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from schedlang.proof.batches import share_moments
+    from schedlang.proof.collectives import sides_of
+else:
+    # For schedules with batches of transfers, and for those with collectives.
+    share_moments = on_demand("schedlang.proof.batches.share_moments")
+    sides_of = on_demand("schedlang.proof.collectives.sides_of")
 
 
 class Moments:
@@ -161,7 +170,7 @@ def follows_moments(
         repeats(transfers)[0]
     ):
         return False
-    if not _in_batches(columns, sends, receives, when):
+    if columns.has_batches and not share_moments(columns, sends, receives, when):
         return False
     grows = _grows(schedule, events, when, room)
     is_there = when[needs.receive[received]] < when[needs.user[received]]
@@ -172,8 +181,9 @@ def _grows(schedule: Schedule, events: Events, when: Ints, room: np.int64) -> bo
     """Whether the actions of each rank are in order of `when` they are done."""
     columns = schedule.columns
     is_begun = np.zeros(len(columns), bool)
-    sides = sides_of(schedule)
-    is_begun[sides.row[sides.counts > 1]] = True
+    if columns.is_collective.any():
+        sides = sides_of(schedule)
+        is_begun[sides.row[sides.counts > 1]] = True
     is_begun[events.on_ranks.heads] = False
     # What is of a stage and replicas outside of the plan may stand anywhere.
     is_anywhere = columns.is_collective & ~is_begun
@@ -199,32 +209,6 @@ def _begin_late(
     latest = np.maximum.accumulate(of_rank + at) - of_rank
     is_late = is_begun[rows] & (latest // room == at // room)
     when[rows[is_late]] = latest[is_late]
-
-
-def _in_batches(columns: Columns, sends: Ints, receives: Ints, when: Ints) -> bool:
-    """Put the transfers of batches that exchange messages into one moment: `when` the last of these
-    is handed over. Sends and receives are the two sides of each message.
-
-    Whether the messages of a batch meet on every transport: both sides are of batches, in which
-    those from one rank to another one have the same order.
-    """
-    is_batched = columns.sizes[sends] > 1
-    if (is_batched != (columns.sizes[receives] > 1)).any():
-        return False
-    sends = sends[is_batched]
-    receives = receives[is_batched]
-    label = joined(columns, sends, receives)
-    sides = np.concatenate([sends, receives])
-    moment = label[columns.batch[sides]]
-    last = np.zeros(len(columns), np.int64)
-    np.maximum.at(last, moment, when[sides])
-    when[sides] = last[moment]
-    channel = (
-        columns.rank[sends] * (columns.rank.max(initial=0) + np.int64(1))
-        + columns.rank[receives]
-    )
-    sent, received = (np.lexsort((side, channel)) for side in (sends, receives))
-    return np.array_equal(sent, received)
 
 
 def _without_ways(schedule: Schedule) -> Costs:

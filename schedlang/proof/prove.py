@@ -1,26 +1,35 @@
 """A schedule on a transport: does it run, is it right, and how long does it take?"""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import CompileError
-from schedlang.proof.edges import ideal_events, own_ideal_events, transport_events
+from schedlang.on_demand import on_demand
+from schedlang.proof.edges import ideal_events, own_ideal_events
 from schedlang.proof.events import Events
 from schedlang.proof.execution import Execution
-from schedlang.proof.first_use import check_first_use
+from schedlang.proof.features import check
 from schedlang.proof.graph import Graph
 from schedlang.proof.moments import follows_moments
-from schedlang.proof.order import check_order
-from schedlang.proof.replicas import mixed_versions
-from schedlang.proof.standstill import Standstill
-from schedlang.proof.structure import check_actions, check_frozen, check_structure
-from schedlang.ranks.weights import follow_weights
-from schedlang.schedule.columns import Columns
+from schedlang.proof.structure import check_actions, check_structure
 from schedlang.schedule.costs import UNIT, Costs
-from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.schedule import Schedule
-from schedlang.schedule.transports import Transport, timed, transports
+from schedlang.schedule.transports import timed, transports
+
+if TYPE_CHECKING:
+    from schedlang.proof.first_use import check_first_use
+    from schedlang.proof.message_edges import transport_events
+    from schedlang.proof.running import run_on
+else:
+    # For transports whose communicators wait at their first use, and for schedules whose actions
+    # are not in the order of their moments.
+    check_first_use = on_demand("schedlang.proof.first_use.check_first_use")
+    transport_events = on_demand("schedlang.proof.message_edges.transport_events")
+    run_on = on_demand("schedlang.proof.running.run_on")
 
 
 def prove(schedule: Schedule, walked: Iterable[Graph] = ()) -> Execution:
@@ -41,7 +50,7 @@ class Proof:
 
     def __init__(self, schedule: Schedule, walked: Iterable[Graph] = ()) -> None:
         check_structure(schedule)
-        check_frozen(schedule)
+        check("wrong_plan", schedule)
         self.schedule = schedule
         self.ideal = own_ideal_events(schedule).among(walked)
         #: Whether its actions are in the order of their moments.
@@ -55,7 +64,7 @@ class Proof:
         #     in the order of their moments? ── yes ──► right
         #                  └── no ──► the event graph of the transport, walked ──► right, or why not
         schedule = self.schedule
-        rules = transports(name, has_batches(schedule.columns))
+        rules = transports(name, schedule.columns.has_batches)
         if self.runs:
             # It runs on every transport, but for what there is besides transfers.
             if any(transport.first_use for transport in rules):
@@ -68,7 +77,7 @@ class Proof:
     @cached_property
     def _right_weights(self) -> Execution:
         """The ideal execution, if every op of it reads the weights that it should."""
-        check_versions(self.schedule)
+        check("wrong_reads", self.schedule)
         return _execution(self.schedule, self.schedule.costs, "ideal", self.ideal)
 
 
@@ -78,18 +87,10 @@ def can_run(schedule: Schedule) -> bool:
     """
     try:
         check_structure(schedule)
-        check_versions(schedule)
+        check("wrong_reads", schedule)
     except CompileError:
         return False
     return own_ideal_events(schedule).graph.is_whole
-
-
-def check_versions(schedule: Schedule) -> None:
-    """CompileError when an op reads other weights than it should."""
-    versions = follow_weights(schedule)
-    findings = versions.findings or mixed_versions(schedule, versions)
-    if findings:
-        raise CompileError(diagnose(schedule, findings))
 
 
 def ideal_execution(schedule: Schedule) -> Execution | None:
@@ -100,11 +101,6 @@ def ideal_execution(schedule: Schedule) -> Execution | None:
     if not ideal.graph.is_whole:
         return None
     return _execution(schedule, schedule.costs, "ideal", ideal)
-
-
-def has_batches(columns: Columns) -> bool:
-    """Whether some transfers are issued as one."""
-    return bool(columns.group[columns.is_transfer].any())
 
 
 def makespans(
@@ -146,43 +142,6 @@ def makespan_at(schedule: Schedule, costs: Costs) -> float:
     return (
         transport_events(schedule, costs, timed(schedule.transport)).timeline().makespan
     )
-
-
-def run_on(schedule: Schedule, costs: Costs, transport: Transport) -> Events:
-    """The events of a schedule on a transport; CompileError if it does not run there."""
-    events = transport_events(schedule, costs, transport)
-    findings = _findings(schedule, events, transport)
-    if findings:
-        raise CompileError(diagnose(schedule, findings))
-    if transport.first_use:
-        check_first_use(schedule)
-    return events
-
-
-def _findings(
-    schedule: Schedule, events: Events, transport: Transport
-) -> list[Finding]:
-    """All that keeps a schedule from running on a transport as it should."""
-    channels = events.channels
-    assert channels is not None
-    standstill = Standstill(schedule, events, transport)
-    # Of what stands behind a standstill, nothing is known yet.
-    findings = [
-        *standstill.reached(check_order(schedule)),
-        *channels.nowhere(),
-        *standstill.reached(channels.repeated()),
-        *standstill.met(channels.mismatched()),
-    ]
-    if not events.graph.is_whole or len(channels.alone):
-        # Of a schedule that nobody has proved, what is missing says more.
-        check_structure(schedule)
-        # The sums of a stage go update by update: one behind that of a later update never comes.
-        late = [
-            each for each in follow_weights(schedule).findings if each.code == "update"
-        ]
-        findings = findings or late
-        findings += standstill.explain(bool(findings))
-    return findings
 
 
 def _execution(

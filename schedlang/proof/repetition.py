@@ -44,10 +44,10 @@ from attrs import define, evolve, field
 
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.proof.channels import NO_PARTNER, channels_of
-from schedlang.proof.edges import transport_events
 from schedlang.proof.execution import Execution
 from schedlang.proof.graph import NOTHING, Graph
-from schedlang.proof.prove import Proof, has_batches
+from schedlang.proof.message_edges import transport_events
+from schedlang.proof.prove import Proof
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.columns import Columns, Flags, Ints, actions_of
 from schedlang.schedule.costs import UNIT
@@ -170,7 +170,7 @@ def goes_on(
     """
     start = np.array([kernel.start for kernel in kernels])
     length = np.array([kernel.stop for kernel in kernels]) - start
-    for rules in transports(longer.transport, has_batches(longer.columns)):
+    for rules in transports(longer.transport, longer.columns.has_batches):
         partner = channels_of(longer, rules).partner
         most = start + times * length
         first, pending = _come_to(longer, partner, most, start, rules)

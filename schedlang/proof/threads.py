@@ -2,19 +2,28 @@
 beside them, and the rule by which something runs on a stream.
 """
 
+from __future__ import annotations
+
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import define, field
 
-from schedlang.proof.channels import Channels
+from schedlang.on_demand import on_demand
 from schedlang.proof.durations import latencies, op_ends
 from schedlang.proof.events import Events, RankThreads
 from schedlang.proof.graph import NOTHING, Items
-from schedlang.proof.presence import presence
 from schedlang.schedule.columns import Columns, Floats, Ints, pairs_within
 from schedlang.schedule.costs import Costs, Durations
 from schedlang.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from schedlang.proof.channels import Channels
+    from schedlang.proof.presence import presence
+else:
+    # For schedules with collectives.
+    presence = on_demand("schedlang.proof.presence.presence")
 
 
 @define(eq=False)

@@ -12,7 +12,7 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 from schedlang.files.kinds import FileKind, kind_of
 from schedlang.files.reading import read_source
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.language.syntax import Param
 from schedlang.plan.plan import Plan
 from schedlang.plan.proved import read_plan

@@ -19,7 +19,7 @@ from attrs import define, field, frozen
 from numpy.typing import ArrayLike, NDArray
 
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.kinds import OPS, ROWS, SENDS, STEPS, TRANSFERS, kinds_of
+from schedlang.schedule.kinds import OPS, ROWS, SENDS, STEPS, TRANSFERS, kinds_of, op_of
 
 Ints = NDArray[np.integer]
 Flags = NDArray[np.bool_]
@@ -43,7 +43,10 @@ def counts_of(
 
 
 #: By kind, how many slots an op takes in a building block.
-SLOTS = np.array([OPS[kind].slots if kind in OPS else 0 for kind in range(ROWS)])
+SLOTS = np.array([op_of(kind).slots for kind in range(ROWS)])
+_STREAMS = [*dict.fromkeys(op.stream for op in OPS.values())]
+#: By kind, the number of the stream of its rank on which an op runs.
+STREAMS = np.array([_STREAMS.index(op_of(kind).stream) for kind in range(ROWS)])
 
 
 @frozen(eq=False)
@@ -83,6 +86,11 @@ class Columns:
     def sizes(self) -> Ints:
         """Of each action, how many are issued together with it, itself included."""
         return counts_of(self.batch, minlength=len(self))[self.batch]
+
+    @cached_property
+    def has_batches(self) -> bool:
+        """Whether some transfers are issued as one."""
+        return bool(self.group[self.is_transfer].any())
 
     @cached_property
     def is_transfer(self) -> Flags:

@@ -2,12 +2,18 @@
 diagnostic.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from attrs import frozen
 
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.source import Label
-from schedlang.diagnostics.waits import Wait
 from schedlang.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from schedlang.diagnostics.waits import Wait
 
 
 @frozen

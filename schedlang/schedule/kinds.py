@@ -27,6 +27,8 @@ REPEATS = kinds_of(lambda op: op.repeats)
 AWAY = kinds_of(lambda op: op.is_copy and op.holds < 0)
 BACK = kinds_of(lambda op: op.is_copy and op.holds > 0)
 
+#: The collectives that meet others, on the ranks of replicas of their stage.
+MEETS = kinds_of(lambda op: op.meets)
 #: What sums the gradients of all replicas of a stage.
 REDUCES = kinds_of(lambda op: op.gradients == "sum")
 

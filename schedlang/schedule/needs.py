@@ -22,7 +22,7 @@ from schedlang.schedule.kinds import (
     STEPS,
     Kind,
 )
-from schedlang.schedule.layout import Pipeline
+from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.schedule import Schedule, once
 
 #: A kind, a stage or the number of a transfer, and a microbatch.
@@ -410,3 +410,9 @@ class _Rules:
             stages = [layout.stage_of(send, number) for number in layout.all_numbers]
             stage = np.array(stages, np.int32)[number]
             yield _Part(made, rows, stage, self.columns.microbatch[rows], number)
+
+
+def other_numbers(layout: Layout, kind: Kind) -> Ints:
+    """The number of the other end of each transfer of a kind."""
+    numbers = [layout.counterpart(kind, number)[1] for number in layout.all_numbers]
+    return np.array(numbers, np.int64)

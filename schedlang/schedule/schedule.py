@@ -4,6 +4,8 @@ The one intermediate form. A program expands to a schedule of compute ops; lower
 receives; a plan is a lowered schedule that passed the checks.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +16,7 @@ from attrs import field, frozen
 from schedlang.diagnostics.arguments import check_whole
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.source import Source, Span
-from schedlang.files.late import load
+from schedlang.on_demand import on_demand
 from schedlang.schedule.actions import Actions, is_update
 from schedlang.schedule.kinds import AWAY, FORWARD, GATHERS, REPEATS, Kind
 from schedlang.schedule.layout import Layout
@@ -22,11 +24,19 @@ from schedlang.schedule.naming import Names
 from schedlang.schedule.transports import PORTABLE
 
 if TYPE_CHECKING:
-    from schedlang.schedule.columns import Columns, Flags, Ints
+    from schedlang.schedule.columns import Columns, Flags, Ints, columns_of
     from schedlang.schedule.costs import Costs
+    from schedlang.schedule.costs.model import unit_costs
+else:
+    # For whoever asks for all actions or for costs: who runs a plan does not.
+    columns_of = on_demand("schedlang.schedule.columns.columns_of")
+    unit_costs = on_demand("schedlang.schedule.costs.model.unit_costs")
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Schedule")
+
+#: For each rank, the time slot of each of its actions.
+Slots = tuple[tuple[int, ...], ...]
 
 #: The most actions of one schedule.
 MOST_STEPS = 20_000_000
@@ -126,13 +136,12 @@ class Trial:
         return f"{self.name} {outcome}"
 
 
-def _costs_of(given: "Costs | Callable[[], Costs] | None") -> "Costs":
+def _costs_of(given: Costs | Callable[[], Costs] | None) -> Costs:
     """The costs that a schedule was given, or of which it was given a function that reads them;
     without either, unit costs.
     """
     if given is None:
-        unit: Costs = load("schedlang.schedule.costs").UNIT
-        return unit
+        return unit_costs()
     return given() if callable(given) else given
 
 
@@ -156,12 +165,12 @@ class Schedule:
     source: Source = field(repr=False)
     spans: tuple[Span, ...] = field(repr=False)
     weights: tuple[WeightRule, ...] = ()
-    slots: tuple[tuple[int, ...], ...] | None = None
+    slots: Slots | None = None
     stream: Stream | None = None
     claims: tuple[Claim, ...] = field(default=(), eq=False, repr=False)
     passes: tuple[Pass, ...] = field(default=(), eq=False, repr=False)
     warnings: tuple[Diagnostic, ...] = field(default=(), eq=False, repr=False)
-    _costs: "Costs | Callable[[], Costs] | None" = field(default=None, eq=_costs_of)
+    _costs: Costs | Callable[[], Costs] | None = field(default=None, eq=_costs_of)
     transport: str = PORTABLE
     objective: str = "makespan"
 
@@ -175,15 +184,14 @@ class Schedule:
         return f"{self.name} ({params})"
 
     @property
-    def costs(self) -> "Costs":
+    def costs(self) -> Costs:
         """The costs that the program or its user gave."""
         return _costs_of(self._costs)
 
     @cached_property
-    def columns(self) -> "Columns":
+    def columns(self) -> Columns:
         """All actions as numpy columns."""
-        found: Columns = load("schedlang.schedule.columns").columns_of(self.ranks)
-        return found
+        return columns_of(self.ranks)
 
     @cached_property
     def _found(self) -> dict[object, Any]:
@@ -286,7 +294,7 @@ class Schedule:
         is_used = not self.is_forward_only and self.layout.has_backward[stage]
         return is_used and (stage, microbatch) not in self.recomputed
 
-    def keeps_all(self, kinds: "Ints", stages: "Ints", microbatches: "Ints") -> "Flags":
+    def keeps_all(self, kinds: Ints, stages: Ints, microbatches: Ints) -> Flags:
         """`keeps` of many ops."""
         keeps = np.ones(len(kinds), bool)
         # All but forwards keep what they add. Of forwards, those lose it whose backward never comes
@@ -303,7 +311,7 @@ class Schedule:
         return keeps
 
     @cached_property
-    def _is_recomputed(self) -> "Flags":
+    def _is_recomputed(self) -> Flags:
         """`recomputed` as a table, by stage and microbatch."""
         stages = range(len(self.placement))
         table = np.zeros((len(stages), max(map(self.layout.units, stages))), bool)

@@ -16,7 +16,7 @@ from schedlang import CompileError, Source, compile, read_plan, read_source, wri
 from schedlang.advice.advice import WAITS, advise
 from schedlang.advice.smallest import smallest
 from schedlang.cli.main import main
-from schedlang.diagnostics.diagnostic import to_json, to_text
+from schedlang.diagnostics.rendering import to_json, to_text
 from schedlang.schedule.transports import NAMES
 from tests.support.paths import DIAGNOSTICS
 

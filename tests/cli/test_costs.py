@@ -12,7 +12,7 @@ from schedlang.cli.command_table import parse
 from schedlang.cli.inputs import load_to_execute
 from schedlang.cli.main import main
 from schedlang.language import syntax
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from tests.support.paths import GALLERY, PROGRAMS
 
 #: The items of a program that change the order of its ops, or which ops there are.

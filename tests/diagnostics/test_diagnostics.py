@@ -8,7 +8,8 @@ import pytest
 
 from schedlang import CompileError, Source, compile, read_source
 from schedlang.advice.advice import advise
-from schedlang.diagnostics.diagnostic import Diagnostic, to_github, to_json
+from schedlang.diagnostics.diagnostic import Diagnostic
+from schedlang.diagnostics.rendering import to_github, to_json
 from schedlang.diagnostics.source import Label, Span
 from schedlang.language.grammar import FORMS, words
 from schedlang.language.parser import parse

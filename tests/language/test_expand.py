@@ -7,7 +7,7 @@ import pytest
 from schedlang import CompileError, Source, compile
 from schedlang.language.claims import check_claims
 from schedlang.language.expand import expand
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.proof.figures import Figures
 from schedlang.proof.prove import prove
 from schedlang.schedule.schedule import Schedule

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from schedlang import CompileError, Source
-from schedlang.diagnostics.diagnostic import Diagnostic, to_json
+from schedlang.diagnostics.diagnostic import Diagnostic
+from schedlang.diagnostics.rendering import to_json
 from schedlang.diagnostics.repair import Repair
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.language.names import check_names
 from tests.support.paths import DIAGNOSTICS, GALLERY, PROGRAMS
 

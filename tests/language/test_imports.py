@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from schedlang import CompileError, compile, read_plan, read_source, write_plan
-from schedlang.diagnostics.diagnostic import to_json, to_text
+from schedlang.diagnostics.rendering import to_json, to_text
 
 PROGRAM = """\
 schedule s {

@@ -9,7 +9,7 @@ from schedlang.compiler import compile_tree
 from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.extras.prove.sets.outcome import contains, prove
 from schedlang.language.expand import expand
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.language.symbols import symbols_of
 
 #: 1F1B where each rank looks its warm-up up.

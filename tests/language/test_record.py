@@ -8,7 +8,7 @@ from attrs import define, field
 from schedlang import CompileError, Source
 from schedlang.language.declarations import declare
 from schedlang.language.expand import expand
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.language.record import record
 from schedlang.language.sites import Sites
 from schedlang.schedule.kinds import Kind

@@ -6,7 +6,7 @@ from schedlang import CompileError, Source, compile
 from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.extras.prove.sets.outcome import contains, prove
 from schedlang.language.expand import expand
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.language.symbols import symbols_of
 from schedlang.proof.prove import simulate
 from tests.support.paths import PROGRAMS

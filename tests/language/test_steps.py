@@ -9,7 +9,7 @@ from schedlang.compiler import compile_tree
 from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.extras.prove.sets.outcome import contains, prove
 from schedlang.language.expand import expand
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 
 NUMBERS = st.integers(-9, 9)
 STEPS = st.integers(-4, 4).filter(bool)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from schedlang import Source, read_source
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.language.names import FIGURES
 from schedlang.language.scopes import BUILTINS
 from schedlang.language.symbols import Symbols, symbols_of

@@ -25,11 +25,11 @@ from schedlang import (
     simulate,
 )
 from schedlang.language.expand import expand
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.lowering import CO_ISSUED, OWN, alternatives, lower
 from schedlang.lowering.choice import choose_lowering
-from schedlang.lowering.defer import defer
-from schedlang.lowering.fuse import fuse
+from schedlang.lowering.deferral import defer
+from schedlang.lowering.fusion import fuse
 from schedlang.schedule.actions import is_send, is_transfer
 from schedlang.schedule.kinds import OPS, SENDS
 from tests.proof.test_transports import verdict

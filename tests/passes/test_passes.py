@@ -23,7 +23,7 @@ from schedlang import (
     simulate,
 )
 from schedlang.compiler import ops_of
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.lowering import lower
 from schedlang.passes import best_order as search
 from schedlang.passes import fill

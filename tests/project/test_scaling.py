@@ -10,7 +10,7 @@ import pytest
 
 from schedlang import compile, read_source
 from schedlang.compiler import compile_tree
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.language.syntax import Schedule
 from tests.support.paths import PROGRAMS
 

@@ -5,10 +5,12 @@ import pytest
 from attrs import evolve
 
 from schedlang import CompileError, Costs, Schedule
-from schedlang.proof.edges import ideal_events, transport_events
+from schedlang.proof.edges import ideal_events
 from schedlang.proof.events import Events
 from schedlang.proof.graph import NOTHING, Graph
-from schedlang.proof.prove import run_on, simulate
+from schedlang.proof.message_edges import transport_events
+from schedlang.proof.prove import simulate
+from schedlang.proof.running import run_on
 from schedlang.schedule.kinds import RECEIVES
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.timeline import Beside

@@ -21,9 +21,9 @@ from schedlang import (
     simulate,
 )
 from schedlang.lowering import lower
-from schedlang.lowering.fuse import fuse
+from schedlang.lowering.fusion import fuse
 from schedlang.proof import graph as of_graph
-from schedlang.proof.edges import ideal_events, transport_events
+from schedlang.proof.edges import ideal_events
 from schedlang.proof.graph import (
     NEVER,
     NOTHING,
@@ -31,9 +31,9 @@ from schedlang.proof.graph import (
     Items,
     walk,
 )
+from schedlang.proof.message_edges import transport_events
 from schedlang.proof.moments import follows_moments
 from schedlang.proof.order import check_order
-from schedlang.proof.prove import has_batches
 from schedlang.proof.structure import check_structure
 from schedlang.schedule.columns import Floats
 from schedlang.schedule.needs import all_needs_of
@@ -198,7 +198,7 @@ def test_the_gallery_is_proved_by_its_moments() -> None:
     """Or the quick proof would be one that nobody gets; also with messages exchanged in batches."""
     plans = gallery(((4, 8),))
     assert len(plans) > 25
-    assert any(has_batches(plan.columns) for plan in plans)
+    assert any(plan.columns.has_batches for plan in plans)
     for plan in plans:
         # Frozen stages are timed with backwards that take no time, which the plan leaves out.
         if not plan.layout.frozen:
@@ -212,7 +212,7 @@ def of_gallery(rng: random.Random) -> Schedule:
 def fused_of_gallery(rng: random.Random) -> Schedule:
     """Plans whose ranks exchange messages in batches."""
     plan = of_gallery(rng)
-    return plan if has_batches(plan.columns) else fuse(plan)
+    return plan if plan.columns.has_batches else fuse(plan)
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_what_follows_its_moments_runs_on_every_transport(
         follows += 1
         assert not list(check_order(plan))
         for name in TRANSPORTS:
-            for transport in transports(name, has_batches(plan.columns)):
+            for transport in transports(name, plan.columns.has_batches):
                 events = transport_events(plan, plan.costs, transport)
                 assert events.graph.is_whole
                 assert events.channels is not None

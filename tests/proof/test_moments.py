@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from schedlang import Costs, Kind, Schedule, compile, simulate
-from schedlang.lowering.fuse import fuse
+from schedlang.lowering.fusion import fuse
 from schedlang.proof.edges import ideal_events
 from schedlang.proof.moments import Moments, follows_moments, global_events
 from schedlang.schedule.layout import Layout, Pipeline

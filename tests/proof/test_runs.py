@@ -14,9 +14,10 @@ from schedlang.extras.noise import runs as of_runs
 from schedlang.extras.noise.noise import Draws, Noise
 from schedlang.extras.noise.runs import simulate_runs
 from schedlang.extras.noise.samples import Samples
-from schedlang.proof.edges import ideal_events, takes_turns, transport_events
+from schedlang.proof.edges import ideal_events, takes_turns
 from schedlang.proof.events import Events
 from schedlang.proof.graph import Graph
+from schedlang.proof.message_edges import transport_events
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Floats
 from schedlang.schedule.costs import UNIT

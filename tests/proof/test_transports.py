@@ -22,14 +22,15 @@ from schedlang import (
 from schedlang.cli.verdicts import errors
 from schedlang.compiler import check_program
 from schedlang.diagnostics.source import Span
-from schedlang.lowering.fuse import fuse
+from schedlang.lowering.fusion import fuse
 from schedlang.plan.text import parse_actions
-from schedlang.proof.edges import ideal_events, transport_events
+from schedlang.proof.edges import ideal_events
 from schedlang.proof.execution import Execution
 from schedlang.proof.lints import lint
+from schedlang.proof.message_edges import transport_events
 from schedlang.proof.moments import follows_moments
-from schedlang.proof.prove import has_batches, run_on
 from schedlang.proof.repetition import proofs
+from schedlang.proof.running import run_on
 from schedlang.schedule.transports import NAMES, NCCL_EDGE, transports
 from tests.support.damage import (
     batched_plan,
@@ -78,7 +79,7 @@ def are_proved(found: dict[str, Execution | CompileError]) -> dict[str, bool]:
 
 def stand_still(schedule: Schedule) -> list[str]:
     """The transports on which a plan stands still, by a walk over all of its events."""
-    batches = has_batches(schedule.columns)
+    batches = schedule.columns.has_batches
     return [
         name
         for name in ALL
@@ -261,7 +262,7 @@ def test_what_goes_one_after_the_other_takes_longer() -> None:
     lanes = ("nccl-edge", "nccl", "nccl-eager")
     seen = []
     for plan in gallery(((3, 6), (4, 8)), slices=2):
-        if has_batches(plan.columns) or plan.stream:
+        if plan.columns.has_batches or plan.stream:
             continue
         costs = Costs(p2p_time=0.7)
         plans = [evolve(plan, transport=name) for name in lanes]

@@ -28,7 +28,7 @@ from schedlang.extras.prove.sets.wording import condition_text
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
 from schedlang.language.expand import check_text
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.proof.execution import Execution
 from schedlang.proof.memory import peaks
 from schedlang.proof.prove import ideal_execution

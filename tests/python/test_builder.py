@@ -24,7 +24,7 @@ from schedlang import (
     write_plan,
 )
 from schedlang.compiler import ops_of
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.schedule.kinds import OF_STAGE
 from schedlang.schedule.layout_rules import without_stage
 from tests.support.paths import PROGRAMS

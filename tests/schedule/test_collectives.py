@@ -31,7 +31,7 @@ from schedlang import (
 )
 from schedlang.extras.search.optimize.problem import Problem
 from schedlang.plan.text import parse_actions
-from schedlang.proof.prove import run_on
+from schedlang.proof.running import run_on
 from schedlang.proof.structure import check_structure
 from schedlang.report.bubbles.explanation import explain_bubble, explanation_text
 from schedlang.schedule.layout import Layout, Pipeline

@@ -21,7 +21,7 @@ from schedlang import (
     write_plan,
 )
 from schedlang.language.expand import expand
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.lowering import lower
 from schedlang.plan.text import parse_actions
 from schedlang.proof.structure import check_structure

@@ -15,7 +15,8 @@ from schedlang.diagnostics.source import Source, Span
 from schedlang.language import syntax
 from schedlang.language.formatting import formatted, rule_of
 from schedlang.language.grammar import tokens_of
-from schedlang.language.imports import file_of, load
+from schedlang.language.imports import file_of
+from schedlang.language.loading import load
 from schedlang.language.parser import parse_items
 from schedlang.language.symbols import Symbols, symbols_of
 from schedlang.language.variables import Lets, values_of_lets

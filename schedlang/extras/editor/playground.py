@@ -14,7 +14,8 @@ from typing import Any
 from attrs import evolve
 
 from schedlang.compiler import wrong_on
-from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, render
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
+from schedlang.diagnostics.rendering import render
 from schedlang.diagnostics.source import Source
 from schedlang.extras.editor.analysis import (
     Analysis,

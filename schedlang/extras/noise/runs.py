@@ -11,10 +11,11 @@ from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.arguments import check_number, check_type, check_whole
 from schedlang.extras.noise.noise import Draws, Noise, check_noise
 from schedlang.extras.noise.samples import Samples
-from schedlang.proof.edges import ideal_events, takes_turns, transport_events
+from schedlang.proof.edges import ideal_events, takes_turns
 from schedlang.proof.events import Events
 from schedlang.proof.graph import Graph
-from schedlang.proof.prove import run_on
+from schedlang.proof.message_edges import transport_events
+from schedlang.proof.running import run_on
 from schedlang.proof.structure import check_actions
 from schedlang.schedule.columns import Floats
 from schedlang.schedule.costs import UNIT, Costs

@@ -19,7 +19,8 @@ from schedlang.extras.prove.check_orders import FORMAT, Wrong
 from schedlang.files.reading import NO_FILE, source_of
 from schedlang.language import syntax
 from schedlang.language.codegen import generate
-from schedlang.language.imports import inlined, load
+from schedlang.language.imports import inlined
+from schedlang.language.loading import load
 from schedlang.language.trees import tree_of
 from schedlang.schedule.transports import transports
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from attrs import field, frozen
 
-from schedlang.diagnostics.diagnostic import Diagnostic, to_json
+from schedlang.diagnostics.diagnostic import Diagnostic
+from schedlang.diagnostics.rendering import to_json
 
 
 @frozen

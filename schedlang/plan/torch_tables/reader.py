@@ -27,7 +27,8 @@ from schedlang.plan.plan import Plan
 from schedlang.plan.torch_tables.layout import find_layout
 from schedlang.plan.torch_tables.markers import Marker, check_markers, with_markers
 from schedlang.plan.torch_tables.waits import check_waits
-from schedlang.proof.prove import prove, run_on
+from schedlang.proof.prove import prove
+from schedlang.proof.running import run_on
 from schedlang.proof.structure import check_structure
 from schedlang.schedule.actions import (
     OVERLAP,

@@ -512,6 +512,11 @@ _KIND_OF = {op.cost: kind for kind, op in OPS.items() if not op.is_collective}
 UNIT = Costs()
 
 
+def unit_costs() -> Costs:
+    """The costs that leave everything open."""
+    return UNIT
+
+
 def check_costs(costs: Any) -> None:
     """TypeError unless an argument is costs."""
     check_type("costs", costs, Costs, "Costs, such as Costs(p2p_time=0.1)")

@@ -1,45 +1,17 @@
-"""Costs from what a user gives: lists by their names, a JSON or YAML file, or the trace of a
-measured run.
-"""
+"""Costs from files: JSON, YAML, or the traces of a measured run."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
+from schedlang.files.documents import read_document
 from schedlang.files.kinds import FileKind, kind_of_file
 from schedlang.schedule.actions import is_transfer
-from schedlang.schedule.costs.fields import Cost
-from schedlang.schedule.costs.model import COSTS, Costs
-
-
-def make_costs(lists: Mapping[str, Sequence[float]], components: Any = None) -> Costs:
-    """Costs from the user's lists by their names, and the components of ops; ValueError for what
-    cannot be one.
-    """
-    given: dict[str, Any] = {"components": components}
-    for name, values in lists.items():
-        if name not in COSTS:
-            from difflib import get_close_matches
-
-            close = get_close_matches(str(name), COSTS, n=1)
-            there_is = f", there is `{close[0]}`" if close else ""
-            raise ValueError(f"there is no cost `{name}`{there_is}")
-        cost = COSTS[name]
-        if cost.is_single and len(values) != 1:
-            raise ValueError(f"`{name}` is one number")
-        given[name] = _single(cost, values[0]) if cost.is_single else tuple(values)
-    try:
-        return Costs(**given)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
-
-
-def _single(cost: Cost, value: float) -> float | int:
-    """The one number of a cost that is no list; a file may write a whole one as 2.0."""
-    is_whole = cost.shape == "whole" and value == value // 1
-    return int(value) if is_whole else value
-
+from schedlang.schedule.costs.given import costs_of
+from schedlang.schedule.costs.measured import measured_costs
+from schedlang.schedule.costs.model import Costs
+from schedlang.schedule.costs.traces import traced_actions, why_no_actions
 
 #: The kinds of file of which it is told what is wrong with them as costs.
 _MAY_BE_COSTS = (
@@ -51,41 +23,8 @@ _MAY_BE_COSTS = (
 )
 
 
-def costs_of(document: Any) -> Costs:
-    """Costs from an object such as `{"forward_times": [1, 1.5], "p2p_time": 0.1}`; ValueError says
-    what is wrong.
-
-    An object with `traceEvents` is a trace in Chrome's format; of its actions, the mean durations
-    are taken.
-    """
-    if not isinstance(document, dict):
-        raise ValueError('it must be an object, such as {"forward_times": [1, 2]}')
-    if "traceEvents" in document:
-        return _traced_costs([document])
-    lists = {}
-    for name, values in document.items():
-        if name == "components":
-            continue
-        lists[name] = values if isinstance(values, list) else [values]
-        if not all(map(_are_numbers, lists[name])):
-            raise ValueError(f"`{name}` must be numbers")
-    return make_costs(lists, document.get("components"))
-
-
-def _are_numbers(value: Any) -> bool:
-    """Whether a value is a number, or a list of such, as those of microbatches and slices are."""
-    if isinstance(value, list):
-        return all(map(_are_numbers, value))
-    # Not `isinstance`: True is an int as well.
-    return type(value) in (int, float)
-
-
-def _traced_costs(traces: Sequence[Any]) -> Costs:
+def traced_costs(traces: Sequence[Any]) -> Costs:
     """The costs in the traces of a run, such as one of each rank."""
-    # A plan is read without what measures costs.
-    from schedlang.schedule.costs.measured import measured_costs
-    from schedlang.schedule.costs.traces import traced_actions, why_no_actions
-
     runs = [traced_actions(trace["traceEvents"]) for trace in traces]
     stages = {bar.stage for run in runs for _, bar in run if not is_transfer(bar.kind)}
     if not stages:
@@ -109,8 +48,6 @@ def read_costs(path: str | Path, *others: str | Path) -> Costs:
     traces, such as one of each rank, or a folder with nothing else. CompileError says what is wrong
     with them.
     """
-    from schedlang.files.documents import read_document
-
     files = [file for each in (path, *others) for file in _files(each)]
     if len(files) > 1:
         return _costs_of_traces(files)
@@ -137,8 +74,6 @@ def _files(path: str | Path) -> list[str | Path]:
 
 def _costs_of_traces(files: Sequence[str | Path]) -> Costs:
     """The costs that several traces show; CompileError says what is wrong with them."""
-    from schedlang.files.documents import read_document
-
     traces = []
     for file in files:
         try:
@@ -152,7 +87,7 @@ def _costs_of_traces(files: Sequence[str | Path]) -> Costs:
             raise _wrong(file, message)
         traces.append(document)
     try:
-        return _traced_costs(traces)
+        return traced_costs(traces)
     except ValueError as error:
         message = f"costs in `{files[0]}` to `{files[-1]}`: {error}"
         raise _wrong(files[0], message) from None

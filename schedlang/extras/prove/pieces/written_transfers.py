@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.extras.prove.pieces.pieces import Orders
 from schedlang.lowering import lower
-from schedlang.proof.prove import has_batches, prove
+from schedlang.proof.prove import prove
 from schedlang.proof.repetition import goes_on, reached
 from schedlang.schedule.actions import is_update
 from schedlang.schedule.periods import repeat
@@ -63,7 +63,7 @@ class Repeated:
         transport stands for. Then they do so for all n.
         """
         ends = np.array([kernel.stop for kernel in self.kernels])
-        for rules in transports(first.transport, has_batches(first.columns)):
+        for rules in transports(first.transport, first.columns.has_batches):
             places, _ = reached(first, rules)
             others, _ = reached(second, rules)
             if (places == others).all() and (places < ends).all():

@@ -17,7 +17,7 @@ from schedlang.files.reading import source_of
 from schedlang.language import syntax
 from schedlang.language.declarations import Unfinished, declare
 from schedlang.language.faults import Fault
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.language.trees import with_items
 from schedlang.passes.fill import fill_within
 from schedlang.passes.op_graph import Graph, Orders

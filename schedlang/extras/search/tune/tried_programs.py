@@ -15,7 +15,7 @@ from schedlang.language import syntax
 from schedlang.language.declarations import Unfinished, declare
 from schedlang.language.expressions import Call, Element, Reference
 from schedlang.language.faults import Fault
-from schedlang.language.imports import load
+from schedlang.language.loading import load
 from schedlang.language.names import check_names
 from schedlang.schedule.layout import Layout
 

@@ -1,6 +1,12 @@
-"""Names that people bring from other languages, and what to write in their place."""
+"""What to write in place of a name that a program does not have."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 from attrs import frozen
+
+from schedlang.diagnostics.repair import Edit, Hint, another_word
+from schedlang.diagnostics.source import Span
 
 
 @frozen
@@ -11,8 +17,8 @@ class Foreign:
     write: str | None = None
 
 
-#: What to write in place of names that no program has unless it declares them.
-NAMES = {
+#: Names that people bring from other languages. A program has none of them unless it declares it.
+_NAMES = {
     "True": Foreign("write `1`: it counts as true", "1"),
     "true": Foreign("write `1`: it counts as true", "1"),
     "False": Foreign("write `0`: it counts as false", "0"),
@@ -40,8 +46,8 @@ NAMES = {
     ),
 }
 
-#: The same of functions.
-FUNCTIONS = {
+#: Functions of other languages, and what to write in their place.
+_FUNCTIONS = {
     "ceil": "`(a + b - 1) / b` is a quotient rounded up",
     "ceildiv": "`(a + b - 1) / b` is a quotient rounded up",
     "floor": "`/` rounds down by itself",
@@ -58,3 +64,23 @@ FUNCTIONS = {
     "f": "a forward is `F`",
     "b": "a backward is `B`",
 }
+
+
+def nearest(name: str, known: Iterable[str], place: Span | None = None) -> Hint | None:
+    """The closest known name, if one is close, to put where the other one stands in the program."""
+    close = get_close_matches(name, known, n=1)
+    return another_word(close[0], place) if close else None
+
+
+def foreign_name(name: str, place: Span) -> Hint | None:
+    """What to write in place of a name of another language."""
+    if name not in _NAMES:
+        return None
+    foreign = _NAMES[name]
+    edits = () if foreign.write is None else (Edit(place, foreign.write),)
+    return Hint(foreign.help, edits)
+
+
+def foreign_function(name: str) -> str | None:
+    """What to write in place of a function of another language."""
+    return _FUNCTIONS.get(name)
