@@ -134,6 +134,6 @@ def test_the_compiler_loads_no_torch() -> None:
 
 def test_the_page_tells_of_all_packages_that_are_drawn() -> None:
     (drawn,) = re.findall(r"^```mermaid\n(.*?)^```", PAGE, re.M | re.S)
-    packages = set(re.findall(r"^    (\S+) -->", drawn, re.M)) | {"diagnostics"}
+    packages = set(re.findall(r"^    (\S+) -->", drawn, re.M)) | {"on_demand"}
     assert len(packages) <= 20
     assert set(re.findall(r"^\| `([\w.]+)` \|", PAGE, re.M)) == packages
