@@ -33,11 +33,11 @@ NO_PARTNER = -1
 
 @frozen(eq=False)
 class Channels:
-    """The transfers of a schedule on a transport; of all columns, row i is of action i.
+    """The transfers of a schedule on a transport, as columns: row i is about action i.
 
-    `partner` is the other side of a transfer, or NO_PARTNER; `peer` its rank, or -1 where there is
-    none to reach. Of a transfer with a peer, `nth[row]` counts the sends, or the receives, of its
-    channel `channel[row]` before it.
+    `partner` is the row of the other side of a transfer, or NO_PARTNER. `peer` is its rank, or -1
+    where there is no rank to reach. For a transfer with a peer, `nth[row]` is the number of sends,
+    or of receives, before it on its channel `channel[row]`.
     """
 
     schedule: Schedule
@@ -63,16 +63,18 @@ class Channels:
 
     @cached_property
     def receives(self) -> Ints:
-        """Of each transfer the receive of its message, or NO_PARTNER."""
+        """For each transfer the receive of its message, or NO_PARTNER."""
         return np.where(self.is_send, self.partner, np.arange(len(self.partner)))
 
     @cached_property
     def alone(self) -> Ints:
-        """The transfers that nothing is at the other end of, though there is a rank."""
+        """The transfers that have a rank to reach, and no transfer at the other end."""
         return np.flatnonzero(self.has_peer & (self.partner == NO_PARTNER))
 
     def latency(self, table: Floats) -> Floats:
-        """How long each transfer takes, from a `table` by what is made and the receive's number."""
+        """The latency of each transfer, from a `table` by the product that is sent and the number
+        of the receive.
+        """
         # The table goes by receives, see `schedlang.schedule.costs`: a send looks up the number
         # that its message has at the other end.
         times = np.zeros(len(self.columns))
@@ -82,14 +84,14 @@ class Channels:
                 self.columns.stage[sends]
             ]
             times[sends] = table[made, np.minimum(numbers, table.shape[1] - 1)]
-        # A receive takes the time of what was sent, also where that is not what it is for.
+        # A receive takes the time of the send that it meets, even if it is meant for another one.
         received = np.flatnonzero(~self.is_send & (self.partner >= 0))
         times[received] = times[self.partner[received]]
         return times
 
     def components(self) -> Ints:
-        """For each transfer, a number of the batches that exchange messages, directly or through
-        others; -1 where two single transfers meet, or one is alone.
+        """For each transfer, a number that all batches share which exchange messages, directly or
+        through others; -1 for a single transfer that meets a single one, or none.
         """
         columns = self.columns
         rows = np.flatnonzero(self.partner >= 0)
@@ -99,8 +101,9 @@ class Channels:
         return np.where(largest[label] > 1, label, -1)
 
     def taking_room(self, capacity: float) -> tuple[Ints, Ints]:
-        """The sends that must wait until an earlier message of their channel is received, where so
-        many may wait; and the receive of that one, or NO_PARTNER.
+        """The sends that wait for room: a channel has room for `capacity` messages, so a send waits
+        until an earlier message is received. With each send the receive of that message, or
+        NO_PARTNER.
         """
         sends = np.flatnonzero(self.is_send & self.has_peer & (self.nth >= capacity))
         if not len(sends):
@@ -114,7 +117,7 @@ class Channels:
         return sends, earlier
 
     def _key(self, rows: Ints, earlier: int) -> Ints:
-        """A number for the channel and the place there of some transfers, or so many before."""
+        """A number for the channel of each transfer and its place there, so many places earlier."""
         return (
             self.channel[rows] * np.int64(len(self.columns) + 1)
             + self.nth[rows]
@@ -122,7 +125,7 @@ class Channels:
         )
 
     def nowhere(self) -> list[Finding]:
-        """Transfers with no rank to reach."""
+        """The findings for transfers that have no rank to reach."""
         rows = np.flatnonzero(self.columns.is_transfer & ~self.has_peer)
         findings = []
         for row in rows.tolist():
@@ -142,9 +145,9 @@ class Channels:
         return findings
 
     def repeated(self) -> Iterator[tuple[int, Finding]]:
-        """Sends of messages that were sent before, each with what to say of it."""
+        """The sends of messages that were sent before, each with its finding."""
         columns = self.columns
-        # One number for stage and direction, activations or gradients, and then for the microbatch.
+        # One number for each stage, direction (activations or gradients) and microbatch.
         rows = np.flatnonzero(self.is_send)
         microbatches = int(columns.microbatch.max(initial=0)) + 1
         number = columns.stage[rows] * 2 + is_any(columns.kind[rows], SENDS[Kind.B])
@@ -157,7 +160,7 @@ class Channels:
             yield row, Finding("repeated-send", message, rank, place, numbers=numbers)
 
     def mismatched(self) -> Iterator[tuple[int, Finding]]:
-        """Sends whose messages meet the receives of other ones, each with what to say of it."""
+        """The sends whose message meets the receive of another one, each with its finding."""
         columns = self.columns
         sends = np.flatnonzero(self.is_send & (self.partner >= 0))
         receives = self.partner[sends]
@@ -228,8 +231,8 @@ def channels_of(schedule: Schedule, transport: Transport) -> Channels:
 
 
 def _counted(keys: Ints) -> Ints:
-    """How many of the same key have been before each."""
-    # Sorted, equal keys are neighbours, and each counts from the first of them.
+    """For each key, how many equal keys stand before it."""
+    # In sorted order equal keys are neighbours: count from the first of each run.
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     begins = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
@@ -243,7 +246,7 @@ def _lookup(keys: Ints, values: Ints, wanted: Ints) -> Ints:
     """The value of each wanted key, or NO_PARTNER."""
     if not len(keys):
         return np.full(len(wanted), NO_PARTNER, np.int64)
-    # Those of a rank are nearly in order, which only a stable sort makes use of.
+    # The keys are nearly in order. A stable sort is faster on such keys.
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     # `searchsorted` says where a key would stand, not that it is there; past the end, the last one

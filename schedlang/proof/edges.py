@@ -50,9 +50,10 @@ def at_costs(events: Events) -> Graph:
 def ideal_events(
     schedule: Schedule, costs: Costs, graph_of: GraphOf = at_costs
 ) -> Events:
-    """The events where what an op makes is at once on its way, and no transfer waits for another.
+    """The ideal events: the product of an op is on its way at once, and no transfer waits for
+    another.
 
-    An op that needs something of its own rank, which is not made before it, never runs.
+    An op never runs if its own rank does not make what it needs before it.
     """
     return in_turns(schedule, costs, _ideal, graph_of)
 
@@ -64,8 +65,8 @@ def own_ideal_events(schedule: Schedule) -> Events:
 
 
 def takes_turns(schedule: Schedule, costs: Costs) -> bool:
-    """Whether copies of several ranks wait for each other on links that these share, so that what
-    waits for what follows from how long all takes.
+    """Whether ranks share links to the host, so that the times of their copies decide which copy
+    waits for which.
     """
     links = schedule.layout.links
     is_shared = len(set(links)) < len(links)
@@ -83,11 +84,11 @@ def in_turns(
     events_of: Callable[[Threads], Events],
     graph_of: GraphOf,
 ) -> Events:
-    """The events where copies of several ranks take turns on their links, in the order in which
-    their ranks come to them.
+    """The events where ranks share links: copies take turns in the order in which their ranks reach
+    them.
 
-    That order follows from the times, and these from it. So it is looked for: from an order, the
-    times, and from these the order, until it stays.
+    That order depends on the times, and the times on the order. So both are iterated until the
+    order does not change.
     """
     # At first, and where no order is found, each rank has a link of its own.
     found = events = events_of(Threads(schedule, costs))
@@ -113,7 +114,7 @@ def in_turns(
 
 
 def _ideal(threads: Threads) -> Events:
-    """The edges where no transfer waits for another."""
+    """The ideal event graph."""
     threads.place_ops()
     _wait_for_makers(threads)
     place_features(threads)
@@ -128,7 +129,7 @@ def place_features(threads: Threads) -> None:
 
 
 def _wait_for_makers(threads: Threads) -> None:
-    """Ideally, an op waits for the ops that make what it needs on other ranks, and the latency."""
+    """Let ops wait for the ops on other ranks that make what they need, and for the latency."""
     needs = needs_of(threads.schedule)
     wanted = np.flatnonzero(needs.is_message & ~threads.columns.is_transfer[needs.user])
     users = needs.user[wanted]
@@ -139,7 +140,7 @@ def _wait_for_makers(threads: Threads) -> None:
 
 
 def _never_run(threads: Threads) -> None:
-    """Ops and copies that need what their own rank does not make before never run."""
+    """Ops and copies never run if they need a product that their own rank makes only later."""
     needs = needs_of(threads.schedule)
     is_before = (needs.maker >= 0) & (needs.maker < threads.columns.batch[needs.user])
     is_late = ~needs.is_far & ~is_before & ~threads.columns.is_transfer[needs.user]

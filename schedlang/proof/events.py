@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class RankThreads:
-    """What stands on the threads of all ranks, thread after thread: actions, by the rows `heads`
-    of the schedule's columns, of a batch its first one; and the item of each in the event graph.
+    """What stands on the threads of the ranks, thread after thread: `heads` are rows of actions,
+    the first one of each batch, and `items` are their items in the event graph.
     """
 
     columns: Columns
@@ -30,12 +30,12 @@ class RankThreads:
     items: Ints
 
     def at(self, rows: Ints) -> Ints:
-        """The items of some actions that stand there."""
+        """The items of some actions that stand on the threads."""
         return self.items[np.searchsorted(self.heads, self.columns.batch[rows])]
 
     def before(self, rows: Ints) -> Ints:
-        """The items with whose end ranks come to some actions, or NOTHING where an action is the
-        first. A rank that waits at a collective has come to it once it has waited.
+        """The items at whose end ranks reach some actions; NOTHING for the first action of a rank.
+        A rank that waits at a collective has reached it once it has waited.
         """
         if not len(self.heads):
             return np.full(len(rows), NOTHING)
@@ -50,15 +50,15 @@ class RankThreads:
 
 @frozen(eq=False)
 class Events:
-    """The event graph of a schedule, and which of its items are which actions.
+    """The event graph of a schedule, and which of its items belong to which actions.
 
-    `item[row]` is the item with which an action is over, or NOTHING for one that has none of its
-    own: transfers on gloo, and ideally. `about[edge]` is the action that an edge is about: the
-    receive that brings what is needed, the op that needs a sum, or what waits for a send.
-    `receive[edge]` is the receive of the message whose way is the delay of an edge, or NOTHING.
-    `beside` has three rows: the items of sums and gathers that take time, and of each the actions
-    after and before it (see `Beside`). Of ops that overlap, each ends `after` the start of all.
-    Times of the graph are counts of the numbers of `fixed`.
+    `item[row]` is the item with which an action is over. It is NOTHING for transfers that have no
+    item, as on gloo and ideally. `about[edge]` is the action that an edge is about: the receive
+    that brings what is needed, the op that needs a sum, or the action that waits for a send.
+    `receive[edge]` is the receive of the message whose latency is the delay of the edge, or
+    NOTHING. `beside` has three rows: the items of sums and gathers that take time, and for each the
+    actions after and before it (see `Beside`). `after[row]` is the end of an op, counted from the
+    start of the ops that it overlaps with. Times of the graph are counts of the numbers of `fixed`.
     """
 
     schedule: Schedule
@@ -73,11 +73,13 @@ class Events:
     channels: Channels | None
 
     def among(self, walked: Iterable[Graph]) -> Events:
-        """These events, with the times of one of some graphs if that is the same."""
+        """These events, with the graph in `walked` that is equal, if there is one: its times are
+        known.
+        """
         return evolve(self, graph=self.graph.among(walked))
 
     def come(self, rows: Ints) -> Ints:
-        """The events with which ranks come to transfers, copies and collectives, or NOTHING."""
+        """The events at which ranks reach transfers, copies and collectives, or NOTHING."""
         return np.append(self.graph.over, NOTHING)[self.on_ranks.before(rows)]
 
     def timeline(self) -> Timeline:

@@ -18,10 +18,10 @@ Uses = list[list[tuple[Communicator, int]]]
 
 
 def check_first_use(schedule: Schedule) -> None:
-    """CompileError if ranks wait for each other, or for one that never comes, when communicators
-    are made.
+    """CompileError if ranks wait for each other when communicators are made, or for a rank that
+    never uses one.
 
-    Hosts run ahead of the ops, so nothing but the order of first uses counts here.
+    The host runs ahead of the ops, so only the order of first uses matters.
     """
     uses = _first_uses(schedule)
     position = _positions(uses)
@@ -33,9 +33,9 @@ def check_first_use(schedule: Schedule) -> None:
 
 
 def _positions(uses: Uses) -> list[int]:
-    """How many communicators each rank makes before it stands still, or all are made.
+    """How many communicators each rank has made when it stops, or when all are made.
 
-    A first use is over once all ranks of the communicator have come to theirs.
+    A first use is over once all ranks of the communicator have reached theirs.
     """
     # An event graph again: a thread for each rank, with its first uses; each waits for the begin of
     # the same communicator's on the other ranks.
@@ -62,7 +62,9 @@ def _positions(uses: Uses) -> list[int]:
 
 
 def _first_uses(schedule: Schedule) -> Uses:
-    """The communicators of each rank in the order of first use, each with the action there."""
+    """For each rank its communicators in the order of their first use, each with the action of that
+    use.
+    """
     columns = schedule.columns
     ranks = len(schedule.ranks)
     rows = np.flatnonzero(
@@ -97,8 +99,8 @@ def _stands_at(uses: Uses, position: list[int], rank: int) -> Communicator | Non
 
 
 def _finding(schedule: Schedule, uses: Uses, position: list[int], rank: int) -> Finding:
-    """From a rank that stands still, follow whom each waits for: to one that never comes, or that
-    came before.
+    """The finding for a rank that waits: follow the waits until a rank comes again, or one that
+    never uses the communicator.
     """
     edges: dict[int, Edge] = {}
     while rank not in edges:
@@ -132,7 +134,7 @@ def _finding(schedule: Schedule, uses: Uses, position: list[int], rank: int) -> 
 
 
 def _edge(uses: Uses, position: list[int], rank: int) -> tuple[Edge, int]:
-    """What a rank waits for, and a rank that has not come; one that never does, if there is one."""
+    """The wait of a rank, and a rank that it waits for; preferably one that never comes."""
     communicator, index = uses[rank][position[rank]]
     members, batched = communicator
     missing = [

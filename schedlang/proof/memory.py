@@ -15,8 +15,8 @@ from schedlang.schedule.timeline import Bars, Timeline
 
 @frozen(eq=False)
 class Level:
-    """What a rank holds from some times on, in order of time, and at `first`; and the stage and the
-    microbatch of the op that changes it there.
+    """What one rank holds over time: the amount at `first`, and the amount from each change on,
+    with the stage and microbatch of the op that changes it.
     """
 
     first: float
@@ -27,12 +27,12 @@ class Level:
 
     @property
     def peak(self) -> float:
-        """The most that it ever holds."""
+        """The most that the rank ever holds."""
         return float(self.amounts.max(initial=self.first))
 
     @property
     def steps(self) -> list[tuple[float, float]]:
-        """The times at which it changes, and what it holds from each on."""
+        """The times of changes, and the amount from each on."""
         return list(zip(self.times.tolist(), self.amounts.tolist(), strict=True))
 
 
@@ -42,13 +42,13 @@ def levels(
     amounts: Amounts,
     first: Sequence[float] = (),
 ) -> list[Level]:
-    """What each rank holds over time, by what ops add to the memory of their rank; it held some
-    amount at `first`, by default nothing.
+    """What each rank holds over time. `first` is the amount that it holds at the start, by default
+    nothing.
 
-    What an op takes, it takes as it begins; what it gives back, as it ends. Ops that overlap begin
-    together, and end together. Activations that an op does not keep (see `Schedule.keeps`) it holds
-    only as it begins. A rank that keeps what others offload holds that from the begin of their
-    `offload` to the end of their `reload`.
+    An op takes memory when it begins and gives memory back when it ends. Ops that overlap begin and
+    end together. Activations that are not kept (see `Schedule.keeps`) count only at the begin of
+    their op. A rank that keeps what others offload holds it from the begin of their `offload` to
+    the end of their `reload`.
     """
     ops = _changes(schedule, timeline)
     fixed = amounts.fixed
@@ -57,16 +57,16 @@ def levels(
     stays = schedule.keeps_all(ops.kind, ops.stage, ops.microbatch)
     takes = amount > 0
     time = np.where(takes, ops.start, ops.end)
-    # An op sees all that has changed up to its start, but nothing of what ops issued behind it
-    # change. Of one time, what is given back comes first; of those that overlap, all take, then all
+    # An op sees all changes up to its start, but none of ops that are issued behind it. At one
+    # time, memory is given back before memory is taken. Ops that overlap first all take, then all
     # give back:
     #
     #     rows       0: F0    1: B0, overlaps 2: F1    3: B1
     #     changes    +1                      +1   -1   -1
     #     turns      1                       2    3    4
     seen_by = np.maximum(ops.seen_at(time), np.where(takes, ops.head, ops.last) + 1)
-    # What does not stay is taken and given back at once, when all before has changed, and ops that
-    # overlap have taken theirs.
+    # What is not kept is taken and given back at once, behind all earlier changes, and when the ops
+    # that overlap have taken theirs.
     kept = np.flatnonzero(stays)
     passing = np.flatnonzero(~stays)
     head = ops.head[passing]
@@ -97,16 +97,17 @@ def levels(
 def peaks(
     schedule: Schedule, timeline: Timeline, amounts: Amounts
 ) -> tuple[float, ...]:
-    """The most that each rank holds, as `levels` has it."""
+    """The most that each rank holds."""
     return tuple(level.peak for level in levels(schedule, timeline, amounts))
 
 
 @frozen(eq=False)
 class _Changes:
-    """What changes what ranks hold, rank after rank, of each in order of its start: its ops and
-    copies, and the copies of the ranks that it keeps something for, which take from it what they
-    give to those: their `sign` is -1. Rank r has the rows `first[r]` up to `first[r + 1]`. Ops that
-    overlap start and end together, and have the rows from `head` to `last`.
+    """The changes of what ranks hold, rank after rank, each rank in the order of starts: by its ops
+    and copies, and by the copies of ranks that it keeps activations for. Those copies have the
+    `sign` -1, since what they take from one rank they give to the other. Rank r has the rows
+    `first[r]` up to `first[r + 1]`. Ops that overlap start and end together, and have the rows from
+    `head` to `last`.
     """
 
     kind: Ints
@@ -121,9 +122,7 @@ class _Changes:
     last: Ints
 
     def seen_at(self, times: Floats) -> Ints:
-        """For the time of each row, the first row of its rank that does not start before it; or
-        where its rank ends.
-        """
+        """For each row, the first row of its rank that does not start before it."""
         places = [
             begin + np.searchsorted(self.start[begin:end], times[begin:end])
             for begin, end in pairwise(self.first.tolist())
@@ -192,9 +191,7 @@ def _changes(schedule: Schedule, timeline: Timeline) -> _Changes:
 
 
 def _heads(schedule: Schedule, rank: int, count: int) -> Ints:
-    """For each op of a rank, by their numbers, the first of those that it overlaps with; of so many
-    ops, copies among them if they are recorded.
-    """
+    """For each of a rank's ops, the first of those that it overlaps with."""
     columns = schedule.columns
     rows = np.arange(columns.first[rank], columns.first[rank + 1])
     ops = rows[columns.is_computed[rows]]

@@ -51,7 +51,8 @@ def transport_events(
 ) -> Events:
     """The events on a transport.
 
-    Its order is known to be right: where an op stands before what it needs, nothing waits.
+    The order of each rank is taken as right: an op that stands before what it needs does not wait
+    for it. `schedlang.proof.order` finds such ops.
     """
     channels = channels_of(schedule, transport)
 
@@ -62,7 +63,7 @@ def transport_events(
 
 
 def _on_transport(threads: Threads, channels: Channels, transport: Transport) -> Events:
-    """The edges on a transport."""
+    """The event graph on a transport."""
     threads.place_ops(with_transfers=transport.blocks)
     if transport.lane == "none":
         _wait_for_messages(threads, channels)
@@ -80,8 +81,8 @@ def _on_transport(threads: Threads, channels: Channels, transport: Transport) ->
 
 
 def _wait_for_messages(threads: Threads, channels: Channels) -> None:
-    """Where each transfer is on its own, an op waits until the ranks that send what it needs have
-    come to their sends, and the latency.
+    """Without lanes: let ops wait until the ranks that send what they need have reached their
+    sends, and for the latency.
     """
     users, receives = _received(threads)
     sends = channels.partner[receives]
@@ -91,13 +92,13 @@ def _wait_for_messages(threads: Threads, channels: Channels) -> None:
 
 
 def _wait_for_receives(threads: Threads) -> None:
-    """Where there are lanes, an op waits for the batches that bring what it needs."""
+    """With lanes: let ops wait for the batches that bring what they need."""
     users, receives = _received(threads)
     threads.wait(threads.item[users], threads.item[receives], receives)
 
 
 def _received(threads: Threads) -> tuple[Ints, Ints]:
-    """The ops that need messages, and the receives that bring these before them."""
+    """Pairs of ops and receives: the op needs what the receive brings before it."""
     needs = needs_of(threads.schedule)
     is_before = (needs.receive >= 0) & (
         needs.receive < threads.columns.batch[needs.user]
@@ -108,7 +109,7 @@ def _received(threads: Threads) -> tuple[Ints, Ints]:
 
 
 def _wait_for_sends(threads: Threads, channels: Channels) -> None:
-    """A wait for a send holds its rank until that send is over; each send has one wait."""
+    """Let a wait for a send hold its rank until the send is complete. Each send has one wait."""
     for send, wait in WAITS.items():
         if not len(threads.columns.where(wait)):
             continue
@@ -160,9 +161,8 @@ def _place_lanes(threads: Threads, channels: Channels, transport: Transport) -> 
 
 
 def _meet_transfers(threads: Threads, channels: Channels, atomic: bool) -> None:
-    """A transfer is over one latency after both of its sides have started, a batch with the last of
-    its transfers. Where batches are `atomic`, those that exchange messages, directly or through
-    others, are over together.
+    """A transfer is complete one latency after both of its sides have started, and a batch with the
+    last of its transfers. If batches are `atomic`, those that exchange messages complete together.
     """
     # A send whose receive starts later; both are over at once:
     #
@@ -198,8 +198,9 @@ def _meet_transfers(threads: Threads, channels: Channels, atomic: bool) -> None:
 
 
 def _wait_for_room(threads: Threads, channels: Channels, capacity: float) -> None:
-    """A send is over once fewer than `capacity` messages of its channel wait, and its receive one
-    latency later. Transfers of one batch do not wait for each other: each has a thread.
+    """A send is complete once fewer than `capacity` messages wait on its channel, and its receive
+    one latency later. Transfers of one batch do not wait for each other: each has a thread of its
+    own.
     """
     # On `buffered:2`, of the messages of a channel (the order of each rank apart):
     #

@@ -44,12 +44,12 @@ else:
 
 
 class Moments:
-    """When each op of a schedule is issued on its rank, and when it hands over what it made; events
-    are those of `global_events`.
+    """When each op is issued on its rank, and when it hands over its product. Events are those of
+    `global_events`.
 
-    Moments are whole numbers, of which the order counts. `issue[row]` and `hand_over[row]` are
-    those of an action; a copy is issued as the op before it hands over. `is_stuck[row]` says of an
-    op that it never runs: all such moments come after the others.
+    Moments are whole numbers; only their order matters. `issue[row]` and `hand_over[row]` are the
+    moments of an action. A copy is issued when the op before it hands over. `is_stuck[row]` is set
+    for an op that never runs; its moments come after all others.
     """
 
     # Ops that hand over are counted: the k-th does it at moment 2k. An op that starts when k ops
@@ -105,7 +105,7 @@ class Moments:
 
 
 def sent_as(schedule: Schedule, needs: Needs, items: Ints) -> Ints:
-    """The numbers under which what some needs need is sent."""
+    """The numbers under which the products of some needs are sent."""
     layout = schedule.layout
     table = np.zeros((max(RECEIVES) + 1, len(layout.all_numbers)), np.int64)
     for made, receive in RECEIVES.items():
@@ -115,7 +115,9 @@ def sent_as(schedule: Schedule, needs: Needs, items: Ints) -> Ints:
 
 
 def global_events(schedule: Schedule) -> Events:
-    """The events of the execution whose moments count: what is handed over is there at once."""
+    """The events of the execution whose moments are used: the ideal one, where messages and copies
+    take no time.
+    """
     costs = _without_ways(schedule)
     if costs == schedule.costs:
         return own_ideal_events(schedule)
@@ -125,12 +127,11 @@ def global_events(schedule: Schedule) -> Events:
 def follows_moments(
     schedule: Schedule, ideal: Events, walked: Iterable[Graph] = ()
 ) -> bool:
-    """Whether each rank's actions are in the order of their moments, and of every message, or of
-    batches that exchange some, all sides.
+    """Whether the actions of each rank are in the order of their moments, and both sides of every
+    message have one moment; or both sides of all messages of batches that exchange some.
 
     `ideal` are the ideal events at the schedule's own costs, `walked` graphs that were walked
-    before. A schedule in which this is not so may
-    be right all the same.
+    before. A schedule for which this is not so may still be right.
     """
     columns = schedule.columns
     needs = needs_of(schedule)
@@ -178,7 +179,7 @@ def follows_moments(
 
 
 def _grows(schedule: Schedule, events: Events, when: Ints, room: np.int64) -> bool:
-    """Whether the actions of each rank are in order of `when` they are done."""
+    """Whether the actions of each rank are in the order of the moments `when`."""
     columns = schedule.columns
     is_begun = np.zeros(len(columns), bool)
     if columns.is_collective.any():
@@ -201,8 +202,8 @@ def _grows(schedule: Schedule, events: Events, when: Ints, room: np.int64) -> bo
 def _begin_late(
     columns: Columns, rows: Ints, is_begun: Flags, when: Ints, room: np.int64
 ) -> None:
-    """Let gathers, sums and hops begin in their moments behind what their ranks do there before:
-    what waits for them has a later moment.
+    """Move collectives behind what their rank does before them in the same moment. What waits for a
+    collective has a later moment.
     """
     at = when[rows]
     of_rank = columns.rank[rows] * (at.max(initial=0) + np.int64(1))
@@ -212,7 +213,7 @@ def _begin_late(
 
 
 def _without_ways(schedule: Schedule) -> Costs:
-    """The schedule's costs where transfers and copies to the host take no time."""
+    """The schedule's costs, with messages and copies to the host that take no time."""
     no_times: dict[str, Any] = {}
     if schedule.columns.is_background.any():
         copies = (op for op in OPS.values() if op.is_background)
@@ -235,8 +236,8 @@ def _without_ways(schedule: Schedule) -> Costs:
 def _before(
     starts: Floats, start_round: Ints, ends: Floats, end_round: Ints, order: Ints
 ) -> Ints:
-    """For each op, how many others have ended by the moment that it starts; they end in some
-    order.
+    """For each op, how many other ops have ended by the moment of its start. `order` is the order
+    of the ends.
     """
     if not end_round.any():
         return np.searchsorted(ends[order], starts, "right")
@@ -251,12 +252,12 @@ def _before(
 
 
 def _rounds(events: Events, items: Ints, hands_on: Flags) -> tuple[Ints, Ints]:
-    """Of ops at one time, which come one after the other, since some take no time: for each op the
-    round in which it starts, and the one in which it ends.
+    """Rounds of the ops at one time. If ops take no time, several come one after the other at the
+    same time: for each op the round in which it starts, and the one in which it ends.
 
-    They are the longest paths over the same events, counted in ops without duration, along those
-    edges only where nobody waits. Where none of these ops hands anything on to another rank, as
-    optimizer steps do not, all messages of one time are of one round.
+    A round is the longest path over the same events, counted in ops without duration, along edges
+    on which nobody waits. If no op without duration hands anything on to another rank, as optimizer
+    steps do not, one round is enough for all messages of one time.
     """
     graph = events.graph
     takes = graph.takes[graph.over[items]]

@@ -55,7 +55,7 @@ _END = 0
 
 
 def writes(schedule: Schedule, kinds: Collection[int]) -> Flags:
-    """For each stage whether actions of some kinds are written for it."""
+    """For each stage whether the program writes actions of some kinds for it."""
     written = np.zeros(len(schedule.placement), bool)
     written[schedule.columns.stage[schedule.columns.where(*kinds)]] = True
     return written
@@ -63,8 +63,8 @@ def writes(schedule: Schedule, kinds: Collection[int]) -> Flags:
 
 @frozen(eq=False)
 class _Misplaced:
-    """The items at which something is wrong, and what is said of each: of itself, or of the item
-    `at` which it went wrong; and of a `related` one, if there is any.
+    """A kind of mistake: the items that make it, and its message. The message is about the item
+    itself, or about the item `at` which the mistake began; it may name a `related` item.
     """
 
     is_wrong: Flags
@@ -96,32 +96,36 @@ class Presence:
 
     @cached_property
     def hops(self) -> Flags:
-        """Which items are of stages that hop from replica to replica."""
+        """The items of stages whose weights travel from replica to replica."""
         return self._writes(OF_HOPS)
 
     @cached_property
     def at_home(self) -> Flags:
-        """Which items are of stages that hop, and are at home there: their weights always are."""
+        """The items of stages that travel, at the replica that is their home: its weights never
+        leave.
+        """
         found = homes(self.schedule).values()
         return is_any(self.stage, *{home for of_stage in found for home in of_stage})
 
     @cached_property
     def brought(self) -> Ints:
-        """For each item the one that brought the weights which are there, or NOTHING."""
+        """For each item the item that brought the weights which are there; NOTHING where there are
+        none.
+        """
         return self._there(self._is(*_BRINGS), self._is(*_DROPS))
 
     @cached_property
     def added(self) -> Ints:
-        """For each item the last gradient that was added up, and neither summed nor passed on; or
-        NOTHING.
+        """For each item the last gradient that was added, if it was neither summed nor passed on;
+        or NOTHING.
         """
         makes = self._is(*MAKERS[Kind.W]) & (self._writes(SUMS) | self.hops)
         return self._there(makes, self._is(*_REDUCES, *_PASSES))
 
     @cached_property
     def awaited(self) -> Ints:
-        """Who waits for which collectives, as two rows of actions, in the order of those that wait:
-        of each collective the first action behind it that does.
+        """Two rows: actions that wait for collectives, and the collectives. The first action behind
+        a collective that needs it waits. In the order of the actions that wait.
         """
         pairs = [
             self._followed(self._is(*kinds), self._is(*waiters))
@@ -135,7 +139,9 @@ class Presence:
 
     @cached_property
     def last(self) -> Ints:
-        """For each action that sums gradients, or sends them, the last one of these; or NOTHING."""
+        """For each action that sums or sends gradients, the last gradient that it takes; or
+        NOTHING.
+        """
         last = np.full(len(self.schedule.columns), NOTHING)
         moves = self._is(*_REDUCES, *_PASSES)
         items = np.flatnonzero(moves & (self.added != NOTHING))
@@ -143,8 +149,8 @@ class Presence:
         return last
 
     def findings(self) -> list[Finding]:
-        """The first mistake of each stage: of what follows from it, nothing is said. Those of a
-        rank stand in its order, and what is left at its end comes last.
+        """The first mistake of each stage; later ones may follow from it. In the order of each
+        rank, with what is left over at its end last.
         """
         mistakes = (*self._of_weights(), *self._of_gradients())
         wrong = np.flatnonzero(np.any([each.is_wrong for each in mistakes], axis=0))
@@ -158,7 +164,7 @@ class Presence:
         ]
 
     def _of_weights(self) -> tuple[_Misplaced, ...]:
-        """What may be wrong with where weights are."""
+        """The mistakes about where weights are."""
         is_brought = self.brought != NOTHING
         is_missing = self._writes(GATHERS) & ~self.at_home & ~is_brought
         is_drop = self._is(*_DROPS)
@@ -221,7 +227,7 @@ class Presence:
         )
 
     def _of_gradients(self) -> tuple[_Misplaced, ...]:
-        """What may be wrong with where gradients are."""
+        """The mistakes about where gradients are."""
         is_end = self._is(_END)
         passes = self._is(*_PASSES)
         takes = self._is(*_TAKES)
@@ -261,7 +267,7 @@ class Presence:
         )
 
     def _told(self, mistake: _Misplaced, item: int) -> Finding:
-        """What is said of a mistake."""
+        """The finding for a mistake at an item."""
         columns = self.schedule.columns
         at = item if mistake.at is None else int(mistake.at[item])
         row = int(self.row[at])
@@ -293,17 +299,17 @@ class Presence:
         return is_any(self.kind, *kinds)
 
     def _writes(self, kinds: Collection[int]) -> Flags:
-        """Which items are of stages that write actions of some kinds."""
+        """The items of stages for which the program writes actions of some kinds."""
         return writes(self.schedule, kinds)[self.stage]
 
     @cached_property
     def _first(self) -> Ints:
-        """For each item the first one of its stage."""
+        """For each item the first item of its stage."""
         is_first = np.diff(self.stage, prepend=NOTHING) != 0
         return np.maximum.accumulate(np.where(is_first, np.arange(len(self.row)), 0))
 
     def _before(self, is_one: Flags) -> Ints:
-        """For each item the last one before it, of its stage, of those that are; or NOTHING."""
+        """For each item the last one before it, within its stage, that has a flag; or NOTHING."""
         latest = np.maximum.accumulate(
             np.where(is_one, np.arange(len(is_one)), NOTHING)
         )
@@ -311,16 +317,16 @@ class Presence:
         return np.where(before >= self._first, before, NOTHING)
 
     def _there(self, brings: Flags, goes: Flags) -> Ints:
-        """For each item the last one before it that brings something, if nothing has taken that
-        away since; or NOTHING.
+        """For each item the last one before it that brings something, unless an item in between
+        took it away; or NOTHING.
         """
         last = self._before(brings | goes)
         # As an index, NOTHING is that of the last item: an end, which brings nothing.
         return np.where(brings[last], last, NOTHING)
 
     def _followed(self, is_one: Flags, is_other: Flags) -> tuple[Ints, Ints]:
-        """The items of some that are followed, in their stage, by one of others; and the first that
-        follows each.
+        """Pairs of items of one stage: an item with a flag, and the first item behind it with the
+        other flag.
         """
         items = np.flatnonzero(is_one)
         others = np.flatnonzero(is_other)
@@ -334,7 +340,7 @@ class Presence:
 
 @once
 def presence(schedule: Schedule) -> Presence:
-    """What a schedule writes of where weights and gradients are."""
+    """The stages whose program says where weights and gradients are."""
     columns = schedule.columns
     is_written = writes(schedule, (*GATHERS, *SUMS))
     rows = columns.where(*USES_WEIGHTS, *GATHERS, *SUMS, *STEPS)

@@ -70,10 +70,10 @@ _COUNTS = {
 def prove_for_all_updates(
     schedule: Schedule, kernels: tuple[Kernel, ...], walked: Iterable[Graph] = ()
 ) -> Execution:
-    """`prove` of a schedule, and of all that come of it where its kernels are repeated.
+    """`prove` a schedule, and every schedule in which its kernels are repeated more often.
 
-    CompileError with what is wrong with the shortest that is, or where the ranks never come back to
-    the same state. Without kernels there is nothing to repeat. The execution is that of the
+    CompileError says what is wrong with the shortest one that is wrong, or that the ranks never
+    come back to the same state. Without kernels nothing is repeated. The execution is that of the
     schedule itself.
     """
     return _Updates(schedule, kernels, walked).on(schedule.transport)
@@ -85,9 +85,9 @@ def proofs(
     kernels: tuple[Kernel, ...] = (),
     walked: Iterable[Graph] = (),
 ) -> dict[str, Execution | CompileError]:
-    """For each of some transports, what `prove_for_all_updates` gives there, or raises.
+    """For each transport, what `prove_for_all_updates` returns or raises there.
 
-    What all transports have in common is looked at once.
+    What is the same on all transports is checked once.
     """
     updates = _Updates(schedule, kernels, walked)
     outcomes: dict[str, Execution | CompileError] = {}
@@ -101,8 +101,8 @@ def proofs(
 
 @define
 class _Updates:
-    """A schedule and its kernels, and the proofs of the schedules that have each kernel 0, 1, 2, …
-    more times, as far as anybody asked.
+    """A schedule, its kernels, and the proofs so far of the schedules that have each kernel 0, 1,
+    2, … more times.
     """
 
     schedule: Schedule
@@ -111,8 +111,8 @@ class _Updates:
     _proofs: list[Proof] = field(factory=list)
 
     def proof(self, times: int) -> Proof:
-        """The proof of the schedule that has each kernel so many more times, of which the shorter
-        ones are proved.
+        """The proof of the schedule that has each kernel so many more times. The shorter ones are
+        proved by then.
         """
         if times == len(self._proofs):
             longer = self.schedule
@@ -122,7 +122,7 @@ class _Updates:
         return self._proofs[times]
 
     def on(self, name: str) -> Execution:
-        """The execution of the schedule, if all are right on a transport."""
+        """The execution of the schedule, if it and all longer ones are right on a transport."""
         execution = self.proof(0).on(name)
         if not self.kernels:
             return execution
@@ -165,8 +165,8 @@ class _Updates:
 def goes_on(
     before: Schedule, longer: Schedule, kernels: tuple[Kernel, ...], times: int
 ) -> bool:
-    """Whether what holds of a schedule, and of the `longer` one that has each kernel once more, by
-    then `times` times more than shown, holds of all that are longer.
+    """Whether a proof of two schedules holds for all longer ones. `longer` has each kernel once
+    more than `before`, and `times` times more than the schedule itself.
     """
     start = np.array([kernel.start for kernel in kernels])
     length = np.array([kernel.stop for kernel in kernels]) - start
@@ -193,8 +193,8 @@ def goes_on(
 
 
 def _waiting(schedule: Schedule, pending: Ints, earlier: int) -> Ints:
-    """Pending transfers, by their rows, rank by rank in order, if their updates were so many
-    earlier; and with which of them batches begin.
+    """Pending transfers in the order of their ranks, as if their updates were so many `earlier`,
+    and whether each one begins a batch.
     """
     columns = schedule.columns
     update, number = _updates(schedule, pending)
@@ -203,9 +203,7 @@ def _waiting(schedule: Schedule, pending: Ints, earlier: int) -> Ints:
 
 
 def _updates(schedule: Schedule, rows: Ints) -> tuple[Ints, Ints]:
-    """For some actions of a schedule the update of each, and a number that it shares with the same
-    action of other updates.
-    """
+    """For each action its update, and a number that the same action of every update has."""
     columns = schedule.columns
     step = steps_of(schedule.layout)
     kind = columns.kind[rows]
@@ -216,7 +214,7 @@ def _updates(schedule: Schedule, rows: Ints) -> tuple[Ints, Ints]:
 
 
 def _is_before(schedule: Schedule, places: Ints) -> Flags:
-    """Which actions of a schedule are before the place of their rank."""
+    """The actions that stand before the place of their rank."""
     columns = schedule.columns
     ends = columns.first[:-1] + places
     is_before: Flags = np.arange(len(columns)) < ends[columns.rank]
@@ -224,12 +222,12 @@ def _is_before(schedule: Schedule, places: Ints) -> Flags:
 
 
 def _reads_later(before: Schedule, longer: Schedule, places: Ints) -> bool:
-    """Whether the versions on which it depends if what lies beyond a cut at some places is right
-    are one later in the longer schedule, one update later.
+    """Whether all versions that matter beyond a cut are one later in the longer schedule, one
+    update later. `places` is the cut.
 
-    They are those that forwards of one update read, some of which are to come; and of the latest
-    weights also those that backwards to come read again. Of weights that are late by a number of
-    updates none counts: what is there in time is so one update later. Nor of frozen ones.
+    The versions that matter are those that forwards read, if other forwards of the same update are
+    still to come; by the rule `latest`, also those that backwards read again. Versions of delayed
+    weights, and of frozen ones, do not matter.
     """
     step = steps_of(longer.layout)[Kind.F]
     stages = len(before.placement)
@@ -260,11 +258,12 @@ def _reads_later(before: Schedule, longer: Schedule, places: Ints) -> bool:
 def _come_to(
     schedule: Schedule, partner: Ints, places: Ints, least: Ints, rules: Transport
 ) -> tuple[Ints, Ints]:
-    """The places to which all ranks come on a transport if none goes beyond a place, nor issues a
-    part of a batch; and the pending transfers. `partner` is the other side of each transfer.
+    """How far all ranks come on a transport if none goes beyond its place, and none issues a part
+    of a batch; with the transfers that are pending then. `partner` is the other side of each
+    transfer.
 
-    Where they can stop before that, and behind the `least` places, so that nothing is pending, it
-    is there.
+    If the ranks can stop earlier, but not before the `least` places, with nothing pending, they
+    stop there.
     """
     closed = _closed(schedule, partner, places, least)
     if (closed >= least).all():
@@ -284,9 +283,9 @@ def _come_to(
 
 
 def _closed(schedule: Schedule, partner: Ints, places: Ints, least: Ints) -> Ints:
-    """The last places, none beyond a place of its rank, before which nothing waits for anything
-    beyond them: as the whole schedule comes to its end, so does this part of it, and leaves nothing
-    behind. Without any behind the `least` places, some of what is found is before these.
+    """The last places, none beyond those given, such that nothing before them waits for anything
+    beyond. Since the whole schedule ends, this part of it ends too, and leaves nothing pending. If
+    there are none behind the `least` places, some of the result is before these.
     """
     columns = schedule.columns
     needs = needs_of(schedule)
@@ -316,8 +315,8 @@ def _closed(schedule: Schedule, partner: Ints, places: Ints, least: Ints) -> Int
 
 
 def _ends_of_batches(columns: Columns, ends: Ints) -> Ints:
-    """For each rank the row before which it stops, if none within a batch: that is issued as a
-    whole or not at all.
+    """For each rank the row before which it stops, moved to the begin of a batch: a batch is issued
+    as a whole or not at all.
     """
     # Behind the last action of a rank there is the first one of another, with which a batch begins.
     return np.append(columns.batch, len(columns))[ends]

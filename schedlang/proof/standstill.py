@@ -1,4 +1,4 @@
-"""Why an execution stands still: transfers never met, or ranks that wait for each other."""
+"""Why an execution stops: transfers that are never matched, or ranks that wait for each other."""
 
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
@@ -22,8 +22,8 @@ from schedlang.schedule.transports import Transport
 
 
 class Progress(IntEnum):
-    """How far a transfer is: its rank has not come to it; it is issued; it is the first in its
-    lane; the other side has come; it is over.
+    """The state of a transfer: its rank has not reached it; issued; first in its lane; the other
+    side has started too; complete.
     """
 
     # What brings it from one to the next, and so what it may wait for:
@@ -41,8 +41,8 @@ class Progress(IntEnum):
 
 @define(eq=False)
 class Standstill:
-    """Where an execution on a transport has come to rest. Actions are rows of the schedule's
-    columns.
+    """The state in which an execution on a transport has stopped. Actions are rows of the
+    schedule's columns.
     """
 
     schedule: Schedule
@@ -50,10 +50,11 @@ class Standstill:
     transport: Transport
 
     def explain(self, other_findings: bool) -> list[Finding]:
-        """What keeps ranks from going on.
+        """The findings that say why ranks do not go on.
 
-        A transfer that is never met explains all that waits behind it, and so may other findings;
-        only a standstill that nothing else explains is reported as a deadlock.
+        A transfer that is never matched explains everything that waits behind it, and other
+        findings may do so as well. A deadlock is reported only if nothing else explains why the
+        ranks wait.
         """
         never = [row for row in self.waiting if self.release(row) is None]
         # One for each place of the program is shown.
@@ -67,18 +68,18 @@ class Standstill:
         return findings if findings or other_findings else [self.deadlock()]
 
     def reached(self, wrong: Iterable[tuple[int, Finding]]) -> list[Finding]:
-        """What is wrong with actions to which their ranks come; and of ops, that run."""
+        """The findings about transfers that ranks reach, and about ops that run."""
         return [finding for row, finding in wrong if self.is_reached(row)]
 
     def is_reached(self, row: int) -> bool:
-        """Whether a rank comes to a transfer or what goes on beside it, or an op runs."""
+        """Whether a rank reaches a transfer, a copy or a collective; or whether an op runs."""
         columns = self.schedule.columns
         if columns.is_transfer[row] or columns.is_beside[row]:
             return self.has_come(row)
         return self.is_over(row)
 
     def met(self, wrong: Iterable[tuple[int, Finding]]) -> list[Finding]:
-        """What is wrong with messages that meet their receives, by the sends."""
+        """The findings about messages that meet their receives; each is given with the send."""
         return [
             finding
             for row, finding in wrong
@@ -87,7 +88,7 @@ class Standstill:
 
     @cached_property
     def waiting(self) -> list[int]:
-        """The transfers that have started, and whose other side has not come; also those that need
+        """The transfers that have started while their other side has not, including sends that need
         not wait for it.
         """
         channels = self.events.channels
@@ -105,29 +106,29 @@ class Standstill:
 
     @cached_property
     def _come(self) -> Ints:
-        """The event by which its rank has come to each transfer."""
+        """For each transfer the event at which its rank reaches it."""
         return self.events.come(np.arange(len(self.schedule.columns)))
 
     def has_come(self, row: int) -> bool:
-        """Whether its rank has come to a transfer, and issued it."""
+        """Whether the rank has reached a transfer and issued it."""
         return self.events.graph.happened(int(self._come[row]))
 
     def has_started(self, row: int) -> bool:
-        """Whether a transfer is issued, and the first in its lane."""
+        """Whether a transfer is issued and is the first in its lane."""
         item = int(self.events.item[row])
         if item == NOTHING:
             return self.has_come(row)
         return self.events.graph.happened(int(self.events.graph.begin[item]))
 
     def is_over(self, row: int) -> bool:
-        """Whether an action is over, a transfer with its batch."""
+        """Whether an action is complete; a transfer is complete with its batch."""
         item = int(self.events.item[row])
         if item == NOTHING:
             return self.has_come(row) and self.is_met(row)
         return self.events.graph.happened(int(self.events.graph.over[item]))
 
     def progress(self, row: int) -> Progress:
-        """How far a transfer is."""
+        """The state of a transfer."""
         if self.is_over(row):
             return Progress.COMPLETE
         if not self.has_come(row):
@@ -137,7 +138,7 @@ class Standstill:
         return Progress.MET if self.is_met(row) else Progress.STARTED
 
     def is_met(self, row: int) -> bool:
-        """Whether nothing keeps a transfer that has started from being over but its batch."""
+        """Whether a transfer that has started waits for nothing but the rest of its batch."""
         channels = self.events.channels
         assert channels is not None
         partner = int(channels.partner[row])
@@ -147,8 +148,8 @@ class Standstill:
 
     @cached_property
     def stands_at(self) -> list[int | None]:
-        """For each rank the action at which it stands: the first of a batch, an op, or a wait for
-        hops; or None where it comes to its end.
+        """For each rank the action at which it stopped: the first one of a batch, an op, or a wait
+        for hops. None for a rank that came to its end.
         """
         on_ranks = self.events.on_ranks
         stuck = on_ranks.heads[np.isinf(self.events.graph.ends[on_ranks.items])]
@@ -159,8 +160,8 @@ class Standstill:
 
     @cached_property
     def held_at(self) -> list[int | None]:
-        """For each rank what keeps it from going on: a transfer, the wait for one, a gather, a hop,
-        or an optimizer step or the sum that it waits for.
+        """For each rank the action that it waits for: a transfer, a wait for one, a collective, an
+        optimizer step, or a gradient that the step needs.
         """
         return [None if row is None else self._held_at(row) for row in self.stands_at]
 
@@ -181,7 +182,7 @@ class Standstill:
         return int(graph.first[thread])
 
     def release(self, row: int) -> int | None:
-        """The action that would meet a waiting transfer."""
+        """The action that would match a waiting transfer."""
         columns = self.schedule.columns
         peer, kind, number, microbatch = self.other_end(row)
         rows = np.arange(columns.first[peer], columns.first[peer + 1])
@@ -221,7 +222,9 @@ class Standstill:
         return int(self.schedule.columns.source[row])
 
     def batch(self, row: int) -> list[int]:
-        """The actions that are issued together with one, or a transfer that goes for itself."""
+        """The actions that are issued together with an action; a transfer alone, where transfers of
+        a batch complete by themselves.
+        """
         if self.transport.splits_batches and self.is_transfer(row):
             return [row]
         columns = self.schedule.columns
@@ -229,7 +232,7 @@ class Standstill:
         return list(range(head, head + int(columns.sizes[head])))
 
     def never_met(self, row: int, wait: Wait | None) -> Finding:
-        """A transfer whose other side does not come."""
+        """The finding for a transfer that is never matched."""
         rank, index = self.place(row)
         peer, *wanted = self.other_end(row)
         text = self.schedule.name_of(rank, index)
@@ -266,8 +269,8 @@ class Standstill:
         )
 
     def deadlock(self) -> Finding:
-        """The ranks that wait for each other: from any that waits, follow what it waits for until
-        that comes again.
+        """The finding for ranks that wait for each other: start at a rank that waits, and follow
+        the waits until one repeats.
         """
         # Two ranks that both send first, where sends wait:
         #
@@ -324,8 +327,8 @@ class Standstill:
         )
 
     def is_written(self, row: int) -> bool:
-        """Whether an action is a transfer that the program writes: those that the compiler puts in
-        come from the place of their op.
+        """Whether an action is a transfer that the program writes. A transfer that the compiler
+        placed has the place of its op.
         """
         spans = self.schedule.spans
         if not spans or not self.is_transfer(row):
@@ -334,8 +337,8 @@ class Standstill:
         return self.schedule.source.text.startswith(("send", "recv"), start)
 
     def edge(self, waiter: int, until: int) -> Edge:
-        """A wait for another rank, and why that has not come there: it stands elsewhere, or one of
-        its streams does.
+        """A wait for another rank, with the reason why that rank has not come: it waits elsewhere,
+        or one of its streams does.
         """
         columns = self.schedule.columns
         at = waiter
@@ -355,7 +358,9 @@ class Standstill:
         return Edge(self.place(at), reason, self.place(until), self.is_alone(waiter))
 
     def is_alone(self, row: int) -> bool:
-        """Whether a transfer does not hold its rank, only what comes behind it in its lane."""
+        """Whether the rank of a transfer goes on while the transfer waits, and only transfers
+        behind it in its lane are held.
+        """
         if self.schedule.columns.is_collective[row]:
             return False
         held = self.held_at[self.rank(row)]
@@ -364,8 +369,8 @@ class Standstill:
         return held is None or row not in self.batch(held)
 
     def waits_for(self, row: int) -> int:
-        """What an action waits for: its other side, or one before it on its own rank, or one that
-        goes with it.
+        """The action that an action waits for: its other side, an earlier one on its own rank, or
+        another one of its batch.
         """
         if self.schedule.columns.is_collective[row]:
             return self.beside(row)
@@ -386,8 +391,8 @@ class Standstill:
         return self.unmet(self.lagging(row))
 
     def beside(self, row: int) -> int:
-        """What keeps a gather, a sum or a hop from being over: what holds its rank before it, its
-        other side, or one before it.
+        """The action that a collective waits for: an action of its rank before it, its other side,
+        or an earlier collective.
         """
         if not self.has_come(row):
             held = self.held_at[self.rank(row)]
@@ -410,7 +415,7 @@ class Standstill:
         )
 
     def head(self, row: int) -> int:
-        """A transfer of the batch that goes first in the lane of an issued one."""
+        """The first transfer of the batch that comes first in the lane of an issued one."""
         graph = self.events.graph
         columns = self.schedule.columns
         thread = self._thread(int(self.events.item[row]))
@@ -426,7 +431,9 @@ class Standstill:
         )
 
     def lagging(self, row: int) -> list[int]:
-        """A batch that is not met among those that complete together with a transfer's."""
+        """The first batch that is not matched, of those that complete together with the batch of a
+        transfer.
+        """
         batches = self.connected(row)
         return next(
             batch
@@ -436,7 +443,7 @@ class Standstill:
 
     def connected(self, row: int) -> Iterator[list[int]]:
         """The batches that a batch exchanges messages with, directly or through others, itself
-        first: as far as they are met, and the first one that is not.
+        first.
         """
         channels = self.events.channels
         assert channels is not None
@@ -453,7 +460,7 @@ class Standstill:
         return bool(self.schedule.columns.is_transfer[row])
 
     def awaited(self, row: int) -> int | None:
-        """The send that an action only waits for, if it is such a one."""
+        """The send that an action waits for, if the action is a wait for a send."""
         columns = self.schedule.columns
         for send, wait in WAITS.items():
             if columns.kind[row] == wait:
@@ -465,13 +472,13 @@ class Standstill:
         return None
 
     def lacking(self, step: int) -> int:
-        """The op that will make a gradient for which an optimizer step waits, the first that its
-        rank has to do.
+        """The op that makes the first gradient, in the order of its rank, that an optimizer step
+        still lacks.
         """
         needs = all_needs_of(self.schedule)
         makers = np.sort(needs.maker[(needs.user == step) & needs.is_sum])
         return next(int(row) for row in makers if not self.is_over(int(row)))
 
     def unmet(self, batch: list[int]) -> int:
-        """A transfer of a batch that keeps it from completing: one that is not met."""
+        """A transfer of a batch that is not matched."""
         return next(row for row in batch if self.progress(row) < Progress.MET)

@@ -28,9 +28,7 @@ else:
 
 @define(eq=False)
 class Threads:
-    """The threads of the ranks of a schedule, and the streams beside them, while they are put
-    together.
-    """
+    """The threads of the ranks and the streams beside them, while the event graph is built."""
 
     schedule: Schedule
     costs: Costs
@@ -61,25 +59,25 @@ class Threads:
 
     @cached_property
     def durations(self) -> Durations:
-        """How long ops take; all times here are counts of the costs' `fixed_times`."""
+        """The durations of ops. All times here are counts of the costs' `fixed_times`."""
         return self.costs.durations(self.schedule.layout).counted()
 
     @cached_property
     def latencies(self) -> Floats:
-        """How long messages take, by what is made, and the numbers of their receives."""
+        """The latency of each message, by the product that is sent and the receive's number."""
         transfers = self.costs.transfers(len(self.schedule.placement))
         times = latencies(self.schedule.layout, transfers)
         return self.costs.fixed_times.counts(times)
 
     @cached_property
     def awaited(self) -> Ints:
-        """Who waits for which collectives that the program writes, as two rows of actions."""
+        """Two rows: the actions that wait for collectives of the program, and these collectives."""
         if not self.columns.is_collective.any():
             return np.zeros((2, 0), np.int64)
         return presence(self.schedule).awaited
 
     def events(self, channels: Channels | None = None) -> Events:
-        """All of it as a graph."""
+        """The finished event graph."""
         return Events(
             self.schedule,
             self.costs.fixed_times,
@@ -102,8 +100,8 @@ class Threads:
         receive: Ints | None = None,
         at_begin: bool = False,
     ) -> None:
-        """Let items wait for others; each edge is about an action. A delay is the way of a message,
-        to its receive.
+        """Let items wait for others. Each edge is about an action. A delay is the latency of a
+        message, whose receive is given.
         """
         self.items.wait(waiter, target, delay, at_begin)
         self.about.append(about)
@@ -120,7 +118,9 @@ class Threads:
         takes: Floats | float = 0.0,
         meets: bool = False,
     ) -> Ints:
-        """Put items on streams, in turn, each issued once the one that it stands behind is over."""
+        """Put items on streams, in the order of their turns. An item is issued once the item that
+        it stands `behind` is over.
+        """
         thread = self.count + stream
         self.count = int(thread.max(initial=self.count)) + 1
         items = self.items.add(thread, turn * 2 + 1, takes)
@@ -133,13 +133,13 @@ class Threads:
         return items
 
     def meet(self, items: Ints, event: Ints, about: Ints) -> None:
-        """Let items of one event start together."""
+        """Let the items of each event start together."""
         one, other = pairs_within(event)
         self.wait(items[one], items[other], about[one], at_begin=True)
 
     def place_ops(self, with_transfers: bool = False) -> None:
-        """Put the ops of each rank on its thread, and what else the rank waits at: collectives that
-        wait for others, and `with_transfers` all batches.
+        """Put the ops of each rank on its thread, with the collectives at which the rank waits;
+        `with_transfers` also all transfers.
         """
         # What stands behind a wait for a hop, whatever it is, comes once the rank has waited:
         #

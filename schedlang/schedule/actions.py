@@ -29,11 +29,11 @@ _OLD_LETTERS = {"BW": "B", "B": "I"}
 
 
 def letters_of(written: Iterable[str]) -> dict[str, str]:
-    """What torch's letters for ops mean, where they are others than ours, by those that stand in a
-    table or a trace.
+    """The meaning of torch's letters for ops where it differs from ours, by the letters that occur
+    in a table or a trace.
 
-    Old versions of torch write `BW` for a whole backward, `B` and `W` for its halves. A weight half
-    without any `I` is one of theirs.
+    Old versions of torch write `BW` for a whole backward, and `B` and `W` for its halves. A `W`
+    without any `I` comes from one of them.
     """
     letters = set(written)
     is_old = "BW" in letters or ("W" in letters and "I" not in letters)
@@ -41,10 +41,10 @@ def letters_of(written: Iterable[str]) -> dict[str, str]:
 
 
 def counterpart(kind: int, number: int, stages: int) -> tuple[Kind, int]:
-    """The other end of a transfer, where there are so many stages.
+    """The kind and number of the other end of a transfer, with so many stages.
 
-    An activation goes from stage s to s + 1, a gradient from s to s - 1. Behind the numbers of the
-    stages are those of skips, which are the same at both ends (see `schedlang.schedule.layout`).
+    An activation goes from stage s to s + 1, a gradient from s to s - 1. Far edges have numbers
+    behind those of the stages, the same at both ends (see `schedlang.schedule.layout`).
     """
     transfer = TRANSFERS[kind]
     return transfer.other_end, number + (transfer.distance if number < stages else 0)
@@ -110,10 +110,10 @@ def first_words(first: Iterable[str], number: int) -> str:
 class Actions:
     """What one rank does, in order, as columns of integers; row i of all columns is action i.
 
-    `stage` is, of a transfer by a skip, the number of the skip (see `schedlang.schedule.layout`).
-    `group` is 0 for an action issued alone; neighbours that share a number above 0 are issued as
-    one: a batch of transfers, or compute ops that overlap. `source` is the index of the action's
-    place in `Schedule.spans`.
+    A transfer along a far edge has the number of that edge as its `stage` (see
+    `schedlang.schedule.layout`). `group` is 0 for an action that is issued alone. Neighbours with
+    the same number above 0 are issued as one: a batch of transfers, or ops that overlap. `source`
+    is the index of the action's place in `Schedule.spans`.
     """
 
     kind: "array[int]" = field(factory=lambda: array("b"))
@@ -196,7 +196,8 @@ class Actions:
     def issued_as(self, batches: Iterable[Sequence[int]]) -> "Actions":
         """Some of the actions, by their indices, in other batches or in another order.
 
-        Batches are numbered by their neighbours only, so that what repeats is numbered alike.
+        A batch gets a number that depends only on its neighbours, so that what repeats is numbered
+        alike.
         """
         issued = Actions()
         before = 0
@@ -230,12 +231,12 @@ class Actions:
         return self.select(lambda kind: not is_transfer(kind))
 
     def without_collectives(self) -> "Actions":
-        """The actions that are of microbatches, and updates."""
+        """The actions of microbatches, and optimizer steps."""
         return self.select(lambda kind: not is_collective(kind))
 
     def select(self, keeps: Callable[[int], bool]) -> "Actions":
-        """The actions of the kinds that `keeps` is true of; a batch of which some go is a batch of
-        the others.
+        """The actions of the kinds for which `keeps` is true. What is left of a batch stays a
+        batch.
         """
         return self.issued_as(
             [index for index in batch if keeps(self.kind[index])]

@@ -31,14 +31,14 @@ Floats = NDArray[np.float64]
 
 
 def repeated(values: NDArray[Any], times: ArrayLike) -> NDArray[Any]:
-    """Each value as often as its number says."""
+    """Repeat each value; `times` says how often."""
     return np.repeat(values, np.asarray(times, np.intp))
 
 
 def counts_of(
     numbers: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0
 ) -> NDArray[Any]:
-    """How often each number from 0 on occurs, or the sums of the weights where it does."""
+    """How often each number from 0 on occurs; with weights, their sums."""
     return np.bincount(np.asarray(numbers, np.intp), weights, minlength)
 
 
@@ -53,8 +53,8 @@ STREAMS = np.array([_STREAMS.index(op_of(kind).stream) for kind in range(ROWS)])
 class Columns:
     """The actions of all ranks; rank r has the rows `first[r]` up to `first[r + 1]`.
 
-    `stage` is, of a transfer by a skip, the number of the skip (see `schedlang.schedule.layout`).
-    `group` is that of `Actions`.
+    A transfer along a far edge has the number of that edge as its `stage` (see
+    `schedlang.schedule.layout`). `group` is that of `Actions`.
     """
 
     kind: Ints
@@ -71,7 +71,7 @@ class Columns:
 
     @cached_property
     def batch(self) -> Ints:
-        """Of each action, the first row of those that are issued together with it."""
+        """For each action, the first row of those that are issued together with it."""
         rows = np.arange(len(self), dtype=np.int32)
         # group                     0  1  1  0  2  2  2
         # rows, 0 inside a batch    0  1  0  3  4  0  0
@@ -84,7 +84,7 @@ class Columns:
 
     @cached_property
     def sizes(self) -> Ints:
-        """Of each action, how many are issued together with it, itself included."""
+        """For each action, how many are issued together with it, itself included."""
         return counts_of(self.batch, minlength=len(self))[self.batch]
 
     @cached_property
@@ -109,7 +109,9 @@ class Columns:
 
     @cached_property
     def is_background(self) -> Flags:
-        """Which actions are ops of microbatches that run beside those of their rank."""
+        """Which actions are ops of microbatches that run beside the ops of their rank, such as
+        copies.
+        """
         return self.is_beside & ~self.is_collective
 
     @cached_property
@@ -119,12 +121,12 @@ class Columns:
 
     @cached_property
     def is_collective(self) -> Flags:
-        """Which actions are of a whole stage and its replicas."""
+        """Which actions move weights or gradients of a whole stage between its replicas."""
         return is_any(self.kind, *kinds_of(lambda op: op.is_collective))
 
     @cached_property
     def is_beside(self) -> Flags:
-        """Which actions are under way while their rank goes on: copies and collectives."""
+        """Which actions run while their rank goes on: copies and collectives."""
         return is_any(self.kind, *kinds_of(lambda op: op.is_beside))
 
     @cached_property
@@ -134,7 +136,7 @@ class Columns:
 
     @cached_property
     def _by_kind(self) -> dict[int, Ints]:
-        """The rows of each kind that there is, in order."""
+        """The rows of each kind that occurs, in order."""
         order = np.argsort(self.kind, kind="stable").astype(np.int32)
         ends = np.cumsum(counts_of(self.kind)).tolist()
         slices = pairwise([0, *ends])
@@ -178,7 +180,7 @@ _TYPES = (np.int8, np.int32, np.int32, np.int32, np.int32)
 
 @define(eq=False, repr=False)
 class Ranks(Sequence[Actions]):
-    """The actions of each rank, as columns of all; those of a rank are taken out of these when
+    """The actions of each rank, stored as columns of all; those of a rank are taken out when
     somebody asks for them.
     """
 
@@ -239,7 +241,7 @@ def columns_of(ranks: Sequence[Actions]) -> Columns:
 
 
 def actions_of(ranks: int, columns: Columns) -> Ranks:
-    """The actions of each rank, from columns in the order of ranks; `first` does not count."""
+    """The actions of each rank, from columns in the order of ranks. Their `first` is ignored."""
     table = {
         name: getattr(columns, name).astype(dtype, copy=False)
         for name, dtype in zip(_NAMES, _TYPES, strict=True)
@@ -251,7 +253,9 @@ def actions_of(ranks: int, columns: Columns) -> Ranks:
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
-    """Columns one behind the other, not in the order of ranks; `first` is that of no rank."""
+    """Columns one behind the other. They are not in the order of ranks, so their `first` is
+    meaningless.
+    """
     table = {
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in ("rank", *_NAMES)
@@ -276,7 +280,7 @@ def actions_from(table: Iterable[Ints]) -> Actions:
 
 
 def is_any(kind: Ints, *kinds: int) -> Flags:
-    """Which of some kinds are one of these."""
+    """Which of some kinds are among those wanted."""
     # Kinds are bytes, so a comparison takes a small part of what a look into a table would.
     flags = np.zeros(len(kind), bool)
     for one in kinds:
@@ -286,12 +290,12 @@ def is_any(kind: Ints, *kinds: int) -> Flags:
 
 
 def op_names(stages: int, columns: Columns) -> Ints:
-    """For each op a number that ops of its kind and stage share, where there are so many stages."""
+    """For each op, a number for its kind and stage, where there are so many stages."""
     return columns.kind.astype(np.int64) * stages + columns.stage
 
 
 def repeats(keys: Ints) -> tuple[Ints, Ints]:
-    """The items whose key an earlier one has, and for each the first item that has it; keys are 0
+    """The items whose key an earlier item has, and for each the first item that has it. Keys are 0
     or more.
     """
     nothing = np.zeros(0, np.int64)
@@ -308,9 +312,9 @@ def repeats(keys: Ints) -> tuple[Ints, Ints]:
 
 
 def members(lengths: Ints, lists: Ints) -> tuple[Ints, Ints]:
-    """The members of `lists`, which are numbers of lists of some lengths that lie one after the
-    other in an array: of each member the item of `lists` that it is for, and its place in the
-    array.
+    """The members of `lists`. The lists lie one after the other in an array, and have some lengths;
+    `lists` has their numbers. For each member, the item of `lists` that it belongs to, and its
+    place in the array.
     """
     # Three lists of lengths 2, 0 and 1 lie at 0, 1 and 2. The members of the lists 2, 0, 0:
     #
@@ -324,7 +328,7 @@ def members(lengths: Ints, lists: Ints) -> tuple[Ints, Ints]:
 
 
 def how_many_before(keys: Ints) -> Ints:
-    """For each key, of 0 or more, how many before it are the same."""
+    """For each key, how many equal keys stand before it. Keys are 0 or more."""
     # Small numbers are sorted faster.
     order = np.argsort(
         keys.astype(np.min_scalar_type(int(keys.max(initial=0)))), kind="stable"
@@ -337,8 +341,8 @@ def how_many_before(keys: Ints) -> Ints:
 
 
 def pairs_within(groups: Ints) -> tuple[Ints, Ints]:
-    """All pairs of two items of one group, in both orders, group after group: of each item its
-    group is given, a number of 0 or more.
+    """All pairs of two items of one group, in both orders. `groups` has the group of each item, a
+    number of 0 or more.
     """
     in_groups = np.argsort(groups, kind="stable")
     one, other = members(counts_of(groups), groups[in_groups])

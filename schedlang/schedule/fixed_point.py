@@ -26,26 +26,26 @@ _MOST = 2**50
 
 @frozen
 class FixedPoint:
-    """Numbers that are multiples of 1 / `denominator`; None where they have no denominator that
-    floats have room for.
+    """Numbers that are multiples of 1 / `denominator`. It is None if they have no common
+    denominator for which floats have room.
     """
 
     denominator: int | None
 
     @property
     def scale(self) -> int:
-        """What numbers are multiplied by to be counted."""
+        """The factor from numbers to counts."""
         return self.denominator or 1
 
     def counts(self, numbers: ArrayLike) -> NDArray[Any]:
-        """Numbers as multiples of 1 / denominator; as they are, if they have none."""
+        """Numbers as multiples of 1 / `denominator`; without one, unchanged."""
         values = np.asarray(numbers, np.float64)
         if self.scale == 1:
             return values
         return np.asarray(np.rint(values * self.scale))
 
     def numbers(self, counts: NDArray[Any]) -> NDArray[Any]:
-        """What counts stand for, each as the nearest float."""
+        """The numbers that counts stand for, each as the nearest float."""
         return counts if self.scale == 1 else counts / self.scale
 
     def difference(self, earlier: float, later: float) -> float:
@@ -59,11 +59,11 @@ class FixedPoint:
         return float(self.numbers(np.cumsum(np.append(0.0, counts))[-1]))
 
     def is_exact(self, number: float) -> bool:
-        """Whether it is known to which number a float is the nearest one."""
+        """Whether it is known which number a float stands for."""
         return self.denominator is not None and abs(number) * self.scale <= _MOST
 
     def exact(self, number: float) -> int | Fraction:
-        """The number to which a float is the nearest one; where that is not known, the float."""
+        """The number that a float stands for; if that is not known, the float."""
         if number.is_integer() and self.scale == 1:
             return int(number)
         # Only decimals need it, and it takes a while to load.
@@ -80,7 +80,7 @@ ANY = FixedPoint(None)
 
 
 def fixed_point(given: Iterable[float | Fraction]) -> FixedPoint:
-    """The numbers of which some given ones, and so all sums of them, are multiples."""
+    """The common denominator of some numbers, and so of all their sums."""
     numbers: set[Any] = set(given)
     denominator = 1
     if any(number != number // 1 for number in numbers):
@@ -93,7 +93,7 @@ def fixed_point(given: Iterable[float | Fraction]) -> FixedPoint:
 
 
 def added(numbers: Sequence[float]) -> float:
-    """The sum of numbers: the float that is nearest to it, where it is known exactly."""
+    """The sum of some numbers: the nearest float, if the sum is known exactly."""
     fixed = fixed_point(numbers)
     return float(fixed.numbers(fixed.counts(numbers).sum()))
 
@@ -105,7 +105,7 @@ def part(number: float, parts: int) -> float:
 
 @lru_cache(1024)
 def meant(number: float | Fraction) -> Fraction:
-    """The number that is meant: by a float, the shortest decimal that reads as this float."""
+    """The number that a float stands for: the shortest decimal that reads as this float."""
     from fractions import Fraction
 
     is_float = isinstance(number, float)
@@ -113,12 +113,12 @@ def meant(number: float | Fraction) -> Fraction:
 
 
 def half(number: float | Fraction) -> float | Fraction:
-    """Half of the number that is meant."""
+    """Half of the number that a float stands for."""
     return number / 2 if number == number // 1 else meant(number) / 2
 
 
 def as_float(number: float | Fraction) -> float | Fraction:
-    """An exact number as a float, where that stands for it."""
+    """An exact number as a float, if the float stands for it."""
     nearest = float(number)
     # Only decimals need to be looked at.
     is_same = nearest == number or meant(nearest) == number
@@ -131,8 +131,8 @@ def as_number(value: Fraction) -> int | Fraction:
 
 
 def exact_text(value: float | Fraction) -> str:
-    """A number exactly, as a program has it: without an exponent, and whole if it is; a quotient
-    where it is no decimal.
+    """A number exactly, as a program writes it: without an exponent, whole if it is whole, and as a
+    quotient if it is no decimal.
     """
     exact = meant(value)
     whole, rest = divmod(abs(exact.numerator), exact.denominator)

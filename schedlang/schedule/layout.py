@@ -15,11 +15,12 @@ _GRADIENTS = frozenset({SENDS[Kind.B], RECEIVES[Kind.B]})
 
 @frozen
 class Pipeline:
-    """One way of microbatches through a model: the stages `start` up to `stop`, in order.
+    """One pipeline: microbatches pass through the stages `start` up to `stop`, in order.
 
-    Most schedules have one pipeline. Where there are more, the second one's stages are numbered on
-    from the first one's, and so on. Either stage `start + i` of each is a replica of the same piece
-    of the one model, or each is a model of its own (`Layout.models`).
+    Most schedules have one pipeline. Where there are more, the stages of the second one are
+    numbered on from those of the first, and so on. Either the pipelines are replicas, and stage
+    `start + i` of each has the same piece of the one model; or each pipeline is a model of its own
+    (`Layout.models`).
     """
 
     name: str
@@ -29,55 +30,57 @@ class Pipeline:
 
     @property
     def family(self) -> str:
-        """The name that it shares with pipelines that differ by a number: `lane` of `lane(1)`."""
+        """The part of the name that pipelines with a number share: `lane` of `lane(1)`."""
         return self.name.partition("(")[0]
 
 
 def pieces_of(pipelines: Sequence[Pipeline], models: bool) -> int:
-    """How many stages there are that are no replicas of others."""
+    """The number of pieces of the model: stages that are replicas of each other count once."""
     return pipelines[-1 if models else 0].stop
 
 
 def of_graph(
     edges: Iterable[tuple[int, int]], pipelines: Sequence[Pipeline], models: bool
 ) -> tuple[tuple[int, int], ...]:
-    """The edges of a graph; none where they are those of chains, which need none."""
+    """The edges of a graph of stages; none if they only form chains, which need no edges."""
     given = tuple(edges)
     chains = {
         (stage, stage + 1)
         for pipeline in (pipelines if models else pipelines[:1])
         for stage in range(pipeline.start, pipeline.stop - 1)
     }
-    # What is there twice stays, so that it is found.
+    # An edge that is given twice stays, so that the rules of layouts find it.
     return () if sorted(given) == sorted(chains) else given
 
 
 @frozen(repr=False)
 class Layout:
-    """What runs where: `placement[s]` is the rank that holds stage s; the pipelines have the stages
-    among them.
+    """What runs where: `placement[s]` is the rank of stage s, and each pipeline has a range of the
+    stages.
 
-    A microbatch may be cut into `slices`, which pass through the stages one by one: an action's
-    microbatch is then the number of the slice, counted through all microbatches of its pipeline.
-    The microbatches are those of all `updates` that the schedule shows, in order; the action `U` of
-    a stage has the number of its update for a microbatch. `links[r]` is the link to the host that
-    rank r's copies take, one after the other with those of ranks on the same link; without any,
-    each rank has its own. They take what is offloaded to the rank `keepers[r]`, which keeps it in
-    its memory until it is reloaded; without any, to the host.
+    A microbatch may be cut into `slices`, which pass through the stages one by one. The microbatch
+    of an action is then the number of the slice, counted through all microbatches of its pipeline.
+    Microbatches are numbered through all `updates` that the schedule shows. An optimizer step (`U`)
+    has the number of its update in place of a microbatch.
 
-    The pipelines are replicas of one model, and share its microbatches; or if there are several
-    `models`, each is one of them, with microbatches of its own.
+    `links[r]` is the link to the host on which rank r copies; ranks with the same link copy one
+    after the other. Without any, each rank has a link of its own. Activations are offloaded to the
+    host, or where there are `keepers`, to the memory of the rank `keepers[r]`.
 
-    What a stage makes goes along the `edges` of the stage graph, which are pairs of an earlier and
-    a later stage of the first pipeline, and their replicas in the others, or of any models that run
-    as many microbatches; a model without edges of its own is a chain, each stage before the next
-    one. By the `skips`, pairs as well, something else that a stage makes goes to one further down.
-    A transfer between neighbours has the number of its own stage. A far edge has a number of its
-    own, at both ends, behind those of all stages; every skip is one, and every edge between models.
+    The pipelines are replicas of one model and share its microbatches. With `models`, each pipeline
+    is a model of its own, with its own microbatches.
 
-    The stages of the first pipeline that are `frozen`, and their replicas, have weights that do not
-    change. A frozen stage has a backward only where one before it is trained, and then for the
-    gradients of its inputs alone; to a stage without a backward no gradients are sent.
+    The output of a stage goes along the `edges` of the stage graph. An edge is a pair of an earlier
+    and a later stage: of the first pipeline, whose replicas have the same edges, or of two models
+    that run as many microbatches. A model without edges of its own is a chain. A skip is a pair of
+    stages as well; along the `skips` goes something else than the stage's output. A transfer
+    between neighbours has the number of its own stage. Every skip, and every edge between stages
+    that are not neighbours, is a far edge. A far edge has a number of its own, behind the numbers
+    of all stages; both of its ends use it.
+
+    The weights of `frozen` stages, and of their replicas, do not change. The stages are numbered in
+    the first pipeline. A frozen stage has a backward only if a stage before it is trained, and then
+    for the gradients of its inputs alone. No gradients are sent to a stage without a backward.
     """
 
     # The numbers of transfers, here of four stages with a skip from stage 0 to stage 3:
@@ -102,7 +105,7 @@ class Layout:
     keepers: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
-        """All that is not as in most layouts."""
+        """The placement and pipelines, and each other field that differs from its default."""
         values = [
             f"{part.name}={shown(getattr(self, part.name))}"
             for part in fields(Layout)
@@ -112,8 +115,8 @@ class Layout:
 
     @property
     def microbatches(self) -> int:
-        """The microbatches of the model, those of all pipelines; of several models, of the first
-        one.
+        """The microbatches of the model, those of all pipelines. With several models, those of the
+        first.
         """
         return self.microbatches_of(0)
 
@@ -130,9 +133,7 @@ class Layout:
 
     @property
     def pieces(self) -> int:
-        """Into how many stages the models are cut: of pipelines that are replicas, those of the
-        first one.
-        """
+        """The number of stages that the models are cut into; replicas of a stage count once."""
         return pieces_of(self.pipelines, self.models)
 
     @cached_property
@@ -145,7 +146,7 @@ class Layout:
         )
 
     def model_of(self, stage: int) -> str:
-        """The name of the model that a stage is a piece of; the only one of a plan has none."""
+        """The name of the model of a stage. The only model of a plan has none."""
         return self.pipeline_of[stage].name if self.models else ""
 
     def units(self, stage: int) -> int:
@@ -153,7 +154,7 @@ class Layout:
         return self.pipeline_of[stage].microbatches * self.slices
 
     def units_of_update(self, stage: int) -> int:
-        """How many of them add their gradients to one update."""
+        """How many microbatches, or slices of them, add their gradients to one update."""
         return self.units(stage) // self.updates
 
     def update_of(self, stage: int, microbatch: int) -> int:
@@ -161,18 +162,18 @@ class Layout:
         return microbatch // self.units_of_update(stage)
 
     def is_first(self, stage: int) -> bool:
-        """Whether a stage takes inputs of its model, and nothing that another stage of it makes."""
+        """Whether a stage takes inputs of its model, and no output of another of its stages."""
         pipeline = self.pipeline_of[stage]
         return all(self.pipeline_of[other] != pipeline for other in self.before[stage])
 
     def is_last(self, stage: int) -> bool:
-        """Whether a stage is the last one of its pipeline, which makes the loss; the last one of a
-        model that hands on to another makes none.
+        """Whether a stage computes the loss: it is the last one of its pipeline, and its model
+        hands nothing on to another model.
         """
         return self.pipeline_of[stage].stop == stage + 1 and self.is_end(stage)
 
     def is_end(self, stage: int) -> bool:
-        """Whether nothing of what a stage makes goes to another stage, as in a last one."""
+        """Whether the output of a stage goes to no other stage."""
         return not self.after[stage]
 
     @cached_property
@@ -181,32 +182,30 @@ class Layout:
         return tuple(filter(self.is_first, range(len(self.placement))))
 
     def hands_on(self, stage: int) -> bool:
-        """Whether what a stage makes goes to the next one."""
+        """Whether the output of a stage goes to the stage after it."""
         return stage in self._chained
 
     def follows(self, stage: int) -> bool:
-        """Whether a stage takes what the one before it makes."""
+        """Whether a stage takes the output of the stage before it."""
         return stage - 1 in self._chained
 
     @cached_property
     def piece_of(self) -> tuple[int, ...]:
-        """Which piece a stage is: its number in its pipeline, or of several models its own."""
+        """For each stage, the number of its piece of the model, which is that of its replicas."""
         starts = [0 if self.models else pipeline.start for pipeline in self.pipeline_of]
         return tuple(stage - start for stage, start in enumerate(starts))
 
     def piece(self, stage: int) -> int:
-        """The same of one stage."""
+        """The number of the piece of a stage."""
         return self.piece_of[stage]
 
     def replicas(self, stage: int) -> list[int]:
-        """The stages of all pipelines that are the same piece of the model as a stage, and this
-        one.
-        """
+        """All stages with the same piece of the model as a stage, itself included."""
         return [stage] if self.models else self._replicas[self.piece(stage)][:]
 
     @cached_property
     def _replicas(self) -> list[list[int]]:
-        """The replicas of each piece of a model."""
+        """For each piece of the model, the stages that have it."""
         starts = [pipeline.start for pipeline in self.pipelines]
         return [
             [start + piece for start in starts]
@@ -214,16 +213,16 @@ class Layout:
         ]
 
     def next_replica(self, stage: int) -> int:
-        """The replica to which hops from a stage lead: they stand in a ring, in the order of their
-        pipelines.
+        """The replica to which a stage passes weights or gradients on. Replicas form a ring, in the
+        order of their pipelines.
         """
         replicas = self.replicas(stage)
         return replicas[(replicas.index(stage) + 1) % len(replicas)]
 
     @cached_property
     def far_edges(self) -> dict[int, tuple[int, int]]:
-        """The earlier and the later stage of every edge that is not between neighbours, by its
-        number: those of the first pipeline, then the next; of each the skips come last.
+        """The two stages of each far edge, by its number. Those of the first pipeline come first,
+        then those of the next; within a pipeline the skips come last.
         """
         # Of two pipelines of 4 stages each, with an edge (0, 2) and a skip (0, 3), the numbers are:
         #
@@ -253,7 +252,9 @@ class Layout:
 
     @cached_property
     def before(self) -> tuple[tuple[int, ...], ...]:
-        """For each stage those whose outputs it takes: the one before, then those of far edges."""
+        """For each stage the stages whose outputs it takes: the stage before it, then those at far
+        edges.
+        """
         stages = range(len(self.placement))
         before = [[stage - 1] if stage - 1 in self._chained else [] for stage in stages]
         for earlier, later in self.far_edges.values():
@@ -262,7 +263,9 @@ class Layout:
 
     @cached_property
     def after(self) -> tuple[tuple[int, ...], ...]:
-        """For each stage those that take its output: the one after, then those of far edges."""
+        """For each stage the stages that take its output: the stage after it, then those at far
+        edges.
+        """
         stages = range(len(self.placement))
         after = [[stage + 1] if stage in self._chained else [] for stage in stages]
         for earlier, later in self.far_edges.values():
@@ -270,12 +273,14 @@ class Layout:
         return tuple(map(tuple, after))
 
     def trains(self, stage: int) -> bool:
-        """Whether a stage's weights change, so that they have gradients."""
+        """Whether the weights of a stage change, and so have gradients."""
         return self.piece(stage) not in self.frozen
 
     @cached_property
     def has_backward(self) -> tuple[bool, ...]:
-        """For each stage whether it is trained, or one before it, by whichever way."""
+        """For each stage whether it runs a backward: it is trained, or a stage is from which it
+        takes inputs, directly or through others.
+        """
         # Stages stand in an order in which each is behind those that it takes from, so one pass is
         # enough.
         has_backward: list[bool] = []
@@ -285,8 +290,8 @@ class Layout:
         return tuple(has_backward)
 
     def makes(self, made: int, stage: int) -> bool:
-        """Whether a stage that is trained with makes something in its forward or its backward:
-        activations, gradients of its inputs, or of its weights.
+        """Whether a stage makes something in training: activations, gradients of its inputs, or
+        gradients of its weights.
         """
         if made == Kind.W:
             return self.trains(stage)
@@ -318,17 +323,19 @@ class Layout:
         return {stages: number for number, stages in self.far_edges.items()}
 
     def number(self, stage: int, other: int) -> int:
-        """The number of a stage's transfers with another one."""
+        """The number of the transfers between a stage and another one."""
         return self._far_numbers.get((min(stage, other), max(stage, other)), stage)
 
     def numbers(self, kind: int, stage: int) -> list[int]:
-        """The numbers of a stage's transfers of a kind, if the other stages were on other ranks."""
+        """The numbers of the transfers of a kind that a stage would have if every stage were on
+        another rank.
+        """
         is_onwards = TRANSFERS[kind].distance > 0
         return (self._numbers_after if is_onwards else self._numbers_before)[stage]
 
     @cached_property
     def _numbers_after(self) -> list[list[int]]:
-        """The numbers of each stage's transfers with the stages that take its output."""
+        """For each stage, the numbers of its transfers with the stages that take its output."""
         return [
             [self.number(stage, other) for other in others]
             for stage, others in enumerate(self.after)
@@ -336,15 +343,15 @@ class Layout:
 
     @cached_property
     def _numbers_before(self) -> list[list[int]]:
-        """The same with the stages whose outputs it takes."""
+        """For each stage, the numbers of its transfers with the stages whose outputs it takes."""
         return [
             [self.number(stage, other) for other in others]
             for stage, others in enumerate(self.before)
         ]
 
     def ends(self, kind: int, number: int) -> tuple[int, int]:
-        """The stage of a transfer, and the one at its other end, which may be past the first or
-        last stage.
+        """The stages at the two ends of a transfer, its own first. The other one may be past the
+        first or the last stage.
         """
         distance = TRANSFERS[kind].distance
         if number in self.far_edges:
@@ -353,19 +360,19 @@ class Layout:
         return number, number + distance
 
     def stage_of(self, kind: int, number: int) -> int:
-        """The stage of an action, whose number is that of a stage or, of a transfer, of a far
-        edge.
+        """The stage of an action. Its number is that of a stage, or for a transfer maybe that of a
+        far edge.
         """
         return self.ends(kind, number)[0] if number in self.far_edges else number
 
     def needs_gradients(self, kind: int, number: int) -> bool:
-        """Whether the gradients of a transfer are of use: the stage that they go to is trained, or
-        one before it.
+        """Whether the gradients of a transfer are needed: the stage that they go to runs a
+        backward.
         """
         return self.has_backward[self.earlier(kind, number)]
 
     def earlier(self, kind: int, number: int) -> int:
-        """The earlier stage of the two of a transfer; past the first one, that one."""
+        """The earlier one of the two stages of a transfer."""
         if number in self.far_edges:
             return self.far_edges[number][0]
         return max(min(self.ends(kind, number)), self.pipeline_of[number].start)

@@ -20,10 +20,10 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\(\d+\))?")
 
 @frozen
 class WrongLayout:
-    """What is wrong with a layout, in one of its fields.
+    """A mistake in a field of a layout, or in `microbatches`.
 
-    The `field` is one of `Layout`, or `microbatches`. `item` is the number of its item, or None
-    where no single one is wrong. `code` is that of the diagnostic.
+    `item` is the index of the wrong item, or None if no single item is wrong. `code` is that of the
+    diagnostic.
     """
 
     code: str
@@ -36,15 +36,15 @@ class WrongLayout:
 def wrong_with(
     layout: Layout, ranks: int, microbatches: int | None = None
 ) -> WrongLayout | None:
-    """The first rule that a layout breaks on so many ranks, or None; `microbatches` are those of
-    the model, where it is said how many there are.
+    """The first rule that a layout on so many ranks breaks, or None. `microbatches` is the number
+    of microbatches of the model, if it is given apart.
     """
     broken = (wrong for rule in _RULES for wrong in rule(layout, ranks))
     return next(broken, None) or _wrong_share(layout, microbatches)
 
 
 def without_stage(placement: Sequence[int], ranks: int) -> str | None:
-    """Which of so many ranks would have nothing to do, if any."""
+    """The first of so many ranks without a stage, if there is one."""
     held = set(placement)
     idle = ranks - len(held)
     if not idle:

@@ -25,13 +25,15 @@ from schedlang.schedule.layout import Layout
 
 @frozen
 class Names:
-    """The names of all that a layout has."""
+    """The names of stages, microbatches and actions of a layout, in messages and pictures."""
 
     layout: Layout
 
     @cached_property
     def are_numbers(self) -> bool:
-        """Whether names are the plan's own numbers: one pipeline, and whole microbatches."""
+        """Whether the names are the numbers of the plan, since there is one pipeline, and no
+        slices.
+        """
         return len(self.layout.pipelines) == 1 and self.layout.slices == 1
 
     def stage(self, number: int) -> str:
@@ -56,28 +58,32 @@ class Names:
         return f"stage{'s' if len(numbers) > 1 else ''} {names}"
 
     def microbatch(self, unit: int) -> str:
-        """What goes through a stage at once: a microbatch, `3`, or a slice of one, `m1.k2`."""
+        """The name of a microbatch, `3`, or of a slice of one, `m1.k2`."""
         slices = self.layout.slices
         return str(unit) if slices == 1 else f"m{unit // slices}.k{unit % slices}"
 
     def label(self, unit: int) -> str:
-        """The same where there is little room, as on the boxes of pictures: `3`, `1.2`."""
+        """The name of a microbatch or a slice where there is little room, as in a picture: `3`,
+        `1.2`.
+        """
         slices = self.layout.slices
         return str(unit) if slices == 1 else f"{unit // slices}.{unit % slices}"
 
     @property
     def label_note(self) -> str | None:
-        """What a picture says of its labels: what one of a slice stands for."""
+        """What a picture says about its labels, if they name slices."""
         return None if self.layout.slices == 1 else "0.1 is slice 1 of microbatch 0"
 
     def microbatches(self, units: int) -> str:
-        """The first so many of them: `microbatches 0 to 7`, `slices m0.k0 to m3.k1`."""
+        """The names of the first so many microbatches or slices: `microbatches 0 to 7`, `slices
+        m0.k0 to m3.k1`.
+        """
         nouns = "microbatches" if self.layout.slices == 1 else "slices"
         return f"{nouns} {self.microbatch(0)} to {self.microbatch(units - 1)}"
 
     @property
     def noun(self) -> str:
-        """What one of these is: a `microbatch` or a `slice`."""
+        """`microbatch`, or `slice` where microbatches are cut."""
         return "microbatch" if self.layout.slices == 1 else "slice"
 
     def action(self, kind: int, number: int, microbatch: int) -> str:

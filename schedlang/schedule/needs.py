@@ -31,13 +31,13 @@ Op = tuple[int, int, int]
 
 @frozen
 class Rule:
-    """One rule of what ops need: each of the kinds `users` needs what is `made` of the stages `of`:
-    its "own", those "before" it, those "after" it, or as an optimizer step, of its "replicas", each
-    microbatch of its update.
+    """One rule: each op of the kinds `users` needs a product, of the kind `made`.
 
-    It is needed of the op's own slice, or of the slice so many `slices` on in the microbatch, where
-    there is one; and where `if_there`, only if an action makes it. Of the rules for the
-    `activation` of an op's own forward one counts: that of where it comes from.
+    The stages `of` make the product: the op's "own" stage, the stages "before" it, those "after"
+    it; or, for an optimizer step, all "replicas", for each microbatch of its update. With `slices`,
+    the product is needed of the slice that is so many further on in the microbatch, if there is
+    one. With `if_there`, it is needed only if an action makes it. Rules for the `activation` of an
+    op's own forward exclude each other: the rule applies whose product was made last.
     """
 
     users: tuple[Kind, ...]
@@ -51,7 +51,7 @@ class Rule:
 #: The ops that put the activations of a backward into memory; the last of them counts.
 _SOURCES = (Kind.F, *REPEATS, *BACK)
 
-#: What ops need of each other. Sends need what they carry, besides.
+#: What ops need of each other. Beside these rules, a send needs what it carries.
 RULES = (
     # A forward needs the activations of the stages before; and of its own stage what attention
     # keeps of the slice before (TeraPipe, section 3).
@@ -79,12 +79,13 @@ RULES = (
 
 @frozen(eq=False)
 class Needs:
-    """What the actions of a schedule need, one item of all columns for each action and each need.
+    """What the actions of a schedule need: columns with an item for each action and each of its
+    needs.
 
-    The action `user` needs what the action `maker` makes, of the kind `made` (see `Op.makes`), of a
-    stage and microbatch. If that is made on another rank, the action `receive` brings it, and
-    `number` is the number of its transfer; gradients of weights are summed instead, see `Sums`. All
-    are rows of the schedule's columns, or -1 where there is no such action.
+    The action `user` needs what the action `maker` makes: a product of the kind `made` (see
+    `Op.makes`), of a stage and a microbatch. If another rank makes it, the action `receive` brings
+    it, under the number `number`. Gradients of weights are summed and not sent, see `Sums`. Users,
+    makers and receives are rows of the schedule's columns, or -1 where there is no such action.
     """
 
     # Rank 0 has stage 0, rank 1 stage 1, and the actions have these rows:
@@ -108,17 +109,17 @@ class Needs:
 
     @cached_property
     def is_sum(self) -> Flags:
-        """Whether gradients of weights are needed that another rank makes."""
+        """Which needs are gradients of weights that another rank makes."""
         return self.is_far & is_any(self.made, Kind.W)
 
     @cached_property
     def is_message(self) -> Flags:
-        """Whether a message from another rank is needed."""
+        """Which needs are messages from other ranks."""
         return self.is_far & is_any(self.made, *RECEIVES)
 
     def action(self, item: int) -> tuple[Kind, int, int]:
-        """What is needed, as the kind, the number and the microbatch of an action: the op that
-        makes it, or the receive that brings it.
+        """What is needed, as the kind, number and microbatch of an action: of the receive that
+        brings it, or else of the op that makes it.
         """
         made = Kind(int(self.made[item]))
         microbatch = int(self.microbatch[item])
@@ -129,12 +130,12 @@ class Needs:
 
 @frozen(eq=False)
 class Sums:
-    """What optimizer steps need, an item for each step and replica of its stage, the stage itself
-    among them: all the gradients that the replica adds to the update.
+    """The gradients that optimizer steps need: an item for each step and each replica of its stage,
+    the stage itself included.
 
-    Of these, `last` is the one that its rank makes last, or -1 where none is there; `is_whole` says
-    whether all are, and `is_far` whether they are on another rank than the step. The `step` and the
-    last are rows of the schedule's columns.
+    `last` is the row of the last gradient that the replica adds to the update, or -1 where it adds
+    none. `is_whole` says whether it adds all of them, and `is_far` whether it is on another rank
+    than the step. `step` is a row as well.
     """
 
     step: Ints
@@ -153,8 +154,8 @@ class Gradients:
     """The gradients that a rank adds to an update of a piece of the model: an item for each rank,
     piece and update, in the order of these.
 
-    A piece has the number of its stage in the first pipeline; the stages of others are replicas.
-    `last` is the row of the action that makes the last of the gradients.
+    A piece has the number of its stage in the first pipeline; stages of other pipelines are
+    replicas. `last` is the row of the action that makes the last of the gradients.
     """
 
     rank: Ints
@@ -163,7 +164,7 @@ class Gradients:
     last: Ints
 
     def taken(self, items: Flags) -> "Gradients":
-        """Some of them."""
+        """The items at which the flags are set."""
         return Gradients(
             self.rank[items], self.piece[items], self.update[items], self.last[items]
         )
@@ -186,7 +187,7 @@ def _keys(*columns: Ints) -> Iterator[tuple[int, ...]]:
 
 @once
 def gradients_of(schedule: Schedule) -> Gradients:
-    """What each rank adds to the updates, as far as it is there."""
+    """The gradients that each rank adds to the updates. Missing ones are left out."""
     layout = schedule.layout
     rules = _Rules(schedule)
     placement = np.array(layout.placement, np.int64)
@@ -212,7 +213,7 @@ def gradients_of(schedule: Schedule) -> Gradients:
 
 @once
 def sums_of(schedule: Schedule) -> Sums:
-    """What all optimizer steps need."""
+    """The gradients that all optimizer steps need."""
     rules = _Rules(schedule)
     parts = []
     for pipeline in schedule.layout.pipelines:
@@ -232,15 +233,15 @@ def sums_of(schedule: Schedule) -> Sums:
 
 @once
 def needs_of(schedule: Schedule) -> Needs:
-    """What every action needs, but for optimizer steps: each needs every gradient of every replica,
-    and `sums_of` has what counts of these.
+    """What every action needs, optimizer steps left out. A step needs every gradient of every
+    replica; `sums_of` has of these what matters for its time.
     """
     return _needs_of(schedule, with_sums=False)
 
 
 @once
 def all_needs_of(schedule: Schedule) -> Needs:
-    """What every action needs, with each of the gradients that an optimizer step needs."""
+    """What every action needs, each gradient of an optimizer step included."""
     return _needs_of(schedule, with_sums=True)
 
 
@@ -271,8 +272,8 @@ def _needs_of(schedule: Schedule, with_sums: bool) -> Needs:
 
 @frozen(eq=False)
 class _Part:
-    """Some of the needs, all for things of one kind: the rows that need something, and of what they
-    need the stage, the microbatch, and the number under which a transfer would bring it.
+    """Needs for products of one kind: the rows of the actions that need them, and of each product
+    the stage, the microbatch, and the number of the transfer that would bring it.
     """
 
     made: Kind
@@ -283,7 +284,7 @@ class _Part:
 
 
 class _Rules:
-    """The rules, each for all actions of a kind at once."""
+    """The rules, applied to all actions of a kind at once."""
 
     def __init__(self, schedule: Schedule) -> None:
         layout = schedule.layout
@@ -296,7 +297,7 @@ class _Rules:
         self.tables: dict[tuple[Kind, ...], Ints] = {}
 
     def slot(self, number: Ints, microbatch: Ints) -> Ints:
-        """Where the tables have a stage's, or a transfer's, microbatch."""
+        """The index in the tables of a microbatch of a stage, or of a far edge."""
         return number * np.int64(self.stride) + microbatch
 
     def _slots(self, rows: Ints) -> Ints:
@@ -304,9 +305,9 @@ class _Rules:
         return self.slot(self.columns.stage[rows], self.columns.microbatch[rows])
 
     def rows_of(self, *kinds: Kind) -> Ints:
-        """For each slot, the first action there of some kinds; -1 where there is none."""
+        """For each slot, the first action of some kinds; -1 where there is none."""
         if kinds not in self.tables:
-            # Of several the first is written last, and stays.
+            # Where several have one slot, the first is written last, and stays.
             rows = self.columns.where(*kinds)[::-1]
             table = np.full(self.slots, -1, np.int32)
             table[self._slots(rows)] = rows
@@ -314,7 +315,7 @@ class _Rules:
         return self.tables[kinds]
 
     def all(self, with_sums: bool) -> Iterator[_Part]:
-        """What every action needs."""
+        """The needs of all actions."""
         for rule in RULES:
             if rule.of == "replicas":
                 if with_sums:
@@ -326,7 +327,7 @@ class _Rules:
         yield from self.sends()
 
     def own(self, rule: Rule) -> _Part:
-        """Ops need something of their own stage."""
+        """The needs by a rule about an op's own stage."""
         rows = self.columns.where(*rule.users)
         if rule.activation:
             rows = rows[self._comes_from(rows) == rule.made]
@@ -343,7 +344,9 @@ class _Rules:
         return _Part(rule.made, rows, stage, microbatch + rule.slices, stage)
 
     def _comes_from(self, rows: Ints) -> Ints:
-        """Where the activations of some ops' own forwards come from: the kind that made them."""
+        """For each op, the kind of the last op that put its activation into memory: a forward, a
+        repeated one, or a reload.
+        """
         slots = self._slots(rows)
         comes_from = np.full(len(rows), int(Kind.F))
         for kind in _SOURCES:
@@ -351,8 +354,8 @@ class _Rules:
         return comes_from
 
     def neighbours(self, rule: Rule) -> _Part:
-        """Ops need what other stages make: to make an activation, those before theirs, and to make
-        a gradient, those after.
+        """The needs by a rule about other stages: activations of the stages before, or gradients of
+        those after.
         """
         others = self.layout.before if rule.of == "before" else self.layout.after
         # The neighbours of all stages, one stage after the other.
@@ -371,7 +374,7 @@ class _Rules:
         )
 
     def updates(self, rule: Rule) -> Iterator[_Part]:
-        """Optimizer steps need something of every microbatch of their update, and of replicas."""
+        """The needs of optimizer steps: every microbatch of their update, on every replica."""
         for pipeline in self.layout.pipelines:
             step, stage, update = self.steps(pipeline)
             units = self.layout.units_of_update(pipeline.start)
@@ -380,8 +383,9 @@ class _Rules:
             yield _Part(rule.made, np.repeat(step, units), number, microbatch, number)
 
     def steps(self, pipeline: Pipeline) -> tuple[Ints, Ints, Ints]:
-        """The optimizer steps that need gradients of a pipeline, all or those of the model that it
-        is; with the replica of their stage there, and their update.
+        """The optimizer steps that need gradients of a pipeline. If the pipelines are models, a
+        pipeline's own steps. With each step the replica of its stage in the pipeline, and its
+        update.
         """
         step = self.columns.where(*STEPS)
         if self.layout.models:
@@ -393,8 +397,8 @@ class _Rules:
         return step, stage, np.maximum(self.columns.microbatch[step], 0)
 
     def gradients(self, pipeline: Pipeline) -> Ints:
-        """The actions that make the gradients of a pipeline's stages: stage by stage, update by
-        update, and one microbatch after the other; -1 where there is none.
+        """The rows of the actions that make the gradients of a pipeline's stages, as a table by
+        stage, update and microbatch; -1 where there is none.
         """
         made = self.rows_of(*MAKERS[Kind.W]).reshape(-1, self.stride)
         units = self.layout.units_of_update(pipeline.start)
@@ -402,7 +406,7 @@ class _Rules:
         return table.reshape(-1, self.layout.updates, units)
 
     def sends(self) -> Iterator[_Part]:
-        """A send needs what it carries."""
+        """The needs of sends: each needs what it carries."""
         layout = self.layout
         for made, send in SENDS.items():
             rows = self.columns.where(send)
@@ -413,6 +417,6 @@ class _Rules:
 
 
 def other_numbers(layout: Layout, kind: Kind) -> Ints:
-    """The number of the other end of each transfer of a kind."""
+    """For each number of a transfer of a kind, the number at its other end."""
     numbers = [layout.counterpart(kind, number)[1] for number in layout.all_numbers]
     return np.array(numbers, np.int64)

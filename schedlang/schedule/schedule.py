@@ -44,10 +44,10 @@ MOST_STEPS = 20_000_000
 
 @frozen
 class Claim:
-    """What a program claims of its schedule with `assert`, of one rank or of all.
+    """A claim that a program makes of its schedule with `assert`; about one rank, or about all.
 
-    The `statement` is a piece of the program's syntax, see `schedlang.language.claims`; `values`
-    are those of the names that it has from where it stands.
+    `statement` is the claim in the program's syntax, see `schedlang.language.claims`. `values` are
+    the values of its names at that place of the program.
     """
 
     statement: Any
@@ -58,7 +58,7 @@ class Claim:
 
 @frozen
 class Pass:
-    """A pass of a program, by its name in `schedlang.passes`, and the values that it is given."""
+    """A pass of a program: its name in `schedlang.passes`, and its arguments."""
 
     name: str
     values: tuple[Any, ...]
@@ -71,11 +71,12 @@ WEIGHT_RULES = ("latest", "stash", "unstashed", "delay")
 
 @frozen
 class WeightRule:
-    """Which version of its weights a stage reads in the forward, and again in the backward.
+    """Which version of its weights a stage reads in the forward, and which in the backward.
 
-    `latest`: the newest, in both. `stash`: the newest in the forward, the same again in the
-    backward. `unstashed`: the newest in the forward, and what is the newest by then in the
-    backward. `delay`: for update k, the weights as they were after k - `delay` updates, in both.
+    `latest`: the newest in both; a plan is refused where they differ. `stash`: the newest in the
+    forward, and the same version in the backward. `unstashed`: the newest in the forward, and
+    whatever is newest in the backward. `delay`: for update k, the version after k - `delay`
+    updates, in both.
     """
 
     name: str = "latest"
@@ -99,7 +100,7 @@ class WeightRule:
 
     @property
     def keeps_none(self) -> bool:
-        """Whether every op reads what is the newest by then, so that no version is kept for it."""
+        """Whether no older version is kept, because every op reads the newest one."""
         return self.name == "unstashed"
 
 
@@ -137,8 +138,8 @@ class Trial:
 
 
 def _costs_of(given: Costs | Callable[[], Costs] | None) -> Costs:
-    """The costs that a schedule was given, or of which it was given a function that reads them;
-    without either, unit costs.
+    """The costs that were given, read first if a function was given that reads them; unit costs if
+    nothing was given.
     """
     if given is None:
         return unit_costs()
@@ -150,7 +151,7 @@ class Schedule:
     """Per-rank actions with their layout and the program they come from.
 
     `ranks[r]` is what rank r does. `spans[0]` is the schedule's name; `claims` are the program's,
-    checked by `compile`, and `warnings` say what in it may not be meant. `weights` has the rule of
+    checked by `compile`; `warnings` are about the program as well. `weights` has the rule of
     each stage, or none where all read the latest. Ops that were drawn at time slots have them in
     `slots`, per rank and action, until the schedule is squeezed. It is to run on a `transport`.
     The `passes` of the program have yet to change it.
@@ -195,16 +196,16 @@ class Schedule:
 
     @cached_property
     def _found(self) -> dict[object, Any]:
-        """What was found out about the schedule, by the function that did (see `once`)."""
+        """The results of functions of the schedule, by function (see `once`)."""
         return {}
 
     @cached_property
     def names(self) -> Names:
-        """What stages, microbatches and actions are called where people read of them."""
+        """The names of stages, microbatches and actions in messages."""
         return Names(self.layout)
 
     def name_of(self, rank: int, index: int) -> str:
-        """Action `index` of a rank, as people read it: `2B3`, `up(1)B3`, `0F(m1.k2)`."""
+        """The name of action `index` of a rank in messages: `2B3`, `up(1)B3`, `0F(m1.k2)`."""
         return self.names.of(self.ranks[rank], index)
 
     @property
@@ -222,7 +223,7 @@ class Schedule:
         return self.weights[stage] if self.weights else WeightRule()
 
     def version_read(self, stage: int, microbatch: int, done: int) -> int:
-        """The version of its weights that a stage's forward reads once so many updates of the stage
+        """The version of the weights that a stage's forward reads, once `done` updates of the stage
         are done.
         """
         # By `delay 1`, forwards read what there was one update ago, even where the rank has done
@@ -237,7 +238,7 @@ class Schedule:
 
     @cached_property
     def recomputed(self) -> frozenset[tuple[int, int]]:
-        """The stages and microbatches whose forward is run again before their backward."""
+        """The stages and microbatches whose forward is recomputed before their backward."""
         return self._with(*REPEATS)
 
     @cached_property
@@ -248,7 +249,7 @@ class Schedule:
         return self._with(*AWAY)
 
     def _with(self, *wanted: Kind) -> frozenset[tuple[int, int]]:
-        """The stages and microbatches that have an action of some kinds."""
+        """The stages and microbatches that have an action of the kinds."""
         rows = self.columns.where(*wanted)
         stages = self.columns.stage[rows].tolist()
         return frozenset(
@@ -267,7 +268,7 @@ class Schedule:
 
     @cached_property
     def is_forward_only(self) -> bool:
-        """Whether there are forwards and their transfers alone, and gathers for them: inference."""
+        """Whether this is an inference: there are only forwards, their transfers, and gathers."""
         return all(kinds <= FORWARD | GATHERS for kinds in self._kinds())
 
     @cached_property
@@ -276,8 +277,8 @@ class Schedule:
         return any(any(map(is_update, kinds)) for kinds in self._kinds())
 
     def _kinds(self) -> Iterator[set[int]]:
-        """The kinds of action, rank by rank as far as somebody looks: of a plan that was opened for
-        one rank, those of others would be read.
+        """The kinds of action, rank by rank, so that a caller can stop early: a plan that was
+        opened for one rank would have to read the others.
         """
         if hasattr(self.ranks, "columns"):
             yield set(np.flatnonzero(np.bincount(self.columns.kind)).tolist())
@@ -285,9 +286,10 @@ class Schedule:
             yield from (set(actions.kind) for actions in self.ranks)
 
     def keeps(self, kind: int, stage: int, microbatch: int) -> bool:
-        """Whether what an op adds to the memory stays after it.
+        """Whether the memory that an op adds stays after it.
 
-        What a forward adds does not, where no backward will need it, or one that recomputes it.
+        The memory of a forward does not stay if no backward needs it, or if the forward is
+        recomputed.
         """
         if kind != Kind.F:
             return True
@@ -346,9 +348,9 @@ class Schedule:
 
 
 def once(find: Callable[[S], T]) -> Callable[[S], T]:
-    """What finds out something about a schedule, so that the schedule remembers the answer.
+    """Let a schedule remember the result of a function of it.
 
-    So a schedule itself is data, and what follows from it stands in the module that knows how.
+    So the schedule itself is only data, and the module that knows how derives a fact from it once.
     """
 
     @wraps(find)

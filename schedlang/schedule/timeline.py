@@ -32,10 +32,11 @@ class Bar(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """A sum of gradients over replicas, or a gather of sharded weights, beside the ops of a rank.
+    """A sum of gradients over replicas, or a gather of sharded weights, which runs beside the ops
+    of a rank.
 
-    `after` is the action with whose end a sum begins at the earliest, `before` the op that waits
-    for what is summed or gathered: rows of the schedule's columns, or -1 where there is none.
+    A sum begins once the action `after` has ended. The op `before` waits for the sum or the gather.
+    Both are rows of the schedule's columns, or -1 where there is none.
     """
 
     after: int
@@ -109,8 +110,8 @@ class Bars(Sequence[Bar]):
 
 @frozen
 class Timeline:
-    """The compute actions of every rank in order of time, in the unit of the costs or in seconds;
-    and in `copies` what goes on beside them: its copies, and the gathers and sums that are written.
+    """The ops of every rank in order of time, in the unit of the costs or in seconds. `copies` has
+    what runs beside them: copies, and the gathers and sums that the program writes.
     """
 
     # Idle time is counted three ways in the field. In this makespan of 9, both ranks work for 6:
@@ -131,8 +132,8 @@ class Timeline:
 
     @cached_property
     def makespan(self) -> float:
-        """From the first start on any rank to the last end on any rank, of an op, or of a sum or a
-        gather that takes time.
+        """From the first start on any rank to the last end on any rank, of ops and of sums and
+        gathers that take time.
         """
         ends = [np.max(bars.end).item() for bars in self.ranks if bars]
         end = max([*ends, *(each.end for each in self.beside)], default=0.0)
@@ -173,7 +174,7 @@ class Timeline:
 
     @property
     def idle(self) -> list[float]:
-        """For each rank, the share of the makespan that it does not work."""
+        """For each rank, the share of the makespan in which it does not work."""
         makespan = self.makespan
         return [1 - busy / makespan if makespan else 0.0 for busy in self.busy]
 
@@ -190,12 +191,12 @@ class Timeline:
 
     @property
     def bubble_of_span(self) -> float:
-        """Idle share within the largest rank span: what the zero-bubble papers call the bubble
-        rate.
+        """The idle share of the longest span of a rank, which the zero-bubble papers call the
+        bubble rate.
 
-        Each rank's time runs from its own first start to its own last end, so idle time before the
-        first and after the last op is not counted (Qi et al., Zero Bubble Pipeline Parallelism,
-        section 5.3).
+        The span of a rank is the time from its own first start to its own last end. Idle time
+        before the first op and after the last one does not count (Qi et al., Zero Bubble Pipeline
+        Parallelism, section 5.3).
         """
         span, busy = max(zip(self.spans, self.busy, strict=True))
         return (span - busy) / span if span else 0.0

@@ -21,14 +21,14 @@ _DEPTHS = {"number": 0, "whole": 0, "stage": 1, "rank": 1, "link": 2, "unit": 3}
 
 @frozen
 class Cost:
-    """All there is to say of a field of `Costs`.
+    """The description of a field of `Costs`.
 
-    By its `shape`, it is one number, or a list with one for each stage, rank, or link between
-    ranks; or for each unit, a microbatch on a stage or a slice of it. Messages name it as it is
-    `called`, or by its field. A cost that is not given is as large as `default`, a number or
-    another field of the group; None is worked out by `Costs`. No number is below `least`. Fields
-    with the same word in `together` depend on each other, as those of all transfers do: costs that
-    give one of them leave none of them to others.
+    `shape` says whether the field is one number, or a list with a number for each stage, rank, or
+    link between ranks; or for each unit, which is a microbatch on a stage, or a slice of it.
+    Messages use the name in `called`, or else the name of the field. `default` stands in for a cost
+    that is not given: a number, or another field of the group; with None, `Costs` works it out. No
+    number may be below `least`. Fields with the same word in `together` depend on each other, as
+    all fields of transfers do: costs that give one of them take none of the others from elsewhere.
     """
 
     group: Literal["time", "latency", "bandwidth", "link", "memory", "bytes", "room"]
@@ -40,19 +40,19 @@ class Cost:
 
     @property
     def depends_on(self) -> str:
-        """What fields have in common that depend on each other."""
+        """The word that fields have in common that depend on each other."""
         if self.group in ("latency", "bandwidth", "link"):
             return "transfers"
         return "memory" if self.group == "memory" else self.together
 
     @property
     def is_single(self) -> bool:
-        """Whether there is one number, and never a list."""
+        """Whether the field is one number and never a list."""
         return _DEPTHS[self.shape] == 0
 
     @property
     def gives_back(self) -> bool:
-        """Whether the cost may be below 0: an op may give memory back."""
+        """Whether the cost may be negative, since an op may give memory back."""
         return self.least < 0
 
     def check(self, name: str, given: Any) -> None:
@@ -106,7 +106,7 @@ def cost(*about: Any, **more: Any) -> Any:
 
 
 def leaves(values: Any) -> Iterator[Any]:
-    """The numbers in a cost: a number, or tuples of numbers, nested to any depth."""
+    """All numbers in a cost, which may be nested tuples."""
     return _leaves(values if isinstance(values, tuple) else (values,), 3)
 
 
@@ -119,7 +119,7 @@ def _leaves(values: tuple[Any, ...], depth: int) -> Iterator[Any]:
 
 
 def _tuple(values: Any) -> Any:
-    """A list of numbers, or of lists, as a tuple; what is none is left for `Cost.check`."""
+    """Nested lists as nested tuples. What is no list is left to `Cost.check`."""
     # Numbers of numpy count as what they are.
     if isinstance(values, np.number):
         return float(values)
@@ -129,7 +129,7 @@ def _tuple(values: Any) -> Any:
 
 
 def _is_number(kind: type[Any]) -> bool:
-    """Whether a cost may be of a type; fractions are exact costs."""
+    """Whether numbers of a type may be costs. Fractions may: they are exact."""
     return kind is not bool and issubclass(kind, (float, Rational))
 
 

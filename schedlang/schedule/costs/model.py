@@ -53,8 +53,8 @@ def _components(given: Any) -> Any:
 
 
 def _with_added_kinds(_: type, known: list["Attribute[Any]"]) -> list["Attribute[Any]"]:
-    """The fields of `Costs`; and of each kind of op that is not among them its duration, by default
-    that of a forward, and the memory that it takes, by default what its row says.
+    """The fields of `Costs`, and for each added kind of op a duration and an amount of memory. By
+    default the duration is that of a forward, and the row of the kind says the memory.
     """
     by_name = {each.name: each for each in known}
     added = []
@@ -75,16 +75,17 @@ def _with_added_kinds(_: type, known: list["Attribute[Any]"]) -> list["Attribute
 
 @frozen(repr=False, field_transformer=_with_added_kinds)
 class Costs:
-    """How long ops and transfers take, and what they hold: a sequence with one number for all
-    stages, or with one per stage; None is not given, and what stands in for it is said beside the
-    fields. Where an op's time or memory differs by microbatch, the number of a stage is a sequence
-    with one per microbatch of its pipeline, and that of a microbatch, where there are slices, one
-    with a number per slice.
+    """How long ops and transfers take, and what they hold.
 
-    Times are in any unit, all in the same, and so is the time of simulations; memory is in a unit
-    of its own; bytes are bytes, a bandwidth is bytes per unit of time. The names are those of files
-    and options (docs/costs.md). TypeError for what is no number; ValueError for a time below 0, for
-    NaN and infinity, and for costs that do not go together.
+    A cost is a sequence with one number for all stages, or with one for each stage. None means not
+    given; the comments of the fields say what stands in for it. If an op's time or memory differs
+    by microbatch, the entry of a stage is a sequence with a number for each microbatch of its
+    pipeline; with slices, the entry of a microbatch is a sequence with a number for each slice.
+
+    Times have any unit, the same for all, and so have the times of simulations. Memory has a unit
+    of its own. Bytes are bytes, and a bandwidth is bytes per unit of time. The names are those of
+    files and options (docs/costs.md). TypeError for what is no number; ValueError for a time below
+    0, for NaN and infinity, and for costs that contradict each other.
     """
 
     # How long ops take. Without, they have the unit costs of the pipeline papers: a forward is 1, a
@@ -181,7 +182,7 @@ class Costs:
             )
 
     def _given(self, *groups: str) -> list[str]:
-        """The names of the numbers that are given, all or those of some groups."""
+        """The names of the costs that are given, of all groups or of some."""
         return [
             name
             for name, about in COSTS.items()
@@ -189,7 +190,7 @@ class Costs:
         ]
 
     def over(self, others: "Costs") -> "Costs":
-        """These costs, and where they leave something open, the others."""
+        """These costs, with the others where these leave something open."""
         chosen: dict[str, Any] = {}
         for names in _TOGETHER.values():
             mine = any(getattr(self, name) is not None for name in names)
@@ -226,7 +227,7 @@ class Costs:
 
     @cached_property
     def fixed_times(self) -> FixedPoint:
-        """The common denominator of all times; none where components or bandwidths make them."""
+        """The common denominator of all times; none if components or bandwidths determine them."""
         if self.components is not None or self._given("bandwidth"):
             return ANY
         given = self._numbers(self._given("time", "latency"))
@@ -253,8 +254,8 @@ class Costs:
         }
 
     def check(self, layout: Layout | int) -> None:
-        """ValueError where what is given per stage, microbatch, slice or rank is not for those of a
-        layout; or per stage, not for so many stages.
+        """ValueError for costs whose numbers of stages, microbatches, slices or ranks are not those
+        of a layout; or whose number of stages is not the given one.
         """
         self.durations(layout)
         stages = layout if isinstance(layout, int) else len(layout.placement)
@@ -288,8 +289,8 @@ class Costs:
         raise WrongNumber(message)
 
     def durations(self, layout: Layout | int) -> Durations:
-        """How long compute actions take in a layout, or on each of so many stages if they are alike
-        for all microbatches; ValueError for a wrong number of values.
+        """The durations of ops in a layout; or on so many stages, if they do not differ by
+        microbatch. ValueError for a wrong number of values.
         """
         is_by_link = self._goes_by_link(layout)
         groups = ("time", "bytes") if is_by_link else ("time",)
@@ -338,13 +339,13 @@ class Costs:
         return found
 
     def _goes_by_link(self, layout: Layout | int) -> bool:
-        """Whether what is copied to a rank that keeps it takes as long as its bytes by the link."""
+        """Whether the time of copies to keeping ranks follows from bytes and links."""
         has_keepers = not isinstance(layout, int) and bool(layout.keepers)
         has_sizes = self.activation_bytes is not None
         return has_keepers and has_sizes and bool(self._given("bandwidth"))
 
     def _to_keepers(self, tables: Tables, forward: Floats) -> Floats:
-        """How long copies of activations take to the ranks that keep them, by their bytes."""
+        """The durations of copies to the ranks that keep activations, by their bytes."""
         assert not isinstance(tables.layout, int)
         layout = tables.layout
         transfers = self.transfers(tables.stages)
@@ -358,8 +359,8 @@ class Costs:
         return np.array(times)
 
     def every_duration(self, layout: Layout | int) -> dict[str, list[float]]:
-        """How long everything takes on each stage, given or not, by what costs call it, such as
-        `forward`, on average over its microbatches; `overlap` only if it is given.
+        """All durations by stage, given or by default, under the names of the costs, such as
+        `forward`; a mean where they differ by microbatch. `overlap` only if it is given.
         """
         durations = self.durations(layout)
         by_name = {name: durations[kind] for name, kind in _KIND_OF.items()}
@@ -370,7 +371,7 @@ class Costs:
     def faster(
         self, name: str, stage: int, layout: Layout | int, factor: float
     ) -> "Costs":
-        """The costs if something, such as `forward`, took `factor` times as long on a stage."""
+        """The costs if an op, such as `forward`, took `factor` times as long on a stage."""
         durations = self.durations(layout)
         changed: dict[str, Any] = {}
         for op, means in self.every_duration(layout).items():
@@ -387,7 +388,7 @@ class Costs:
         return evolve(self, **changed)
 
     def transfers(self, stages: int) -> Transfers:
-        """How long transfers take; ValueError for a wrong number of sizes."""
+        """The times of transfers. ValueError for a wrong number of sizes."""
         latency = float(self.latency_in_node or self.p2p_time or 0)
         bandwidth = self.bandwidth_in_node or inf
         # What is not said of links between nodes is as inside one.
@@ -408,24 +409,24 @@ class Costs:
         return spread(_called(name), getattr(self, name), [0.0] * stages)
 
     def sums(self, stages: int) -> list[float]:
-        """How long the sum of each stage's gradients over its replicas takes; ValueError for a
+        """For each stage the duration of the sum of its gradients over replicas. ValueError for a
         wrong number of values.
         """
         return self._of_stages("sum_times", stages)
 
     def gathers(self, stages: int) -> list[float]:
-        """How long a gather of each stage's weights takes; ValueError as above."""
+        """For each stage the duration of a gather of its weights. ValueError as above."""
         return self._of_stages("gather_times", stages)
 
     def bytes_of_weights(self, stages: int) -> list[float]:
-        """What one version of each stage's weights takes; ValueError as above."""
+        """For each stage the bytes of one version of its weights. ValueError as above."""
         return self._of_stages("weights_bytes", stages)
 
     def memory(self, layout: Layout | int) -> Amounts:
-        """For each kind of compute action, what it adds to the memory of its rank, in a layout, or
-        on each of so many stages that are trained; ValueError as above.
+        """What each kind of op adds to the memory of its rank, in a layout; or on so many stages
+        that are all trained. ValueError as above.
 
-        A forward whose activations are dropped adds its amount only while it runs.
+        A forward that is recomputed adds its amount only while it runs.
         """
         tables = Tables.of(layout, self._have_lists("memory"))
         given = self._tables(tables, "memory")
@@ -436,11 +437,7 @@ class Costs:
         return _changes(tables, adds, self.fixed_memory)
 
     def bytes(self, layout: Layout | int) -> Amounts | None:
-        """For each kind of compute action, the bytes that it adds to its rank, as above; None if
-        none are given.
-
-        ValueError as above.
-        """
+        """The bytes that each kind of op adds to its rank, as above; None if no bytes are given."""
         if not self.gives_bytes:
             return None
         tables = Tables.of(layout, self._have_lists("bytes"))
@@ -470,7 +467,7 @@ class Costs:
         return list(map(float, given)) * (ranks if len(given) == 1 else 1)
 
     def to_json(self) -> dict[str, Any]:
-        """What is given, as a file has it."""
+        """The costs that are given, as a file has them."""
         given = {name: getattr(self, name) for name in self._given()}
         numbers = {
             name: value if type(value) is int else _as_json(value)
@@ -523,13 +520,13 @@ def check_costs(costs: Any) -> None:
 
 
 def _called(name: str) -> str:
-    """How messages name a cost."""
+    """The name of a cost in messages."""
     return COSTS[name].called or f"`{name}`"
 
 
 def _changes(tables: Tables, adds: dict[str, Floats], fixed: FixedPoint) -> Amounts:
-    """What each kind of op adds to memory: what is said of it, or so many times what a forward
-    adds as its row says. A gather adds what the end of its weights gives back.
+    """What each kind of op adds to memory: the amount that is given, or else what a forward adds,
+    times what the op's row says. The end of gathered weights gives back what the gather added.
     """
     signs = {"bring": 1, "drop": -1}
     amounts = {
@@ -552,7 +549,7 @@ def _changes(tables: Tables, adds: dict[str, Floats], fixed: FixedPoint) -> Amou
 
 
 def _as_json(value: Any) -> Any:
-    """A number, or all numbers of nested tuples in lists."""
+    """A number, or nested tuples of numbers as nested lists."""
     return list(map(_as_json, value)) if isinstance(value, tuple) else float(value)
 
 

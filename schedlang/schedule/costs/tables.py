@@ -29,11 +29,12 @@ class WrongNumber(ValueError):
 
 @frozen
 class Amounts:
-    """A number for each kind of op on each stage, such as what it adds to the memory of its rank.
+    """A number for each kind of op on each stage, such as the memory that it adds to its rank.
 
-    Of kinds whose numbers differ by microbatch, `by_kind` has the means. `by_unit` has their
-    tables, with a row for each stage: those of its microbatches in an update, or of their slices,
-    of which it has `units[stage]`. All but means are numbers of the `fixed` point.
+    `by_kind` has the means of numbers that differ by microbatch. `by_unit` has the numbers
+    themselves: a table with a row for each stage, and in it a number for each microbatch of an
+    update, or each slice; stage s has `units[s]` of them. All numbers but means are numbers of the
+    `fixed` point.
     """
 
     by_kind: dict[int, list[float]]
@@ -46,14 +47,14 @@ class Amounts:
 
     @cached_property
     def _table(self) -> Floats:
-        """The number of each kind on each stage; of kinds that have none, 0."""
+        """The numbers by kind and stage; 0 for kinds without."""
         table = np.zeros((ROWS, len(self.by_kind[Kind.F])))
         for kind, numbers in self.by_kind.items():
             table[kind] = numbers
         return table
 
     def of(self, kind: Ints, stage: Ints, microbatch: Ints) -> Floats:
-        """The numbers of some ops, of each by itself."""
+        """The number of each of some ops."""
         numbers: Floats = self._table[kind, stage]
         for differing, by_unit in self.by_unit.items():
             rows = np.flatnonzero(kind == int(differing))
@@ -79,8 +80,8 @@ class Amounts:
 
 @frozen
 class Durations(Amounts):
-    """How long ops take, each by itself; and ops that overlap together, by the stage of the
-    first.
+    """The durations of single ops. `overlap` has those of ops that overlap, by the stage of the
+    first one.
     """
 
     overlap: list[float] | None = None
@@ -111,11 +112,11 @@ class Durations(Amounts):
         return self.by_kind[kind][stage]
 
     def ends(self, ops: Sequence[tuple[int, int, int]]) -> list[float]:
-        """When each of some ops (kind, stage, microbatch) that are issued as one ends, counted from
-        their start.
+        """The ends of ops (kind, stage, microbatch) that are issued as one, counted from their
+        start.
 
-        They count as one after the other. Where overlaps have a time of their own, or two ops have
-        components that fit together, each has the share of it that it has of their sum.
+        They run one after the other. If overlaps have a duration of their own, or the components of
+        two ops fit together, each op has its share of that.
         """
         if len(ops) == 1:
             return [self.time(*ops[0])]
@@ -131,8 +132,8 @@ class Durations(Amounts):
         return [*shares[:-1], together]
 
     def pieces(self, ops: Sequence[tuple[int, int, int]]) -> list[list[Piece]]:
-        """When the components of each of some ops that are issued as one run, counted from their
-        start: of two, as they fit together best; of more, one op after the other.
+        """When the components of ops that are issued as one run, counted from their start. Two ops
+        run as they fit together best, more ops one after the other.
         """
         # Loaded by plans with components alone.
         from schedlang.schedule.costs.components import pieces_of
@@ -184,7 +185,7 @@ class Tables:
     def numbers(
         self, tables: Mapping[int, Floats], fixed: FixedPoint
     ) -> tuple[dict[int, list[float]], dict[int, Floats], Ints, FixedPoint]:
-        """The tables as `Amounts` have them."""
+        """The arguments of `Amounts` for these tables."""
         if fixed.scale > 1:
             # Some are sums, such as a backward of its halves.
             tables = {
@@ -209,7 +210,7 @@ def spread(called: str, values: Any, default: list[float]) -> list[float]:
 
 
 def _of_stages(called: str, values: tuple[T, ...], stages: int) -> tuple[T, ...]:
-    """The value of each stage, where there may be one for all."""
+    """The value of each stage. One value may stand for all stages."""
     if len(values) not in (1, stages):
         raise WrongNumber(
             f"{len(values)} {called} are given, there are {stages} stages"
@@ -220,8 +221,8 @@ def _of_stages(called: str, values: tuple[T, ...], stages: int) -> tuple[T, ...]
 def _by_unit(
     called: str, values: tuple[Any, ...], layout: Layout, units: Ints
 ) -> Floats:
-    """A row for each stage with a value for each of its microbatches in an update, or slices of
-    these; what a row has too many is not a number.
+    """A row for each stage with a value for each microbatch of an update, or each slice. Rows are
+    filled up with NaN.
     """
     table = np.full((len(units), int(units.max())), np.nan)
     for stage, value in enumerate(_of_stages(called, values, len(units))):
@@ -245,7 +246,7 @@ def _by_unit(
 
 
 def _means(table: Floats, units: Ints) -> list[float]:
-    """The mean of each row, over as many values as it has."""
+    """The mean of each row, NaN left out."""
     if table.shape[1] == 1:
         means: list[float] = table[:, 0].tolist()
         return means
