@@ -20,7 +20,7 @@ _NOT_ZERO = "where it may be 0, say what is then: `if n > 0 then m / n else 0`"
 
 @lru_cache
 def decimal(text: str) -> Fraction:
-    """A decimal number, exactly: a float would be a little more or less than what is written."""
+    """A decimal number exactly, as a fraction; a float would be rounded."""
     from fractions import Fraction
 
     return Fraction(text)
@@ -36,8 +36,8 @@ def quotient(left: int, right: int, location: int) -> int:
 def divide(
     left: int | Fraction, right: int | Fraction, location: int
 ) -> int | Fraction:
-    """`left / right` where there are decimals: rounded down if both sides are whole numbers, and
-    else exact.
+    """`left / right` in programs with decimals: rounded down if both sides are whole, and else
+    exact.
     """
     if right == 0:
         raise Fault("division-by-zero", "division by zero", location, _NOT_ZERO)
@@ -56,7 +56,9 @@ def rest(left: int, right: int, location: int) -> int:
 def multiply(
     left: int | Fraction, right: int | Fraction, location: int
 ) -> int | Fraction:
-    """`left * right`; repeated squaring is the one way to grow numbers without bound."""
+    """`left * right`, if the product is not too large. Repeated squaring is the one way to grow
+    numbers without bound.
+    """
     if not (-LARGEST <= left <= LARGEST and -LARGEST <= right <= LARGEST):
         raise Fault("too-large", "a number grows beyond 10^18", location)
     return _short(left * right, location)
@@ -71,10 +73,10 @@ def _short(value: int | Fraction, location: int) -> int | Fraction:
 
 
 def steps_of(start: Any, stop: Any, step: int, location: int) -> tuple[Any, Any]:
-    """The first number of `start .. stop by step`, and how many there are, or less than 1.
+    """The first number of `start .. stop by step`, and how many numbers there are; less than 1 for
+    none.
 
-    With a step above 0 they count up from the first number of the range, with one below 0 down from
-    its last.
+    A step above 0 counts up from the first number of the range, a step below 0 down from its last.
     """
     if step == 0:
         help = "write `by 1` for all numbers of the range, `by -1` for all from its last one down"
@@ -84,7 +86,7 @@ def steps_of(start: Any, stop: Any, step: int, location: int) -> tuple[Any, Any]
 
 
 def listed(name: str, values: tuple[Any, ...]) -> Callable[[int, int], Any]:
-    """A list, as the function of a number and a place in the program that gives its value."""
+    """A list of a program as a function, of an index and a place in the program."""
 
     def value_of(number: int, location: int) -> Any:
         if not 0 <= number < len(values):

@@ -34,7 +34,8 @@ from schedlang.schedule.schedule import Slots
 class Drawing:
     """The ops of a building block as columns, in the order of their calls.
 
-    `slot` counts from the begin of the op's `repeat`, and `call` is which call of that it is.
+    `slot` counts from the begin of the op's `repeat`. `call` is the number of its call within the
+    repeat.
     """
 
     # The block `F(0, m) at 0  I(0, m) at 3`, every 2 slots:
@@ -52,8 +53,8 @@ class Drawing:
     def actions(
         self, ranks: int, offsets: list[int]
     ) -> tuple[Sequence[Actions], Slots]:
-        """The actions of each rank if the slots of each repeat count from some offset, and the
-        slots of these; a Fault if two of a rank want the same slot.
+        """The actions of each rank, and their slots, if each repeat begins at an offset. A Fault if
+        two ops of a rank have one slot.
         """
         columns = self.columns
         last = int(self.slot.max(initial=0)) + max(offsets, default=0)
@@ -79,9 +80,7 @@ class Drawing:
         return actions_of(ranks, drawn), slots
 
     def collision(self, drawn: Columns, row: int, slot: int, end: int) -> Fault:
-        """What is wrong where an op wants a slot that the one before it on its rank has, up to some
-        end.
-        """
+        """The fault for an op whose slot is taken by the op before it, which ends before `end`."""
         here = slice(row - 1, row + 1)
         ops = (drawn.kind[here], drawn.stage[here], drawn.microbatch[here])
         earlier, later = map(
@@ -99,8 +98,8 @@ class Drawing:
         return Fault("collision", message, location, labels=labels)
 
     def least_interval(self) -> int | None:
-        """The fewest slots from one repeat to the next with which no two ops of a rank want the
-        same slot; None if two of one repeat do.
+        """The least interval at which no two ops of a rank have one slot; None if two of one repeat
+        do.
         """
         # Each slot that an op takes, with its repeat and its rank.
         takes = SLOTS[self.columns.kind]
@@ -120,7 +119,7 @@ class Drawing:
 
 
 def _are_apart(rank: Ints, slot: Ints, repeat: Ints, interval: int) -> bool:
-    """Whether slots of repeats that follow each other at an interval are all different."""
+    """Whether no two ops of a rank have one slot, if the block repeats at an interval."""
     moved = repeat * np.int64(interval) + slot
     # Slot and rank as one number, so that equal pairs are equal numbers.
     taken = moved * (rank.max(initial=0) + 1) + rank
@@ -128,11 +127,11 @@ def _are_apart(rank: Ints, slot: Ints, repeat: Ints, interval: int) -> bool:
 
 
 def draw(layout: Layout, sites: Sites, calls: list[int], repeats: list[int]) -> Drawing:
-    """The ops that a building block calls; a Fault for the first call that is wrong.
+    """The ops that a building block calls; a Fault for the first wrong call.
 
-    Each call has a location, a stage, a microbatch, then a slice where there are any, and a slot.
-    `repeats` has the number of calls in each repeat. In the last repeats, microbatches beyond the
-    last one of a pipeline have no ops.
+    A call is a location, a stage, a microbatch, a slice where there are any, and a slot. `repeats`
+    has the number of calls in each repeat. In the last repeats, calls of microbatches that a
+    pipeline does not have are left out.
     """
     width = sites.width + 1
     try:

@@ -45,10 +45,10 @@ AMOUNTS = frozenset(["peak"])
 
 
 def check_claims(schedule: Schedule, figures: Figures, given: Costs = UNIT) -> None:
-    """CompileError for every claim that does not hold, with the figures it is about.
+    """CompileError for every claim that does not hold, with the values in it.
 
-    A program's claims are about its own costs: where a user has `given` others, those that these
-    enter are not checked.
+    A program's claims are about its own costs. If a user has `given` others, claims about figures
+    that depend on these are not checked.
     """
     others: frozenset[str] = frozenset()
     if given.gives_times:
@@ -66,7 +66,7 @@ def check_claims(schedule: Schedule, figures: Figures, given: Costs = UNIT) -> N
 
 
 def _rounded(figures: Figures) -> dict[str, float]:
-    """The figures that may be rounded, each with a number of which it is a part."""
+    """The figures that may be rounded, each with a number that is at least as large."""
     found: dict[str, float] = {}
     if figures.rounded_makespan is not None:
         found |= dict.fromkeys(TIMES, figures.rounded_makespan)
@@ -76,7 +76,7 @@ def _rounded(figures: Figures) -> dict[str, float]:
 
 
 def _names(schedule: Schedule, figures: Figures, claim: Claim) -> dict[str, Any]:
-    """What the names in a claim are, its figures included."""
+    """The values of all names in a claim, figures included."""
     held = schedule.stages_of(claim.rank) if claim.rank is not None else []
     return {
         "decimal": decimal,
@@ -96,7 +96,7 @@ def _names(schedule: Schedule, figures: Figures, claim: Claim) -> dict[str, Any]
 
 
 def _own_stage(held: Sequence[int], number: int, location: int) -> int:
-    """The stage that a rank holds as its chunk of a number."""
+    """The stage of a rank's chunk."""
     if 0 <= number < len(held):
         return held[number]
     raise Fault(
@@ -105,7 +105,7 @@ def _own_stage(held: Sequence[int], number: int, location: int) -> int:
 
 
 def condition_of(site: ClaimSite, names: Mapping[str, Any]) -> Any:
-    """The value of a claim's condition, by the values of its names, its functions and figures."""
+    """The value of a claim's condition, from the values of its names, functions and figures."""
     return _value(site, site.condition, names)
 
 
@@ -119,7 +119,9 @@ def _value(site: ClaimSite, node: syntax.Node, names: Mapping[str, Any]) -> Any:
 
 @lru_cache(64)
 def _compiled(site: Itself[ClaimSite], node: Itself[syntax.Node]) -> CodeType:
-    """Python that binds an expression of a claim as a function `value`, after those it calls."""
+    """Python that binds an expression of a claim as a function `value`, and before it the functions
+    that the expression calls.
+    """
     codegen = Codegen(has_decimals=site.it.has_decimals, notes_variables=True)
     functions = [
         line for function in site.it.functions for line in codegen.statement(function)
@@ -154,8 +156,8 @@ def _check(
 
 
 def _figure(figures: Figures, name: str, as_decimal: bool) -> Any:
-    """A figure by its name, of time or memory `as_decimal` even if it is whole; one of ranks as a
-    function of a rank, or of none for the highest.
+    """The value of a figure; with `as_decimal`, figures of time and memory are decimals. A figure
+    of ranks becomes a function of a rank, which gives the highest of all ranks without an argument.
     """
     value = getattr(figures, name)
     as_decimal &= name in TIMES | AMOUNTS
@@ -168,7 +170,7 @@ def _figure(figures: Figures, name: str, as_decimal: bool) -> Any:
 def _of_rank(
     name: str, values: Sequence[int | Fraction], rank: int | Fraction | None = None
 ) -> int | Fraction:
-    """A rank's figure, or the highest of all ranks; which rank may be a figure itself."""
+    """The figure of a rank, or the highest of all ranks. The rank may be computed from figures."""
     if rank is None:
         return max(values)
     if rank not in range(len(values)):

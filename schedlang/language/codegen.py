@@ -53,7 +53,7 @@ _SHORT = 300
 
 
 def variable(name: str) -> str:
-    """The Python name of a program's name; the prefix keeps Python's own words apart."""
+    """The Python name for a name of the program. Its prefix keeps Python's own words apart."""
     return f"v_{name}"
 
 
@@ -70,11 +70,11 @@ class Code:
 def generate(
     tree: syntax.Schedule, positive: frozenset[str], notes_variables: bool
 ) -> Code:
-    """The Python of a program, where some of its parameters are known to be 1 or more.
+    """The Python of a program, where some parameters are known to be 1 or more.
 
-    Where it `notes_variables`, it tells the values of all names before each statement of the order,
-    that of a `let` behind it, and where a rank has no chunk of a number. It runs slower, and is for
-    messages.
+    If it `notes_variables`, the Python reports the values of all names before each statement of the
+    order, and the value of a `let` behind it; and a chunk that a rank does not have is an error of
+    its own. That is slower, and only needed for messages.
     """
     return _generate(Itself(tree), positive, notes_variables)
 
@@ -117,8 +117,9 @@ def _generate(
 
 @frozen
 class _Formula:
-    """What a function gives, as Python with `{0}`, `{1}`, … for its parameters; the length of that
-    with the functions that it calls; whether it is a truth value, and is remembered.
+    """The body of a function as Python, with `{0}`, `{1}`, … for its parameters; its length
+    together with the functions that it calls; whether it gives a truth value, and whether its
+    results are cached.
     """
 
     text: str
@@ -128,12 +129,12 @@ class _Formula:
 
     @property
     def is_short(self) -> bool:
-        """Whether it is written out where it is called."""
+        """Whether calls of the function are replaced by its body."""
         return not self.is_remembered and len(self.text) <= _SHORT
 
     def takes(self, args: tuple[syntax.Node, ...]) -> bool:
-        """Whether it may be written out with some arguments: each is worked out once as in a call,
-        or as fast as it would be read there.
+        """Whether a call with some arguments may be replaced by the body: each argument is then
+        evaluated once, as in a call, or is as cheap as a name.
         """
         long = [index for index, arg in enumerate(args) if not _is_short(arg)]
         if not long:
@@ -145,13 +146,13 @@ class _Formula:
 
 
 def _parameter(index: int) -> str:
-    """A function's parameter in its formula."""
+    """The placeholder of a parameter in a formula."""
     return f"{{{index}}}"
 
 
 @define
 class _Scope:
-    """The names that are known at one point of the program."""
+    """The names that are known at one place of the program."""
 
     #: Values, and of those the variables of loops.
     values: list[str] = field(factory=list)
@@ -162,7 +163,7 @@ class _Scope:
     formulas: dict[str, _Formula] = field(factory=dict)
 
     def copy(self) -> _Scope:
-        """The same names, for a block that may have more of its own."""
+        """A copy, for a block that may declare more names."""
         return _Scope(
             self.values[:], self.loops[:], dict(self.functions), dict(self.formulas)
         )
@@ -172,9 +173,9 @@ class _Scope:
 class Codegen:
     """Generates Python for one program.
 
-    Meanwhile `spans` collects what locations refer to, `sites` the ops and `claims` the claims.
-    Parameters in `positive` are taken to be 1 or more, so that dividing by them is safe. Where the
-    program `has_decimals`, numbers need not be whole.
+    On the way, `spans` collects the places that locations refer to, `sites` the ops and `claims`
+    the claims. Parameters in `positive` are known to be 1 or more, so dividing by them is safe. If
+    the program `has_decimals`, numbers need not be whole.
     """
 
     positive: frozenset[str] = frozenset()
@@ -206,7 +207,7 @@ class Codegen:
     # Expressions
 
     def expression(self, node: syntax.Node) -> str:
-        """A Python expression; truth values are Python's, which count as 0 and 1."""
+        """A Python expression. Truth values are Python's, which count as 0 and 1."""
         match node:
             case expressions.Number(value):
                 return str(value)
@@ -242,7 +243,7 @@ class Codegen:
         raise TypeError(f"not an expression: {node}")
 
     def condition(self, node: syntax.Node) -> str:
-        """A Python expression that is true or false as some expression is, where no more counts."""
+        """A Python expression with the same truth value, where only that matters."""
         match node:
             case expressions.Binary("and" | "or" as operator, left, right):
                 return f"({self.condition(left)} {operator} {self.condition(right)})"
@@ -251,7 +252,7 @@ class Codegen:
         return self.expression(node)
 
     def is_truth(self, node: syntax.Node) -> bool:
-        """Whether an expression, as Python has it, gives a truth value."""
+        """Whether the Python of an expression gives a truth value."""
         match node:
             case expressions.Binary("and" | "or", left, right):
                 return self.is_truth(left) and self.is_truth(right)
@@ -265,7 +266,7 @@ class Codegen:
         return False
 
     def call(self, name: str, args: tuple[syntax.Node, ...]) -> str:
-        """The call of a function; or a short function itself, where its arguments allow it."""
+        """The call of a function; or the body of a short function, if the arguments allow it."""
         values = list(map(self.expression, args))
         # Of a single argument, Python's `min` and `max` want a list.
         if name in BUILTINS and len(args) == 1 and name != "abs":
@@ -279,7 +280,7 @@ class Codegen:
         return f"{called}({', '.join(values)})"
 
     def formula(self, function: syntax.Fn) -> _Formula:
-        """What a function gives."""
+        """The body of a function."""
         self._called = 0
         self._parameters = {
             param.text: _parameter(index) for index, param in enumerate(function.params)
@@ -292,8 +293,8 @@ class Codegen:
     def binary(
         self, node: syntax.Node, operator: str, left: syntax.Node, right: syntax.Node
     ) -> str:
-        """An operation; division looks at its divisor and multiplication at its size, unless what
-        is known of the right operand makes it safe.
+        """An operation. Division checks its divisor, and multiplication the size of its result,
+        unless the right operand is known to be safe.
         """
         left_text = self.expression(left)
         right_text = self.expression(right)
@@ -309,7 +310,9 @@ class Codegen:
         return f"({left_text} {_PYTHON.get(operator, operator)} {right_text})"
 
     def bound(self, node: syntax.Node) -> int:
-        """What an expression that is 1 or more is at most; 0 for one that may be less."""
+        """The greatest value of an expression that is known to be 1 or more; 0 if that is not
+        known.
+        """
         match node:
             case expressions.Number(value):
                 return value
@@ -320,7 +323,7 @@ class Codegen:
         return 0
 
     def function(self, parameter: syntax.Name | None, *values: syntax.Node) -> str:
-        """One expression, or a tuple of some, as a function of a name."""
+        """One expression, or a tuple of several, as a lambda of a name."""
         name = variable(parameter.text) if parameter else ""
         texts = [self.expression(value) for value in values]
         result = texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
@@ -333,7 +336,7 @@ class Codegen:
     # What stands before the order
 
     def item(self, item: syntax.Node) -> list[str]:
-        """The lines of an item of the schedule; the order of its ranks has none here."""
+        """The lines of an item of the schedule. The order of the ranks has none here."""
         match item:
             case syntax.Param(name, default):
                 self.has_slices |= name.text == "slices"
@@ -365,7 +368,7 @@ class Codegen:
         return [self.setting(item)]
 
     def stage_line(self, item: syntax.Stage) -> str:
-        """How many stages there are and which rank holds each, as one value."""
+        """The number of stages and the rank of each, as one argument."""
         rank = self.function(item.name, item.rank)
         locations = f"{self.location(item)}, {self.location(item.rank)}"
         return f"stage_line({self.bounds(item.range)}, {rank}, {locations})"
@@ -388,7 +391,7 @@ class Codegen:
         )
 
     def setting(self, item: syntax.Node) -> str:
-        """The line of an item that says how the schedule is to be taken."""
+        """The line of an item about weights, costs, edges or passes."""
         match item:
             case syntax.Weights(rule, stages):
                 updates = self.expression(rule.updates) if rule.updates else "0"
@@ -436,10 +439,10 @@ class Codegen:
     # The order
 
     def program(self, order: syntax.Rank | syntax.Repeated) -> list[str]:
-        """A Python function `program`: of a rank's number, or of a block's microbatches.
+        """A Python function `program` of a rank, or of a block's microbatches.
 
-        It calls `op` with a location, a stage and a microbatch, and then a slice and a slot where
-        there are any. `held` are the stages of the rank, `chunks` the same by their numbers.
+        It calls `op` with a location, a stage and a microbatch, then a slice and a slot where there
+        are any. `held` are the stages of the rank, `chunks` the same by number.
         """
         self._items = len(self._scope.values)
         self.order = self.location(order)
@@ -460,7 +463,9 @@ class Codegen:
         return [f" {line}" for line in lines or ["pass"]]
 
     def told(self, statement: syntax.Node) -> list[str]:
-        """The lines of one statement of the order, and before them what its names are."""
+        """The lines of one statement of the order; with `notes_variables`, also the report of its
+        names.
+        """
         if not self.notes_variables:
             return self.statement(statement)
         lines = [self.see(), *self.statement(statement)]
@@ -470,7 +475,7 @@ class Codegen:
         return lines
 
     def see(self) -> str:
-        """The line that tells the values of all names that the order has brought into scope."""
+        """The line that reports the values of all names of the order so far."""
         names = self._scope.values[self._items :]
         values = ", ".join(f"{name!r}: {variable(name)}" for name in names)
         return f"see({{{values}}})"
@@ -534,7 +539,7 @@ class Codegen:
         raise TypeError(f"not a statement: {node}")
 
     def run(self, sequence: syntax.Seq, args: tuple[syntax.Node, ...]) -> list[str]:
-        """The lines of a sequence, as a function, so that its names are its own, and its call."""
+        """The lines of a sequence, as a function with names of its own, and its call."""
         function = f"run_{variable(sequence.name.text)}"
         names = [param.text for param in sequence.params]
         values = ", ".join(map(self.expression, args))
@@ -607,7 +612,7 @@ class Codegen:
         return f"for s in held: {call}" if word in WORDS_OF_STAGE and is_bare else call
 
     def weight(self, body: syntax.Node) -> int:
-        """How many steps one round of a loop counts at most, loops within it apart."""
+        """The most steps that one round of a loop counts, inner loops left out."""
         match body:
             case syntax.Op() | syntax.Transfer():
                 return 1
@@ -622,7 +627,7 @@ class Codegen:
         return 0
 
     def claim(self, node: syntax.Assert) -> str:
-        """The line that keeps a claim with the values of the names that it speaks of."""
+        """The line that records a claim, with the values of the names in it."""
         location = self.location(node.condition)
         # What the condition refers to, and what the functions refer to that it calls.
         values: list[str] = []
@@ -662,8 +667,8 @@ class Codegen:
         return f"claim({location}, {{{shown}}})"
 
     def building_block(self, block: syntax.Repeated) -> list[str]:
-        """A Python function of a block's microbatches that adds its ops, and one that gives the
-        slots from one repeat to the next.
+        """Two Python functions: one calls the ops of a block's microbatches, and one gives the
+        interval of the block.
         """
         self.interval = self.location(block.interval)
         lines = [f"def interval(): return {self.expression(block.interval)}"]
@@ -696,8 +701,8 @@ class Codegen:
 
 
 def _b_is_half(tree: syntax.Schedule, words: Collection[str]) -> bool:
-    """Whether a program with some words of ops means the input half of a backward by `B`: it has
-    weight gradients apart, its own or those of `fill W`, and writes no `I`.
+    """Whether `B` means the input half of a backward: the program has weight gradients apart, its
+    own or those of `fill W`, and writes no `I`.
     """
     splits = "W" in words or any(isinstance(item, syntax.Fill) for item in tree.items)
     priced = {item.word for item in tree.items if isinstance(item, syntax.Cost)}
@@ -705,8 +710,8 @@ def _b_is_half(tree: syntax.Schedule, words: Collection[str]) -> bool:
 
 
 def _is_short(node: syntax.Node) -> bool:
-    """Whether an expression is worked out as fast as a name is read, and cannot fail: a name, a
-    number, or two of them added or subtracted.
+    """Whether an expression is as cheap as a name, and cannot fail: a name, a number, or a sum or
+    difference of two.
     """
     match node:
         case expressions.Binary("+" | "-", left, right):

@@ -47,7 +47,7 @@ RankOf = Callable[[int], int]
 
 
 class _NotPositive(Exception):
-    """A parameter is not 1 or more, as the text of the program took it to be."""
+    """A parameter is less than 1, which the generated Python takes as impossible."""
 
 
 @frozen
@@ -63,9 +63,9 @@ class StageLine:
 
 @frozen
 class Price:
-    """A cost that the program gives: of an op by its word, as a function of so many `indices`: of
-    none, of a stage, of a stage and a microbatch, or of a slice as well; of a transfer, of its two
-    ranks; or of a rank, its `capacity`.
+    """A cost that the program gives. Its function `of` has so many `indices`: none, a stage, a
+    stage and a microbatch, or also a slice. A cost of transfers has two ranks, and a `capacity` one
+    rank, or none.
     """
 
     word: str
@@ -78,7 +78,7 @@ class Price:
 
 @frozen
 class _Weights:
-    """A line about the weights of some stages, `start` up to `stop`, or of all."""
+    """A line about the weights of the stages `start` up to `stop`, or of all stages."""
 
     name: str
     delay: int
@@ -90,8 +90,8 @@ class _Weights:
 
 @frozen
 class _Edges:
-    """A line about edges or skips: a function of each number from `start` up to `stop` gives their
-    ends.
+    """A line about edges or skips. For each number from `start` up to `stop`, the function `ends`
+    gives the two stages.
     """
 
     start: int
@@ -102,7 +102,7 @@ class _Edges:
 
 @frozen
 class _Frozen:
-    """A line about frozen stages, `start` up to `stop`."""
+    """A line about frozen stages: `start` up to `stop`."""
 
     start: int
     stop: int
@@ -111,7 +111,7 @@ class _Frozen:
 
 @frozen
 class Repeat:
-    """One repeat of a building block: its microbatches, and where its slots count from."""
+    """One repeat of a building block: its microbatches, and the slot at which it begins."""
 
     microbatches: range
     offset: int
@@ -119,7 +119,9 @@ class Repeat:
 
 @define
 class Declarations:
-    """One run of a program: the names it has bound so far, what it has laid out, the steps left."""
+    """One run of a program's items: the names bound so far, the layout so far, and the steps that
+    are left.
+    """
 
     tree: syntax.Schedule
     given: Mapping[str, int]
@@ -200,7 +202,7 @@ class Declarations:
         exec(self.python.program, self.names)
 
     def param(self, name: str, default: Callable[[], int] | None, location: int) -> int:
-        """A parameter's value: the one given, or its default."""
+        """The value of a parameter: the given one, or its default."""
         if name in self.given:
             value = self.given[name]
         else:
@@ -220,7 +222,7 @@ class Declarations:
         return int(value)
 
     def size(self, name: str, location: int) -> int:
-        """How many ranks or microbatches there are, for a line that needs to know it."""
+        """The number of ranks or microbatches, for a line that needs it."""
         if name not in self.params:
             help = f"move `param {name}` above this line"
             raise Fault(
@@ -282,8 +284,8 @@ class Declarations:
         return stage_of(first, line.stop)
 
     def expect(self, stages: int, microbatches: int, location: int) -> None:
-        """A fault for stages and microbatches whose forwards alone are more than a program can
-        have: before any is made.
+        """A fault if the forwards of some stages and microbatches are more ops than a schedule may
+        have. Checked before any op is recorded.
         """
         self._forwards += stages * microbatches * self.params.get("slices", 1)
         if self._forwards > MOST_STEPS:
@@ -318,7 +320,7 @@ class Declarations:
         )
 
     def _ends(self, field: str, lines: Sequence[_Edges]) -> list[tuple[int, int]]:
-        """The ends of what some lines declare: edges, or skips."""
+        """The two stages of each edge, or skip, that some lines declare."""
         ends: list[tuple[int, int]] = []
         places = self._places[field] = []
         for line in lines:
@@ -329,7 +331,7 @@ class Declarations:
         return ends
 
     def _frozen_stages(self) -> tuple[int, ...]:
-        """The stages whose weights do not change, as all pipelines have them."""
+        """The frozen stages, numbered as in the first pipeline."""
         stages = pieces_of(self.pipelines, self.models)
         places: dict[int, int] = {}
         for line in self._frozen:
@@ -339,19 +341,19 @@ class Declarations:
         return tuple(sorted(places))
 
     def frozen_model(self, name: str, location: int) -> None:
-        """Say that the weights of a model, or of several that differ by a number, do not change."""
+        """Freeze the weights of a model, or of several models that differ by a number."""
         for pipeline in self.pipelines:
             if pipeline.family == name:
                 self._frozen.append(_Frozen(pipeline.start, pipeline.stop, location))
 
     def link(self, number_of: Callable[[int], int], location: int) -> None:
-        """Say which link to the host each rank's copies take."""
+        """Declare the link to the host on which each rank copies."""
         ranks = self.count(0, self.size("ranks", location), 1, location)
         self._links = tuple(map(int, map(number_of, ranks)))
         self._places["links"] = [location] * len(ranks)
 
     def keep(self, keeper_of: Callable[[int], int], location: int) -> None:
-        """Say which rank keeps what each rank offloads."""
+        """Declare the rank that keeps what each rank offloads."""
         ranks = self.size("ranks", location)
         self._keepers = tuple(
             int(keeper_of(rank)) for rank in self.count(0, ranks, 1, location)
@@ -359,7 +361,7 @@ class Declarations:
         self._places["keepers"] = [location] * ranks
 
     def layout(self) -> Layout:
-        """What the items have laid out; by default, one stage on each rank."""
+        """The layout that the items declare. By default, each rank has one stage."""
         ranks = self.params["ranks"]
         microbatches = self.params["microbatches"]
         if not self.pipelines:
@@ -386,7 +388,7 @@ class Declarations:
         return layout
 
     def passes(self, layout: Layout) -> tuple[Pass, ...]:
-        """The passes, in order; those of a range of stages with the numbers of these."""
+        """The passes, in order. Ranges of stages are replaced by the stages."""
         stages = len(layout.placement)
         passes = []
         for each in self._passes:
@@ -401,25 +403,25 @@ class Declarations:
 
     @property
     def order(self) -> syntax.Rank | syntax.Repeated:
-        """The item that says what ranks do."""
+        """The item that says what the ranks do."""
         orders = syntax.Rank | syntax.Repeated
         return next(item for item in self.tree.items if isinstance(item, orders))
 
     def every_rank(self) -> range:
-        """The ranks, if they are not too many."""
+        """All ranks; a fault if they are too many."""
         return self.count(0, self.params["ranks"], 1, self.sites.order)
 
     def begin(self, rank: int, layout: Layout) -> None:
-        """The order is going to run for a rank."""
+        """Prepare to run the order for a rank."""
         self.rank = rank
         self.held = tuple(layout.stages_of(rank))
 
     def stages_of_rank(self) -> tuple[tuple[int, ...], dict[int, int]]:
-        """The stages of the rank that the order runs for: all, and by the numbers of its chunks."""
+        """The stages of the current rank, and the same by the numbers of its chunks."""
         return self.held, dict(enumerate(self.held))
 
     def repeats(self, layout: Layout) -> list[Repeat]:
-        """The repeats of a building block until all microbatches have passed."""
+        """The repeats of a building block that cover all microbatches."""
         assert isinstance(self.order, syntax.Repeated)
         interval = self.names["interval"]()
         location = self.sites.interval
@@ -434,13 +436,13 @@ class Declarations:
         ]
 
     def claim(self, location: int, values: dict[str, int]) -> None:
-        """Keep a claim for when the figures that it speaks of are known."""
+        """Record a claim; it is checked once the figures are known."""
         self.claims.append(
             Claim(self.sites.claims[location], location, self.rank, values)
         )
 
     def own_stage(self, number: int, location: int) -> int:
-        """The stage that a rank holds as its chunk of a number."""
+        """The stage that a rank holds as one of its chunks."""
         if 0 <= number < len(self.held):
             return self.held[number]
         holds = counted(len(self.held), "stage")
@@ -452,7 +454,7 @@ class Declarations:
         raise Fault("repeated-part", f"a rank has one `{name}`", location)
 
     def count(self, start: int, stop: int, weight: int, location: int) -> range:
-        """A loop's range, if it stays within the limit of steps."""
+        """The range of a loop, if it stays within the limit of steps."""
         if stop < start:
             # It may count on another rank: a warm-up is often empty on the last one alone.
             self._backwards.setdefault(location, (start, stop))
@@ -473,7 +475,7 @@ class Declarations:
         step: int,
         step_location: int,
     ) -> range:
-        """The numbers of a range that a loop goes through by a step."""
+        """The numbers of a loop with a step."""
         # Steps are checked also where the range is empty.
         first, rounds = steps_of(start, stop, step, step_location)
         if stop < start:
@@ -482,8 +484,8 @@ class Declarations:
         return range(first, first + step * rounds, step)
 
     def empty_ranges(self) -> dict[int, tuple[int, int]]:
-        """The bounds of the ranges that would have to count down wherever they were met, by their
-        locations.
+        """The bounds of ranges that were empty in every loop, since they would have to count down,
+        by their locations.
         """
         return {
             location: bounds
@@ -500,7 +502,7 @@ class Declarations:
 
 
 def _keeper(kept: list[T], make: Callable[..., T]) -> Callable[..., None]:
-    """A function that keeps what a line of the program says."""
+    """A function that appends a line of the program to a list."""
 
     def keep(*values: Any) -> None:
         kept.append(make(*values))
@@ -509,7 +511,7 @@ def _keeper(kept: list[T], make: Callable[..., T]) -> Callable[..., None]:
 
 
 def declare(tree: syntax.Schedule, given: Mapping[str, int]) -> Declarations:
-    """What a program declares for some parameters; raises `Unfinished` for a fault on the way."""
+    """What a program declares for some parameters. Raises `Unfinished` for a fault on the way."""
     # At first all are taken to be 1 or more, which most are: so divisions by them need no check.
     # Where one is not, the Python is made again without that; each time some parameter is struck
     # off, so it comes to an end.

@@ -58,11 +58,10 @@ def expand(
     params: Mapping[str, int],
     costs: Costs = UNIT,
 ) -> Schedule:
-    """The schedule that a program describes for some parameters, with its passes and claims as
-    data; CompileError with everything wrong with it.
+    """The schedule of a program for some parameters, with its passes and claims as data.
+    CompileError with everything that is wrong.
 
-    Where `costs` leave something open, it is as the program gives it; ValueError if they are for
-    other stages.
+    `costs` go before those of the program. ValueError if they are for another number of stages.
     """
     check_text(source, tree, params)
     try:
@@ -81,7 +80,7 @@ def expand(
 def check_text(
     source: Source, tree: syntax.Schedule, params: Mapping[str, int]
 ) -> None:
-    """CompileError with what is wrong with a program before it runs, or with the names of its
+    """CompileError with what is wrong with a program before it runs, or with the names of given
     parameters.
     """
     wrong_params = _check_params(source, tree, params)
@@ -94,7 +93,7 @@ def check_text(
 
 @lru_cache(16)
 def _check_names(source: Source, tree: Itself[syntax.Schedule]) -> list[Diagnostic]:
-    """What is wrong with a program at every size."""
+    """The mistakes of a program that do not depend on its parameters."""
     return check_names(source, tree.it)
 
 
@@ -152,7 +151,7 @@ def _check_params(
 
 @define
 class _Expansion:
-    """A program, what it has declared, and the faults met in its order."""
+    """A program while it runs: what it declares, and the faults of its order so far."""
 
     source: Source
     declared: Declarations
@@ -160,7 +159,7 @@ class _Expansion:
     faults: list[Met] = field(factory=list)
 
     def schedule(self) -> Schedule:
-        """The schedule with what the program says of it, its passes included."""
+        """The schedule, with passes, claims and costs of the program."""
         declared = self.declared
         layout = declared.layout()
         self.costs.check(layout)
@@ -194,7 +193,7 @@ class _Expansion:
         )
 
     def warnings(self, ranks: Sequence[Actions], costs: Costs) -> Iterator[Diagnostic]:
-        """What in a program leaves ops out, maybe by mistake, and a capacity that says nothing."""
+        """Warnings about ops that may be missing by mistake, and about a capacity without bytes."""
         declared = self.declared
 
         def warning(code: str, message: str, location: int, help: str) -> Diagnostic:
@@ -230,9 +229,7 @@ class _Expansion:
             yield warning("capacity", message, location, help)
 
     def run_ranks(self, layout: Layout) -> Sequence[Actions]:
-        """The actions of every rank; CompileError with the faults of all ranks, of which each has
-        one at most.
-        """
+        """The actions of every rank. CompileError with the first fault of each rank."""
         declared = self.declared
         ranks: list[Actions] = []
         for rank in declared.every_rank():
@@ -266,7 +263,9 @@ class _Expansion:
         return tuple(ranks)
 
     def meet(self, rank: int, fault: Fault | None, index: int) -> None:
-        """Keep the first fault of a rank: that of a call, or else the one that ended its run."""
+        """Record the first fault of a rank: of one of its calls, or else the one that ended its
+        run.
+        """
         # The program runs once more, slowly, and tells its variables: only for a rank with a fault.
         traced = trace(self.declared, [index], rank)
         values = traced.values[index] if fault else traced.now
@@ -322,7 +321,7 @@ def _objective(tree: syntax.Schedule) -> str:
 
 
 def _diagnostic(source: Source, declared: Declarations, group: list[Met]) -> Diagnostic:
-    """One mistake, with the values that its names had on the first rank that met it."""
+    """The diagnostic for a mistake, with the values of names on the first rank that made it."""
     fault = group[0].fault
     notes = [f"here with {group[0].values}"] if group[0].values else []
     if len(group) > 1:
@@ -338,7 +337,7 @@ def _diagnostic(source: Source, declared: Declarations, group: list[Met]) -> Dia
 
 
 def _apart(interval: int | None) -> str:
-    """With which interval no ops of a building block collide, as it is drawn."""
+    """A help for a collision: the least interval without one."""
     if interval is None:
         return "both are in one repeat of the block, at any interval: move one to another slot"
     return f"`every {interval}` is the least interval without a collision, with these slots"

@@ -16,8 +16,8 @@ from schedlang.diagnostics.source import Span
 class Node:
     """A piece of a program; `span` is its place in the text.
 
-    How nodes compare and print is written here once: attrs would make it for each of the classes,
-    which would take longer than to load the modules that they are in.
+    Comparison and `repr` are written here once. attrs would generate them for each class, which
+    takes longer than to load the classes.
     """
 
     span: Span = field(kw_only=True)

@@ -34,7 +34,7 @@ class Fault(Exception):
 
 @frozen
 class Met:
-    """A fault, the rank whose run met it, and the values its names had there."""
+    """A fault, the rank that made it, and the values of its names there."""
 
     fault: Fault
     rank: int | None

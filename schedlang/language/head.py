@@ -1,4 +1,6 @@
-"""What a program says before its ops, from a layout and costs: sizes, stages, rules, costs."""
+"""The items of a program before its ops, written from a layout and costs: sizes, stages, weights,
+costs.
+"""
 
 from collections.abc import Container, Iterator, Sequence
 from itertools import groupby
@@ -19,8 +21,8 @@ WORDS |= {kind: transfer.word for kind, transfer in TRANSFERS.items()}
 
 @frozen
 class Head:
-    """What a program says before its ops: `microbatches` are those of all pipelines, `weights` has
-    the rule of each stage.
+    """What stands before the ops of a program. `microbatches` are those of all pipelines; `weights`
+    has the rule of each stage.
     """
 
     name: str
@@ -38,7 +40,7 @@ class Head:
 
 
 def words_for(kinds: Container[int]) -> dict[int, str]:
-    """The words of a program with ops of these kinds."""
+    """The words of ops in a program that has ops of these kinds."""
     words = dict(WORDS)
     if Kind.W in kinds and not any(kind in kinds for kind in INPUT_HALVES):
         # There `B` would be the input half.
@@ -83,7 +85,9 @@ def head_lines(head: Head, words: dict[int, str]) -> Iterator[str]:
 
 
 def _pipelines(layout: Layout) -> Iterator[str]:
-    """The lines of pipelines, one for all that differ by a number: `lane(0)`, `lane(1)`."""
+    """The lines of pipelines; those that differ by a number, as `lane(0)` and `lane(1)`, have one
+    line.
+    """
     word = "model" if layout.models else "pipeline"
     for name, group in groupby(layout.pipelines, lambda pipeline: pipeline.family):
         pipelines = list(group)
@@ -102,7 +106,9 @@ def _pipelines(layout: Layout) -> Iterator[str]:
 
 
 def _weights(rules: Sequence[str]) -> Iterator[str]:
-    """The rule of all stages, or of each that does not read the latest weights."""
+    """The lines of weights: one for all stages, or one for each that does not read the latest
+    weights.
+    """
     if len(set(rules)) == 1:
         if rules[0] != "latest":
             yield f"weights {rules[0]}"
@@ -134,8 +140,8 @@ Nested = Sequence[Any]
 
 
 def _values(item: str, names: str, values: Nested) -> Iterator[str]:
-    """The line that gives one value, or one for each number, such as that of a stage; or for each
-    microbatch of a stage, and slice of a microbatch. All numbers have names of a letter.
+    """The line of a cost: one value, or an expression of the indices in `names`, each of which is a
+    letter.
     """
     depth = _depth(values)
     if depth == 1 and len(values) == 1:
@@ -145,14 +151,14 @@ def _values(item: str, names: str, values: Nested) -> Iterator[str]:
 
 
 def _depth(values: Nested) -> int:
-    """By how many numbers values are."""
+    """By how many indices values are nested."""
     return 1 + max(
         (_depth(value) for value in values if isinstance(value, Sequence)), default=0
     )
 
 
 def by_number(name: str, values: Sequence[float]) -> str:
-    """An expression that has these values for the numbers from 0 on.
+    """An expression of one name, which has these values for the numbers from 0 on.
 
     The numbers are cut into runs in which values count up, count down, or stay the same.
     """
@@ -173,8 +179,8 @@ def by_number(name: str, values: Sequence[float]) -> str:
 
 
 def by_numbers(names: str, values: Nested) -> str:
-    """An expression that has these values for the numbers of some names, each a letter: values by
-    the first one, of which some may be values by the next one.
+    """An expression of several names, each a letter, for nested values: by the first name, some of
+    them by the next.
     """
     if _depth(values) == 1:
         return by_number(names[0], values)
@@ -189,7 +195,7 @@ def by_numbers(names: str, values: Nested) -> str:
 
 
 def _run(name: str, first: int, value: float, step: float) -> str:
-    """The value of a run that counts by a step, from the first of its numbers on."""
+    """The value of a run that counts by a step from its first number on."""
     if step == 0:
         return exact_text(value)
     if step < 0:
@@ -198,7 +204,7 @@ def _run(name: str, first: int, value: float, step: float) -> str:
 
 
 def _chosen(name: str, runs: Sequence[tuple[int, str]]) -> str:
-    """The expression of the run that a number is in; each is given with its first number."""
+    """The expression that chooses the run of a number. Each run is given with its first number."""
 
     # Halved again and again, since a program must not be nested deeply.
     def between(low: int, high: int) -> str:

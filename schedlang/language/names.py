@@ -1,5 +1,5 @@
-"""What can be said of a program before it runs: the parts that it must have, the names and
-arguments in each.
+"""The checks of a program before it runs: the parts that it must have, and the names and arguments
+in each.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Checker(Scopes):
     written: dict[str, int] = field(factory=dict)
 
     def required_parts(self, tree: syntax.Schedule) -> None:
-        """A schedule has the parameters `ranks` and `microbatches`, one `rank` or `block`, at most
-        one `stage`.
+        """Check that a schedule has the parameters `ranks` and `microbatches`, one `rank` or
+        `block`, and at most one `stage`.
         """
         here = Label(tree.name.span)
         params = {
@@ -185,7 +185,7 @@ class Checker(Scopes):
                 self.item(node, scope, functions)
 
     def size(self, body: syntax.Block) -> int:
-        """How many statements a block has, with those of the sequences that it runs."""
+        """The number of statements in a block, those of the sequences that it runs included."""
         nodes = [node for node in walk(body) if isinstance(node, _STATEMENTS)]
         runs = [node for node in nodes if isinstance(node, syntax.Run)]
         return len(nodes) + sum(self.written.get(run.name.text, 0) for run in runs)
@@ -299,7 +299,7 @@ class Checker(Scopes):
             )
 
     def cost(self, cost: syntax.Cost) -> None:
-        """Check what the value of a cost may differ by."""
+        """Check the indices of a cost."""
         forms: dict[int, str] = {1: "(s)"}
         if cost.word == "send":
             forms = {2: "(r, q)"}

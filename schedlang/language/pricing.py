@@ -28,8 +28,8 @@ _OF_MICROBATCH = 2
 
 
 def program_costs(prices: Iterable[Price], layout: Layout, sites: Sites) -> Costs:
-    """The costs that a program gives for what it lays out; a fault for a cost given twice, or below
-    what it can be.
+    """The costs that a program gives. A fault for a cost that is given twice, or is below its least
+    value.
     """
     costs: dict[str, Any] = {}
     is_half = sites.b_is_half
@@ -57,14 +57,14 @@ def _name(price: Price, is_half: bool) -> str:
 
 
 def _item(price: Price) -> str:
-    """How the line of a price begins."""
+    """How messages name the line of a price."""
     if price.word == "capacity":
         return price.word
     return f"{'memory' if price.is_memory else 'cost'} {price.word}"
 
 
 def _values(price: Price, layout: Layout, may_be_negative: bool) -> Any:
-    """The value of a price, or those of all that it is for, as `Costs` has them."""
+    """The value of a price for each stage, microbatch, slice or rank, as `Costs` takes them."""
 
     def of(*indices: int) -> float | Fraction:
         value = price.of(*indices)

@@ -37,11 +37,10 @@ Calls = list[int | None]
 
 @define
 class Order:
-    """The calls of one rank, as columns, while what they leave open is filled in.
+    """The calls of one rank as columns, while their gaps are filled in.
 
-    `held` are the stages of the rank. Once a call turns out to be wrong, only the calls before it
-    remain, and `fault` says what is wrong; so the last fault to be set is that of the first wrong
-    call.
+    `held` are the stages of the rank. A wrong call is dropped with all calls after it, and `fault`
+    says what is wrong. So the last fault that is set is that of the first wrong call.
     """
 
     rank: int
@@ -54,7 +53,7 @@ class Order:
     fault: Fault | None = None
 
     def end_before(self, index: int, fault: Fault) -> None:
-        """Drop a wrong call and those after it."""
+        """Drop a wrong call and all calls after it."""
         self.fault = fault
         del self.locations[index:]
         del self.stages[index:]
@@ -65,7 +64,7 @@ class Order:
         return self.sites.ops[self.locations[index]].word
 
     def first(self, locations: frozenset[int]) -> int | None:
-        """The first call that is written at one of some locations."""
+        """The first call at one of some locations."""
         # Most programs have no such locations, and a rank may have a million calls.
         if not locations:
             return None
@@ -87,7 +86,7 @@ class Order:
         self.end_before(index, fault)
 
     def name_stages(self) -> None:
-        """Fill in the stage of ops that mean the only one of their rank, and check the others."""
+        """Fill in the stage where an op means the only one of its rank, and check all stages."""
         if self.sites.on_only_stage:
             if len(self.held) == 1:
                 self.stages = [
@@ -131,7 +130,7 @@ class Order:
         ]
 
     def count_next(self) -> None:
-        """Fill in each `next`: the first microbatch that the op has not been called with before."""
+        """Fill in each `next`: the first microbatch for which the op was not called before."""
         sites = self.sites
         if not sites.takes_next:
             return
@@ -172,7 +171,7 @@ class Order:
             self._check_counted()
 
     def _first_free(self) -> Iterator[int]:
-        """The microbatch of each call, where some name theirs and some have `next`."""
+        """The microbatch of each call, where some calls name theirs and others have `next`."""
         counted_as = map(self.sites.counted_as.__getitem__, self.locations)
         pairs = zip(counted_as, self.stages, strict=True)
         taken: dict[tuple[str, int], set[int]] = defaultdict(set)
@@ -187,7 +186,7 @@ class Order:
             yield number
 
     def _check_counted(self) -> None:
-        """Check that no `next` comes when all microbatches of its stage are done."""
+        """Check that no `next` comes after the last microbatch of its stage."""
         for index, location in enumerate(self.locations):
             number = self.microbatches[index]
             stage = self.stages[index]
@@ -201,7 +200,7 @@ class Order:
                 return
 
     def _too_many(self, message: str, index: int, location: int, number: int) -> Fault:
-        """A `next` of an op when all microbatches are done, some of them by another call."""
+        """The fault for a `next` after the last microbatch, where other calls took some of them."""
         counted_as = self.sites.counted_as
         by_others = Counter(
             other
@@ -229,7 +228,7 @@ class Order:
         return min(map(self.layout.units, self.held), default=0)
 
     def find_owed(self) -> None:
-        """Fill in each `W` that takes the oldest weight gradient its rank, or its stage, owes."""
+        """Fill in each `W` that takes the oldest weight gradient owed by its rank or stage."""
         if not self.sites.takes_oldest:
             return
         takes_oldest = self.sites.takes_oldest
@@ -272,7 +271,9 @@ class Order:
             self.microbatches[index] = oldest[1]
 
     def check_microbatches(self) -> None:
-        """Check that a stage's microbatches are those of its pipeline; in a stream they run on."""
+        """Check that each microbatch is one of its stage's. In a stream they run on into later
+        updates.
+        """
         microbatches = self.microbatches
         if not microbatches:
             return
@@ -295,7 +296,9 @@ class Order:
                 return
 
     def check_beside(self) -> None:
-        """Check that copies and collectives are issued alone, and collectives in no stream."""
+        """Check that copies and collectives are issued alone, and that no collective stands in a
+        stream.
+        """
         index = self.first(self.sites.streamed_collectives)
         if index is not None:
             op = self.word(index)
@@ -326,7 +329,7 @@ class Order:
         return actions_from((kinds[location], stage, microbatch, location, group))
 
     def _groups(self) -> "array[int]":
-        """The group of each action: those that are issued together have a number of their own."""
+        """The group of each action: actions that are issued together share a number."""
         batches = self.sites.batches
         if not batches:
             return array("i", bytes(array("i").itemsize * len(self.locations)))
@@ -370,7 +373,7 @@ def record(rank: int, layout: Layout, sites: Sites, calls: Calls) -> Order:
 
 
 def wrong_stage(layout: Layout, rank: int, op: str, stage: int, location: int) -> Fault:
-    """What is wrong with an op of a stage that its rank does not hold."""
+    """The fault for an op of a stage that the rank does not hold."""
     last = len(layout.placement) - 1
     if not 0 <= stage <= last:
         message = f"`{op}` of stage {stage}, there are stages 0 to {last}"
@@ -386,7 +389,7 @@ def wrong_stage(layout: Layout, rank: int, op: str, stage: int, location: int) -
 
 
 def wrong_slice(layout: Layout, op: str, number: int, location: int) -> Fault:
-    """What is wrong with an op of a slice that no microbatch has."""
+    """The fault for an op of a slice that does not exist."""
     message = f"`{op}` of slice {number}, there are slices 0 to {layout.slices - 1}"
     return Fault("no-such-slice", message, location)
 
@@ -394,7 +397,7 @@ def wrong_slice(layout: Layout, op: str, number: int, location: int) -> Fault:
 def wrong_microbatch(
     layout: Layout, op: str, stage: int, number: int, location: int
 ) -> Fault:
-    """What is wrong with an op of a microbatch that its stage does not have."""
+    """The fault for an op of a microbatch that the stage does not have."""
     last = layout.units(stage) // layout.slices - 1
     message = f"`{op}` of microbatch {number // layout.slices}, there are microbatches 0 to {last}"
     return Fault("no-such-microbatch", message, location)
@@ -403,7 +406,7 @@ def wrong_microbatch(
 def make_stream(
     layout: Layout, sites: Sites, orders: Sequence[Actions]
 ) -> Stream | None:
-    """The stream that a program with a `steady` part describes."""
+    """The stream of a program that has a `steady` part."""
     if not sites.parts:
         return None
     if "steady" not in sites.parts:

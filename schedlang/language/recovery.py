@@ -62,8 +62,8 @@ _HEADS = ("if 0", "rank r", "block m every 0", "stage s in 0 .. 0", "schedule s"
 
 
 def syntax_errors(source: Source, rule: str, start: int) -> list[Diagnostic]:
-    """What is wrong with the text that starts at a place of a source and is not what a rule of the
-    grammar says; never empty.
+    """The mistakes of a text that a rule of the grammar does not accept; never empty. The text
+    starts at a place of the source.
     """
     recovery = _Recovery(source, start, _tokens(source.text[start:]), begin(rule))
     recovery.run()
@@ -77,7 +77,7 @@ def _tokens(text: str) -> list[Token]:
 
 
 def begin(rule: str) -> Parser:
-    """The parser before the first token; it makes no tree."""
+    """A parser before the first token. It makes no tree."""
     state: Parser = grammar().parse_interactive("", start=rule).parser_state
     state.parse_conf = copy(state.parse_conf)
     state.parse_conf.callbacks = {}
@@ -111,7 +111,9 @@ def accepts(state: Parser, name: str) -> bool:
 
 
 def _reach(state: Parser, tokens: Sequence[Token]) -> int:
-    """How many of some tokens the parser takes; more than all of them at the end of the text."""
+    """How many of some tokens the parser accepts; one more than there are, if it accepts the end of
+    the text too.
+    """
     state = _fork(state)
     for number, token in enumerate(tokens):
         if not _takes(state, token):
@@ -123,8 +125,8 @@ def _reach(state: Parser, tokens: Sequence[Token]) -> int:
 
 @frozen
 class _Change:
-    """Tokens to put in place of those from the number `begin` up to `end`, and how many tokens the
-    parser takes behind them then.
+    """Tokens to put in place of the tokens `begin` up to `end`, and how many tokens the parser
+    accepts behind them.
     """
 
     begin: int
@@ -134,14 +136,14 @@ class _Change:
 
     @property
     def reach(self) -> int:
-        """The number of the token up to which the text is a program then."""
+        """The number of the token up to which the parser accepts the text after the change."""
         return self.end + self.taken
 
 
 @frozen
 class _Advice:
-    """The way out at a mistake: what to say of a place, and the change that lets the parser go on,
-    if there is one. Mistakes of one `kind` are told once. The edits of the text do what is said.
+    """The help for a mistake, and the change after which the parser goes on, if there is one.
+    Mistakes of one `kind` are reported once. `edits` change the text accordingly.
     """
 
     help: str | None
@@ -168,7 +170,7 @@ class _Mistake:
 
 @define
 class _Recovery:
-    """The tokens, which are changed on the way, and the parser before the one at number `at`."""
+    """The tokens, changed so far, and the parser before the token `at`."""
 
     source: Source
     start: int
@@ -211,14 +213,13 @@ class _Recovery:
                 return
 
     def is_right(self, change: _Change | None) -> bool:
-        """Whether the text goes on as a program after a change, which is then what was meant.
-
-        What has no change to go with it is a word that no program has.
+        """Whether the parser goes on far enough after a change to take it as the one that was
+        meant. Advice without a change is about a word that no program has.
         """
         return change is None or change.reach >= self.at + _ENOUGH
 
     def advance(self) -> bool:
-        """Go on up to the first token that the parser does not take; whether there is none."""
+        """Go on to the first token that the parser refuses. Returns whether there is none."""
         # The parser's states of the last tokens are kept: a change may begin before the place where
         # it stopped.
         for number in range(self.at, len(self.tokens)):
@@ -231,7 +232,7 @@ class _Recovery:
         return True
 
     def apply(self, change: _Change) -> None:
-        """Put other tokens where the text is wrong, and go back to before them."""
+        """Apply a change, and go back to the place before it."""
         self.tokens[change.begin : change.end] = change.tokens
         self.at = change.begin
         self.state = _fork(self._states[change.begin])
@@ -239,13 +240,13 @@ class _Recovery:
             self.close_block(change.begin, change.begin + len(change.tokens))
 
     def is_about_braces(self, change: _Change) -> bool:
-        """Whether a change puts braces, or takes some away."""
+        """Whether a change adds or removes braces."""
         tokens = (*change.tokens, *self.tokens[change.begin : change.end])
         return any(token.type in ("LBRACE", "RBRACE") for token in tokens)
 
     def close_block(self, opened: int, number: int) -> None:
-        """Close a block that a change has opened where its indentation ends, unless the text has a
-        brace that does.
+        """Close a block that a change has opened, where its indentation ends, unless the text
+        closes it.
         """
         if _excess(self.tokens) <= 0:
             return
@@ -277,7 +278,7 @@ class _Recovery:
     # Changes
 
     def change(self, begin: int, end: int, *tokens: Token) -> _Change:
-        """A change, and how far it leads."""
+        """A change, with how far the parser gets after it."""
         behind = self.tokens[end : self.at + _FAR]
         taken = _reach(self._states[begin], [*tokens, *behind]) - len(tokens)
         excess = _excess(self.tokens)
@@ -288,7 +289,7 @@ class _Recovery:
         return change
 
     def habit(self) -> _Advice | None:
-        """How what stands here is written in this language, if it is a habit of another one."""
+        """The advice for a habit from another language that stands here."""
         token = self.tokens[self.at]
         before = _end(self.tokens[self.at - 1]) if self.at else 0
         begin = self.text.rfind("\n", 0, before) + 1
@@ -313,7 +314,7 @@ class _Recovery:
         return best
 
     def rewritten(self, habit: Habit, match: re.Match[str]) -> _Advice | None:
-        """What a habit says of a text, if its change leads further than the text did."""
+        """The advice for a habit, if the parser gets further after its change."""
         named = "at" if "at" in match.re.groupindex else 0
         place = Span(*match.span(named))
         if habit.write is None:
@@ -345,10 +346,10 @@ class _Recovery:
         return _Advice(help, change, place, habit, whole, edits)
 
     def nearby(self, any_word: bool) -> _Advice:
-        """A change of one token here or just before, after which the text goes on as a program.
+        """A change of one token here, or just before, after which the parser goes on.
 
-        It may put any word where many can stand, if nothing better is known of the text: it is
-        hardly the one that was meant, but what follows can be read.
+        If nothing better is known, it may insert any word where many are possible. That is hardly
+        the word that was meant, but what follows can be read.
         """
         token = self.tokens[self.at]
         accepted = accepted_by(self.state)
@@ -367,7 +368,7 @@ class _Recovery:
         return _Advice(text, change, kind=kind, edits=edits)
 
     def told(self, change: _Change | None) -> Hint | None:
-        """What to do at the token here, as far as a change or the token itself says it."""
+        """The advice for the token here, from a change or from the token itself."""
         token = self.tokens[self.at]
         if token.type in FORMS:
             return Hint(f"`{token}` stands as in `{FORMS[token.type]}`")
@@ -386,7 +387,7 @@ class _Recovery:
         return None
 
     def worth(self, advice: _Advice) -> tuple[int, int]:
-        """How far the change of some advice leads, and then whether braces match better."""
+        """The worth of advice: how far the parser gets, and then whether braces match better."""
         assert advice.change
         excess = _excess(self.tokens)
         return advice.change.reach, abs(excess) - abs(
@@ -400,7 +401,7 @@ class _Recovery:
     def single_changes(
         self, accepted: frozenset[str], any_word: bool
     ) -> Iterator[_Advice]:
-        """Changes of one token, those first that are likelier where they lead as far."""
+        """Changes of one token. Of changes that lead equally far, likelier ones come first."""
         at = self.at
         token = self.tokens[at]
         if token.type in reserved() and "NAME" in accepted:
@@ -414,8 +415,8 @@ class _Recovery:
             yield from self.changes_at(number, any_word)
 
     def changes_at(self, number: int, any_word: bool) -> Iterator[_Advice]:
-        """Changes of the token of a number: what joins and closes put before it, or the token left
-        out, or another one put before it, or in its place.
+        """Changes at a token: insert joining or closing tokens before it, leave it out, insert
+        another token before it, or replace it.
         """
         names = sorted(accepted_by(self._states[number]) - {END})
         if not any_word and len(words().keys() & names) > _MOST_EXPECTED:
@@ -437,7 +438,7 @@ class _Recovery:
                 )
 
     def elsewhere(self, token: Token) -> tuple[str | None, Hashable]:
-        """Where a token can stand that cannot stand here, if it begins a part of a program."""
+        """A help for a token that begins a part of a program and stands at a wrong place."""
         if token.type not in words():
             return None, None
         in_schedule = _fork(begin("schedule"))
@@ -462,7 +463,7 @@ class _Recovery:
         return None, None
 
     def form(self) -> str | None:
-        """How the item in which the text stops being a program is written, where that helps."""
+        """The form of the item in which the parser stopped, as a help."""
         accepted = accepted_by(self.state)
         if accepted == {"SCHEDULE"}:
             return f"write it as in `{FORMS['SCHEDULE']}`"
@@ -477,15 +478,13 @@ class _Recovery:
         return None
 
     def stuck(self) -> Parser:
-        """The parser after it has tried the token here: what it has completed until then, it takes
-        to be complete.
-        """
+        """The parser after it has tried the token here: the reductions that it made remain."""
         state = _fork(self.state)
         _takes(state, self.tokens[self.at])
         return state
 
     def skip(self) -> bool:
-        """Skip what cannot be mended, up to the next statement; whether there is one."""
+        """Skip to the next statement. Returns whether there is one."""
         self._has_skipped = True
         last = min(self.at + _MOST_SKIPPED, len(self.tokens))
         state = _settled(self.state)
@@ -516,7 +515,7 @@ class _Recovery:
         return False
 
     def resume(self, block: Parser, head: Sequence[Token], number: int) -> None:
-        """Go on in a block at the token of a number, after a head that is not in the text."""
+        """Go on within a block at a token, as if its head stood in the text."""
         self.state = _fork(block)
         for token in head:
             _takes(self.state, token)
@@ -527,7 +526,7 @@ class _Recovery:
     # Messages
 
     def note(self, advice: _Advice) -> None:
-        """Keep what is wrong here, unless it only follows from what was skipped."""
+        """Record a mistake, unless it follows from what was skipped."""
         token = self.tokens[self.at]
         is_end = accepted_by(self.state) == {END}
         is_brace = token.type == END or (token.type == "RBRACE" and is_end)
@@ -557,7 +556,7 @@ class _Recovery:
         )
 
     def message(self, token: Token, place: Span) -> str:
-        """What is wrong at a place, where the parser does not take a token."""
+        """The message for a token that the parser does not accept."""
         text = self.text[place.start : place.end]
         if token.type == END:
             is_empty = len(self.tokens) == 1
@@ -572,7 +571,7 @@ class _Recovery:
         return f"{message}, expected {expected}" if expected else message
 
     def expected(self) -> str:
-        """What could stand here, or nothing where that is too much to read."""
+        """A help that lists what may stand here; None if that is too much to read."""
         accepted = accepted_by(self.stuck())
         # Words that can be names as well are not worth telling where a name is expected.
         if "NAME" in accepted:
@@ -589,7 +588,7 @@ class _Recovery:
         return " or ".join(shown)
 
     def diagnostics(self) -> Iterator[Diagnostic]:
-        """What was found; habits once each, with the other places where they stand."""
+        """The diagnostics. A habit is reported once, with its other places."""
         brace = self.doubtful_brace()
         for mistake in self.mistakes:
             notes = (_more(self.source, mistake.more),) if mistake.more else ()
@@ -610,7 +609,7 @@ class _Recovery:
             )
 
     def doubtful_brace(self) -> Label | None:
-        """The brace too many, or the one that lacks its other, by the indentation of the text."""
+        """The surplus brace, or the one that lacks its partner, judged by indentation."""
         tokens = _tokens(self.text)
         excess = _excess(tokens)
         opened: list[Token] = []
@@ -633,7 +632,7 @@ class _Recovery:
 
 
 def _more(source: Source, labels: tuple[Label, ...]) -> str:
-    """Where else the same mistake is."""
+    """A note about other places with the same mistake."""
     shown = labels[:_MOST_PLACES]
     lines = dict.fromkeys(source.position(label.span.start)[0] for label in shown)
     rest = len(labels) - len(shown)
@@ -671,12 +670,12 @@ def _excess(tokens: Sequence[Token]) -> int:
 
 
 def _sample(name: str, place: int = 0) -> Token:
-    """A token of a terminal that is not in the text."""
+    """A token of a terminal that does not stand in the text."""
     return Token(name, spellings().get(name, ""), start_pos=place, end_pos=place)
 
 
 def _near(token: Token, accepted: frozenset[str]) -> Iterator[str]:
-    """The terminals that would be taken whose words are like a token."""
+    """The accepted terminals whose words are similar to a token."""
     from difflib import get_close_matches
 
     known = {text: name for name, text in words().items() if name in accepted}
@@ -690,7 +689,7 @@ def _near(token: Token, accepted: frozenset[str]) -> Iterator[str]:
 
 
 def _meaning(token: Token) -> str:
-    """What a word of the language is for, for those who would use it as a name."""
+    """What a word of the language means, for a user who takes it as a name."""
     ops = {op.word: op.name for op in OPS.values()}
     if token in ops:
         return f"`{token}` is an op of the language, {_article(ops[token])}"
@@ -704,7 +703,7 @@ def _article(noun: str) -> str:
 
 
 def _settled(state: Parser) -> Parser:
-    """The parser with what is complete before the next token, whatever that is."""
+    """The parser after the reductions that it makes before the next token, whatever that is."""
     settled = state
     # What is complete is reduced when the next token comes, and which one that is hardly matters:
     # the smallest stack has all of it reduced.

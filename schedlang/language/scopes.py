@@ -51,8 +51,9 @@ _MOST_DIGITS = 18
 
 @frozen
 class Declared:
-    """A name in scope; `arity` is the least and the most arguments of a function, None for a value.
-    A value that `is_decimal` need not be whole, nor what such a function gives, or such a list has.
+    """A name in scope. `arity` is the least and the greatest number of arguments of a function,
+    None for a value. `is_decimal` is set if the value, the result of the function, or a value of
+    the list need not be whole.
     """
 
     span: Span
@@ -63,7 +64,7 @@ class Declared:
 
 
 def _figures(scope: Mapping[str, Declared]) -> str | None:
-    """What a claim may speak of, where a scope is that of a claim."""
+    """A help for claims: the figures that they may use. None outside of claims."""
     figures = [name for name in FIGURES if name in scope]
     if len(figures) < len(FIGURES):
         return None
@@ -73,9 +74,7 @@ def _figures(scope: Mapping[str, Declared]) -> str | None:
 
 @define
 class Scopes:
-    """Checks expressions with the names in scope; a scope is a dictionary that inner blocks
-    copy.
-    """
+    """Checks expressions with the names in scope, a dictionary that inner blocks copy."""
 
     source: Source
     diagnostics: list[Diagnostic] = field(factory=list)
@@ -87,7 +86,7 @@ class Scopes:
     def report(
         self, code: str, message: str, *labels: Label, help: str | Hint | None = None
     ) -> None:
-        """Note something wrong; the first label is its place."""
+        """Record a mistake. The first label is its place."""
         text = help if help is None or isinstance(help, str) else help.text
         edits = () if help is None or isinstance(help, str) else help.edits
         self.diagnostics.append(
@@ -103,7 +102,7 @@ class Scopes:
         is_list: bool = False,
         is_sequence: bool = False,
     ) -> None:
-        """Bring a name into scope; a name never has two meanings in one place."""
+        """Bring a name into scope. A name never has two meanings at one place."""
         if name.text in BUILTINS:
             self.report(
                 "duplicate-name",
@@ -153,7 +152,7 @@ class Scopes:
         self.whole(range.stop, "the end of a range", scope)
 
     def whole(self, node: syntax.Node, what: str, scope: dict[str, Declared]) -> None:
-        """Check an expression that counts or numbers something, so it cannot be a decimal."""
+        """Check an expression that must be a whole number, since it counts or numbers something."""
         self.expression(node, scope)
         if is_decimal(node, scope):
             message = f"{what} is a whole number, this is a decimal"
@@ -245,7 +244,7 @@ class Scopes:
         count: int,
         scope: dict[str, Declared],
     ) -> None:
-        """Check that a function is known, and takes so many arguments."""
+        """Check that a function is known, and the number of its arguments."""
         declared = scope.get(name.text)
         if declared is not None and declared.is_sequence:
             self.report("unknown-name", _sequence(name.text), Label(name.span))
@@ -276,7 +275,7 @@ class Scopes:
         self.arguments(node, name, count, least, most)
 
     def run(self, node: syntax.Run, scope: dict[str, Declared]) -> None:
-        """Check that a sequence is known, and takes so many arguments."""
+        """Check that a sequence is known, and the number of its arguments."""
         name = node.name
         declared = scope.get(name.text)
         if declared is None or declared.arity is None or not declared.is_sequence:
@@ -293,7 +292,7 @@ class Scopes:
     def arguments(
         self, node: syntax.Node, name: syntax.Name, count: int, least: int, most: int
     ) -> None:
-        """Check that something takes so many arguments."""
+        """Check a number of arguments."""
         if not least <= count <= most:
             if least == most:
                 takes = counted(least, "argument")
@@ -313,7 +312,7 @@ def _sequence(name: str) -> str:
 
 
 def is_decimal(node: syntax.Node, scope: dict[str, Declared]) -> bool:
-    """Whether the value of an expression need not be whole, by the decimals in it."""
+    """Whether an expression may give a decimal, judged by the decimals in it."""
     match node:
         case expressions.Decimal():
             return True
@@ -334,9 +333,7 @@ def is_decimal(node: syntax.Node, scope: dict[str, Declared]) -> bool:
 
 
 def is_too_long(text: str) -> bool:
-    """Whether a decimal number has more digits on one side of its point than numbers may grow
-    to.
-    """
+    """Whether a decimal has more digits before or behind its point than numbers may have."""
     whole, _, decimals = text.partition(".")
     return max(len(whole.lstrip("-0")), len(decimals.rstrip("0"))) > _MOST_DIGITS
 

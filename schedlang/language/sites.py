@@ -25,9 +25,9 @@ WORDS_OF_STAGE = frozenset(OPS[kind].word for kind in OF_STAGE)
 class CallSite:
     """An op as it is written in the program.
 
-    `is_next`: it does not name its microbatch. `is_bare`: it has no arguments at all. `part` is the
-    `warmup` or `steady` that it stands in. `loops` are the variables of the loops around it. Ops
-    that are issued together have the location of the first of them as their `batch`.
+    `is_next`: it does not name its microbatch. `is_bare`: it has no arguments. `part` is the
+    `warmup` or `steady` that it stands in, and `loops` are the variables of the loops around it.
+    Ops that are issued together have the location of the first of them as their `batch`.
     """
 
     word: str
@@ -41,9 +41,10 @@ class CallSite:
 
 @frozen
 class ClaimSite:
-    """An `assert` as it is written in the program: what figures it is about, what it calls.
+    """An `assert` as it is written in the program, with the figures it is about and the functions
+    it calls.
 
-    In a program that `has_decimals`, figures of time and memory are decimals. A claim `for_all` is
+    If the program `has_decimals`, figures of time and memory are decimals. A claim `for_all` is
     about every size.
     """
 
@@ -56,11 +57,11 @@ class ClaimSite:
 
 
 class Figures(Protocol):
-    """The figures of a schedule: an attribute for each name of `schedlang.language.scopes.FIGURES`,
-    those of ranks as sequences.
+    """The figures of a schedule: an attribute for each name of `schedlang.language.scopes.FIGURES`.
+    Figures of ranks are sequences.
 
-    Where sums of times, or of amounts of memory, are rounded, `rounded_makespan` and `rounded_peak`
-    are numbers of which they all are a part.
+    If sums of times or of memory are rounded, `rounded_makespan` and `rounded_peak` are upper
+    bounds of them; else they are None.
     """
 
     @property
@@ -90,7 +91,7 @@ class Sites:
 
     @cached_property
     def width(self) -> int:
-        """How many numbers a call has: location, stage, microbatch, and with slices the slice."""
+        """The length of a call: location, stage, microbatch, and with slices the slice."""
         return 4 if self.has_slices else 3
 
     @cached_property
@@ -103,7 +104,7 @@ class Sites:
 
     @cached_property
     def counted_as(self) -> dict[int, str]:
-        """The word under which `next` counts each op: backwards are counted together."""
+        """The word under which `next` counts each op: both kinds of backward count together."""
         return {
             location: "B" if KINDS[site.word] in MAKERS[Kind.B] else site.word
             for location, site in self.ops.items()
@@ -111,12 +112,12 @@ class Sites:
 
     @cached_property
     def on_only_stage(self) -> frozenset[int]:
-        """Ops that name no stage: they are of the only one that their rank holds."""
+        """The ops without a stage: they mean the only stage of their rank."""
         return self._where(lambda site: not site.names_stage and not site.is_bare)
 
     @cached_property
     def takes_oldest(self) -> frozenset[int]:
-        """Each `W` that takes the oldest weight gradient owed."""
+        """Each `W` that takes the oldest weight gradient that is owed."""
         return self._where(lambda site: site.word == "W" and site.is_next)
 
     @cached_property
@@ -137,7 +138,7 @@ class Sites:
 
     @cached_property
     def is_mixed(self) -> bool:
-        """Whether `next` also counts ops that name their microbatch."""
+        """Whether `next` counts ops that elsewhere name their microbatch."""
         counted_as = self.counted_as
         counted = {counted_as[location] for location in self.takes_next}
         named = {counted_as[location] for location in self.ops.keys() - self.takes_next}
@@ -145,7 +146,7 @@ class Sites:
 
     @cached_property
     def unnumbered(self) -> frozenset[int]:
-        """Ops of a stream that do not name their microbatch, as they must."""
+        """The ops of a stream that do not name their microbatch, which they must."""
         return self._where(
             lambda site: bool(site.part) and site.is_next and " " not in site.word
         )
@@ -164,19 +165,19 @@ class Sites:
 
     @cached_property
     def batches(self) -> dict[int, int]:
-        """Ops that are issued together with others, each with the first of these."""
+        """The ops that are issued together with others, each with the first of them."""
         return {
             location: site.batch for location, site in self.ops.items() if site.batch
         }
 
     @cached_property
     def of_stage(self) -> frozenset[int]:
-        """What is of a whole stage, outside of a stream, and so of no microbatch."""
+        """The ops of a whole stage outside of a stream; they have no microbatch."""
         return self._where(lambda site: site.word in WORDS_OF_STAGE and not site.part)
 
     @cached_property
     def streamed(self) -> frozenset[int]:
-        """Ops of a stream, whose microbatches run on into later updates."""
+        """The ops of a stream: their microbatches run on into later updates."""
         return self._where(lambda site: bool(site.part))
 
     def _where(self, holds: Callable[[CallSite], bool]) -> frozenset[int]:

@@ -16,7 +16,7 @@ NumberedStageOf = Callable[[int, int], int]
 
 
 def stage_of(first: int, count: int) -> StageOf:
-    """The function of a pipeline with so many stages, of which the first has a number."""
+    """The function that gives the stages of a pipeline whose first stage is `first`."""
 
     def number_of(stage: int) -> int:
         # Past the pipeline's own stages there are none, not those of the next pipeline.
@@ -26,7 +26,7 @@ def stage_of(first: int, count: int) -> StageOf:
 
 
 def numbered_stage_of(pipelines: Sequence[StageOf]) -> NumberedStageOf:
-    """The function of pipelines that differ by a number."""
+    """The function that gives the stages of several pipelines that differ by a number."""
     count = len(pipelines)
 
     def number_of(number: int, stage: int) -> int:
@@ -39,7 +39,7 @@ def numbered_stage_of(pipelines: Sequence[StageOf]) -> NumberedStageOf:
 def stage_functions(
     pipelines: Sequence[Pipeline],
 ) -> dict[str, StageOf | NumberedStageOf]:
-    """The functions that give the stages of pipelines, by their names in the program's Python."""
+    """The functions that give the stages of all pipelines, by their Python names."""
     named: dict[str, StageOf | NumberedStageOf] = {}
     numbered: dict[str, list[StageOf]] = {}
     for pipeline in pipelines:
@@ -56,7 +56,7 @@ def stage_functions(
 
 
 def stage_range(start: int, stop: int, count: int, location: int) -> range:
-    """A range of stages, of which there are so many."""
+    """A range of stages; a fault if it goes beyond the last one."""
     if not 0 <= start <= stop <= count:
         message = f"the stages {start} .. {stop}, there are stages 0 .. {count}"
         raise Fault("no-such-stage", message, location)

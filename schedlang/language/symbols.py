@@ -24,9 +24,10 @@ _BEHIND = (
 
 @frozen
 class Symbol:
-    """A declared name: its place, what declares it, and the piece of the text where it is known.
+    """A declared name: its place, the kind of its declaration, and the range of the text where it
+    is known.
 
-    `statement` is the span of what declares it, `takes` how many arguments, of a function.
+    `statement` is the span of the declaration. `takes` is the number of arguments of a function.
     """
 
     name: str
@@ -39,7 +40,9 @@ class Symbol:
 
 @frozen
 class Use:
-    """A name where it is used, and where it is declared; a figure is declared nowhere."""
+    """A place where a name is used, and the place where it is declared. A figure is declared
+    nowhere.
+    """
 
     place: Span
     declared: Span | None
@@ -80,8 +83,8 @@ class Symbols:
 
 
 def symbols_of(source: Source, tree: syntax.Schedule, end: int) -> Symbols:
-    """The names of a program, whether or not it is right; `end` is that of its own file, behind
-    which stand the texts of those that it imports.
+    """The names of a program, right or wrong. `end` is the end of its own file; the texts of
+    imported files follow it.
     """
     recorder = _Recorder(source)
     recorder.block(tree.items, {})
@@ -91,7 +94,7 @@ def symbols_of(source: Source, tree: syntax.Schedule, end: int) -> Symbols:
 
 @define
 class _Recorder(Checker):
-    """Keeps what each name refers to, as the check of names finds it."""
+    """Records what each name refers to, while the names are checked."""
 
     uses: list[Use] = field(factory=list)
 
@@ -136,7 +139,7 @@ class _Recorder(Checker):
 
 
 def _in_block(statements: tuple[syntax.Node, ...], end: int) -> Iterator[Symbol]:
-    """The names of statements that share a scope, which ends somewhere."""
+    """The names of statements that share a scope, up to its `end`."""
     for statement in statements:
         if isinstance(statement, _BEHIND):
             place = statement.name.span
@@ -149,7 +152,7 @@ def _in_block(statements: tuple[syntax.Node, ...], end: int) -> Iterator[Symbol]
 
 
 def _within(node: syntax.Node) -> Iterator[Symbol]:
-    """The names that are known in a node alone, and those of the blocks in it."""
+    """The names that are known only in a node, and those of blocks in it."""
     for name in _own_names(node):
         kind = type(node).__name__.lower()
         yield Symbol(name.text, name.span, node.span, f"{kind} variable", node.span)
@@ -184,7 +187,7 @@ def _own_names(node: syntax.Node) -> tuple[syntax.Name, ...]:
 
 
 def _arguments(node: syntax.Node) -> int | None:
-    """How many arguments what a statement declares takes; None for a value."""
+    """The number of arguments of what a statement declares; None for a value."""
     match node:
         case syntax.Fn(_, params, _) | syntax.Seq(_, params, _):
             return len(params)

@@ -25,9 +25,10 @@ T = TypeVar("T")
 
 
 class Itself(Generic[T]):
-    """Makes a cache ask for the same object, not for an equal one.
+    """A key for caches that compares by identity.
 
-    Trees compare without their spans, but Python for one refers to its own spans.
+    Trees that are equal may have different spans, and the Python made for a tree refers to its
+    spans.
     """
 
     def __init__(self, it: T) -> None:
@@ -43,7 +44,7 @@ class Itself(Generic[T]):
 # Whoever looks for a size or a parameter compiles one program many times.
 @lru_cache(8)
 def tree_of(source: Source) -> syntax.Schedule:
-    """The syntax tree of a program, its imports as they are written; CompileError at the first
+    """The syntax tree of a program, with its imports as they are written. CompileError at the first
     place where the text is not a program.
     """
     return cached(TREE, source.text, lambda: parse(source))
@@ -59,8 +60,8 @@ def items_of(source: Source, start: int) -> tuple[syntax.Node, ...]:
 
 
 def with_items(tree: syntax.Schedule, items: Iterable[syntax.Node]) -> syntax.Schedule:
-    """A program's tree with other items; for the same ones it is the same tree, since what is made
-    of a tree is kept for that one.
+    """A program's tree with other items. The same items give the same tree, since caches have trees
+    as keys.
     """
     return _with_items(Itself(tree), tuple(map(Itself, items)))
 

@@ -21,9 +21,9 @@ from schedlang.schedule.layout import Layout
 
 @define
 class Trace:
-    """An order that runs once more, and the values of its names at the `wanted` calls.
+    """An order that runs once more, to record the values of its names at the `wanted` calls.
 
-    Calls are counted from 0. After a fault, `now` has the values at the statement that it is in.
+    Calls are counted from 0. After a fault, `now` has the values at its statement.
     """
 
     wanted: Collection[int]
@@ -35,11 +35,11 @@ class Trace:
     _calls: int = 0
 
     def see(self, values: Mapping[str, int]) -> None:
-        """Take the values at the statement that comes next."""
+        """Take the values before the next statement."""
         self.now = values
 
     def see_let(self, place: int, value: float) -> None:
-        """Take the value of a `let`, which may have another one each time."""
+        """Take a value of a `let`."""
         least, greatest = self.lets.get(place, (value, value))
         self.lets[place] = min(least, value), max(greatest, value)
 
@@ -51,8 +51,8 @@ class Trace:
 
 
 def trace(declared: Declarations, wanted: Collection[int], *arguments: int) -> Trace:
-    """Run the order of a program once more, for a rank or for a block's microbatches, up to a fault
-    if it has one.
+    """Run the order of a program once more, for a rank or for a block's microbatches, up to a
+    fault.
     """
     traced = Trace(wanted)
     names = {**declared.names, "see": traced.see, "see_let": traced.see_let}
@@ -76,8 +76,8 @@ Lets = dict[int, tuple[float, float]]
 def values_of_lets(
     tree: syntax.Schedule, params: Mapping[str, int]
 ) -> tuple[Lets, list[Lets]]:
-    """The values of the `let`s of a program that compiles: of those before its order, and for each
-    rank of those in it.
+    """The least and the greatest value of each `let` of a program that compiles: of those before
+    its order, and for each rank of those in it.
     """
     declared = declare(tree, params)
     layout = declared.layout()
@@ -97,7 +97,7 @@ def values_of_lets(
 def _values(
     declared: Declarations, wanted: Collection[Recorded]
 ) -> dict[Recorded, list[Values]]:
-    """The loop variables at some ops of a program, each time that one is called."""
+    """The loop variables at some ops, for each time that one of them is called."""
     kept: dict[Recorded, list[Values]] = {}
     layout = declared.layout()
     is_block = isinstance(declared.order, syntax.Repeated)
@@ -118,7 +118,7 @@ _Run = tuple[Sequence[int], Iterable[tuple[int, Recorded]]]
 
 
 def _rank_ops(declared: Declarations, layout: Layout) -> Iterator[_Run]:
-    """The ops that each rank calls."""
+    """The calls of each rank, with the ops that they record."""
     for rank in range(declared.params["ranks"]):
         declared.begin(rank, layout)
         calls: Calls = []
@@ -129,7 +129,7 @@ def _rank_ops(declared: Declarations, layout: Layout) -> Iterator[_Run]:
 
 
 def _block_ops(declared: Declarations, layout: Layout) -> Iterator[_Run]:
-    """The ops that each repeat of a building block calls."""
+    """The calls of each repeat of a building block, with the ops that they record."""
     for repeat in declared.repeats(layout):
         calls: list[int] = []
         declared.names["program"](*repeat.microbatches, calls.extend)
@@ -150,9 +150,7 @@ def _loops(declared: Declarations, op: Recorded, values: Mapping[str, int]) -> V
 def _rounded(
     diagnostic: Diagnostic, tree: syntax.Schedule, params: Mapping[str, int]
 ) -> Iterator[str]:
-    """What quotients of parameters come to that say how often a loop runs in which an op is
-    missing.
-    """
+    """Notes for a missing op: quotients in the bounds of its loop that are rounded down."""
     if diagnostic.code != "missing-op" or not diagnostic.labels:
         return
     place = diagnostic.labels[0].span
@@ -175,8 +173,8 @@ def _rounded(
 def with_variables(
     diagnostics: list[Diagnostic], tree: syntax.Schedule, params: Mapping[str, int]
 ) -> list[Diagnostic]:
-    """Diagnostics with what the program's text and variables say beside: of ranks that wait, the
-    loop variables where they do; of ops that never run, the quotients that a loop rounds down.
+    """Diagnostics with notes from the program's run: the loop variables at ops where ranks wait,
+    and quotients that are rounded down in loops whose ops are missing.
     """
     diagnostics = [
         evolve(each, notes=(*each.notes, *_rounded(each, tree, params)))

@@ -35,8 +35,8 @@ _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 
 
 def is_told(site: ClaimSite, value: ValueOf, rounded: Mapping[str, float]) -> bool:
-    """Whether rounding decides about no comparison of a claim. `rounded` has the figures that may
-    be rounded, each with a number of which it is a part.
+    """Whether no comparison of a claim depends on rounding. `rounded` has the figures that may be
+    rounded, each with a number that is at least as large.
     """
     waiting: list[syntax.Node] = [site.condition]
     while waiting:
@@ -55,7 +55,7 @@ def is_told(site: ClaimSite, value: ValueOf, rounded: Mapping[str, float]) -> bo
 
 
 def untold(schedule: Schedule, claim: Claim) -> Finding:
-    """The finding for a claim about which rounding decides."""
+    """The finding for a claim whose comparison depends on rounding."""
     text = _text(schedule.source, claim.statement.condition)
     return Finding(
         "assert",
@@ -142,7 +142,7 @@ def _text(source: Source, node: syntax.Node) -> str:
 
 
 def _figures(schedule: Schedule, figures: Figures) -> str:
-    """All figures."""
+    """All figures, as a help."""
     texts = [f"{name} {number_text(getattr(figures, name))}" for name in _OF_ALL]
     for name in FIGURES_OF_RANKS:
         values = " ".join(map(number_text, getattr(figures, name)))
