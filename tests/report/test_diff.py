@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import asdict, evolve
+from attrs import evolve
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -301,7 +301,7 @@ def check_difference(before: Plan, after: Plan) -> Difference:
 
 
 def plan_of(schedule: Schedule) -> Plan:
-    return Plan(**asdict(lower(schedule), recurse=False))
+    return Plan.of(lower(schedule))
 
 
 @examples(50)

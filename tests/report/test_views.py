@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from attrs import asdict, evolve
+from attrs import evolve
 from hypothesis import given
 
 from schedlang import (
@@ -132,7 +132,7 @@ def test_every_op_is_one_box_and_every_arrow_goes_forward(
 
 @given(schedules())
 def test_random_schedules_have_pictures(schedule: Schedule) -> None:
-    plan = Plan(**asdict(lower(schedule), recurse=False))
+    plan = Plan.of(lower(schedule))
     execution = simulate(plan)
     check_picture(plan, execution, lay_out(plan, execution))
 
