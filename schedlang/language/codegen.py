@@ -68,24 +68,30 @@ class Code:
 
 
 def generate(
-    tree: syntax.Schedule, positive: frozenset[str], notes_variables: bool
+    tree: syntax.Schedule,
+    positive: frozenset[str],
+    notes_variables: bool,
+    writer: type[Codegen] | None = None,
 ) -> Code:
     """The Python of a program, where some of its parameters are known to be 1 or more.
 
     Where it `notes_variables`, it tells the values of all names before each statement of the order,
     that of a `let` behind it, and where a rank has no chunk of a number. It runs slower, and is for
-    messages.
+    messages. The `writer` is `Codegen`, or a class derived from it for other kinds of numbers.
     """
-    return _generate(Itself(tree), positive, notes_variables)
+    return _generate(Itself(tree), positive, notes_variables, writer or Codegen)
 
 
 # Whoever looks for a size or a parameter compiles one program many times.
 @lru_cache(16)
 def _generate(
-    key: Itself[syntax.Schedule], positive: frozenset[str], notes_variables: bool
+    key: Itself[syntax.Schedule],
+    positive: frozenset[str],
+    notes_variables: bool,
+    writer: type[Codegen],
 ) -> Code:
     tree = key.it
-    codegen = Codegen(
+    codegen = writer(
         positive, any(isinstance(node, expressions.Decimal) for node in walk(tree))
     )
     # The first location stands for the schedule as a whole.
@@ -168,7 +174,7 @@ class _Scope:
         )
 
 
-@define
+@define(eq=False)
 class Codegen:
     """Generates Python for one program.
 
