@@ -147,7 +147,7 @@ def _value(
     """The value of an expression in a claim."""
     # `exec` writes into it.
     known = dict(names)
-    exec(_compiled(Itself(site), Itself(node), writer), known)
+    exec(_compiled(Itself(site), Itself(node), Itself(writer)), known)
     return known["value"]()
 
 
@@ -233,10 +233,12 @@ class _Judge:
 
 @lru_cache(64)
 def _compiled(
-    site: Itself[ClaimSite], node: Itself[syntax.Node], writer: type[Codegen]
+    site: Itself[ClaimSite],
+    node: Itself[syntax.Node],
+    writer: Itself[type[Codegen]],
 ) -> CodeType:
     """Python that binds an expression of a claim as a function `value`, after those it calls."""
-    codegen = writer(has_decimals=site.it.has_decimals, notes_variables=True)
+    codegen = writer.it(has_decimals=site.it.has_decimals, notes_variables=True)
     functions = [
         line for function in site.it.functions for line in codegen.statement(function)
     ]

@@ -79,7 +79,7 @@ def generate(
     that of a `let` behind it, and where a rank has no chunk of a number. It runs slower, and is for
     messages. The `writer` is `Codegen`, or a class derived from it for other kinds of numbers.
     """
-    return _generate(Itself(tree), positive, notes_variables, writer or Codegen)
+    return _generate(Itself(tree), positive, notes_variables, Itself(writer or Codegen))
 
 
 # Whoever looks for a size or a parameter compiles one program many times.
@@ -88,10 +88,10 @@ def _generate(
     key: Itself[syntax.Schedule],
     positive: frozenset[str],
     notes_variables: bool,
-    writer: type[Codegen],
+    writer: Itself[type[Codegen]],
 ) -> Code:
     tree = key.it
-    codegen = writer(
+    codegen = writer.it(
         positive, any(isinstance(node, expressions.Decimal) for node in walk(tree))
     )
     # The first location stands for the schedule as a whole.
@@ -174,7 +174,7 @@ class _Scope:
         )
 
 
-@define(eq=False)
+@define
 class Codegen:
     """Generates Python for one program.
 
