@@ -184,12 +184,12 @@ def check(options: argparse.Namespace) -> int:
     from schedlang.schedule.transports import NAMES
 
     source = read_source(options.file)
+    if is_certificate(source.text):
+        return int(extra("prove.prove_command").check(options, source))
     if source.is_plan and (options.params or options.ranges):
         raise UsageError(
             f"-p and --for are for the parameters of a program, `{options.file}` is a plan"
         )
-    if is_certificate(source.text):
-        return int(extra("prove.prove_command").check(options, source))
     if None in options.ranges.values():
         return int(extra("prove.prove_command").prove(options, source))
     if options.output:

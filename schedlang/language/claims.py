@@ -104,25 +104,38 @@ def _own_stage(held: Sequence[int], number: int, location: int) -> int:
     )
 
 
-def condition_of(site: ClaimSite, names: Mapping[str, Any]) -> Any:
-    """The value of a claim's condition, from the values of its names, functions and figures."""
-    return _value(site, site.condition, names)
+def condition_of(
+    site: ClaimSite, names: Mapping[str, Any], writer: type[Codegen] = Codegen
+) -> Any:
+    """The value of a claim's condition, by the values of its names, its functions and figures; the
+    `writer` generates the Python that these are for.
+    """
+    return _value(site, site.condition, names, writer)
 
 
-def _value(site: ClaimSite, node: syntax.Node, names: Mapping[str, Any]) -> Any:
+def _value(
+    site: ClaimSite,
+    node: syntax.Node,
+    names: Mapping[str, Any],
+    writer: type[Codegen] = Codegen,
+) -> Any:
     """The value of an expression in a claim."""
     # `exec` writes into it.
     known = dict(names)
-    exec(_compiled(Itself(site), Itself(node)), known)
+    exec(_compiled(Itself(site), Itself(node), Itself(writer)), known)
     return known["value"]()
 
 
 @lru_cache(64)
-def _compiled(site: Itself[ClaimSite], node: Itself[syntax.Node]) -> CodeType:
+def _compiled(
+    site: Itself[ClaimSite],
+    node: Itself[syntax.Node],
+    writer: Itself[type[Codegen]],
+) -> CodeType:
     """Python that binds an expression of a claim as a function `value`, and before it the functions
     that the expression calls.
     """
-    codegen = Codegen(has_decimals=site.it.has_decimals, notes_variables=True)
+    codegen = writer.it(has_decimals=site.it.has_decimals, notes_variables=True)
     functions = [
         line for function in site.it.functions for line in codegen.statement(function)
     ]

@@ -68,24 +68,31 @@ class Code:
 
 
 def generate(
-    tree: syntax.Schedule, positive: frozenset[str], notes_variables: bool
+    tree: syntax.Schedule,
+    positive: frozenset[str],
+    notes_variables: bool,
+    writer: type[Codegen] | None = None,
 ) -> Code:
     """The Python of a program, where some parameters are known to be 1 or more.
 
     If it `notes_variables`, the Python reports the values of all names before each statement of the
     order, and the value of a `let` behind it; and a chunk that a rank does not have is an error of
-    its own. That is slower, and only needed for messages.
+    its own. That is slower, and only needed for messages. The `writer` is `Codegen`, or a class
+    derived from it for other kinds of numbers.
     """
-    return _generate(Itself(tree), positive, notes_variables)
+    return _generate(Itself(tree), positive, notes_variables, Itself(writer or Codegen))
 
 
 # Whoever looks for a size or a parameter compiles one program many times.
 @lru_cache(16)
 def _generate(
-    key: Itself[syntax.Schedule], positive: frozenset[str], notes_variables: bool
+    key: Itself[syntax.Schedule],
+    positive: frozenset[str],
+    notes_variables: bool,
+    writer: Itself[type[Codegen]],
 ) -> Code:
     tree = key.it
-    codegen = Codegen(
+    codegen = writer.it(
         positive, any(isinstance(node, expressions.Decimal) for node in walk(tree))
     )
     # The first location stands for the schedule as a whole.

@@ -419,6 +419,54 @@ def test_what_cannot_be_read_is_not_proved(program: str, reason: str) -> None:
     assert reason in portable.reason
 
 
+#: Statements and expressions of each kind, with values that only some sizes have.
+STATEMENTS = """
+schedule statements {
+    param ranks = 4
+    param microbatches = 8
+    let depths = [1, 2, ranks]
+    let unused = ranks * microbatches * microbatches
+    fn limited(n) = if n < microbatches then n else microbatches
+    seq drain(n) {
+        repeat n / 2 { B(next)  B(next) }
+        for m in 0 .. n % 2 by -1 { B(next) }
+    }
+    rank r {
+        let early = limited(ranks - 1 - r)
+        if r == 0 and ranks > 1 {
+            let all = depths[2] - 1
+            for m in 0 .. min(all, microbatches) { F(m) }
+        } else if not (r == ranks - 1) or ranks == 0 {
+            for m in 0 .. early { F(m) }
+        } else {
+            for m in 0 .. depths[0] - 1 { F(m) }
+        }
+        for m in early .. microbatches { F(m) }
+        run drain(microbatches)
+        require abs(r - ranks) / max(ranks - r, 1) == 1
+    }
+}
+"""
+
+
+def test_all_statements_are_read_as_the_compiler_runs_them() -> None:
+    verdict = prove_for_all_ranks(Source("statements", STATEMENTS)).verdicts["portable"]
+    assert verdict.proved == EVERYWHERE
+
+
+@pytest.mark.parametrize(
+    ("bound", "wrong"),
+    [("3.5", ""), ("2.5", "ranks >= 7")],
+)
+def test_claims_with_decimals_are_held_against_closed_forms(
+    bound: str, wrong: str
+) -> None:
+    claim = f"    assert bubble <= {bound} * ranks for all\n}}"
+    text = source_of("1f1b").text.rstrip().removesuffix("}") + claim
+    verdict = prove_for_all_ranks(Source("claims", text)).verdicts["portable"]
+    assert (verdict.wrong, verdict.unknown) == (wrong, "")
+
+
 @pytest.mark.parametrize(
     ("rules", "where"),
     [

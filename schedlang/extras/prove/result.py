@@ -142,13 +142,7 @@ class Proof:
                 {
                     "transport": transport,
                     "verdict": verdict.word,
-                    "proved": verdict.proved,
-                    "followed": verdict.followed,
-                    "wrong": verdict.wrong,
-                    "refused": verdict.refused,
-                    "unknown": verdict.unknown,
-                    "pattern": verdict.pattern,
-                    "reason": verdict.reason,
+                    **{name: getattr(verdict, name) for name in _TEXTS},
                     "smallest": dict(verdict.smallest) if verdict.smallest else None,
                     "diagnostics": list(map(to_json, verdict.diagnostics)),
                 }
@@ -167,6 +161,10 @@ class Proof:
             "claims": [{"claim": claim, "proved": self.holds} for claim in self.claims],
             "argument": self.argument,
         }
+
+
+#: The fields of a verdict that are texts, in the order of its JSON.
+_TEXTS = ("proved", "followed", "wrong", "refused", "unknown", "pattern", "reason")
 
 
 def _lines(verdict: Verdict) -> list[str]:

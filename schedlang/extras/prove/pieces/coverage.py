@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from schedlang.extras.prove.pieces.linear import NeedsPeriod, NotLinear
-from schedlang.extras.prove.pieces.pieces import (
-    Op,
-    Orders,
-    Pair,
-    Piece,
-    is_negative,
-    minus,
-    plus,
+from schedlang.extras.prove.pieces.linear import (
+    ZERO,
+    Affine,
+    NeedsPeriod,
+    NotLinear,
 )
+from schedlang.extras.prove.pieces.pieces import Op, Orders, Piece
 from schedlang.language.faults import Fault
 from schedlang.schedule.actions import is_background, is_update
 from schedlang.schedule.kinds import OPS, STEPS, Kind
@@ -55,29 +52,29 @@ def wanted_in(layout: Layout, made: set[int]) -> set[tuple[int, int]]:
 
 
 def check_once(
-    ops: list[tuple[Piece, Op]], units: Pair, stride: int, thing: int, stage: int
+    ops: list[tuple[Piece, Op]], units: Affine, stride: int, thing: int, stage: int
 ) -> None:
     """Fault unless the ops have all microbatches from 0 up to `units`, each once."""
     name = OPS[thing].name
     #: For each rest by the stride, ranges of the quotient: where they begin and end.
-    ranges: dict[int, list[tuple[Pair, Pair]]] = {rest: [] for rest in range(stride)}
-    total: Pair = (0, 0)
+    ranges: dict[int, list[tuple[Affine, Affine]]] = {
+        rest: [] for rest in range(stride)
+    }
+    total = ZERO
     for piece, op in ops:
-        constant, by_n, by_round = op.microbatch
-        if by_n % stride:
+        by_round = op.microbatch.by_round
+        if op.microbatch.by_n % stride:
             raise NeedsPeriod(stride)
-        rest = constant % stride
-        first = (constant // stride, by_n // stride)
-        total = plus(total, piece.rounds)
+        rest = op.microbatch.constant % stride
+        first = op.microbatch.over(stride)
+        total += piece.rounds
         if not piece.grows:
-            ranges[rest].append((first, plus(first, (1, 0))))
+            ranges[rest].append((first, first + 1))
         elif by_round == stride:
-            ranges[rest].append((first, plus(first, piece.rounds)))
+            ranges[rest].append((first, first + piece.rounds))
         # If the loop counts down, its last round has the range's first microbatch.
         elif by_round == -stride:
-            ranges[rest].append(
-                (plus(minus(first, piece.rounds), (1, 0)), plus(first, (1, 0)))
-            )
+            ranges[rest].append((first - piece.rounds + 1, first + 1))
         else:
             raise NotLinear(
                 "a loop goes on by another number of microbatches than others"
@@ -85,40 +82,38 @@ def check_once(
     place = ops[0][1].location if ops else 0
     if total != units:
         # With another number of ops, one is missing or runs twice.
-        if not is_negative(minus(total, units)) and not is_negative(
-            minus(units, total)
-        ):
+        if not (total - units).is_negative and not (units - total).is_negative:
             raise NotLinear(
                 "some numbers of microbatches have as many ops as they should"
             )
         raise Fault("missing-op", f"not every {name} runs once on stage {stage}", place)
-    if units[1] % stride:
+    if units.by_n % stride:
         raise NeedsPeriod(stride)
     for rest, of in ranges.items():
         # The number of microbatches with this remainder: of 7 with a stride of 3, the remainder 0
         # has three, 1 and 2 have two.
-        last = ((units[0] - rest + stride - 1) // stride, units[1] // stride)
-        of.sort(key=lambda each: (each[0][1], each[0][0]))
-        if [begin for begin, _ in of] + [last] != [(0, 0)] + [end for _, end in of]:
+        last = (units - rest + stride - 1).over(stride)
+        of.sort(key=lambda each: each[0].growth)
+        if [begin for begin, _ in of] + [last] != [ZERO] + [end for _, end in of]:
             _definitely_wrong(of, last, name, stage, place)
 
 
 def _definitely_wrong(
-    of: list[tuple[Pair, Pair]], last: Pair, name: str, stage: int, place: int
+    of: list[tuple[Affine, Affine]], last: Affine, name: str, stage: int, place: int
 ) -> None:
     """Fault if, for all n, a microbatch is missing, twice, or does not exist. `of` are the ranges
     of the microbatches with one remainder by the stride.
     """
     for (begin, _), (after, _) in pairwise(of):
         # NeedsBase unless the ranges are in this order for all n.
-        is_negative(minus(begin, after))
-    borders = [(0, 0), *(end for _, end in of)]
+        _ = (begin - after).is_negative
+    borders = [ZERO, *(end for _, end in of)]
     begins = [*(begin for begin, _ in of), last]
     for border, begin in zip(borders, begins, strict=True):
         if border == begin:
             continue
         # The number is right, so with a gap or an overlap one is missing and one runs twice.
-        if is_negative(minus(border, begin)) or is_negative(minus(begin, border)):
+        if (border - begin).is_negative or (begin - border).is_negative:
             raise Fault(
                 "missing-op", f"not every {name} runs once on stage {stage}", place
             )

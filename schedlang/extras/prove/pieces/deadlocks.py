@@ -15,15 +15,8 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from schedlang.extras.prove.pieces.pieces import (
-    Orders,
-    Pair,
-    Piece,
-    at_round,
-    is_negative,
-    minus,
-    value,
-)
+from schedlang.extras.prove.pieces.linear import Affine
+from schedlang.extras.prove.pieces.pieces import Orders, Piece
 from schedlang.extras.prove.pieces.start_times import NoStamps, Rules
 from schedlang.language.faults import Fault
 from schedlang.proof.edges import ideal_events
@@ -86,7 +79,7 @@ def check_deadlock(orders: Orders, rules: Rules, schedules: Sequence[Schedule]) 
         elif made == after:
             is_behind = wait.maker[1] >= following.at[1]
         else:
-            is_behind = is_negative(minus(after, made))
+            is_behind = (after - made).is_negative
         if not is_behind:
             raise NoStamps("ranks wait for each other, at each size in other places")
     location = (
@@ -95,27 +88,31 @@ def check_deadlock(orders: Orders, rules: Rules, schedules: Sequence[Schedule]) 
     raise Fault("deadlock", "ranks wait for each other", location)
 
 
-def _linear(one: Place, other: Place) -> Pair:
+def _linear(one: Place, other: Place) -> Affine:
     """The round of a place for all n, from those at n = 0 and n = 1."""
-    return one[2], other[2] - one[2]
+    return Affine(one[2], other[2] - one[2])
 
 
-def _check_need(orders: Orders, rules: Rules, wait: Wait, at: Pair, made: Pair) -> None:
+def _check_need(
+    orders: Orders, rules: Rules, wait: Wait, at: Affine, made: Affine
+) -> None:
     """NoStamps unless the waiting batch needs what the other one makes, for all n."""
     piece = orders.ranks[wait.rank][wait.at[0]]
     source = orders.ranks[wait.maker_rank][wait.maker[0]]
     op = piece.batches[wait.at[1]][wait.op]
     maker = source.batches[wait.maker[1]][wait.maker_op]
     slices = _slices(rules)
-    _, _, further, _, _ = rules[op.kind, op.stage, op.microbatch[0] % slices][wait.rule]
-    constant, by_n = at_round(op.microbatch, at)
-    is_there = (constant + further, by_n) == at_round(maker.microbatch, made)
+    _, _, further, _, _ = rules[op.kind, op.stage, op.microbatch.constant % slices][
+        wait.rule
+    ]
+    needed = op.microbatch.in_round(at) + further
+    is_there = needed == maker.microbatch.in_round(made)
     if not is_there or not _is_round(at, piece) or not _is_round(made, source):
         raise NoStamps("ranks wait for each other, at each size in other places")
 
 
-def _is_round(at: Pair, piece: Piece) -> bool:
-    return not is_negative(at) and is_negative(minus(at, piece.rounds))
+def _is_round(at: Affine, piece: Piece) -> bool:
+    return not at.is_negative and (at - piece.rounds).is_negative
 
 
 def _slices(rules: Rules) -> int:
@@ -159,11 +156,11 @@ def _cycle(orders: Orders, rules: Rules, schedule: Schedule, n: int) -> list[Wai
 def _places(orders: Orders, rank: int, n: int) -> Iterator[tuple[Place, Any]]:
     """The batches of a rank at some n, in order: the place, and the ops with their microbatches."""
     for number, piece in enumerate(orders.ranks[rank]):
-        for k in range(value(piece.rounds, n)):
+        for k in range(piece.rounds.at(n)):
             for place, batch in enumerate(piece.batches):
                 yield (
                     (number, place, k),
-                    [(op.kind, op.stage, value(op.microbatch, n, k)) for op in batch],
+                    [(op.kind, op.stage, op.microbatch.at(n, k)) for op in batch],
                 )
 
 

@@ -124,9 +124,7 @@ class _Declared(Declarations):
     def expansion(self) -> Expansion:
         """Run the program."""
         self.names |= {
-            "divide": divide,
-            "multiply": lambda left, right, _: left * right,
-            "listed": listed_for_all,
+            **ARITHMETIC,
             # Functions are not memoized, since `Linear` has no hash.
             "remembered": lambda function: function,
         }
@@ -354,3 +352,11 @@ def divide(left: Any, right: Any, location: int) -> Any:
     if all(isinstance(part, int) for part in (*parts, right)):
         return left // right
     return left * (1 / Fraction(right))
+
+
+#: The functions of the program's Python for numbers that depend on n.
+ARITHMETIC = {
+    "divide": divide,
+    "multiply": lambda left, right, _: left * right,
+    "listed": listed_for_all,
+}

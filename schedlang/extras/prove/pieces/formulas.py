@@ -12,21 +12,13 @@ from typing import Any
 
 from attrs import frozen
 
-from schedlang.extras.prove.pieces.expansion import divide
+from schedlang.extras.prove.pieces.expansion import ARITHMETIC
 from schedlang.extras.prove.pieces.linear import (
+    ZERO,
+    Affine,
     Linear,
     NotLinear,
-    listed_for_all,
     number,
-)
-from schedlang.extras.prove.pieces.pieces import (
-    ZERO,
-    Pair,
-    at_round,
-    is_negative,
-    minus,
-    plus,
-    times,
 )
 from schedlang.extras.prove.pieces.start_times import Timed
 from schedlang.language.arithmetic import decimal, quotient, rest
@@ -45,7 +37,7 @@ class Held:
     gradients.
     """
 
-    peak: tuple[Pair, ...]
+    peak: tuple[Affine, ...]
     versions: tuple[int, ...]
     staleness: int = 0
 
@@ -58,20 +50,20 @@ class Held:
 class Figures(Held):
     """All figures of a program with a flush, for any n."""
 
-    makespan: Pair
-    work: Pair
-    span: Pair
+    makespan: Affine
+    work: Affine
+    span: Affine
 
     def of(self, name: str) -> Any:
         """A figure of time by its name in programs."""
         match name:
             case "bubble":
-                return minus(self.makespan, self.work)
+                return self.makespan - self.work
             case "span_bubble":
-                return minus(self.span, self.work)
+                return self.span - self.work
         return getattr(self, name)
 
-    def named(self) -> dict[str, Pair]:
+    def named(self) -> dict[str, Affine]:
         """All figures by name, with the peak of each rank."""
         peaks = {f"peak({rank})": peak for rank, peak in enumerate(self.peak)}
         return {name: self.of(name) for name in NAMES} | peaks
@@ -86,19 +78,15 @@ def figures_of(timed: Sequence[Timed], schedules: Sequence[Schedule]) -> Figures
     ranks = range(len(schedules[0].ranks))
     pieces = [[each for each in timed if each.rank == rank] for rank in ranks]
     starts = [_first_start(own) for own in pieces if own]
-    ends = [
-        at_round(own[-1].end(-1), minus(own[-1].piece.rounds, (1, 0)))
-        for own in pieces
-        if own
-    ]
+    ends = [own[-1].end(-1).in_round(own[-1].piece.rounds - 1) for own in pieces if own]
     busy = [
-        _sum(times(each.piece.rounds, sum(each.takes)) for each in own)
+        sum((each.piece.rounds * sum(each.takes) for each in own), ZERO)
         for own in pieces
     ]
-    spans = [minus(end, start) for end, start in zip(ends, starts, strict=True)]
-    first = _negative(largest([_negative(start) for start in starts]))
+    spans = [end - start for end, start in zip(ends, starts, strict=True)]
+    first = -largest([-start for start in starts])
     return Figures(
-        makespan=minus(largest(ends), first),
+        makespan=largest(ends) - first,
         work=largest(busy),
         span=largest(spans),
         peak=tuple(_peak(own, schedules) for own in pieces),
@@ -107,94 +95,84 @@ def figures_of(timed: Sequence[Timed], schedules: Sequence[Schedule]) -> Figures
     )
 
 
-def _first_start(pieces: Sequence[Timed]) -> Pair:
+def _first_start(pieces: Sequence[Timed]) -> Affine:
     """When the first op of a rank starts; gathers and sums do not count."""
     return next(
-        start[:2]
+        start.in_round(ZERO)
         for each in pieces
         for batch, start in zip(each.piece.batches, each.starts, strict=True)
         if not is_collective(batch[0].kind)
     )
 
 
-def largest(numbers: Sequence[Pair]) -> Pair:
+def largest(numbers: Sequence[Affine]) -> Affine:
     """The largest number for all n; NeedsBase if it changes with n."""
     best = numbers[0]
     for other in numbers[1:]:
-        if other != best and is_negative(minus(best, other)):
+        if other != best and (best - other).is_negative:
             best = other
     return best
 
 
-def _negative(number: Pair) -> Pair:
-    return minus(ZERO, number)
-
-
-def _sum(numbers: Any) -> Pair:
-    total: Pair = ZERO
-    for each in numbers:
-        total = plus(total, each)
-    return total
-
-
-def held_by(schedules: Sequence[Schedule]) -> Callable[[int, int], Pair]:
+def held_by(schedules: Sequence[Schedule]) -> Callable[[int, int], Affine]:
     """A function that gives how much memory an op of a kind and stage adds. It may depend on n,
     since a gather may hold memory for each microbatch.
     """
     amounts = [schedule.costs.memory(schedule.layout) for schedule in schedules]
 
-    def of(kind: int, stage: int) -> Pair:
+    def of(kind: int, stage: int) -> Affine:
         first, second, *others = (
             each.fixed.exact(each[kind][stage]) for each in amounts
         )
         by_n = second - first
         if any(other != first + by_n * n for n, other in enumerate(others, 2)):
             raise NotLinear("what a gather holds goes up by no one number")
-        return first, by_n
+        return Affine(first, by_n)
 
     return of
 
 
-def _peak(pieces: Sequence[Timed], schedules: Sequence[Schedule]) -> Pair:
+def _peak(pieces: Sequence[Timed], schedules: Sequence[Schedule]) -> Affine:
     """The most that a rank holds. In a batch, first all ops allocate, then all free."""
     amount_of = held_by(schedules)
-    held: Pair = ZERO
+    held = ZERO
     #: What it holds at the first and the last round of each piece, when it holds more than before.
-    levels: set[Pair] = {ZERO}
+    levels: set[Affine] = {ZERO}
     for each in pieces:
-        within: Pair = ZERO
-        seen: set[Pair] = {ZERO}
+        within = ZERO
+        seen: set[Affine] = {ZERO}
         for batch in each.piece.batches:
             most = left = within
             for op in batch:
                 amount = amount_of(op.kind, op.stage)
-                if not is_negative(amount):
-                    most = plus(most, amount)
+                if not amount.is_negative:
+                    most += amount
                 # Recomputation is the same for all microbatches of a stage, so any one will do.
                 if schedules[0].keeps(op.kind, op.stage, 0):
-                    left = plus(left, amount)
+                    left += amount
             seen.add(most)
             within = left
         # Each round adds the same amount, so the peak is in the first or the last one.
-        before_last = _product(minus(each.piece.rounds, (1, 0)), within)
+        before_last = _product(each.piece.rounds - 1, within)
         for change in seen:
-            levels |= {plus(held, change), plus(plus(held, before_last), change)}
-        held = plus(plus(held, before_last), within)
+            levels |= {held + change, held + before_last + change}
+        held += before_last + within
     return largest(_upper(levels))
 
 
-def _product(rounds: Pair, amount: Pair) -> Pair:
-    if rounds[1] and amount[1]:
+def _product(rounds: Affine, amount: Affine) -> Affine:
+    if rounds.by_n and amount.by_n:
         raise NotLinear("what a round of a loop holds depends on `microbatches`")
-    return times(rounds, amount[0]) if rounds[1] else times(amount, rounds[0])
+    growing, factor = (rounds, amount) if rounds.by_n else (amount, rounds)
+    return Affine(growing.constant * factor.constant, growing.by_n * factor.constant)
 
 
-def _upper(levels: set[Pair]) -> list[Pair]:
+def _upper(levels: set[Affine]) -> list[Affine]:
     """The largest of the numbers with the same slope, for each slope."""
     best: dict[Any, Any] = {}
-    for constant, by_n in levels:
+    for constant, by_n, _ in levels:
         best[by_n] = max(constant, best.get(by_n, constant))
-    return [(constant, by_n) for by_n, constant in best.items()]
+    return [Affine(constant, by_n) for by_n, constant in best.items()]
 
 
 # Claims
@@ -206,11 +184,9 @@ def claim_holds(claim: Claim, figures: Held, schedule: Schedule) -> bool:
     held = schedule.stages_of(claim.rank) if claim.rank is not None else []
     names = {
         "decimal": decimal,
-        "divide": divide,
         "divide_quotient": quotient,
         "divide_rest": rest,
-        "multiply": lambda left, right, _: left * right,
-        "listed": listed_for_all,
+        **ARITHMETIC,
         "own_stage": partial(_own_stage, held),
         **stage_functions(schedule.layout.pipelines),
         **{variable(name): value for name, value in claim.values.items()},
@@ -248,20 +224,19 @@ def _of_rank(values: Sequence[Any], rank: Any = None) -> Any:
     return values[int(rank)]
 
 
-def _value(pair: Pair, as_decimal: bool) -> Any:
-    constant, by_n = map(Fraction, pair) if as_decimal else pair
-    return number(constant, by_n)
+def _value(value: Affine, as_decimal: bool) -> Any:
+    return number(*(map(Fraction, value) if as_decimal else value))
 
 
-def in_microbatches(pair: Pair, base: int, period: int) -> Pair:
+def in_microbatches(value: Affine, base: int, period: int) -> Affine:
     """A number in n as a number in microbatches = base + period * n."""
-    slope = Fraction(pair[1]) / period
-    return Fraction(pair[0]) - slope * base, slope
+    slope = Fraction(value.by_n) / period
+    return Affine(Fraction(value.constant) - slope * base, slope)
 
 
-def expression(pair: Pair) -> str:
+def expression(value: Affine) -> str:
     """The expression `constant + slope * microbatches`, as a program would write it."""
-    constant, slope = map(Fraction, pair)
+    constant, slope, _ = map(Fraction, value)
     below = lcm(constant.denominator, slope.denominator)
     factor = int(slope * below)
     add = int(constant * below)

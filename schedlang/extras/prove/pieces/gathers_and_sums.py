@@ -40,7 +40,7 @@ def _check_rank(pieces: Sequence[Piece], written: set[tuple[int, int]]) -> None:
         for number in range(2 if piece.grows else 1):
             for op in piece.ops:
                 wrong = _met(op, there, written)
-                if wrong and piece.rounds[0] <= number:
+                if wrong and piece.rounds.constant <= number:
                     # There is no second round at n = 0.
                     holds_from(1)
                 if wrong:

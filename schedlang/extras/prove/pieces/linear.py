@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from fractions import Fraction
 from math import ceil, floor, gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 from attrs import frozen
 
@@ -109,6 +109,79 @@ class Searched(NotLinear):
     """The order is the result of a search, so it does not follow from the text."""
 
 
+class Affine(NamedTuple):
+    """`constant + by_n * n + by_round * k`: a number of an order, for all n and for all rounds k of
+    its piece. Two are equal if their coefficients are.
+    """
+
+    constant: Any
+    by_n: Any = 0
+    by_round: Any = 0
+
+    def __add__(self, other: Affine | Number) -> Affine:  # type: ignore[override]
+        if not isinstance(other, Affine):
+            return Affine(self.constant + other, self.by_n, self.by_round)
+        constant, by_n, by_round = other
+        return Affine(
+            self.constant + constant, self.by_n + by_n, self.by_round + by_round
+        )
+
+    def __sub__(self, other: Affine | Number) -> Affine:
+        return self + -other
+
+    def __neg__(self) -> Affine:
+        return self * -1
+
+    def __mul__(self, factor: Number) -> Affine:  # type: ignore[override]
+        return Affine(
+            self.constant * factor, self.by_n * factor, self.by_round * factor
+        )
+
+    def over(self, divisor: int) -> Affine:
+        """The quotient by a number, rounded down; NeedsPeriod where its remainder depends on n."""
+        if self.by_n % divisor:
+            raise NeedsPeriod(abs(divisor) // gcd(int(self.by_n), divisor))
+        return Affine(self.constant // divisor, self.by_n // divisor)
+
+    def at(self, n: int, round: int = 0) -> Any:
+        """The value at some n and round."""
+        return self.constant + self.by_n * n + self.by_round * round
+
+    def in_round(self, k: Affine) -> Affine:
+        """The value in round `k`, which may depend on n, and on the round of another piece."""
+        slope = self.by_round
+        return Affine(
+            self.constant + slope * k.constant,
+            self.by_n + slope * k.by_n,
+            slope * k.by_round,
+        )
+
+    @property
+    def growth(self) -> tuple[Any, Any]:
+        """A key by which numbers are sorted whose order is the same for all n."""
+        return self.by_n, self.constant
+
+    @property
+    def is_negative(self) -> bool:
+        """Whether a number that depends on n alone is below 0 for all n; NeedsBase if it changes
+        its sign.
+        """
+        constant, by_n, _ = self
+        if constant < 0 and by_n <= 0:
+            return True
+        if constant >= 0 and by_n >= 0:
+            return False
+        crossing = -Fraction(constant) / Fraction(by_n)
+        # The first n from which on the sign does not change.
+        holds_from(ceil(crossing) if by_n > 0 else floor(crossing) + 1)
+        return bool(by_n < 0)
+
+
+ZERO = Affine(0)
+#: The number of rounds of a piece that does not repeat.
+ONCE = Affine(1)
+
+
 @frozen(eq=False)
 class Loop:
     """A loop, or a part of one, whose number of `rounds` grows with n, from 1 or more."""
@@ -130,31 +203,21 @@ class Linear:
         rounds = f" + {self.by_round}k" if self.by_round else ""
         return f"({self.constant} + {self.by_n}n{rounds})"
 
-    def at(self, n: int, round: int = 0) -> Number:
-        """The value at some n and round."""
-        return self.constant + self.by_n * n + self.by_round * round
-
     @property
-    def parts(self) -> tuple[Number, Number, Number]:
-        """The three coefficients. Two numbers are equal for all n and k if these are."""
-        return self.constant, self.by_n, self.by_round
+    def parts(self) -> Affine:
+        """Its coefficients."""
+        return Affine(self.constant, self.by_n, self.by_round)
 
     # Arithmetic
 
     def __add__(self, other: Any) -> Any:
         other = linear(other)
-        loop = _common(self, other)
-        return number(
-            self.constant + other.constant,
-            self.by_n + other.by_n,
-            self.by_round + other.by_round,
-            loop,
-        )
+        return _in_loop(self.parts + other.parts, _common(self, other))
 
     __radd__ = __add__
 
     def __neg__(self) -> Any:
-        return number(-self.constant, -self.by_n, -self.by_round, self.loop)
+        return _in_loop(-self.parts, self.loop)
 
     def __pos__(self) -> Any:
         return self
@@ -168,9 +231,7 @@ class Linear:
     def __mul__(self, other: Any) -> Any:
         if isinstance(other, Linear):
             raise NotLinear("a product of two numbers that depend on `microbatches`")
-        return number(
-            self.constant * other, self.by_n * other, self.by_round * other, self.loop
-        )
+        return _in_loop(self.parts * other, self.loop)
 
     __rmul__ = __mul__
 
@@ -266,6 +327,11 @@ def number(
     return Linear(constant, by_n, by_round, loop if by_round else None)
 
 
+def _in_loop(parts: Affine, loop: Loop | None = None) -> Any:
+    """The number with these coefficients."""
+    return number(parts.constant, parts.by_n, parts.by_round, loop)
+
+
 def listed_for_all(name: str, values: tuple[Any, ...]) -> Any:
     """A list of the program; its index must not depend on n."""
     of_number = listed(name, values)
@@ -292,29 +358,16 @@ def _common(one: Linear, other: Linear) -> Loop | None:
 
 def is_negative(value: Any) -> bool:
     """Whether a number is below 0 for all n and rounds of its loop; Undecided if that differs."""
-    value = linear(value)
-    if not value.by_round:
-        return _is_negative(value.constant, value.by_n)
-    assert value.loop
+    of = linear(value)
+    first = of.parts.in_round(ZERO)
+    if not of.by_round:
+        return first.is_negative
+    assert of.loop
     # The number is linear in the round: if its first and last values have one sign, all have.
-    last = value.loop.rounds - 1
-    first = _is_negative(value.constant, value.by_n)
-    if first == is_negative(number(value.constant, value.by_n) + value.by_round * last):
-        return first
+    last = of.loop.rounds - 1
+    if first.is_negative == is_negative(_in_loop(first) + of.by_round * last):
+        return first.is_negative
     # The sign changes in between; find the round at which it does.
-    step = abs(value.by_round)
-    if value.by_n % step:
-        raise NeedsPeriod(int(step // gcd(int(value.by_n), int(step))))
-    quotient = number(value.constant // step, value.by_n // step)
-    raise NeedsSplit(value.loop, -quotient if value.by_round > 0 else quotient + 1)
-
-
-def _is_negative(constant: Number, by_n: Number) -> bool:
-    if constant < 0 and by_n <= 0:
-        return True
-    if constant >= 0 and by_n >= 0:
-        return False
-    crossing = -Fraction(constant) / Fraction(by_n)
-    # The first n from which on the sign does not change.
-    holds_from(ceil(crossing) if by_n > 0 else floor(crossing) + 1)
-    return by_n < 0
+    step = int(of.by_round) if of.by_round > 0 else -int(of.by_round)
+    rounds = first.over(step)
+    raise NeedsSplit(of.loop, _in_loop(-rounds if of.by_round > 0 else rounds + 1))

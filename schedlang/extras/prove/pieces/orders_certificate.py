@@ -11,18 +11,8 @@ import numpy as np
 
 from schedlang.extras.prove.pieces.computing import only_computing
 from schedlang.extras.prove.pieces.formulas import Figures, held_by
-from schedlang.extras.prove.pieces.pieces import (
-    ONCE,
-    ZERO,
-    Cell,
-    Op,
-    Pair,
-    Piece,
-    Triple,
-    at_round,
-    is_negative,
-    minus,
-)
+from schedlang.extras.prove.pieces.linear import ONCE, ZERO, Affine
+from schedlang.extras.prove.pieces.pieces import Cell, Op, Piece
 from schedlang.extras.prove.pieces.start_times import Need, Sources, Stamped, rules_of
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
@@ -93,7 +83,7 @@ def setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
     of_each = np.stack([schedule.columns.kind, schedule.columns.stage], axis=1)
     for kind, stage in np.unique(of_each, axis=0).tolist():
         amount = amount_of(kind, stage)
-        meanwhile = ZERO if is_negative(amount) else amount
+        meanwhile = ZERO if amount.is_negative else amount
         after = amount if schedule.keeps(kind, stage, 0) else ZERO
         takes = _number(durations.fixed.exact(durations[Kind(kind)][stage]))
         held = _number(*meanwhile), _number(*after)
@@ -135,7 +125,7 @@ def _waits(stamped: Stamped, sources: Sources, piece: Piece, place: int) -> list
     for cells in (cells for of_op in needed for cells in of_op):
         borders |= {border for cell in cells for border in (cell.begin, cell.end)}
     waits = []
-    for begin, end in pairwise(sorted(borders, key=_by_growth)):
+    for begin, end in pairwise(sorted(borders, key=lambda border: border.growth)):
         rows = [[_row(cells, begin, end) for cells in of_op] for of_op in needed]
         waits.append([_number(*end), rows])
     return waits
@@ -143,18 +133,15 @@ def _waits(stamped: Stamped, sources: Sources, piece: Piece, place: int) -> list
 
 def _made(sources: Sources, piece: Piece, op: Op, need: Need) -> list[Cell]:
     """Where the thing is made that an op needs, by the op's rounds."""
-    constant, by_n, by_round = op.microbatch
     made, stage, further, *_ = need
-    return sources[made, stage].cells(
-        piece.rounds, (constant + further, by_n, by_round)
-    )
+    return sources[made, stage].cells(piece.rounds, op.microbatch + further)
 
 
-def _row(cells: list[Cell], begin: Pair, end: Pair) -> list[Any]:
+def _row(cells: list[Cell], begin: Affine, end: Affine) -> list[Any]:
     """The maker of a thing in the rounds from `begin` to `end`, and its round."""
-    cell = next(cell for cell in cells if _by_growth(begin) < _by_growth(cell.end))
-    is_one = minus(end, begin) == ONCE
-    number = at_round(cell.round, begin) if is_one else cell.round
+    cell = next(cell for cell in cells if begin.growth < cell.end.growth)
+    is_one = end - begin == ONCE
+    number = cell.round.in_round(begin) if is_one else cell.round
     return [cell.source, _number(*number)]
 
 
@@ -163,14 +150,9 @@ def _by_name(need: Need) -> tuple[str, int, int]:
     return Kind(made).name, stage, further
 
 
-def _by_growth(number: Pair) -> Pair:
-    """A sort key for numbers whose order is the same for all n."""
-    return number[1], number[0]
-
-
-def _in_piece(number: Triple, piece: Piece) -> list[Any]:
+def _in_piece(number: Affine, piece: Piece) -> list[Any]:
     """A number by n and the round; without the round if the piece has only one."""
-    return _number(*(number if piece.grows else number[:2]))
+    return _number(*(number if piece.grows else number.in_round(ZERO)))
 
 
 def _number(constant: Any, by_n: Any = 0, by_round: Any = 0) -> list[Any]:

@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 from attrs import frozen
 
+from schedlang.extras.prove.pieces.linear import ONCE, Affine
 from schedlang.extras.prove.pieces.pieces import Op, Orders, Piece
 from schedlang.extras.prove.pieces.start_times import NoStamps
 from schedlang.schedule.columns import Ints
@@ -36,7 +37,7 @@ def pattern_of(schedules: Sequence[Schedule]) -> Orders:
         _pieces([_Order.of(schedule, rank, steps) for schedule in schedules], steps)
         for rank in range(len(first.ranks))
     )
-    units = tuple((layout.units(stage), grows[stage]) for stage in stages)
+    units = tuple(Affine(layout.units(stage), grows[stage]) for stage in stages)
     strides = tuple(max(grow, 1) for grow in grows)
     return Orders(ranks, units, layout.placement, strides)
 
@@ -131,20 +132,18 @@ def _pieces(orders: Sequence[_Order], steps: Ints) -> tuple[Piece, ...]:
             1
         }:
             raise NoStamps(_NONE_YET)
-        pieces += _piece((1, 0), orders, at, begins, None)
+        pieces += _piece(ONCE, orders, at, begins, None)
         at = [
             begin + length * times for begin, times in zip(begins, rounds, strict=True)
         ]
         ends = [begin + length for begin in begins]
-        pieces += _piece((rounds[0], 1), orders, begins, ends, steps)
-    pieces += _piece(
-        (1, 0), orders, at, [order.rows.shape[1] for order in orders], None
-    )
+        pieces += _piece(Affine(rounds[0], 1), orders, begins, ends, steps)
+    pieces += _piece(ONCE, orders, at, [order.rows.shape[1] for order in orders], None)
     return tuple(pieces)
 
 
 def _piece(
-    rounds: tuple[int, int],
+    rounds: Affine,
     orders: Sequence[_Order],
     begins: Sequence[int],
     ends: Sequence[int],
@@ -172,6 +171,6 @@ def _piece(
     ):
         if is_first:
             batches.append([])
-        batches[-1].append(Op(kind, stage, tuple(number), location))
+        batches[-1].append(Op(kind, stage, Affine(*number), location))
     if batches:
         yield Piece(rounds, tuple(map(tuple, batches)))

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from math import gcd, lcm
+from math import lcm
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,8 +18,9 @@ from attrs import evolve, frozen
 
 from schedlang.extras.prove.pieces.expansion import Expansion, Part
 from schedlang.extras.prove.pieces.linear import (
-    Linear,
-    NeedsPeriod,
+    ONCE,
+    ZERO,
+    Affine,
     NotLinear,
     holds_from,
     linear,
@@ -31,14 +32,6 @@ from schedlang.schedule.columns import Ints
 from schedlang.schedule.kinds import OF_STAGE, OPS, Kind, op_of
 
 T = TypeVar("T")
-
-#: A number as `constant + by_n * n`, and one as `constant + by_n * n + by_round * k`.
-Pair = tuple[Any, Any]
-Triple = tuple[Any, Any, Any]
-
-ZERO: Pair = (0, 0)
-#: The number of rounds of a piece that does not repeat.
-ONCE: Pair = (1, 0)
 
 
 @frozen
@@ -61,13 +54,13 @@ Batch = tuple[Op, ...]
 class Piece:
     """Batches that a rank repeats for `rounds` rounds."""
 
-    rounds: Pair
+    rounds: Affine
     batches: tuple[Batch, ...]
 
     @property
     def grows(self) -> bool:
         """Whether the number of rounds grows with n."""
-        return bool(self.rounds[1])
+        return bool(self.rounds.by_n)
 
     @property
     def ops(self) -> Iterator[Op]:
@@ -84,7 +77,7 @@ class Piece:
         the op is the first of its batch.
         """
         kind, stage, constant, by_n, by_round, is_first = self._ops
-        rounds = value(self.rounds, n)
+        rounds = self.rounds.at(n)
         numbers = np.arange(rounds)[:, np.newaxis]
         microbatches = (constant + by_n * n + by_round * numbers).ravel()
         kinds, stages, firsts = (
@@ -109,7 +102,7 @@ class Orders:
     """
 
     ranks: tuple[tuple[Piece, ...], ...]
-    units: tuple[Pair, ...]
+    units: tuple[Affine, ...]
     placement: tuple[int, ...]
     #: For each stage, the number of microbatches by which a round of a growing piece goes on.
     strides: tuple[int, ...]
@@ -154,63 +147,25 @@ class Orders:
 def later(orders: Orders, by: int) -> Orders:
     """The orders with n counted from `by` on."""
 
-    def moved(op: Op) -> Op:
-        constant, by_n, by_round = op.microbatch
-        return evolve(op, microbatch=(constant + by_n * by, by_n, by_round))
+    def moved(number: Affine) -> Affine:
+        return number + Affine(number.by_n * by)
 
     def of(piece: Piece) -> Piece:
-        rounds = piece.rounds[0] + piece.rounds[1] * by, piece.rounds[1]
-        return evolve(piece.changed(moved), rounds=rounds)
+        of_ops = piece.changed(lambda op: evolve(op, microbatch=moved(op.microbatch)))
+        return evolve(of_ops, rounds=moved(piece.rounds))
 
     ranks = tuple(tuple(map(of, pieces)) for pieces in orders.ranks)
-    units = tuple((units + by_n * by, by_n) for units, by_n in orders.units)
-    return evolve(orders, ranks=ranks, units=units)
+    return evolve(orders, ranks=ranks, units=tuple(map(moved, orders.units)))
 
 
-def value(number: Pair | Triple, n: int, k: int = 0) -> Any:
-    """The value of a number at some n and round."""
-    constant, by_n, *by_round = number
-    return constant + by_n * n + (by_round[0] * k if by_round else 0)
-
-
-def pair(number: Any) -> Pair:
-    """The coefficients of a number that depends on n alone."""
-    number = linear(number)
-    if number.by_round:
+def of_n(number: Any) -> Affine:
+    """A number of the program that depends on n alone."""
+    parts = linear(number).parts
+    if parts.by_round:
         raise NotLinear(
             "a number that depends on the round of a loop stands where none can"
         )
-    return number.constant, number.by_n
-
-
-def is_negative(number: Pair) -> bool:
-    """Whether a number is below 0 for all n; NeedsBase if that changes with n."""
-    constant, by_n = number
-    if constant >= 0 and by_n >= 0:
-        return False
-    if constant < 0 and by_n <= 0:
-        return True
-    return Linear(constant, by_n) < 0
-
-
-def minus(one: Pair, other: Pair) -> Pair:
-    """The difference of two numbers."""
-    return one[0] - other[0], one[1] - other[1]
-
-
-def plus(one: Pair, other: Pair) -> Pair:
-    """The sum of two numbers."""
-    return one[0] + other[0], one[1] + other[1]
-
-
-def times(number: Pair, factor: Any) -> Pair:
-    """A multiple of a number."""
-    return number[0] * factor, number[1] * factor
-
-
-def at_round(number: Triple, round: Pair) -> Pair:
-    """The value of a number in a round that depends on n."""
-    return number[0] + number[2] * round[0], number[1] + number[2] * round[1]
+    return parts
 
 
 # Filling in what calls leave open
@@ -241,7 +196,7 @@ def orders_of(expansion: Expansion, unroll: int = 1) -> Orders:
         ]
         pieces = _with_owed(pieces, expansion.sites)
         ranks.append(tuple(pieces))
-    units = tuple(map(pair, expansion.units))
+    units = tuple(map(of_n, expansion.units))
     factor = _strides(ranks)
     unrolled = tuple(
         tuple(part for piece in pieces for part in _alike(piece, factor, unroll))
@@ -255,7 +210,7 @@ class _Calls:
     """The calls of a part, as lists of location, stage and microbatch."""
 
     def __init__(self, part: Part, calls: list[list[Any]]) -> None:
-        self.rounds = pair(part.rounds)
+        self.rounds = of_n(part.rounds)
         self.calls = calls
 
     def piece(self, sites: Sites, held: Sequence[int]) -> Piece:
@@ -263,9 +218,7 @@ class _Calls:
         batches: list[list[Op]] = []
         for location, stage, microbatch in self.calls:
             kind = sites.kinds[location]
-            op = Op(
-                kind, stage, (0, 0, 0) if kind in OF_STAGE else microbatch, location
-            )
+            op = Op(kind, stage, ZERO if kind in OF_STAGE else microbatch, location)
             first = sites.batches.get(location)
             if first is None or location == first or not batches:
                 batches.append([op])
@@ -321,8 +274,8 @@ def _count_next(parts: list[_Calls], sites: Sites) -> None:
 
 
 def numbered(
-    groups: Sequence[tuple[Pair, Sequence[T]]], key_of: Callable[[T], Any]
-) -> list[list[Triple]]:
+    groups: Sequence[tuple[Affine, Sequence[T]]], key_of: Callable[[T], Any]
+) -> list[list[Affine]]:
     """Number things through consecutive groups. A group is its number of rounds and the things of
     each round; the number of a thing is how many things with the same key come before it.
     """
@@ -330,18 +283,18 @@ def numbered(
     # adds the same number:
     #
     #     2 x F(next) │ (n + 1) x { F(next) B(next) }         second F: microbatch 2 + k
-    before: dict[Any, Pair] = {}
+    before: dict[Any, Affine] = {}
     result = []
     for rounds, things in groups:
         in_round = Counter(map(key_of, things))
         seen: Counter[Any] = Counter()
         places = []
         for key in map(key_of, things):
-            constant, by_n = before.get(key, ZERO)
-            places.append((constant + seen[key], by_n, in_round[key]))
+            first = before.get(key, ZERO) + seen[key]
+            places.append(first + Affine(0, 0, in_round[key]))
             seen[key] += 1
         for key, count in in_round.items():
-            before[key] = plus(before.get(key, ZERO), times(rounds, count))
+            before[key] = before.get(key, ZERO) + rounds * count
         result.append(places)
     return result
 
@@ -376,7 +329,7 @@ def _with_owed(pieces: list[Piece], sites: Sites) -> list[Piece]:
 
 def _owed_once(
     pieces: list[Piece], oldest: frozenset[int], by_stage: bool
-) -> tuple[list[Piece], tuple[int, Pair] | None]:
+) -> tuple[list[Piece], tuple[int, Affine] | None]:
     """The pieces with every `W` filled in; or no pieces, but the piece to split and the round at
     which.
     """
@@ -389,7 +342,7 @@ def _owed_once(
     owing = [[op for op in piece.ops if op_of(op.kind).owes] for piece in pieces]
     taking = [[op for op in piece.ops if op.location in oldest] for piece in pieces]
     rounds = [piece.rounds for piece in pieces]
-    sources: dict[Any, list[tuple[Pair, Op, Triple]]] = {}
+    sources: dict[Any, list[tuple[Affine, Op, Affine]]] = {}
     made = numbered(list(zip(rounds, owing, strict=True)), key_of)
     for of, ops, places in zip(rounds, owing, made, strict=True):
         for op, place in zip(ops, places, strict=True):
@@ -410,18 +363,21 @@ def _owed_once(
                     "`W`, but no weight gradient is owed here",
                     op.location,
                 )
-            met = [_met(cell, there[cell.source][1]) for cell in cells]
+            met = [
+                (owing.stage, owing.microbatch.in_round(cell.round))
+                for cell in cells
+                for _, owing, _ in [there[cell.source]]
+            ]
             # All rounds must take by one rule, or the piece is split.
             stage, microbatch = met[
                 max(range(len(cells)), key=lambda at: cells[at].is_long)
             ]
             for cell, (of_stage, number) in zip(cells, met, strict=True):
-                alike = at_round(number, cell.begin) == at_round(microbatch, cell.begin)
-                if (
-                    stage != of_stage
-                    or not alike
-                    or (cell.is_long and number != microbatch)
-                ):
+                first, expected = (
+                    of.in_round(cell.begin) for of in (number, microbatch)
+                )
+                are_alike = stage == of_stage and first == expected
+                if not are_alike or (cell.is_long and number != microbatch):
                     return [], (index, cell.end if cell.begin == ZERO else cell.begin)
             filled[id(op)] = evolve(op, stage=stage, microbatch=microbatch)
         completed.append(_filled_in(piece, filled))
@@ -433,17 +389,6 @@ def _filled_in(piece: Piece, filled: Mapping[int, Op]) -> Piece:
     return piece.changed(lambda op: filled.get(id(op), op))
 
 
-def _met(cell: Cell, owing: Op) -> tuple[int, Triple]:
-    """The stage and microbatch that a `W` takes, as a function of the round of the `W`."""
-    constant, by_n, by_round = owing.microbatch
-    at, at_n, step = cell.round
-    return owing.stage, (
-        constant + by_round * at,
-        by_n + by_round * at_n,
-        by_round * step,
-    )
-
-
 def is_computed(kind: int) -> bool:
     """Whether ops of this kind have a microbatch and are no transfers."""
     return kind not in OF_STAGE and not is_transfer(kind)
@@ -452,29 +397,29 @@ def is_computed(kind: int) -> bool:
 # Splitting pieces, and taking rounds together
 
 
-def shifted(piece: Piece, rounds: Pair, by: Pair) -> Piece:
+def shifted(piece: Piece, rounds: Affine, by: Affine) -> Piece:
     """`rounds` rounds of a piece, from round `by` on."""
 
     def later(op: Op) -> Op:
         # A `W` may not have its microbatch yet.
         if op.microbatch is None:
             return op
-        constant, by_n, by_round = op.microbatch
-        moved = constant + by_round * by[0], by_n + by_round * by[1], by_round
-        return evolve(op, microbatch=moved)
+        later_round = by + Affine(0, 0, 1)
+        return evolve(op, microbatch=op.microbatch.in_round(later_round))
 
     return evolve(piece.changed(later), rounds=rounds)
 
 
-def split(piece: Piece, at: Pair) -> list[Piece]:
+def split(piece: Piece, at: Affine) -> list[Piece]:
     """The piece as two, split before round `at`."""
-    parts = shifted(piece, at, ZERO), shifted(piece, minus(piece.rounds, at), at)
+    parts = shifted(piece, at, ZERO), shifted(piece, piece.rounds - at, at)
     return [part if part.grows else one_by_one(part) for part in parts]
 
 
 def one_by_one(piece: Piece) -> Piece:
     """A piece with a fixed number of rounds as a piece of one round."""
-    rounds = (shifted(piece, ONCE, (number, 0)) for number in range(piece.rounds[0]))
+    count = piece.rounds.constant
+    rounds = (shifted(piece, ONCE, Affine(number)) for number in range(count))
     batches = chain.from_iterable(_paced(each, 0).batches for each in rounds)
     return Piece(ONCE, tuple(batches))
 
@@ -485,34 +430,30 @@ def _paced(piece: Piece, factor: int) -> Piece:
     def changed(op: Op) -> Op:
         if op.microbatch is None:
             return op
-        constant, by_n, by_round = op.microbatch
-        return evolve(op, microbatch=(constant, by_n, by_round * factor))
+        return evolve(op, microbatch=op.microbatch.in_round(Affine(0, 0, factor)))
 
     return piece.changed(changed)
 
 
 def unrolled(piece: Piece, factor: int) -> list[Piece]:
     """The piece with `factor` rounds taken as one, and a piece of the rounds that are left over."""
-    constant, by_n = piece.rounds
     if factor == 1 or not piece.grows:
         return [piece]
-    if by_n % factor:
-        raise NeedsPeriod(factor // gcd(by_n, factor))
-    left = constant % factor
-    rounds = (constant - left) // factor, by_n // factor
-    if rounds[0] < 1:
-        holds_from(-((rounds[0] - 1) // rounds[1]))
-    parts = (shifted(piece, rounds, (number, 0)) for number in range(factor))
+    rounds = piece.rounds.over(factor)
+    left = piece.rounds.constant % factor
+    if rounds.constant < 1:
+        holds_from(-((rounds.constant - 1) // rounds.by_n))
+    parts = (shifted(piece, rounds, Affine(number)) for number in range(factor))
     batches = chain.from_iterable(_paced(part, factor).batches for part in parts)
     whole = Piece(rounds, tuple(batches))
-    rest = shifted(piece, (left, 0), times(rounds, factor))
+    rest = shifted(piece, Affine(left), rounds * factor)
     return [whole, one_by_one(rest)] if left else [whole]
 
 
 def _strides(ranks: Sequence[Sequence[Piece]]) -> int:
     """The least number of microbatches that is a whole number of rounds in every growing piece."""
     strides = {
-        abs(op.microbatch[2])
+        abs(op.microbatch.by_round)
         for pieces in ranks
         for piece in pieces
         if piece.grows
@@ -530,7 +471,7 @@ def _alike(piece: Piece, stride: int, unroll: int) -> list[Piece]:
     """A piece, unrolled so that a round goes on by `stride * unroll` microbatches."""
     if not piece.grows:
         return [piece]
-    own = {abs(op.microbatch[2]) for op in piece.ops if is_computed(op.kind)}
+    own = {abs(op.microbatch.by_round) for op in piece.ops if is_computed(op.kind)}
     if len(own) != 1:
         raise NotLinear(
             "the ops of a loop go on by different numbers of microbatches in a round"
@@ -547,19 +488,19 @@ class Cell:
     `source`, there in the round `round`, which depends on n and on the round here.
     """
 
-    begin: Pair
-    end: Pair
+    begin: Affine
+    end: Affine
     source: int
-    round: Triple
+    round: Affine
 
     @property
     def is_long(self) -> bool:
         """Whether it is more than one round."""
-        return minus(self.end, self.begin) != (1, 0)
+        return self.end - self.begin != ONCE
 
 
 def sorted_cells(
-    rounds: Pair, wanted: Triple, sources: Sequence[tuple[int, Pair, Triple]]
+    rounds: Affine, wanted: Affine, sources: Sequence[tuple[int, Affine, Affine]]
 ) -> list[Cell]:
     """Where the number `wanted` is found, for each of `rounds` rounds. Each source is its index,
     its rounds and its number. The cells are in the order of their rounds.
@@ -571,69 +512,61 @@ def sorted_cells(
         if cell
     ]
     # For all n from 0 on, the number with the smaller slope is the smaller one.
-    return sorted(cells, key=lambda cell: (cell.begin[1], cell.begin[0]))
+    return sorted(cells, key=lambda cell: cell.begin.growth)
 
 
-def tiles(cells: Sequence[Cell], rounds: Pair) -> bool:
+def tiles(cells: Sequence[Cell], rounds: Affine) -> bool:
     """Whether the cells cover all rounds, each once."""
     begins = [*(cell.begin for cell in cells), rounds]
     return begins == [ZERO, *(cell.end for cell in cells)]
 
 
 def _cell(
-    source: int, rounds: Pair, wanted: Triple, of: Pair, there: Triple
+    source: int, rounds: Affine, wanted: Affine, of: Affine, there: Affine
 ) -> Cell | None:
-    constant = wanted[0] - there[0]
-    by_n = wanted[1] - there[1]
-    here_one = rounds == (1, 0)
-    there_one = of == (1, 0)
-    if here_one and there_one:
+    """The rounds in which `wanted` is the number `there` of a source with `of` rounds."""
+    apart = wanted.in_round(ZERO) - there.in_round(ZERO)
+    if rounds == of == ONCE:
+        constant, by_n, _ = apart
         # They are equal at one n only: from the next one on they differ.
         if by_n and constant % by_n == 0 and -constant // by_n >= 0:
             holds_from(-constant // by_n + 1)
-        return (
-            Cell(ZERO, (1, 0), source, (0, 0, 0)) if not constant and not by_n else None
-        )
-    if there_one:
-        # The one round k here in which it occurs: constant + by_n * n + step * k = 0.
-        at = _quotient((-constant, -by_n), wanted[2])
-        if at is None or is_negative(at) or not is_negative(minus(at, rounds)):
+        return Cell(ZERO, ONCE, source, ZERO) if apart == ZERO else None
+    if of == ONCE:
+        # The one round k here in which it occurs: apart + step * k = 0.
+        at = _quotient(-apart, wanted.by_round)
+        if at is None or at.is_negative or not (at - rounds).is_negative:
             return None
-        return Cell(at, plus(at, (1, 0)), source, (0, 0, 0))
+        return Cell(at, at + 1, source, ZERO)
     # The round there that has the number of round 0 here.
-    first = _quotient((constant, by_n), there[2])
+    first = _quotient(apart, there.by_round)
     if first is None:
         return None
-    if here_one:
-        if is_negative(first) or not is_negative(minus(first, of)):
-            return None
-        return Cell(ZERO, (1, 0), source, (*first, 0))
-    if abs(wanted[2]) != abs(there[2]):
+    if rounds == ONCE:
+        is_there = not first.is_negative and (first - of).is_negative
+        return Cell(ZERO, ONCE, source, first) if is_there else None
+    if abs(wanted.by_round) != abs(there.by_round):
         raise NotLinear(
             "two loops go on by different numbers of microbatches in a round"
         )
-    if wanted[2] == there[2]:
+    if wanted.by_round == there.by_round:
         # Both count the same way: round k here meets round first + k there.
-        begin = times(first, -1)
-        end = minus(of, first)
+        begin = -first
+        end = of - first
         step = 1
     else:
         # They count against each other: round k here meets round first - k there.
-        begin = plus(minus(first, of), (1, 0))
-        end = plus(first, (1, 0))
+        begin = first - of + 1
+        end = first + 1
         step = -1
-    begin = begin if not is_negative(begin) else ZERO
-    end = end if is_negative(minus(end, rounds)) else rounds
-    if not is_negative(minus(begin, end)):
+    begin = begin if not begin.is_negative else ZERO
+    end = end if (end - rounds).is_negative else rounds
+    if not (begin - end).is_negative:
         return None
-    return Cell(begin, end, source, (*first, step))
+    return Cell(begin, end, source, first + Affine(0, 0, step))
 
 
-def _quotient(number: Pair, divisor: int) -> Pair | None:
+def _quotient(number: Affine, divisor: Any) -> Affine | None:
     """The quotient of two numbers; None if it is not a whole number for any n."""
-    constant, by_n = number
-    if by_n % divisor:
-        raise NeedsPeriod(abs(divisor) // gcd(by_n, divisor))
-    if constant % divisor:
-        return None
-    return constant // divisor, by_n // divisor
+    quotient = number.over(divisor)
+    return None if number.constant % divisor else quotient

@@ -35,6 +35,7 @@ from schedlang.extras.prove.pieces.formulas import (
 )
 from schedlang.extras.prove.pieces.gathers_and_sums import check_gathers
 from schedlang.extras.prove.pieces.linear import (
+    Affine,
     NeedsBase,
     NeedsPeriod,
     NotLinear,
@@ -45,7 +46,7 @@ from schedlang.extras.prove.pieces.linear import (
 )
 from schedlang.extras.prove.pieces.orders_certificate import certified
 from schedlang.extras.prove.pieces.pattern import pattern_of
-from schedlang.extras.prove.pieces.pieces import Orders, Pair, later, orders_of
+from schedlang.extras.prove.pieces.pieces import Orders, later, orders_of
 from schedlang.extras.prove.pieces.size_sets import Sizes
 from schedlang.extras.prove.pieces.start_times import (
     NoStamps,
@@ -457,10 +458,10 @@ class Prover:
         exact = line.fixed.exact
         amount = execution.costs.fixed_memory.exact
         return Figures(
-            makespan=(exact(line.makespan), 0),
-            work=(exact(max(line.busy)), 0),
-            span=(exact(line.span), 0),
-            peak=tuple((amount(peak), 0) for peak in execution.peak_memory),
+            makespan=Affine(exact(line.makespan)),
+            work=Affine(exact(max(line.busy))),
+            span=Affine(exact(line.span)),
+            peak=tuple(Affine(amount(peak)) for peak in execution.peak_memory),
             versions=(),
         )
 
@@ -615,14 +616,14 @@ class Prover:
         }
         simulated = {size: of.named() for size, of in of_sizes.items() if of}
         for figure in of_classes[0][1] if of_classes else ():
-            pieces: dict[Pair, tuple[set[int], list[tuple[int, int]]]] = {}
+            pieces: dict[Affine, tuple[set[int], list[tuple[int, int]]]] = {}
             for one, figures in of_classes:
                 law = in_microbatches(figures[figure], one.base, one.period)
                 pieces.setdefault(law, (set(), []))[1].append((one.base, one.period))
             for size, values in simulated.items():
-                for (constant, slope), (single, _) in pieces.items():
+                for (constant, slope, _), (single, _) in pieces.items():
                     # The formula also covers the small sizes whose simulation agrees with it.
-                    if (constant + slope * size, 0) == values[figure]:
+                    if Affine(constant + slope * size) == values[figure]:
                         single.add(size)
             texts = []
             for law, (single, progressions) in pieces.items():

@@ -17,25 +17,16 @@ from typing import Any
 import numpy as np
 from attrs import define, field, frozen
 
-from schedlang.extras.prove.pieces.linear import NotLinear
+from schedlang.extras.prove.pieces.linear import ONCE, ZERO, Affine, NotLinear
 from schedlang.extras.prove.pieces.pieces import (
-    ONCE,
-    ZERO,
     Batch,
     Cell,
     Op,
     Orders,
-    Pair,
     Piece,
-    Triple,
-    at_round,
-    is_negative,
-    minus,
-    plus,
     sorted_cells,
     split,
     tiles,
-    value,
 )
 from schedlang.proof.durations import latencies
 from schedlang.proof.edges import ideal_events
@@ -135,13 +126,12 @@ class Timed:
 
     rank: int
     piece: Piece
-    starts: tuple[Triple, ...]
+    starts: tuple[Affine, ...]
     takes: tuple[Any, ...]
 
-    def end(self, batch: int) -> Triple:
+    def end(self, batch: int) -> Affine:
         """When a batch ends."""
-        constant, by_n, by_round = self.starts[batch]
-        return constant + self.takes[batch], by_n, by_round
+        return self.starts[batch] + Affine(self.takes[batch])
 
 
 def walked(schedule: Schedule) -> list[list[Any]]:
@@ -187,7 +177,7 @@ def stamp(
         # The position in the start times of each size; a piece takes its rounds at that size.
         at = [0] * len(walks)
         for piece in pieces:
-            rounds = [value(piece.rounds, n) for n in range(len(walks))]
+            rounds = [piece.rounds.at(n) for n in range(len(walks))]
             width = len(piece.batches)
             times = []
             for n, walk in enumerate(walks):
@@ -209,7 +199,7 @@ def stamp(
 
 def _cut(
     piece: Piece, times: list[list[list[Any]]]
-) -> Iterator[tuple[Piece, tuple[Triple, ...]]]:
+) -> Iterator[tuple[Piece, tuple[Affine, ...]]]:
     """The piece, split where the step of its start times changes, and the start times of each
     part.
     """
@@ -222,13 +212,13 @@ def _cut(
     lengths = [[length for length, _ in of] for of in runs]
     if len({len(of) for of in lengths}) > 1:
         raise NoStamps("the times of a loop have no pattern yet")
-    begin: Pair = ZERO
+    begin = ZERO
     rest = piece
     for number, here in enumerate(zip(*lengths, strict=True)):
         growth = here[1] - here[0]
         if any(later - earlier != growth for earlier, later in pairwise(here)):
             raise NoStamps("the times of a loop have no pattern yet")
-        length = here[0], growth
+        length = Affine(here[0], growth)
         is_last = number == len(lengths[0]) - 1
         if is_last:
             part = rest
@@ -243,13 +233,14 @@ def _cut(
         starts = []
         for place in range(len(part.batches)):
             k, batch = divmod(place, len(piece.batches))
-            first = [of[value(begin, n) + k][batch] for n, of in enumerate(times)]
+            first = [of[begin.at(n) + k][batch] for n, of in enumerate(times)]
             by_n = first[1] - first[0]
             if any(first[n] != first[0] + by_n * n for n in range(len(first))):
                 raise NoStamps("the times of a loop have no pattern yet")
-            starts.append((first[0], by_n, steps[0][batch] if part.grows else 0))
+            step = steps[0][batch] if part.grows else 0
+            starts.append(Affine(first[0], by_n, step))
         yield part, tuple(starts)
-        begin = plus(begin, length)
+        begin += length
 
 
 def _runs(rounds: list[list[Any]]) -> list[tuple[int, Any]]:
@@ -273,7 +264,7 @@ def _runs(rounds: list[list[Any]]) -> list[tuple[int, Any]]:
 
 
 #: An op that makes something: its index in `Makers.ops`, the rounds of its piece, its microbatch.
-_Maker = tuple[int, Pair, Triple]
+_Maker = tuple[int, Affine, Affine]
 
 
 @define
@@ -286,35 +277,39 @@ class Makers:
 
     stride: int
     ops: list[tuple[int, int, Op]] = field(factory=list)
-    once: dict[Pair, int] = field(factory=dict)
+    once: dict[Affine, int] = field(factory=dict)
     growing: dict[int, list[_Maker]] = field(factory=dict)
     by_rest: dict[int, list[_Maker]] = field(factory=dict)
 
-    def add(self, piece: int, batch: int, op: Op, rounds: Pair) -> None:
+    def add(self, piece: int, batch: int, op: Op, rounds: Affine) -> None:
         """Add an op of a piece with these rounds."""
         maker = len(self.ops), rounds, op.microbatch
-        rest = op.microbatch[0] % self.stride
+        rest = op.microbatch.constant % self.stride
         self.ops.append((piece, batch, op))
         self.by_rest.setdefault(rest, []).append(maker)
         if rounds == ONCE:
-            self.once.setdefault(op.microbatch[:2], maker[0])
+            self.once.setdefault(op.microbatch.in_round(ZERO), maker[0])
         else:
             self.growing.setdefault(rest, []).append(maker)
 
-    def cells(self, rounds: Pair, wanted: Triple) -> list[Cell]:
+    def cells(self, rounds: Affine, wanted: Affine) -> list[Cell]:
         """Where the microbatch `wanted` is made, by the rounds of the op that needs it."""
-        rest = wanted[0] % self.stride
+        rest = wanted.constant % self.stride
         if rounds != ONCE:
             return sorted_cells(rounds, wanted, self.by_rest.get(rest, ()))
         # Each microbatch is made once, so there is no other maker.
-        number = self.once.get(wanted[:2])
+        number = self.once.get(wanted.in_round(ZERO))
         if number is not None:
-            return [Cell(ZERO, ONCE, number, (0, 0, 0))]
+            return [Cell(ZERO, ONCE, number, ZERO)]
         return sorted_cells(rounds, wanted, self.growing.get(rest, ()))
 
 
 #: The makers of each thing on each stage.
 Sources = Mapping[tuple[int, int], Makers]
+
+
+#: When something arrives, in the rounds from a first one up to a last one.
+Arrival = tuple[Affine, Affine, Affine]
 
 
 @frozen(eq=False)
@@ -366,41 +361,35 @@ class Stamped:
         timed = self.timed[number]
         for place, batch in enumerate(timed.piece.batches):
             #: For each thing that is waited for, the rounds, and when it is there.
-            waits: list[list[tuple[Pair, Pair, Triple]]] = [
-                self._rank(number, before, place)
-            ]
+            waits: list[list[Arrival]] = [self._rank(number, before, place)]
             for op in batch:
                 waits += self._needed(timed, op, sources)
             self._hold(timed, place, waits)
 
-    def _rank(
-        self, number: int, before: int | None, place: int
-    ) -> list[tuple[Pair, Pair, Triple]]:
+    def _rank(self, number: int, before: int | None, place: int) -> list[Arrival]:
         """When the batch before ends, by the rounds of the piece."""
         timed = self.timed[number]
         rounds = timed.piece.rounds
         if place:
             return [(ZERO, rounds, timed.end(place - 1))]
-        first: Triple = (0, 0, 0)
+        first = ZERO
         if before is not None:
             earlier = self.timed[before]
-            last = minus(earlier.piece.rounds, ONCE)
-            first = (*at_round(earlier.end(-1), last), 0)
+            first = earlier.end(-1).in_round(earlier.piece.rounds - 1)
         # Round 0 follows the piece before, every other round the round before.
         cells = [(ZERO, ONCE, first)]
         if rounds != ONCE:
-            constant, by_n, by_round = timed.end(-1)
-            cells.append((ONCE, rounds, (constant - by_round, by_n, by_round)))
+            end = timed.end(-1)
+            cells.append((ONCE, rounds, end - end.by_round))
         return cells
 
     def _needed(self, timed: Timed, op: Op, sources: Sources) -> Iterator[Any]:
         """When each thing arrives that an op needs, by the rounds of its piece."""
-        constant, by_n, by_round = op.microbatch
         if is_update(op.kind) and self.summed:
             yield from self._gradients(op.stage, sources)
         for made, stage, further, is_far, way in self.needs(op):
             makers = sources.get((made, stage))
-            wanted = constant + further, by_n, by_round
+            wanted = op.microbatch + further
             cells = makers.cells(timed.piece.rounds, wanted) if makers else []
             if not makers or not cells or not tiles(cells, timed.piece.rounds):
                 raise NoStamps("an op needs what is never made")
@@ -409,14 +398,8 @@ class Stamped:
                 source, place, _ = makers.ops[cell.source]
                 if not is_far and self.timed[source].rank != timed.rank:
                     raise NoStamps("an op needs what another rank makes, as its own")
-                end, end_by_n, end_by_round = self.timed[source].end(place)
-                at, at_n, step = cell.round
-                arrival = (
-                    end + end_by_round * at + way,
-                    end_by_n + end_by_round * at_n,
-                    end_by_round * step,
-                )
-                there.append((cell.begin, cell.end, arrival))
+                end = self.timed[source].end(place).in_round(cell.round)
+                there.append((cell.begin, cell.end, end + way))
             yield there
 
     def _gradients(self, stage: int, sources: Sources) -> Iterator[Any]:
@@ -427,10 +410,10 @@ class Stamped:
             units = self.orders.units[other]
             for source, place, op in sources[Kind.W, other].ops:
                 timed = self.timed[source]
-                last = minus(timed.piece.rounds, ONCE)
-                number = at_round(op.microbatch, last)
-                if not is_negative(number) and is_negative(minus(number, units)):
-                    yield [(ZERO, ONCE, (*at_round(timed.end(place), last), 0))]
+                last = timed.piece.rounds - 1
+                number = op.microbatch.in_round(last)
+                if not number.is_negative and (number - units).is_negative:
+                    yield [(ZERO, ONCE, timed.end(place).in_round(last))]
 
     def needs(self, op: Op) -> tuple[Need, ...]:
         """The needs of an op. An op of a whole stage has none."""
@@ -441,9 +424,7 @@ class Stamped:
             raise NotLinear("a loop has slices of several numbers in one place")
         return self.rules[op.kind, op.stage, constant % self.slices]
 
-    def _hold(
-        self, timed: Timed, place: int, waits: list[list[tuple[Pair, Pair, Triple]]]
-    ) -> None:
+    def _hold(self, timed: Timed, place: int, waits: list[list[Arrival]]) -> None:
         """NoStamps unless the batch starts exactly when the last thing that it waits for is
         there.
         """
@@ -454,24 +435,19 @@ class Stamped:
             for begin, end, _ in cells
             for border in (begin, end)
         }
-        ordered = sorted(borders, key=lambda border: (border[1], border[0]))
+        ordered = sorted(borders, key=lambda border: border.growth)
         for begin, end in pairwise(ordered):
-            if not is_negative(minus(begin, end)):
+            if not (begin - end).is_negative:
                 raise NoStamps("the rounds of a loop have no order")
-            last = minus(end, ONCE)
             is_tight = False
             for cells in waits:
                 for cell_begin, cell_end, arrival in cells:
                     if not (_within(begin, end, cell_begin, cell_end)):
                         continue
-                    late = (
-                        start[0] - arrival[0],
-                        start[1] - arrival[1],
-                        start[2] - arrival[2],
-                    )
+                    late = start - arrival
                     # It is linear in the round, so it is least at the first or the last one.
-                    spare = at_round(late, begin), at_round(late, last)
-                    if any(is_negative(of) for of in spare):
+                    spare = late.in_round(begin), late.in_round(end - 1)
+                    if any(of.is_negative for of in spare):
                         raise NoStamps(
                             "something starts before what it waits for is there"
                         )
@@ -480,12 +456,6 @@ class Stamped:
                 raise NoStamps("something starts later than it might")
 
 
-def _within(begin: Pair, end: Pair, cell_begin: Pair, cell_end: Pair) -> bool:
+def _within(begin: Affine, end: Affine, cell_begin: Affine, cell_end: Affine) -> bool:
     """Whether the rounds from `begin` to `end` lie within those of a cell."""
-    return (cell_begin[1], cell_begin[0]) <= (begin[1], begin[0]) and (
-        end[1],
-        end[0],
-    ) <= (
-        cell_end[1],
-        cell_end[0],
-    )
+    return cell_begin.growth <= begin.growth and end.growth <= cell_end.growth

@@ -18,21 +18,8 @@ from attrs import evolve
 from schedlang.extras.prove.pieces.computing import only_computing
 from schedlang.extras.prove.pieces.coverage import check_once, wanted_in
 from schedlang.extras.prove.pieces.formulas import Held
-from schedlang.extras.prove.pieces.linear import NotLinear
-from schedlang.extras.prove.pieces.pieces import (
-    ONCE,
-    ZERO,
-    Op,
-    Orders,
-    Pair,
-    Piece,
-    at_round,
-    is_negative,
-    minus,
-    plus,
-    split,
-    times,
-)
+from schedlang.extras.prove.pieces.linear import ZERO, Affine, NotLinear
+from schedlang.extras.prove.pieces.pieces import Op, Orders, Piece, split
 from schedlang.extras.prove.pieces.start_times import (
     NoStamps,
     Stamped,
@@ -78,23 +65,23 @@ def check_stream(warmup: Orders, steady: Orders, schedules: Sequence[Schedule]) 
     return _check_times(steady, schedules)
 
 
-def _update_of(number: Pair, units: Pair) -> int:
+def _update_of(number: Affine, units: Affine) -> int:
     """How many updates ahead a microbatch is."""
     update = 0
-    while not is_negative(minus(number, times(units, update + 1))):
+    while not (number - units * (update + 1)).is_negative:
         update += 1
         if update > 1:
             raise NotLinear("ranks run ahead by more than an update")
     return update
 
 
-def _by_update(pieces: Sequence[Piece], units: Sequence[Pair]) -> tuple[Piece, ...]:
+def _by_update(pieces: Sequence[Piece], units: Sequence[Affine]) -> tuple[Piece, ...]:
     """The pieces, split so that all rounds of an op belong to the same update."""
     done: list[Piece] = []
     left = list(reversed(pieces))
     while left:
         piece = left.pop()
-        if is_negative(minus(piece.rounds, ONCE)):
+        if (piece.rounds - 1).is_negative:
             continue
         at = _border(piece, units) if piece.grows else None
         if at is None:
@@ -104,21 +91,21 @@ def _by_update(pieces: Sequence[Piece], units: Sequence[Pair]) -> tuple[Piece, .
     return tuple(done)
 
 
-def _border(piece: Piece, units: Sequence[Pair]) -> Pair | None:
+def _border(piece: Piece, units: Sequence[Affine]) -> Affine | None:
     """The first round in which an op belongs to another update than in round 0."""
-    last = minus(piece.rounds, ONCE)
+    last = piece.rounds - 1
     for op in (op for op in piece.ops if not is_update(op.kind)):
-        first = at_round(op.microbatch, ZERO)
-        border = times(units[op.stage], _update_of(first, units[op.stage]) + 1)
-        away = minus(border, first)
-        step = op.microbatch[2]
-        if step < 0 or is_negative(minus(at_round(op.microbatch, last), border)):
+        first = op.microbatch.in_round(ZERO)
+        border = units[op.stage] * (_update_of(first, units[op.stage]) + 1)
+        away: Affine = border - first
+        step = op.microbatch.by_round
+        if step < 0 or (op.microbatch.in_round(last) - border).is_negative:
             continue
-        if away[1] % step:
+        if away.by_n % step:
             raise NotLinear(
                 "a loop goes on into the next update, and not at one of its rounds"
             )
-        return -(-away[0] // step), away[1] // step
+        return -(-away).over(step)
     return None
 
 
@@ -138,11 +125,11 @@ def _check_coverage(warmup: Orders, steady: Orders, schedule: Schedule) -> None:
         before = early.get((thing, stage), [])
         ahead = ZERO
         for piece, _ in before:
-            ahead = plus(ahead, piece.rounds)
+            ahead += piece.rounds
         stride = steady.strides[stage]
         check_once(before, ahead, stride, thing, stage)
         both = before + own.get((thing, stage), [])
-        check_once(both, plus(ahead, steady.units[stage]), stride, thing, stage)
+        check_once(both, ahead + steady.units[stage], stride, thing, stage)
 
 
 def _check_ahead(warmup: Orders, steady: Orders) -> None:
@@ -150,7 +137,7 @@ def _check_ahead(warmup: Orders, steady: Orders) -> None:
     for early, own in zip(warmup.ranks, steady.ranks, strict=True):
         ahead = [op for piece in own for op in _ahead(piece, steady.units)]
         done = [
-            (op.kind, op.stage, op.microbatch[:2])
+            (op.kind, op.stage, op.microbatch.in_round(ZERO))
             for piece in early
             for op in _once(piece)
         ]
@@ -158,14 +145,14 @@ def _check_ahead(warmup: Orders, steady: Orders) -> None:
             raise NotLinear("its warm-up is not what an update does for the next one")
 
 
-def _ahead(piece: Piece, units: Sequence[Pair]) -> Iterator[tuple[int, int, Pair]]:
+def _ahead(piece: Piece, units: Sequence[Affine]) -> Iterator[tuple[int, int, Affine]]:
     """The ops of a piece for the next update, with their microbatches in that."""
     for op in (op for op in piece.ops if not is_update(op.kind)):
-        number = at_round(op.microbatch, ZERO)
+        number = op.microbatch.in_round(ZERO)
         if _update_of(number, units[op.stage]):
             if piece.grows:
                 raise NotLinear("how far ranks run ahead depends on `microbatches`")
-            yield op.kind, op.stage, minus(number, units[op.stage])
+            yield op.kind, op.stage, number - units[op.stage]
 
 
 def _once(piece: Piece) -> Iterator[Op]:
@@ -184,8 +171,8 @@ def _check_times(steady: Orders, schedules: Sequence[Schedule]) -> Held:
     else:
         raise NoStamps("the updates do not come to go on by one step")
     steps = [step for step, _ in filter(None, walks)]
-    step = steps[0], steps[1] - steps[0]
-    if any(step[0] + n * step[1] != of for n, of in enumerate(steps)):
+    step = Affine(steps[0], steps[1] - steps[0])
+    if any(step.at(n) != of for n, of in enumerate(steps)):
         raise NoStamps("the step of the updates has no pattern yet")
     own = stamp(steady, [walk for _, walk in filter(None, walks)], longer[0])
     # Only the middle one of three updates is checked; the others have what it needs.
@@ -226,16 +213,13 @@ def _steady_walk(
     return (steps.pop(), own) if len(steps) == 1 else None
 
 
-def _later(timed: Timed, units: Sequence[Pair], step: Pair, by: int) -> Timed:
+def _later(timed: Timed, units: Sequence[Affine], step: Affine, by: int) -> Timed:
     """A piece with start times, `by` updates later."""
 
     def moved(op: Op) -> Op:
-        number = plus(op.microbatch[:2], times(units[op.stage], by))
-        return evolve(op, microbatch=(*number, op.microbatch[2]))
+        return evolve(op, microbatch=op.microbatch + units[op.stage] * by)
 
-    starts = tuple(
-        (*plus(start[:2], times(step, by)), start[2]) for start in timed.starts
-    )
+    starts = tuple(start + step * by for start in timed.starts)
     return evolve(timed, piece=timed.piece.changed(moved), starts=starts)
 
 
@@ -258,5 +242,5 @@ def _held(steady: Orders, longer: Sequence[Schedule]) -> Held:
             "what its ranks hold is not the same for all numbers of microbatches"
         )
     peaks, held, staleness = seen[0]
-    peak = tuple((fixed.exact(of), 0) for of in peaks)
+    peak = tuple(Affine(fixed.exact(of)) for of in peaks)
     return Held(peak=peak, versions=held, staleness=staleness)

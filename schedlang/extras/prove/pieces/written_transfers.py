@@ -73,18 +73,18 @@ class Repeated:
 
 def repeated(orders: Orders, schedules: Sequence[Schedule]) -> Repeated:
     """The kernels of orders, from the schedules at n = 0 and n = 1; NotRepeated with the reason."""
-    grows = [by_n for _, by_n in orders.units]
-    for constant, by_n in orders.units:
+    grows = [units.by_n for units in orders.units]
+    for constant, by_n, _ in orders.units:
         if not by_n or constant % by_n:
             raise NotRepeated("the microbatches are no multiple of those that repeat")
-    counts = {constant // by_n for constant, by_n in orders.units}
+    counts = {constant // by_n for constant, by_n, _ in orders.units}
     if len(counts) != 1:
         raise NotRepeated("the pipelines run different numbers of microbatches")
     (updates,) = counts
     for pieces in orders.ranks:
         begun = False
         for piece in pieces:
-            if piece.grows and (begun or piece.rounds[1] != 1):
+            if piece.grows and (begun or piece.rounds.by_n != 1):
                 raise NotRepeated(
                     "a rank has several loops with a growing number of rounds"
                 )

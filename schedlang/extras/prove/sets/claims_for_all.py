@@ -9,14 +9,14 @@ from attrs import frozen
 
 from schedlang.extras.prove.sets.closed_forms import PEAK, Form
 from schedlang.extras.prove.sets.counting import RANK
-from schedlang.extras.prove.sets.evaluator import Evaluator
+from schedlang.extras.prove.sets.evaluator import Symbolic, peak_function
 from schedlang.extras.prove.sets.isl_functions import nowhere, without
 from schedlang.extras.prove.sets.numbers import Number, Unreadable, plain
 from schedlang.extras.prove.sets.obligations import of_program, sizes_only
 from schedlang.extras.prove.sets.statements import Claim, Reading
-from schedlang.language import expressions
-from schedlang.language.scopes import FIGURES
-from schedlang.language.syntax import walk
+from schedlang.extras.prove.sets.symbolic_code import SymbolicCodegen
+from schedlang.language.claims import condition_of
+from schedlang.language.codegen import variable
 
 
 @frozen(eq=False)
@@ -66,26 +66,20 @@ def judged(reading: Reading, proved: isl.Set, forms: Iterable[Form]) -> Judgemen
 
 
 def _figures_of(claim: Claim) -> set[str]:
-    """The figures that occur in a claim."""
-    names = set()
-    for part in walk(claim.condition):
-        match part:
-            case expressions.Reference(name) if name in FIGURES:
-                names.add(name)
-            case expressions.Call(name) if name.text in FIGURES:
-                names.add(PEAK if name.text == "peak" else name.text)
-    return names - claim.scope.values.keys()
+    """The figures that occur in a claim, by the names of their closed forms."""
+    return {PEAK if name == "peak" else name for name in claim.site.figures}
 
 
 def _holds(claim: Claim, where: isl.Set, figures: Mapping[str, Number]) -> isl.Set:
     """Where a claim holds, among the sizes at which its figures have a value."""
-    scope = claim.scope.inner()
-    for figure, value in figures.items():
-        scope.values.setdefault(figure, value)
-    if PEAK in _figures_of(claim):
-        scope.peak = plain(figures[PEAK], figures[PEAK].domain())
-    try:
-        return Evaluator().truth(claim.condition, scope, where)
-    except KeyError as name:
-        # The figures are not in the scope of the program's own functions.
-        raise Unreadable(f"{name} within a function") from None
+    evaluator = claim.evaluator
+    names = evaluator.names()
+    names |= {variable(name): value for name, value in claim.values.items()}
+    for name in claim.site.figures:
+        if name == "peak":
+            peaks = plain(figures[PEAK], figures[PEAK].domain())
+            names[variable(name)] = peak_function(evaluator, peaks)
+        else:
+            names[variable(name)] = Symbolic(evaluator, figures[name])
+    with evaluator.within(where):
+        return evaluator.truth(condition_of(claim.site, names, SymbolicCodegen))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import reduce
 from itertools import combinations
 
 import islpy as isl
@@ -74,16 +75,14 @@ def forms_of(outcome: Outcome, tree: syntax.Schedule) -> Iterator[Form]:
     if not any(isinstance(item, syntax.Memory) for item in priced):
         # Memory has no influence on times, so the peak may be missing alone.
         with suppress(Unreadable):
-            peak = _peak(outcome)
-            if peak is not None:
-                yield Form(PEAK, peak)
+            yield Form(PEAK, _peak(outcome))
     if any(not isinstance(item, syntax.Memory) for item in priced):
         return
     makespan = next((each for each in _makespans(outcome) if each is not None), None)
     if makespan is not None:
         yield Form("makespan", makespan)
-        work = _work(outcome)
-        if work is not None:
+        with suppress(Unreadable):
+            work = _work(outcome)
             yield Form("work", work)
             bubble = makespan.minus(work)
             yield Form("bubble", simplified_number(folded(bubble, bubble.domain())))
@@ -113,7 +112,7 @@ def _base(reading: Reading) -> str | None:
     return wanted if is_any else reading.base
 
 
-def _work(outcome: Outcome) -> Number | None:
+def _work(outcome: Outcome) -> Number:
     """The work of the busiest rank: all slices of all microbatches on all its stages."""
     reading = outcome.reading
     takes = _durations()
@@ -122,8 +121,7 @@ def _work(outcome: Outcome) -> Number | None:
     if kinds & set(MAKERS[Kind.B]):
         of_unit += takes[Kind.B]
     for repeat in kinds & {*REPEATS}:
-        if not _runs_again(outcome, repeat):
-            return None
+        _check_runs_again(outcome, repeat)
         of_unit += takes[repeat]
     every = outcome.proved & without(reading.held, [STAGE])
     total = of_number(0).within(every)
@@ -134,22 +132,21 @@ def _work(outcome: Outcome) -> Number | None:
             )
             own = own & every
             run = _run_by(line, reading)
-            if run is None:
-                return None
             parts = [run.times(of_unit).within(own), of_number(0).within(every - own)]
             total = total.plus(union(parts))
     return _highest(total, every, reading.sizes)
 
 
-def _runs_again(outcome: Outcome, *repeats: Kind) -> bool:
-    """Whether every forward is recomputed."""
+def _check_runs_again(outcome: Outcome, *repeats: Kind) -> None:
+    """Unreadable unless every forward is recomputed."""
     relations = outcome.relations
     again = relations.of(*repeats).range()
-    return bool(relations.of(Kind.F).range().is_equal(again))
+    if not relations.of(Kind.F).range().is_equal(again):
+        raise Unreadable("some forwards are recomputed")
 
 
-def _run_by(line: Line, reading: Reading) -> Number | None:
-    """How many slices a pipeline runs in all updates; None if that is not a number of two
+def _run_by(line: Line, reading: Reading) -> Number:
+    """How many slices a pipeline runs in all updates; Unreadable if that is not a number of two
     digits.
     """
     slices = constant(reading.slices, reading.domain)
@@ -160,7 +157,9 @@ def _run_by(line: Line, reading: Reading) -> Number | None:
         return line.microbatches.times(slices)
     multiple = multiple_of_base(line.microbatches.low, reading.domain, MICROBATCHES)
     if multiple is None:
-        return None
+        raise Unreadable(
+            "a pipeline's share of the microbatches is no multiple of them"
+        )
     _, bases, more = multiple
     low, high = (
         symbol(UPDATES).scale_val(isl.Val(times * slices)) for times in (more, bases)
@@ -171,7 +170,7 @@ def _run_by(line: Line, reading: Reading) -> Number | None:
 # Memory
 
 
-def _peak(outcome: Outcome) -> Number | None:
+def _peak(outcome: Outcome) -> Number:
     """The most activations that a rank holds."""
     reading = outcome.reading
     relations = outcome.relations
@@ -181,8 +180,7 @@ def _peak(outcome: Outcome) -> Number | None:
     if kinds == {Kind.F}:
         staying: list[Statement] = []
     elif kinds & {*REPEATS}:
-        if not _runs_again(outcome, *REPEATS):
-            return None
+        _check_runs_again(outcome, *REPEATS)
         staying = [s for s in holding if s.kind in REPEATS]
     else:
         staying = holding
@@ -190,7 +188,7 @@ def _peak(outcome: Outcome) -> Number | None:
     for one, other in combinations(holding, 2):
         is_mate = one.batch and one.batch == other.batch
         if is_mate and not relations.together(one, other).is_empty():
-            return None
+            raise Unreadable("forwards that overlap")
     highest: list[Number] = []
     keep = ("updates", *reading.sizes, RANK)
     for op in holding:
@@ -198,14 +196,10 @@ def _peak(outcome: Outcome) -> Number | None:
         held = of_number(1)
         for sign, others in ((1, staying), (-1, giving)):
             counted = _counted(op, others, _base(reading) or BASE)
-            if counted is None:
-                return None
             held = held.plus(counted.times(sign))
         domain = op.domain & outcome.proved
         highest.append(_highest(held, domain, keep))
-    peak = _most_of(highest)
-    if peak is None:
-        return None
+    peak = reduce(_highest_of, highest)
     every = outcome.proved & without(reading.held, [STAGE])
     pieces = list(peak.pieces())
     # If one function holds for all ranks, its condition is that of the whole proof.
@@ -218,20 +212,21 @@ def _many(statement: Statement) -> Many:
     return Many(statement.domain, statement.indices, statement.order)
 
 
-def _counted(op: Statement, others: Sequence[Statement], base: str) -> Number | None:
-    """How many instances of `others` precede each instance of an op; None if they cannot be
+def _counted(op: Statement, others: Sequence[Statement], base: str) -> Number:
+    """How many instances of `others` precede each instance of an op; Unreadable if they cannot be
     counted.
     """
+
+    def counted(each: Sequence[Many]) -> Number:
+        counts = [how_many_before(_many(op), other, base) for other in each]
+        return reduce(Number.plus, counts, of_number(0))
+
     cases = list(map(_many, others))
-    # The rounds of a whole call may have one length where those of its cases have not.
-    for each in (cases, _calls(cases)):
-        counted = [how_many_before(_many(op), other, base) for other in each]
-        if None not in counted:
-            total = of_number(0)
-            for number_of in filter(None, counted):
-                total = total.plus(number_of)
-            return total
-    return None
+    try:
+        return counted(cases)
+    except Unreadable:
+        # The rounds of a whole call may have one length where those of its cases have not.
+        return counted(_calls(cases))
 
 
 def _calls(cases: Sequence[Many]) -> list[Many]:
@@ -247,23 +242,17 @@ def _calls(cases: Sequence[Many]) -> list[Many]:
     return calls
 
 
-def _most_of(values: Sequence[Number]) -> Number | None:
-    """The maximum of some numbers, at each size of those that have a value there."""
-    result: Number | None = None
-    for value in values:
-        if result is None:
-            result = value
-            continue
-        both = result.domain() & value.domain()
-        parts = [
-            result.within(result.domain() - both),
-            value.within(value.domain() - both),
-            most([result, value], both).within(both),
-        ]
-        # Simplify after each step, so that the pieces do not multiply.
-        there = [part for part in parts if not part.domain().is_empty()]
-        result = simplified_number(union(there))
-    return result
+def _highest_of(one: Number, other: Number) -> Number:
+    """The maximum of two numbers, at each size at which one of them has a value."""
+    both = one.domain() & other.domain()
+    parts = [
+        one.within(one.domain() - both),
+        other.within(other.domain() - both),
+        most([one, other], both).within(both),
+    ]
+    # Simplify after each step, so that the pieces do not multiply.
+    there = [part for part in parts if not part.domain().is_empty()]
+    return simplified_number(union(there))
 
 
 def _highest(value: Number, where: isl.Set, keep: Sequence[str]) -> Number:

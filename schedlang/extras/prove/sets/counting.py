@@ -18,6 +18,7 @@ from schedlang.extras.prove.sets.isl_functions import (
 from schedlang.extras.prove.sets.numbers import (
     BASE,
     Number,
+    Unreadable,
     multiple_of_base,
     of_number,
 )
@@ -41,9 +42,9 @@ class Many:
     stage: isl.PwAff | None = None
 
 
-def how_many_before(one: Many, others: Many, base: str = BASE) -> Number | None:
+def how_many_before(one: Many, others: Many, base: str = BASE) -> Number:
     """How many instances of `others` precede each instance of `one` on its rank, of the same stage
-    if both have one. None if they cannot be counted. Products of sizes are counted in the base.
+    if both have one. Products of sizes are counted in the base. Unreadable if that is impossible.
     """
     names = {name: f"{name}_" for name in others.indices if name != RANK}
     # The points of one condition are counted: an instance of `one`, and the instances of `others`
@@ -57,7 +58,7 @@ def how_many_before(one: Many, others: Many, base: str = BASE) -> Number | None:
     for case in _before(others.order, one.order, names):
         counted = _how_many(together & case, [*names.values()], base)
         if counted is None:
-            return None
+            raise Unreadable("instances that cannot be counted")
         total = total.plus(counted)
     return total
 

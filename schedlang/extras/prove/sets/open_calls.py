@@ -1,8 +1,9 @@
-"""What calls leave open (their stage, their microbatch) → statements."""
+"""Fills in what calls leave open (their stage, their microbatch), and makes statements of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import islpy as isl
 from attrs import define, evolve
@@ -46,13 +47,15 @@ from schedlang.language.sites import Sites
 from schedlang.schedule.actions import is_update
 from schedlang.schedule.kinds import TRANSFERS, Kind, op_of
 
-#: A microbatch of a stream may be of at most so many updates later.
+#: The most updates by which a microbatch of a program without a flush may be ahead.
 _MOST_UPDATES_ON = 4
 
 
 @define
 class Calls:
-    """The calls of a program on its layout: some `lines`, maybe with edges, of so many slices."""
+    """The calls of a program, and its layout: the pipelines in `lines`, whether there are edges or
+    skips, and the number of slices.
+    """
 
     sites: Sites
     evaluator: Evaluator
@@ -65,18 +68,18 @@ class Calls:
 
     @property
     def is_stream(self) -> bool:
-        """Whether updates follow each other without a flush."""
+        """Whether the program has no flush."""
         return bool(self.sites.parts)
 
     def statements(self) -> tuple[Statement, ...]:
-        """The calls as statements, with all that they leave open."""
+        """The statements of all calls."""
         if self.is_stream:
             for call in self.calls:
                 if call.location in self.sites.unnumbered:
                     raise Unreadable(
                         "an op of a stream that names no microbatch", call.span
                     )
-        # What a call leaves open is filled in from the left, since each needs what is before it:
+        # The open parts are filled in from left to right, since each depends on the ones before it:
         #
         #     call        F(next)      W               of two stages on each rank
         #     stage       0, r         what is owed    `next` counts calls of the same stage
@@ -106,12 +109,12 @@ class Calls:
         return tuple(statements)
 
     def is_owed(self, call: Call) -> bool:
-        """Whether a call is a `W` of what is owed longest."""
+        """Whether a call is a `W` that takes the weight gradient that is owed longest."""
         return call.location in self.sites.takes_oldest
 
     def with_stage(self, call: Call) -> list[Call]:
-        """The call with its stage, which its rank must hold, by cases of it. A `W` of what its rank
-        owes longest may have none yet.
+        """The call with its stage, as cases in each of which the stage is affine. Its rank must
+        hold the stage. A `W` that takes what its rank owes may have no stage yet.
         """
         own = self.evaluator.own_stages
         stage = call.stage
@@ -134,7 +137,7 @@ class Calls:
         ]
 
     def with_microbatch(self, call: Call) -> Call:
-        """The call with its microbatch: `next` counts the calls before it."""
+        """The call with its microbatch: `next` is the number of calls before it."""
         sites = self.sites
         if call.microbatch is not None:
             return call
@@ -149,8 +152,8 @@ class Calls:
         return evolve(call, microbatch=self.counted(call, alike))
 
     def owed(self, call: Call, calls: Sequence[Call]) -> list[Call]:
-        """A `W` as what it takes: of the weight gradients that its rank owes, or those of its
-        stage, the first.
+        """The cases of a `W`: it takes the first weight gradient that its rank owes, or its
+        stage.
         """
         if self.sites.has_slices and call.slice is None:
             raise Unreadable("`next` in a program with slices", call.span)
@@ -165,20 +168,20 @@ class Calls:
         nothing = call.where - under(taken, owed, call.where)
         self.evaluator.mistaken("`W`, but nothing is owed", nothing)
         call = evolve(call, where=call.where - nothing)
-        # The first one that is owed is the one of the count, if that is how they became owed.
+        # If gradients become owed in the order of their microbatches, the count is the microbatch.
         if call.stage is not None and all(
             self.is_in_turn(other, owing) for other in owing
         ):
             return [evolve(call, microbatch=taken)]
         result = []
         for other in owing:
-            # Both may be in the same loop, in different rounds: so the other one's symbols get
-            # names of their own. The rank is one.
+            # Both may be in different rounds of one loop, so rename the symbols of the other one;
+            # they share the rank.
             names = {name: f"{name}_" for name in other.indices if name != RANK}
             assert other.stage is not None
             assert other.microbatch is not None
-            # The n-th `W` takes what the n-th `I` has left: the pair whose counts of calls before
-            # are the same.
+            # The n-th `W` takes what the n-th `I` has left: the pairs with equal counts of calls
+            # before them.
             before = self.counted(
                 evolve(other, stage=call.stage and other.stage), owing
             )
@@ -200,7 +203,7 @@ class Calls:
             result.append(
                 evolve(
                     call,
-                    # The same as what is left of `both`, in isl's plainest words.
+                    # This equals the projection of `both`, in a simpler form of isl's.
                     where=taken_by.domain(),
                     stage=_through(both, own, stage),
                     microbatch=taken_by,
@@ -209,29 +212,31 @@ class Calls:
         return result
 
     def is_in_turn(self, call: Call, calls: Sequence[Call]) -> bool:
-        """Whether a call's microbatch is how many of some calls come before it."""
+        """Whether the microbatch of a call is the number of the given calls before it."""
         assert call.microbatch is not None
         count = self.counted(call, calls)
         return bool((call.where - same(call.microbatch, count, call.where)).is_empty())
 
     def counted(self, call: Call, others: Sequence[Call]) -> Number:
-        """How many of some calls stand before one on its rank: for its stage, if it has one."""
-        total = of_number(0)
-        for other in others:
-            counted = how_many_before(
-                Many(call.where, call.indices, call.order, call.stage),
-                Many(other.where, other.indices, other.order, other.stage),
-            )
-            if counted is None:
-                raise Unreadable(
-                    "`next` cannot be counted through these loops", call.span
-                )
-            total = total.plus(counted)
-        total = total.within(call.where)
+        """How many of the given calls precede a call on its rank, of the same stage if both have
+        one.
+        """
+        own, *alike = (
+            Many(each.where, each.indices, each.order, each.stage)
+            for each in (call, *others)
+        )
+        try:
+            counted = [how_many_before(own, other) for other in alike]
+        except Unreadable:
+            what = "`next` cannot be counted through these loops"
+            raise Unreadable(what, call.span) from None
+        total = reduce(Number.plus, counted, of_number(0)).within(call.where)
         return Number(simplified(total.low), total.high)
 
     def reaching(self, call: Call, where: isl.Set) -> isl.Set:
-        """Where a transfer has another rank to reach; elsewhere it becomes nothing."""
+        """Where the other side of a transfer is on another rank; elsewhere the transfer is left
+        out.
+        """
         if self.has_edges or self.is_stream:
             raise Unreadable(
                 "transfers of its own, beside edges or without a flush", call.span
@@ -250,7 +255,9 @@ class Calls:
         return where & reached
 
     def with_units(self, call: Call) -> list[Statement]:
-        """The statements of a call: one for each case of its stage and microbatch."""
+        """The statements of a call: cases of its stage and microbatch in each of which both are
+        affine.
+        """
         assert call.stage is not None
         assert call.microbatch is not None
         where = call.where
@@ -284,7 +291,7 @@ class Calls:
         return statements
 
     def digits(self, microbatch: Number, where: isl.Set) -> tuple[isl.PwAff, isl.PwAff]:
-        """A microbatch as it is among units."""
+        """The two digits of a microbatch; without a base, 0 and the microbatch."""
         if self.in_base:
             high, low = digits(microbatch, where)
             return simplified(high), simplified(low)
@@ -293,7 +300,9 @@ class Calls:
     def of_line(
         self, call: Call, line: Line, where: isl.Set, update: isl.PwAff
     ) -> list[tuple[isl.Set, isl.PwAff, Number]]:
-        """A call for stages of one pipeline, by cases of its update: the microbatch in that."""
+        """For a call of a stage of this pipeline: the cases of its update, with the microbatch in
+        that.
+        """
         assert call.microbatch is not None
         microbatch = call.microbatch
         what = f"`{call.site.word}` of a microbatch that there is not"
@@ -308,19 +317,19 @@ class Calls:
         rest = where - negative
         count = known(line.microbatches, where)
         if count is not None:
-            # Of as many microbatches for all sizes, the number of updates on is a quotient.
+            # If the number of microbatches is constant, the number of updates ahead is a quotient.
             whole = floor_by(plain(microbatch, rest), count)
             later = update.add(whole)
             there = rest & later.lt_set(symbol(UPDATES))
             return [(there, later, microbatch.minus(Number(whole).times(count)))]
         cases = []
-        # A microbatch beyond those of its update is one of the next update, or of one later still.
+        # A microbatch beyond those of its update belongs to the next update, or to a later one.
         for on in range(_MOST_UPDATES_ON):
             low = line.microbatches.times(on)
             case = are_between(low, microbatch, low.plus(line.microbatches), rest)
             rest = rest - case
             later = update.add(number(on))
-            # Of updates that do not come, the drain leaves ops out.
+            # Ops of updates after the last one are left out.
             case = case & later.lt_set(symbol(UPDATES))
             cases.append((case, later, microbatch.minus(low)))
         if not rest.is_empty():
@@ -329,13 +338,17 @@ class Calls:
 
 
 def _through(where: isl.Set, names: Sequence[str], function: isl.PwAff) -> isl.PwAff:
-    """A function of some symbols as one of others, by a condition that says what they are then."""
+    """A function of some symbols as a function of the others, where a condition determines these
+    symbols.
+    """
     values = without(where & symbol("_value").eq_set(function), names)
     return isl.PwMultiAff.from_set(points(values, ["_value"])).get_pw_aff(0).coalesce()
 
 
 def _cases(where: isl.Set, functions: Sequence[isl.PwAff]) -> list[isl.Set]:
-    """A condition cut into cases, in each of which some functions are one affine function."""
+    """A condition, cut into cases in each of which all of some functions are one affine
+    function.
+    """
     cases = [where]
     for function in functions:
         pieces = [

@@ -18,13 +18,14 @@ efficient solutions to the affine scheduling problem", part II).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import islpy as isl
 from attrs import frozen
 
 from schedlang.diagnostics.source import Span
 from schedlang.extras.prove.sets.counting import RANK, Order
-from schedlang.extras.prove.sets.evaluator import Mistake, Scope
+from schedlang.extras.prove.sets.evaluator import Evaluator, Mistake
 from schedlang.extras.prove.sets.isl_functions import (
     between,
     nowhere,
@@ -34,7 +35,7 @@ from schedlang.extras.prove.sets.isl_functions import (
 )
 from schedlang.extras.prove.sets.numbers import BASE, Number, of_number
 from schedlang.extras.prove.sets.numbers import between as are_between
-from schedlang.language.syntax import Node
+from schedlang.language.sites import ClaimSite
 from schedlang.schedule.kinds import Kind
 
 #: The parameters that are symbols, unless they are given.
@@ -110,12 +111,13 @@ def shifted(condition: isl.Set, by: isl.PwAff) -> isl.Set:
 
 @frozen(eq=False)
 class Claim:
-    """A claim `for all` of the program, with the names in its scope and the condition under which
-    it is reached.
+    """A claim `for all` of the program, the values of its names with what evaluates them, and the
+    condition under which the program comes to it.
     """
 
-    condition: Node
-    scope: Scope
+    site: ClaimSite
+    evaluator: Evaluator
+    values: Mapping[str, Any]
     where: isl.Set
 
 

@@ -1,15 +1,22 @@
-"""Syntax tree → a program as sets, for all sizes at once."""
+"""Reads a program as sets, for all sizes at once.
+
+Its Python runs once, with symbols for its sizes, for the rank, and for the rounds of loops. So the
+compiler says what a program means; only the numbers are others (`Evaluator`), and both sides of a
+condition run (`SymbolicCodegen`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from schedlang.extras.prove.sets.declared import Layout
-from schedlang.extras.prove.sets.isl_functions import number, symbol
+from schedlang.extras.prove.sets.declared import Declared
+from schedlang.extras.prove.sets.evaluator import Evaluator
+from schedlang.extras.prove.sets.isl_functions import everywhere, number, symbol
 from schedlang.extras.prove.sets.numbers import Unreadable
 from schedlang.extras.prove.sets.open_calls import Calls
 from schedlang.extras.prove.sets.rank_order import Orders
 from schedlang.extras.prove.sets.statements import UPDATES, Reading
+from schedlang.extras.prove.sets.symbolic_code import SymbolicCodegen
 from schedlang.language import syntax
 from schedlang.language.codegen import generate
 
@@ -22,9 +29,9 @@ _SEARCH = (
 
 
 def read(tree: syntax.Schedule, given: Mapping[str, int]) -> Reading:
-    """A program for all sizes but those that are given; Unreadable with what it cannot be.
+    """Read a program for all sizes that are not `given`; Unreadable if it cannot be read.
 
-    Where microbatches come in groups of `ranks`, their numbers have two digits in base `ranks`.
+    If it cannot be read as it is, microbatches become numbers of two digits, in base `ranks`.
     """
     try:
         return _read(tree, given, False)
@@ -34,79 +41,69 @@ def read(tree: syntax.Schedule, given: Mapping[str, int]) -> Reading:
         try:
             return _read(tree, given, True)
         except Unreadable as in_base:
-            # What it cannot be read for at all is said of the plainer way.
+            # The reason is that of the plainer way, unless two digits might have helped.
             raise (in_base if unreadable.is_large else unreadable) from None
 
 
-def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Reading:
-    for item in tree.items:
-        if isinstance(item, syntax.Pass | syntax.Fill):
-            raise Unreadable(_SEARCH, item.span)
-        if isinstance(item, syntax.Gather | syntax.Recompute):
-            raise Unreadable("a pass that cannot be read for all sizes yet", item.span)
-    code = generate(tree, frozenset(), False)
-    layout = Layout(tree, given, in_base)
-    order: syntax.Rank | None = None
-    later: list[syntax.Weights | syntax.Edge | syntax.Cost] = []
+def _check_items(tree: syntax.Schedule) -> None:
+    """Unreadable for a program whose order is the work of a pass, or drawn for one size."""
     for item in tree.items:
         match item:
-            case syntax.Rank():
-                order = item
-            # They are of stages, which may stand below.
-            case syntax.Weights() | syntax.Edge() | syntax.Cost():
-                later.append(item)
-            case syntax.Repeated():
-                raise Unreadable(
-                    "a building block is drawn for given sizes", item.interval.span
-                )
-            case _:
-                layout.item(item)
-    if order is None:
-        raise Unreadable("there is no `rank`", tree.name.span)
-    for size in ("ranks", "microbatches"):
-        if size not in layout.scope.values:
-            raise Unreadable(f"the program has no `{size}`", tree.name.span)
+            case syntax.Pass() | syntax.Fill():
+                raise Unreadable(_SEARCH, item.span)
+            case syntax.Gather() | syntax.Recompute():
+                reason = "a pass that cannot be read for all sizes yet"
+                raise Unreadable(reason, item.span)
+    for item in tree.items:
+        if isinstance(item, syntax.Repeated):
+            reason = "a building block is drawn for given sizes"
+            raise Unreadable(reason, item.interval.span)
+
+
+def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Reading:
+    _check_items(tree)
+    code = generate(tree, frozenset(), False, SymbolicCodegen)
+    declared = Declared(
+        tree,
+        given,
+        frozenset(),
+        code,
+        in_base=in_base,
+        evaluator=Evaluator(code.spans, everywhere()),
+    )
+    declared.run()
     is_stream = bool(code.sites.parts)
     if is_stream:
-        layout.where = layout.where & symbol(UPDATES).ge_set(number(1))
-    layout.lay_out()
-    for line in later:
-        match line:
-            case syntax.Weights():
-                layout.weights(line)
-            case syntax.Cost():
-                layout.price(line)
-            case _:
-                layout.edge(line)
-    at = {code.spans[location]: location for location in code.sites.ops}
-    orders = Orders(
-        code.sites, at, layout.evaluator, layout.where, layout.size("ranks")
-    )
-    orders.read(order, layout.scope)
-    slices = layout.size("slices") if "slices" in layout.scope.values else number(1)
+        declared.narrowed(declared.domain & symbol(UPDATES).ge_set(number(1)))
+    declared.lay_out()
+    orders = Orders(declared, declared.domain)
+    assert isinstance(declared.order, syntax.Rank)
+    orders.read(declared.order)
+    has_slices = "slices" in declared.values
+    slices = declared.count_of("slices") if has_slices else number(1)
     calls = Calls(
         code.sites,
-        layout.evaluator,
-        layout.lines,
-        bool(layout.edges or layout.skips),
+        declared.evaluator,
+        declared.lines,
+        bool(declared.edge_sets or declared.skip_sets),
         slices,
         in_base,
-        orders.where,
+        orders.domain,
         orders.calls,
     )
     statements = calls.statements()
     return Reading(
         tree.name.text,
-        tuple([*layout.sizes, UPDATES] if is_stream else layout.sizes),
+        tuple([*declared.sizes, UPDATES] if is_stream else declared.sizes),
         in_base,
-        orders.where,
-        tuple(layout.lines),
-        layout.onward(),
+        orders.domain,
+        tuple(declared.lines),
+        declared.onward(),
         slices,
-        tuple(layout.evaluator.own_stages),
+        tuple(declared.evaluator.own_stages),
         statements,
-        tuple(layout.evaluator.mistakes),
-        (*layout.claims, *orders.claims),
+        tuple(declared.evaluator.mistakes),
+        tuple(declared.claims_for_all),
         is_stream,
-        tuple(layout.rules),
+        tuple(declared.rules),
     )
