@@ -16,6 +16,8 @@ from schedlang.schedule.costs import Costs
 from schedlang.schedule.transports import PORTABLE
 
 _GIGABYTE = 1e9
+#: The fastest in less memory is shown where it holds so little of what the row above it holds.
+_SAVING = 0.9
 #: A rate from here on is told without fractions.
 _MANY = 1000
 
@@ -70,7 +72,7 @@ def tuning_text(tuning: Tuning, units: Units) -> str:
         parts.append("\n".join(_table(best, tuning, units)))
         parts += filter(None, [_advice(tuning, units)])
         # The best of all is on the frontier as well; the rest of it takes longer, in less memory.
-        cheaper = [result for result in tuning.frontier if result.bytes < best[0].bytes]
+        cheaper = _in_less_memory(tuning, best[0].bytes)
         if cheaper:
             lines = [
                 "faster than all others in as little memory:",
@@ -189,6 +191,19 @@ def _without_pipeline(result: Result) -> str:
         f"no pipeline is needed: {replicas} replicas of the whole model, one on each rank, train "
         "it as well, as with DistributedDataParallel"
     )
+
+
+def _in_less_memory(tuning: Tuning, held: float) -> list[Result]:
+    """The frontier below some bytes, as far as each result saves a tenth of the one before; and the
+    one in the least memory.
+    """
+    cheaper = [result for result in tuning.frontier if result.bytes < held]
+    shown = []
+    for result in cheaper:
+        if result.bytes <= _SAVING * held or result is cheaper[-1]:
+            shown.append(result)
+            held = result.bytes
+    return shown
 
 
 def name_of(candidate: Candidate) -> str:
