@@ -49,8 +49,24 @@ def compile_program(options: argparse.Namespace) -> int:
         prove = extra("prove.prove_command")
         if not prove.proved_for_all(options, source):
             return WRONG
-    _report(plan, options)
+    _report(plan, options, _missing_backward(plan, options))
     return FINE
+
+
+def _missing_backward(plan: Any, options: argparse.Namespace) -> list[Diagnostic]:
+    """A warning where a program has no backward, and the options do not say that this is meant."""
+    known = [warning.code for warning in plan.warnings]
+    if not plan.is_forward_only or options.forward_only or "forward-only" in known:
+        return []
+    message = (
+        "the program has no backward: its plan is an inference, and trains nothing"
+    )
+    help = "give every forward its backward, as in `F(m)  B(m)`; or say with --forward-only that "
+    help += "an inference is meant"
+    file = plan.source.path
+    return [
+        Diagnostic("forward-only", message, file=file, help=help, severity="warning")
+    ]
 
 
 def import_table(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ call, whatever is wrong with it.
 from array import array
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, count
+from itertools import accumulate, count, islice
 
 import numpy as np
 from attrs import define
@@ -196,11 +196,15 @@ class Order:
                     f"`{self.word(index)}` of the next microbatch of stage {name}, "
                     f"all {number} are done"
                 )
-                self.end_before(index, self._too_many(message, index, location, number))
+                fault = Fault("nothing-next", message, location)
+                self.end_before(index, self._too_many(fault, index, number))
                 return
 
-    def _too_many(self, message: str, index: int, location: int, number: int) -> Fault:
-        """The fault for a `next` after the last microbatch, where other calls took some of them."""
+    def _too_many(self, fault: Fault, index: int, number: int) -> Fault:
+        """The fault for an op after the last microbatch; where another call took some of them, with
+        the help that says so: a steady loop may have forgotten its warm-up.
+        """
+        location = fault.location
         counted_as = self.sites.counted_as
         by_others = Counter(
             other
@@ -212,11 +216,11 @@ class Order:
             and other != location
         )
         if not by_others:
-            return Fault("nothing-next", message, location)
+            return fault
         other, done = by_others.most_common(1)[0]
         return Fault(
-            "nothing-next",
-            message,
+            fault.code,
+            fault.message,
             location,
             f"{done} of {number} are done before: a loop here runs the others, "
             f"`microbatches - {done}` of them",
@@ -292,6 +296,9 @@ class Order:
                 fault = wrong_microbatch(
                     self.layout, op, self.stages[index], microbatch, location
                 )
+                if too_many:
+                    number = units[self.stages[index]]
+                    fault = self._too_many(fault, index, number)
                 self.end_before(index, fault)
                 return
 
@@ -377,7 +384,14 @@ def wrong_stage(layout: Layout, rank: int, op: str, stage: int, location: int) -
     last = len(layout.placement) - 1
     if not 0 <= stage <= last:
         message = f"`{op}` of stage {stage}, there are stages 0 to {last}"
-        return Fault("no-such-stage", message, location)
+        condition = "r > 0" if stage < 0 else "r < ranks - 1"
+        help = f"leave it out where there is no such stage: `if {condition} {{ … }}`"
+        if stage < 0 and len(layout.pipelines) > 1:
+            # The text says of which pipeline, and where that has no such stage, the number is -1.
+            there_are = ", ".join(islice(_names_of_stages(layout), 4))
+            message = f"`{op}` of a stage that there is not: there are {there_are}"
+            help = "each counts its stages from 0, on whichever ranks they are"
+        return Fault("no-such-stage", message, location, help)
     holder = layout.placement[stage]
     name = Names(layout).stage(stage)
     message = f"`{op}` of stage {name} on rank {rank}, it is on rank {holder}"
@@ -386,6 +400,15 @@ def wrong_stage(layout: Layout, rank: int, op: str, stage: int, location: int) -
     if held > 1 and stage < held:
         help = f"the stage of this rank's chunk c is `stage(c)`: `{op}(stage(c), m)`"
     return Fault("not-on-this-rank", message, location, help)
+
+
+def _names_of_stages(layout: Layout) -> Iterator[str]:
+    """The first and the last stage of each pipeline."""
+    names = Names(layout)
+    for pipeline in layout.pipelines:
+        first = names.stage(pipeline.start)
+        last = names.stage(pipeline.stop - 1)
+        yield f"`{first}` to `{last}`"
 
 
 def wrong_slice(layout: Layout, op: str, number: int, location: int) -> Fault:

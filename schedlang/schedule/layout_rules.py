@@ -164,10 +164,15 @@ def _wrong_ends(layout: Layout, earlier: int, later: int) -> str | None:
     stages = layout.pieces
     if not 0 <= earlier < stages or not 0 <= later < stages:
         return f"leads to no stage: there are stages 0 to {stages - 1}"
-    if later <= earlier:
-        return "does not lead forward"
     first = layout.pipeline_of[earlier]
     second = layout.pipeline_of[later]
+    if later <= earlier and first != second:
+        return (
+            f"leads back from `{first.name}` to `{second.name}`, which is declared before it: "
+            f"declare `{first.name}` first"
+        )
+    if later <= earlier:
+        return "does not lead forward"
     if first.microbatches == second.microbatches:
         return None
     return (

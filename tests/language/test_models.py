@@ -104,7 +104,7 @@ def test_models_that_differ_by_a_number() -> None:
         ),
         (
             LINES + "edge s in 0 .. 1 from student(1) to teacher(0)",
-            "the edge from stage 2 to stage 0 does not lead forward",
+            "the edge from stage 2 to stage 0 leads back from `student` to `teacher`",
         ),
         (
             LINES + "edge s in 0 .. 1 from teacher(0) to student(2)",

@@ -336,6 +336,39 @@ schedule a {
 """,
     """\
 schedule a {
+    param ranks = 4  param microbatches = 8
+    rank r {
+        let w = ranks - 1 - r
+        for m in 0 .. w { F(m) }
+        for m in 0 .. microbatches { F(w + m)  B(m) }
+    }
+}
+""",
+    """\
+schedule a {
+    param ranks = 4  param microbatches = 4
+    model encoder runs microbatches stage s in 0 .. 2 on s
+    model decoder runs microbatches stage s in 0 .. 2 on s + 2
+    rank r { repeat microbatches { if r < 2 { F(encoder(r), next) } else { F(decoder(r), next) } } }
+}
+""",
+    """\
+schedule a {
+    param ranks = 4  param microbatches = 4
+    rank r { repeat microbatches { F(r - 1, next)  F(r, next)  B(next) } }
+}
+""",
+    """\
+schedule a {
+    param ranks = 4  param microbatches = 4
+    model decoder runs microbatches stage s in 0 .. 2 on s
+    model encoder runs microbatches stage s in 0 .. 2 on s + 2
+    edge s in 1 .. 2 from encoder(s) to decoder(0)
+    rank r { repeat microbatches { if r < 2 { F(decoder(r), next) } else { F(encoder(r - 2), next) } } }
+}
+""",
+    """\
+schedule a {
     param ranks = 2  param chunks = 2  param microbatches = 4
     stage s in 0 .. ranks * chunks on s % ranks
     rank r { for m in 0 .. microbatches { for c in 0 .. chunks { F(c, m) } } }
@@ -454,6 +487,24 @@ def test_programs(folder: Path, golden: Callable[[str, Path], None]) -> None:
         assert message.startswith("error["), shown
         sections.append(section(shown, message))
     golden("".join(sections), Path(__file__).parent / "programs.txt")
+
+
+@pytest.mark.core
+def test_a_forgotten_backward_is_warned_of(folder: Path) -> None:
+    """A program without any backward is right, as an inference, for whoever says that it is meant."""
+    forgotten = "schedule a { param ranks = 2 param microbatches = 4 rank r { repeat microbatches { F(next) } } }"
+    Path("forgotten.sched").write_text(forgotten)
+    code, message = schedc("compile forgotten.sched -o forgotten.json")
+    assert code == 0
+    assert message.startswith("warning[forward-only]: the program has no backward")
+    assert "--forward-only" in message
+    for command in (
+        "compile forgotten.sched --forward-only",
+        "simulate forgotten.json",
+        "compile gpipe --forward-only",
+        "compile gpipe",
+    ):
+        assert schedc(command) == (0, "")
 
 
 def test_files(folder: Path, golden: Callable[[str, Path], None]) -> None:
