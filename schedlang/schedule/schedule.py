@@ -339,7 +339,13 @@ class Schedule:
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages that a rank holds, in order; ValueError for a rank that there is not."""
-        check_whole("rank", rank, 0, len(self.ranks) - 1)
+        count = len(self.ranks)
+        check_whole("rank", rank, 0)
+        if rank >= count:
+            raise ValueError(
+                f"there is no rank {rank}: the plan is for {counted(count, 'rank')}, and each is one "
+                f"process, `torchrun --nproc-per-node {count}`"
+            )
         return self.layout.stages_of(rank)
 
     def where(self, rank: int, index: int) -> str:
