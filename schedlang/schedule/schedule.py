@@ -14,7 +14,7 @@ import numpy as np
 from attrs import field, frozen
 
 from schedlang.diagnostics.arguments import check_whole
-from schedlang.diagnostics.diagnostic import Diagnostic
+from schedlang.diagnostics.diagnostic import Diagnostic, counted
 from schedlang.diagnostics.source import Source, Span
 from schedlang.on_demand import on_demand
 from schedlang.schedule.actions import Actions, is_update
@@ -343,8 +343,8 @@ class Schedule:
         check_whole("rank", rank, 0)
         if rank >= count:
             raise ValueError(
-                f"there is no rank {rank}: the plan is for {counted(count, 'rank')}, and each is one "
-                f"process, `torchrun --nproc-per-node {count}`"
+                f"there is no rank {rank}: the plan is for {counted(count, 'rank')}, and each is "
+                f"one process, `torchrun --nproc-per-node {count}`"
             )
         return self.layout.stages_of(rank)
 
