@@ -9,9 +9,20 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: explore explore-verifier explore-formatting explore-ranks explore-damage explore-trainings explore-models explore-fuzz
 .PHONY: models mutation gpu bench regenerate measure
 
-demo: .venv/installed
-	$(BIN)/schedc run programs/1f1b.sched --check
-	$(BIN)/schedc run programs/interleaved_1f1b.sched -p chunks=2 --check
+# Two schedules train a small GPT on 4 processes; each is compared with one process.
+INTERLEAVED := programs/interleaved_1f1b.sched -p chunks=2
+demo: .venv/runtime
+	@echo "demo, 2 of 4: train a small GPT under 1F1B, on 4 processes of this machine, and again on one"
+	@$(BIN)/schedc run programs/1f1b.sched --steps 5 --check
+	@echo
+	@echo "demo, 3 of 4: the same under interleaved 1F1B, whose ranks have two stages each"
+	@$(BIN)/schedc run $(INTERLEAVED) --steps 5 --check
+	@echo
+	@echo "demo, 4 of 4: the two schedules as they are proved, a line for each rank; dots are idle"
+	@$(BIN)/schedc simulate programs/1f1b.sched | sed '/^$$/q'
+	@$(BIN)/schedc simulate $(INTERLEAVED) | sed '/^$$/q'
+	@echo "Both schedules compute what one process computes. Interleaved 1F1B is idle for less of the time."
+	@echo "Next: the first five minutes of README.md, then docs/tutorial.md. schedc is $(BIN)/schedc."
 
 # A Llama of transformers, trained under ZB-V, saved, and trained on under DualPipe, on 4 processes.
 example: .venv/installed
@@ -201,7 +212,14 @@ regenerate: .venv/installed
 measure: .venv/installed
 	$(BIN)/python tools/measure.py
 
-.venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[runtime,dev]'
-	touch $@
+# What training needs. The tests, the checks and the tools need more.
+.venv/runtime: pyproject.toml constraints.txt
+	@echo "demo, 1 of 4: build .venv with torch and what else training needs"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[runtime]'
+	@touch $@
+
+.venv/installed: .venv/runtime
+	@echo "adding to .venv what the tests, the checks and the tools need"
+	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[runtime,dev]'
+	@touch $@

@@ -39,8 +39,8 @@ from schedlang.examples.demo.plan_source import share_plan
 from schedlang.examples.demo.recipe import Recipe
 from schedlang.examples.demo.reference import train_reference
 from schedlang.examples.demo.report import (
-    TOLERANCE,
     compare,
+    is_rounding,
     print_header,
     report,
     total_losses,
@@ -188,8 +188,8 @@ def _for_updates(plan: Plan, updates: int) -> Plan:
 def _conclude(
     workload: Workload, options: argparse.Namespace, found: list[Training]
 ) -> bool:
-    """Print what came out, and the same as one line of JSON; gives whether it is right, as far as
-    was compared.
+    """Print what came out, for people or with `--json` also for programs; gives whether it is
+    right, as far as was compared.
     """
     ranks = found[: len(workload.plan.ranks)]
     bars = [
@@ -214,10 +214,9 @@ def _conclude(
         print(f"training again in one process, {first + len(losses)} steps", flush=True)
         errors = compare(found, losses, train_reference(workload, first + len(losses)))
         figures = errors | figures
-        right = max(errors.values()) <= TOLERANCE
-    print(
-        json.dumps(figures), file=sys.__stdout__ if options.json else None, flush=True
-    )
+        right = is_rounding(errors)
+    if options.json:
+        print(json.dumps(figures), file=sys.__stdout__, flush=True)
     return right
 
 

@@ -1,7 +1,10 @@
 """The report at the end of a training."""
 
 import os
+from collections.abc import Mapping
+from math import isnan
 
+from schedlang.diagnostics.diagnostic import counted
 from schedlang.examples.demo.train import Training
 from schedlang.examples.demo.workload import ROWS, Workload
 from schedlang.extras.measured import Run, comparison_text
@@ -59,10 +62,13 @@ def report(
     seconds = writer.seconds[1:] or writer.seconds
     steps = writer.first + len(writer.losses)
     tokens = sum(map(workload.tokens, range(steps - len(seconds), steps)))
+    loss = total_losses(trainings)[-1]
+    speed = tokens / sum(seconds)
+    print(f"\n{counted(steps, 'step')}, a loss of {loss:.4f}, {speed:,.0f} tokens/s")
     return {
         "steps": steps,
-        "loss": total_losses(trainings)[-1],
-        "tokens_per_second": tokens / sum(seconds),
+        "loss": loss,
+        "tokens_per_second": speed,
         "predicted_idle": found.predicted.idle,
         "measured_idle": found.measured.idle,
     }
@@ -81,8 +87,8 @@ def total_losses(trainings: list[Training]) -> list[float]:
 def compare(
     trainings: list[Training], losses: list[float], reference: Training
 ) -> dict[str, float]:
-    """Print the largest differences from the reference run, relative to its figures, and give
-    them.
+    """Print whether this is the training of the reference run, and the largest differences,
+    relative to its figures; and give these.
     """
     last = reference.losses[-len(losses) :]
     loss_error = max(
@@ -98,15 +104,26 @@ def compare(
         name: float((ours[name] - other).abs().max() / other.abs().max())
         for name, other in reference.gradients.items()
     }
-    print(f"largest difference of the loss, over {len(losses)} steps: {loss_error:.1e}")
     figures = {"loss_error": loss_error}
+    largest = f"over {counted(len(losses), 'step')} of a loss {loss_error:.1e}"
     # An evaluation has none.
     if errors:
-        worst = max(errors, key=lambda name: errors[name])
-        print(
-            f"largest difference of a gradient, of {len(errors)}: {errors[worst]:.1e} ({worst})"
-        )
+        worst = max(errors, key=lambda name: (isnan(errors[name]), errors[name]))
         figures["gradient_error"] = errors[worst]
-    if max(figures.values()) > TOLERANCE:
-        print(f"these are not the same training: {TOLERANCE:.0e} would be rounding")
+        largest += (
+            f", of {counted(len(errors), 'gradient')} {errors[worst]:.1e} (`{worst}`)"
+        )
+    what = "training" if errors else "evaluation"
+    if is_rounding(figures):
+        print(f"\nright: this is the same {what} as in one process, but for rounding")
+    else:
+        print(f"\nwrong: this is not the same {what} as in one process")
+    print(
+        f"largest difference {largest}; up to {TOLERANCE:.0e} is rounding", flush=True
+    )
     return figures
+
+
+def is_rounding(differences: Mapping[str, float]) -> bool:
+    """Whether another order of the same additions explains all of these; NaN it does not."""
+    return all(each <= TOLERANCE for each in differences.values())

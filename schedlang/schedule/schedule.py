@@ -14,7 +14,7 @@ import numpy as np
 from attrs import field, frozen
 
 from schedlang.diagnostics.arguments import check_whole
-from schedlang.diagnostics.diagnostic import Diagnostic
+from schedlang.diagnostics.diagnostic import Diagnostic, counted
 from schedlang.diagnostics.source import Source, Span
 from schedlang.on_demand import on_demand
 from schedlang.schedule.actions import Actions, is_update
@@ -339,7 +339,13 @@ class Schedule:
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages that a rank holds, in order; ValueError for a rank that there is not."""
-        check_whole("rank", rank, 0, len(self.ranks) - 1)
+        count = len(self.ranks)
+        check_whole("rank", rank, 0)
+        if rank >= count:
+            raise ValueError(
+                f"there is no rank {rank}: the plan is for {counted(count, 'rank')}, and each is "
+                f"one process, `torchrun --nproc-per-node {count}`"
+            )
         return self.layout.stages_of(rank)
 
     def where(self, rank: int, index: int) -> str:

@@ -383,8 +383,8 @@ COMPILER: dict[str, Mistake] = {
     "stages_of: a rank that there is not": (
         lambda plan: plan.stages_of(5),
         ValueError,
-        "`rank` is 5",
-        "it must be a whole number from 0 to 1",
+        "there is no rank 5: the plan is for 2 ranks",
+        "each is one process, `torchrun --nproc-per-node 2`",
     ),
     "for_updates: text": (
         lambda plan: plan.for_updates("3"),  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 in one process.
 """
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ from tests.support.ranks import Run
 from tests.support.sizes import STEPS, sizes
 
 if TYPE_CHECKING:
-    from tests.support.training import Train
+    from tests.support.training import Train, printed_figures
 
 pytestmark = pytest.mark.processes
 
@@ -317,6 +316,6 @@ def test_the_example_takes_turns(
     path.write_text(text)
     trained = train(ranks, path, "--steps", steps, "--check", "--audit")
     assert trained.codes == [0] * ranks, trained.stderr
-    figures = json.loads(trained.stdout.splitlines()[-1])
+    figures = printed_figures(trained.stdout)
     assert figures["gradient_error"] <= 1e-5
     assert "one after the other" not in trained.stderr

@@ -1,6 +1,5 @@
 """Programs that are compiled for as many ranks as were started, and go on when that number changes."""
 
-import json
 import os
 import re
 import signal
@@ -21,7 +20,7 @@ import torch
 from schedlang.examples.demo.gpt import build_gpt, cut_gpt
 from schedlang.examples.demo.recipe import Recipe
 from schedlang.examples.demo.workload import Workload
-from tests.support.training import Train
+from tests.support.training import Train, printed_figures
 
 pytestmark = pytest.mark.processes
 
@@ -59,7 +58,7 @@ def losses(out: str) -> dict[int, float]:
 
 def figures(done: subprocess.CompletedProcess[str]) -> dict:
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_figures(done.stdout)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ process, and what is away takes no memory.
 """
 
 import copy
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,6 +24,7 @@ from tests.support.models import batch, program, replicated
 from tests.support.paths import PROGRAMS
 from tests.support.ranks import Run
 from tests.support.sizes import STEPS
+from tests.support.training import printed_figures
 
 pytestmark = pytest.mark.processes
 
@@ -163,10 +163,9 @@ def test_the_command_runs_it_as_one_process_does(train: Callable, steps: int) ->
         *("-p", "microbatches=4", "--steps", steps, "--check"),
     )
     assert done.codes == [0, 0], done.stderr
-    (loss,) = re.findall(
-        rf"largest difference of the loss, over {steps} steps: (\S+)", done.stdout
-    )
-    assert float(loss) < 1e-5
+    figures = printed_figures(done.stdout)
+    assert figures["steps"] == steps
+    assert figures["loss_error"] < 1e-5
 
 
 def held_within_a_step() -> tuple[list[int], list[int]]:

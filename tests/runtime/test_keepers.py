@@ -3,7 +3,6 @@ less memory on the ranks that would hold most.
 """
 
 import gc
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -44,6 +43,7 @@ from tests.support.models import (  # noqa: E402
 from tests.support.paths import PROGRAMS  # noqa: E402
 from tests.support.ranks import Run  # noqa: E402
 from tests.support.sizes import STEPS  # noqa: E402
+from tests.support.training import printed_figures  # noqa: E402
 
 pytestmark = pytest.mark.processes
 
@@ -56,7 +56,7 @@ def test_steps_are_those_of_one_process_to_the_bit(train: Callable, steps: int) 
     options = "--steps", steps, "--check", "--audit"
     trained = train(4, PROGRAMS / "bpipe.sched", *options)
     assert trained.codes == [0] * 4, trained.stderr
-    figures = json.loads(trained.stdout.splitlines()[-1])
+    figures = printed_figures(trained.stdout)
     assert figures["gradient_error"] == 0
     assert figures["loss_error"] == 0
 

@@ -4,7 +4,6 @@ on later.
 It needs the right to make namespaces: root, or CAP_NET_ADMIN and CAP_SYS_ADMIN. `make faults`.
 """
 
-import json
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ from attrs import frozen
 from schedlang import Source, compile, write_plan
 from tests.support.paths import PROGRAMS
 from tests.support.processes import ENVIRONMENT
+from tests.support.training import printed_figures
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 pytestmark = pytest.mark.processes
@@ -192,7 +192,7 @@ def test_a_cut_link_ends_all_and_training_goes_on(
         assert codes == [0, 0], out
         steps = [int(step) for step in re.findall(r"^step +(\d+) ", out, re.M)]
         assert steps.count(1) == bool(restarts)
-        figures = json.loads(out.splitlines()[-1])
+        figures = printed_figures(out)
         assert (figures["steps"], figures["loss_error"], figures["gradient_error"]) == (
             STEPS,
             0,

@@ -26,9 +26,24 @@ def test_the_largest_differences_are_relative_and_named(
         "gradient_error": 0.25,
     }
     out = capsys.readouterr().out
-    assert "largest difference of the loss, over 2 steps: 2.5e-01" in out
-    assert "largest difference of a gradient, of 2: 2.5e-01 (b)" in out
-    assert "not the same training" in out
+    assert "wrong: this is not the same training as in one process" in out
+    assert (
+        "largest difference over 2 steps of a loss 2.5e-01, of 2 gradients 2.5e-01 (`b`)"
+        in out
+    )
+
+
+def test_a_gradient_that_is_nan_is_no_agreement(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from schedlang.examples.demo.report import compare, is_rounding
+    from schedlang.examples.demo.train import Training
+
+    alone = Training(losses=[4.0], gradients={"a": torch.ones(1), "b": torch.ones(1)})
+    nan = torch.tensor([float("nan")])
+    ours = Training(losses=[4.0], gradients={"a": nan, "b": torch.ones(1)})
+    assert not is_rounding(compare([ours], [4.0], alone))
+    assert "wrong: this is not the same training" in capsys.readouterr().out
 
 
 def test_a_missing_gradient_is_no_agreement() -> None:

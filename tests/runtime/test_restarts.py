@@ -26,6 +26,7 @@ from torch import nn
 
 from schedlang.runtime import Pipeline
 from tests.support.models import WIDTH, pipeline, program
+from tests.support.training import printed_figures
 
 pytestmark = pytest.mark.processes
 
@@ -169,7 +170,7 @@ def test_the_trainer_resumes_under_torchrun(tmp_path: Path) -> None:
     # At most the steps since the last checkpoint are made again.
     assert steps.count(1) == 1
     assert sorted(set(steps)) == list(range(1, 13))
-    figures = json.loads(out.splitlines()[-1])
+    figures = printed_figures(out)
     assert (figures["steps"], figures["loss_error"], figures["gradient_error"]) == (
         12,
         0,

@@ -1,7 +1,6 @@
 """Models with skips on real processes: their gradients are those of the same model in one process."""
 
 import copy
-import json
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -38,7 +37,7 @@ from tests.support.skip_models import (
     UNet,
     in_order,
 )
-from tests.support.training import Train
+from tests.support.training import Train, printed_figures
 
 pytestmark = pytest.mark.processes
 
@@ -364,7 +363,7 @@ def test_skips_of_a_schedule_without_a_flush(train: Train, tmp_path: Path) -> No
     assert late.read_text() != text
     done = train(4, late, "--steps", 3, "--check")
     assert done.codes == [0] * 4, done.stdout + done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures = printed_figures(done.stdout)
     assert figures["loss_error"] < 1e-6
     assert figures["gradient_error"] < 1e-5
 

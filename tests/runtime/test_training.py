@@ -22,7 +22,7 @@ pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportEr
 import torch.distributed as dist
 
 from schedlang.examples.demo import trace
-from tests.support.training import Train, run_script
+from tests.support.training import Train, printed_figures, run_script
 
 pytestmark = pytest.mark.processes
 
@@ -55,9 +55,8 @@ def test_a_run_that_fails_says_so_in_its_own_words() -> None:
     done = python("-m", "schedlang", "run", PROGRAMS / "1f1b.sched", *options)
     assert done.returncode == 1
     assert "the loss is not finite for microbatch 0 (nan)" in done.stderr
-    assert all(re.match(r" *rank \d", line) for line in done.stderr.splitlines()), (
-        done.stderr
-    )
+    report = r" *rank \d|  tracebacks of all ranks: "
+    assert all(re.match(report, line) for line in done.stderr.splitlines()), done.stderr
 
 
 def check_training(out: str, name: str, ranks: int, stages: int) -> None:
@@ -75,7 +74,7 @@ def check_training(out: str, name: str, ranks: int, stages: int) -> None:
     ]
     assert len(losses) == 4
     assert losses[-1] < losses[0] - 0.5
-    figures = json.loads(lines[-1])
+    figures = printed_figures(out)
     assert figures["steps"] == 4
     assert figures["loss"] == pytest.approx(losses[-1], abs=1e-4)
     assert figures["tokens_per_second"] > 0
@@ -107,7 +106,7 @@ def test_training_with_late_gradients_and_with_replicas(
     # In one clock, ranks do not work longer than the steps take.
     assert all(0 <= idle < 1 for idle in (*found.predicted.idle, *found.measured.idle))
     assert main(["view", str(trace)]) == 0
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures = printed_figures(done.stdout)
     assert figures["steps"] == 3
     assert figures["loss_error"] <= (0 if exact else 1e-5)
     assert figures["gradient_error"] <= (0 if exact else 1e-5)
@@ -127,7 +126,7 @@ def test_training_with_microbatches_of_unequal_lengths(
         "bytes per step, in microbatches of unequal lengths"
         in done.stdout.splitlines()[0]
     )
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures = printed_figures(done.stdout)
     assert figures["loss_error"] <= 1e-5
     assert figures["gradient_error"] <= 1e-5
 
@@ -138,7 +137,7 @@ def test_replicas_with_microbatches_of_unequal_lengths(
     plan = plan_file(tmp_path, "1f1b", ranks=2, microbatches=2)
     done = train(4, plan, "--steps", 2, "--check", "--unequal", "--replicas", 2)
     assert done.codes == [0] * 4, done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures = printed_figures(done.stdout)
     assert figures["loss_error"] <= 1e-5
     assert figures["gradient_error"] <= 1e-5
 
@@ -202,7 +201,7 @@ def test_one_process_needs_no_launcher(train: Train, tmp_path: Path) -> None:
     plan = plan_file(tmp_path, "gpipe", ranks=1, microbatches=2)
     done = train(0, plan, "--steps", 1)
     assert done.codes == [0], done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures = printed_figures(done.stdout)
     assert "gradient_error" not in figures
     assert figures["measured_idle"][0] < 0.5
 
@@ -260,7 +259,7 @@ def test_replicas(train: Train, tmp_path: Path) -> None:
     assert done.stdout.startswith(
         "zb_v (ranks 2, stages 4, microbatches 4, replicas 2) trains a GPT of "
     )
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures = printed_figures(done.stdout)
     losses = re.findall(r"^step +\d+  loss (\d\.\d{4}) ", done.stdout, re.MULTILINE)
     assert float(losses[-1]) == pytest.approx(figures["loss"], abs=1e-4)
     assert figures["loss_error"] <= 1e-5
@@ -269,7 +268,7 @@ def test_replicas(train: Train, tmp_path: Path) -> None:
     check_trace(read_run(trace).plan, json.loads(trace.read_text())["traceEvents"])
     done = train(0, program, "-p", "microbatches=8", *options, 5)
     assert done.codes == [0], done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures = printed_figures(done.stdout)
     assert figures["steps"] == 5
     assert figures["loss_error"] <= 1e-5
 

@@ -2,7 +2,6 @@
 are written out here.
 """
 
-import json
 import re
 from collections.abc import Callable
 
@@ -28,7 +27,7 @@ from tests.support.models import (
     update_batches,
 )
 from tests.support.sizes import sizes
-from tests.support.training import Train
+from tests.support.training import Train, printed_figures
 
 pytestmark = pytest.mark.processes
 
@@ -271,6 +270,6 @@ def test_the_example_is_that_of_one_process(train: Train, steps: int) -> None:
     options = "--steps", steps, "--check", "--audit"
     trained = train(4, PROGRAMS / "pipemare.sched", *options)
     assert trained.codes == [0] * 4, trained.stderr
-    figures = json.loads(trained.stdout.splitlines()[-1])
+    figures = printed_figures(trained.stdout)
     assert figures["gradient_error"] <= 1e-5
     assert figures["loss_error"] <= 1e-5

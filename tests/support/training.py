@@ -6,12 +6,14 @@ Tests of what torchrun itself does about them start a real one, see `processes.p
 
 import ctypes
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import torch.distributed as dist
 from attrs import frozen
@@ -40,6 +42,25 @@ def train(run_ranks: Run, tmp_path: Path, ranks: int, *arguments: object) -> Tra
     return launched(
         run_ranks, tmp_path, ranks, partial(module_main, list(map(str, arguments)))
     )
+
+
+def printed_figures(out: str) -> dict[str, Any]:
+    """The figures in the last lines of a training, by their names in the JSON of `--json`."""
+    (end,) = re.findall(r"^(\d+) steps?, a loss of (\S+), (\S+) tokens/s$", out, re.M)
+    figures: dict[str, Any] = {
+        "steps": int(end[0]),
+        "loss": float(end[1]),
+        "tokens_per_second": float(end[2].replace(",", "")),
+    }
+    for of in ("predicted", "measured"):
+        shares = re.findall(rf"^rank \d+ {of} .* (\d+)% idle$", out, re.M)
+        figures[f"{of}_idle"] = [int(share) / 100 for share in shares]
+    if differences := re.search(r"^largest difference .*; up to", out, re.M):
+        assert re.search(r"^(right|wrong): this is (not )?the same ", out, re.M)
+        for what in ("loss", "gradient"):
+            if found := re.search(rf" {what}s? (\d\S+e[+-]\d+)", differences[0]):
+                figures[f"{what}_error"] = float(found[1])
+    return figures
 
 
 def run_script(

@@ -1,5 +1,6 @@
 """The comparison of a run with its prediction, for people and for programs."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from attrs import asdict
@@ -8,19 +9,20 @@ from schedlang.diagnostics.diagnostic import counted
 from schedlang.extras.measured.comparison import Comparison, Straggler
 from schedlang.report.text_table import aligned
 from schedlang.report.views.terminal import draw_both
+from schedlang.report.views.units import PRINTED, SECONDS, time_text, unit_of
 from schedlang.schedule.naming import Names
 
-#: In microseconds, the unit of traces.
-_MILLISECOND = 1000.0
+#: The unit of traces, in seconds.
+_MICROSECOND = 1e-6
 
 
 def comparison_text(comparison: Comparison) -> str:
     """The two timelines, the figures of both side by side, what ops took on each stage, and which
-    ranks hold up the others; in milliseconds.
+    ranks hold up the others.
     """
     costs = _ops(comparison)
     if comparison.costs.p2p_time is not None:
-        costs.append(f"a transfer takes {_milliseconds(comparison.costs.p2p_time)} ms")
+        costs.append(f"a transfer takes {_time(comparison.costs.p2p_time)}")
     names = comparison.run.plan.names
     blamed = [_straggler_text(names, straggler) for straggler in comparison.stragglers]
     if not blamed:
@@ -39,22 +41,36 @@ def comparison_text(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _milliseconds(time: float) -> str:
-    return f"{time / _MILLISECOND:.4g}"
+def _time(microseconds: float) -> str:
+    """A time with its unit."""
+    return time_text(microseconds, _MICROSECOND, digits=4)
+
+
+class _Column:
+    """Times of a table, all in the unit of the largest one."""
+
+    def __init__(self, times: Iterable[float]) -> None:
+        unit = unit_of(max(times, default=0.0) * _MICROSECOND)
+        self.unit = PRINTED[unit]
+        self._microseconds = SECONDS[unit] / _MICROSECOND
+
+    def text(self, microseconds: float) -> str:
+        """A time, whose unit stands in the head of the table."""
+        return f"{microseconds / self._microseconds:.4g}"
 
 
 def _steps(comparison: Comparison) -> list[str]:
     """How long a step takes."""
-    predicted = _milliseconds(comparison.predicted.makespan)
-    measured = _milliseconds(comparison.step)
+    predicted = _time(comparison.predicted.makespan)
+    measured = _time(comparison.step)
     # A median without its range would look more certain than it is.
     times = [step.makespan for step in comparison.run.steps]
-    shortest = _milliseconds(min(times))
-    longest = _milliseconds(max(times))
+    shortest = _time(min(times))
+    longest = _time(max(times))
     return [
-        f"step time   predicted {predicted} ms, measured {measured} ms: the prediction is off by "
+        f"step time   predicted {predicted}, measured {measured}: the prediction is off by "
         f"{comparison.error:+.1%}",
-        f"            median of {counted(len(times), 'step')}, {shortest} to {longest} ms; "
+        f"            median of {counted(len(times), 'step')}, {shortest} to {longest}; "
         "predicted with the costs below",
     ]
 
@@ -63,18 +79,19 @@ def _ranks(comparison: Comparison) -> list[str]:
     """How long each rank is busy, and which part of the makespan it is idle; predicted and
     measured.
     """
-    rows = [
-        ["", "busy, ms", "", "idle", ""],
-        ["", "predicted", "measured", "predicted", "measured"],
-    ]
     predicted = comparison.predicted
     measured = comparison.measured
+    busy = _Column([*predicted.busy, *measured.busy])
+    rows = [
+        ["", f"busy, {busy.unit}", "", "idle", ""],
+        ["", "predicted", "measured", "predicted", "measured"],
+    ]
     for rank in range(len(predicted.ranks)):
         rows.append(
             [
                 f"rank {rank}",
-                _milliseconds(predicted.busy[rank]),
-                _milliseconds(measured.busy[rank]),
+                busy.text(predicted.busy[rank]),
+                busy.text(measured.busy[rank]),
                 f"{predicted.idle[rank]:.1%}",
                 f"{measured.idle[rank]:.1%}",
             ]
@@ -84,8 +101,15 @@ def _ranks(comparison: Comparison) -> list[str]:
 
 def _ops(comparison: Comparison) -> list[str]:
     """How long ops took, by kind and stage."""
+    means = _Column(duration.mean for duration in comparison.durations)
     rows = [
-        ["op", "stage", "mean, ms", "to the other stages", "spread of the middle half"]
+        [
+            "op",
+            "stage",
+            f"mean, {means.unit}",
+            "to the other stages",
+            "spread of the middle half",
+        ]
     ]
     names = comparison.run.plan.names
     # By kind, so that stages can be compared.
@@ -94,7 +118,7 @@ def _ops(comparison: Comparison) -> list[str]:
             [
                 duration.kind.name,
                 names.stage(duration.stage),
-                _milliseconds(duration.mean),
+                means.text(duration.mean),
                 f"{duration.ratio:.2f}x",
                 f"{duration.spread:.0%}",
             ]
