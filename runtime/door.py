@@ -119,6 +119,18 @@ def _trains(asked: Asked, stage: int) -> bool:
     return not asked.plan.is_forward_only
 
 
+def _is_clipped_by_script(asked: Asked, stage: int) -> bool:
+    """Whether a script that clips has to clip all ranks alike. Where the plan makes the updates, it
+    may clip each stage by itself.
+    """
+    return (
+        _trains(asked, stage)
+        and len(asked.plan.ranks) > 1
+        and not asked.plan.has_updates
+        and not asked.setup.ends_with_update(asked.plan)
+    )
+
+
 def _has_replicas(asked: Asked, stage: int) -> bool:
     return asked.processes.replicas.are_several
 
@@ -311,6 +323,9 @@ FEATURES: dict[str, Feature] = {
         },
     ),
     "overflows": Feature("gradients that are not finite", _trains, "overflows"),
+    "own norms": Feature(
+        "norms that a script clips to", _is_clipped_by_script, "own_norms"
+    ),
     # What no part does by itself.
     "overlapped": Feature(
         "a method `overlapped`",

@@ -47,6 +47,8 @@ class Recomputed(WithoutGraph):
         self._again: dict[int, tuple[Value, State, Wants]] = {}
         #: While a forward is repeated, the state of the random numbers to come.
         self._goes_on_with: State = {}
+        #: While a first run makes a graph, the weights and their gradients before.
+        self._gradients: list[tuple[nn.Parameter, Tensor | None]] = []
 
     def forward(self, microbatch: int) -> None:
         """F: the output. The last stage has its loss in R."""
@@ -83,8 +85,22 @@ class Recomputed(WithoutGraph):
         if stage.loss is not None:
             stage.outputs[microbatch] = output
 
+    def before_forward(self, run: Forward) -> None:
+        """A forward may have a backward inside, for a loss of its own. What it does in a first run
+        that makes a graph, it does once more in R: so its gradients are for nobody.
+        """
+        super().before_forward(run)
+        if run.known is None and not run.has_graph and not run.is_evaluation:
+            weights = self.stage.module.parameters()
+            self._gradients = [(weight, weight.grad) for weight in weights]
+            for weight, _ in self._gradients:
+                weight.grad = None
+
     def after_forward(self, run: Forward) -> None:
-        """Go on with the random numbers of before."""
+        """Go on with the gradients and the random numbers of before."""
+        for weight, gradient in self._gradients:
+            weight.grad = gradient
+        self._gradients = []
         if run.is_repeated:
             set_random_state(self.stage.device, self._goes_on_with)
 

@@ -17,11 +17,11 @@ from torch.amp import GradScaler
 
 from tests.models.model import Does, Feature, Model, Side, train_and_update
 
-#: How many steps such a loop has: the second one may overflow, and the third is trained with what
-#: has come of it.
-STEPS = 4
-#: After this one, scripts do what they do once.
-MIDDLE = 1
+#: How many steps such a loop has, of which one may overflow.
+STEPS = 6
+#: In or after this one, scripts do what they do once: not in the first update, by which torch's fused
+#: SGD keeps a momentum of whatever was in memory, if it is skipped.
+MIDDLE = 2
 
 Step = Callable[[Side, int], None]
 

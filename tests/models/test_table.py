@@ -36,6 +36,7 @@ SOME = {
     "added loss": ["split_recompute", "late_split"],
     "unused weight": ["chimera"],
     "frozen first stage": ["1f1b"],
+    "loss of its own": ["1f1b_recompute"],
     "tied embedding": ["interleaved_1f1b"],
     "clipped to a norm": ["dualpipe"],
     "scalar beside": ["zb_v"],

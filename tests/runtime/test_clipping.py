@@ -1,6 +1,7 @@
 """Training that is clipped by the norm of all gradients, on real processes: that of one process."""
 
 import math
+import warnings
 from itertools import product
 
 import pytest
@@ -249,3 +250,35 @@ def test_updates_clipped_by_the_norm_of_all_stages_are_those_of_one_process(
             assert norm < 1e-12, name
             assert weight < 1e-11, name
             assert same, name
+
+
+def clipped_by_script(whole: bool) -> list[str]:
+    """What is said where a script clips this rank's stages, or each of their layers."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    rank = dist.get_rank()
+    stages = {rank: nn.Sequential(*modules(2))}
+    pipeline = Pipeline(plan, stages, nn.functional.mse_loss)
+    parts = [*stages.values()] if whole else [*stages[rank]]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for step in range(2):
+            pipeline.step(*batch(plan, step))
+            pipeline.clip_grad_norm_(1.0)
+            for part in parts:
+                nn.utils.clip_grad_norm_(part.parameters(), 0.1)
+    return [
+        str(each.message)
+        for each in said
+        if "`torch.nn.utils.clip_grad_norm_`" in str(each.message)
+        and each.filename == __file__
+    ]
+
+
+@pytest.mark.core
+def test_a_script_that_clips_each_rank_by_itself_is_asked_once(run_ranks: Run) -> None:
+    for rank, said in enumerate(run_ranks(clipped_by_script, 2, True).results()):
+        assert len(said) == 1
+        assert (
+            f"clips stage {rank} by the norm of the gradients on this rank" in said[0]
+        )
+    assert run_ranks(clipped_by_script, 2, False).results() == [[], []]

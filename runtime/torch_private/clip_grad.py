@@ -1,0 +1,53 @@
+"""A look at the weights that a script gives to `torch.nn.utils.clip_grad_norm_`.
+
+Scripts import that function by its name, so it is what the function calls that is wrapped.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad
+
+from schedlang.runtime.torch_private import instead, must, private
+
+_NAME = "_clip_grads_with_norm_"
+
+
+def tell_what_is_clipped(tell: Callable[[Sequence[Tensor]], None]) -> None:
+    """From now on, call `tell` with the weights of each call of `clip_grad_norm_`."""
+    instead(
+        f"nn.utils.clip_grad.{_NAME}",
+        lambda: _wrap(tell),
+        None,
+        "ranks that clip by norms of their own are not noticed",
+    )
+
+
+def _wrap(tell: Callable[[Sequence[Tensor]], None]) -> None:
+    clip = private(clip_grad, _NAME)
+    clipped: list[Tensor] = []
+
+    def with_tell(
+        to: Callable[[Sequence[Tensor]], object],
+    ) -> Callable[..., None]:
+        @wraps(clip)
+        def clip_and_tell(parameters: Any, *given: Any, **options: Any) -> None:
+            # `clip_grad_norm_` gives a list, which may be gone through twice.
+            to(parameters)
+            clip(parameters, *given, **options)
+
+        return clip_and_tell
+
+    weight = nn.Parameter(torch.ones(1, device="cpu"))
+    weight.grad = torch.ones_like(weight)
+    try:
+        setattr(clip_grad, _NAME, with_tell(clipped.extend))
+        clip_grad.clip_grad_norm_([weight], 0.5)
+        must(len(clipped) == 1 and clipped[0] is weight and weight.grad < 1)
+    except Exception:
+        setattr(clip_grad, _NAME, clip)
+        raise
+    setattr(clip_grad, _NAME, with_tell(tell))
