@@ -382,6 +382,7 @@ def record(rank: int, layout: Layout, sites: Sites, calls: Calls) -> Order:
 def wrong_stage(layout: Layout, rank: int, op: str, stage: int, location: int) -> Fault:
     """The fault for an op of a stage that the rank does not hold."""
     last = len(layout.placement) - 1
+    help: str | None = None
     if not 0 <= stage <= last:
         message = f"`{op}` of stage {stage}, there are stages 0 to {last}"
         condition = "r > 0" if stage < 0 else "r < ranks - 1"
@@ -396,7 +397,6 @@ def wrong_stage(layout: Layout, rank: int, op: str, stage: int, location: int) -
     name = Names(layout).stage(stage)
     message = f"`{op}` of stage {name} on rank {rank}, it is on rank {holder}"
     held = layout.placement.count(rank)
-    help = None
     if held > 1 and stage < held:
         help = f"the stage of this rank's chunk c is `stage(c)`: `{op}(stage(c), m)`"
     return Fault("not-on-this-rank", message, location, help)
