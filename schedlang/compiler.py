@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from schedlang.diagnostics.activity import doing
-from schedlang.diagnostics.arguments import check_flag, check_params
+from schedlang.diagnostics.arguments import Params, check_flag, check_params
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 from schedlang.files.reading import source_of
@@ -72,7 +72,7 @@ NO_PARAMS: Mapping[str, int] = MappingProxyType({})
 
 def compile(
     source: Source | str | Path,
-    params: Mapping[str, int] = NO_PARAMS,
+    params: Params = NO_PARAMS,
     costs: Costs = UNIT,
     forward_only: bool = False,
     transport: str = PORTABLE,
@@ -81,7 +81,7 @@ def compile(
 
     `source` is the path of the program's file, its text, or a `Source`: a `str` with a `{` in it is
     text. Where there is no such file, it may be a program of the gallery, as "1f1b". `params` are
-    whole numbers by name, as `{"ranks": 4}`; others have the program's defaults.
+    whole numbers by name, as `{"ranks": 4}`, or lists of them; others have the program's defaults.
 
     It is proved for a transport (`schedlang.schedule.transports`), by default for all. Passes and
     the lowering choose what is best for `costs`, or where these leave something open, for the
@@ -105,7 +105,7 @@ def compile(
 def compile_tree(
     source: Source,
     tree: syntax.Schedule,
-    params: Mapping[str, int],
+    params: Params,
     costs: Costs = UNIT,
     forward_only: bool = False,
     transport: str = PORTABLE,
@@ -172,7 +172,7 @@ def _wrong_figures(
 def ops_of(
     source: Source,
     tree: syntax.Schedule,
-    params: Mapping[str, int],
+    params: Params,
     costs: Costs = UNIT,
 ) -> Schedule:
     """The schedule of a program after its passes, with no transfers but those that it writes;
@@ -185,7 +185,7 @@ def ops_of(
 def _schedule_of_ops(
     source: Source,
     tree: syntax.Schedule,
-    params: Mapping[str, int],
+    params: Params,
     costs: Costs,
     forward_only: bool,
     transport: str = PORTABLE,
@@ -213,7 +213,7 @@ def _check_ops(schedule: Schedule) -> None:
 
 
 def check_program(
-    source: Source, params: Mapping[str, int], names: Iterable[str], costs: Costs = UNIT
+    source: Source, params: Params, names: Iterable[str], costs: Costs = UNIT
 ) -> dict[str, list[Diagnostic]]:
     """For each of some transports what is wrong with a program there, compiled for some costs, as
     `check_schedule`; CompileError for what is wrong whatever the transport, ValueError for costs of

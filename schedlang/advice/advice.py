@@ -1,13 +1,14 @@
 """What a user is told beside a deadlock: the smallest size that shows it, and a proved repair."""
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import evolve, frozen
 
 from schedlang.advice.repairs import candidates
 from schedlang.advice.smallest import smallest
 from schedlang.compiler import compile_tree
+from schedlang.diagnostics.arguments import Params
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.repair import Repair
 from schedlang.diagnostics.source import Source
@@ -24,7 +25,7 @@ WAITS = frozenset({"deadlock", "first-use", "unmatched-send", "unmatched-receive
 def advise(
     error: CompileError,
     source: Source,
-    params: Mapping[str, int],
+    params: Params,
     forward_only: bool = False,
     transport: str = PORTABLE,
 ) -> CompileError:
@@ -37,7 +38,14 @@ def advise(
         if diagnostic.code in WAITS:
             whole, tree = load(source)
             all_params = parameters(tree, params)
-            adviser = _Adviser(source, whole, tree, all_params, forward_only, transport)
+            lists = {
+                name: value
+                for name, value in params.items()
+                if isinstance(value, Sequence)
+            }
+            adviser = _Adviser(
+                source, whole, tree, all_params, lists, forward_only, transport
+            )
             diagnostics[index] = adviser.advise(diagnostic)
             break
     return CompileError(diagnostics)
@@ -54,6 +62,8 @@ class _Adviser:
     whole: Source
     tree: syntax.Schedule
     params: dict[str, int]
+    #: The lists that the user gives; they stay as they are.
+    lists: dict[str, Sequence[int]]
     forward_only: bool
     transport: str
 
@@ -89,7 +99,7 @@ class _Adviser:
             compile_tree(
                 source,
                 tree,
-                params,
+                {**self.lists, **params},
                 forward_only=self.forward_only,
                 transport=transport,
             )
@@ -115,6 +125,8 @@ class _Adviser:
                 # A parameter at its default needs no option.
                 if params[name] != _literal(item.default):
                     words += ["-p", f"{name}={params[name]}"]
+        for name, values in self.lists.items():
+            words += ["-p", f"{name}={','.join(map(str, values))}"]
         if self.forward_only:
             words.append("--forward-only")
         if self.transport != PORTABLE:

@@ -11,16 +11,18 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 DEVICES = ("cpu", "cuda")
 
 
-def param(text: str) -> tuple[str, int]:
-    """The parameter and its value in `-p NAME=VALUE`."""
+def param(text: str) -> tuple[str, int | tuple[int, ...]]:
+    """The parameter and its value in `-p NAME=VALUE`: a number, or a list as in `depth=3,2,1`."""
     name, _, value = text.partition("=")
     try:
-        number = int(value)
+        numbers = tuple(map(int, value.split(",")))
     except ValueError:
-        number = None
-    if number is None or not name.strip():
-        raise ArgumentTypeError(f"`{text}` is not NAME=VALUE with a whole number")
-    return name.strip(), number
+        numbers = ()
+    if not numbers or not name.strip():
+        raise ArgumentTypeError(
+            f"`{text}` is not NAME=VALUE with a whole number, or NAME=VALUE,VALUE,… with a list"
+        )
+    return name.strip(), numbers if len(numbers) > 1 else numbers[0]
 
 
 def count(text: str) -> int:

@@ -2,7 +2,7 @@
 that says the argument's name, what was given, and what is wanted.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any
@@ -13,6 +13,8 @@ _WIDTH = 60
 _WRITTEN = (str, bytes, int, float, list, tuple, set, dict, type(None))
 
 Types = type | tuple[type, ...]
+#: Parameters of a program by name: whole numbers, and lists of them.
+Params = Mapping[str, int | Sequence[int]]
 
 
 def shown(value: Any) -> str:
@@ -78,9 +80,11 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def check_params(name: str, params: Any) -> None:
-    """TypeError unless an argument is a mapping of names to whole numbers."""
+    """TypeError unless an argument is a mapping of names to whole numbers, or lists of them."""
     what = "a mapping of names to whole numbers, such as {'ranks': 4}"
     check_type(name, params, Mapping, what)
     for key, value in params.items():
         check_type(f"a name in {name}", key, str, "text")
-        check_whole(f"{name}[{key!r}]", value)
+        is_list = isinstance(value, list | tuple) and value
+        for each in value if is_list else [value]:
+            check_whole(f"{name}[{key!r}]", each)

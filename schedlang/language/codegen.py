@@ -360,6 +360,13 @@ class Codegen:
                     return lines
                 self._scope.formulas[name.text] = evolve(formula, is_remembered=True)
                 return ["@remembered", *lines]
+            case syntax.List(is_param=True):
+                return [self.list_of_user(item)]
+            case syntax.List(length=syntax.Node() as length):
+                count = f"{len(item.values)}, {self.expression(length)}"
+                place = self.location(item)
+                check = f"check_length({item.name.text!r}, {count}, {place})"
+                return [*self.statement(item), check]
             case syntax.Let() | syntax.List() | syntax.Require() | syntax.Assert():
                 return self.statement(item)
             case syntax.Stage():
@@ -373,6 +380,18 @@ class Codegen:
             case syntax.Rank() | syntax.Repeated() | syntax.Objective():
                 return []
         return [self.setting(item)]
+
+    def list_of_user(self, item: syntax.List) -> str:
+        """The line of a list that a user may give."""
+        assert item.length is not None
+        name = item.name.text
+        texts = "".join(f"{self.expression(value)}, " for value in item.values)
+        arguments = f"{self.expression(item.length)}, {self.location(item)}"
+        # In a claim it is a value: the tree does not have what the user gives.
+        self._scope.values.append(name)
+        return (
+            f"{variable(name)} = param_list({name!r}, lambda: ({texts}), {arguments})"
+        )
 
     def stage_line(self, item: syntax.Stage) -> str:
         """The number of stages and the rank of each, as one argument."""

@@ -4,12 +4,13 @@ links. The Python of a program calls what is here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
+from schedlang.diagnostics.arguments import Params
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.diagnostics.source import Span
 from schedlang.language import syntax
@@ -37,6 +38,8 @@ from schedlang.schedule.layout import Layout, Pipeline, of_graph, pieces_of
 from schedlang.schedule.layout_rules import wrong_with
 from schedlang.schedule.schedule import MOST_STEPS, Claim, Pass, WeightRule
 
+#: The most values that an example of a list shows.
+_SHOWN = 4
 #: How many values of each function are remembered.
 _REMEMBERED = 1 << 16
 #: The parameters of how many there are of something.
@@ -124,10 +127,11 @@ class Declarations:
     """
 
     tree: syntax.Schedule
-    given: Mapping[str, int]
+    given: Params
     positive: frozenset[str]
     python: Code
     params: dict[str, int] = field(factory=dict)
+    lists: dict[str, tuple[int, ...]] = field(factory=dict)
     names: dict[str, Any] = field(factory=dict)
     placement: list[int] = field(factory=list)
     pipelines: list[Pipeline] = field(factory=list)
@@ -170,6 +174,8 @@ class Declarations:
             "own_stage": self.own_stage,
             "repeated_part": self.repeated_part,
             "param": self.param,
+            "param_list": self.param_list,
+            "check_length": self.check_length,
             "stage_line": StageLine,
             "stages": self.only_pipeline,
             "pipeline": self.pipeline,
@@ -204,7 +210,10 @@ class Declarations:
     def param(self, name: str, default: Callable[[], int] | None, location: int) -> int:
         """The value of a parameter: the given one, or its default."""
         if name in self.given:
-            value = self.given[name]
+            given = self.given[name]
+            # `check_text` has refused a list.
+            assert not isinstance(given, Sequence)
+            value = given
         else:
             assert default is not None
             value = default()
@@ -212,14 +221,47 @@ class Declarations:
             raise Fault(
                 "parameter", f"`{name}` is {value}, it must be 1 or more", location
             )
-        if abs(value) > LARGEST_PARAMETER:
-            raise Fault(
-                "parameter", f"`{name}` is {value}, it must be within ±10^9", location
-            )
+        self._check_size(name, value, location)
         self.params[name] = int(value)
         if value < 1 and name in self.positive:
             raise _NotPositive
         return int(value)
+
+    def param_list(
+        self,
+        name: str,
+        default: Callable[[], tuple[int, ...]],
+        length: int,
+        location: int,
+    ) -> Callable[[int, int], int]:
+        """A list that a user may give, as a function of an index; by default its values."""
+        given = self.given.get(name)
+        if given is None:
+            given = default()
+        values = tuple(map(int, given if isinstance(given, Sequence) else (given,)))
+        for value in values:
+            self._check_size(name, value, location)
+        shown = ",".join("N" * min(length, _SHOWN)) + ",…" * (length > _SHOWN)
+        help = f"a user gives all of them: -p {name}={shown}"
+        self.check_length(name, len(values), length, location, help)
+        self.lists[name] = values
+        return listed(name, values)
+
+    def check_length(
+        self, name: str, count: int, length: int, location: int, help: str | None = None
+    ) -> None:
+        """A fault for a list that has another number of values than it is declared with."""
+        if count != length:
+            message = f"`{name}` has {counted(count, 'value')}, it must have {length}"
+            raise Fault("list-length", message, location, help)
+
+    @staticmethod
+    def _check_size(name: str, value: int, location: int) -> None:
+        """A fault for a value of a parameter that is too large."""
+        if abs(value) > LARGEST_PARAMETER:
+            raise Fault(
+                "parameter", f"`{name}` is {value}, it must be within ±10^9", location
+            )
 
     def size(self, name: str, location: int) -> int:
         """The number of ranks or microbatches, for a line that needs it."""
@@ -510,7 +552,7 @@ def _keeper(kept: list[T], make: Callable[..., T]) -> Callable[..., None]:
     return keep
 
 
-def declare(tree: syntax.Schedule, given: Mapping[str, int]) -> Declarations:
+def declare(tree: syntax.Schedule, given: Params) -> Declarations:
     """What a program declares for some parameters. Raises `Unfinished` for a fault on the way."""
     # At first all are taken to be 1 or more, which most are: so divisions by them need no check.
     # Where one is not, the Python is made again without that; each time some parameter is struck

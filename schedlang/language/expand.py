@@ -4,12 +4,13 @@ into actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from attrs import define, field
 
+from schedlang.diagnostics.arguments import Params
 from schedlang.diagnostics.diagnostic import (
     CompileError,
     Diagnostic,
@@ -55,7 +56,7 @@ else:
 def expand(
     source: Source,
     tree: syntax.Schedule,
-    params: Mapping[str, int],
+    params: Params,
     costs: Costs = UNIT,
 ) -> Schedule:
     """The schedule of a program for some parameters, with its passes and claims as data.
@@ -77,9 +78,7 @@ def expand(
         ) from None
 
 
-def check_text(
-    source: Source, tree: syntax.Schedule, params: Mapping[str, int]
-) -> None:
+def check_text(source: Source, tree: syntax.Schedule, params: Params) -> None:
     """CompileError with what is wrong with a program before it runs, or with the names of given
     parameters.
     """
@@ -97,8 +96,8 @@ def _check_names(source: Source, tree: Itself[syntax.Schedule]) -> list[Diagnost
     return check_names(source, tree.it)
 
 
-def parameters(tree: syntax.Schedule, given: Mapping[str, int]) -> dict[str, int]:
-    """The parameters of a program that compiles, with their defaults."""
+def parameters(tree: syntax.Schedule, given: Params) -> dict[str, int]:
+    """The parameters of a program that compiles, with their defaults; lists are left out."""
     try:
         return declare(tree, given).params
     except Unfinished as unfinished:
@@ -106,7 +105,7 @@ def parameters(tree: syntax.Schedule, given: Mapping[str, int]) -> dict[str, int
 
 
 def _expand(
-    source: Source, tree: syntax.Schedule, params: Mapping[str, int], costs: Costs
+    source: Source, tree: syntax.Schedule, params: Params, costs: Costs
 ) -> Schedule:
     try:
         declared = declare(tree, params)
@@ -122,30 +121,42 @@ def _expand(
 
 
 def _check_params(
-    source: Source, tree: syntax.Schedule, params: Mapping[str, int]
+    source: Source, tree: syntax.Schedule, params: Params
 ) -> list[Diagnostic]:
     """What is wrong with the parameters that a user gives."""
-    declared = {
+    numbers = {
         item.name.text: item for item in tree.items if isinstance(item, syntax.Param)
     }
+    lists = {
+        item.name.text: item
+        for item in tree.items
+        if isinstance(item, syntax.List) and item.is_param
+    }
     wrong = []
-    for name in params.keys() - declared.keys():
+
+    def report(code: str, message: str, name: syntax.Name, help: str) -> None:
+        label = Label(name.span)
+        wrong.append(Diagnostic(code, message, (label,), source, help=help))
+
+    known = [*numbers, *lists]
+    for name in params.keys() - {*known}:
         message = f"the schedule `{tree.name.text}` has no parameter `{name}`"
-        known = ", ".join(f"`{parameter}`" for parameter in declared)
-        close = nearest(name, declared)
-        help = close.text if close else f"it has {known}"
-        label = Label(tree.name.span)
-        wrong.append(
-            Diagnostic("unknown-parameter", message, (label,), source, help=help)
-        )
-    for name, param in declared.items():
-        if param.default is None and name not in params:
+        close = nearest(name, known)
+        has = ", ".join(f"`{parameter}`" for parameter in known)
+        help = close.text if close else f"it has {has}"
+        report("unknown-parameter", message, tree.name, help)
+    for name, param in numbers.items():
+        if isinstance(params.get(name), Sequence):
+            message = f"`{name}` is given a list, it is one number"
+            report("parameter", message, param.name, f"give one: -p {name}=4")
+        elif param.default is None and name not in params:
             message = f"the parameter `{name}` has no value"
-            help = f"give one: -p {name}=4"
-            label = Label(param.name.span)
-            wrong.append(
-                Diagnostic("missing-parameter", message, (label,), source, help=help)
-            )
+            report("missing-parameter", message, param.name, f"give one: -p {name}=4")
+    for name, item in lists.items():
+        if not item.values and name not in params:
+            message = f"the parameter `{name}` has no values"
+            help = f"give a list: -p {name}=3,2,1"
+            report("missing-parameter", message, item.name, help)
     return wrong
 
 
@@ -188,6 +199,7 @@ class _Expansion:
             claims=tuple(declared.claims),
             passes=declared.passes(layout),
             warnings=tuple(self.warnings(ranks, costs)),
+            lists=declared.lists,
             costs=costs,
             objective=_objective(declared.tree),
         )

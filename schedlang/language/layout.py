@@ -30,8 +30,6 @@ _BINDING = {
 }
 #: Where nothing else is left, a line ends within a list of names.
 _LAST = 1000
-#: The bracket behind the name of a list.
-_ELEMENT = ("LSQB", "element")
 
 
 @define
@@ -194,10 +192,8 @@ class _Reader:
         begin = token.start_pos or 0
         self.gaps.append(gap(self.text, self.end, begin))
         before = self.tokens[-1].type if self.tokens else ""
-        is_call = (token.type == "LPAR" and rule != "atom") or (
-            token.type,
-            rule,
-        ) == _ELEMENT
+        is_of_list = token.type == "LSQB" and before == "NAME"
+        is_call = is_of_list or (token.type == "LPAR" and rule != "atom")
         is_behind = before in ("LPAR", "LSQB") or self.sign is not None
         is_tight = is_behind or is_call or token.type in ("COMMA", "RPAR", "RSQB")
         self.spaces.append(0 if is_tight else 1)

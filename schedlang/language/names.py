@@ -140,9 +140,14 @@ class Checker(Scopes):
             case syntax.Let(name, value):
                 self.expression(value, scope)
                 self.declare(name, scope, is_decimal=is_decimal(value, scope))
-            case syntax.List(name, values):
+            case syntax.List(name, values, length, is_param):
+                if length is not None:
+                    self.whole(length, "the length of a list", scope)
                 for value in values:
-                    self.expression(value, scope)
+                    if is_param:
+                        self.whole(value, "a value of a parameter", scope)
+                    else:
+                        self.expression(value, scope)
                 has_decimals = any(is_decimal(value, scope) for value in values)
                 self.declare(name, scope, is_decimal=has_decimals, is_list=True)
             case syntax.Fn(name, params, body):

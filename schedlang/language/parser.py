@@ -131,6 +131,10 @@ class _Builder(Transformer[Token, Any]):
             return expressions.Unary(_UNARY[rule], *children, span=span)
         if rule == "own_stage":
             return expressions.OwnStage(*children, span=span)
+        if rule in ("list", "param_list"):
+            name, length, values = children
+            is_param = rule == "param_list"
+            return syntax.List(name, values or (), length, is_param, span=span)
         if rule == "run":
             name, args = children
             return syntax.Run(name, args or (), span=span)

@@ -66,10 +66,15 @@ class Let(Node):
 
 @frozen(eq=False, repr=False)
 class List(Node):
-    """`let name = [values]`."""
+    """`let name = [values]`; or `let name[length] = [values]`, which has that many values.
+
+    `param name[length] = [values]` is a list that a user may give; without values, the user must.
+    """
 
     name: Name
     values: tuple[Node, ...]
+    length: Node | None
+    is_param: bool
 
 
 @frozen(eq=False, repr=False)

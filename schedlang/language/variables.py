@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from attrs import define, evolve, field
 
+from schedlang.diagnostics.arguments import Params
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.waits import Recorded, Stand, Values, Wait
 from schedlang.language import expressions, syntax
@@ -73,9 +74,7 @@ def trace(declared: Declarations, wanted: Collection[int], *arguments: int) -> T
 Lets = dict[int, tuple[float, float]]
 
 
-def values_of_lets(
-    tree: syntax.Schedule, params: Mapping[str, int]
-) -> tuple[Lets, list[Lets]]:
+def values_of_lets(tree: syntax.Schedule, params: Params) -> tuple[Lets, list[Lets]]:
     """The least and the greatest value of each `let` of a program that compiles: of those before
     its order, and for each rank of those in it.
     """
@@ -148,7 +147,7 @@ def _loops(declared: Declarations, op: Recorded, values: Mapping[str, int]) -> V
 
 
 def _rounded(
-    diagnostic: Diagnostic, tree: syntax.Schedule, params: Mapping[str, int]
+    diagnostic: Diagnostic, tree: syntax.Schedule, params: Params
 ) -> Iterator[str]:
     """Notes for a missing op: quotients in the bounds of its loop that are rounded down."""
     if diagnostic.code != "missing-op" or not diagnostic.labels:
@@ -171,7 +170,7 @@ def _rounded(
 
 
 def with_variables(
-    diagnostics: list[Diagnostic], tree: syntax.Schedule, params: Mapping[str, int]
+    diagnostics: list[Diagnostic], tree: syntax.Schedule, params: Params
 ) -> list[Diagnostic]:
     """Diagnostics with notes from the program's run: the loop variables at ops where ranks wait,
     and quotients that are rounded down in loops whose ops are missing.

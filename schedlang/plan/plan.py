@@ -149,7 +149,8 @@ class Plan(Schedule):
         return {
             "format": FORMAT,
             "program": program,
-            "params": self.params,
+            "params": self.params
+            | {name: list(each) for name, each in self.lists.items()},
             "ranks": len(self.ranks),
             "pipelines": [asdict(pipeline) for pipeline in self.layout.pipelines],
             "slices": self.layout.slices,

@@ -98,6 +98,7 @@ class Reader:
         plan = Plan(
             name=program["name"],
             params=self.params(layout),
+            lists=self.lists(),
             layout=layout,
             ranks=actions,
             source=source,
@@ -114,9 +115,12 @@ class Reader:
 
     def params(self, layout: Layout) -> dict[str, int]:
         """The field `params`, whose values of some names are also those of other fields."""
-        params = self.field("params", dict)
+        given = self.field("params", dict)
+        params = {
+            name: value for name, value in given.items() if not isinstance(value, list)
+        }
         if not all(type(value) is int for value in params.values()):
-            self.wrong("`params` must be whole numbers")
+            self.wrong("`params` must be whole numbers, or lists of them")
         per_update = layout.microbatches // layout.updates
         for name, value, where in (
             ("ranks", self.field("ranks", int), "in `ranks`"),
@@ -131,13 +135,24 @@ class Reader:
         text = program["text"]
         # Where the text is none of a program, as a table of torch is none, nothing is declared.
         is_program = re.search(rf"\bschedule\s+{re.escape(program['name'])}\s*{{", text)
-        unknown = params.keys() - set(re.findall(r"\bparam\s+(\w+)", text))
+        unknown = given.keys() - set(re.findall(r"\bparam\s+(\w+)", text))
         if is_program and unknown:
             self.wrong(
                 f"`params` has {min(unknown)!a}, and the `text` of `program` has no such "
                 "parameter"
             )
         return params
+
+    def lists(self) -> dict[str, tuple[int, ...]]:
+        """The lists in the field `params`."""
+        lists = {
+            name: tuple(value)
+            for name, value in self.field("params", dict).items()
+            if isinstance(value, list)
+        }
+        if not all(type(each) is int for value in lists.values() for each in value):
+            self.wrong("`params` must be whole numbers, or lists of them")
+        return lists
 
     def layout(self, ranks: int) -> Layout:
         """The fields of the layout: what runs where."""

@@ -13,7 +13,7 @@ from schedlang.diagnostics.source import Source
 from schedlang.files.kinds import FileKind, kind_of
 from schedlang.files.reading import read_source
 from schedlang.language.loading import load
-from schedlang.language.syntax import Param
+from schedlang.language.syntax import List, Param
 from schedlang.plan.plan import Plan
 from schedlang.plan.proved import read_plan
 from schedlang.proof.prove import simulate
@@ -87,7 +87,11 @@ def parameters_of(source: Source) -> set[str]:
     if source.is_plan or kind_of(source.text) is FileKind.TABLE:
         return set()
     _, tree = load(source)
-    return {item.name.text for item in tree.items if isinstance(item, Param)}
+    return {
+        item.name.text
+        for item in tree.items
+        if isinstance(item, Param) or (isinstance(item, List) and item.is_param)
+    }
 
 
 def _entry(

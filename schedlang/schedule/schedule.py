@@ -174,6 +174,8 @@ class Schedule:
     _costs: Costs | Callable[[], Costs] | None = field(default=None, eq=_costs_of)
     transport: str = PORTABLE
     objective: str = "makespan"
+    #: The parameters that are lists.
+    lists: dict[str, tuple[int, ...]] = field(factory=dict)
 
     def __repr__(self) -> str:
         return f"<Schedule {self.title}, from {self.source.path}>"
@@ -181,7 +183,8 @@ class Schedule:
     @property
     def title(self) -> str:
         """Its name and its parameters."""
-        params = ", ".join(f"{name} = {value}" for name, value in self.params.items())
+        values = self.params | {name: list(value) for name, value in self.lists.items()}
+        params = ", ".join(f"{name} = {value}" for name, value in values.items())
         return f"{self.name} ({params})"
 
     @property

@@ -1,14 +1,30 @@
-"""Lists: `let depth = [3, 2, 2, 1]`, of which `depth[r]` is a value."""
+"""Lists: `let depth = [3, 2, 2, 1]`, of which `depth[r]` is a value; `param depth[ranks] = …` is a
+list that users may give.
+"""
+
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedlang import CompileError, Source, compile
+from schedlang import (
+    CompileError,
+    Kind,
+    ParameterError,
+    Source,
+    compile,
+    read_plan,
+    write_plan,
+)
+from schedlang.advice.advice import advise
+from schedlang.cli.main import main
 from schedlang.compiler import compile_tree
 from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.extras.prove.sets.outcome import contains, prove
 from schedlang.language.expand import expand
+from schedlang.language.formatting import formatted
 from schedlang.language.loading import load
 from schedlang.language.symbols import symbols_of
 
@@ -128,3 +144,101 @@ def test_a_list_is_a_symbol() -> None:
     assert [DEPTHS[place.start : place.end] for place in symbols.places_of(symbol)] == [
         "depth"
     ] * 3
+
+
+#: 1F1B where users may give the warm-up of each rank.
+GIVEN = DEPTHS.replace("let depth =", "param depth[ranks] =")
+
+
+@pytest.mark.core
+def test_a_list_is_a_parameter() -> None:
+    source = Source("given.sched", GIVEN)
+    alike = compile(Source("s.sched", DEPTHS))
+    assert [each.text() for each in compile(source).ranks] == [
+        each.text() for each in alike.ranks
+    ]
+    deeper = compile(source, {"depth": [5, 3, 2, 0]})
+    assert deeper.lists == {"depth": (5, 3, 2, 0)}
+    assert deeper.title == "depths (ranks = 4, microbatches = 8, depth = [5, 3, 2, 0])"
+    rank = deeper.ranks[0]
+    forwards = list(rank.kind).index(Kind.B)
+    assert sum(kind == Kind.F for kind in rank.kind[:forwards]) == 6
+
+
+@pytest.mark.core
+def test_a_plan_remembers_the_lists_of_its_user(tmp_path: Path) -> None:
+    plan = compile(Source("given.sched", GIVEN), {"depth": (3, 3, 1, 0)})
+    path = tmp_path / "plan.json"
+    write_plan(plan, path)
+    assert json.loads(path.read_text())["params"]["depth"] == [3, 3, 1, 0]
+    assert read_plan(path) == plan
+    damaged = path.read_text().replace('"depth": [\n   3', '"depth": [\n   "3"')
+    path.write_text(damaged)
+    with pytest.raises(CompileError, match="whole numbers, or lists of them"):
+        read_plan(path)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("params", "code", "message"),
+    [
+        ({"ranks": 3}, "list-length", "`depth` has 4 values, it must have 3"),
+        ({"depth": [1, 0]}, "list-length", "`depth` has 2 values, it must have 4"),
+        ({"depth": 3}, "list-length", "`depth` has 1 value, it must have 4"),
+        ({"depth": [10**10] * 4}, "parameter", "it must be within"),
+        ({"microbatches": [1, 2]}, "parameter", "given a list, it is one number"),
+    ],
+)
+def test_a_list_has_as_many_values_as_it_says(
+    params: dict[str, int | list[int]], code: str, message: str
+) -> None:
+    with pytest.raises(CompileError) as caught:
+        compile(Source("given.sched", GIVEN), params)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == code
+    assert message in diagnostic.message
+
+
+@pytest.mark.core
+def test_the_length_of_a_list_of_the_program_is_checked() -> None:
+    text = DEPTHS.replace("let depth =", "let depth[ranks] =")
+    compile(Source("s.sched", text))
+    with pytest.raises(CompileError, match="`depth` has 4 values, it must have 3"):
+        compile(Source("s.sched", text), {"ranks": 3})
+
+
+@pytest.mark.core
+def test_a_list_without_values_must_be_given() -> None:
+    source = Source("s.sched", GIVEN.replace(" = [3, 2, 1, 0]", ""))
+    with pytest.raises(ParameterError, match="`depth` has no values"):
+        compile(source)
+    assert compile(source, {"depth": [3, 2, 1, 0]}).lists == {"depth": (3, 2, 1, 0)}
+
+
+@pytest.mark.core
+def test_claims_are_about_the_list_that_is_given() -> None:
+    claim = "assert depth[0] == 3"
+    text = GIVEN.replace("    rank r {", f"    {claim}\n    rank r {{")
+    compile(Source("s.sched", text))
+    with pytest.raises(CompileError, match=r"depth\[0\] = 4"):
+        compile(Source("s.sched", text), {"depth": [4, 2, 1, 0]})
+
+
+@pytest.mark.core
+def test_lists_of_users_are_formatted_and_given_at_the_command(tmp_path: Path) -> None:
+    assert formatted(Source("s.sched", GIVEN)) == GIVEN.lstrip()
+    path = tmp_path / "given.sched"
+    path.write_text(GIVEN)
+    assert main(["compile", str(path), "-p", "depth=5,3,2,0"]) == 0
+    assert main(["compile", str(path), "-p", "ranks=3"]) == 1
+    assert main(["compile", str(path), "-p", "ranks=3", "-p", "depth=2,1,0"]) == 0
+
+
+@pytest.mark.core
+def test_a_deadlock_is_told_with_the_list_that_shows_it() -> None:
+    source = Source("given.sched", GIVEN)
+    depths = {"depth": [0, 0, 0, 5]}
+    with pytest.raises(CompileError) as caught:
+        compile(source, depths)
+    (diagnostic,) = advise(caught.value, source, depths).diagnostics
+    assert any("-p depth=0,0,0,5" in note for note in diagnostic.notes)

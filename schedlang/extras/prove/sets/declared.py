@@ -50,6 +50,8 @@ _MOST_CHUNKS = 16
 #: What cannot be read, by the functions of the program's Python for it, and why.
 _UNREAD = {
     "pipelines": "pipelines with numbers",
+    "param_list": "a list with a length",
+    "check_length": "a list with a length",
     "link": "copies on shared links wait for each other by time",
     "keep": "`keep` cannot be read for all sizes yet",
     "frozen": "`frozen` cannot be read for all sizes yet",
