@@ -538,6 +538,13 @@ def test_a_cost_that_is_computed_is_wrong_where_it_is_negative(
     assert not portable.unknown
 
 
+def test_a_part_that_is_there_twice_is_said_as_by_the_compiler() -> None:
+    text = source_of("pipedream_2bw").text
+    again = text.replace("steady {", "warmup { F(0) }\n        steady {", 1)
+    portable = prove_for_all_ranks(again).verdicts["portable"]
+    assert "a rank has one `warmup`" in portable.reason
+
+
 @pytest.mark.parametrize("capacity", ["2", "ranks * microbatches"])
 def test_with_a_capacity_nothing_is_proved(capacity: str) -> None:
     lines = f"memory F = 1\n    capacity = {capacity}\n    rank r {{"
