@@ -538,6 +538,22 @@ def test_a_cost_that_is_computed_is_wrong_where_it_is_negative(
     assert not portable.unknown
 
 
+def test_a_part_that_is_there_twice_is_said_as_by_the_compiler() -> None:
+    text = source_of("pipedream_2bw").text
+    again = text.replace("steady {", "warmup { F(0) }\n        steady {", 1)
+    portable = prove_for_all_ranks(again).verdicts["portable"]
+    assert "a rank has one `warmup`" in portable.reason
+
+
+@pytest.mark.parametrize("capacity", ["2", "ranks * microbatches"])
+def test_with_a_capacity_nothing_is_proved(capacity: str) -> None:
+    lines = f"memory F = 1\n    capacity = {capacity}\n    rank r {{"
+    text = source_of("1f1b").text.replace("rank r {", lines)
+    portable = prove_for_all_ranks(text).verdicts["portable"]
+    assert (portable.proved, portable.unknown) == ("", EVERYWHERE)
+    assert "it has a `capacity`" in portable.reason
+
+
 @pytest.mark.parametrize("line", ["cost F = 1", "memory B = 2", "capacity = 3"])
 def test_what_the_compiler_refuses_whatever_the_sizes_is_not_proved(line: str) -> None:
     text = source_of("1f1b").text.replace("rank r {", f"{line}\n{line}\n    rank r {{")

@@ -59,7 +59,7 @@ def _orders_of_program(program: Program, document: Mapping[str, Any]) -> str:
         raise Wrong(f"the program: {fault.message}") from None
     except (NotLinear, NotRepeated, NoStamps, RecursionError) as error:
         raise Wrong(f"its orders cannot be read in the text: {error}") from None
-    sizes = Sizes(progressions=tuple((one["base"], one["period"]) for one in classes))
+    sizes = Sizes(progressions=[(one["base"], one["period"]) for one in classes])
     return program.proved_text(
         sizes.text(),
         "orders, stages, edges, costs, transfers, claims",

@@ -531,33 +531,27 @@ class Prover:
 
     def verdict(self, name: str, classes: list[Class], small: list[int]) -> Verdict:
         """The verdict on a transport."""
-        groups: dict[str, tuple[set[int], list[tuple[int, int]]]] = {
-            word: (set(), [])
-            for word in ("proved", "followed", "wrong", "refused", "unknown")
-        }
+        words = ("proved", "followed", "wrong", "refused", "unknown")
+        sets = {word: Sizes() for word in words}
         reasons = []
         for one in classes:
             outcome, reason = self.outcome_on(name, one)
-            groups[outcome][1].append((one.base, one.period))
+            sets[outcome].progressions.append((one.base, one.period))
             if outcome == "unknown" and reason not in reasons:
                 reasons.append(reason)
         for size in small:
             outcome = self.sizes[size].on(name) if size in self.sizes else "unknown"
-            groups[outcome][0].add(size)
+            sets[outcome].single.add(size)
         if not reasons and any(size not in self.sizes for size in small):
             reasons.append(
                 "some would take too long one by one: see `schedc check --for`"
             )
-        if groups["followed"][1]:
+        if sets["followed"]:
             # Larger sizes that were compiled and proved are reported with the pattern.
-            first = min(base for base, _ in groups["followed"][1])
-            beyond = {size for size in groups["proved"][0] if size >= first}
-            groups["followed"][0].update(beyond)
-            groups["proved"][0].difference_update(beyond)
-        sets = {
-            word: Sizes(frozenset(single), tuple(progressions))
-            for word, (single, progressions) in groups.items()
-        }
+            first = sets["followed"].least
+            beyond = {size for size in sets["proved"].single if size >= first}
+            sets["followed"].single |= beyond
+            sets["proved"].single -= beyond
         smallest = None
         diagnostics: tuple[Diagnostic, ...] = ()
         if sets["wrong"]:
@@ -616,19 +610,17 @@ class Prover:
         }
         simulated = {size: of.named() for size, of in of_sizes.items() if of}
         for figure in of_classes[0][1] if of_classes else ():
-            pieces: dict[Affine, tuple[set[int], list[tuple[int, int]]]] = {}
+            pieces: dict[Affine, Sizes] = {}
             for one, figures in of_classes:
                 law = in_microbatches(figures[figure], one.base, one.period)
-                pieces.setdefault(law, (set(), []))[1].append((one.base, one.period))
+                sizes = pieces.setdefault(law, Sizes())
+                sizes.progressions.append((one.base, one.period))
             for size, values in simulated.items():
-                for (constant, slope, _), (single, _) in pieces.items():
+                for law, sizes in pieces.items():
                     # The formula also covers the small sizes whose simulation agrees with it.
-                    if Affine(constant + slope * size) == values[figure]:
-                        single.add(size)
-            texts = []
-            for law, (single, progressions) in pieces.items():
-                where = Sizes(frozenset(single), tuple(progressions)).text()
-                texts.append((where, expression(law)))
+                    if Affine(law.at(size)) == values[figure]:
+                        sizes.single.add(size)
+            texts = ((sizes.text(), expression(law)) for law, sizes in pieces.items())
             yield Law(figure, tuple(texts))
 
 

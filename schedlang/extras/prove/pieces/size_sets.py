@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import lcm
 
-from attrs import frozen
+from attrs import define, field
 
 #: The most remainders that a condition lists.
 _FEW = 8
 
 
-@frozen
+@define
 class Sizes:
     """A set of numbers: single ones, and `progressions` (start, period) that go on for ever."""
 
-    single: frozenset[int] = frozenset()
-    progressions: tuple[tuple[int, int], ...] = ()
+    single: set[int] = field(factory=set)
+    progressions: list[tuple[int, int]] = field(factory=list)
 
     def __contains__(self, number: int) -> bool:
         return number in self.single or any(

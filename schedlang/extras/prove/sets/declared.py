@@ -319,20 +319,16 @@ class Declared(Declarations):
         self.rules.append(Weights(item.name, stages, delay))
 
     def price(self, price: Price) -> None:
-        """Check a cost: it must have a value, and a duration is not negative. It changes no order,
-        and neither does a capacity.
-        """
-        span = self.spans[price.location]
+        """Check a cost, which changes no order: it has a value, and no duration is negative."""
         if price.word == "capacity":
-            if price.indices or isinstance(price.of(), Symbolic):
-                raise Unreadable("a capacity that is computed", span)
+            # `prove_for_all_ranks` proves nothing of a program with a capacity.
             return
         where = self.domain
         indices = []
         if price.indices:
             if price.indices > 1 or price.word == "send":
                 what = "a cost of microbatches or of links that is computed"
-                raise Unreadable(what, span)
+                raise Unreadable(what, self.spans[price.location])
             indices = [self.symbolic(of_symbol(STAGE))]
             where = where & between(number(0), symbol(STAGE), self.stages())
         with self.evaluator.within(where):

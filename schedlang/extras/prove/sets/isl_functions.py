@@ -5,14 +5,16 @@ The symbols are parameters in isl's sense: the sizes of a program, the number of
 variables of loops. So an expression has only the symbols that occur in it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import reduce
 from math import lcm
 from typing import TypeVar
 
 import islpy as isl
 
 AnySet = TypeVar("AnySet", isl.Set, isl.Map)
+T = TypeVar("T")
 
 
 def number(value: int) -> isl.PwAff:
@@ -186,30 +188,38 @@ def simplified(function: isl.PwAff) -> isl.PwAff:
     joins that one.
     """
     pieces = [
-        (isl.Set.from_basic_set(part), value)
+        (isl.Set.from_basic_set(part), isl.PwAff.from_aff(value))
         for where, value in function.coalesce().get_pieces()
         for part in where.make_disjoint().get_basic_sets()
     ]
     if len(pieces) < 2:
         return function.coalesce()
-    merged: list[tuple[isl.Set, isl.PwAff]] = []
+    parts = [
+        value.intersect_domain(where) for where, value in merged(pieces, _are_equal)
+    ]
+    return reduce(isl.PwAff.union_add, parts)
+
+
+def _are_equal(one: isl.PwAff, other: isl.PwAff, where: isl.Set) -> bool:
+    return bool(one.intersect_domain(where).eq_set(other).is_equal(where))
+
+
+def merged(
+    pieces: Iterable[tuple[isl.Set, T]], are_equal: Callable[[T, T, isl.Set], bool]
+) -> list[tuple[isl.Set, T]]:
+    """Pieces of a function: one on which another one's values are the same joins that one."""
+    result: list[tuple[isl.Set, T]] = []
     # Large pieces first: small ones are mostly the borders of others.
-    for where, value in sorted(pieces, key=lambda piece: equalities(piece[0])):
-        of_piece = isl.PwAff.from_aff(value)
-        for place, (there, other) in enumerate(merged):
-            if other.intersect_domain(where).eq_set(of_piece).is_equal(where):
-                merged[place] = (there | where, other)
+    for where, value in sorted(pieces, key=lambda piece: _equalities(piece[0])):
+        for place, (there, other) in enumerate(result):
+            if are_equal(other, value, where):
+                result[place] = (there | where, other)
                 break
         else:
-            merged.append((where, of_piece))
-    result: isl.PwAff | None = None
-    for where, of_cases in merged:
-        piece = of_cases.intersect_domain(where.coalesce())
-        result = piece if result is None else result.union_add(piece)
-    assert result is not None
-    return result
+            result.append((where, value))
+    return [(where.coalesce(), value) for where, value in result]
 
 
-def equalities(where: isl.Set) -> int:
+def _equalities(where: isl.Set) -> int:
     """The number of equalities that hold on all of a condition."""
     return int(where.affine_hull().n_constraint())

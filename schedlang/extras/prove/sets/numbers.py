@@ -21,8 +21,8 @@ from islpy import DEFAULT_CONTEXT
 from schedlang.diagnostics.source import Span
 from schedlang.extras.prove.sets.isl_functions import (
     constant,
-    equalities,
     floor_by,
+    merged,
     number,
     simplified,
     symbol,
@@ -296,15 +296,8 @@ def simplified_number(value: Number) -> Number:
     """
     if value.high is None:
         return Number(simplified(value.low))
-    merged: list[tuple[isl.Set, Number]] = []
-    for where, one in sorted(value.pieces(), key=lambda piece: equalities(piece[0])):
-        for place, (there, other) in enumerate(merged):
-            if _are_one(one, other, where):
-                merged[place] = (there | where, other)
-                break
-        else:
-            merged.append((where, one))
-    return union([other.within(there.coalesce()) for there, other in merged])
+    pieces = merged(value.pieces(), _are_one)
+    return union([part.within(where) for where, part in pieces])
 
 
 def _are_one(one: Number, other: Number, where: isl.Set) -> bool:

@@ -19,6 +19,7 @@ from schedlang.extras.prove.sets.statements import UPDATES, Reading
 from schedlang.extras.prove.sets.symbolic_code import SymbolicCodegen
 from schedlang.language import syntax
 from schedlang.language.codegen import generate
+from schedlang.language.faults import Fault
 
 #: Why a program with such a pass is not proved.
 _SEARCH = (
@@ -78,7 +79,11 @@ def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Rea
     declared.lay_out()
     orders = Orders(declared, declared.domain)
     assert isinstance(declared.order, syntax.Rank)
-    orders.read(declared.order)
+    try:
+        orders.read(declared.order)
+    except Fault as fault:
+        # A mistake that does not depend on any number, such as a second `warmup`.
+        raise Unreadable(fault.message, code.spans[fault.location]) from None
     has_slices = "slices" in declared.values
     slices = declared.count_of("slices") if has_slices else number(1)
     calls = Calls(
