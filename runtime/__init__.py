@@ -8,7 +8,8 @@ it in this order:
     stage.py            a stage: what F and B mean on a torch module
     messages.py         tensors between ranks, and wire.py, on which they go
     part.py             the port through which all else is added to a stage and to the walk
-    watchdog.py         heartbeats, and how all ranks end when one fails
+    watchdog.py         heartbeats, and how a rank sees that another one has failed
+    failure.py          how all ranks end then
     failure_report.py   what is printed then, and the file with the tracebacks
     door.py             the parts: which there are, and when a plan or a module needs one
     parts/              one file a part, imported where it is needed

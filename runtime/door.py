@@ -19,15 +19,17 @@ skips have been taken from it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from importlib import import_module
 from inspect import ismethod
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import field, frozen
 from torch import nn
 
+from schedlang.on_demand import on_demand
 from schedlang.plan.plan import Plan
 from schedlang.ranks.overlaps import overlapped_pairs
 from schedlang.runtime.errors import PipelineError
@@ -36,12 +38,19 @@ from schedlang.runtime.last_loss import Loss
 from schedlang.runtime.part import Part
 from schedlang.runtime.processes import Processes
 from schedlang.runtime.setup import Setup
-from schedlang.runtime.shared_weights import SharedWeights
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.torch_private.wrappers import is_sharded
 from schedlang.runtime.watchdog import Watchdog
 from schedlang.runtime.wire import Wire
 from schedlang.schedule.kinds import AWAY, OF_HOPS, REPEATS, Kind
+
+if TYPE_CHECKING:
+    from schedlang.runtime.shared_weights import SharedWeights, find_shared_weights
+else:
+    # For sums and norms.
+    find_shared_weights = on_demand(
+        "schedlang.runtime.shared_weights.find_shared_weights"
+    )
 
 
 @frozen(eq=False)
@@ -76,6 +85,11 @@ class Site(Asked):
     #: The parts of each stage so far, the innermost first: they are built from the outside inwards.
     parts: dict[int, list[Part]] = field(factory=dict)
 
+    @cached_property
+    def shared(self) -> "list[SharedWeights]":
+        """The weights of this rank's stages, with those that are the same."""
+        return find_shared_weights(self.plan, self.modules, self.setup.tied)
+
     def loss_of(self, stage: int) -> Loss | None:
         """The loss of a stage, if it is a last one and has one."""
         function = self.setup.loss_of(self.plan.layout.model_of(stage))
@@ -86,13 +100,10 @@ class Site(Asked):
 
 @frozen(eq=False)
 class Rank:
-    """Where parts of a whole rank are built: its stages, and its ways to other ranks. `shared` are
-    the weights of its stages.
-    """
+    """Where parts of a whole rank are built: its stages, and its ways to other ranks."""
 
     site: Site
     stages: Mapping[int, Stage]
-    shared: Sequence[SharedWeights]
     wire: Wire
     exchange: Exchange
     watchdog: Watchdog
@@ -322,7 +333,16 @@ FEATURES: dict[str, Feature] = {
             "max_norm": f"`loss_scale` is a GradScaler, and the pipeline (`max_norm`) {_SCALED}",
         },
     ),
-    "overflows": Feature("gradients that are not finite", _trains, "overflows"),
+    "overflows": Feature(
+        "gradients that are not finite, for a GradScaler",
+        lambda asked, stage: _trains(asked, stage) and asked.setup.scaler is not None,
+        "overflows",
+    ),
+    "unknown scalers": Feature(
+        "GradScalers that the pipeline does not know",
+        lambda asked, stage: _trains(asked, stage) and asked.setup.scaler is None,
+        "unknown_scalers",
+    ),
     "own norms": Feature(
         "norms that a script clips to", _is_clipped_by_script, "own_norms"
     ),

@@ -16,6 +16,7 @@ still with sequences of unequal lengths.)
 
 from collections.abc import Hashable, Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from attrs import frozen
@@ -33,13 +34,15 @@ from schedlang.runtime.messages import (
     Receive,
     Send,
 )
-from schedlang.runtime.precision import Rounding
 from schedlang.runtime.processes import Replicas, backend_of
 from schedlang.runtime.values import Value, ValueSpec
 from schedlang.runtime.wire import InFlight, Wire
 from schedlang.schedule.actions import is_send
 from schedlang.schedule.kinds import RECEIVES, SENDS, Kind
 from schedlang.schedule.layout import Layout, Pipeline
+
+if TYPE_CHECKING:
+    from schedlang.runtime.precision import Rounding
 
 # A user's script may send messages of its own, which have tag 0 by default.
 _FIRST_TAG = 1
@@ -75,7 +78,7 @@ class Exchange:
         number: int,
         device: torch.device,
         wire: Wire,
-        rounding: Rounding | None,
+        rounding: "Rounding | None",
         counting: Sequence[Replicas] = (),
     ) -> None:
         self._plan = plan

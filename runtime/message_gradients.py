@@ -5,13 +5,18 @@ on one there is none, as behind a `detach`; in the first step every message of g
 which of them are there, and later steps leave out those that were in no message of the first.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from attrs import define
 from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.precision import Rounding, WireFormat
 from schedlang.runtime.values import ValueSpec, has_gradient
+from schedlang.runtime.wire_format import WireFormat
+
+if TYPE_CHECKING:
+    from schedlang.runtime.precision import Rounding
 
 
 @define(eq=False)
@@ -22,7 +27,7 @@ class Gradients:
 
     models: list[Tensor]
     are_sent: list[bool]
-    rounding: Rounding | None
+    rounding: "Rounding | None"
     device: torch.device
     is_first: bool
     were_there: list[bool]
@@ -32,7 +37,7 @@ class Gradients:
 
     @classmethod
     def first(
-        cls, spec: ValueSpec, rounding: Rounding | None, device: torch.device
+        cls, spec: ValueSpec, rounding: "Rounding | None", device: torch.device
     ) -> "Gradients":
         """Those of a first step: of all tensors that want one."""
         # For an activation of three tensors, of which c is behind a `detach` on the sender's side:
@@ -52,7 +57,7 @@ class Gradients:
         cls,
         models: list[Tensor],
         are_sent: list[bool],
-        rounding: Rounding | None,
+        rounding: "Rounding | None",
         device: torch.device,
         is_first: bool,
     ) -> "Gradients":

@@ -12,6 +12,7 @@ The first step with such a microbatch is the first step of its form.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,6 @@ from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.message_gradients import Gradients
-from schedlang.runtime.precision import Rounding, WireFormat
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import (
     Value,
@@ -33,6 +33,10 @@ from schedlang.runtime.values import (
     wants_others,
 )
 from schedlang.runtime.wire import InFlight, Wire
+from schedlang.runtime.wire_format import WireFormat
+
+if TYPE_CHECKING:
+    from schedlang.runtime.precision import Rounding
 
 
 @define(eq=False)
@@ -71,7 +75,7 @@ class Channel:
     what: str
     peer: int
     tags: range
-    rounding: Rounding | None
+    rounding: "Rounding | None"
     device: torch.device
     are_batched: bool = False
     messages: "list[Message]" = field(factory=list)

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
+from schedlang.on_demand import on_demand
 from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import homes_of
 from schedlang.runtime.arguments import check_pipeline, check_state
@@ -44,7 +45,10 @@ from schedlang.runtime.door import (
     Site,
     build_parts_of_rank,
     check_together,
-    load,
+)
+from schedlang.runtime.equal_weights import (
+    check_common_weights,
+    warn_of_equal_weights,
 )
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.exchange import Exchange
@@ -52,15 +56,9 @@ from schedlang.runtime.finite import FiniteCheck
 from schedlang.runtime.later import LaterCalls
 from schedlang.runtime.microbatches import Counts
 from schedlang.runtime.part import Part, filled
-from schedlang.runtime.precision import rounding_to
 from schedlang.runtime.processes import counting_together, processes_of
 from schedlang.runtime.results import Results
 from schedlang.runtime.setup import LossFn, Setup, SliceLengths, Tied, Verify
-from schedlang.runtime.shared_weights import (
-    check_shared_weights,
-    find_shared_weights,
-    warn_of_equal_weights,
-)
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.stateful import Stateful
 from schedlang.runtime.values import Value, are_of_inference
@@ -68,8 +66,42 @@ from schedlang.runtime.watchdog import BETWEEN, Watchdog
 from schedlang.schedule.actions import is_transfer
 
 if TYPE_CHECKING:
-    from schedlang.runtime.model.checkpoint import Checkpoints
+    from schedlang.ranks.warm_up import warm_ups
+    from schedlang.runtime.clock import walk_recording
+    from schedlang.runtime.communicators import warm_up
+    from schedlang.runtime.gpu_progress import GpuProgress
+    from schedlang.runtime.model.checkpoint import Checkpoints, parts_of
+    from schedlang.runtime.model.model_files import ModelPart, write_model
+    from schedlang.runtime.named_losses import means_of_losses
+    from schedlang.runtime.parts.clipping import check_clipping, total_norm
+    from schedlang.runtime.precision import rounding_to
+    from schedlang.runtime.shared_weights import check_shared_weights, ids_of_tied
+    from schedlang.schedule.forward_only import forward_only, forwards
     from schedlang.schedule.timeline import Bar
+else:
+    # For weights that are tied or replicated.
+    check_shared_weights = on_demand(
+        "schedlang.runtime.shared_weights.check_shared_weights"
+    )
+    ids_of_tied = on_demand("schedlang.runtime.shared_weights.ids_of_tied")
+    # For a `transfer_dtype`.
+    rounding_to = on_demand("schedlang.runtime.precision.rounding_to")
+    # On GPUs.
+    GpuProgress = on_demand("schedlang.runtime.gpu_progress.GpuProgress")
+    warm_up = on_demand("schedlang.runtime.communicators.warm_up")
+    # For steps that are recorded, or whose warm-up may be walked over twice; for evaluations.
+    walk_recording = on_demand("schedlang.runtime.clock.walk_recording")
+    warm_ups = on_demand("schedlang.ranks.warm_up.warm_ups")
+    forward_only = on_demand("schedlang.schedule.forward_only.forward_only")
+    forwards = on_demand("schedlang.schedule.forward_only.forwards")
+    # For what a script may ask for between two steps.
+    means_of_losses = on_demand("schedlang.runtime.named_losses.means_of_losses")
+    check_clipping = on_demand("schedlang.runtime.parts.clipping.check_clipping")
+    total_norm = on_demand("schedlang.runtime.parts.clipping.total_norm")
+    Checkpoints = on_demand("schedlang.runtime.model.checkpoint.Checkpoints")
+    parts_of = on_demand("schedlang.runtime.model.checkpoint.parts_of")
+    ModelPart = on_demand("schedlang.runtime.model.model_files.ModelPart")
+    write_model = on_demand("schedlang.runtime.model.model_files.write_model")
 
 #: What the only model of a plan is called.
 _ONLY = ""
@@ -217,14 +249,13 @@ class Pipeline:
         )
         check_transport(plan, processes.group, self._device)
         if self._device.type == "cuda":
-            gpu_progress = load("schedlang.runtime.gpu_progress")
-            self._watchdog.gpu = gpu_progress.GpuProgress(self._device)
-        site = Site(plan, processes, setup, self._device)
-        self._shared = find_shared_weights(plan, setup.modules, setup.tied)
-        check_shared_weights(self._shared, processes, self._watchdog)
-        warn_of_equal_weights(
-            plan, setup.modules, self._shared, processes, self._watchdog
-        )
+            self._watchdog.gpu = GpuProgress(self._device)
+        site = self._site = Site(plan, processes, setup, self._device)
+        tied = ids_of_tied(site.shared) if setup.tied else set()
+        check_common_weights(plan, setup.modules, tied)
+        if site.asks_for("sums"):
+            check_shared_weights(site.shared, processes, self._watchdog)
+        warn_of_equal_weights(plan, setup.modules, tied, processes, self._watchdog)
         # From here on it is built from the inside out: stages, what they are given, the wire
         # between ranks, the messages that go by it, the parts around both, and at last the calls of
         # all of them.
@@ -238,7 +269,8 @@ class Pipeline:
         )
         self._results = Results(plan, self._stages, self._batches, self._finite)
         self._wire = build_wire(site, timeout, self._watchdog)
-        rounding = rounding_to(setup.transfer_dtype)
+        type = setup.transfer_dtype
+        rounding = None if type is None else rounding_to(type)
         counting = counting_together(processes.replicas, setup.modules.values())
         self._exchange = Exchange(
             plan, self._rank, number, self._device, self._wire, rounding, counting
@@ -246,7 +278,6 @@ class Pipeline:
         rank = Rank(
             site,
             self._stages,
-            self._shared,
             self._wire,
             self._exchange,
             self._watchdog,
@@ -258,7 +289,7 @@ class Pipeline:
         self._walk_warm_up = filled(self._parts, "walk_warm_up")
         end = 0
         if self._walk_warm_up:
-            end = load("schedlang.ranks.warm_up").warm_ups(plan)[self._rank]
+            end = warm_ups(plan)[self._rank]
         self._training = prepare(
             plan, self._rank, self._stages, self._exchange, self._parts, end
         )
@@ -266,8 +297,7 @@ class Pipeline:
         self._warm_up = sum(index < end for index, _, _ in self._training)
         if self._device.type == "cuda":
             # Last, since ranks wait for each other here: now each knows that it can run the plan.
-            communicators = load("schedlang.runtime.communicators")
-            communicators.warm_up(plan, processes, self._device)
+            warm_up(plan, processes, self._device)
 
     @property
     def extras(self) -> list[Mapping[str, Any]]:
@@ -426,8 +456,6 @@ class Pipeline:
         their weights; means over all microbatches, as they count, and over replicas. Of several
         models each has its own, `actor.loss`.
         """
-        from schedlang.runtime.named_losses import means_of_losses
-
         with self._watchdog.guard("in named_losses"):
             self._loss_names, means = means_of_losses(
                 self._results.by_name(),
@@ -494,7 +522,6 @@ class Pipeline:
     def _walk(self, calls: list[Call]) -> None:
         """Make calls one after the other."""
         if self.record:
-            walk_recording = load("schedlang.runtime.clock").walk_recording
             names = self._plan.names
             for bar in walk_recording(calls, self._device, self._watchdog, names):
                 (self.messages if is_transfer(bar.kind) else self.bars).append(bar)
@@ -513,9 +540,8 @@ class Pipeline:
         """
         counts = self._batches.counts(this)
         if counts not in self._evaluations:
-            forward_only = load("schedlang.schedule.forward_only")
-            indices = forward_only.forwards(self._plan, self._rank, counts)
-            plan = forward_only.forward_only(self._plan, counts)
+            indices = forwards(self._plan, self._rank, counts)
+            plan = forward_only(self._plan, counts)
             # The same stages and messages, but without backwards, and with so many microbatches
             # alone.
             calls = prepare(plan, self._rank, self._stages, self._exchange, self._parts)
@@ -556,16 +582,13 @@ class Pipeline:
         A plan that updates its stages itself has applied the gradients by then.
         """
         with self._watchdog.guard("in clip_grad_norm_"):
-            clipping = load("clipping")
-            clipping.check_clipping(
-                self._plan, model, clips_itself=bool(self._after_step)
-            )
+            check_clipping(self._plan, model, clips_itself=bool(self._after_step))
             shared = [
-                each for each in self._shared if model is None or model in each.models
+                each
+                for each in self._site.shared
+                if model is None or model in each.models
             ]
-            norm: Tensor = clipping.total_norm(
-                shared, norm_type, self._device, self._wire
-            )
+            norm = total_norm(shared, norm_type, self._device, self._wire)
             weights = [weight for each in shared for weight in each.parameters]
             clip_grads_with_norm_(weights, max_norm, norm)
         return norm
@@ -672,8 +695,6 @@ class Pipeline:
         self, folder: str | Path, others: Sequence[Stateful]
     ) -> "Checkpoints":
         """This rank's checkpoints in a folder."""
-        from schedlang.runtime.model.checkpoint import Checkpoints, parts_of
-
         homes = homes_of(self._plan, self._stages)
         at_home = {
             number: stage.module
@@ -703,8 +724,6 @@ class Pipeline:
         call = partial(self.save_model, folder, step, optimizers, state)
         if self._later.add("save_model", call):
             return
-        from schedlang.runtime.model.model_files import ModelPart, write_model
-
         self.validate()
         modules = {number: stage.module for number, stage in self._stages.items()}
         own = [

@@ -65,46 +65,10 @@ class Rounding:
         return tensor.is_floating_point() and tensor.element_size() > self.type.itemsize
 
 
-def rounding_to(type: torch.dtype | None) -> Rounding | None:
+def rounding_to(type: torch.dtype) -> Rounding:
     """The rounding to a type; PipelineError for a type that messages cannot have."""
-    if type is None:
-        return None
     if type not in (torch.bfloat16, torch.float16):
         raise PipelineError(
             f"`transfer_dtype` is {type}, it must be torch.bfloat16 or torch.float16"
         )
     return Rounding(type)
-
-
-@frozen(eq=False)
-class WireFormat:
-    """Shapes and types of a message's tensors, at the stages (`models`) and on their way
-    (`packed`).
-    """
-
-    models: list[Tensor]
-    rounding: Rounding | None
-    packed: list[Tensor]
-
-    @classmethod
-    def of(cls, models: list[Tensor], rounding: Rounding | None) -> "WireFormat":
-        """The format of tensors that have these shapes and types at the stages."""
-        return cls(
-            models,
-            rounding,
-            [rounding.room(model) for model in models] if rounding else models,
-        )
-
-    def pack(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The tensors to send."""
-        if self.rounding is None:
-            return [tensor.contiguous() for tensor in tensors]
-        return [self.rounding.pack(tensor.detach()) for tensor in tensors]
-
-    def unpack(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The tensors that were sent."""
-        return (
-            tensors
-            if self.rounding is None
-            else [*map(self.rounding.unpack, tensors, self.models)]
-        )

@@ -6,21 +6,19 @@ All their copies begin alike, also those in replicas of the whole pipeline;
 """
 
 import json
-import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-import torch
 from attrs import frozen
 from torch import Tensor, nn
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import homes_of
+from schedlang.runtime.equal_weights import bits_of
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.processes import Processes
 from schedlang.runtime.setup import Tied
 from schedlang.runtime.torch_private.leaf_hooks import has_hooks_after
-from schedlang.runtime.values import sample
 from schedlang.runtime.watchdog import Watchdog
 
 
@@ -60,7 +58,7 @@ class SharedWeights:
         copies = zip(*self.weights, strict=True)
         return [
             [
-                [list(weight.shape), _bits(weight), weight.requires_grad]
+                [list(weight.shape), bits_of(weight), weight.requires_grad]
                 for weight in copy
             ]
             for copy in copies
@@ -79,7 +77,6 @@ def find_shared_weights(
     #     tied weights          each by itself, on all ranks that have some of its stages
     #     what is left          by stage of the first pipeline, with its replicas in the others
     taken = {id(weight) for each in found for weight in each.parameters}
-    _check_the_others(plan, modules, taken)
     found += [
         _replicas(plan, modules, number, taken) for number in range(plan.layout.pieces)
     ]
@@ -150,22 +147,6 @@ def _home(plan: Plan, modules: Mapping[int, nn.Module], number: int) -> int | No
     return next((plan.placement[home] for home in homes.values()), None)
 
 
-def _check_the_others(
-    plan: Plan, modules: Mapping[int, nn.Module], taken: Container[int]
-) -> None:
-    """Whether no weight is in several stages that is not given as tied."""
-    first: dict[int, tuple[int, str]] = {}
-    for stage, module in modules.items():
-        for name, weight in module.named_parameters():
-            other, known = first.setdefault(id(weight), (stage, name))
-            are_alike = plan.layout.piece(other) == plan.layout.piece(stage)
-            if not are_alike and id(weight) not in taken:
-                missing = {other: known, stage: name}
-                raise PipelineError(
-                    f"stages {other} and {stage} have a weight in common: give `tied=[{missing}]`"
-                )
-
-
 def _ranks(plan: Plan, pieces: Iterable[int]) -> list[int]:
     return sorted(
         {
@@ -178,6 +159,12 @@ def _ranks(plan: Plan, pieces: Iterable[int]) -> list[int]:
 
 def _models(plan: Plan, pieces: Iterable[int]) -> frozenset[str]:
     return frozenset(plan.layout.model_of(piece) for piece in pieces)
+
+
+def ids_of_tied(shared: Iterable[SharedWeights]) -> set[int]:
+    """The ids of tied weights, among those of a rank."""
+    tied = (each for each in shared if each.are_tied)
+    return {id(weight) for each in tied for weight in each.parameters}
 
 
 def check_shared_weights(
@@ -213,45 +200,6 @@ def check_shared_weights(
                 )
 
 
-def warn_of_equal_weights(
-    plan: Plan,
-    modules: Mapping[int, nn.Module],
-    shared: Sequence[SharedWeights],
-    processes: Processes,
-    watchdog: Watchdog,
-) -> None:
-    """Ask, on rank 0 and once, about weights of different stages that begin with the same numbers
-    and are not tied: where they are one weight of the model, each would get a part of its gradient.
-    """
-    tied = {
-        id(weight) for each in shared if each.are_tied for weight in each.parameters
-    }
-    own = [
-        (plan.layout.model_of(stage) + _sample(weight), plan.layout.piece(stage), name)
-        for stage, module in modules.items()
-        for name, weight in module.named_parameters()
-        if weight.requires_grad and id(weight) not in tied and not _is_constant(weight)
-    ]
-    first: dict[str, tuple[int, str]] = {}
-    pairs: list[tuple[tuple[int, str], tuple[int, str]]] = []
-    gathered = watchdog.gather(json.dumps(own), "compared no weights")
-    for theirs in gathered.values():
-        for numbers, stage, name in json.loads(theirs):
-            other = first.setdefault(numbers, (stage, name))
-            # Within a stage, modules with equal weights are the model's own affair.
-            if other[0] != stage and (other, (stage, name)) not in pairs:
-                pairs.append((other, (stage, name)))
-    if pairs and processes.own == min(gathered):
-        (stage, name), (later, later_name) = pairs[0]
-        more = f", and {len(pairs) - 1} more like them" if len(pairs) > 1 else ""
-        warnings.warn(
-            f"`{name}` of stage {stage} and `{later_name}` of stage {later} begin with the same "
-            f"numbers{more}, and are trained apart: if they are one weight of the model, give "
-            f"`tied=[{{{stage}: {name!r}, {later}: {later_name!r}}}]`",
-            stacklevel=2,
-        )
-
-
 def gradient_of(weight: Tensor) -> Tensor | None:
     """The gradient of a weight, if it has one; PipelineError where it adds up somewhere else."""
     if hasattr(weight, "main_grad"):
@@ -261,22 +209,3 @@ def gradient_of(weight: Tensor) -> Tensor | None:
             "`.grad`: train without the fusion"
         )
     return weight.grad
-
-
-def _sample(weight: Tensor) -> str:
-    """Shape and type of a weight, and the bits of some of its numbers."""
-    return f"{list(weight.shape)} {weight.dtype} {_bits(sample(weight).contiguous())}"
-
-
-def _is_constant(weight: Tensor) -> bool:
-    """Whether a weight is all ones or zeros, as those of norms and biases begin."""
-    some = sample(weight)
-    return not some.numel() or bool((some == some[0]).all())
-
-
-def _bits(tensor: Tensor) -> int:
-    """The sum of a tensor's bits, as integers: so the order of additions does not change it."""
-    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(
-        tensor.element_size(), torch.uint8
-    )
-    return int(tensor.detach().reshape(-1).view(whole).sum(dtype=torch.int64))

@@ -31,11 +31,13 @@ from schedlang.runtime.part import Backward, ExtraCall, Forward, Part, When
 from schedlang.runtime.random_state import random_state, set_random_state
 from schedlang.runtime.substitution import Substitution
 from schedlang.runtime.torch_private.engine import run_backward
-from schedlang.runtime.torch_private.leaf_hooks import (
+from schedlang.runtime.torch_private.hidden_hooks import (
     copy_hooks,
+    without_hooks_after,
+)
+from schedlang.runtime.torch_private.leaf_hooks import (
     has_hooks_after,
     has_hooks_of_both,
-    without_hooks_after,
 )
 from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
 from schedlang.runtime.values import dense_parts, has_gradient, leaves_of, tolerance

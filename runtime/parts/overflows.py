@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Part
+from schedlang.runtime.parts.unknown_scalers import has_weights_of, unknown
 from schedlang.runtime.processes import group_apart
 from schedlang.runtime.torch_private.grad_scaler import looks_as_known, share_overflows
 from schedlang.runtime.watchdog import Watchdog
@@ -36,15 +37,14 @@ _numbers = count()
 
 
 class Overflows(Part):
-    """The gradients of a rank that are not finite, after each step, and those of all other ranks.
-
-    The pipeline knows the `scaler` that scales its losses, or has none.
+    """The gradients of a rank that are not finite, after each step, and those of all other ranks,
+    for the `scaler` that scales the losses.
     """
 
     def __init__(
         self,
         modules: Mapping[int, nn.Module],
-        scaler: GradScaler | None,
+        scaler: GradScaler,
         wire: Wire,
         watchdog: Watchdog,
     ) -> None:
@@ -54,24 +54,19 @@ class Overflows(Part):
         self._scaler = scaler
         self._wire = wire
         self._watchdog = watchdog
-        self._group = None if scaler is None else group_apart(wire.processes)
+        self._group = group_apart(wire.processes)
         #: Whether there was a step since a scaler has looked; the reduction over ranks, if it has
         #: begun; and what was found after the last step.
         self._has_stepped = False
         self._in_flight: InFlight = []
         self._found: Tensor | None = None
-        try:
-            _share()
-        except PipelineError:
-            if scaler is not None:
-                raise
+        _share()
         _known.add(self)
 
     def begin_step(self) -> None:
         """Gradients will be others. The scaler learns of the device of its scale."""
         self._found = None
-        if self._scaler is not None:
-            self._scaler.scale(torch.zeros((), device=self._device))
+        self._scaler.scale(torch.zeros((), device=self._device))
 
     def end_step(self) -> None:
         """The gradients are there, and there is something to look at."""
@@ -79,26 +74,19 @@ class Overflows(Part):
         # A rank that trains nothing has no optimizer, so no scaler looks at gradients there, and
         # it says at once that none has overflowed. Others wait for that.
         trains = any(weight.requires_grad for weight in self._weights())
-        if self._scaler is not None and not trains and not self._in_flight:
+        if not trains and not self._in_flight:
             self._begin(_flag(False))
 
     def are_of(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer has weights of this pipeline."""
-        own = set(map(id, self._weights()))
-        groups = (group["params"] for group in optimizer.param_groups)
-        return not own.isdisjoint(map(id, chain.from_iterable(groups)))
+        return has_weights_of(optimizer, self._modules)
 
     def found_by(self, scaler: GradScaler, own: Iterable[Tensor]) -> Tensor | None:
         """1 where any rank has found an overflow since the last step, in the gradients of its
         stages or by the scaler itself (`own`), or 0; None where there was no step.
         """
         if scaler is not self._scaler and self._has_stepped:
-            raise PipelineError(
-                f"a {type(scaler).__name__} looks at gradients of stages {[*self._modules]}, and "
-                "the pipeline does not know it: each rank would decide by itself whether to skip "
-                "an update. Give the pipeline the scaler, `loss_scale=scaler`, which then scales "
-                "the losses, and leave `scaler.scale` out of `loss_fn`"
-            )
+            raise unknown(scaler, self._modules)
         if self._has_stepped:
             self._has_stepped = False
             if not self._in_flight:
@@ -188,9 +176,11 @@ def _in_order() -> list[Overflows]:
 def of_rank(rank: Rank) -> Iterator[Overflows]:
     """Those of this rank's stages."""
     setup = rank.site.setup
-    if setup.scaler is not None and not looks_as_known(setup.scaler):
+    scaler = setup.scaler
+    assert scaler is not None
+    if not looks_as_known(scaler):
         raise PipelineError(
-            f"`loss_scale` is a {type(setup.scaler).__name__}, which looks at gradients in a way "
+            f"`loss_scale` is a {type(scaler).__name__}, which looks at gradients in a way "
             "of its own: give a `torch.amp.GradScaler`, which shares what it finds with all ranks"
         )
-    yield Overflows(setup.modules, setup.scaler, rank.wire, rank.watchdog)
+    yield Overflows(setup.modules, scaler, rank.wire, rank.watchdog)

@@ -262,4 +262,4 @@ def of_rank(rank: Rank) -> Iterator[PostValidation]:
     assert max_norm is not None
     _check_optimizers(rank.site.setup)
     device = rank.site.device
-    yield PostValidation(max_norm, rank.stages, device, rank.shared, rank.wire)
+    yield PostValidation(max_norm, rank.stages, device, rank.site.shared, rank.wire)

@@ -41,11 +41,13 @@ from schedlang.runtime.torch_private.engine import gradients_of, run_backward
 from schedlang.runtime.torch_private.graphs import (
     MAY_SPLIT,
 )
+from schedlang.runtime.torch_private.hidden_hooks import (
+    with_gradients_only,
+    without_hooks,
+)
 from schedlang.runtime.torch_private.leaf_hooks import (
     has_hooks_before,
     has_hooks_of_all_modules,
-    with_gradients_only,
-    without_hooks,
 )
 from schedlang.runtime.torch_private.modes import has_other_modes, is_transformed
 from schedlang.schedule.kinds import Kind

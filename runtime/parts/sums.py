@@ -23,7 +23,7 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.door import Rank
 from schedlang.runtime.part import ExtraCall, Part, When
 from schedlang.runtime.processes import Replicas
-from schedlang.runtime.shared_weights import SharedWeights, gradient_of
+from schedlang.runtime.shared_weights import SharedWeights, gradient_of, ids_of_tied
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.values import on_device
 from schedlang.runtime.wire import InFlight, Wire
@@ -99,9 +99,7 @@ class StageSum(Part):
         self, stage: Stage, shared: Sequence[SharedWeights], wire: Wire
     ) -> None:
         self._stage = stage
-        self._tied = {
-            id(weight) for each in shared if each.are_tied for weight in each.parameters
-        }
+        self._tied = ids_of_tied(shared)
         self._sum = ReplicaSum(self._own, wire, wire.processes.replicas)
 
     def _own(self) -> list[list[nn.Parameter]]:
@@ -295,7 +293,7 @@ def of_rank(rank: Rank) -> Iterator[Part]:
     """The sums over replicas of each stage, and those of shared weights."""
     if rank.wire.processes.replicas.are_several:
         for stage in rank.stages.values():
-            yield StageSum(stage, rank.shared, rank.wire)
+            yield StageSum(stage, rank.site.shared, rank.wire)
     # Replicas whose updates are in the plan have made their sums by the end of a step.
     if not rank.site.asks_for("updates of replicas"):
-        yield SharedSums(rank.shared, rank.wire)
+        yield SharedSums(rank.site.shared, rank.wire)

@@ -5,13 +5,14 @@ them. Torch has no way to ask for that: their first lines hand the call to whate
 they are copied with a `has_torch_function` that always says no.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from schedlang.runtime.torch_private import instead, must
 
@@ -49,3 +50,26 @@ BODIES = {
     **_entered(torch.autograd.backward, "B computes all weight gradients, and W none"),
     **_entered(torch.autograd.grad, "B computes all weight gradients, and W none"),
 }
+
+
+def public_engine(
+    outputs: Sequence[Any],
+    gradients: Sequence[Tensor],
+    keep_graph: bool,
+    _: bool,
+    inputs: Sequence[Any],
+    allow_unused: bool,
+    adds_up: bool,
+) -> Sequence[Tensor | None]:
+    """Autograd's engine by torch's public functions, which would hand the call to a mode: see
+    `schedlang.runtime.torch_private.engine`.
+    """
+    if adds_up:
+        backward = BODIES.get(torch.autograd.backward, torch.autograd.backward)
+        backward(outputs, gradients, keep_graph, inputs=inputs or None)
+        return ()
+    grad = BODIES.get(torch.autograd.grad, torch.autograd.grad)
+    found: Sequence[Tensor | None] = grad(
+        outputs, inputs, gradients, keep_graph, allow_unused=allow_unused
+    )
+    return found

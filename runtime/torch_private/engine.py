@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from schedlang.on_demand import on_demand
 from schedlang.runtime.torch_private import instead, must, private
-from schedlang.runtime.torch_private.bodies import BODIES
 
 
 def _torchs_engine() -> Callable[..., Any]:
@@ -26,33 +26,12 @@ def _torchs_engine() -> Callable[..., Any]:
     return run  # type: ignore[no-any-return]
 
 
-def _public_engine(
-    outputs: Sequence[Any],
-    gradients: Sequence[Tensor],
-    keep_graph: bool,
-    _: bool,
-    inputs: Sequence[Any],
-    allow_unused: bool,
-    adds_up: bool,
-) -> Sequence[Tensor | None]:
-    """The same by torch's public functions, which would hand the call to a mode."""
-    if adds_up:
-        backward = BODIES.get(torch.autograd.backward, torch.autograd.backward)
-        backward(outputs, gradients, keep_graph, inputs=inputs or None)
-        return ()
-    grad = BODIES.get(torch.autograd.grad, torch.autograd.grad)
-    found: Sequence[Tensor | None] = grad(
-        outputs, inputs, gradients, keep_graph, allow_unused=allow_unused
-    )
-    return found
-
-
 # Its arguments: outputs, their gradients, whether to keep the graph, whether to make a graph of the
 # backward, inputs, whether some of these may be unused, whether to add up in `.grad`.
 _run_engine = instead(
     "Variable._execution_engine",
     _torchs_engine,
-    _public_engine,
+    on_demand("schedlang.runtime.torch_private.bodies.public_engine"),
     "every backward takes longer",
 )
 

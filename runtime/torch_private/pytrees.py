@@ -7,7 +7,7 @@ They also know containers that other libraries have registered.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from schedlang.runtime import containers
+from schedlang.on_demand import on_demand
 from schedlang.runtime.torch_private import instead, must
 
 
@@ -27,6 +27,10 @@ else:
     TreeSpec, tree_flatten, tree_unflatten = instead(
         "torch.utils._pytree",
         _torchs_containers,
-        (containers.Tree, containers.tree_flatten, containers.tree_unflatten),
+        (
+            object,
+            on_demand("schedlang.runtime.containers.tree_flatten"),
+            on_demand("schedlang.runtime.containers.tree_unflatten"),
+        ),
         "tensors pass between stages in tuples, lists and dictionaries only",
     )

@@ -15,7 +15,6 @@ from schedlang.plan.file import (
     OPENS,
     SOURCES,
     Line,
-    Parts,
     line_of,
 )
 from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, Actions, word
@@ -41,9 +40,7 @@ def _block(lines: Sequence[str]) -> bytes:
 
 
 def lines_of(ranks: Sequence[Actions]) -> Sequence[Line]:
-    """The field `lines`. Of a plan that was opened, the file has it, so no part is read."""
-    if isinstance(ranks, Parts):
-        return ranks.lines
+    """The field `lines`."""
     return list(map(line_of, *texts_of(ranks)))
 
 

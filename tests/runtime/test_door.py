@@ -18,10 +18,33 @@ from tests.support.paths import PROGRAMS, ROOT
 ALWAYS = {
     "added_losses",
     "loss_weights",
-    "overflows",
     "shared_draws",
     "shared_hooks",
+    "unknown_scalers",
     "weights",
+}
+
+#: Modules for failures, for GPUs, for what a script may ask for between two steps, and for other
+#: plans and models.
+ON_DEMAND = {
+    "schedlang.plan.other_files",
+    "schedlang.plan.writer",
+    "schedlang.ranks.warm_up",
+    "schedlang.runtime.clock",
+    "schedlang.runtime.communicators",
+    "schedlang.runtime.containers",
+    "schedlang.runtime.failure",
+    "schedlang.runtime.failure_report",
+    "schedlang.runtime.gpu_progress",
+    "schedlang.runtime.named_losses",
+    "schedlang.runtime.precision",
+    "schedlang.runtime.shared_weights",
+    "schedlang.runtime.torch_private.grad_scaler",
+    "schedlang.runtime.torch_private.hidden_hooks",
+    "schedlang.schedule.columns",
+    "schedlang.schedule.costs.model",
+    "schedlang.schedule.forward_only",
+    "schedlang.schedule.timeline",
 }
 
 #: Builds a pipeline, makes a step, and prints the files of `runtime/` and their lines.
@@ -73,6 +96,7 @@ def test_a_plain_pipeline_loads_no_part_that_it_does_not_need(tmp_path: Path) ->
     modules = loaded("1f1b", tmp_path)
     assert parts(modules) <= ALWAYS
     assert "schedlang.runtime.model.split" not in modules
+    assert modules & ON_DEMAND == set()
     assert not [name for name in modules if name.startswith("schedlang.proof")]
 
 

@@ -1,0 +1,90 @@
+"""Weights of different stages that may be one weight of the model: they are one object, or begin
+with the same numbers.
+"""
+
+import json
+import warnings
+from collections.abc import Container, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from schedlang.plan.plan import Plan
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.processes import Processes
+from schedlang.runtime.values import sample
+from schedlang.runtime.watchdog import Watchdog
+
+
+def check_common_weights(
+    plan: Plan, modules: Mapping[int, nn.Module], tied: Container[int]
+) -> None:
+    """PipelineError where a weight is in several stages of a rank, and not among those that are
+    `tied`, by their ids.
+    """
+    first: dict[int, tuple[int, str]] = {}
+    for stage, module in modules.items():
+        for name, weight in module.named_parameters():
+            other, known = first.setdefault(id(weight), (stage, name))
+            are_alike = plan.layout.piece(other) == plan.layout.piece(stage)
+            if not are_alike and id(weight) not in tied:
+                missing = {other: known, stage: name}
+                raise PipelineError(
+                    f"stages {other} and {stage} have a weight in common: give `tied=[{missing}]`"
+                )
+
+
+def warn_of_equal_weights(
+    plan: Plan,
+    modules: Mapping[int, nn.Module],
+    tied: Container[int],
+    processes: Processes,
+    watchdog: Watchdog,
+) -> None:
+    """Ask, on rank 0 and once, about weights of different stages that begin with the same numbers
+    and are not tied: where they are one weight of the model, each would get a part of its gradient.
+    `tied` are the ids of those that are.
+    """
+    own = [
+        (plan.layout.model_of(stage) + _sample(weight), plan.layout.piece(stage), name)
+        for stage, module in modules.items()
+        for name, weight in module.named_parameters()
+        if weight.requires_grad and id(weight) not in tied and not _is_constant(weight)
+    ]
+    first: dict[str, tuple[int, str]] = {}
+    pairs: list[tuple[tuple[int, str], tuple[int, str]]] = []
+    gathered = watchdog.gather(json.dumps(own), "compared no weights")
+    for theirs in gathered.values():
+        for numbers, stage, name in json.loads(theirs):
+            other = first.setdefault(numbers, (stage, name))
+            # Within a stage, modules with equal weights are the model's own affair.
+            if other[0] != stage and (other, (stage, name)) not in pairs:
+                pairs.append((other, (stage, name)))
+    if pairs and processes.own == min(gathered):
+        (stage, name), (later, later_name) = pairs[0]
+        more = f", and {len(pairs) - 1} more like them" if len(pairs) > 1 else ""
+        warnings.warn(
+            f"`{name}` of stage {stage} and `{later_name}` of stage {later} begin with the same "
+            f"numbers{more}, and are trained apart: if they are one weight of the model, give "
+            f"`tied=[{{{stage}: {name!r}, {later}: {later_name!r}}}]`",
+            stacklevel=2,
+        )
+
+
+def _sample(weight: Tensor) -> str:
+    """Shape and type of a weight, and the bits of some of its numbers."""
+    return f"{list(weight.shape)} {weight.dtype} {bits_of(sample(weight).contiguous())}"
+
+
+def _is_constant(weight: Tensor) -> bool:
+    """Whether a weight is all ones or zeros, as those of norms and biases begin."""
+    some = sample(weight)
+    return not some.numel() or bool((some == some[0]).all())
+
+
+def bits_of(tensor: Tensor) -> int:
+    """The sum of a tensor's bits, as integers: so the order of additions does not change it."""
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(
+        tensor.element_size(), torch.uint8
+    )
+    return int(tensor.detach().reshape(-1).view(whole).sum(dtype=torch.int64))

@@ -1,0 +1,395 @@
+"""What a process does from the moment at which it or another rank fails, until it ends.
+
+Of all ranks, one is the first to write the cause into the store: its own error, the signal that
+ends it, or what it finds where it has waited for too long. For that it follows the waits from
+heartbeat to heartbeat, to the rank for which all others wait in the end:
+
+    rank 0 waits for rank 1 waits for rank 2, which computes       they wait for as long as it takes
+    rank 0 waits for rank 1 waits for rank 2, which stands still   rank 2 is at fault
+
+All other ranks keep their tracebacks in a file and end. The one that wrote the cause ends last, and
+prints the report (`failure_report.py`).
+"""
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr
+from functools import partial
+from io import StringIO
+from signal import SIGINT, SIGTERM
+from time import monotonic
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
+
+import torch.distributed as dist
+
+from schedlang.runtime.errors import LostRank, PipelineError, way_out
+from schedlang.runtime.failure_report import (
+    Cause,
+    keep_traceback,
+    lines_of_script,
+    stderr_of_process,
+)
+from schedlang.runtime.heartbeats import Heartbeat
+from schedlang.runtime.store import StoreIsSilentError, is_of_torchrun, wait_until
+from schedlang.runtime.watchdog import (
+    AT_END,
+    CAUSE,
+    ENDING,
+    GRACE,
+    OPEN,
+    Watchdog,
+    after_another,
+    say,
+)
+
+E = TypeVar("E", bound=BaseException)
+
+#: Keys of the store: how many ranks have said their last word, and where the cause was printed.
+_OUT = "out"
+_SAID = "said"
+
+#: Set when the main thread has told the other ranks of an error. The script may still go on.
+_has_told = threading.Event()
+#: The attribute by which this error is known.
+_TOLD = "_told_all_ranks"
+
+
+def report_uncaught(
+    before: Callable[..., object],
+    kind: type[BaseException],
+    error: BaseException,
+    traceback: TracebackType | None,
+) -> None:
+    """Python's `sys.excepthook` in a process with a pipeline: it reports the error that ends a run
+    in place of the traceback, which stands in the file that the report names.
+    """
+    if hasattr(error, _TOLD):
+        # The report of KeyboardInterrupt has been printed, that of a PipelineError is its text.
+        if isinstance(error, PipelineError):
+            say(str(error))
+        is_reported = True
+    else:
+        is_reported = bool(OPEN) and OPEN[-1].failure.end_with(error)
+    if is_reported:
+        # It may do more than print: some send the error to a service.
+        with redirect_stderr(StringIO()):
+            before(kind, error, traceback)
+    else:
+        before(kind, error, traceback)
+
+
+def _told(error: E) -> E:
+    """An error of which the other ranks are told."""
+    _has_told.set()
+    setattr(error, _TOLD, True)
+    return error
+
+
+def read_cause(store: Any) -> Cause:
+    """The cause that a rank has written into the store."""
+    return Cause.read(store.get(CAUSE))
+
+
+class Failure:
+    """How a process ends whose `watchdog` has seen that something is wrong."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
+        self._store = watchdog.store
+        self._heartbeats = watchdog.heartbeats
+        self._signals = watchdog.signals
+        self._timeout = watchdog.timeout
+        self._name_of = watchdog.processes.name
+        self._rank = watchdog.rank
+        self._name = watchdog.name
+        self._count = dist.get_world_size()
+        #: Whether this rank was the first to tell a cause; and whether the store is gone.
+        self._is_first_cause = False
+        self._has_lost_store = False
+        #: Of ranks that were silent, the last heartbeats, and since when there was none.
+        self._heard: dict[int, tuple[Heartbeat | None, float]] = {}
+
+    def tell_all(self, error: Exception) -> PipelineError:
+        """Tell all ranks of an error that the main thread has met; gives the error to raise.
+
+        Where another rank has failed before, that is the cause: it is printed, and the process
+        ends.
+        """
+        if self._watchdog.is_closed:
+            raise after_another() from error
+        # If the thread has begun to end the process, the main thread stays here until it does.
+        if not ENDING.acquire(timeout=10 * GRACE):
+            raise after_another() from error
+        if isinstance(error, LostRank):
+            # A message to several ranks broke: those that still write heartbeats are not the cause.
+            if len(error.ranks) > 1:
+                error.ranks = {
+                    *self._ask(partial(self._silent, error.ranks), ())
+                } or error.ranks
+            self._watchdog.waits_for = tuple(sorted(error.ranks))
+        cause = self.cause_of_error(self._deeper(error))
+        # Another rank was first with its cause, of which this error is a consequence.
+        if not self._is_first_cause:
+            self.leave(cause, error)
+        self._watchdog.stop_thread()
+        # From here on the main thread ends by itself: the script may catch the error and tidy up.
+        self._signals.let_finish(GRACE)
+        if isinstance(error, LostRank):
+            self._count_out()
+        report = self._report(cause, error)
+        self._count_out()
+        told = _told(PipelineError(report))
+        told.__cause__ = error.__cause__ if isinstance(error, PipelineError) else error
+        return told
+
+    def abandon(self, error: BaseException) -> None:
+        """Tell all ranks that the main thread leaves a step for what is no error of the
+        pipeline.
+        """
+        if self._watchdog.is_closed or not ENDING.acquire(blocking=False):
+            return
+        # Not yet the end of the process, which may catch it and tidy up.
+        self._watchdog.stop_thread()
+        self._signals.let_finish(GRACE)
+        self.tell(error)
+
+    def tell(self, error: BaseException) -> None:
+        """Make an error the cause, if there is none yet, and print the cause."""
+        cause = self.cause_of_error(_told(error))
+        self._say(cause, error)
+        self._count_out()
+
+    def end_with(self, error: BaseException) -> bool:
+        """Report an error of the script that nobody has caught, unless an error before it has ended
+        the run; whether this one has.
+        """
+        if _has_told.is_set():
+            return False
+        # If the thread has begun to end the process, the main thread stays here until it does.
+        if self._watchdog.is_closed or not ENDING.acquire(timeout=10 * GRACE):
+            return False
+        self._watchdog.stop_thread()
+        self._signals.let_finish(GRACE)
+        self.tell(error)
+        return True
+
+    def _deeper(self, error: Exception) -> Exception:
+        """The reason behind a lost connection: the other rank may have ended because it lost the
+        store, and then this one has lost it as well.
+        """
+        if isinstance(error, LostRank) and 0 not in error.ranks:
+            try:
+                self._store.check([CAUSE])
+            except RuntimeError as lost:
+                self._has_lost_store = True
+                return lost
+        return error
+
+    def _explain(self, error: BaseException) -> str:
+        """The cause in words: which rank failed, where, and why."""
+        if isinstance(error, KeyboardInterrupt):
+            return f"{self._name} was interrupted{self._watchdog.place()}"
+        place = "" if self._watchdog.action is None else self._watchdog.place()
+        # gloo's messages begin with a line of its own source, and end with advice.
+        reason = re.sub(
+            r"^\[[^]]*\] |\. This is typically.*", "", str(error).split("\n", 1)[0]
+        )
+        if isinstance(error, LostRank):
+            gone = " or ".join(map(self._name_of, sorted(error.ranks)))
+            hint = self._uneven(error.ranks)
+            return f"{gone} is gone: {self._name} lost its connection{place}: {reason}{hint}"
+        if isinstance(error, StoreIsSilentError):
+            return (
+                f"the store of the process group does not answer: {self._name} lost it{place}: "
+                f"{reason}"
+            )
+        if isinstance(error, dist.DistNetworkError):
+            holder = "torchrun" if is_of_torchrun() else self._name_of(0)
+            return (
+                f"{holder} is gone: {self._name} lost the store of the process group{place}: "
+                f"{reason}"
+            )
+        kind = "" if isinstance(error, PipelineError) else f"{type(error).__name__}: "
+        way = way_out(error, in_script=self._watchdog.action is None)
+        return f"{self._name} failed{place}: {kind}{reason}" + (
+            f" ({way})" if way else ""
+        )
+
+    def _uneven(self, ranks: Iterable[int]) -> str:
+        """What is to be said of ranks whose script has ended where this one makes another step."""
+        for rank in ranks:
+            last = self._ask(partial(self._heartbeats.of, rank))
+            if last is not None and last.place == f" {AT_END}":
+                return (
+                    f" (its script ended after step {last.step}, and this is step "
+                    f"{self._watchdog.step}: all ranks must make as many steps)"
+                )
+        return ""
+
+    def cause_of_error(self, error: BaseException) -> Cause:
+        """Make an error the cause, if there is none yet; the cause."""
+        return self._publish(self._explain(error))
+
+    def without_store(self, error: RuntimeError) -> Cause:
+        """The cause where the thread of the watchdog has lost the store."""
+        self._has_lost_store = True
+        return self.cause_of_error(error)
+
+    def cause_of_signal(self, signals: bytes) -> Cause | None:
+        """The cause where this process ends for a signal, and no other rank has told one."""
+        if SIGINT in signals and self._is_stuck():
+            return self._publish(
+                f"{self._name} was interrupted{self._watchdog.place()}"
+            )
+        if SIGTERM in signals:
+            # A launcher sends SIGTERM when another rank has died; those who knew that rank may yet
+            # say so.
+            wait_until(self._has_cause, GRACE / 2)
+            if not self._has_cause():
+                return self._publish(
+                    f"{self._name} was terminated{self._watchdog.place()}"
+                )
+        return None
+
+    def cause_of_wait(self) -> Cause | None:
+        """The cause where this rank has waited for too long, if a rank is at fault for that."""
+        fault = self._find_fault()
+        return self._publish(fault) if fault else None
+
+    def _has_cause(self) -> bool:
+        return bool(self._store.check([CAUSE]))
+
+    def _publish(self, message: str) -> Cause:
+        """Make this the cause, if there is none yet; the cause."""
+        own = Cause.new(message).text()
+        cause = Cause.read(
+            self._ask(partial(self._store.compare_set, CAUSE, "", own), own)
+        )
+        # Two threads of this process may have found the same.
+        self._is_first_cause = cause.message == message
+        return cause
+
+    def _ask(self, call: Callable[[], Any], otherwise: Any = None) -> Any:
+        """Do something with the store, but not once it is gone: each time torch would print a page
+        about it.
+        """
+        if not self._has_lost_store:
+            try:
+                return call()
+            except RuntimeError:
+                self._has_lost_store = True
+        return otherwise
+
+    def leave(self, cause: Cause, error: BaseException | None = None) -> NoReturn:
+        """Print the cause, and end the process."""
+        self._say(cause, error)
+        self._count_out()
+        if self._rank == 0:
+            # The store may be in this process, so the others go first.
+            self._until_out(self._count)
+        os._exit(1)
+
+    def _say(self, cause: Cause, error: BaseException | None) -> None:
+        """Print the report, if this rank has found the cause; otherwise the cause, once for each
+        place where the report is not read.
+        """
+        if self._is_first_cause:
+            say(self._report(cause, error))
+            return
+        keep_traceback(cause, self._name, error)
+        self._ask(partial(self._watchdog.post, ended=True))
+        here = stderr_of_process()
+        if here != cause.stderr and self._ask(
+            lambda: self._store.add(f"{_SAID}/{here}", 1) == 1, True
+        ):
+            say(f"{self._name}: stopped: {cause.message}")
+
+    def _report(self, cause: Cause, error: BaseException | None) -> str:
+        """The cause, the lines of the script that met it, and what all ranks were doing when they
+        ended.
+
+        That is known when all others have ended. They end first also because a launcher kills the
+        rest as soon as it sees that one process has ended.
+        """
+        heartbeat = self._watchdog.heartbeat(ended=True)
+        keep_traceback(cause, self._name, error)
+        self._ask(partial(self._heartbeats.post, self._rank, heartbeat))
+        self._until_out(self._count - 1)
+        lines = [cause.message, *lines_of_script(error)]
+        if self._watchdog.step:
+            own = self._heartbeats.line(self._rank, heartbeat)
+            lines += self._ask(self._heartbeats.lines, [own])
+        return "\n  ".join([*lines, f"tracebacks of all ranks: {cause.tracebacks}"])
+
+    def _count_out(self) -> None:
+        """Count this rank among those that have said their last word."""
+        self._ask(lambda: self._store.add(_OUT, 1))
+
+    def _until_out(self, ranks: int) -> None:
+        """Wait until so many ranks have said their last word, or are known to be gone."""
+        self._ask(lambda: wait_until(lambda: self._store.add(_OUT, 0) >= ranks, GRACE))
+
+    def _is_stuck(self) -> bool:
+        """Whether the main thread stays at one action of a step: then its KeyboardInterrupt, which
+        waits for the end of a call, does not come.
+        """
+        before = self._watchdog.heartbeat()
+        goes_on = wait_until(
+            lambda: (
+                self._watchdog.action is None
+                or self._watchdog.heartbeat().seconds < before.seconds
+            ),
+            GRACE / 2,
+        )
+        return before.action is not None and not goes_on
+
+    def _find_fault(self) -> str | None:
+        """Follow the waits from rank to rank, to one that waits for none; the cause in words, if
+        that rank stands still.
+        """
+        waited = f"{self._name} has waited {self._timeout:g} s{self._watchdog.place()}"
+        rank = self._rank
+        seen = {self._rank}
+        heartbeat = self._watchdog.heartbeat()
+        while others := [other for other in heartbeat.waits_for if other not in seen]:
+            if silent := self._silent(others):
+                told = f"{self._name_of(silent[0])} does not answer: {waited}"
+                return told if any(map(self._is_silent_for_long, silent)) else None
+            # If there are several, they are replicas, which do the same: all wait for the slowest.
+            now = {other: self._heartbeats.of(other) or heartbeat for other in others}
+            rank = min(now, key=lambda other: now[other].progress)
+            heartbeat = now[rank]
+            seen.add(rank)
+        if not self._watchdog.stands_still(heartbeat):
+            return None
+        stuck = (
+            f"{self._name_of(rank)} has made no progress for {heartbeat.idle:.1f} "
+            f"s{heartbeat.place}"
+        )
+        return stuck if rank == self._rank else f"{stuck}: {waited}"
+
+    def _is_silent_for_long(self, rank: int) -> bool:
+        """Whether a rank is silent for longer than a call may take that lets no other thread of
+        Python run, if it is in an op.
+        """
+        last = self._heartbeats.of(rank)
+        before, since = self._heard.get(rank, (None, 0.0))
+        if before != last:
+            since = monotonic() - GRACE
+            self._heard[rank] = last, since
+        return not (last and last.is_in_op) or monotonic() - since > self._timeout
+
+    def _silent(self, ranks: Iterable[int]) -> list[int]:
+        """Those of some ranks whose heartbeat has stopped. This rank goes on with its own, since
+        others may look for it.
+        """
+        before = {each: self._heartbeats.of(each) for each in ranks}
+
+        def is_new(rank: int) -> bool:
+            self._watchdog.post()
+            return self._heartbeats.of(rank) != before[rank] or self._has_cause()
+
+        return [each for each in before if not wait_until(partial(is_new, each), GRACE)]

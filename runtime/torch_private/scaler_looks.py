@@ -1,0 +1,30 @@
+"""The moment at which a GradScaler looks at gradients.
+
+`GradScaler.unscale_` is no such moment: fused optimizers go past it. FSDP1's own scaler takes the
+same private one.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+_LOOK = "_unscale_grads_"
+
+
+def before_looks(call: Callable[[GradScaler, Optimizer], None]) -> None:
+    """Call a function before any scaler of this process looks at the gradients of an optimizer; not
+    in a version of torch that has no such moment.
+    """
+    look = getattr(GradScaler, _LOOK, None)
+    if look is None:
+        return
+
+    @wraps(look)
+    def look_after(scaler: GradScaler, optimizer: Optimizer, *given: Any) -> Any:
+        call(scaler, optimizer)
+        return look(scaler, optimizer, *given)
+
+    setattr(GradScaler, _LOOK, look_after)
