@@ -364,6 +364,30 @@ def test_tokens_go_to_experts_by_the_links_of_their_replicas(
     )
 
 
+def test_an_overlap_hides_the_exchange_of_tokens() -> None:
+    """Of two ops, one computes while the tokens of the other are on their way."""
+    layers = Layers(
+        Costs(
+            forward_times=(1.0,) * 4,
+            backward_times=(2.0,) * 4,
+            input_times=(1.0,) * 4,
+            weight_times=(1.0,) * 4,
+            boundary_bytes=(0.0,),
+            **LINKS,
+        ),
+        summed=(0.0,) * 4,
+        experts=Experts(2, sent=(4.0,) * 4, gradients=(0.0,) * 4),
+    )
+    sought = Training([layers], 4, 32, inf, {"ranks": 2}, "portable")
+    tuning = tune(programs(["1f1b", "interleaved_overlap"]), sought, prune=False)
+    best = times_of_programs(tuning)
+    # Of a layer, a forward and a backward compute for 3 and exchange for 2; a rank has two layers.
+    assert best["1f1b"] > 16 * 2 * (3 + 2)
+    assert best["interleaved_overlap"] < 16 * 2 * (3 + 1)
+    for result in tuning.results:
+        assert result.candidate.bounds.time <= result.time * (1 + 1e-9)
+
+
 def test_replicas_share_out_experts_and_sum_the_rest() -> None:
     (program,) = programs(["1f1b"])
 

@@ -19,6 +19,8 @@ _PER_LAYER = tuple(
     name for name, cost in COSTS.items() if cost.shape in ("stage", "unit")
 )
 _HANDED_ON = "boundary_bytes"
+#: The kinds of ops whose times there are, as their components are called.
+_OF_TIMES = {"forward_times": "F", "input_times": "I", "backward_times": "B"}
 #: To how many digits layers are compared.
 _DIGITS = 9
 
@@ -124,7 +126,7 @@ class Layers:
     def with_exchanges(self, ranks: int) -> "Layers":
         """These layers, if each replica has so many ranks, with the time in which tokens go to
         their experts on other replicas, and come back: an all-to-all each way, in the forward and
-        in the backward, while the rank waits.
+        in the backward. The rank waits, unless the program overlaps the op with another one.
         """
         if self.experts is None or self.experts.over == 1:
             return self
@@ -134,12 +136,16 @@ class Layers:
         again = 2 if self.checkpointed else 1
         more = {"forward_times": 1, "input_times": again, "backward_times": again}
         changed: dict[str, Any] = {}
+        components: dict[str, list[str]] = {}
         for name, often in more.items():
             values = getattr(self.costs, name)
             changed[name] = tuple(
                 _at(values, layer) + often * time for layer, time in enumerate(times)
             )
-        return evolve(self, costs=evolve(self.costs, **changed))
+            whole = sum(changed[name])
+            components[_OF_TIMES[name]] = _in_turn(1 - often * sum(times) / whole)
+        costs = evolve(self.costs, **changed, components=components)
+        return evolve(self, costs=costs)
 
     def _time_of_exchanged_byte(self, ranks: int) -> float:
         """How long it takes to send one byte to each expert's replica in turn: replicas on the
@@ -154,6 +160,20 @@ class Layers:
         inside = (near - 1) / over / (costs.bandwidth_in_node or inf)
         between = (over - near) / over / (costs.bandwidth_between_nodes or inf)
         return max(inside, between)
+
+
+def _in_turn(computed: float) -> list[str]:
+    """The components of an op that computes for some share of its time and exchanges tokens for the
+    rest, there and back.
+    """
+    half = computed / 2
+    way = (1 - computed) / 2
+    return [
+        f"compute {half:.9f} compute",
+        f"there {way:.9f} all_to_all",
+        f"experts {half:.9f} compute",
+        f"back {way:.9f} all_to_all",
+    ]
 
 
 def _around_ring(replicas: int) -> float:
