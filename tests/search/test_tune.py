@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from schedlang import Kind, compile, read_plan, simulate
 from schedlang.extras.noise.noise import Noise
 from schedlang.extras.noise.runs import simulate_runs
+from schedlang.extras.search.partition.layer_costs import divided
 from schedlang.extras.search.tune.candidates import Candidate, Training, candidates
 from schedlang.extras.search.tune.layer_sources import layers_of_costs
-from schedlang.extras.search.tune.stage_costs import Experts, Layers, divided
+from schedlang.extras.search.tune.stage_costs import Experts, Layers
 from schedlang.extras.search.tune.tried_programs import Program, read_programs, unlike
 from schedlang.extras.search.tune.tuning import Tuning, tune
 from schedlang.extras.search.tune.tuning_text import Units, tuning_text
