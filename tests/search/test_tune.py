@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from schedlang import Kind, compile, read_plan, simulate
 from schedlang.extras.noise.noise import Noise
 from schedlang.extras.noise.runs import simulate_runs
+from schedlang.extras.search.partition.layer_costs import divided
 from schedlang.extras.search.tune.candidates import Candidate, Training, candidates
 from schedlang.extras.search.tune.layer_sources import layers_of_costs
-from schedlang.extras.search.tune.stage_costs import Experts, Layers, divided
+from schedlang.extras.search.tune.stage_costs import Experts, Layers
 from schedlang.extras.search.tune.tried_programs import Program, read_programs, unlike
 from schedlang.extras.search.tune.tuning import Tuning, tune
 from schedlang.extras.search.tune.tuning_text import Units, tuning_text
@@ -362,6 +363,30 @@ def test_tokens_go_to_experts_by_the_links_of_their_replicas(
     assert again.with_exchanges(ranks).costs.input_times == pytest.approx(
         (1, 1 + 4 * time)
     )
+
+
+def test_an_overlap_hides_the_exchange_of_tokens() -> None:
+    """Of two ops, one computes while the tokens of the other are on their way."""
+    layers = Layers(
+        Costs(
+            forward_times=(1.0,) * 4,
+            backward_times=(2.0,) * 4,
+            input_times=(1.0,) * 4,
+            weight_times=(1.0,) * 4,
+            boundary_bytes=(0.0,),
+            **LINKS,
+        ),
+        summed=(0.0,) * 4,
+        experts=Experts(2, sent=(4.0,) * 4, gradients=(0.0,) * 4),
+    )
+    sought = Training([layers], 4, 32, inf, {"ranks": 2}, "portable")
+    tuning = tune(programs(["1f1b", "interleaved_overlap"]), sought, prune=False)
+    best = times_of_programs(tuning)
+    # Of a layer, a forward and a backward compute for 3 and exchange for 2; a rank has two layers.
+    assert best["1f1b"] > 16 * 2 * (3 + 2)
+    assert best["interleaved_overlap"] < 16 * 2 * (3 + 1)
+    for result in tuning.results:
+        assert result.candidate.bounds.time <= result.time * (1 + 1e-9)
 
 
 def test_replicas_share_out_experts_and_sum_the_rest() -> None:

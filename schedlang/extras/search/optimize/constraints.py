@@ -27,11 +27,14 @@ from attrs import frozen
 from ortools.sat.python import cp_model
 
 from schedlang.extras.search.optimize.instance import Instance
-from schedlang.extras.search.optimize.solver import solve, which_is_first
+from schedlang.extras.search.optimize.solver import (
+    Before,
+    Impossible,
+    hold_within,
+    solve,
+    which_is_first,
+)
 from schedlang.passes.op_graph import Orders
-
-#: What comes before what: known, or a literal.
-_Before = bool | cp_model.LiteralT
 
 
 @frozen
@@ -75,17 +78,13 @@ def look(
     deadline = monotonic() + effort.seconds
     try:
         model = _Model(instance, low, high, ranks, deadline)
-    except _Impossible:
+    except Impossible:
         return Outcome(None, None, high + 1, 0.0)
     except TimeoutError:
         return Outcome(None, None, low, 0.0)
     if hint is not None:
         model.hint(hint)
     return model.solved(effort, deadline)
-
-
-class _Impossible(Exception):
-    """There are no such orders, as is known without a search."""
 
 
 class _Model:
@@ -109,14 +108,20 @@ class _Model:
         ]
         self.model = cp_model.CpModel()
         self.value = self.model.new_int_var(low, high, "value")
-        self.before: dict[tuple[int, int], _Before] = {}
+        self.before: dict[tuple[int, int], Before] = {}
         self._place()
         self._wait()
         for rank in self.ranks:
             if monotonic() > deadline:
                 raise TimeoutError
             self._order(rank)
-            self._hold(rank)
+            hold_within(
+                self.model,
+                instance,
+                instance.nodes_of_rank[rank],
+                self.before,
+                instance.limits[rank],
+            )
             # At all ranks together, orders are found later with it.
             if not self.is_whole:
                 self._hold_over_time(rank)
@@ -146,7 +151,7 @@ class _Model:
                 time = instance.time[node]
                 last = self.high - behind[node] - time
                 if last < before[node]:
-                    raise _Impossible
+                    raise Impossible
                 start = self.model.new_int_var(
                     before[node], last + latest, f"start_{node}"
                 )
@@ -199,14 +204,14 @@ class _Model:
                 if not isinstance(other, bool):
                     self.model.add_implication(literal, other)
 
-    def _literal(self, first: int, second: int) -> _Before:
+    def _literal(self, first: int, second: int) -> Before:
         """Whether a node comes before another one of its rank."""
         instance = self.instance
         may = self._may_precede(first, second)
         may_not = self._may_precede(second, first)
         if not may and not may_not:
-            raise _Impossible
-        literal: _Before = may
+            raise Impossible
+        literal: Before = may
         if may and may_not:
             starts = self.start[first], self.start[second]
             times = instance.time[first], instance.time[second]
@@ -227,40 +232,6 @@ class _Model:
         before, behind = instance.windows
         both = instance.time[first] + instance.time[second]
         return before[first] + both + behind[second] <= self.high
-
-    def _hold(self, rank: int) -> None:
-        """Let a rank hold no more than its limit."""
-        # When a node starts, its rank holds what all nodes before it have left:
-        #
-        #     rise[n] + Σ change[o] · (o before n)  <=  limit
-        #
-        # Where a literal is known, it is a number; and where even the most that the open ones may
-        # add fits, there is nothing to say.
-        instance = self.instance
-        nodes = instance.nodes_of_rank[rank]
-        changing = [node for node in nodes if instance.change[node]]
-        for node in nodes:
-            # What does not rise above what was held before fits if that did.
-            if instance.rise[node] <= 0:
-                continue
-            held = instance.rise[node]
-            literals = []
-            amounts = []
-            for other in changing:
-                if other == node:
-                    continue
-                before = self.before.get((other, node), False)
-                if isinstance(before, bool):
-                    held += instance.change[other] * before
-                else:
-                    literals.append(before)
-                    amounts.append(instance.change[other])
-            room = instance.limits[rank] - held
-            if sum(amount for amount in amounts if amount > 0) <= room:
-                continue
-            if sum(amount for amount in amounts if amount < 0) > room:
-                raise _Impossible
-            self.model.add(cp_model.LinearExpr.weighted_sum(literals, amounts) <= room)
 
     def _hold_over_time(self, rank: int) -> None:
         """Let what a rank holds at any time fit, as follows from the sums."""

@@ -15,7 +15,12 @@ from ortools.sat.python import cp_model
 
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.problem import Answer, Problem
-from schedlang.extras.search.optimize.solver import solved, which_is_first
+from schedlang.extras.search.optimize.solver import (
+    Before,
+    hold_within,
+    solved,
+    which_is_first,
+)
 from schedlang.passes.op_graph import Orders
 from schedlang.schedule.columns import Ints
 
@@ -246,10 +251,10 @@ class _Window:
             self.model.new_fixed_size_interval_var(start[node], instance.time[node], "")
             for node in nodes
         )
-        before: dict[tuple[int, int], cp_model.LiteralT] = {}
+        before: dict[tuple[int, int], Before] = {}
         for first, second in combinations(nodes, 2):
             # Those of a chain are in its order, and stay so.
-            literal: cp_model.LiteralT = True
+            literal: Before = True
             if self.search.chain[first] != self.search.chain[second]:
                 starts = start[first], start[second]
                 times = instance.time[first], instance.time[second]
@@ -261,16 +266,8 @@ class _Window:
             )
         i, _ = self.places[rank]
         held = sum(instance.change[node] for node in self.search.now.orders[rank][:i])
-        for node in nodes:
-            if instance.rise[node] <= 0:
-                continue
-            others = [
-                other for other in nodes if other != node and instance.change[other]
-            ]
-            literals = [before[other, node] for other in others]
-            amounts = [instance.change[other] for other in others]
-            room = instance.limits[rank] - held - instance.rise[node]
-            self.model.add(cp_model.LinearExpr.weighted_sum(literals, amounts) <= room)
+        room = instance.limits[rank] - held
+        hold_within(self.model, instance, nodes, before, room)
 
     def _minimise(self) -> None:
         """Minimise the objective, and of equals how long ranks are in the window."""

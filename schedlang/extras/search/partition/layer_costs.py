@@ -1,6 +1,6 @@
 """What the layers of a model cost, and what stages made of them do."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -9,8 +9,8 @@ from attrs import evolve, field, frozen
 
 from schedlang.diagnostics.arguments import check_number, check_type
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.schedule.costs import UNIT, Costs
-from schedlang.schedule.fixed_point import added
+from schedlang.schedule.costs import COSTS, UNIT, Costs
+from schedlang.schedule.fixed_point import added, part
 from schedlang.schedule.layout import Layout
 
 
@@ -63,12 +63,13 @@ class Layer:
 
 #: What ops `Costs` and layers call by these names take.
 _OPS = ("forward", "input", "weight", "backward")
-_NUMBERS = (
-    *_OPS,
-    "activation_bytes",
-    "kept_bytes",
-    "weights_bytes",
-    "boundary_bytes",
+_BYTES = ("activation_bytes", "kept_bytes", "weights_bytes")
+_HANDED_ON = "boundary_bytes"
+_NUMBERS = (*_OPS, *_BYTES, _HANDED_ON)
+#: The fields of `Costs` that have a number for each layer, as elsewhere for each stage. All add up
+#: over the layers of a stage, but for what it hands on, which is its last layer's.
+PER_LAYER = tuple(
+    name for name, cost in COSTS.items() if cost.shape in ("stage", "unit")
 )
 
 
@@ -109,32 +110,90 @@ def costs_of_stages(
     latencies and bandwidths, in whose place of `boundary_bytes` those of the layers come), and what
     else is not of layers, such as `update_times`.
     """
-    stages = [_together([fixed, *own]) for own in layers_by_stage(layers, sizes)]
-    replicas = [stages[layout.piece(stage)] for stage in _stages(layout)]
-    bandwidth = links.bandwidth_in_node or links.bandwidth_between_nodes
-    has_bytes = any(layer.activation_bytes or layer.weights_bytes for layer in layers)
-    costs = evolve(
-        links,
-        forward_times=[stage.forward for stage in replicas],
-        backward_times=[stage.backward for stage in replicas],
-        input_times=[stage.input for stage in replicas],
-        weight_times=[stage.weight for stage in replicas],
-        boundary_bytes=[stage.boundary_bytes for stage in replicas]
-        if bandwidth
-        else None,
-    )
-    if not has_bytes:
-        return costs
-    return evolve(
-        costs,
-        activation_bytes=[stage.activation_bytes for stage in replicas],
-        kept_bytes=[stage.kept_bytes for stage in replicas],
-        weights_bytes=[stage.weights_bytes for stage in replicas],
-    )
+    layers_by_stage(layers, sizes)
+    fields = {f"{op}_times": op for op in _OPS}
+    if links.bandwidth_in_node or links.bandwidth_between_nodes:
+        fields[_HANDED_ON] = _HANDED_ON
+    if any(layer.activation_bytes or layer.weights_bytes for layer in layers):
+        fields |= {name: name for name in _BYTES}
+    of_layers: dict[str, Any] = {
+        name: [getattr(layer, number) for layer in layers]
+        for name, number in fields.items()
+    }
+    costs = evolve(links, **{_HANDED_ON: None} | of_layers)
+    costs = merged(costs, sizes, layout, fields)
+    with_fixed: dict[str, Any] = {}
+    for op in _OPS:
+        times = getattr(costs, f"{op}_times")
+        with_fixed[f"{op}_times"] = [added([getattr(fixed, op), t]) for t in times]
+    return evolve(costs, **with_fixed)
 
 
-def _stages(layout: Layout) -> range:
-    return range(len(layout.placement))
+def merged(
+    costs: Costs,
+    sizes: Sequence[int],
+    layout: Layout,
+    names: Iterable[str] = PER_LAYER,
+) -> Costs:
+    """The costs of stages that have so many layers each, from `costs` that have a number for each
+    layer where some `names` have one for each stage; of several pipelines each has all layers.
+    """
+    cuts = list(accumulate(sizes, initial=0))
+    of_stages: dict[str, Any] = {}
+    for name in names:
+        values = getattr(costs, name)
+        if values is None:
+            continue
+        if name == _HANDED_ON:
+            numbers = [of_layer(values, stop - 1) for stop in cuts[1:]]
+        else:
+            numbers = [
+                added([of_layer(values, layer) for layer in range(start, stop)])
+                for start, stop in pairwise(cuts)
+            ]
+        of_stages[name] = tuple(numbers) * len(layout.pipelines)
+    return evolve(costs, measured_stages=None, **of_stages)
+
+
+def divided(costs: Costs, layers: Sequence[int]) -> Costs:
+    """The costs of layers, from those of stages which have so many layers each, all alike within a
+    stage; one number of layers is for all stages. ValueError for another number of stages.
+    """
+    stages = layers_in(costs)
+    if len(layers) not in (1, stages):
+        raise ValueError(
+            f"there are costs of {stages} stages, and layers of {len(layers)}"
+        )
+    counts = list(layers) * (stages if len(layers) == 1 else 1)
+    split: dict[str, Any] = {}
+    for name in PER_LAYER:
+        values = getattr(costs, name)
+        if values is None:
+            continue
+        of_layers = []
+        for stage, count in enumerate(counts):
+            share = 1 if name == _HANDED_ON else count
+            of_layers += [part(of_layer(values, stage), share)] * count
+        split[name] = tuple(of_layers)
+    return evolve(costs, measured_stages=None, **split)
+
+
+def layers_in(costs: Costs) -> int:
+    """How many layers, or stages, costs have numbers for; ValueError unless it is one number."""
+    lengths: dict[int, str] = {}
+    for name in PER_LAYER:
+        values = getattr(costs, name)
+        if values is not None and len(values) > 1:
+            lengths.setdefault(len(values), name)
+    if len(lengths) > 1:
+        (count, name), (other, other_name), *_ = lengths.items()
+        raise ValueError(f"`{name}` has {count} numbers, `{other_name}` has {other}")
+    return next(iter(lengths), 1)
+
+
+def of_layer(values: Sequence[float], index: int) -> float:
+    """The number of a layer, where one may stand for all."""
+    return values[index] if len(values) > 1 else values[0]
 
 
 def layers_by_stage(
@@ -211,12 +270,3 @@ def layers_of_run(
             }
             layers.append(Layer(**times, name=names[place]))
     return layers
-
-
-def _together(layers: Sequence[Layer]) -> Layer:
-    """What some layers in a row cost as one."""
-    numbers: dict[str, Any] = {
-        name: added([getattr(layer, name) for layer in layers])
-        for name in _NUMBERS[:-1]
-    }
-    return Layer(**numbers, boundary_bytes=layers[-1].boundary_bytes)

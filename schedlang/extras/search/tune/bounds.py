@@ -6,8 +6,13 @@ from operator import add
 from attrs import frozen
 
 from schedlang.schedule.costs import Costs
+from schedlang.schedule.costs.components import COMPUTE
+from schedlang.schedule.costs.tables import Durations
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
+
+#: The kinds of ops by the names of their times.
+_KINDS = {"forward": Kind.F, "backward": Kind.B, "input": Kind.I, "weight": Kind.W}
 
 
 @frozen
@@ -32,9 +37,16 @@ def bounds_of(layout: Layout, costs: Costs) -> Bounds:
     durations = costs.durations(len(stages))
     times = costs.every_duration(len(stages))
     forward = times["forward"]
-    # A schedule may split its backwards; and in an overlap, ops may take less time together.
+    # A schedule may split its backwards.
     gradient = _least(times["backward"], times["input"])
     whole = _least(times["backward"], map(add, times["input"], times["weight"]))
+    # What a rank cannot do at the same time as something else, even in an overlap.
+    alone = {
+        name: [_share_alone(durations, kind) * time for time in times[name]]
+        for name, kind in _KINDS.items()
+    }
+    own_gradient = _least(alone["backward"], alone["input"])
+    own_whole = _least(alone["backward"], map(add, alone["input"], alone["weight"]))
     reached, left = _ways(layout, costs, forward, gradient, whole)
     amounts = costs.bytes(len(stages))
     held = amounts[Kind.F] if amounts else [0.0] * len(stages)
@@ -48,22 +60,31 @@ def bounds_of(layout: Layout, costs: Costs) -> Bounds:
         #     ├ first ┤──────── its own work ────────├ last ┤
         first = min(reached[stage] for stage in own)
         last = min(left[stage] for stage in own)
-        if durations.add_up:
-            work = sum(
-                layout.units(stage) * (forward[stage] + whole[stage]) for stage in own
-            )
-            chain = sum(
-                layout.units(stage) * (forward[stage] + gradient[stage])
-                for stage in own
-            )
-            time = max(time, first + work, first + chain + last)
-        else:
-            time = max(time, first + last)
+        work = 0.0
+        chain = 0.0
+        for stage in own:
+            forwards = layout.units(stage) * alone["forward"][stage]
+            work += forwards + layout.units(stage) * own_whole[stage]
+            chain += forwards + layout.units(stage) * own_gradient[stage]
+        time = max(time, first + work, first + chain + last, first + last)
         most = max(
             most,
             sum(weights[stage] for stage in own) + max(held[stage] for stage in own),
         )
     return Bounds(time, most)
+
+
+def _share_alone(durations: Durations, kind: Kind) -> float:
+    """The share of an op's time in which its rank computes, for it alone: in an overlap, that of
+    its components which compute.
+    """
+    if durations.overlap is not None:
+        return 0.0
+    components = durations.components.get(kind)
+    if components is None:
+        return 1.0
+    computed = sum(each.share for each in components if each.resource == COMPUTE)
+    return computed / sum(each.share for each in components)
 
 
 def _least(a: Iterable[float], b: Iterable[float]) -> list[float]:

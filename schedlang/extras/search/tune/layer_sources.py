@@ -6,6 +6,7 @@ from math import gcd
 
 from attrs import evolve
 
+from schedlang.extras.search.partition.layer_costs import divided, layers_in
 from schedlang.extras.search.tune.decoder_costs import (
     Decoder,
     activations_of_one_layer,
@@ -15,7 +16,7 @@ from schedlang.extras.search.tune.decoder_costs import (
     layer_costs,
 )
 from schedlang.extras.search.tune.devices import Device
-from schedlang.extras.search.tune.stage_costs import Experts, Layers, divided, layers_in
+from schedlang.extras.search.tune.stage_costs import Experts, Layers
 from schedlang.schedule.costs import Costs
 
 #: The share of a device's operations that a training reaches where nobody says so: 44 to 52 % were

@@ -1,6 +1,5 @@
 """What a plan's stages cost, from what the layers of a model cost."""
 
-from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import inf
@@ -9,16 +8,13 @@ from typing import Any
 from attrs import evolve, frozen
 
 from schedlang.extras.search.partition.balance import Sizes
-from schedlang.schedule.costs import COSTS, Costs
-from schedlang.schedule.fixed_point import added, part
+from schedlang.extras.search.partition.layer_costs import layers_in, merged, of_layer
+from schedlang.schedule.costs import Costs
+from schedlang.schedule.fixed_point import added
 from schedlang.schedule.layout import Layout
 
-#: What has a number for each layer. All of them add up over the layers of a stage, but for what it
-#: hands on, which is its last layer's.
-_PER_LAYER = tuple(
-    name for name, cost in COSTS.items() if cost.shape in ("stage", "unit")
-)
-_HANDED_ON = "boundary_bytes"
+#: The kinds of ops whose times there are, as their components are called.
+_OF_TIMES = {"forward_times": "F", "input_times": "I", "backward_times": "B"}
 #: To how many digits layers are compared.
 _DIGITS = 9
 
@@ -76,21 +72,7 @@ class Layers:
         """The costs of a plan whose stages have so many layers; each of several pipelines has all
         of them.
         """
-        cuts = list(accumulate(sizes, initial=0))
-        merged: dict[str, Any] = {}
-        for name in _PER_LAYER:
-            values = getattr(self.costs, name)
-            if values is None:
-                continue
-            if name == _HANDED_ON:
-                of_stages = [_at(values, stop - 1) for stop in cuts[1:]]
-            else:
-                of_stages = [
-                    added([_at(values, layer) for layer in range(start, stop)])
-                    for start, stop in pairwise(cuts)
-                ]
-            merged[name] = tuple(of_stages) * len(layout.pipelines)
-        return evolve(self.costs, measured_stages=None, **merged)
+        return merged(self.costs, sizes, layout)
 
     def passed_by_rank(
         self, sizes: Sizes, layout: Layout, replicas: int
@@ -124,7 +106,7 @@ class Layers:
     def with_exchanges(self, ranks: int) -> "Layers":
         """These layers, if each replica has so many ranks, with the time in which tokens go to
         their experts on other replicas, and come back: an all-to-all each way, in the forward and
-        in the backward, while the rank waits.
+        in the backward. The rank waits, unless the program overlaps the op with another one.
         """
         if self.experts is None or self.experts.over == 1:
             return self
@@ -134,12 +116,17 @@ class Layers:
         again = 2 if self.checkpointed else 1
         more = {"forward_times": 1, "input_times": again, "backward_times": again}
         changed: dict[str, Any] = {}
+        components: dict[str, list[str]] = {}
         for name, often in more.items():
             values = getattr(self.costs, name)
             changed[name] = tuple(
-                _at(values, layer) + often * time for layer, time in enumerate(times)
+                of_layer(values, layer) + often * time
+                for layer, time in enumerate(times)
             )
-        return evolve(self, costs=evolve(self.costs, **changed))
+            whole = sum(changed[name])
+            components[_OF_TIMES[name]] = _in_turn(1 - often * sum(times) / whole)
+        costs = evolve(self.costs, **changed, components=components)
+        return evolve(self, costs=costs)
 
     def _time_of_exchanged_byte(self, ranks: int) -> float:
         """How long it takes to send one byte to each expert's replica in turn: replicas on the
@@ -156,49 +143,22 @@ class Layers:
         return max(inside, between)
 
 
+def _in_turn(computed: float) -> list[str]:
+    """The components of an op that computes for some share of its time and exchanges tokens for the
+    rest, there and back.
+    """
+    half = computed / 2
+    way = (1 - computed) / 2
+    return [
+        f"compute {half:.9f} compute",
+        f"there {way:.9f} all_to_all",
+        f"experts {half:.9f} compute",
+        f"back {way:.9f} all_to_all",
+    ]
+
+
 def _around_ring(replicas: int) -> float:
     """How often each byte goes over a link while a ring of replicas sums it (Patarasuk and Yuan
     2009, Bandwidth optimal all-reduce algorithms, section 3).
     """
     return 2 * (replicas - 1) / replicas
-
-
-def _at(values: Sequence[float], index: int) -> float:
-    """The value of a layer, where one may stand for all."""
-    return values[index] if len(values) > 1 else values[0]
-
-
-def layers_in(costs: Costs) -> int:
-    """How many layers, or stages, costs have numbers for; ValueError unless it is one number."""
-    lengths: dict[int, str] = {}
-    for name in _PER_LAYER:
-        values = getattr(costs, name)
-        if values is not None and len(values) > 1:
-            lengths.setdefault(len(values), name)
-    if len(lengths) > 1:
-        (count, name), (other, other_name), *_ = lengths.items()
-        raise ValueError(f"`{name}` has {count} numbers, `{other_name}` has {other}")
-    return next(iter(lengths), 1)
-
-
-def divided(costs: Costs, layers: Sequence[int]) -> Costs:
-    """The costs of layers, from those of stages which have so many layers each, all alike within a
-    stage; one number of layers is for all stages. ValueError for another number of stages.
-    """
-    stages = layers_in(costs)
-    if len(layers) not in (1, stages):
-        raise ValueError(
-            f"there are costs of {stages} stages, and layers of {len(layers)}"
-        )
-    counts = list(layers) * (stages if len(layers) == 1 else 1)
-    split: dict[str, Any] = {}
-    for name in _PER_LAYER:
-        values = getattr(costs, name)
-        if values is None:
-            continue
-        of_layers = []
-        for stage, count in enumerate(counts):
-            share = 1 if name == _HANDED_ON else count
-            of_layers += [part(_at(values, stage), share)] * count
-        split[name] = tuple(of_layers)
-    return evolve(costs, measured_stages=None, **split)
