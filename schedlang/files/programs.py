@@ -17,6 +17,12 @@ def path_of(name: str) -> Path:
     return GALLERY / f"{name}.sched"
 
 
+def called(path: str | Path) -> str:
+    """What people call a file: a program of the gallery by its name, others by their path."""
+    is_of_gallery = Path(path).suffix == ".sched" and Path(path).parent == GALLERY
+    return Path(path).stem if is_of_gallery else str(path)
+
+
 def may_name(text: str) -> bool:
     """Whether a text may be the name of a program: it is no file, no path, and has no ending."""
     return "/" not in text and "." not in text and not os.path.lexists(text)
