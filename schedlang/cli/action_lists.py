@@ -10,6 +10,7 @@ from attrs import evolve
 
 from schedlang.cli.inputs import check_plan_without_costs, load_to_execute
 from schedlang.cli.usage import FINE, UsageError
+from schedlang.files.programs import called
 from schedlang.files.reading import read_source
 from schedlang.plan.plan import Plan
 from schedlang.ranks.lifetimes import frees
@@ -79,7 +80,7 @@ def _lines(
     plan: Plan, texts: dict[int, str], options: argparse.Namespace
 ) -> Iterator[str]:
     """The lines for people: what the plan is, and the actions of each rank below a head."""
-    yield f"{plan.title}, from {plan.source.path}, proved for transport {plan.transport}"
+    yield f"{plan.title}, from {called(plan.source.path)}, proved for transport {plan.transport}"
     for number in plan.layout.far_edges:
         yield edge_text(plan, number)
     if plan.layout.frozen:

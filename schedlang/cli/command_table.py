@@ -74,7 +74,7 @@ COMMANDS: dict[str, Command | str] = {
             ),
             **COSTS,
             **output(
-                "FILE",
+                "CERTIFICATE",
                 "with --for NAME=any: write the certificate of the proof, which a checker of its "
                 "own reads",
             ),
@@ -186,8 +186,8 @@ COMMANDS: dict[str, Command | str] = {
                         dest="params_b",
                     ),
                     "--compute": "without sends and receives, with --diff",
-                    "--write-costs FILE": "of a program or plan and the trace of a run: write what "
-                    "its ops took, for --costs",
+                    "--write-costs COSTS": "of a program or plan and the trace of a run: write "
+                    "what its ops took, for --costs",
                 }
             ),
             **FORCE,

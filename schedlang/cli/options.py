@@ -13,6 +13,7 @@ from schedlang.cli.values import (
     amount,
     capacities,
     count,
+    data,
     number,
     numbers,
     one_of,
@@ -24,6 +25,7 @@ from schedlang.cli.values import (
     share,
     sizes,
     slow,
+    table,
     transport,
     transport_or_all,
     window,
@@ -34,15 +36,20 @@ _VALUES: dict[str, Callable[[str], Any]] = {
     "A..B": window,
     "B": capacities,
     "BYTES": amount,
+    "CERTIFICATE": data,
+    "COSTS": data,
     "N": count,
     "NAME=A..B": sizes,
     "NAME=VALUE": param,
     "PART": share,
+    "PLAN": data,
     "RANKS": ranks,
     "RATE": rate,
     "SHARE": share,
     "T": numbers,
+    "TABLE": table,
     "TIME": seconds,
+    "TRACE": data,
     "WHAT:FACTOR": slow,
 }
 #: The types with several numbers, and those with a name and a value, which may come again.
@@ -218,7 +225,7 @@ TRAINING: Options = {
         "train so many replicas of the plan, each with batches of its own (default: 1)",
         default=1,
     ),
-    "--trace FILE": "write what the last steps did and when: for `schedc view`, `schedc compare` "
+    "--trace TRACE": "write what the last steps did and when: for `schedc view`, `schedc compare` "
     "and ui.perfetto.dev",
     "--checkpoint DIR": "resume from the newest checkpoint in a folder, and write more there; the "
     "newest two are kept, older ones are deleted",

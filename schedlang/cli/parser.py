@@ -8,9 +8,11 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from schedlang.cli.usage import UsageError, near
+from schedlang.cli.usage import WRITERS, UsageError, near
 
 _HELP = ("-h", "--help")
+#: An option that is so much like another one, where 1 is equal, is misspelt, and no parameter.
+_SPELT_ALIKE = 0.85
 
 
 class Parser(argparse.ArgumentParser):
@@ -128,8 +130,17 @@ class Parser(argparse.ArgumentParser):
         options = list(filter(_is_option, others))
         if not options:
             return f"`{others[0]}` is one argument too many"
-        name = options[0].partition("=")[0]
+        name, _, value = options[0].partition("=")
+        word = name.lstrip("-")
+        if word in WRITERS:
+            way_out = WRITERS[word].format(f"NAME.{word}")
+            return f"there is no option `{name}`: the name of a file says it, {way_out}"
         known = [word for action in self._actions for word in action.option_strings]
+        number = value or next(iter(others[others.index(options[0]) + 1 :]), "")
+        is_param = "-p" in known and number.removeprefix("-").isdecimal()
+        if is_param and not near(name, known, _SPELT_ALIKE):
+            way_out = f"-p {word}={number} sets a parameter of the program"
+            return f"there is no option `{name}`: {way_out}"
         return f"there is no option `{name}`{near(name, known)}"
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator, Mapping
 
 from schedlang.cli.command_table import parser_of_all
 from schedlang.cli.outputs import INPUTS, OUTPUTS
@@ -13,53 +13,71 @@ def explain(options: argparse.Namespace) -> int:
     """Print what error codes mean."""
     from schedlang.report.explain import codes, page, summary
 
-    return _print_pages(options, "code", options.codes, codes(), summary, page)
+    known = codes()
+    _check_known("code", options.codes, known, options)
+    if options.format == "json":
+        # With the whole page of those that were asked for.
+        entries = []
+        for code in options.codes or known:
+            entry = {"code": code, "summary": summary(code)}
+            entries.append(entry | ({"text": page(code)} if options.codes else {}))
+        print(json.dumps(entries, indent=1))
+    elif options.codes:
+        print("\n".join(map(page, options.codes)), end="")
+    else:
+        width = max(map(len, known))
+        for code in known:
+            print(f"{code:{width}}  {summary(code)}")
+    return FINE
 
 
 def gallery(options: argparse.Namespace) -> int:
-    """Print programs of the gallery, or list them."""
-    from schedlang.files.programs import names, text_of, title
+    """Print programs of the gallery, or list them by families."""
+    from schedlang.files.programs import families, names, text_of, title
 
     programs = [name.removesuffix(".sched") for name in options.programs]
-    return _print_pages(
-        options,
-        "program",
-        programs,
-        names(),
-        lambda name: title(text_of(name)),
-        text_of,
-    )
+    _check_known("program", programs, names(), options)
+    groups, starters = families()
+    if programs and options.format != "json":
+        print("\n".join(map(text_of, programs)), end="")
+    elif options.format == "json":
+        entries = []
+        for family in groups:
+            for name, use in family.programs.items():
+                if not programs or name in programs:
+                    summary = title(text_of(name))
+                    entry = {"program": name, "summary": summary}
+                    entry |= {"family": family.name, "use": use}
+                    entries.append(
+                        entry | ({"text": text_of(name)} if programs else {})
+                    )
+        print(json.dumps(entries, indent=1))
+    else:
+        uses = {name: use for family in groups for name, use in family.programs.items()}
+        print("Start with these six")
+        print("\n".join(_rows(starters, uses)))
+        for family in groups:
+            print(f"\n{family.name}: {family.meaning}")
+            print("\n".join(_rows(family.programs, uses)))
+        print("\nschedc gallery NAME prints a program, schedc view NAME draws it")
+    return FINE
 
 
-def _print_pages(
-    options: argparse.Namespace,
-    noun: str,
-    asked: list[str],
-    known: list[str],
-    summary: Callable[[str], str],
-    page: Callable[[str], str],
-) -> int:
-    """Print the pages that are asked for, or else a list of all there are."""
+def _rows(names: Iterable[str], uses: Mapping[str, str]) -> Iterator[str]:
+    """A line for each of some programs: its name, and what it is good for."""
+    width = max(map(len, uses))
+    for name in names:
+        yield f"  {name:{width}}  {uses[name]}"
+
+
+def _check_known(
+    noun: str, asked: Iterable[str], known: list[str], options: argparse.Namespace
+) -> None:
+    """UsageError for a name that there is not."""
     for name in asked:
         if name not in known:
             way_out = near(name, known) or f"; all: `schedc {options.command}`"
             raise UsageError(f"there is no {noun} `{name}`{way_out}")
-    if options.format == "json":
-        # With the whole text of those that were asked for.
-        entries = []
-        for name in asked or known:
-            entry = {noun: name, "summary": summary(name)}
-            if asked:
-                entry["text"] = page(name)
-            entries.append(entry)
-        print(json.dumps(entries, indent=1))
-    elif asked:
-        print("\n".join(map(page, asked)), end="")
-    else:
-        width = max(map(len, known))
-        for name in known:
-            print(f"{name:{width}}  {summary(name)}")
-    return FINE
 
 
 def completion(options: argparse.Namespace) -> int:

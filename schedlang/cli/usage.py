@@ -14,14 +14,23 @@ INTERRUPTED = 130
 CLOSED_PIPE = 141
 
 
+#: The kinds of files that one command writes, by their endings, and how it is called.
+WRITERS = {
+    **dict.fromkeys(("html", "svg", "png"), "schedc view FILE -o {}"),
+    "csv": "schedc export FILE --to torch-csv -o {}",
+}
+
+
 class UsageError(Exception):
     """The command line is wrong: an option, or options that do not go together."""
 
 
-def near(word: str, words: Iterable[str]) -> str:
-    """The end of a message on a word that there is not: the nearest one that there is, if any."""
+def near(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
+    """The end of a message on a word that there is not: the nearest one that there is, if any; they
+    are alike to `cutoff` at least, where 1 is equal.
+    """
     # It is only loaded for a mistake.
     from difflib import get_close_matches
 
-    close = get_close_matches(word, list(words), n=1)
+    close = get_close_matches(word, list(words), n=1, cutoff=cutoff)
     return f"; did you mean `{close[0]}`?" if close else ""

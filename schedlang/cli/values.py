@@ -4,7 +4,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 
 from schedlang.cli.extra import extra
-from schedlang.cli.usage import near
+from schedlang.cli.usage import WRITERS, near
 
 #: What `run` can train with.
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -91,12 +91,15 @@ _BYTES = {"GB": 1e9, "GiB": 2.0**30, "MB": 1e6, "MiB": 2.0**20, "B": 1.0}
 
 def seconds(text: str) -> float:
     """A time: `60s`, `2m`, `1h`, or a number of seconds."""
-    return _with_unit(text, _SECONDS, "a time, such as 60s or 2m")
+    return _with_unit(text, _SECONDS, "a time above 0, such as 60s or 2m")
 
 
 def amount(text: str) -> float:
     """An amount of memory: `80GB`, `74.5GiB`, or a number of bytes."""
-    return _with_unit(text, _BYTES, "an amount of memory, such as 80GB or 74.5GiB")
+    what = (
+        "an amount of memory above 0, in bytes or with a unit, such as 80GB or 74.5GiB"
+    )
+    return _with_unit(text, _BYTES, what)
 
 
 def _with_unit(text: str, units: Mapping[str, float], what: str) -> float:
@@ -239,6 +242,22 @@ def program(text: str) -> str:
         )
         raise ArgumentTypeError(f"{message}{near(text, known)}")
     return str(path_of(text))
+
+
+def data(text: str) -> str:
+    """The path of a file of data to write, which has no ending of another kind of file."""
+    ending = text.rpartition(".")[2]
+    if ending in WRITERS:
+        kind = "a table" if ending == "csv" else "a picture"
+        raise ArgumentTypeError(
+            f"`{text}` is the name of {kind}: {WRITERS[ending].format(text)}"
+        )
+    return text
+
+
+def table(text: str) -> str:
+    """The path of a table to write."""
+    return text if text.endswith(".csv") else data(text)
 
 
 def window(text: str) -> tuple[float, float]:

@@ -1,8 +1,10 @@
 """The programs of the gallery, by their names."""
 
 import os
+import re
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from schedlang.files.package import GALLERY
 
@@ -15,6 +17,12 @@ def names() -> list[str]:
 def path_of(name: str) -> Path:
     """The file of a program, which may not be there."""
     return GALLERY / f"{name}.sched"
+
+
+def called(path: str | Path) -> str:
+    """What people call a file: a program of the gallery by its name, others by their path."""
+    is_of_gallery = Path(path).suffix == ".sched" and Path(path).parent == GALLERY
+    return Path(path).stem if is_of_gallery else str(path)
 
 
 def may_name(text: str) -> bool:
@@ -31,4 +39,31 @@ def title(text: str) -> str:
     """The first clause of a program's comment: the schedule's name, and where it comes from."""
     lines = takewhile(lambda line: line.startswith("#"), text.splitlines())
     comment = " ".join(line.removeprefix("# ") for line in lines)
-    return comment.partition(": ")[0]
+    # A colon may also be part of a paper's title.
+    first = re.match(r'(?:"[^"]*"|[^":]|:(?! ))*', comment)
+    return first[0] if first else comment
+
+
+class Family(NamedTuple):
+    """Programs of the gallery that are alike: a name, what they have in common, and what each
+    program is good for.
+    """
+
+    name: str
+    meaning: str
+    programs: dict[str, str]
+
+
+def families() -> tuple[list[Family], list[str]]:
+    """The families of the gallery, and the programs to start with: `gallery.txt` has them."""
+    found: list[Family] = []
+    starters: list[str] = []
+    for line in (GALLERY / "gallery.txt").read_text(encoding="utf-8").splitlines():
+        name, _, text = line.lstrip("* ").partition(": ")
+        if line.startswith("*"):
+            starters.append(name)
+        if line.startswith(("* ", "  ")):
+            found[-1].programs[name] = text
+        elif text and not line.startswith("#"):
+            found.append(Family(name, text, {}))
+    return found, starters

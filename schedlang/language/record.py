@@ -386,13 +386,13 @@ def wrong_stage(layout: Layout, rank: int, op: str, stage: int, location: int) -
     if not 0 <= stage <= last:
         message = f"`{op}` of stage {stage}, there are stages 0 to {last}"
         condition = "r > 0" if stage < 0 else "r < ranks - 1"
-        help = f"leave it out where there is no such stage: `if {condition} {{ … }}`"
+        way_out = f"leave it out where there is no such stage: `if {condition} {{ … }}`"
         if stage < 0 and len(layout.pipelines) > 1:
             # The text says of which pipeline, and where that has no such stage, the number is -1.
             there_are = ", ".join(islice(_names_of_stages(layout), 4))
             message = f"`{op}` of a stage that there is not: there are {there_are}"
-            help = "each counts its stages from 0, on whichever ranks they are"
-        return Fault("no-such-stage", message, location, help)
+            way_out = "each counts its stages from 0, on whichever ranks they are"
+        return Fault("no-such-stage", message, location, way_out)
     holder = layout.placement[stage]
     name = Names(layout).stage(stage)
     message = f"`{op}` of stage {name} on rank {rank}, it is on rank {holder}"

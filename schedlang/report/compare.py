@@ -11,6 +11,7 @@ from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 from schedlang.files.kinds import FileKind, kind_of
+from schedlang.files.programs import called
 from schedlang.files.reading import read_source
 from schedlang.language.loading import load
 from schedlang.language.syntax import List, Param
@@ -102,22 +103,23 @@ def _entry(
     transport: str | None,
     updates: int | None,
 ) -> Entry:
+    name = called(file)
     try:
         plan = _plan(file, source, params, costs, transport)
         if updates is not None:
             plan = plan.for_updates(updates)
         costs.check(plan.layout)
         found = figures(plan, Account(simulate(plan, costs)))
-        return Entry(file, found, wrong=plan.wrong)
+        return Entry(name, found, wrong=plan.wrong)
     except CompileError as error:
         # Not every program is for every size: the table goes on without it.
         if any(diagnostic.code != "require" for diagnostic in error.diagnostics):
             raise
-        return Entry(file, None, error.diagnostics[0].message)
+        return Entry(name, None, error.diagnostics[0].message)
     except WrongNumber as error:
-        raise WrongNumber(f"`{file}`: {error}") from None
+        raise WrongNumber(f"`{name}`: {error}") from None
     except ValueError as error:
-        raise ValueError(f"`{file}`: {error}") from None
+        raise ValueError(f"`{name}`: {error}") from None
 
 
 def _plan(

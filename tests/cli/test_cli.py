@@ -491,7 +491,7 @@ def test_annotations_of_every_transport() -> None:
 
 def test_each_output_names_its_option() -> None:
     """A file to read or to write has one of the names by which it is known not to be lost."""
-    files = {"FILE", "PLAN", "VIEW", "TABLE", "COSTS"}
+    files = {"FILE", "PLAN", "VIEW", "TABLE", "COSTS", "TRACE", "CERTIFICATE"}
     for name, parser in parser_of_all().commands.items():
         for action in parser.arguments():
             if action.metavar in files and action.dest != "to":
@@ -572,6 +572,23 @@ def test_compare_on_a_transport(tmp_path: Path) -> None:
     slow = ["--p2p-time", "0.25", "--transport", "nccl"]
     assert makespans == [simulated(file, *slow)["makespan"] for file in ("1f1b", plan)]
     assert {row["figures"]["transport"] for row in rows} == {"nccl"}
+
+
+@pytest.mark.core
+def test_programs_of_the_gallery_have_their_names() -> None:
+    """Not the path of the file where they are installed, which takes half of a line."""
+    sizes = ["-p", "ranks=2", "-p", "microbatches=4"]
+    table = schedc("compare", "1f1b", "gpipe", *sizes).stdout
+    assert re.search(r"^1f1b +2 x 4 ", table, re.MULTILINE)
+    assert re.search(r"^gpipe +2 x 4 ", table, re.MULTILINE)
+    refused = schedc("compare", "1f1b", "dualpipe", "-p", "microbatches=3").stdout
+    assert "\nrefused: dualpipe: " in refused
+    difference = schedc("compare", "1f1b", "gpipe", "--diff", *sizes).stdout
+    assert ", from 1f1b\n" in difference
+    assert ", from gpipe\n" in difference
+    assert ", from 1f1b, proved" in schedc("view", "1f1b", "--actions").stdout
+    # A file is where it is, whatever it is called.
+    assert ", from 1f1b, " not in schedc("view", ONE_F_ONE_B, "--actions").stdout
 
 
 def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:

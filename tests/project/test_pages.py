@@ -235,7 +235,7 @@ def test_commands_within_the_text_have_these_options(
         if command:
             if command[1] not in helps:
                 with pytest.raises(SystemExit) as ended:
-                    main([command[1], "--help"])
+                    main([command[1], "--help", "all"])
                 assert ended.value.code == 0, f"{name}: `{span}`"
                 helps[command[1]] = capsys.readouterr().out
             for option in re.findall(r"(?<!\S)\[?(--?[a-z][a-z0-9-]*)", span):

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from schedlang import CompileError, Costs, Kind, Plan, compile, read_source, simulate
+from schedlang.files.programs import families, names
 from schedlang.report.views.terminal import draw
+from tests.support.commands import schedc
 from tests.support.paths import CASES, GALLERY, GOLDEN, PROGRAMS
 from tests.support.sizes import sizes
 
@@ -388,9 +390,41 @@ def test_first_lines_say_what_and_where_from() -> None:
         assert len(lines) <= 60, path
 
 
+def test_the_families_have_every_program_once() -> None:
+    groups, starters = families()
+    listed = [name for family in groups for name in family.programs]
+    assert sorted(listed) == names() == [path.stem for path in GALLERY]
+    assert len(starters) == 6
+    assert set(starters) <= set(listed)
+    assert all(use for family in groups for use in family.programs.values())
+
+
+def test_the_gallery_is_listed_by_families() -> None:
+    """By the command and by the page, with the same words; the first ones stand first."""
+    page = (PROGRAMS / "README.md").read_text(encoding="utf-8")
+    shown = schedc("gallery").stdout
+    groups, starters = families()
+    lines = shown.splitlines()
+    assert [line.split()[0] for line in lines[1:7]] == starters
+    assert re.findall(r"^- \[(\w+)\]", page, re.M) == starters
+    assert re.findall(r"^## (.*)$", page, re.M)[1:-1] == [each.name for each in groups]
+    sections = re.findall(
+        r"^### (\w+)\n\n\*\*(.*?)\.\*\*.*\n\n```text\n(?:rank 0| *time)", page, re.M
+    )
+    for family in groups:
+        assert f"\n{family.name}: {family.meaning}\n" in shown
+        for name, use in family.programs.items():
+            assert re.search(rf"^  {name} +{re.escape(use)}$", shown, re.M)
+            assert (name, f"{use[0].upper()}{use[1:]}") in sections
+    (entry,) = json.loads(schedc("gallery", "bpipe", "--json").stdout)
+    assert entry["family"] == groups[0].name
+    assert entry["use"] == groups[0].programs["bpipe"]
+    # A colon in the title of a paper ends no clause.
+    assert entry["summary"].endswith('Large Language Models")')
+
+
 def test_the_table_has_all_programs() -> None:
     page = (PROGRAMS / "README.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| \[(\w+)\]\(\1\.sched\) \| (.*) \|$", page, re.M))
-    assert list(rows) == [path.stem for path in GALLERY]
-    assert rows["1f1b"].endswith("| 14 | 4 x 8 | 33 | 37.5% | 27.3% | 27.3% | 4 | 1")
-    assert rows["zb_h2"].endswith("| 19 | 4 x 8 | 27 | 12.5% | 11.1% | 0.0% | 7 | 1")
+    rows = dict(re.findall(r"^\| \[(\w+)\]\(#\1\) \| (.*) \|$", page, re.M))
+    assert sorted(rows) == [path.stem for path in GALLERY]
+    assert rows["1f1b"] == "14 | 4 x 8 | 33 | 37.5% | 27.3% | 27.3% | 4 | 1"

@@ -617,9 +617,9 @@ def test_the_picture(folder: Path) -> None:
         (
             f"{SMALL} --memory 20XB",
             2,
-            "`20XB` is not an amount of memory, such as 80GB",
+            "`20XB` is not an amount of memory above 0, in bytes or with a unit",
         ),
-        (f"{SMALL} --for soon", 2, "`soon` is not a time, such as 60s"),
+        (f"{SMALL} --for soon", 2, "`soon` is not a time above 0, such as 60s"),
         (f"{SMALL} -p chunk=2", 2, "no program has a parameter `chunk`"),
         (f"{SMALL} -o tune.png", 2, "`tune.png` must end in .svg or .html"),
         (

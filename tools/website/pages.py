@@ -11,7 +11,7 @@ from io import StringIO
 from pathlib import Path
 
 from schedlang.cli.main import main
-from schedlang.files.programs import names, path_of, text_of, title
+from schedlang.files.programs import families, names, path_of, text_of, title
 from tools.pages import reference
 
 ROOT = Path(__file__).parents[2]
@@ -54,10 +54,14 @@ def for_site(text: str) -> str:
 
 
 def gallery_entries() -> str:
-    """The programs of the gallery as entries of the navigation."""
-    return "\n".join(
-        f'        {{ "{name}" = "programs/{name}.md" }},' for name in names()
-    )
+    """The programs of the gallery as entries of the navigation, by families."""
+    lines = []
+    for family in families()[0]:
+        lines.append(f'        {{ "{family.name}" = [')
+        for name in family.programs:
+            lines.append(f'            {{ "{name}" = "programs/{name}.md" }},')
+        lines.append("        ] },")
+    return "\n".join(lines)
 
 
 def _program_page(name: str, folder: Path) -> str:
@@ -75,7 +79,7 @@ def _program_page(name: str, folder: Path) -> str:
         "## Figures",
         _console("simulate", name),
         "## Idle time",
-        _console("explain-bubble", name),
+        _console("simulate", name, "--why"),
     ]
     return "\n\n".join([*parts, ""])
 

@@ -68,7 +68,8 @@ def _side(options: argparse.Namespace, file: str, params: dict[str, int]) -> Any
     from schedlang.cli.inputs import load_to_execute
     from schedlang.cli.progress import progress
     from schedlang.extras.difference.difference import side_of
+    from schedlang.files.programs import called
 
     plan, costs = load_to_execute(options, file, params=params, takes_tables=True)
     with progress(f"simulating {plan.name}"):
-        return side_of(file, plan, costs)
+        return side_of(called(file), plan, costs)

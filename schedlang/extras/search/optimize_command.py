@@ -112,8 +112,7 @@ def optimize(options: argparse.Namespace) -> int:
         print("interrupted: this is the best so far", file=sys.stderr)
     assert answer is not None
     if answer.value == inf:
-        most = max(problem.limits)
-        print(f"error: no order was found that holds at most {most:g}", file=sys.stderr)
+        print(_too_little(problem, "order"), file=sys.stderr)
         return WRONG
     # The order is that of the placement, which is no longer the given one.
     if options.place and answer.source == "as given":
@@ -133,6 +132,21 @@ def optimize(options: argparse.Namespace) -> int:
     return FINE
 
 
+def _too_little(problem: Any, what: str) -> str:
+    """What is said where no order or block holds as little as it must."""
+    graph = problem.graph
+    most = max(problem.limits)
+    least = max(
+        (graph.rise[node] for order in graph.order for node in order), default=0
+    )
+    message = f"error: no {what} was found that holds at most {most:g}, as `peak(r)` counts it"
+    return (
+        f"{message}: --peak is {least:g} at least, for one op"
+        if least > most
+        else message
+    )
+
+
 def _block(options: argparse.Namespace, plan: Any, problem: Any) -> int:
     """Look for the best block that repeats, say what it takes, and write it as a program."""
     from schedlang.cli.progress import progress
@@ -149,8 +163,7 @@ def _block(options: argparse.Namespace, plan: Any, problem: Any) -> int:
     except ValueError as error:
         raise UsageError(f"`{options.file}` has no block: {error}") from None
     if block is None:
-        most = max(problem.limits)
-        print(f"error: no block was found that holds at most {most:g}", file=sys.stderr)
+        print(_too_little(problem, "block"), file=sys.stderr)
         return WRONG
     _write(options.output, block.text)
     compiled = None

@@ -72,7 +72,7 @@ COMMAND = Command(
                 "durations vary by this part of them, such as 0.1",
                 **PARAMS,
                 **transport_for("what the plans are proved for", "portable"),
-                "--write-costs FILE": "write what the stages of the best one cost, for --costs of "
+                "--write-costs COSTS": "write what the stages of the best one cost, for --costs of "
                 "the other commands",
             }
         ),
