@@ -40,9 +40,9 @@ def batches():
     yield torch.ones(2, 4)
     if FAILS == "between two steps" and dist.get_rank() == 1:
         raise OSError("a truncated file")
-    yield torch.ones(2, 4)
     if FAILS == "by Ctrl-C" and dist.get_rank() == 1:
         raise KeyboardInterrupt
+    yield torch.ones(2, 4)
 
 
 plan = schedlang.compile("1f1b", {{"ranks": 3, "microbatches": 2}})
@@ -73,7 +73,8 @@ def test_a_training_that_fails_prints_one_report(tmp_path: Path, fails: str) -> 
     done = torchrun(3, script)
     assert done.returncode == 1
     # torchrun's own summary, behind the report, has a traceback of itself.
-    ours, summary = re.split(r"^[WE]\d{4} .*$", done.stderr, maxsplit=1, flags=re.M)
+    begin = r"^[WE]\d{4} .*(?:closing signal|failed \(exitcode).*$"
+    ours, summary = re.split(begin, done.stderr, maxsplit=1, flags=re.M)
     (path,) = re.findall(r"^  tracebacks of all ranks: (.*)$", ours, re.M)
     assert re.search(rf"^{CAUSES[fails]}$", ours, re.M), ours
     assert re.search(rf"^  \S*{INNERMOST[fails]}$", ours, re.M), ours

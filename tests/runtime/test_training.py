@@ -335,11 +335,11 @@ pipeline.step(torch.ones(8, 2), torch.ones(8, 2))
 """
 
 
-def last_words(errors: str, message: str) -> list[str]:
-    """The lines of ranks that say that."""
-    return re.findall(
-        rf"(?:rank \d: stopped|PipelineError): {message}$", errors, re.MULTILINE
-    )
+def report(errors: str, cause: str) -> str:
+    """The one report in what ranks print to one terminal."""
+    (found,) = re.findall(rf"^{cause}$(?:\n  .*)*", errors, re.MULTILINE)
+    assert "stopped: " not in errors
+    return str(found)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def last_words(errors: str, message: str) -> list[str]:
         ("raises_between", r"rank 1 failed: ValueError: between"),
     ],
 )
-def test_ranks_have_the_last_word_before_the_launcher_ends_them(
+def test_ranks_report_before_the_launcher_ends_them(
     run_ranks: Run, tmp_path: Path, end: str, message: str
 ) -> None:
     script = tmp_path / "user.py"
@@ -357,7 +357,8 @@ def test_ranks_have_the_last_word_before_the_launcher_ends_them(
     plan = plan_file(tmp_path, "1f1b", ranks=3, microbatches=4)
     done = run_script(run_ranks, tmp_path, 3, script, plan, end)
     assert done.codes == [1, 1, 1], done.stderr
-    assert len(last_words(done.stderr, message)) == 3, done.stderr
+    (kept,) = re.findall("tracebacks of all ranks: (.*)", report(done.stderr, message))
+    assert Path(kept).read_text().count("=== rank ") == 3
 
 
 def test_a_rank_that_makes_fewer_steps_is_told_from_one_that_dies(
@@ -372,8 +373,8 @@ def test_a_rank_that_makes_fewer_steps_is_told_from_one_that_dies(
         r"rank 1 is gone: rank \d lost its connection at \S+ \(1f1b.sched:\d+\): .* \(its script "
         r"ended after step 1, and this is step 2: all ranks must make as many steps\)"
     )
-    assert len(last_words(done.stderr, uneven)) == 2, done.stderr
-    assert "rank 1 was last seen at the end of its script" in done.stderr
+    told = report(done.stderr, uneven)
+    assert "\n  rank 1 was last seen at the end of its script\n" in told
 
 
 def test_torchrun_tells_which_rank_was_killed_and_the_others_why_they_end(
@@ -385,4 +386,4 @@ def test_torchrun_tells_which_rank_was_killed_and_the_others_why_they_end(
     done = torchrun(3, script, plan, "killed")
     assert sorted(exit_codes(done.stderr)) == sorted(["1", "1", "-9"]), done.stderr
     gone = r"rank 1 is gone: rank \d lost its connection at \S+ \(1f1b.sched:\d+\): .*"
-    assert len(last_words(done.stderr, gone)) == 2, done.stderr
+    assert "\n  rank 1 was last seen at " in report(done.stderr, gone)
