@@ -79,10 +79,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "block" in metafunc.fixturenames:
         few = metafunc.definition.get_closest_marker("blocks")
         default = list[object](range(few.args[0] if few else 1))
-        if few and "core" in few.kwargs:
-            count = few.kwargs["core"]
-            core = [pytest.param(each, marks=pytest.mark.core) for each in default]
-            default = [*core[:count], *sizes(default[count:], lambda _: True)]
+        if few and few.kwargs.get("large"):
+            default = sizes(default, lambda block: block != 0)
         metafunc.parametrize("block", metafunc.config.getoption("--blocks") or default)
     if "random_models" in metafunc.fixturenames:
         count = metafunc.config.getoption("--random")

@@ -167,9 +167,14 @@ def _assign(stage: nn.Module) -> None:
 
 
 def _replace_layer(stage: nn.Module) -> None:
-    for name, part in stage.named_children():
-        if any(each.requires_grad for each in part.parameters()):
-            setattr(stage, name, copy.deepcopy(part))
+    """A linear layer by another one, or all weights where there is none."""
+    for module in stage.modules():
+        for name, part in module.named_children():
+            own = dict(part.named_parameters(recurse=False))
+            if type(part) is nn.Linear and "weight" in own:
+                setattr(module, name, copy.deepcopy(part))
+                return
+    _assign(stage)
 
 
 def _add_weight(stage: nn.Module) -> None:

@@ -40,7 +40,8 @@ def cells_of(seed: int) -> list[Cell]:
     return cells
 
 
-@pytest.mark.blocks(14, core=1)
+@pytest.mark.core
+@pytest.mark.blocks(14, large=True)
 def test_a_stage_is_given_gradients_where_it_has_them_alone(
     run_ranks: Run, tmp_path: Path, block: int
 ) -> None:

@@ -101,7 +101,8 @@ def is_wrong(cell: Cell, verdict: Verdict) -> bool:
     return verdict.kind not in right
 
 
-@pytest.mark.blocks(42, core=1)
+@pytest.mark.core
+@pytest.mark.blocks(42, large=True)
 def test_a_loop_trains_as_alone(run_ranks: Run, tmp_path: Path, block: int) -> None:
     def wrong_of(cells: Iterable[Cell]) -> dict[Cell, Verdict]:
         folder = tmp_path / str(len([*tmp_path.iterdir()]))

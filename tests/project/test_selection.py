@@ -119,9 +119,9 @@ def test_parts_have_each_test_once(collected: list[pytest.Item]) -> None:
         assert sum(in_part(item, *each) for each in parts) == 1
 
 
-def selected(*options: str) -> list[str]:
-    """The tests of a small folder that pytest selects with these options."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/files"]
+def selected(path: str, *options: str) -> list[str]:
+    """The tests of a folder or file that pytest selects with these options."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", path]
     run = subprocess.run(
         [*command, *options], capture_output=True, text=True, cwd=ROOT, check=True
     )
@@ -130,6 +130,36 @@ def selected(*options: str) -> list[str]:
 
 @pytest.mark.slow
 def test_pytest_runs_the_part_that_it_is_told() -> None:
-    parts = [selected("--part", f"{number}/2") for number in (4, 5)]
+    parts = [selected("tests/files", "--part", f"{number}/2") for number in (4, 5)]
     assert all(parts)
-    assert sorted(parts[0] + parts[1]) == sorted(selected())
+    assert sorted(parts[0] + parts[1]) == sorted(selected("tests/files"))
+
+
+#: Tests that draw plans, models and loops at random, and hold them against another way to decide.
+DRAWN = {
+    "weights that travel, on every transport, and peaks": (
+        "tests/proof/test_transports.py",
+        r"test_verdicts_are_those_of_every_interleaving\[\d+-travelling\]",
+    ),
+    "tensors between stages, of which some have a gradient": (
+        "tests/models/test_between.py",
+        r"test_a_stage_is_given_gradients_where_it_has_them_alone\[\d+\]",
+    ),
+    "scalers, overflows, weights that are replaced, losses with weights": (
+        "tests/models/test_loops.py",
+        r"test_a_loop_trains_as_alone\[\d+\]",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "blocks"), DRAWN.values(), ids=DRAWN)
+def test_the_core_has_one_block_of_what_is_drawn_and_large_has_more(
+    path: str, blocks: str
+) -> None:
+    core, large = (
+        [test for test in selected(path, "-m", chosen) if re.search(blocks, test)]
+        for chosen in ("core and not large", "large")
+    )
+    assert len(core) == 1
+    assert len(large) >= 1

@@ -116,7 +116,15 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+#: Weights that travel have shown most mistakes of the proof: these are always in the core.
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.core) if kind == "travelling" else kind
+        for kind in KINDS
+    ],
+)
+@pytest.mark.blocks(2, large=True)
 @pytest.mark.slow
 def test_verdicts_are_those_of_every_interleaving(
     kind: str, block: int, tally: Counter[str]
