@@ -257,14 +257,14 @@ class _Model:
         self.model.add_cumulative(intervals, amounts, room)
 
     def hint(self, orders: Orders) -> None:
-        """Say from which orders to begin."""
+        """Give the solver orders to begin from."""
         place = {node: index for order in orders for index, node in enumerate(order)}
         for (first, second), literal in self.before.items():
             if isinstance(literal, cp_model.IntVar):
                 self.model.add_hint(literal, place[first] < place[second])
 
     def solved(self, effort: Effort, deadline: float) -> Outcome:
-        """What CP-SAT makes of it."""
+        """Solve the model."""
         solver = cp_model.CpSolver()
         parameters = solver.parameters
         parameters.max_deterministic_time = effort.deterministic

@@ -13,15 +13,15 @@ from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.extras.search.optimize.windows import Windows
 from schedlang.passes.op_graph import Orders
 
-#: What a look takes at first, for one rank and for all of them; then ever twice as much.
+#: The effort of the first look at one rank, and at all; it doubles in each turn.
 _RANK_EFFORT = 0.5
 _EFFORT = 2.0
-#: What it takes at first to see how far above the bound one rank is that has nothing at it.
+#: The first effort to find how far above the bound a rank is that has no order at the bound.
 _FAR_EFFORT = 2.0
-#: What the search for better orders window by window takes at first; then ever twice as much.
+#: The first effort of the search window by window; it doubles in each turn.
 _WINDOWS_EFFORT = 1.0
-#: How far above the bound is looked at all ranks first, as a share of what is between it and the
-#: best that is known.
+#: The first target for all ranks together, as a share of the gap between the bound and the best
+#: value that is known.
 _SHARE = 1 / 4
 
 
@@ -85,14 +85,14 @@ class _Search:
             yield from self._whole(_EFFORT * scale)
 
     def _raise(self, bound: int) -> None:
-        """Take in that no order comes to less than some units."""
+        """Raise the lower bound to some units."""
         self.low = max(self.low, bound)
         least = min(self.instance.value_of(self.low), self.answer.value)
         answer = evolve(self.answer, bound=max(self.answer.bound, least))
         self.answer = self.instance.closed(answer)
 
     def _take(self, orders: Orders, value: float, source: str) -> bool:
-        """Take in orders, if they are better than what is known."""
+        """Keep some orders if they are better than the best that is known; whether they are."""
         if value >= self.answer.value:
             return False
         bound = min(self.answer.bound, value)
@@ -110,7 +110,7 @@ class _Search:
         return look(self.instance, self.low, high, effort_left, ranks, hint)
 
     def _ranks(self, scale: int) -> Iterator[None]:
-        """What each rank comes to at the least, whatever the others do meanwhile."""
+        """Find a lower bound from each rank alone, as though the others could do all at once."""
         for rank in range(len(self.problem.limits)):
             # Most ranks have orders at the bound, and some are soon found. Where there are none,
             # the rank may be what all others wait for: then it is asked at once how far up.

@@ -16,16 +16,16 @@ from schedlang.schedule.columns import Ints
 from schedlang.schedule.fixed_point import FixedPoint, meant
 from schedlang.schedule.kinds import INPUT_HALVES, OPS, Kind
 
-#: Times are counted in units of which all work together has at most so many.
+#: The most units of time that all work together may have.
 _MOST_UNITS = 10**9
-#: Of costs of too many digits to be exact, so many decimals count; what is behind them is rounding.
+#: Decimals that count of costs with too many digits to be exact; the rest is rounding.
 _DIGITS = 9
-#: What is short of a whole unit by so little is one then.
+#: A time that is short of a whole unit by less than this counts as that unit.
 _ALMOST = 1e-4
-#: Values that differ by such a share are the same then.
+#: Rounded values that differ by less than this share are equal.
 _ROUNDED = 1e-6
 
-#: How long two nodes start apart of which neither has to wait for the other.
+#: The lag between two nodes that do not depend on each other.
 _UNKNOWN = -(2**60)
 
 #: Node `u` starts so long before node `v`, or longer.
@@ -34,8 +34,8 @@ Lag = tuple[int, int, int]
 
 @frozen
 class Holding:
-    """So much of a rank's memory, taken when one node starts, and let go of when another one ends:
-    at least so `long` after.
+    """An `amount` of a rank's memory that the node `taker` takes when it starts and the node `user`
+    frees when it ends, at least `long` after.
     """
 
     amount: int
@@ -160,7 +160,7 @@ class Instance(Nodes):
 
     @cached_property
     def following(self) -> list[list[tuple[int, int]]]:
-        """For each node those that start after it, each with how long after."""
+        """For each node, the nodes that wait for it, each with its lag."""
         following: list[list[tuple[int, int]]] = [[] for _ in self.time]
         for first, second, lag in self.lags:
             following[first].append((second, lag))
@@ -176,7 +176,7 @@ class Instance(Nodes):
 
     @cached_property
     def missing(self) -> list[int]:
-        """For how many others each node waits."""
+        """The number of nodes that each node waits for."""
         missing = [0] * len(self.time)
         for _, second, _ in self.lags:
             missing[second] += 1
@@ -200,7 +200,7 @@ class Instance(Nodes):
 
     @cached_property
     def topological(self) -> list[int]:
-        """All nodes, each behind those that start before it; fewer where there is a circle, and so
+        """The nodes in topological order; some are missing if there is a cycle, and then there is
         no order at all.
         """
         waits = list(self.missing)
@@ -224,7 +224,7 @@ class Instance(Nodes):
 
     @cached_property
     def heads(self) -> list[int]:
-        """When each node starts at the earliest, as though its rank had nothing else to do."""
+        """The earliest start of each node, if its rank had nothing else to do."""
         heads = [0] * len(self.time)
         for node in self.topological:
             for second, lag in self.following[node]:
@@ -233,7 +233,7 @@ class Instance(Nodes):
 
     @cached_property
     def tails(self) -> list[int]:
-        """How long after the end of each node all ends at the earliest."""
+        """The least time between the end of each node and the end of all."""
         # From the start of each node: that it may start long before the next one counts, too.
         after = list(self.time)
         for node in reversed(self.topological):
@@ -348,9 +348,9 @@ class Instance(Nodes):
 
     @cached_property
     def least(self) -> int:
-        """What the objective of no order is below, from each rank's work, and when each node can
-        start and must end, by itself: the bound of one machine that may be interrupted (Jackson;
-        Carlier 1982, The one-machine sequencing problem).
+        """A lower bound of the objective, from each rank by itself: its work, the earliest starts
+        of its nodes and what follows them. It is the bound of one machine that may be interrupted
+        (Jackson; Carlier 1982, The one-machine sequencing problem).
         """
         before, behind = self.windows
         return max(
@@ -362,7 +362,7 @@ class Instance(Nodes):
         )
 
     def in_chains(self, orders: Orders) -> Orders:
-        """Some orders with the nodes of each chain in its order: they come to the same or less."""
+        """The orders with the nodes of each chain in the chain's order, which takes no longer."""
         chain_of = {
             node: number for number, chain in enumerate(self.chains) for node in chain
         }

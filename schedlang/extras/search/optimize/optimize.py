@@ -21,7 +21,7 @@ from schedlang.extras.search.optimize.starts import from_greedy
 from schedlang.proof.prove import simulate
 from schedlang.schedule.costs import UNIT
 
-#: With more ops than these, the exact search has little hope to come to its end.
+#: With more ops, the exact search hardly ever ends with a proof.
 _MOST_AT_ONCE = 800
 
 
@@ -95,7 +95,7 @@ def judged(
 def _solvers(
     problem: Problem, workers: int, seed: int
 ) -> Iterator[tuple[Solver, float]]:
-    """Those that look for orders, the quickest first, and which share of the time each may take."""
+    """The searches, the quickest first, each with its share of the time."""
     yield partial(from_greedy, seed=seed), 0.1
     yield from_gallery, 0.2
     from schedlang.extras.search.optimize.exact import exact
@@ -110,7 +110,7 @@ def _solvers(
 
 
 def _tell(answer: Answer) -> None:
-    """Say how far it is."""
+    """Report the best value and the bound as progress."""
     if answer.value < inf:
         doing(
             f"best {answer.value:.10g}, none below {answer.bound:.10g}, gap {answer.gap:.2%}"

@@ -21,14 +21,14 @@ from schedlang.extras.search.optimize.published import passed
 from schedlang.extras.search.optimize.solver import solved, which_is_first
 from schedlang.passes.op_graph import Orders
 
-#: By how much longer intervals are tried than what the busiest rank works, one after the other.
+#: Intervals to try, as what they add to the work of the busiest rank.
 _SLACK = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0)
-#: How many microbatches a block may have.
+#: The numbers of microbatches that a block may have.
 _MICROBATCHES = (1, 2)
-#: Into how many units the work of the busiest rank is divided at most. Times are multiples of them,
-#: rounded up; with fewer units, all is found quicker.
+#: The most units of time in the work of the busiest rank. Times are rounded up to multiples of a
+#: unit; fewer units make the search quicker.
 _UNITS = 240
-#: How much of a solver's deterministic time one interval takes at most.
+#: The limit of the solver's deterministic time for an interval, in seconds.
 _EFFORT = 5.0
 
 
@@ -171,11 +171,11 @@ class _Rough:
 
     @property
     def work(self) -> int:
-        """What the busiest rank works for a microbatch."""
+        """The time that the busiest rank works for a microbatch."""
         return max(map(self.work_of, set(self.rank)))
 
     def work_of(self, rank: int) -> int:
-        """What a rank works for a microbatch."""
+        """The time that a rank works for a microbatch."""
         return sum(
             time
             for time, mine in zip(self.time, self.rank, strict=True)
@@ -184,7 +184,7 @@ class _Rough:
 
     @property
     def length(self) -> int:
-        """How long a microbatch takes at the least."""
+        """The critical path of a microbatch."""
         # The longest path, by Bellman and Ford: lags may be in any order.
         end = list(self.time)
         for _ in self.time:

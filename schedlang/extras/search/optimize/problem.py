@@ -1,4 +1,4 @@
-"""What is to be put in order, and what comes of it: what all who search have in common."""
+"""The problem that all searches solve, ops to be put in order, and the answers that they give."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -104,7 +104,7 @@ class Answer:
 
     @property
     def gap(self) -> float:
-        """By which share of the bound the value may be above the least."""
+        """How far the value may be above the least one, as a share of the bound."""
         return max(self.value / self.bound - 1, 0.0) if self.bound else 0.0
 
     @property
@@ -113,7 +113,7 @@ class Answer:
         return self.value <= self.bound
 
     def better(self, other: "Answer") -> "Answer":
-        """The best of what two know: the least value, and the highest bound."""
+        """The lower value and the higher bound of two answers."""
         best = other if other.value < self.value - ROUNDING else self
         return evolve(best, bound=max(self.bound, other.bound))
 

@@ -24,13 +24,12 @@ from schedlang.extras.search.optimize.solver import (
 from schedlang.passes.op_graph import Orders
 from schedlang.schedule.columns import Ints
 
-#: How many nodes of a rank are in a window at first, and by how many times more once no window
-#: gains anything.
+#: The nodes of a rank in the first windows, and the factor by which windows grow once none gains.
 _NODES = 12
 _GROWTH = 1.5
-#: How much of a solver's deterministic time one window takes at most.
+#: The limit of the solver's deterministic time for a window, in seconds.
 _EFFORT = 5.0
-#: How late a node is that nothing of some rank waits for.
+#: The lag to a group of which nothing waits for the node.
 _NEVER = -(2**60)
 
 
@@ -133,7 +132,7 @@ class Windows:
         return is_better
 
     def execute(self, orders: Orders) -> _Execution | None:
-        """What comes of some orders; None where ranks wait for each other."""
+        """The execution of some orders; None if they deadlock."""
         instance = self.instance
         time = instance.time
         # The node behind each one on its rank, which waits for it as though it needed it.

@@ -31,10 +31,10 @@ from schedlang.schedule.schedule import Schedule
 Capacity = Sequence[float] | float
 #: How many layers each stage of the model has.
 Sizes = tuple[int, ...]
-#: How much longer than need be a rank may work where that makes the stages more even: a fill and a
-#: drain go through all stages.
+#: The share by which the slowest rank may be slower than it need be, if stages are more even then:
+#: the first and the last microbatch go through all stages alone.
 _MORE = 0.01
-#: With three chunks on a rank in a loop, the exact partition of a hundred layers takes minutes.
+#: The most cuts at once for the exact partition: with more, a hundred layers take minutes.
 _MOST_AT_ONCE = 3
 
 

@@ -42,11 +42,11 @@ from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
-#: What may be gained by one more turn is less than this share of the makespan.
+#: A turn that gains less than this share of the makespan is the last.
 _LEAST_GAIN = 1e-6
-#: A program that first takes so much of the best one's step is left out.
+#: A program whose first step takes longer than the best one's by this factor is left out.
 _FAR = 1.15
-#: Turns of partition and schedule: two or three are what it takes.
+#: The most turns of partition and schedule; two or three are usual.
 _MOST_TURNS = 8
 
 
@@ -249,7 +249,7 @@ def value_of(trial: Trial) -> tuple[float, float]:
 
 
 def _less(value: tuple[float, float]) -> tuple[float, float]:
-    """A value that is enough of an improvement to go on."""
+    """The value that the next trial must be below for the search to go on."""
     excess, makespan = value
     return excess, makespan * (1 - _LEAST_GAIN)
 

@@ -25,7 +25,7 @@ from schedlang.schedule.schedule import Schedule
 
 #: The rank of each stage.
 Placement = tuple[int, ...]
-#: How many orders are tried for a placement.
+#: The orders that are tried for a placement.
 _ORDERS = 4
 #: Of a microbatch on one stage, which op comes before which.
 _TURN = {

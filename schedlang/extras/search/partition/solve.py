@@ -21,7 +21,7 @@ from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import INPUT_HALVES, Kind
 from schedlang.schedule.schedule import Schedule
 
-#: Turns of placement and partition: two or three are what it takes.
+#: The most turns of placement and partition; two or three are usual.
 _MOST_TURNS = 8
 
 

@@ -24,9 +24,9 @@ _RIGHT = 30
 _TOP = 30
 _BOTTOM = 50
 _FONT = 11
-#: How far apart ticks are at least, in pixels.
+#: The least distance of ticks, in pixels.
 _TICK = 70
-#: Steps that take longer than so many times the fastest would press the others together.
+#: Results slower than the fastest by more than this factor are left out of the picture.
 _SLOWEST = 2.5
 _DOT = palette.fill(Kind.F, 0, 1)
 _FRONTIER = palette.fill(Kind.B, 0, 1)

@@ -21,13 +21,13 @@ from schedlang.extras.search.tune.tried_programs import Program, loaded, unlike
 from schedlang.proof.prove import simulate
 from schedlang.schedule.costs import Costs
 
-#: How many candidates of each program are simulated before all are looked at again.
+#: The candidates of each program that are simulated in one turn.
 _AT_ONCE = 4
-#: At how many shares of the memory the fastest candidate is looked for.
+#: The fastest candidate is sought in the memory, and in each of so many equal steps below it.
 _LEVELS = 8
-#: How many of a hundred runs with noise the time that counts is not exceeded by.
+#: The percentile of noisy runs by which candidates are ranked.
 _PERCENT = 95
-#: Times that differ by less, relative to their size, are equal.
+#: The relative tolerance within which times are equal.
 _ROUNDING = 1e-9
 
 
