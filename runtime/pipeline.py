@@ -7,6 +7,7 @@ knows neither (`schedlang.runtime.calls`). Beside it runs the thread of the watc
 the index of the action under way.
 """
 
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -222,6 +223,8 @@ class Pipeline:
         self._watchdog = Watchdog(plan, self._processes, number, timeout)
         self._finite = FiniteCheck(stop_on_nan, self._watchdog.fail)
         self._later = LaterCalls(self._watchdog)
+        #: Whether there is a checkpoint since the last step.
+        self._has_saved = False
         finalizer = weakref.finalize(self, self._watchdog.close)
         # At the exit of the process the watchdog closes itself.
         finalizer.atexit = False
@@ -390,6 +393,9 @@ class Pipeline:
 
     def _train(self, batch: Batch, return_outputs: bool) -> Tensor | None:
         """Walk over the plan, and take the losses and what else has been made; give the losses."""
+        if self._has_saved:
+            self._has_saved = False
+            self._ask_about_gradients()
         self._results.begin()
         this = self._run(batch, 0)
         self._results.take(this, self._watchdog.step, return_outputs)
@@ -662,6 +668,20 @@ class Pipeline:
             if filled([part], "state_dict")
         }
 
+    def _ask_about_gradients(self) -> None:
+        """Warn where gradients of before the last checkpoint add up with those of the step that
+        begins.
+        """
+        shared = chain.from_iterable(each.parameters for each in self._shared)
+        gradients = [each.grad for each in shared if each.grad is not None]
+        if any(bool(each.any()) for each in gradients):
+            warnings.warn(
+                "the last checkpoint was written while gradients of several steps add up, and has "
+                "none of them: a run that resumes there goes on without. Save after an update, "
+                "behind `zero_grad()`",
+                stacklevel=4,
+            )
+
     def save(
         self, folder: str | Path, step: int, others: Sequence[Stateful] = ()
     ) -> None:
@@ -671,13 +691,14 @@ class Pipeline:
         It has the weights of the stages, in all versions, the optimizers that the pipeline was
         given, and torch's random state; and the states of `others`, such as optimizers of the
         script and learning rate schedulers. Within a step, where a handler of a signal may call it,
-        it is put off: all ranks write after the same step.
+        it is put off: all ranks write after the same step. It has no gradients.
         """
         if self._later.add("save", partial(self.save, folder, step, others)):
             return
         self.validate()
         with self._watchdog.guard():
             self._checkpoints(folder, others).write(step)
+        self._has_saved = True
 
     def resume(self, folder: str | Path, others: Sequence[Stateful] = ()) -> int:
         """Go on from the newest checkpoint that all ranks have in the folder: its step, or 0 if

@@ -181,11 +181,6 @@ def _add_weight(stage: nn.Module) -> None:
     stage.register_parameter("adapter", nn.Parameter(torch.zeros(2)))
 
 
-def _drop_weight(stage: nn.Module) -> None:
-    owner, name = _a_weight(stage)
-    setattr(owner, name, None)
-
-
 def _a_weight(stage: nn.Module) -> tuple[nn.Module, str]:
     """A trained weight, by its owner and its name there."""
     return next(

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -21,11 +22,12 @@ from tests.support.programs import plan_file
 from tests.support.ranks import Run
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from schedlang.runtime import Pipeline
-from tests.support.models import WIDTH, pipeline, program
+from tests.support.models import WIDTH, batch, modules, pipeline, program
 from tests.support.training import printed_figures
 
 pytestmark = pytest.mark.processes
@@ -208,6 +210,39 @@ def test_the_newest_checkpoint_that_all_ranks_have_is_resumed(
         [0, 2],
         [0, 2],
     ]
+
+
+def saved_in_the_midst(kept: Path) -> list[str]:
+    """What is said where each second save comes between two steps whose gradients add up."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    model = modules(2)
+    ours = pipeline(plan, model)
+    optimizer = torch.optim.SGD(model[dist.get_rank()].parameters(), 0.1)
+    said = []
+    for step in range(5):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ours.step(*batch(plan, step))
+        said.append(
+            any(
+                "while gradients of several steps" in str(each.message)
+                for each in caught
+            )
+        )
+        if step % 2:
+            optimizer.step()
+            # Gradients that are zeros are none.
+            optimizer.zero_grad(set_to_none=step == 1)
+        ours.save(kept, step + 1, [optimizer])
+    return said
+
+
+@pytest.mark.core
+def test_a_checkpoint_between_steps_that_add_up_is_asked_about(
+    run_ranks: Run, tmp_path: Path
+) -> None:
+    said = run_ranks(saved_in_the_midst, 2, tmp_path / "kept").results()
+    assert said == [[False, True, False, True, False]] * 2
 
 
 def checkpoint_of_another_plan(kept: Path) -> None:
