@@ -37,6 +37,7 @@ from schedlang.runtime.model.layouts import (
     cuts_of,
 )
 from schedlang.runtime.model.partition import Partition, partition
+from schedlang.runtime.model.stage_forward import Done
 from schedlang.runtime.setup import Tied
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import Value, flatten
@@ -45,6 +46,8 @@ from schedlang.schedule.layout import Layout
 
 #: A model's blocks by their names, in the order in which it calls them.
 Blocks = dict[str, nn.Module]
+#: Modules that are lists of blocks.
+_LISTS = nn.ModuleList | nn.ModuleDict | nn.Sequential
 
 
 class Stages(dict[int, nn.Module]):
@@ -99,6 +102,8 @@ def split(
     blocks: Sequence[str] = ("",),
     costs: Sequence[float] | None = None,
     *,
+    inputs: Any = None,
+    options: Mapping[str, Any] | None = None,
     layout: StageLayout | None = None,
     rank: int | None = None,
     stages: Part | None = None,
@@ -114,6 +119,11 @@ def split(
     `nn.ModuleList`, which is taken for the same. All weights are in blocks. Blocks are the model's
     own, but for copies of those that have a weight of an earlier stage; they may be on the meta
     device (see `load_model`).
+
+    With `inputs`, a microbatch of the model's (a tuple where it takes several), and the `options`
+    of its steps, one forward is recorded, without numbers. Then the stage of the block before does
+    what the model does between two blocks, also with weights outside of them, and `blocks` may be
+    left out (`schedlang.runtime.model.forward_record`). A model of transformers brings its own.
 
     A `layout` is one of another trainer: the names of the blocks by stage, where that of a list of
     modules stands for all in it (torchtitan's `module_fqns_per_model_part`; without `blocks`, these
@@ -151,12 +161,12 @@ def split(
         raise PipelineError(
             "the plan has skips, whose stages take and return more than blocks: build them yourself"
         )
-    named = blocks_of(model, _named_by(layout, model, blocks))
     chain = chain_of(plan.layout, stages)
+    named, done = _cut_by(model, _named_by(layout, model, blocks), inputs, options)
     parts = evolve(
         _partition(named, chain.layout, costs, layout), first=chain.pieces[0]
     )
-    of_pieces = _find_tied(model, named, parts)
+    of_pieces = _find_tied(model, named, parts, done)
     tied = [
         {chain.pieces[piece]: name for piece, name in each.items()}
         for each in of_pieces
@@ -169,7 +179,9 @@ def split(
     copied = {name for names in tied for name in [*names.values()][1:]}
     # Two replicas of a piece on one rank are one module.
     modules = {
-        piece: with_only(model, named, _own(named, parts.blocks_of(piece), copied))
+        piece: _stage_of(
+            model, named, parts.blocks_of(piece), piece, copied, done, chain.layout
+        )
         for piece in pieces.values()
     }
     return Stages(
@@ -177,6 +189,50 @@ def split(
         parts,
         list(named),
         tied,
+    )
+
+
+def _cut_by(
+    model: nn.Module,
+    names: Sequence[str],
+    inputs: Any,
+    options: Mapping[str, Any] | None,
+) -> tuple[Blocks, Done | None]:
+    """The blocks, and what the model does between them, if it does anything and that is known: by
+    its forward of the inputs, or of those that a model of transformers has for this.
+    """
+    if inputs is None:
+        inputs = getattr(model, "dummy_inputs", {}).get("input_ids")
+    are_named = tuple(names) != ("",)
+    if inputs is None or isinstance(model, nn.ModuleList | nn.Sequential):
+        return blocks_of(model, names), None
+    blocks = blocks_of(model, names if are_named else found_blocks(model))
+    done = Done.of(model, [*blocks], inputs, options or {})
+    called = done.record.blocks
+    if are_named and called != [*blocks]:
+        raise PipelineError(
+            f"the model calls the blocks {', '.join(called)}, and `blocks` names "
+            f"{', '.join(blocks)}: name those that it calls, in that order, or none"
+        )
+    blocks = {name: blocks[name] for name in called}
+    return blocks, None if done.is_chain(model) else done
+
+
+def _stage_of(
+    model: nn.Module,
+    blocks: Blocks,
+    places: range,
+    piece: int,
+    copied: Container[str],
+    done: Done | None,
+    layout: Layout,
+) -> nn.Module:
+    """The stage that is a piece of the model."""
+    own = _own(blocks, places, copied)
+    if done is None:
+        return with_only(model, blocks, own)
+    return done.stage(
+        model, blocks, own, places, piece == 0, piece == layout.pieces - 1
     )
 
 
@@ -207,7 +263,7 @@ def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
             module = model.get_submodule(name)
         except AttributeError:
             raise PipelineError(f"the model has no block `{name}`") from None
-        if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        if isinstance(module, _LISTS):
             for child, part in module.named_modules(remove_duplicate=False):
                 # Its own children, and not what is in them; `named_children` leaves out a module
                 # that is there twice.
@@ -228,6 +284,30 @@ def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
                 f"the blocks `{first[id(module)]}` and `{name}` are one module: they must be two"
             )
     return blocks
+
+
+def found_blocks(model: nn.Module, prefix: str = "") -> list[str]:
+    """The names of a model's blocks, which have all weights of its modules: what is in its lists of
+    modules, and each module beside them.
+    """
+    names = []
+    for child, module in model.named_children():
+        name = f"{prefix}{child}"
+        if not any(True for _ in module.parameters()) or isinstance(
+            module, nn.ParameterList | nn.ParameterDict
+        ):
+            continue
+        if isinstance(module, _LISTS):
+            names += [
+                f"{name}.{each}"
+                for each, part in module.named_children()
+                if any(True for _ in part.parameters())
+            ]
+        elif any(isinstance(part, _LISTS) for part in module.modules()):
+            names += found_blocks(module, f"{name}.")
+        else:
+            names.append(name)
+    return names
 
 
 def _own(blocks: Blocks, places: range, copied: Container[str]) -> Blocks:
@@ -423,7 +503,7 @@ def _partition(
 
 
 def _find_tied(
-    model: nn.Module, blocks: Blocks, parts: Partition
+    model: nn.Module, blocks: Blocks, parts: Partition, done: Done | None
 ) -> list[dict[int, str]]:
     """The weights that several pieces of the model have, with their names by piece; PipelineError
     for a weight that no piece has.
@@ -434,10 +514,15 @@ def _find_tied(
             for name, weight in block.named_parameters(block_name):
                 names.setdefault(id(weight), {}).setdefault(piece, name)
     for name, weight in model.named_parameters():
-        if id(weight) not in names:
+        if id(weight) not in names and done is None:
             raise PipelineError(
-                f"the weight `{name}` is in none of the blocks, so no stage would have it"
+                f"the weight `{name}` is in none of the blocks, so no stage would have it: name "
+                "its module in `blocks`, or give `inputs`, a microbatch, by which the forward is "
+                "cut between blocks too"
             )
+        if done is not None and done.is_outside(name):
+            for piece in done.pieces_of(name, parts.cuts):
+                names.setdefault(id(weight), {}).setdefault(piece, name)
     return [by_piece for by_piece in names.values() if len(by_piece) > 1]
 
 

@@ -1,0 +1,369 @@
+"""Models that do more than call their blocks, cut by `inputs`: each stage does what belongs to its
+blocks, and all together what the whole model does.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+import torch
+from torch import Tensor, nn
+
+from schedlang import compile
+from schedlang.runtime import Pipeline, PipelineError, split
+from tests.support.models import program
+from tests.support.ranks import Run
+
+WIDTH = 8
+
+
+class Layer(nn.Module):
+    """A block that takes more than its input, and returns a tuple, as layers of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
+        made = torch.tanh(self.inner(x))
+        return (made if mask is None else made * mask), None
+
+
+class Model(nn.Module):
+    """Tokens, four layers, a head; what is done between them is a method of each kind's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
+        self.head = nn.Linear(WIDTH, 16)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)[0]
+        return self.head(x)
+
+
+class Multiplied(Model):
+    """A multiplier after the embedding, a cap after the head (Gemma 2, Granite, Cohere)."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens) * WIDTH**0.5
+        for layer in self.layers:
+            x = layer(x)[0] * 0.5
+        return 3.0 * torch.tanh(self.head(x) / 3.0)
+
+
+class Masked(Model):
+    """A mask that depends on the tokens goes into each layer."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = (tokens != 3).unsqueeze(-1)
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x, mask)[0]
+        return self.head(x)
+
+
+class Placed(Model):
+    """Positions of the length of the tokens are added (OPT, GPT-2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(32, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows, length = tokens.shape
+        places = torch.arange(length, device=tokens.device).expand(rows, length)
+        x = self.embed(tokens) + self.positions(places)
+        for layer in self.layers:
+            x = layer(x)[0]
+        return self.head(x)
+
+
+class Skipping(Model):
+    """What the first layer returns is used by the last one and by the head."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        first = x = self.layers[0](self.embed(tokens))[0]
+        for layer in self.layers[1:-1]:
+            x = layer(x)[0]
+        x = self.layers[-1](torch.cat([x, first], 1)[:, : x.shape[1]] + first)[0]
+        return self.head(x + first)
+
+
+class Weighted(Model):
+    """Weights of the model's own, one at the start, one at the end, and one for each layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.scales = nn.ParameterList(nn.Parameter(torch.ones(WIDTH)) for _ in "1234")
+        self.end = nn.Parameter(torch.randn(16))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x = torch.cat([self.start.expand(len(x), 1, WIDTH), x], 1)
+        for layer, scale in zip(self.layers, self.scales, strict=True):
+            x = layer(x)[0] * scale
+        return self.head(x)[:, 1:] + self.end
+
+
+class Changing(Model):
+    """Values are changed in place between layers, also in a part."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens) * 1.0
+        for layer in self.layers:
+            x = layer(x)[0] * 1.0
+            x += 1.0
+            x[:, 0] = x[:, 1] * 2.0
+        return self.head(x.contiguous())
+
+
+class Gated(Model):
+    """A module without weights lies between the layers, and an empty block among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH, elementwise_affine=False)
+        self.layers.insert(2, nn.Identity())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            made = layer(self.norm(x))
+            x = made[0] if isinstance(made, tuple) else made
+        return self.head(x)
+
+
+KINDS = [Model, Multiplied, Masked, Placed, Skipping, Weighted, Changing, Gated]
+
+
+def whole_and_inputs(kind: type[nn.Module]) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return kind(), torch.randint(16, (2, 5))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 6])
+@pytest.mark.parametrize("kind", KINDS)
+def test_stages_do_together_what_the_model_does(
+    kind: type[nn.Module], ranks: int
+) -> None:
+    """One after the other, at other lengths than the model was cut by, too: what they return and
+    all gradients, to the bit.
+    """
+    model, inputs = whole_and_inputs(kind)
+    whole = copy.deepcopy(model)
+    plan = compile("1f1b", {"ranks": ranks, "microbatches": 2})
+    stages: dict[int, nn.Module] = {}
+    for rank in range(ranks):
+        stages |= split(model, plan, inputs=inputs, rank=rank)
+    for shape in ((2, 5), (3, 7)):
+        tokens = torch.randint(16, shape)
+        expected = whole(tokens)
+        expected.square().mean().backward()
+        value: Any = tokens
+        for stage in sorted(stages):
+            given = value if isinstance(value, tuple) else (value,)
+            value = stages[stage](*given)
+        assert torch.equal(value, expected)
+        value.square().mean().backward()
+    found = {
+        name: weight.grad
+        for stage in stages.values()
+        for name, weight in stage.named_parameters()
+    }
+    names = dict(whole.named_parameters())
+    assert found.keys() == names.keys()
+    assert all(torch.equal(found[name], names[name].grad) for name in names)
+
+
+class Twice(Model):
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in [*self.layers, self.layers[0]]:
+            x = layer(x)[0]
+        return self.head(x)
+
+
+class Deciding(Model):
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        if x.sum() > 0:
+            x = -x
+        for layer in self.layers:
+            x = layer(x)[0]
+        return self.head(x)
+
+
+class Reaching(Model):
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)[0]
+        return x @ self.embed.weight.T
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        pytest.param(Twice, "calls block `layers.0` twice", id="a block again"),
+        pytest.param(Deciding, "goes by its numbers", id="a branch by a value"),
+        pytest.param(
+            Reaching, "with `embed.weight` outside of its block", id="a block's weight"
+        ),
+    ],
+)
+def test_what_cannot_be_cut_is_told_with_its_line(
+    kind: type[nn.Module], told: str
+) -> None:
+    model, inputs = whole_and_inputs(kind)
+    plan = compile("1f1b", {"ranks": 2, "microbatches": 2})
+    with pytest.raises(PipelineError, match=told) as caught:
+        split(model, plan, inputs=inputs, rank=0)
+    assert f"{__file__}:" in str(caught.value)
+
+
+class Turning(Model):
+    """A model that goes another way for long inputs."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        if tokens.shape[1] > 5:
+            x = x * 2.0
+        for layer in self.layers:
+            x = layer(x)[0]
+        return self.head(x)
+
+
+def test_another_way_is_told() -> None:
+    """By the stage that has the numbers, and by one that is handed on what it did."""
+    model, inputs = whole_and_inputs(Turning)
+    plan = compile("1f1b", {"ranks": 2, "microbatches": 2})
+    first = split(model, plan, inputs=inputs, rank=0)[0]
+    second = split(model, plan, inputs=inputs, rank=1)[1]
+    value, shape = first(inputs)
+    assert second(value, shape).shape == (2, 5, 16)
+    with pytest.raises(PipelineError, match="its way must be the same"):
+        first(torch.cat([inputs, inputs], 1))
+    with pytest.raises(PipelineError, match="its way must be the same"):
+        second(value, shape.new_empty(0, 2, 10))
+
+
+def loss_of(output: Any, targets: Tensor) -> Tensor:
+    logits = output if isinstance(output, Tensor) else output.logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def trained(
+    make: Callable[[], nn.Module], names: list[str], vocabulary: int
+) -> dict[str, float]:
+    """By schedule, how far losses and gradients of a step are from those of one process."""
+    found = {}
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randint(vocabulary, (16, 6), generator=generator)
+    targets = torch.randint(vocabulary, (16, 6), generator=generator)
+    whole = make()
+    losses = []
+    for x, y in zip(inputs.chunk(8), targets.chunk(8), strict=True):
+        loss = loss_of(whole(x), y)
+        (loss / 8).backward()
+        losses.append(loss.detach())
+    alone = dict(whole.named_parameters(remove_duplicate=False))
+    for name in names:
+        plan = program(name, ranks=2, microbatches=8)
+        stages = split(make(), plan, inputs=inputs[:2])
+        ours = Pipeline(plan, stages, loss_of).step(inputs, targets)
+        apart = [0.0]
+        if ours is not None:
+            apart.append(float((ours - torch.stack(losses)).abs().max()))
+        for stage in stages.values():
+            for each, weight in stage.named_parameters():
+                expected = alone[each].grad
+                assert (weight.grad is None) == (expected is None), each
+                if expected is not None:
+                    apart.append(float((weight.grad - expected).abs().max()))
+        found[name] = max(apart)
+    return found
+
+
+def model_of(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", [Masked, Skipping, Weighted, Placed])
+def test_they_train_in_a_pipeline(run_ranks: Run, kind: type[nn.Module]) -> None:
+    """Masks without gradients, values that pass through stages, and tensors without numbers are on
+    their way; forwards run again, backwards are split.
+    """
+    from functools import partial
+
+    names = ["1f1b", "zb_v", "1f1b_recompute"]
+    results = run_ranks(trained, 2, partial(model_of, kind), names, 16).results()
+    for found in results:
+        assert found.keys() == {*names}
+        assert max(found.values()) < 1e-6
+
+
+#: Models of transformers that do something between their blocks, with their sizes.
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+
+
+def of_transformers(family: str) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **SIZES)
+    config.use_cache = False
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def families(names: list[str]) -> dict[str, float]:
+    from functools import partial
+
+    found = {}
+    for family in names:
+        make = partial(of_transformers, family)
+        found |= {
+            f"{family} {schedule}": apart
+            for schedule, apart in trained(make, ["1f1b", "zb_v"], 64).items()
+        }
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["bloom", "gemma2"], id="bloom, gemma2"),
+        pytest.param(["gpt2", "granite", "opt"], marks=pytest.mark.large, id="gpt2 …"),
+        pytest.param(
+            ["mpt", "cohere", "xglm", "mamba"], marks=pytest.mark.large, id="mpt …"
+        ),
+    ],
+)
+def test_models_of_transformers_are_cut_as_they_are(
+    run_ranks: Run, names: list[str]
+) -> None:
+    """By `split(model, plan)` with a microbatch, without a list of blocks, and with outputs that
+    are no tensors but what transformers returns.
+    """
+    for found in run_ranks(families, 2, names).results():
+        assert max(found.values()) < 1e-6
