@@ -672,7 +672,7 @@ class Pipeline:
         """Warn where gradients of before the last checkpoint add up with those of the step that
         begins.
         """
-        shared = chain.from_iterable(each.parameters for each in self._shared)
+        shared = chain.from_iterable(each.parameters for each in self._site.shared)
         gradients = [each.grad for each in shared if each.grad is not None]
         if any(bool(each.any()) for each in gradients):
             warnings.warn(

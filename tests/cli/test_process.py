@@ -192,8 +192,8 @@ def test_the_gallery_is_there_from_everywhere(tmp_path: Path) -> None:
     """A file of the same name goes first."""
     environment = {"PYTHONPATH": str(ROOT)}
     listed = shell(f"cd {tmp_path} && schedc gallery", **environment).stdout
-    names = [line.split()[0] for line in listed.splitlines()]
-    assert names == sorted(path.stem for path in PROGRAMS.glob("*.sched"))
+    programs = {path.stem for path in PROGRAMS.glob("*.sched")}
+    assert {word for word in listed.split() if word in programs} == programs
     printed = shell(f"cd {tmp_path} && schedc gallery 1f1b", **environment)
     assert printed.stdout == ONE_F_ONE_B.read_text()
     assert shell(f"cd {tmp_path} && schedc compile 1f1b", **environment).returncode == 0
@@ -332,5 +332,5 @@ def test_completion_in_bash(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["zsh", "fish"])
 def test_completion_of_other_shells_has_every_command(name: str) -> None:
     script = shell(f"schedc completion {name}").stdout
-    for word in ("explain-bubble", "torch-csv-compute", "forward-only"):
+    for word in ("simulate", "torch-csv-compute", "forward-only"):
         assert word in script

@@ -39,10 +39,12 @@ def test_private_parts_of_torch_stand_in_one_folder() -> None:
         "__dict__",
         "__enter__",
         "__exit__",
+        "__file__",
         "__getitem__",
         "__module__",
         "__name__",
         "__stdout__",
+        "__traceback__",
     }
     (folder,) = schedlang.runtime.__path__
     for path in Path(folder).rglob("*.py"):
