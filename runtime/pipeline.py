@@ -672,8 +672,9 @@ class Pipeline:
         """Warn where gradients of before the last checkpoint add up with those of the step that
         begins.
         """
-        shared = chain.from_iterable(each.parameters for each in self._site.shared)
-        gradients = [each.grad for each in shared if each.grad is not None]
+        gradients = [
+            weight.grad for weight in self.parameters() if weight.grad is not None
+        ]
         if any(bool(each.any()) for each in gradients):
             warnings.warn(
                 "the last checkpoint was written while gradients of several steps add up, and has "

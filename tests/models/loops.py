@@ -182,12 +182,11 @@ def _add_weight(stage: nn.Module) -> None:
 
 
 def _a_weight(stage: nn.Module) -> tuple[nn.Module, str]:
-    """A trained weight, by its owner and its name there."""
+    """A weight, by its owner and its name there."""
     return next(
         (module, name)
         for module in stage.modules()
-        for name, weight in module.named_parameters(recurse=False)
-        if weight.requires_grad
+        for name, _ in module.named_parameters(recurse=False)
     )
 
 

@@ -97,7 +97,7 @@ def decay_of_unused_weights(stages: int) -> Model:
         # The gradient of some biases, as of the keys of attention, is 0 but for rounding, of which
         # Adam makes steps: with a rate of 0.1, they would look like a difference.
         optimizer=lambda module: torch.optim.AdamW(
-            module.parameters(), 0.01, weight_decay=0.5
+            trained(module), 0.01, weight_decay=0.5
         ),
     )
 
