@@ -13,9 +13,9 @@ as positions or a causal mask, any stage makes by itself. A gap belongs to the b
 """
 
 import copy
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import currentframe
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,6 +32,7 @@ from schedlang.runtime.torch_private.pytrees import (
     tree_flatten,
     tree_unflatten,
 )
+from schedlang.runtime.torch_private.tensors import changes_of
 
 #: Folders whose frames are not the model's.
 _TORCH = str(Path(torch.__file__).parent)
@@ -272,7 +273,7 @@ class _Recorder(TorchFunctionMode):
         """A block is called."""
         if self._is_inside:
             return forward(*args, **kwargs)
-        line = line_of(sys._getframe())
+        line = line_of(currentframe())
         if name in self.record.blocks:
             raise PipelineError(
                 f"the model calls block `{name}` twice ({line}), and each block is called once: "
@@ -314,8 +315,8 @@ class _Recorder(TorchFunctionMode):
         ]
         if not takes and not strays:
             return func(*args, **kwargs)
-        versions = [tensor._version for tensor in given]
-        line = line_of(sys._getframe())
+        versions = [*map(changes_of, given)]
+        line = line_of(currentframe())
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
@@ -328,7 +329,7 @@ class _Recorder(TorchFunctionMode):
         changed = [
             index
             for index, (tensor, version) in enumerate(zip(given, versions, strict=True))
-            if tensor._version != version and id(tensor) in self._numbers
+            if changes_of(tensor) != version and id(tensor) in self._numbers
         ]
         if not made and not changed:
             self.record.reads.update(takes)

@@ -14,9 +14,9 @@ more, and is handed on as an empty tensor of shape (0, *shape).
 """
 
 import copy
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from inspect import currentframe
 from itertools import pairwise
 from typing import Any
 
@@ -82,6 +82,8 @@ class _Run:
         self.real: dict[int, Tensor] = {}
         self.all: dict[int, Tensor] = {}
         self.held: list[Tensor] = []
+        #: Whether a block runs, in which no op is looked at.
+        self.is_in_block = False
 
 
 class StageForward(TorchFunctionMode):
@@ -128,7 +130,7 @@ class StageForward(TorchFunctionMode):
         owner = stage.get_submodule(path)
         weight = getattr(owner, own)
         if not any(map(self._is_done_here, self._record.users_of(number))):
-            del owner._parameters[own]
+            delattr(owner, own)
             weight = torch.empty_like(weight, device="meta")
             owner.__dict__[own] = weight
         self._weights[number] = owner, own
@@ -161,7 +163,7 @@ class StageForward(TorchFunctionMode):
         run = _Run()
         for number, (owner, name) in self._weights.items():
             weight = getattr(owner, name)
-            if name in owner._parameters:
+            if isinstance(weight, nn.Parameter):
                 self._is_made(run, number, weight)
             else:
                 self._note(run, number, weight)
@@ -254,7 +256,7 @@ class StageForward(TorchFunctionMode):
         events = self._record.events
         expected = f"to {events[run.next]}" if run.next < len(events) else "to its end"
         return PipelineError(
-            f"the model's forward comes to {what} ({line_of(sys._getframe())}); with the `inputs` "
+            f"the model's forward comes to {what} ({line_of(currentframe())}); with the `inputs` "
             f"that it was cut by it came {expected}, or gave it other values: its way must be the "
             "same for all microbatches"
         )
@@ -272,16 +274,20 @@ class StageForward(TorchFunctionMode):
         if self._next(run, name, self._numbers_in(run, args, kwargs)) is None:
             put_back(self)
             raise self._another_way(run, f"block `{name}`")
+        run.is_in_block = True
         return self._with_numbers(run, args), self._with_numbers(run, kwargs)
 
     def _after(self, block: nn.Module, args: Any, output: Any) -> Any:
         run = self._run
-        if run is None:
+        if run is None or not run.is_in_block:
             return None
-        # Without an output, the block has raised an error.
-        if output is not None:
-            output = self._met(run, self._record.events[run.next - 1], output)
-        put_back(self)
+        run.is_in_block = False
+        try:
+            # Without an output, the block has raised an error.
+            if output is not None:
+                output = self._met(run, self._record.events[run.next - 1], output)
+        finally:
+            put_back(self)
         return output
 
     def _met(
@@ -340,7 +346,7 @@ class StageForward(TorchFunctionMode):
                 if number not in self._record.reads:
                     raise PipelineError(
                         f"the model reads `{name_of(func)}` of a value "
-                        f"({line_of(sys._getframe())}) of which it read none with the `inputs` "
+                        f"({line_of(currentframe())}) of which it read none with the `inputs` "
                         "that it was cut by: its way must be the same for all microbatches"
                     )
             return func(*args, **kwargs)
