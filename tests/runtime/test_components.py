@@ -5,7 +5,6 @@ in one process.
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,9 +28,7 @@ from tests.support.models import WIDTH, batch, difference, program
 from tests.support.plans import compiled
 from tests.support.ranks import Run
 from tests.support.sizes import STEPS, sizes
-
-if TYPE_CHECKING:
-    from tests.support.training import Train, printed_figures
+from tests.support.training import Train, printed_figures
 
 pytestmark = pytest.mark.processes
 
@@ -310,7 +307,7 @@ STASHED = """schedule stashed {
     ("text", "ranks"), [pytest.param(SLICED, 4, marks=pytest.mark.large), (STASHED, 3)]
 )
 def test_the_example_takes_turns(
-    text: str, ranks: int, steps: int, train: "Train", tmp_path: Path
+    text: str, ranks: int, steps: int, train: Train, tmp_path: Path
 ) -> None:
     path = tmp_path / "overlapped.sched"
     path.write_text(text)
