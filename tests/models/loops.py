@@ -199,7 +199,10 @@ def _other_memory(side: Side, step: int) -> None:
 def _new_optimizers(side: Side, step: int) -> None:
     if step == MIDDLE:
         side.optimizers[:] = [
-            torch.optim.SGD(each.param_groups[0]["params"], 0.05)
+            torch.optim.SGD(
+                [weight for group in each.param_groups for weight in group["params"]],
+                0.05,
+            )
             for each in side.optimizers
         ]
 

@@ -51,6 +51,7 @@ REFUSED_BY_SOME = {
     "gradient of weights",
     "gradient wide",
     "hook after accumulation",
+    "loss of its own",
     "moving average of outputs",
     "new spectral norm",
     "numpy random numbers",
