@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 
@@ -16,8 +17,6 @@ class Shapes:
     """Makes tensors without memory, of which ops make others of the right shapes."""
 
     def __init__(self) -> None:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._made: dict[tuple[object, ...], Tensor] = {}
 

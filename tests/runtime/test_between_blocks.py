@@ -4,6 +4,7 @@ blocks, and all together what the whole model does.
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -303,8 +304,6 @@ def test_they_train_in_a_pipeline(run_ranks: Run, kind: type[nn.Module]) -> None
     """Masks without gradients, values that pass through stages, and tensors without numbers are on
     their way; forwards run again, backwards are split.
     """
-    from functools import partial
-
     names = ["1f1b", "zb_v", "1f1b_recompute"]
     results = run_ranks(trained, 2, partial(model_of, kind), names, 16).results()
     for found in results:
@@ -336,8 +335,6 @@ def of_transformers(family: str) -> nn.Module:
 
 
 def families(names: list[str]) -> dict[str, float]:
-    from functools import partial
-
     found = {}
     for family in names:
         make = partial(of_transformers, family)
