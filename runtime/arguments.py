@@ -103,14 +103,16 @@ def check_blocks(blocks: Any) -> None:
         check_list("blocks", blocks, str, what)
 
 
-def check_input(value: Any) -> None:
+def check_input(name: str, value: Any) -> None:
     """A microbatch of a model."""
     try:
-        tensors, _ = flatten(value, "`input`")
+        tensors, _ = flatten(value, f"`{name}`")
     except PipelineError as error:
         raise TypeError(str(error)) from None
     if not tensors:
-        raise ValueError("`input` has no tensors: it must be a microbatch of the model")
+        raise ValueError(
+            f"`{name}` has no tensors: it must be a microbatch of the model"
+        )
 
 
 def check_folder(folder: Any) -> None:

@@ -33,7 +33,7 @@ def measure(
     """
     check_model(model)
     check_blocks(blocks)
-    check_input(input)
+    check_input("input", input)
     costs: list[list[float]] = [[]]
     if not dist.is_initialized() or dist.get_rank() == 0:
         with torch.random.fork_rng():

@@ -7,16 +7,18 @@ here called gaps:
                     ▲                                for layer in layers: x = layer(x, mask)[0]
                     cut 1 hands on x and mask
 
-One forward is recorded, on tensors that have shapes and no memory. Every value that depends on the
-model's inputs, on what a block returns or on a weight has a number; what depends on none of these,
-as positions or a causal mask, any stage makes by itself. A gap belongs to the block before it.
+One forward is recorded on fake tensors, which have shapes and no data. Each value gets an id that
+depends on the model's inputs, on what a block returns, or on a weight. What depends on none of
+these, such as positions or a causal mask, every stage makes for itself. A gap belongs to the block
+before it.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from inspect import currentframe
 from pathlib import Path
+from traceback import extract_tb
 from types import FrameType
 from typing import Any
 
@@ -26,7 +28,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.torch_private.glue import Shapes
+from schedlang.runtime.torch_private.fake_tensors import FakeTensors
 from schedlang.runtime.torch_private.pytrees import (
     TreeSpec,
     tree_flatten,
@@ -35,32 +37,46 @@ from schedlang.runtime.torch_private.pytrees import (
 from schedlang.runtime.torch_private.tensors import changes_of
 
 #: Folders whose frames are not the model's.
-_TORCH = str(Path(torch.__file__).parent)
-_OWN = str(Path(__file__).parent)
+_NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
-
-@frozen
-class Returned:
-    """What an op or a block returned: how it is nested, and by leaf the number of a value, or
-    whatever else it is.
-    """
-
-    tree: TreeSpec
-    leaves: tuple["int | Constant", ...]
+#: Python's operators that write to their first operand.
+_IN_PLACE = frozenset(
+    {"__setitem__", "__set__"}
+    | {f"__i{each}__" for each in ("add", "sub", "mul", "truediv", "floordiv", "mod")}
+    | {f"__i{each}__" for each in ("pow", "and", "or", "xor", "lshift", "rshift")}
+)
 
 
 @frozen
 class Constant:
-    """A leaf that is no value with a number."""
+    """A leaf that is no value with an id."""
 
     value: Any
 
 
 @frozen
+class Returned:
+    """What was given or returned: how it is nested, and for each leaf the id of its value, or what
+    else it is.
+    """
+
+    tree: TreeSpec
+    leaves: tuple[int | Constant, ...]
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of the values in it."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, int)]
+
+
+@frozen
 class Event:
-    """An op in a gap, or the call of a block: what was called, the numbers of the values among its
-    arguments, of those that it made and of those that it changed in place, by argument; its gap, or
-    the index of the block; and the line of the model.
+    """An op in a gap, or the call of a block.
+
+    `called` is the function, or the name of the block; `takes` are the ids of the values among its
+    arguments. `changed` are the tensors among the arguments that it writes to, by their index, each
+    with the id of its new value. `place` is the number of the gap or of the block, `line` the line
+    of the model.
     """
 
     called: Any
@@ -73,27 +89,30 @@ class Event:
 
     @property
     def makes(self) -> list[int]:
-        """The numbers of the values that are there after it."""
-        made = [leaf for leaf in self.returned.leaves if isinstance(leaf, int)]
-        return [*made, *(number for _, number in self.changed)]
+        """The ids of the values that are there after it."""
+        return [*self.returned.ids, *(value for _, value in self.changed)]
 
     def __str__(self) -> str:
-        what = f"block `{self.called}`" if self.is_block else name_of(self.called)
+        what = (
+            f"block `{self.called}`" if self.is_block else f"`{name_of(self.called)}`"
+        )
         return f"{what} ({self.line})"
 
 
 @define
 class Record:
-    """A forward: the `blocks` by name in the order of their calls, the numbers of the inputs, what
-    was done, the numbers of the values whose shapes or types Python has read, by which functions,
-    and what was returned. `weights` are those outside of all blocks, by the number of their value.
+    """A recorded forward.
+
+    `blocks` are the names of the blocks in the order of their calls. `reads` are the values of
+    which Python has read the shape or the type, and `readers` the functions that did so. `weights`
+    are the weights outside of all blocks, by the ids of their values.
     """
 
     blocks: list[str] = field(factory=list)
     inputs: Returned | None = None
     events: list[Event] = field(factory=list)
     reads: set[int] = field(factory=set)
-    reading: list[Any] = field(factory=list)
+    readers: list[Any] = field(factory=list)
     returned: Returned | None = None
     weights: dict[int, str] = field(factory=dict)
 
@@ -102,59 +121,67 @@ class Record:
         return self
 
     @property
-    def numbers(self) -> list[int]:
-        """Those of the tensors among the inputs."""
+    def input_ids(self) -> list[int]:
+        """The ids of the tensors among the inputs."""
         assert self.inputs is not None
-        return [leaf for leaf in self.inputs.leaves if isinstance(leaf, int)]
+        return self.inputs.ids
+
+    @property
+    def output(self) -> Returned:
+        """What the model has returned."""
+        assert self.returned is not None
+        return self.returned
 
     def is_chain(self) -> bool:
         """Whether each block takes what the one before returned, the first one the one input, and
         nothing else is done with a value.
         """
-        if len(self.numbers) != 1 or any(not event.is_block for event in self.events):
+        if len(self.input_ids) != 1 or any(not event.is_block for event in self.events):
+            return False
+        # In a chain, a later stage gives its input to the model in place of the model's own.
+        if self.reads & {*self.input_ids}:
             return False
         alone = tree_flatten(None)[1]
-        value: tuple[int, ...] = (self.numbers[0],)
+        value = Returned(alone, (self.input_ids[0],))
         for event in self.events:
-            made = tuple(event.makes)
-            if event.takes != value or event.returned != Returned(alone, made):
+            if [*event.takes] != value.ids or event.returned.tree != alone:
                 return False
-            value = made
-        # A later stage would take the shape of what it is given for that of the inputs.
-        reads_inputs = bool(self.reads & {*self.numbers})
-        return not reads_inputs and self.returned == Returned(alone, value)
+            value = event.returned
+        return self.output == value
 
     def handed_on(self, cut: int) -> list[int]:
-        """The values that are there before a block and used after: by it, by a later block or in a
-        later gap, or returned. A weight is no such value, since its stage has it.
+        """The values that are there before block `cut`, and are used by it, later, or returned.
+
+        A weight is no such value: the stages that use it have it.
         """
-        there = {*self.numbers}
-        used: set[int] = set()
+        used = {*self.output.ids}
         for event in self.events:
-            if self.is_before(event, cut):
-                there.update(event.makes)
-            else:
+            if not is_before(event, cut):
                 used.update(event.takes)
-        assert self.returned is not None
-        used.update(leaf for leaf in self.returned.leaves if isinstance(leaf, int))
-        return sorted(there & used)
+        return sorted(self._there(cut) & used)
 
     def known_by_shape(self, cut: int) -> list[int]:
-        """The values before a block that it is not handed on, but whose shapes Python reads."""
-        there = {*self.numbers}
+        """The values before block `cut` that are not handed on, and whose shapes Python reads."""
+        return sorted((self._there(cut) & self.reads) - {*self.handed_on(cut)})
+
+    def _there(self, cut: int) -> set[int]:
+        """The values that are there before a block."""
+        there = {*self.input_ids}
         for event in self.events:
-            if self.is_before(event, cut):
+            if is_before(event, cut):
                 there.update(event.makes)
-        return sorted((there & self.reads) - {*self.handed_on(cut)})
+        return there
 
-    @staticmethod
-    def is_before(event: Event, cut: int) -> bool:
-        """Whether an event belongs to the blocks before a cut."""
-        return event.place < cut + (not event.is_block)
-
-    def users_of(self, number: int) -> list[Event]:
+    def users_of(self, value: int) -> list[Event]:
         """The events that take a value."""
-        return [event for event in self.events if number in event.takes]
+        return [event for event in self.events if value in event.takes]
+
+
+def is_before(event: Event, cut: int) -> bool:
+    """Whether an event belongs to the blocks before block `cut`. The gap in front of that block
+    does.
+    """
+    return event.place < cut if event.is_block else event.place <= cut
 
 
 def name_of(function: Any) -> str:
@@ -170,108 +197,152 @@ def tensors_in(*values: Any) -> list[Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
+def written_by(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Tensor]:
+    """The tensors that an op writes to, by its name: `add_`, `__setitem__`, and what has `out`."""
+    name = name_of(function)
+    is_in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    return tensors_in(args[:1] if is_in_place else (), kwargs.get("out"))
+
+
+def apart(value: Any, known: Collection[int]) -> Any:
+    """The same value, in which each tensor that is known by its identity is replaced by a view of
+    it: each value has a tensor of its own, also what `contiguous()` returns unchanged.
+    """
+    leaves, tree = tree_flatten(value)
+    found = [
+        leaf.view_as(leaf) if isinstance(leaf, Tensor) and id(leaf) in known else leaf
+        for leaf in leaves
+    ]
+    return tree_unflatten(found, tree)
+
+
+def line_of(frame: FrameType | None) -> str:
+    """The line of the model that runs now."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_NOT_THE_MODEL):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "a line that is not known"
+
+
+def without_cache(model: nn.Module) -> None:
+    """Let a model of transformers return no keys and values, which are for generating alone."""
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "use_cache", None):
+        config.use_cache = False
+
+
 def record_forward(
     model: nn.Module,
     blocks: Sequence[str],
     inputs: tuple[Any, ...],
     options: Mapping[str, Any],
 ) -> Record:
-    """Record a forward of a copy of the model, whose weights take no memory.
+    """Record a forward of a copy of the model, whose weights are fake.
 
-    PipelineError names the line of the model that cannot be run without numbers, or that calls a
-    block again.
+    PipelineError where the model fails with these arguments, goes by the data of a value, uses a
+    weight of a block outside of it, or calls a block again; it names the line of the model.
     """
-    shapes = Shapes()
-    device = next(
-        (each.device for each in model.parameters() if not each.is_meta),
-        torch.device("cpu"),
-    )
+    fake = FakeTensors()
+    on_devices = (each.device for each in model.parameters() if not each.is_meta)
+    device = next(on_devices, torch.device("cpu"))
     memo: dict[int, Any] = {}
     for weight in model.parameters():
-        made = nn.Parameter(shapes.of(weight.detach(), device), weight.requires_grad)
-        memo[id(weight)] = made
+        made = fake.like(weight.detach(), device)
+        memo[id(weight)] = nn.Parameter(made, weight.requires_grad)
     for buffer in model.buffers():
-        memo[id(buffer)] = (
-            shapes.of(buffer, device) if buffer.is_meta else buffer.clone()
-        )
+        made = fake.like(buffer, device) if buffer.is_meta else buffer.clone()
+        memo[id(buffer)] = made
     whole = copy.deepcopy(model, memo)
     without_cache(whole)
     recorder = _Recorder(whole, blocks)
     leaves, tree = tree_flatten(inputs)
     given = [
-        shapes.of(leaf, device) if isinstance(leaf, Tensor) else leaf for leaf in leaves
+        fake.like(leaf, device) if isinstance(leaf, Tensor) else leaf for leaf in leaves
     ]
     arguments = tree_unflatten(given, tree)
     recorder.begin(arguments)
-    with torch.no_grad(), shapes.quietly(), recorder:
-        output = whole(*arguments, **options)
+    try:
+        with torch.no_grad(), fake.quietly(), recorder:
+            output = whole(*arguments, **options)
+    except PipelineError:
+        raise
+    except Exception as error:
+        lines = [
+            f"{frame.filename}:{frame.lineno}, "
+            for frame in extract_tb(error.__traceback__)
+            if not frame.filename.startswith(_NOT_THE_MODEL)
+        ]
+        raise PipelineError(
+            "the model cannot be cut by these `inputs` and `options`: its forward fails with them "
+            f"({''.join(lines[-1:])}{type(error).__name__}: {error})"
+        ) from error
     recorder.end(output)
     return recorder.record
 
 
 class _Recorder(TorchFunctionMode):
-    """Gives numbers to values while a forward runs."""
+    """Gives ids to values while a forward runs."""
 
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, blocks: Sequence[str]) -> None:
         super().__init__()
         self.record = Record()
-        #: The number of each tensor that has one, by identity; all are held, so that none is made
-        #: where another was.
-        self._numbers: dict[int, int] = {}
+        #: The ids of values by the identity of their tensors. All of these are held: where one was
+        #: freed, another might be made.
+        self._ids: dict[int, int] = {}
         self._held: list[Tensor] = []
-        self._next = 0
-        self._is_inside = False
-        self._weights: dict[int, str] = {}
-        of_blocks: dict[int, str] = {}
-        for name in names:
+        self._is_in_block = False
+        #: The names of weights by identity: those of blocks, and those outside of all blocks.
+        self._of_blocks: dict[int, str] = {}
+        for name in blocks:
             block = model.get_submodule(name)
             for own, weight in block.named_parameters(name):
-                of_blocks.setdefault(id(weight), own)
+                self._of_blocks.setdefault(id(weight), own)
             block.forward = partial(self._call, name, block.forward)
-        self._of_blocks = of_blocks
-        for name, weight in model.named_parameters():
-            if id(weight) not in of_blocks:
-                self._weights[id(weight)] = name
+        self._outside = {
+            id(weight): name
+            for name, weight in model.named_parameters()
+            if id(weight) not in self._of_blocks
+        }
 
     def begin(self, inputs: Any) -> None:
-        """Number the inputs."""
+        """The forward is given this."""
         for tensor in tensors_in(inputs):
-            self._number(tensor)
+            self._new_id(tensor)
         self.record.inputs = self._returned(inputs)
 
     def end(self, output: Any) -> None:
         """The forward has returned this."""
         self.record.returned = self._returned(output)
 
-    def _number(self, tensor: Tensor) -> int:
-        number = self._next
-        self._next += 1
-        self._numbers[id(tensor)] = number
+    def _new_id(self, tensor: Tensor) -> int:
+        value = len(self._held)
+        self._ids[id(tensor)] = value
         self._held.append(tensor)
-        return number
+        return value
 
-    def _numbers_of(self, tensors: Sequence[Tensor]) -> list[int]:
-        found = []
+    def _ids_of(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         for tensor in tensors:
-            name = self._weights.get(id(tensor))
-            if name is not None and id(tensor) not in self._numbers:
-                self.record.weights[self._number(tensor)] = name
-            number = self._numbers.get(id(tensor))
-            if number is not None:
-                found.append(number)
-        return found
+            name = self._outside.get(id(tensor))
+            if name is not None and id(tensor) not in self._ids:
+                self.record.weights[self._new_id(tensor)] = name
+        found = (self._ids.get(id(tensor)) for tensor in tensors)
+        return tuple(value for value in found if value is not None)
 
     def _returned(self, value: Any) -> Returned:
         leaves, tree = tree_flatten(value)
         found: list[int | Constant] = []
         for leaf in leaves:
-            known = isinstance(leaf, Tensor) and id(leaf) in self._numbers
-            found.append(self._numbers[id(leaf)] if known else Constant(leaf))
+            known = self._ids.get(id(leaf)) if isinstance(leaf, Tensor) else None
+            found.append(Constant(leaf) if known is None else known)
         return Returned(tree, tuple(found))
 
     def _call(self, name: str, forward: Any, *args: Any, **kwargs: Any) -> Any:
         """A block is called."""
-        if self._is_inside:
+        if self._is_in_block:
             return forward(*args, **kwargs)
         line = line_of(currentframe())
         if name in self.record.blocks:
@@ -280,115 +351,76 @@ class _Recorder(TorchFunctionMode):
                 "name a block that holds both calls"
             )
         given = tensors_in(args, kwargs)
-        takes = tuple(self._numbers_of(given))
-        self._is_inside = True
+        takes = self._ids_of(given)
+        self._is_in_block = True
         try:
             result = forward(*args, **kwargs)
         except (RuntimeError, NotImplementedError):
-            # It goes by numbers, as the router of experts does: a layer returns what it is given.
-            known = [each for each in given if id(each) in self._numbers]
+            # Shapes may depend on data within a block, as where a router sends tokens to experts.
+            # Such a block is taken for a layer: it returns a tensor like the one that it is given.
+            known = [each for each in given if id(each) in self._ids]
             if not known:
                 raise
             result = torch.empty_like(known[0])
         finally:
-            self._is_inside = False
-        result = apart(result, self._numbers, lambda tensor: tensor.view_as(tensor))
+            self._is_in_block = False
+        result = apart(result, self._ids)
         for tensor in tensors_in(result):
-            self._number(tensor)
+            self._new_id(tensor)
         place = len(self.record.blocks)
         self.record.blocks.append(name)
-        self.record.events.append(
-            Event(name, takes, self._returned(result), (), place, True, line)
-        )
+        event = Event(name, takes, self._returned(result), (), place, True, line)
+        self.record.events.append(event)
         return result
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._is_inside:
+        if self._is_in_block:
             return func(*args, **kwargs)
         given = tensors_in(args, kwargs)
-        takes = tuple(self._numbers_of(given))
-        strays = [
+        takes = self._ids_of(given)
+        of_blocks = [
             self._of_blocks[id(each)] for each in given if id(each) in self._of_blocks
         ]
-        if not takes and not strays:
+        if not takes and not of_blocks:
             return func(*args, **kwargs)
-        versions = [*map(changes_of, given)]
         line = line_of(currentframe())
+        changes = [*map(changes_of, given)]
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
             raise PipelineError(
-                f"the model does `{name_of(func)}` with a value ({line}) that only one stage has, "
-                f"and goes by its numbers ({type(error).__name__}): do so in a block, or hand the "
-                "number in as an option"
+                f"the model's `{name_of(func)}` ({line}) fails on a value of which only the shape "
+                f"is known, as it is in other stages ({type(error).__name__}: {error}); if it goes "
+                "by the data, do so in a block, or hand in what it finds as an option"
             ) from error
-        made = tensors_in(result)
+        written = {id(each) for each in written_by(func, args, kwargs)}
         changed = [
             index
-            for index, (tensor, version) in enumerate(zip(given, versions, strict=True))
-            if changes_of(tensor) != version and id(tensor) in self._numbers
+            for index, (tensor, before) in enumerate(zip(given, changes, strict=True))
+            if id(tensor) in written
+            or (id(tensor) in self._ids and changes_of(tensor) != before)
         ]
-        if not made and not changed:
+        if not tensors_in(result) and not changed:
             self.record.reads.update(takes)
-            if func not in self.record.reading:
-                self.record.reading.append(func)
+            if func not in self.record.readers:
+                self.record.readers.append(func)
             return result
-        if strays:
+        if of_blocks:
             raise PipelineError(
-                f"the model does `{name_of(func)}` with `{strays[0]}` outside of its block "
+                f"the model does `{name_of(func)}` with `{of_blocks[0]}` outside of its block "
                 f"({line}): all that is done with its tensors must be done in the block itself; "
                 "let a module of your own hold it and do so, and name that in `blocks`"
             )
         kept = {id(given[index]) for index in changed}
-        result = apart(
-            result,
-            {key: number for key, number in self._numbers.items() if key not in kept},
-            lambda tensor: tensor.view_as(tensor),
-        )
-        after = [(index, self._number(given[index])) for index in changed]
+        result = apart(result, self._ids.keys() - kept)
+        after = tuple((index, self._new_id(given[index])) for index in changed)
         for tensor in tensors_in(result):
             if id(tensor) not in kept:
-                self._number(tensor)
+                self._new_id(tensor)
         place = len(self.record.blocks)
-        self.record.events.append(
-            Event(func, takes, self._returned(result), tuple(after), place, False, line)
-        )
+        event = Event(func, takes, self._returned(result), after, place, False, line)
+        self.record.events.append(event)
         return result
-
-
-def without_cache(model: nn.Module) -> None:
-    """A model of transformers returns no keys and values, which are for generating alone."""
-    config: Any = getattr(model, "config", None)
-    if getattr(config, "use_cache", None):
-        config.use_cache = False
-
-
-def apart(
-    value: Any, known: Mapping[int, Any], alias: Callable[[Tensor], Tensor]
-) -> Any:
-    """The same value, in which no tensor is one that has a number: each value has a tensor of its
-    own, also what `contiguous()` returns of one that is so already.
-    """
-    leaves, tree = tree_flatten(value)
-    if not any(isinstance(leaf, Tensor) and id(leaf) in known for leaf in leaves):
-        return value
-    return tree_unflatten(
-        [
-            alias(leaf) if isinstance(leaf, Tensor) and id(leaf) in known else leaf
-            for leaf in leaves
-        ],
-        tree,
-    )
-
-
-def line_of(frame: FrameType | None) -> str:
-    """The line of the model that runs now."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _OWN)):
-            return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "a line that is not known"

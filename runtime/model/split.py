@@ -13,17 +13,20 @@ import copy
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from attrs import evolve
 from torch import Tensor, nn
 
+from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import counted
+from schedlang.on_demand import on_demand
 from schedlang.plan.plan import Plan
 from schedlang.runtime.arguments import (
     check_block_costs,
     check_blocks,
+    check_input,
     check_model,
     check_plan,
     check_rank,
@@ -37,12 +40,16 @@ from schedlang.runtime.model.layouts import (
     cuts_of,
 )
 from schedlang.runtime.model.partition import Partition, partition
-from schedlang.runtime.model.stage_forward import Done
 from schedlang.runtime.setup import Tied
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import Value, flatten
 from schedlang.schedule.cuts import check_costs
 from schedlang.schedule.layout import Layout
+
+if TYPE_CHECKING:
+    from schedlang.runtime.model.stage_forward import BetweenBlocks, between_blocks
+else:
+    between_blocks = on_demand("schedlang.runtime.model.stage_forward.between_blocks")
 
 #: A model's blocks by their names, in the order in which it calls them.
 Blocks = dict[str, nn.Module]
@@ -121,9 +128,10 @@ def split(
     device (see `load_model`).
 
     With `inputs`, a microbatch of the model's (a tuple where it takes several), and the `options`
-    of its steps, one forward is recorded, without numbers. Then the stage of the block before does
+    of its steps, one forward is recorded on fake tensors. Then the stage of the block before does
     what the model does between two blocks, also with weights outside of them, and `blocks` may be
-    left out (`schedlang.runtime.model.forward_record`). A model of transformers brings its own.
+    left out (`schedlang.runtime.model.forward_record`). A model of transformers brings inputs along
+    for this, by which it is cut if no `blocks` are named.
 
     A `layout` is one of another trainer: the names of the blocks by stage, where that of a list of
     modules stands for all in it (torchtitan's `module_fqns_per_model_part`; without `blocks`, these
@@ -145,6 +153,12 @@ def split(
     check_model(model)
     check_plan(plan)
     check_blocks(blocks)
+    if inputs is not None:
+        check_input("inputs", inputs)
+    if options is not None:
+        check_type(
+            "options", options, Mapping, "keyword arguments of the model, by name"
+        )
     if costs is not None:
         check_block_costs(costs)
     if layout is not None:
@@ -162,11 +176,13 @@ def split(
             "the plan has skips, whose stages take and return more than blocks: build them yourself"
         )
     chain = chain_of(plan.layout, stages)
-    named, done = _cut_by(model, _named_by(layout, model, blocks), inputs, options)
+    named, between = _cut_by(
+        model, _named_by(layout, model, blocks), inputs, options or {}
+    )
     parts = evolve(
         _partition(named, chain.layout, costs, layout), first=chain.pieces[0]
     )
-    of_pieces = _find_tied(model, named, parts, done)
+    of_pieces = _find_tied(model, named, parts, between)
     tied = [
         {chain.pieces[piece]: name for piece, name in each.items()}
         for each in of_pieces
@@ -180,7 +196,7 @@ def split(
     # Two replicas of a piece on one rank are one module.
     modules = {
         piece: _stage_of(
-            model, named, parts.blocks_of(piece), piece, copied, done, chain.layout
+            model, named, parts.blocks_of(piece), piece, copied, between, chain.layout
         )
         for piece in pieces.values()
     }
@@ -196,26 +212,27 @@ def _cut_by(
     model: nn.Module,
     names: Sequence[str],
     inputs: Any,
-    options: Mapping[str, Any] | None,
-) -> tuple[Blocks, Done | None]:
-    """The blocks, and what the model does between them, if it does anything and that is known: by
-    its forward of the inputs, or of those that a model of transformers has for this.
+    options: Mapping[str, Any],
+) -> tuple[Blocks, "BetweenBlocks | None"]:
+    """The blocks; and what the model does beside them, if that is to be found out and is anything.
+
+    A model of transformers brings inputs along, by which it is cut if no blocks are named.
     """
-    if inputs is None:
-        inputs = getattr(model, "dummy_inputs", {}).get("input_ids")
     are_named = tuple(names) != ("",)
+    if inputs is None and not are_named:
+        inputs = getattr(model, "dummy_inputs", {}).get("input_ids")
     if inputs is None or isinstance(model, nn.ModuleList | nn.Sequential):
         return blocks_of(model, names), None
     blocks = blocks_of(model, names if are_named else found_blocks(model))
-    done = Done.of(model, [*blocks], inputs, options or {})
-    called = done.record.blocks
+    between = between_blocks(model, [*blocks], inputs, options)
+    called = between.record.blocks
     if are_named and called != [*blocks]:
         raise PipelineError(
             f"the model calls the blocks {', '.join(called)}, and `blocks` names "
             f"{', '.join(blocks)}: name those that it calls, in that order, or none"
         )
-    blocks = {name: blocks[name] for name in called}
-    return blocks, None if done.is_chain(model) else done
+    is_chain = not between.outside and between.record.is_chain()
+    return {name: blocks[name] for name in called}, None if is_chain else between
 
 
 def _stage_of(
@@ -224,16 +241,15 @@ def _stage_of(
     places: range,
     piece: int,
     copied: Container[str],
-    done: Done | None,
+    between: "BetweenBlocks | None",
     layout: Layout,
 ) -> nn.Module:
     """The stage that is a piece of the model."""
     own = _own(blocks, places, copied)
-    if done is None:
+    if between is None:
         return with_only(model, blocks, own)
-    return done.stage(
-        model, blocks, own, places, piece == 0, piece == layout.pieces - 1
-    )
+    is_last = piece == layout.pieces - 1
+    return between.stage(model, blocks, own, places, piece == 0, is_last)
 
 
 def _own_rank(plan: Plan) -> int:
@@ -272,8 +288,9 @@ def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
         elif module is model:
             raise PipelineError(
                 f"the model itself, a `{type(model).__name__}`, is no list of blocks: name its "
-                "submodules that it calls one after the other as `blocks`; a module that is a "
-                "whole stage needs no `split`"
+                "submodules that it calls one after the other as `blocks`, or give `inputs`, a "
+                "microbatch, by which they are found; a module that is a whole stage needs no "
+                "`split`"
             )
         else:
             blocks[name] = module
@@ -287,25 +304,20 @@ def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
 
 
 def found_blocks(model: nn.Module, prefix: str = "") -> list[str]:
-    """The names of a model's blocks, which have all weights of its modules: what is in its lists of
-    modules, and each module beside them.
+    """The names of a model's blocks, where nobody names them: what is in its lists of modules, and
+    each module beside them, if it has weights or buffers that are saved.
     """
     names = []
     for child, module in model.named_children():
         name = f"{prefix}{child}"
-        if not any(True for _ in module.parameters()) or isinstance(
-            module, nn.ParameterList | nn.ParameterDict
-        ):
+        if isinstance(module, nn.ParameterList | nn.ParameterDict):
             continue
         if isinstance(module, _LISTS):
-            names += [
-                f"{name}.{each}"
-                for each, part in module.named_children()
-                if any(True for _ in part.parameters())
-            ]
+            parts = module.named_children()
+            names += [f"{name}.{each}" for each, part in parts if part.state_dict()]
         elif any(isinstance(part, _LISTS) for part in module.modules()):
             names += found_blocks(module, f"{name}.")
-        else:
+        elif module.state_dict():
             names.append(name)
     return names
 
@@ -440,7 +452,8 @@ class _ChainCheck:
                 else "it is given"
             )
             raise PipelineError(
-                f"{what} what {source}: all that is done to it must be done in blocks"
+                f"{what} what {source}: all that is done to it must be done in blocks; or give "
+                "`inputs`, a microbatch, by which the model is cut between them, too"
             )
 
 
@@ -503,7 +516,7 @@ def _partition(
 
 
 def _find_tied(
-    model: nn.Module, blocks: Blocks, parts: Partition, done: Done | None
+    model: nn.Module, blocks: Blocks, parts: Partition, between: "BetweenBlocks | None"
 ) -> list[dict[int, str]]:
     """The weights that several pieces of the model have, with their names by piece; PipelineError
     for a weight that no piece has.
@@ -514,14 +527,14 @@ def _find_tied(
             for name, weight in block.named_parameters(block_name):
                 names.setdefault(id(weight), {}).setdefault(piece, name)
     for name, weight in model.named_parameters():
-        if id(weight) not in names and done is None:
+        if id(weight) not in names and between is None:
             raise PipelineError(
                 f"the weight `{name}` is in none of the blocks, so no stage would have it: name "
                 "its module in `blocks`, or give `inputs`, a microbatch, by which the forward is "
                 "cut between blocks too"
             )
-        if done is not None and done.is_outside(name):
-            for piece in done.pieces_of(name, parts.cuts):
+        if between is not None and name in between.outside:
+            for piece in between.pieces_of(name, parts.cuts):
                 names.setdefault(id(weight), {}).setdefault(piece, name)
     return [by_piece for by_piece in names.values() if len(by_piece) > 1]
 

@@ -1,16 +1,16 @@
 """The forward of a stage of a model that does more than call its blocks (`forward_record`).
 
-The model's own forward runs, with the blocks of other stages left out and what is done in their
+The model's own forward runs, without the blocks of other stages and without what is done in their
 gaps, until it comes to the first block of the next stage:
 
-    stage 1 of 3    x = embed(tokens) * 8      left out: x and mask are what the stage was handed on
+    stage 1 of 3    x = embed(tokens) * 8      left out: x and mask were handed on
                     layers[0](x, mask)         left out
                     layers[1](x, mask)         done
-                    layers[2](x, mask)         the stage returns x and mask, and the forward ends
+                    layers[2](x, mask)         the forward ends, and the stage hands on x and mask
 
-In place of a value that the stage does not have stands a tensor without numbers. Python may read
-its shape, if it did so when the forward was recorded; what a stage needs of a value is often no
-more, and is handed on as an empty tensor of shape (0, *shape).
+A fake tensor stands in for a value that the stage does not have. Python may read its shape, if it
+read the shape when the forward was recorded. Where a later stage needs the shape of a value and no
+more, it is handed on as an empty tensor of shape (0, *shape).
 """
 
 import copy
@@ -32,19 +32,24 @@ from schedlang.runtime.model.forward_record import (
     Record,
     Returned,
     apart,
+    is_before,
     line_of,
     name_of,
     record_forward,
     tensors_in,
     without_cache,
 )
-from schedlang.runtime.torch_private.glue import Shapes, put_back, set_aside
+from schedlang.runtime.torch_private.fake_tensors import FakeTensors
+from schedlang.runtime.torch_private.function_modes import enter, leave
 from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
+
+#: In place of an id: a tensor that follows from values by an op that was not recorded.
+_NOT_RECORDED = -1
 
 
 class Elsewhere(nn.Module):
-    """Takes the place of a block of another stage. It has the block's attributes, in which tensors
-    have shapes and no numbers.
+    """Takes the place of a block of another stage. It has the block's attributes, whose tensors are
+    on the meta device.
     """
 
     def __init__(self, block: nn.Module, name: str) -> None:
@@ -72,22 +77,55 @@ class _End(BaseException):
 
 
 class _Run:
-    """A forward that is under way: which event comes next, the numbers of the tensors that it has
-    met, by identity, and by number the tensors that have numbers in them and all.
+    """A forward that is under way.
+
+    `next` is the index of the next event. `ids` are the ids of values by the identity of the
+    tensors that have them or stand in for them, all of which are `held`: where one was freed,
+    another might be made. `data` are the values that are there, `tensors` also those of which the
+    shape is known. In a block, no op is looked at.
     """
 
     def __init__(self) -> None:
         self.next = 0
-        self.numbers: dict[int, int] = {}
-        self.real: dict[int, Tensor] = {}
-        self.all: dict[int, Tensor] = {}
+        self.ids: dict[int, int] = {}
+        self.data: dict[int, Tensor] = {}
+        self.tensors: dict[int, Tensor] = {}
         self.held: list[Tensor] = []
-        #: Whether a block runs, in which no op is looked at.
         self.is_in_block = False
+
+    def stands_for(self, value: int, tensor: Tensor) -> None:
+        """A tensor is met that has a value, or stands in for it."""
+        self.ids[id(tensor)] = value
+        self.held.append(tensor)
+        self.tensors[value] = tensor
+
+    def has(self, value: int, tensor: Tensor) -> None:
+        """A tensor is met that has a value."""
+        self.stands_for(value, tensor)
+        self.data[value] = tensor
+
+    def ids_in(self, *values: Any) -> list[int]:
+        """The ids of the values among the tensors in containers."""
+        found = (self.ids.get(id(tensor)) for tensor in tensors_in(*values))
+        return [value for value in found if value is not None]
+
+    def with_data(self, value: Any) -> Any:
+        """The same containers, in which each tensor that has an id is the one with its data."""
+        leaves, tree = tree_flatten(value)
+        found = []
+        for leaf in leaves:
+            known = self.ids.get(id(leaf)) if isinstance(leaf, Tensor) else None
+            if known is None or known == _NOT_RECORDED:
+                found.append(leaf)
+            else:
+                found.append(self.data[known])
+        return tree_unflatten(found, tree)
 
 
 class StageForward(TorchFunctionMode):
-    """The forward of a stage with the blocks from `first` up to `stop` of those of a record."""
+    """The forward of the stage with the blocks `own` of a record, which takes the place of the
+    forward of `stage`, a copy of the model with these `blocks`.
+    """
 
     def __init__(
         self,
@@ -104,15 +142,15 @@ class StageForward(TorchFunctionMode):
         self._is_first = is_first
         self._is_last = is_last
         self._forward = stage.forward
-        #: By the number of its value, a weight outside of all blocks, as the attribute of a module.
+        #: The weights outside of all blocks, by the ids of their values: a module and an attribute.
         self._weights: dict[int, tuple[nn.Module, str]] = {}
         self._run: _Run | None = None
         self._device = torch.device("cpu")
-        self._maker = Shapes()
-        self._given = [] if is_first else record.handed_on(own.start)
-        self._shapes = [] if is_first else record.known_by_shape(own.start)
-        self._returns = record.handed_on(own.stop)
-        self._returns_shapes = record.known_by_shape(own.stop)
+        self._fake = FakeTensors()
+        self._takes = [] if is_first else record.handed_on(own.start)
+        self._takes_shapes = [] if is_first else record.known_by_shape(own.start)
+        self._hands_on = record.handed_on(own.stop)
+        self._hands_on_shapes = record.known_by_shape(own.stop)
         for index in own:
             before = partial(self._before, record.blocks[index])
             blocks[index].register_forward_pre_hook(before, with_kwargs=True)
@@ -120,131 +158,109 @@ class StageForward(TorchFunctionMode):
         for block in blocks:
             if isinstance(block, Elsewhere):
                 block.__dict__["_stage"] = self
-        for number, name in record.weights.items():
-            self._place_weight(stage, number, name)
+        for value, name in record.weights.items():
+            self._place_weight(stage, value, name)
         stage.forward = self.forward
 
-    def _place_weight(self, stage: nn.Module, number: int, name: str) -> None:
-        """Take a weight outside of all blocks away where the stage does nothing with it."""
+    def _place_weight(self, stage: nn.Module, value: int, name: str) -> None:
+        """Take a weight outside of all blocks away, if the stage does nothing with it."""
         path, _, own = name.rpartition(".")
         owner = stage.get_submodule(path)
-        weight = getattr(owner, own)
-        if not any(map(self._is_done_here, self._record.users_of(number))):
+        if not any(map(self._is_done_here, self._record.users_of(value))):
+            shape = torch.empty_like(getattr(owner, own), device="meta")
             delattr(owner, own)
-            weight = torch.empty_like(weight, device="meta")
-            owner.__dict__[own] = weight
-        self._weights[number] = owner, own
+            owner.__dict__[own] = shape
+        self._weights[value] = owner, own
 
     def _is_done_here(self, event: Event) -> bool:
-        """Whether an op or a block belongs to this stage; a gap belongs to the block before it."""
-        if event.is_block:
-            return event.place in self._own
-        return self._own.start < event.place <= self._own.stop or (
-            self._is_first and event.place == 0
-        )
+        """Whether an op or a block belongs to this stage."""
+        was_before = not self._is_first and is_before(event, self._own.start)
+        return is_before(event, self._own.stop) and not was_before
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        """Run the stage: of inputs, or of what the stage before has handed on."""
+        """Run the stage on the model's inputs, or on what the stage before has handed on."""
         run = self._begin(args)
-        arguments = self._arguments(run, args)
+        arguments = args
+        if not self._is_first:
+            assert self._record.inputs is not None
+            arguments = self._in_place_of(run, self._record.inputs)
         output = None
+        has_ended = False
         self._run = run
-        put_back(self)
+        enter(self)
         try:
             output = self._forward(*arguments, **options)
         except _End:
-            pass
+            has_ended = True
         finally:
-            set_aside(self)
+            leave(self)
             self._run = None
-        return self._with_numbers(run, output) if self._is_last else self._message(run)
+        if not has_ended and (
+            run.next < len(self._record.events)
+            or run.ids_in(output) != self._record.output.ids
+        ):
+            raise self._another_way(run, "its end")
+        return run.with_data(output) if self._is_last else self._message(run)
 
     def _begin(self, args: tuple[Any, ...]) -> _Run:
         run = _Run()
-        for number, (owner, name) in self._weights.items():
+        for value, (owner, name) in self._weights.items():
             weight = getattr(owner, name)
             if isinstance(weight, nn.Parameter):
-                self._is_made(run, number, weight)
+                run.has(value, weight)
             else:
-                self._note(run, number, weight)
+                run.stands_for(value, weight)
         given = tensors_in(args)
-        self._device = given[0].device
+        takes = self._takes
         if self._is_first:
-            if len(given) != len(self._record.numbers):
-                raise PipelineError(
-                    f"the model is given {len(given)} tensors, and was cut with "
-                    f"{len(self._record.numbers)}: `inputs` of `split` is a microbatch"
-                )
-            pairs = zip(self._record.numbers, given, strict=True)
-            for number, tensor in pairs:
-                self._is_made(run, number, tensor)
-            return run
-        numbers = [*self._given, *self._shapes]
-        for number, tensor in zip(numbers, given, strict=True):
-            if number in self._given:
-                run.real[number] = tensor
-            else:
-                run.all[number] = self._maker.stand_in(
-                    number, tensor.shape[1:], tensor.dtype, self._device
-                )
+            takes = self._record.input_ids
+        count = len(takes) + len(self._takes_shapes)
+        if len(given) != count:
+            raise PipelineError(
+                f"the stage is given {len(given)} tensors, and the model was cut by `inputs` with "
+                f"which it takes {count}: a step's microbatches must have as many"
+            )
+        self._device = given[0].device if given else self._device
+        for value, tensor in zip(takes, given, strict=False):
+            run.has(value, tensor)
+        for value, empty in zip(self._takes_shapes, given[len(takes) :], strict=True):
+            shape = empty.shape[1:]
+            run.tensors[value] = self._fake.of_value(
+                value, shape, empty.dtype, self._device
+            )
         return run
 
-    def _arguments(self, run: _Run, args: tuple[Any, ...]) -> Any:
-        """The model's arguments: in a later stage, what stands for them."""
-        if self._is_first:
-            return args
-        assert self._record.inputs is not None
-        return self._in_place_of(run, self._record.inputs)
-
-    @staticmethod
-    def _note(run: _Run, number: int, tensor: Tensor) -> None:
-        """A tensor has the numbers of a value, or stands in for it."""
-        run.numbers[id(tensor)] = number
-        run.held.append(tensor)
-        run.all[number] = tensor
-
-    def _is_made(self, run: _Run, number: int, tensor: Tensor) -> None:
-        """A tensor has the numbers of a value."""
-        self._note(run, number, tensor)
-        run.real[number] = tensor
-
-    def _stand_in(self, run: _Run, number: int) -> Tensor:
-        """The value with a number, or what has its shape at most."""
-        tensor = run.real.get(number, run.all.get(number))
-        if tensor is None:
-            tensor = self._maker.stand_in(
-                number, torch.Size(), torch.float32, self._device
-            )
-        self._note(run, number, tensor)
-        return tensor
-
     def _message(self, run: _Run) -> Any:
-        """What is handed on."""
-        values = [run.real[number] for number in self._returns]
-        shapes = [
-            torch.empty(
-                (0, *run.all[number].shape),
-                dtype=run.all[number].dtype,
-                device=self._device,
-            )
-            for number in self._returns_shapes
-        ]
-        parts = (*values, *shapes)
+        """What the stage hands on."""
+        shapes = [run.tensors[value] for value in self._hands_on_shapes]
+        parts = (
+            *(run.data[value] for value in self._hands_on),
+            *(
+                torch.empty((0, *each.shape), dtype=each.dtype, device=self._device)
+                for each in shapes
+            ),
+        )
         return parts if len(parts) != 1 else parts[0]
 
-    def _with_numbers(self, run: _Run, value: Any) -> Any:
-        """A value in which no tensor is a stand-in."""
-        leaves, tree = tree_flatten(value)
-        found = []
-        for leaf in leaves:
-            if isinstance(leaf, Tensor):
-                number = run.numbers.get(id(leaf))
-                leaf = leaf if number is None else run.real[number]
-            found.append(leaf)
-        return tree_unflatten(found, tree)
+    def _stand_in(self, run: _Run, value: int) -> Tensor:
+        """The tensor of a value, or a fake one, of its shape if that is known."""
+        tensor = run.tensors.get(value)
+        if tensor is None:
+            shape = torch.Size()
+            tensor = self._fake.of_value(value, shape, torch.float32, self._device)
+        run.stands_for(value, tensor)
+        return tensor
+
+    def _in_place_of(self, run: _Run, returned: Returned) -> Any:
+        """What stands in for what was given or returned when the forward was recorded."""
+        leaves = [
+            leaf.value if isinstance(leaf, Constant) else self._stand_in(run, leaf)
+            for leaf in returned.leaves
+        ]
+        return tree_unflatten(leaves, returned.tree)
 
     def _next(self, run: _Run, called: Any, takes: list[int]) -> Event | None:
-        """The event that comes now; None where it is another one than was recorded."""
+        """The event that comes now, or None if it is another one than was recorded."""
         events = self._record.events
         event = events[run.next] if run.next < len(events) else None
         if event is None or event.called != called or [*event.takes] != takes:
@@ -261,175 +277,143 @@ class StageForward(TorchFunctionMode):
             "same for all microbatches"
         )
 
-    def _numbers_in(self, run: _Run, *values: Any) -> list[int]:
-        found = (run.numbers.get(id(tensor)) for tensor in tensors_in(*values))
-        return [number for number in found if number is not None]
-
-    # Blocks of this stage.
-
     def _before(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A block of this stage is about to run."""
         run = self._run
-        if run is None or not set_aside(self):
+        if run is None or not leave(self):
             return None
-        if self._next(run, name, self._numbers_in(run, args, kwargs)) is None:
-            put_back(self)
+        if self._next(run, name, run.ids_in(args, kwargs)) is None:
+            enter(self)
             raise self._another_way(run, f"block `{name}`")
         run.is_in_block = True
-        return self._with_numbers(run, args), self._with_numbers(run, kwargs)
+        return run.with_data(args), run.with_data(kwargs)
 
     def _after(self, block: nn.Module, args: Any, output: Any) -> Any:
+        """A block of this stage has run, or raised an error: then it has no output."""
         run = self._run
         if run is None or not run.is_in_block:
             return None
         run.is_in_block = False
         try:
-            # Without an output, the block has raised an error.
             if output is not None:
-                output = self._met(run, self._record.events[run.next - 1], output)
+                event = self._record.events[run.next - 1]
+                output = self._with_ids(run, event, output, ())
         finally:
-            put_back(self)
+            enter(self)
         return output
-
-    def _met(
-        self, run: _Run, event: Event, result: Any, kept: Sequence[Tensor] = ()
-    ) -> Any:
-        """Give what was made the numbers that it has in the record."""
-        ids = {id(tensor) for tensor in kept}
-        known = {key: number for key, number in run.numbers.items() if key not in ids}
-        result = apart(result, known, lambda tensor: tensor.view_as(tensor))
-        numbers = [leaf for leaf in event.returned.leaves if isinstance(leaf, int)]
-        tensors = tensors_in(result)
-        if len(tensors) != len(numbers):
-            raise PipelineError(
-                f"{event} returned {len(tensors)} tensors, and {len(numbers)} with the `inputs` "
-                "that the model was cut by: its way must be the same for all microbatches"
-            )
-        for number, tensor in zip(numbers, tensors, strict=True):
-            self._is_made(run, number, tensor)
-        return result
-
-    # Blocks of other stages.
 
     def left_out(self, name: str, args: Any, kwargs: Any) -> Any:
         """The forward comes to a block of another stage."""
         run = self._run
         assert run is not None
-        event = self._next(run, name, self._numbers_in(run, args, kwargs))
+        event = self._next(run, name, run.ids_in(args, kwargs))
         if event is None:
             raise self._another_way(run, f"block `{name}`")
         if event.place >= self._own.stop:
             raise _End
         return self._in_place_of(run, event.returned)
 
-    def _in_place_of(self, run: _Run, returned: Returned) -> Any:
-        """What stands in for what was given or returned in the record."""
-        leaves = [
-            leaf.value if isinstance(leaf, Constant) else self._stand_in(run, leaf)
-            for leaf in returned.leaves
-        ]
-        return tree_unflatten(leaves, returned.tree)
-
-    # Gaps.
+    def _with_ids(
+        self, run: _Run, event: Event, result: Any, written: Sequence[Tensor]
+    ) -> Any:
+        """What an event returned, whose tensors now have the ids of the record; those that it has
+        `written` to are the ones that it was given.
+        """
+        result = apart(result, run.ids.keys() - {id(each) for each in written})
+        tensors = tensors_in(result)
+        if len(tensors) != len(event.returned.ids):
+            raise PipelineError(
+                f"{event} returned {len(tensors)} tensors, and {len(event.returned.ids)} with the "
+                "`inputs` that the model was cut by: its way must be the same for all microbatches"
+            )
+        for value, tensor in zip(event.returned.ids, tensors, strict=True):
+            run.has(value, tensor)
+        return result
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        """An op in a gap."""
         kwargs = kwargs or {}
         run = self._run
-        if run is None:
+        takes = [] if run is None else run.ids_in(args, kwargs)
+        if run is None or not takes:
             return func(*args, **kwargs)
-        takes = self._numbers_in(run, args, kwargs)
-        if not takes:
-            return func(*args, **kwargs)
-        if func in self._record.reading:
-            for number in takes:
-                if number not in self._record.reads:
-                    raise PipelineError(
-                        f"the model reads `{name_of(func)}` of a value "
-                        f"({line_of(currentframe())}) of which it read none with the `inputs` "
-                        "that it was cut by: its way must be the same for all microbatches"
-                    )
+        if func in self._record.readers:
+            self._check_read(run, func, takes)
             return func(*args, **kwargs)
         event = self._next(run, func, takes)
-        given = tensors_in(args, kwargs)
         if event is None:
-            # On shapes alone, a model may leave out a look at the numbers.
-            if all(number in run.real for number in takes):
-                return func(
-                    *self._with_numbers(run, args), **self._with_numbers(run, kwargs)
-                )
-            raise self._another_way(run, f"`{name_of(func)}`")
-        if not self._is_done_here(event):
+            return self._not_recorded(run, func, takes, args, kwargs)
+        given = tensors_in(args, kwargs)
+        if self._is_done_here(event):
+            args, kwargs = run.with_data((args, kwargs))
+            now = tensors_in(args, kwargs)
+            written = [now[index] for index, _ in event.changed]
+            result = self._with_ids(run, event, func(*args, **kwargs), written)
+            for index, value in event.changed:
+                run.has(value, now[index])
+        else:
             result = self._in_place_of(run, event.returned)
-            for index, number in event.changed:
-                run.numbers[id(given[index])] = number
-            return result
-        args, kwargs = self._with_numbers(run, args), self._with_numbers(run, kwargs)
-        now = tensors_in(args, kwargs)
-        result = func(*args, **kwargs)
-        kept = [now[index] for index, _ in event.changed]
-        result = self._met(run, event, result, kept)
-        for index, number in event.changed:
-            self._is_made(run, number, now[index])
-            run.numbers[id(given[index])] = number
+        # What the model holds is what it gave, also where another tensor has the data.
+        for index, value in event.changed:
+            run.ids[id(given[index])] = value
+            run.held.append(given[index])
+        return result
+
+    def _check_read(self, run: _Run, func: Any, takes: list[int]) -> None:
+        """Raise PipelineError if Python reads the shape of a value that nobody has handed on."""
+        for value in takes:
+            is_there = value == _NOT_RECORDED or value in run.data
+            if not is_there and value not in self._record.reads:
+                raise PipelineError(
+                    f"the model reads `{name_of(func)}` of a value ({line_of(currentframe())}) of "
+                    "which it read none with the `inputs` that it was cut by: its way must be the "
+                    "same for all microbatches"
+                )
+
+    def _not_recorded(
+        self, run: _Run, func: Any, takes: list[int], args: Any, kwargs: Any
+    ) -> Any:
+        """An op that was not recorded: on fake tensors, models leave out a look at the data, such
+        as a search for padding. No block and no recorded op may be given what it returns.
+        """
+        if not all(value == _NOT_RECORDED or value in run.data for value in takes):
+            raise self._another_way(run, f"`{name_of(func)}`")
+        args, kwargs = run.with_data((args, kwargs))
+        result = apart(func(*args, **kwargs), run.ids.keys())
+        for tensor in tensors_in(result):
+            run.ids[id(tensor)] = _NOT_RECORDED
+            run.held.append(tensor)
         return result
 
 
 @frozen
-class Done:
-    """What a model does between its blocks, and the names of its weights outside of them."""
+class BetweenBlocks:
+    """What a model does beside its blocks: the record of a forward, and the names of the weights
+    that are in no block.
+    """
 
     record: Record
     outside: frozenset[str]
 
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        blocks: Sequence[str],
-        inputs: Any,
-        options: Mapping[str, Any],
-    ) -> "Done":
-        """Record a forward of a model with these blocks."""
-        given = inputs if isinstance(inputs, tuple) else (inputs,)
-        found = record_forward(model, blocks, given, options)
-        in_blocks = {
-            id(weight)
-            for name in found.blocks
-            for weight in model.get_submodule(name).parameters()
-        }
-        outside = frozenset(
-            name
-            for name, weight in model.named_parameters()
-            if id(weight) not in in_blocks
-        )
-        return cls(found, outside)
-
-    def is_chain(self, model: nn.Module) -> bool:
-        """Whether the model does nothing but to call its blocks, one after the other."""
-        return not self.outside and self.record.is_chain()
-
-    def is_outside(self, name: str) -> bool:
-        """Whether a weight is in no block."""
-        return name in self.outside
-
     def pieces_of(self, name: str, cuts: Sequence[int]) -> list[int]:
-        """The pieces that do something with a weight outside of all blocks; the first one where
-        none does.
+        """The pieces of the model that do something with a weight outside of all blocks; the first
+        piece, if none does.
         """
-        numbers = [number for number, own in self.record.weights.items() if own == name]
-        places = {
+        ids = [value for value, own in self.record.weights.items() if own == name]
+        # A gap belongs to the block before it, the first one to the first block.
+        blocks = {
             event.place if event.is_block else max(event.place - 1, 0)
-            for number in numbers
-            for event in self.record.users_of(number)
+            for value in ids
+            for event in self.record.users_of(value)
         }
-        pieces = {
+        pieces = [
             piece
             for piece, (begin, end) in enumerate(pairwise(cuts))
-            for place in places
-            if begin <= place < end
-        }
-        return sorted(pieces) or [0]
+            if any(begin <= block < end for block in blocks)
+        ]
+        return pieces or [0]
 
     def stage(
         self,
@@ -440,8 +424,8 @@ class Done:
         is_first: bool,
         is_last: bool,
     ) -> nn.Module:
-        """A copy of the model that does what belongs to some of its blocks, which are the model's
-        own.
+        """A copy of the model that does what belongs to its `own` blocks, those at `places`. Blocks
+        are not copied.
         """
         theirs = {
             name: own[name] if name in own else Elsewhere(block, name)
@@ -452,12 +436,25 @@ class Done:
         }
         stage = copy.deepcopy(model, memo)
         without_cache(stage)
-        StageForward(
-            stage,
-            self.record,
-            [*theirs.values()],
-            places,
-            is_first,
-            is_last,
-        )
+        in_order = [*theirs.values()]
+        StageForward(stage, self.record, in_order, places, is_first, is_last)
         return stage
+
+
+def between_blocks(
+    model: nn.Module,
+    blocks: Sequence[str],
+    inputs: Any,
+    options: Mapping[str, Any],
+) -> BetweenBlocks:
+    """What a model does beside its blocks, by its forward of `inputs`."""
+    given = inputs if isinstance(inputs, tuple) else (inputs,)
+    record = record_forward(model, blocks, given, options)
+    in_blocks = {
+        id(weight)
+        for name in record.blocks
+        for weight in model.get_submodule(name).parameters()
+    }
+    named = model.named_parameters()
+    outside = frozenset(name for name, weight in named if id(weight) not in in_blocks)
+    return BetweenBlocks(record, outside)

@@ -142,7 +142,48 @@ class Gated(Model):
         return self.head(x)
 
 
-KINDS = [Model, Multiplied, Masked, Placed, Skipping, Weighted, Changing, Gated]
+class Written(Model):
+    """Values are written into tensors that every stage makes by itself."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = torch.zeros(*tokens.shape, 1)
+        mask[:, :, 0] = (tokens != 3).float()
+        half = torch.zeros(*tokens.shape, 1)
+        torch.mul(mask, 0.5, out=half)
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x, mask - half)[0]
+        return self.head(x)
+
+
+class Counting(Model):
+    """A norm without weights counts in its buffers, between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH, affine=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)[0]
+            if layer is self.layers[1]:
+                x = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        return self.head(x)
+
+
+KINDS = [
+    Model,
+    Multiplied,
+    Masked,
+    Placed,
+    Skipping,
+    Weighted,
+    Changing,
+    Gated,
+    Written,
+    Counting,
+]
 
 
 def whole_and_inputs(kind: type[nn.Module]) -> tuple[nn.Module, Tensor]:
@@ -182,6 +223,15 @@ def test_stages_do_together_what_the_model_does(
     names = dict(whole.named_parameters())
     assert found.keys() == names.keys()
     assert all(torch.equal(found[name], names[name].grad) for name in names)
+    # One stage has each buffer, and it is that of the whole model.
+    counted = [
+        (name, buffer)
+        for stage in stages.values()
+        for name, buffer in stage.named_buffers()
+    ]
+    buffers = dict(whole.named_buffers())
+    assert sorted(name for name, _ in counted) == sorted(buffers)
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in counted)
 
 
 class Twice(Model):
@@ -214,7 +264,7 @@ class Reaching(Model):
     ("kind", "told"),
     [
         pytest.param(Twice, "calls block `layers.0` twice", id="a block again"),
-        pytest.param(Deciding, "goes by its numbers", id="a branch by a value"),
+        pytest.param(Deciding, "if it goes by the data", id="a branch by a value"),
         pytest.param(
             Reaching, "with `embed.weight` outside of its block", id="a block's weight"
         ),
@@ -228,6 +278,56 @@ def test_what_cannot_be_cut_is_told_with_its_line(
     with pytest.raises(PipelineError, match=told) as caught:
         split(model, plan, inputs=inputs, rank=0)
     assert f"{__file__}:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        pytest.param({"inputs": "x"}, "`inputs` is a str", id="no tensor"),
+        pytest.param({"inputs": ()}, "`inputs` has no tensors", id="nothing"),
+        pytest.param(
+            {"inputs": torch.zeros(2, 5)}, "its forward fails with them", id="a type"
+        ),
+        pytest.param(
+            {"inputs": torch.ones(2, 5).long(), "options": 3},
+            "`options` is 3",
+            id="options",
+        ),
+        pytest.param(
+            {"inputs": torch.ones(2, 5).long(), "options": {"a": 1}},
+            "unexpected keyword argument 'a'",
+            id="an unknown option",
+        ),
+        pytest.param({}, "or give `inputs`, a microbatch", id="none"),
+    ],
+)
+def test_wrong_inputs_are_told(given: dict[str, Any], told: str) -> None:
+    plan = compile("1f1b", {"ranks": 2, "microbatches": 2})
+    with pytest.raises((PipelineError, TypeError, ValueError), match=told):
+        split(Model(), plan, rank=0, **given)
+
+
+class Looking(Model):
+    """A mask is made where the data asks for one, and none on fake tensors."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = None
+        if type(tokens) is Tensor and (tokens == 3).any():
+            mask = (tokens != 3).unsqueeze(-1)
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x, mask)[0]
+        return self.head(x)
+
+
+def test_what_was_not_recorded_reaches_no_block() -> None:
+    """Later stages would train without the mask."""
+    model, inputs = whole_and_inputs(Looking)
+    plan = compile("1f1b", {"ranks": 2, "microbatches": 2})
+    first = split(model, plan, inputs=inputs, rank=0)[0]
+    first(torch.ones_like(inputs))
+    with pytest.raises(PipelineError, match="its way must be the same"):
+        first(torch.full_like(inputs, 3))
 
 
 class Turning(Model):

@@ -1,0 +1,28 @@
+"""Function modes that are left and entered again: in a block of a model, no op needs a look.
+
+Torch enters and leaves them by `with` alone, and a block begins and ends in two hooks. Without
+these parts there is no other way: `split` cuts no model that does more than call its blocks.
+"""
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+def leave(mode: TorchFunctionMode) -> bool:
+    """Leave the function mode that was entered last; False where that is another one."""
+    if not _is_on_top(mode):
+        return False
+    torch._C._pop_torch_function_stack()
+    return True
+
+
+def enter(mode: TorchFunctionMode) -> None:
+    """Enter a function mode."""
+    torch._C._push_on_torch_function_stack(mode)
+
+
+def _is_on_top(mode: Any) -> bool:
+    depth = torch._C._len_torch_function_stack()
+    return bool(depth) and torch._C._get_function_stack_at(depth - 1) is mode
