@@ -119,7 +119,7 @@ class Proof:
 
     @property
     def text(self) -> str:
-        """The proof as `schedc prove` prints it, without the compiler's errors."""
+        """The proof as `schedc check` prints it, without the compiler's errors."""
         lines = [self.title]
         width = max(map(len, self.verdicts))
         for transport, verdict in self.verdicts.items():
