@@ -35,8 +35,8 @@ PARTS = (
     "expand",
     "check_structure",
     "choose_lowering",
-    "prove_for_all_updates",
-    "check_claims",
+    "_proved",
+    "_wrong_figures",
 )
 HEADS = (
     "expand",
@@ -131,6 +131,9 @@ def ours(program: str, ranks: int, microbatches: int) -> dict[str, Any]:
             "bytes": path.stat().st_size,
             "simulate": least(lambda: simulate(plan)),
         }
+        for name in PARTS:
+            if not found[name]:
+                sys.exit(f"the compiler never called {name}, or not by this name")
         found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         found["read"] = least(lambda: read_plan(path))
         return found | json.loads(one("part", str(path), ranks // 2))
