@@ -8,6 +8,7 @@ tell each other, when a scaler looks at gradients for the first time after a ste
     rank 1   step │ one has overflowed ──┴─ max ─┴─► skip the update, smaller scale
 """
 
+import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, count
@@ -118,20 +119,16 @@ class Overflows(Part):
         self._in_flight = self._wire.begin_reduce(found, dist.ReduceOp.MAX, self._group)
 
     def _look(self, own: Iterable[Tensor]) -> Tensor:
-        """1 where a gradient of this rank is not finite, or 0; on the CPU, since the host has to
-        know it.
+        """1 where a gradient that an optimizer uses is not finite, or 0; on the CPU, since the host
+        has to know it.
         """
-        gradients = [
-            weight.grad.coalesce().values() if weight.grad.is_sparse else weight.grad
-            for weight in self._weights()
-            if weight.grad is not None
-        ]
-        largest = get_total_norm(gradients, inf)
-        # That of gradients that FSDP has sharded is in parts.
-        if hasattr(largest, "full_tensor"):
-            largest = largest.full_tensor()
-        is_finite = bool(largest.isfinite()) and not any(map(bool, own))
-        return _flag(not is_finite)
+        weights = [*self._weights()]
+        if not _are_finite(weights):
+            # A scaler looks at the weights of its optimizers alone, and not all of these may have
+            # been looked at yet. To look for them takes long, so it waits until it matters.
+            optimized = _optimized()
+            weights = [each for each in weights if id(each) in optimized]
+        return _flag(not _are_finite(weights) or any(map(bool, own)))
 
     def _weights(self) -> Iterator[nn.Parameter]:
         return chain.from_iterable(
@@ -141,6 +138,29 @@ class Overflows(Part):
     @property
     def _device(self) -> torch.device:
         return next((each.device for each in self._weights()), torch.device("cpu"))
+
+
+def _are_finite(weights: Iterable[nn.Parameter]) -> bool:
+    """Whether the gradients of some weights are."""
+    gradients = [
+        weight.grad.coalesce().values() if weight.grad.is_sparse else weight.grad
+        for weight in weights
+        if weight.grad is not None
+    ]
+    largest = get_total_norm(gradients, inf)
+    # That of gradients that FSDP has sharded is in parts.
+    if hasattr(largest, "full_tensor"):
+        largest = largest.full_tensor()
+    return bool(largest.isfinite())
+
+
+def _optimized() -> set[int]:
+    """The ids of all weights that an optimizer of this process has."""
+    optimizers = [
+        each for each in gc.get_objects() if issubclass(type(each), Optimizer)
+    ]
+    groups = chain.from_iterable(each.param_groups for each in optimizers)
+    return {id(weight) for group in groups for weight in group["params"]}
 
 
 def _flag(found: bool) -> Tensor:

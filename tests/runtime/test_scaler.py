@@ -2,7 +2,7 @@
 where the gradients of a single rank overflow.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -33,13 +33,31 @@ def new_scaler() -> GradScaler:
     )
 
 
+class Unbounded(nn.Module):
+    """Hands on what it is given, and has a weight whose gradient is infinite in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.weight.sqrt()
+
+
 class Sides:
     """A training by a pipeline, and beside it the same in one process.
 
-    The first `frozen` stages are not trained, and so have no optimizer.
+    The first `frozen` stages are not trained, and so have no optimizer. Where one is `unbounded`,
+    it has a weight that no optimizer has, and that has an infinite gradient.
     """
 
-    def __init__(self, schedule: str, of: DeviceMesh | None, frozen: int = 0) -> None:
+    def __init__(
+        self,
+        schedule: str,
+        of: DeviceMesh | None,
+        frozen: int = 0,
+        unbounded: int | None = None,
+    ) -> None:
         self.replica = of.get_local_rank("dp") if of else 0
         self.replicas = of["dp"].size() if of else 1
         rank = of.get_local_rank("pp") if of else dist.get_rank()
@@ -54,6 +72,10 @@ class Sides:
                 module.requires_grad_(False)
             side[-1].register_forward_hook(lambda *given: 100 * given[-1])
         self.stages = {stage: model[stage] for stage in self.held}
+        optimized = {stage: [*model[stage].parameters()] for stage in self.held}
+        if unbounded is not None:
+            for side in (model, self.alone):
+                cast(nn.Sequential, side[unbounded]).append(Unbounded())
         self.scaler = new_scaler()
         self.scaler_alone = new_scaler()
         self.pipeline = Pipeline(
@@ -64,12 +86,17 @@ class Sides:
             loss_scale=self.scaler,
         )
         self.optimizers = [
-            SGD(each.parameters(), 1e-5, momentum=0.9)
-            for stage, each in self.stages.items()
+            SGD(weights, 1e-5, momentum=0.9)
+            for stage, weights in optimized.items()
             if stage >= frozen
         ]
-        weights = nn.ModuleList(self.alone[frozen:]).parameters()
-        self.optimizer_alone = SGD(weights, 1e-5, momentum=0.9)
+        alone = [
+            weight
+            for weight in nn.ModuleList(self.alone[frozen:]).parameters()
+            # All but that of `Unbounded`.
+            if weight.ndim
+        ]
+        self.optimizer_alone = SGD(alone, 1e-5, momentum=0.9)
 
     def step(self, step: int, max_norm: float | None = None) -> None:
         """A step of both sides, in the loop that torch's documentation has."""
@@ -117,12 +144,16 @@ class Sides:
 
 
 def scaled(
-    schedule: str, on_mesh: bool, frozen: int, max_norm: float | None
+    schedule: str,
+    on_mesh: bool,
+    frozen: int,
+    max_norm: float | None,
+    unbounded: int | None = None,
 ) -> tuple[float, int, int, int]:
     """The largest difference of a weight, in how many steps the scales differed, how often the
     scale grew, and how often it became smaller.
     """
-    sides = Sides(schedule, mesh("dp", "pp") if on_mesh else None, frozen)
+    sides = Sides(schedule, mesh("dp", "pp") if on_mesh else None, frozen, unbounded)
     scale = sides.scaler.get_scale()
     differed = grew = shrank = 0
     for step in range(STEPS):
@@ -210,6 +241,16 @@ def test_scaled_training_is_that_of_one_process(
 ) -> None:
     """All ranks skip the same updates, and have the same scale after each."""
     done = run_ranks(scaled, ranks, schedule, on_mesh, frozen, max_norm)
+    for off, differed, grew, shrank in done.results():
+        assert off < 1e-4
+        assert differed == 0
+        assert grew > 3
+        assert shrank > 3
+
+
+def test_weights_without_an_optimizer_skip_no_update(run_ranks: Run) -> None:
+    """A scaler looks at the weights of its optimizers alone."""
+    done = run_ranks(scaled, 2, "1f1b", False, 0, None, 0)
     for off, differed, grew, shrank in done.results():
         assert off < 1e-4
         assert differed == 0
