@@ -14,7 +14,7 @@ from schedlang.proof.features import check
 from schedlang.schedule.columns import Columns, Ints, counts_of, is_any, repeats
 from schedlang.schedule.findings import diagnose
 from schedlang.schedule.kinds import MAKERS, OF_STAGE, Kind
-from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.schedule import Schedule, once
 
 if TYPE_CHECKING:
     from schedlang.proof.wrong_structure import (
@@ -29,6 +29,7 @@ else:
     unknown_actions = on_demand("schedlang.proof.wrong_structure.unknown_actions")
 
 
+@once
 def check_structure(schedule: Schedule) -> None:
     """CompileError when an action is unknown, on the wrong rank, missing, or there twice; or when
     what else the schedule has is incomplete (`schedlang.proof.features`).
