@@ -16,6 +16,12 @@ from schedlang.schedule.layout import Layout
 
 #: The name of a pipeline among several: alone, or with a number.
 _NAME = re.compile(r"[A-Za-z_]\w*(\(\d+\))?")
+#: What to do about an edge between models with different numbers of microbatches.
+_SHARED_STAGES = (
+    "let both run as many; replicas of an encoder that share the microbatches of one decoder are "
+    "pipelines, whose decoder stages are on the same ranks: `pipeline lane(i) in 0 .. 2 runs "
+    "microbatches / 2 stage s in 0 .. 3 on if s == 0 then i else s + 1`"
+)
 
 
 @frozen
@@ -137,26 +143,25 @@ def _counts(layout: Layout, _: int) -> Iterator[WrongLayout]:
 
 
 def _edges(layout: Layout, _: int) -> Iterator[WrongLayout]:
-    """Edges and skips lead forward, between stages of pipelines that run as many microbatches."""
+    """Edges and skips lead forward, each once, and a skip does not lead to the next stage."""
     known = set[tuple[int, int]]()
-    for item, ends in enumerate(layout.edges):
+    for code, item, ends in _edges_and_skips(layout):
         wrong = _wrong_ends(layout, *ends)
-        if ends in known:
-            wrong = "is there already"
-        known.add(ends)
-        if wrong:
-            message = f"the edge from stage {ends[0]} to stage {ends[1]} {wrong}"
-            yield WrongLayout("edge", "edges", message, item)
-    for item, ends in enumerate(layout.skips):
-        wrong = _wrong_ends(layout, *ends)
-        if not wrong and _is_next(layout, *ends):
+        if not wrong and code == "skip" and _is_next(layout, *ends):
             wrong = "leads to the next stage, which gets what that one makes anyway"
         if ends in known:
             wrong = "is there already"
         known.add(ends)
         if wrong:
-            message = f"the skip from stage {ends[0]} to stage {ends[1]} {wrong}"
-            yield WrongLayout("skip", "skips", message, item)
+            message = f"the {code} from stage {ends[0]} to stage {ends[1]} {wrong}"
+            yield WrongLayout(code, f"{code}s", message, item)
+
+
+def _edges_and_skips(layout: Layout) -> Iterator[tuple[str, int, tuple[int, int]]]:
+    """The edges, then the skips: the word for it, its index, and the two stages."""
+    for code, pairs in (("edge", layout.edges), ("skip", layout.skips)):
+        for item, ends in enumerate(pairs):
+            yield code, item, ends
 
 
 def _wrong_ends(layout: Layout, earlier: int, later: int) -> str | None:
@@ -173,13 +178,20 @@ def _wrong_ends(layout: Layout, earlier: int, later: int) -> str | None:
         )
     if later <= earlier:
         return "does not lead forward"
-    if first.microbatches == second.microbatches:
-        return None
-    return (
-        f"leads from the model `{first.name}`, which runs "
-        f"{counted(first.microbatches, 'microbatch')}, to `{second.name}`, which runs "
-        f"{second.microbatches}"
-    )
+    return None
+
+
+def _microbatches_of_edges(layout: Layout, _: int) -> Iterator[WrongLayout]:
+    """Edges and skips join stages of pipelines that run as many microbatches."""
+    for code, item, ends in _edges_and_skips(layout):
+        first, second = (layout.pipeline_of[stage] for stage in ends)
+        if first.microbatches != second.microbatches:
+            message = (
+                f"the {code} from stage {ends[0]} to stage {ends[1]} leads from the model "
+                f"`{first.name}`, which runs {counted(first.microbatches, 'microbatch')}, to "
+                f"`{second.name}`, which runs {second.microbatches}"
+            )
+            yield WrongLayout(code, f"{code}s", message, item, _SHARED_STAGES)
 
 
 def _is_next(layout: Layout, earlier: int, later: int) -> bool:
@@ -238,6 +250,7 @@ _RULES: tuple[Callable[[Layout, int], Iterator[WrongLayout]], ...] = (
     _counts,
     _names,
     _edges,
+    _microbatches_of_edges,
     _frozen,
     _of_ranks,
     _every_rank,

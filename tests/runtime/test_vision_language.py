@@ -1,5 +1,6 @@
 """Two encoders of transformers side by side before a decoder, as a model of vision and language has
-them: trained, saved, and trained on under another schedule, against one process.
+them: trained, saved, and trained on under other schedules, against one process. In one of them the
+encoder of images has replicas that share the decoder's microbatches.
 """
 
 from collections import OrderedDict
@@ -21,7 +22,8 @@ from tests.support.ranks import Run
 
 pytestmark = pytest.mark.processes
 
-STEPS = 10
+#: Under each plan.
+STEPS = 5
 #: The graph of the gallery's program, in the order of GPipe.
 GPIPE = """schedule gpipe_of_two_encoders {
     param ranks = 4
@@ -31,6 +33,28 @@ GPIPE = """schedule gpipe_of_two_encoders {
     rank r {
         repeat microbatches { F(next) }
         repeat microbatches { B(next) }
+    }
+}"""
+#: The encoder of images has replicas on two ranks. Their microbatches go to one encoder of texts and
+#: one decoder in turn, which are on the two other ranks: the two lanes share these.
+REPLICAS = """schedule replicas_of_an_encoder {
+    param ranks = 4
+    param microbatches = 4
+    param n = 2
+    pipeline lane(i) in 0 .. n runs microbatches / n
+        stage s in 0 .. 4 on if s == 0 then i else if s < 3 then n else n + 1
+    edge s in 0 .. 2 from s to 2
+    edge s in 2 .. 3 from s to s + 1
+    rank r {
+        if r < n {
+            repeat microbatches / n { F(lane(r, 0), next) }
+            repeat microbatches / n { B(lane(r, 0), next) }
+        } else if r == n {
+            for m in 0 .. microbatches { F(lane(m % n, 1), m / n)  F(lane(m % n, 2), m / n) }
+            for m in 0 .. microbatches { B(lane(m % n, 2), m / n)  B(lane(m % n, 1), m / n) }
+        } else {
+            for m in 0 .. microbatches { F(lane(m % n, 3), m / n)  B(lane(m % n, 3), m / n) }
+        }
     }
 }"""
 
@@ -115,30 +139,29 @@ def loss_of(scores: Tensor, following: Tensor) -> Tensor:
 
 
 def trained(folder: Path) -> list[float]:
-    """How far losses are from those of one process: the second half goes on from a folder."""
+    """How far losses are from those of one process: each plan but the first goes on from a folder."""
     whole = encoders_and_decoder(0)
     weights = [weight for part in whole for weight in part.parameters()]
     optimizer = torch.optim.AdamW(weights, lr=0.01)
     plans = [
         compile(read_source(PROGRAMS / "two_encoders.sched"), {"microbatches": 4}),
+        compile(Source("replicas_of_an_encoder.sched", REPLICAS)),
         compile(Source("gpipe_of_two_encoders.sched", GPIPE)),
     ]
     found = []
-    for half, plan in enumerate(plans):
+    for part, plan in enumerate(plans):
         # The weights come from the folder, but for the first time.
-        images, texts, decoder = encoders_and_decoder(half)
+        images, texts, decoder = encoders_and_decoder(part)
         stages = split(images, plan, stages=[0])
         stages |= split(texts, plan, stages=[1])
         stages |= split(decoder, plan, ["join", "blocks", "head"], stages=[2, 3])
-        optimizers = [
-            torch.optim.AdamW(each.parameters(), lr=0.01) for each in stages.values()
-        ]
         pipeline = Pipeline(plan, stages, loss_of)
-        if half:
-            assert load_model(folder, stages) == STEPS // 2
-            load_optimizers(folder, stages, optimizers)
-        for step in range(STEPS // 2):
-            generator = torch.Generator().manual_seed(half * STEPS + step)
+        ours = torch.optim.AdamW(list(pipeline.parameters()), lr=0.01)
+        if part:
+            assert load_model(folder, stages) == part * STEPS
+            load_optimizers(folder, stages, [ours])
+        for step in range(STEPS):
+            generator = torch.Generator().manual_seed(part * STEPS + step)
             pixels = torch.rand(8, 3, 8, 8, generator=generator)
             tokens = torch.randint(32, (8, 7), generator=generator)
             inputs = {0: pixels, 1: tokens[:, :-1]}
@@ -158,11 +181,10 @@ def trained(folder: Path) -> list[float]:
                 right.append(loss.detach())
             if losses is not None:
                 found += (losses / torch.stack(right) - 1).abs().tolist()
-            for each in (*optimizers, optimizer):
+            for each in (ours, optimizer):
                 each.step()
                 each.zero_grad()
-        if not half:
-            pipeline.save_model(folder, STEPS // 2, optimizers)
+        pipeline.save_model(folder, (part + 1) * STEPS, [ours])
     return found
 
 
@@ -170,5 +192,5 @@ def test_encoders_of_images_and_texts_before_a_decoder(
     run_ranks: Run, tmp_path: Path
 ) -> None:
     found = run_ranks(partial(trained, tmp_path / "model"), 4).results()
-    assert [len(each) for each in found] == [0, 0, 0, 4 * STEPS]
+    assert [len(each) for each in found] == [0, 0, 0, 3 * 4 * STEPS]
     assert max(found[-1]) < 1e-5

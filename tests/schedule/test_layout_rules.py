@@ -78,6 +78,8 @@ def test_models_run_as_many_microbatches_as_an_edge_needs() -> None:
     assert wrong.message.endswith(
         "leads from the model `down`, which runs 2 microbatches, to `up`, which runs 1"
     )
+    assert wrong.help
+    assert "replicas of an encoder" in wrong.help
     wrong = wrong_with(evolve(models, edges=()), 2, 4)
     assert wrong
     assert wrong.message == "the first model runs 2 microbatches, `microbatches` is 4"
