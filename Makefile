@@ -6,7 +6,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo example test checks core large test-torch test-browser test-editor test-clusters titan site pages faults
-.PHONY: explore explore-verifier explore-formatting explore-ranks explore-damage explore-trainings explore-models explore-fuzz
+.PHONY: explore explore-verifier explore-formatting explore-ranks explore-damage explore-streams explore-trainings explore-models explore-fuzz
 .PHONY: models mutation gpu bench regenerate measure
 
 # Two schedules train a small GPT on 4 processes; each is compared with one process.
@@ -131,6 +131,8 @@ faults: .venv/installed
 #               programs, and closed forms. BLOCKS=0..500 does a tenth
 #   damage      what is proved of 5,000 damaged programs for any number of microbatches, against the
 #               compiler. FIRST=1200 leaves out those before
+#   streams     what ranks give their GPUs, stream by stream: 5,040 lists of steps, damaged, against an
+#               explorer of orders. BLOCKS=0..4 does a tenth
 #   trainings   30 steps of the command with every program of the gallery
 #   models      random models with tensors of every kind between stages, and in random loops of
 #               training, against one process: 3,800 and 1,200. BLOCKS=0..10 does a tenth
@@ -153,6 +155,10 @@ explore-ranks: .venv/installed
 FIRST ?= 0
 explore-damage: .venv/installed
 	$(BIN)/python -m tests.support.damaged_programs $(FIRST) $$((5000 - $(FIRST)))
+
+explore-streams: BLOCKS ?= 0..42
+explore-streams: .venv/installed
+	$(BIN)/pytest -n 2 --dist worksteal tests/ranks/test_gpu_streams.py --blocks $(BLOCKS)
 
 explore-trainings: .venv/installed
 	$(BIN)/pytest -n 2 -m trainings tests/runtime/test_loss_falls.py

@@ -86,7 +86,9 @@ def place(threads: Threads) -> None:
         turn[is_copy] = threads.turns
         owner[is_copy] = link[owner[is_copy]]
     kind = columns.kind[rows]
-    stream = STREAMS[kind] * len(threads.schedule.ranks) + owner
+    # The two streams of copies, out and in, share the link.
+    of_stream = np.where(columns.is_copy[rows], AWAY[0], kind)
+    stream = STREAMS[of_stream] * len(threads.schedule.ranks) + owner
     takes = threads.durations.of(kind, columns.stage[rows], columns.microbatch[rows])
     behind = threads.on_ranks.before(rows)
     threads.item[rows] = threads.issue(stream, turn, behind, rows, takes)

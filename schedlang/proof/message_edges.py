@@ -144,16 +144,13 @@ def _place_lanes(threads: Threads, channels: Channels, transport: Transport) -> 
     rows = np.flatnonzero(columns.is_transfer)
     batch = rows if transport.splits_batches else columns.batch[rows]
     heads = rows[batch == rows]
-    lane = columns.rank[heads].astype(np.int64)
-    ranks = len(threads.schedule.ranks)
-    if transport.lane == "pair":
-        # Batches of several transfers have a lane of their own.
-        peer = np.where(columns.sizes[heads] > 1, ranks, channels.peer[heads])
-        lane = lane * (ranks + 1) + peer
-    if transport.lane == "edge":
-        # What has no rank to reach has lanes of its own, too.
-        edge = (channels.peer[heads] + 1) * 2 + columns.is_send[heads]
-        lane = lane * (ranks + 1) * 2 + edge
+    number = transport.lanes(
+        len(threads.schedule.ranks),
+        channels.peer[heads],
+        columns.is_send[heads],
+        columns.sizes[heads],
+    )
+    lane = columns.rank[heads] * (number.max(initial=0) + np.int64(1)) + number
     threads.item[heads] = threads.issue(
         lane, heads, threads.on_ranks.before(heads), heads, meets=True
     )

@@ -45,11 +45,12 @@ class Lifetime:
     `0SEND_F3`; one inside the rank those of the op that makes it and of the last one that uses it,
     `0F3>1F3`. A message that is received is there before the op `start` waits, all else from when
     it works. One that is sent is let go when the op `stop` has waited, all else after it has
-    worked. `stop` may be the end, one past the last action.
+    worked. `stop` may be the end, one past the last action. It is made or sent by the `action`.
     """
 
     what: Holds
     name: str
+    action: int
     start: int
     stop: int
 
@@ -131,7 +132,8 @@ def _activations(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
             made[stage, microbatch] = index
         if holds < 0 or not schedule.keeps(kind, stage, microbatch):
             start = made.pop((stage, microbatch))
-            yield Lifetime(Holds.ACTIVATION, names.of(actions, start), start, index)
+            name = names.of(actions, start)
+            yield Lifetime(Holds.ACTIVATION, name, start, start, index)
 
 
 def _messages(known: Receipts, rank: int) -> Iterator[Lifetime]:
@@ -145,7 +147,8 @@ def _messages(known: Receipts, rank: int) -> Iterator[Lifetime]:
         schedule, rank, timed(schedule.transport).tags
     ).items():
         stop = used[actions.at(receive)]
-        yield Lifetime(Holds.RECEIVED, names.of(actions, receive), start, stop)
+        name = names.of(actions, receive)
+        yield Lifetime(Holds.RECEIVED, name, receive, start, stop)
     waited = known.waits(rank)
     for (kind, stage, microbatch), start in places.items():
         if kind not in HANDS_ON:
@@ -153,7 +156,8 @@ def _messages(known: Receipts, rank: int) -> Iterator[Lifetime]:
         for number in layout.numbers(HANDS_ON[kind], stage):
             send = places.get((HANDS_ON[kind], number, microbatch))
             if send is not None:
-                yield Lifetime(Holds.SENT, names.of(actions, send), start, waited[send])
+                name = names.of(actions, send)
+                yield Lifetime(Holds.SENT, name, send, start, waited[send])
                 continue
             # No send: the stage that takes it is on this rank, or there is none.
             following = used.get(
@@ -161,7 +165,7 @@ def _messages(known: Receipts, rank: int) -> Iterator[Lifetime]:
             )
             if following is not None:
                 name = f"{names.of(actions, start)}>{names.of(actions, following)}"
-                yield Lifetime(Holds.INSIDE, name, start, following)
+                yield Lifetime(Holds.INSIDE, name, start, start, following)
 
 
 def _last_uses(layout: Layout, places: dict[Action, int]) -> dict[Action, int]:

@@ -26,8 +26,9 @@ Kind = IntEnum(
 #: The stream of a rank on which it runs its ops one after the other. Ops on another stream run
 #: beside these: the rank begins such an op where it stands in its order, and goes on.
 COMPUTE = "compute"
-#: The stream on which activations are copied to the host or another rank, and back.
-COPIES = "copies"
+#: The streams on which activations are copied to the host or another rank, and back.
+COPIES_OUT = "copies out"
+COPIES_IN = "copies in"
 
 
 @frozen
@@ -105,7 +106,7 @@ class Op:
     @property
     def is_copy(self) -> bool:
         """Whether the op moves activations between the rank and where they are kept meanwhile."""
-        return self.stream == COPIES
+        return self.stream in (COPIES_OUT, COPIES_IN)
 
     @property
     def is_background(self) -> bool:
@@ -207,7 +208,7 @@ OPS: dict[int, Op] = {
         makes=(Kind.OFFLOAD,),
         follows=Kind.F,
         holds=-1,
-        stream=COPIES,
+        stream=COPIES_OUT,
     ),
     Kind.RELOAD: Op(
         word="reload",
@@ -218,7 +219,7 @@ OPS: dict[int, Op] = {
         makes=(Kind.RELOAD,),
         follows=Kind.OFFLOAD,
         holds=1,
-        stream=COPIES,
+        stream=COPIES_IN,
     ),
     # Weights that are sharded over the replicas: an all-gather, and the end of its memory.
     Kind.UNSHARD: Op(

@@ -4,6 +4,7 @@ docs/transports.md says it in words.
 """
 
 from math import inf
+from typing import Any
 
 from attrs import frozen
 
@@ -38,6 +39,16 @@ class Transport:
     def splits_batches(self) -> bool:
         """Whether transfers that are issued as one go each for itself."""
         return self.lane in ("edge", "none")
+
+    def lanes(self, ranks: int, peer: Any, is_send: Any, size: Any) -> Any:
+        """The number of the lane, among those of its rank, that a batch of so many transfers goes
+        by; or of many batches, as arrays. `peer` is the other rank, -1 where there is none.
+        """
+        if self.lane == "pair":
+            return (peer + 1) + (size > 1) * (ranks - peer)
+        if self.lane == "edge":
+            return (peer + 1) * 2 + is_send
+        return 0 * peer
 
 
 BLOCKING = Transport("blocking", blocks=True)
