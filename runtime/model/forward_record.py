@@ -46,6 +46,11 @@ _IN_PLACE = frozenset(
     | {f"__i{each}__" for each in ("pow", "and", "or", "xor", "lshift", "rshift")}
 )
 
+#: Python asks the right operand of a comparison first where its class is a subclass of the left
+#: one's, as that of fake tensors is.
+_TURNED_ROUND = {Tensor.gt: Tensor.lt, Tensor.ge: Tensor.le}
+_SYMMETRIC = (Tensor.eq, Tensor.ne, Tensor.__eq__, Tensor.__ne__)
+
 
 @frozen
 class Constant:
@@ -195,6 +200,15 @@ def name_of(function: Any) -> str:
     name = getattr(function, "__name__", str(function))
     owner = getattr(function, "__self__", None)
     return str(getattr(owner, "__name__", name)) if name == "__get__" else name
+
+
+def in_one_order(function: Any, takes: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
+    """An op and the values that it takes, the same whichever operand of a comparison Python asks
+    first.
+    """
+    if function in _TURNED_ROUND:
+        return _TURNED_ROUND[function], tuple(reversed(takes))
+    return function, tuple(sorted(takes) if function in _SYMMETRIC else takes)
 
 
 def tensors_in(*values: Any) -> list[Tensor]:
@@ -424,6 +438,7 @@ class _Recorder(TorchFunctionMode):
             if id(tensor) not in kept:
                 self._new_id(tensor)
         place = len(self.record.blocks)
-        event = Event(func, takes, self._returned(result), after, place, False, line)
+        called, takes = in_one_order(func, takes)
+        event = Event(called, takes, self._returned(result), after, place, False, line)
         self.record.events.append(event)
         return result

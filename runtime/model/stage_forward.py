@@ -31,6 +31,7 @@ from schedlang.runtime.model.forward_record import (
     Record,
     Returned,
     apart,
+    in_one_order,
     is_before,
     line_of,
     name_of,
@@ -44,7 +45,7 @@ from schedlang.runtime.torch_private.function_modes import enter, leave
 from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
 
 #: How Python reads the device of a tensor.
-_DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
+_DEVICE = Tensor.device.__get__
 
 #: In place of an id: a tensor that follows from values by an op that was not recorded.
 _NOT_RECORDED = -1
@@ -230,14 +231,13 @@ class StageForward(TorchFunctionMode):
     def forward(self, *args: Any, **options: Any) -> Any:
         """Run the stage on the model's inputs, or on what the stage before has handed on."""
         assert self._record.inputs is not None
-        if self._is_first and self._names:
-            args = (self._in_order(*args),)
-        run = self._begin(args)
         kwargs: dict[str, Any] = {}
+        if self._is_first and self._names:
+            kwargs = self._in_order(*args)
+            args = ()
+        run = self._begin(args, kwargs)
         if not self._is_first:
             args, kwargs = self._in_place_of(run, self._record.inputs)
-        elif self._names:
-            args, kwargs = (), args[0]
         output = None
         has_ended = False
         self._run = run
@@ -265,9 +265,9 @@ class StageForward(TorchFunctionMode):
             )
         return {name: inputs[name] for name in self._names}
 
-    def _begin(self, args: tuple[Any, ...]) -> _Run:
+    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Run:
         run = _Run()
-        given = tensors_in(args)
+        given = tensors_in(args, kwargs)
         takes = self._takes
         if self._is_first:
             takes = self._record.input_ids
@@ -329,7 +329,7 @@ class StageForward(TorchFunctionMode):
         """The event that comes now, or None if it is another one than was recorded."""
         events = self._record.events
         event = events[run.next] if run.next < len(events) else None
-        if event is None or event.called != called or [*event.takes] != takes:
+        if event is None or (event.called, event.takes) != in_one_order(called, takes):
             return None
         run.next += 1
         return event

@@ -63,7 +63,9 @@ class Masked(Model):
     """A mask that depends on the tokens goes into each layer."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        mask = (tokens != 3).unsqueeze(-1)
+        # Of a tensor that each stage makes and a value, of which it may have a fake one.
+        above = torch.full(tokens.shape, 3) < tokens
+        mask = (tokens != above * 3).unsqueeze(-1)
         x = self.embed(tokens)
         for layer in self.layers:
             x = layer(x, mask)[0]
