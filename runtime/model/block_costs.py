@@ -55,11 +55,11 @@ def _measure(model: nn.Module, value: Value, blocks: Sequence[str]) -> list[floa
     for name, block in named.items():
         # The layers of a transformer are measured once and not a hundred times.
         if repr(block) not in known:
-            known[repr(block)] = _run(with_only(model, named, {name: block}), value)
+            known[repr(block)] = _run(with_only(model, named, {name}), value)
         seconds, value = known[repr(block)]
         costs.append(seconds)
     _, passed_on = known[repr(next(iter(named.values())))]
-    return [*costs, _run(with_only(model, named, {}), passed_on)[0]]
+    return [*costs, _run(with_only(model, named, ()), passed_on)[0]]
 
 
 def _run(stage: nn.Module, value: Value) -> tuple[float, Value]:

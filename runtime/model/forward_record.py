@@ -14,7 +14,7 @@ before it.
 """
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from inspect import currentframe
 from pathlib import Path
@@ -45,6 +45,11 @@ _IN_PLACE = frozenset(
     | {f"__i{each}__" for each in ("add", "sub", "mul", "truediv", "floordiv", "mod")}
     | {f"__i{each}__" for each in ("pow", "and", "or", "xor", "lshift", "rshift")}
 )
+
+#: Python asks the right operand of a comparison first where its class is a subclass of the left
+#: one's, as that of fake tensors is.
+_TURNED_ROUND = {Tensor.gt: Tensor.lt, Tensor.ge: Tensor.le}
+_SYMMETRIC = (Tensor.eq, Tensor.ne, Tensor.__eq__, Tensor.__ne__)
 
 
 @frozen
@@ -103,9 +108,10 @@ class Event:
 class Record:
     """A recorded forward.
 
-    `blocks` are the names of the blocks in the order of their calls. `reads` are the values of
+    `blocks` are the names of the blocks in the order of their calls; a block that is called again
+    is there again. `inputs` are the positional and the keyword arguments. `reads` are the values of
     which Python has read the shape or the type, and `readers` the functions that did so. `weights`
-    are the weights outside of all blocks, by the ids of their values.
+    are the weights that a gap uses, those of blocks too, by the ids of their values.
     """
 
     blocks: list[str] = field(factory=list)
@@ -138,10 +144,15 @@ class Record:
         """
         if len(self.input_ids) != 1 or any(not event.is_block for event in self.events):
             return False
+        if len({*self.blocks}) != len(self.blocks):
+            return False
+        assert self.inputs is not None
         # In a chain, a later stage gives its input to the model in place of the model's own.
         if self.reads & {*self.input_ids}:
             return False
         alone = tree_flatten(None)[1]
+        if self.inputs.tree != tree_flatten(((None,), {}))[1]:
+            return False
         value = Returned(alone, (self.input_ids[0],))
         for event in self.events:
             if [*event.takes] != value.ids or event.returned.tree != alone:
@@ -191,6 +202,15 @@ def name_of(function: Any) -> str:
     return str(getattr(owner, "__name__", name)) if name == "__get__" else name
 
 
+def in_one_order(function: Any, takes: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
+    """An op and the values that it takes, the same whichever operand of a comparison Python asks
+    first.
+    """
+    if function in _TURNED_ROUND:
+        return _TURNED_ROUND[function], tuple(reversed(takes))
+    return function, tuple(sorted(takes) if function in _SYMMETRIC else takes)
+
+
 def tensors_in(*values: Any) -> list[Tensor]:
     """The tensors among some values, from left to right."""
     leaves, _ = tree_flatten(values)
@@ -235,16 +255,25 @@ def without_cache(model: nn.Module) -> None:
         config.use_cache = False
 
 
+def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the keyword arguments that a microbatch stands for: a dictionary has
+    keyword arguments, a tuple positional ones, and anything else is one argument.
+    """
+    if isinstance(inputs, Mapping):
+        return (), {**inputs}
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
+
+
 def record_forward(
     model: nn.Module,
     blocks: Sequence[str],
-    inputs: tuple[Any, ...],
+    inputs: Any,
     options: Mapping[str, Any],
 ) -> Record:
     """Record a forward of a copy of the model, whose weights are fake.
 
-    PipelineError where the model fails with these arguments, goes by the data of a value, uses a
-    weight of a block outside of it, or calls a block again; it names the line of the model.
+    PipelineError where the model fails with these arguments or goes by the data of a value; it
+    names the line of the model.
     """
     fake = FakeTensors()
     on_devices = (each.device for each in model.parameters() if not each.is_meta)
@@ -259,15 +288,15 @@ def record_forward(
     whole = copy.deepcopy(model, memo)
     without_cache(whole)
     recorder = _Recorder(whole, blocks)
-    leaves, tree = tree_flatten(inputs)
+    leaves, tree = tree_flatten(arguments_of(inputs))
     given = [
         fake.like(leaf, device) if isinstance(leaf, Tensor) else leaf for leaf in leaves
     ]
-    arguments = tree_unflatten(given, tree)
-    recorder.begin(arguments)
+    args, kwargs = tree_unflatten(given, tree)
+    recorder.begin((args, kwargs))
     try:
         with torch.no_grad(), fake.quietly(), recorder:
-            output = whole(*arguments, **options)
+            output = whole(*args, **kwargs, **options)
     except PipelineError:
         raise
     except Exception as error:
@@ -295,21 +324,13 @@ class _Recorder(TorchFunctionMode):
         self._ids: dict[int, int] = {}
         self._held: list[Tensor] = []
         self._is_in_block = False
-        #: The names of weights by identity: those of blocks, and those outside of all blocks.
-        self._of_blocks: dict[int, str] = {}
+        self._weights = {id(weight): name for name, weight in model.named_parameters()}
         for name in blocks:
             block = model.get_submodule(name)
-            for own, weight in block.named_parameters(name):
-                self._of_blocks.setdefault(id(weight), own)
             block.forward = partial(self._call, name, block.forward)
-        self._outside = {
-            id(weight): name
-            for name, weight in model.named_parameters()
-            if id(weight) not in self._of_blocks
-        }
 
     def begin(self, inputs: Any) -> None:
-        """The forward is given this."""
+        """The forward is given these positional and keyword arguments."""
         for tensor in tensors_in(inputs):
             self._new_id(tensor)
         self.record.inputs = self._returned(inputs)
@@ -326,7 +347,7 @@ class _Recorder(TorchFunctionMode):
 
     def _ids_of(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         for tensor in tensors:
-            name = self._outside.get(id(tensor))
+            name = self._weights.get(id(tensor))
             if name is not None and id(tensor) not in self._ids:
                 self.record.weights[self._new_id(tensor)] = name
         found = (self._ids.get(id(tensor)) for tensor in tensors)
@@ -345,26 +366,13 @@ class _Recorder(TorchFunctionMode):
         if self._is_in_block:
             return forward(*args, **kwargs)
         line = line_of(currentframe())
-        if name in self.record.blocks:
-            raise PipelineError(
-                f"the model calls block `{name}` twice ({line}), and each block is called once: "
-                "name a block that holds both calls"
-            )
         given = tensors_in(args, kwargs)
         takes = self._ids_of(given)
         self._is_in_block = True
         try:
-            result = forward(*args, **kwargs)
-        except (RuntimeError, NotImplementedError):
-            # Shapes may depend on data within a block, as where a router sends tokens to experts.
-            # Such a block is taken for a layer: it returns a tensor like the one that it is given.
-            known = [each for each in given if id(each) in self._ids]
-            if not known:
-                raise
-            result = torch.empty_like(known[0])
+            result = apart(self._run(forward, given, args, kwargs), self._ids)
         finally:
             self._is_in_block = False
-        result = apart(result, self._ids)
         for tensor in tensors_in(result):
             self._new_id(tensor)
         place = len(self.record.blocks)
@@ -372,6 +380,24 @@ class _Recorder(TorchFunctionMode):
         event = Event(name, takes, self._returned(result), (), place, True, line)
         self.record.events.append(event)
         return result
+
+    def _run(
+        self,
+        forward: Callable[..., Any],
+        given: Sequence[Tensor],
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
+        """What a block returns."""
+        try:
+            return forward(*args, **kwargs)
+        except (RuntimeError, NotImplementedError):
+            # Shapes may depend on data within a block, as where a router sends tokens to experts.
+            # Such a block is taken for a layer: it returns a tensor like the one that it is given.
+            known = [each for each in given if id(each) in self._ids]
+            if not known:
+                raise
+            return torch.empty_like(known[0])
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -381,10 +407,7 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         given = tensors_in(args, kwargs)
         takes = self._ids_of(given)
-        of_blocks = [
-            self._of_blocks[id(each)] for each in given if id(each) in self._of_blocks
-        ]
-        if not takes and not of_blocks:
+        if not takes:
             return func(*args, **kwargs)
         line = line_of(currentframe())
         changes = [*map(changes_of, given)]
@@ -408,12 +431,6 @@ class _Recorder(TorchFunctionMode):
             if func not in self.record.readers:
                 self.record.readers.append(func)
             return result
-        if of_blocks:
-            raise PipelineError(
-                f"the model does `{name_of(func)}` with `{of_blocks[0]}` outside of its block "
-                f"({line}): all that is done with its tensors must be done in the block itself; "
-                "let a module of your own hold it and do so, and name that in `blocks`"
-            )
         kept = {id(given[index]) for index in changed}
         result = apart(result, self._ids.keys() - kept)
         after = tuple((index, self._new_id(given[index])) for index in changed)
@@ -421,6 +438,7 @@ class _Recorder(TorchFunctionMode):
             if id(tensor) not in kept:
                 self._new_id(tensor)
         place = len(self.record.blocks)
-        event = Event(func, takes, self._returned(result), after, place, False, line)
+        called, takes = in_one_order(func, takes)
+        event = Event(called, takes, self._returned(result), after, place, False, line)
         self.record.events.append(event)
         return result

@@ -10,9 +10,9 @@ positions; and its weights have the model's own names.
 """
 
 import copy
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -127,11 +127,12 @@ def split(
     own, but for copies of those that have a weight of an earlier stage; they may be on the meta
     device (see `load_model`).
 
-    With `inputs`, a microbatch of the model's (a tuple where it takes several), and the `options`
-    of its steps, one forward is recorded on fake tensors. Then the stage of the block before does
-    what the model does between two blocks, also with weights outside of them, and `blocks` may be
-    left out (`schedlang.runtime.model.forward_record`). A model of transformers brings inputs along
-    for this, by which it is cut if no `blocks` are named.
+    With `inputs`, a microbatch of the model's (a tuple where it takes several, a dictionary where
+    these are keyword arguments), and the `options` of its steps, one forward is recorded on fake
+    tensors. Then the stage of the block before does what the model does between two blocks, also
+    with weights, a block may be called several times, and `blocks` may be left out
+    (`schedlang.runtime.model.forward_record`). A model of transformers brings inputs along for
+    this, by which it is cut if no `blocks` are named.
 
     A `layout` is one of another trainer: the names of the blocks by stage, where that of a list of
     modules stands for all in it (torchtitan's `module_fqns_per_model_part`; without `blocks`, these
@@ -179,31 +180,33 @@ def split(
     named, between = _cut_by(
         model, _named_by(layout, model, blocks), inputs, options or {}
     )
+    calls = [*named] if between is None else between.record.blocks
     parts = evolve(
-        _partition(named, chain.layout, costs, layout), first=chain.pieces[0]
+        _partition([named[name] for name in calls], calls, chain.layout, costs, layout),
+        first=chain.pieces[0],
     )
-    of_pieces = _find_tied(model, named, parts, between)
+    shared = _shared(model, named, calls, parts, between)
     tied = [
-        {chain.pieces[piece]: name for piece, name in each.items()}
-        for each in of_pieces
+        {chain.pieces[piece]: name for piece, name in by_piece.items()}
+        for by_piece in shared.values()
     ]
     numbers = chain.stages(plan.layout)
     pieces = {
         stage: numbers[stage] for stage in plan.stages_of(rank) if stage in numbers
     }
-    # The first piece that has a tied weight keeps the model's own block.
-    copied = {name for names in tied for name in [*names.values()][1:]}
-    # Two replicas of a piece on one rank are one module.
+    # Two replicas of a piece on one rank are one module. All copies are made before any of them is
+    # made a stage, which puts hooks on the model's own blocks.
     modules = {
-        piece: _stage_of(
-            model, named, parts.blocks_of(piece), piece, copied, between, chain.layout
-        )
+        piece: _copy_for(model, named, calls, parts, piece, shared, between)
         for piece in pieces.values()
     }
+    if between is not None:
+        for piece, module in modules.items():
+            between.make_stage(module, parts, piece)
     return Stages(
         {stage: modules[piece] for stage, piece in pieces.items()},
         parts,
-        list(named),
+        calls,
         tied,
     )
 
@@ -225,7 +228,7 @@ def _cut_by(
         return blocks_of(model, names), None
     blocks = blocks_of(model, names if are_named else found_blocks(model))
     between = between_blocks(model, [*blocks], inputs, options)
-    called = between.record.blocks
+    called = [*dict.fromkeys(between.record.blocks)]
     if are_named and called != [*blocks]:
         raise PipelineError(
             f"the model calls the blocks {', '.join(called)}, and `blocks` names "
@@ -235,21 +238,24 @@ def _cut_by(
     return {name: blocks[name] for name in called}, None if is_chain else between
 
 
-def _stage_of(
+def _copy_for(
     model: nn.Module,
     blocks: Blocks,
-    places: range,
+    calls: Sequence[str],
+    parts: Partition,
     piece: int,
-    copied: Container[str],
+    shared: Mapping[int, Mapping[int, str]],
     between: "BetweenBlocks | None",
-    layout: Layout,
 ) -> nn.Module:
-    """The stage that is a piece of the model."""
-    own = _own(blocks, places, copied)
+    """A copy of the model with the blocks of a piece. The first piece that has a weight of several
+    pieces keeps the model's own block, and the others have copies of it.
+    """
+    own = {calls[place] for place in parts.blocks_of(piece)}
+    copied = {each for each, by_piece in shared.items() if piece > min(by_piece)}
     if between is None:
-        return with_only(model, blocks, own)
-    is_last = piece == layout.pieces - 1
-    return between.stage(model, blocks, own, places, piece == 0, is_last)
+        return with_only(model, blocks, own, copied)
+    memo = between.left_out(model, own, piece, parts.cuts)
+    return _copy_around(model, blocks, own, copied, memo)
 
 
 def _own_rank(plan: Plan) -> int:
@@ -303,49 +309,70 @@ def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
     return blocks
 
 
-def found_blocks(model: nn.Module, prefix: str = "") -> list[str]:
+def found_blocks(model: nn.Module) -> list[str]:
     """The names of a model's blocks, where nobody names them: what is in its lists of modules, and
     each module beside them, if it has weights or buffers that are saved.
     """
-    names = []
+    names: list[str] = []
+    modules: set[nn.Module] = set()
+    for name, module in _candidates(model, ""):
+        # A module that is there under two names is one block.
+        if module not in modules and module.state_dict():
+            names.append(name)
+            modules.add(module)
+    return names
+
+
+def _candidates(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """The modules in a model's lists of modules, and those beside them, with their names."""
     for child, module in model.named_children():
         name = f"{prefix}{child}"
         if isinstance(module, nn.ParameterList | nn.ParameterDict):
             continue
         if isinstance(module, _LISTS):
-            parts = module.named_children()
-            names += [f"{name}.{each}" for each, part in parts if part.state_dict()]
+            yield from (
+                (f"{name}.{each}", part) for each, part in module.named_children()
+            )
         elif any(isinstance(part, _LISTS) for part in module.modules()):
-            names += found_blocks(module, f"{name}.")
-        elif module.state_dict():
-            names.append(name)
-    return names
+            yield from _candidates(module, f"{name}.")
+        else:
+            yield name, module
 
 
-def _own(blocks: Blocks, places: range, copied: Container[str]) -> Blocks:
-    """The blocks of a stage; one that has a weight of an earlier stage is a copy."""
-    own = islice(blocks.items(), places.start, places.stop)
-    return {
-        name: copy.deepcopy(block)
-        if any(weight in copied for weight, _ in block.named_parameters(name))
-        else block
-        for name, block in own
-    }
+def _copy_around(
+    model: nn.Module,
+    blocks: Blocks,
+    own: Container[str],
+    copied: Container[int],
+    memo: dict[int, Any],
+) -> nn.Module:
+    """A copy of the model that has its `own` blocks themselves, but for those that have a weight
+    that is `copied`, by identity; the memo says what else is not copied, and what it has instead.
+    """
+    for name, block in blocks.items():
+        weights = [*block.parameters()]
+        if name in own and not any(id(weight) in copied for weight in weights):
+            memo[id(block)] = block
+            memo |= {id(weight): weight for weight in weights}
+    return copy.deepcopy(model, memo)
 
 
-def with_only(model: nn.Module, blocks: Blocks, kept: Blocks) -> nn.Module:
+def with_only(
+    model: nn.Module,
+    blocks: Blocks,
+    kept: Container[str],
+    copied: Container[int] = (),
+) -> nn.Module:
     """A copy of the model in which all blocks but the kept ones pass on what they are given."""
-    theirs = {
-        name: kept[name] if name in kept else PassThrough(block, name)
+    memo: dict[int, Any] = {
+        id(block): PassThrough(block, name)
         for name, block in blocks.items()
+        if name not in kept
     }
     if isinstance(model, nn.ModuleList):
         model = nn.Sequential(*model)
-    # A deep copy does not copy what its memo says is copied: so blocks are put in, not copied.
-    stage = copy.deepcopy(
-        model, {id(block): theirs[name] for name, block in blocks.items()}
-    )
-    _ChainCheck(stage, theirs)
+    stage = _copy_around(model, blocks, kept, copied, memo)
+    _ChainCheck(stage, {name: stage.get_submodule(name) for name in blocks})
     return stage
 
 
@@ -484,17 +511,19 @@ def _named_by(
 
 
 def _partition(
-    blocks: Blocks,
+    blocks: Sequence[nn.Module],
+    names: Sequence[str],
     plan_layout: Layout,
     costs: Sequence[float] | None,
     stage_layout: StageLayout | None,
 ) -> Partition:
+    """The cuts between the calls of blocks."""
     if costs is not None and len(costs) != len(blocks):
         raise PipelineError(
             f"the model has {len(blocks)} blocks, `costs` has {len(costs)}"
         )
     trained = frozenset(
-        index for index, block in enumerate(blocks.values()) if _is_trained(block)
+        index for index, block in enumerate(blocks) if _is_trained(block)
     )
     if costs is None:
         costs = _work(blocks, min(trained, default=0))
@@ -503,56 +532,59 @@ def _partition(
             cuts = partition(costs, plan_layout, trained).cuts
         else:
             check_costs(costs)
-            cuts = cuts_of(stage_layout, list(blocks), plan_layout.pieces)
+            cuts = cuts_of(stage_layout, names, plan_layout.pieces)
     except ValueError as error:
         raise PipelineError(
             f"`blocks` and `costs` do not cut the model: {error}"
         ) from None
-    weights = [
-        sum(weight.numel() for weight in block.parameters())
-        for block in blocks.values()
-    ]
+    weights = [sum(weight.numel() for weight in block.parameters()) for block in blocks]
     return Partition(plan_layout, tuple(costs), cuts, tuple(weights), trained)
 
 
-def _find_tied(
-    model: nn.Module, blocks: Blocks, parts: Partition, between: "BetweenBlocks | None"
-) -> list[dict[int, str]]:
-    """The weights that several pieces of the model have, with their names by piece; PipelineError
-    for a weight that no piece has.
+def _shared(
+    model: nn.Module,
+    blocks: Blocks,
+    calls: Sequence[str],
+    parts: Partition,
+    between: "BetweenBlocks | None",
+) -> dict[int, dict[int, str]]:
+    """The weights that several pieces of the model have, by identity, with their names by piece;
+    PipelineError for a weight that no piece has.
     """
     names: dict[int, dict[int, str]] = {}
     for piece, (begin, end) in enumerate(pairwise(parts.cuts)):
-        for block_name, block in islice(blocks.items(), begin, end):
-            for name, weight in block.named_parameters(block_name):
+        for called in calls[begin:end]:
+            for name, weight in blocks[called].named_parameters(called):
                 names.setdefault(id(weight), {}).setdefault(piece, name)
     for name, weight in model.named_parameters():
-        if id(weight) not in names and between is None:
+        for piece in between.pieces_of(name, parts.cuts) if between else ():
+            names.setdefault(id(weight), {}).setdefault(piece, name)
+        if id(weight) not in names:
             raise PipelineError(
                 f"the weight `{name}` is in none of the blocks, so no stage would have it: name "
                 "its module in `blocks`, or give `inputs`, a microbatch, by which the forward is "
                 "cut between blocks too"
             )
-        if between is not None and name in between.outside:
-            for piece in between.pieces_of(name, parts.cuts):
-                names.setdefault(id(weight), {}).setdefault(piece, name)
-    return [by_piece for by_piece in names.values() if len(by_piece) > 1]
+    return {
+        each: dict(sorted(by_piece.items()))
+        for each, by_piece in names.items()
+        if len(by_piece) > 1
+    }
 
 
 def _is_trained(block: nn.Module) -> bool:
     return any(weight.requires_grad for weight in block.parameters())
 
 
-def _work(blocks: Blocks, first: int) -> list[float]:
+def _work(blocks: Sequence[nn.Module], first: int) -> list[float]:
     """What each block multiplies in its forward and its backward, which is as much for the
     gradients of the inputs as for those of the weights. A frozen one has none of the latter, and
     before the `first` that is trained there are no gradients at all.
     """
-    work = [_multiplications(block) for block in blocks.values()]
-    weights = [weight for block in blocks.values() for weight in block.parameters()]
-    if all(weight.requires_grad for weight in weights):
+    work = [_multiplications(block) for block in blocks]
+    if all(weight.requires_grad for block in blocks for weight in block.parameters()):
         return work
-    for index, block in enumerate(blocks.values()):
+    for index, block in enumerate(blocks):
         work[index] *= (1 + int(index >= first) + _is_trained(block)) / 3
     return work
 

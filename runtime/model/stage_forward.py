@@ -13,15 +13,14 @@ read the shape when the forward was recorded. Where a later stage needs the shap
 more, it is handed on as an empty tensor of shape (0, *shape).
 """
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from inspect import currentframe
 from itertools import pairwise
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import define, frozen
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -32,6 +31,7 @@ from schedlang.runtime.model.forward_record import (
     Record,
     Returned,
     apart,
+    in_one_order,
     is_before,
     line_of,
     name_of,
@@ -39,37 +39,63 @@ from schedlang.runtime.model.forward_record import (
     tensors_in,
     without_cache,
 )
+from schedlang.runtime.model.partition import Partition
 from schedlang.runtime.torch_private.fake_tensors import FakeTensors
 from schedlang.runtime.torch_private.function_modes import enter, leave
 from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
+
+#: How Python reads the device of a tensor.
+_DEVICE = Tensor.device.__get__
 
 #: In place of an id: a tensor that follows from values by an op that was not recorded.
 _NOT_RECORDED = -1
 
 
-class Elsewhere(nn.Module):
-    """Takes the place of a block of another stage. It has the block's attributes, whose tensors are
-    on the meta device.
+def leave_out(block: nn.Module, name: str, forward: "StageForward") -> None:
+    """Make a module, a copy of a block of another stage, one whose calls are left out.
+
+    It keeps its class and its attributes, which models look at. What has no weights in it are no
+    buffers and submodules of the stage any more, but plain attributes.
+    """
+    for part in [*block.modules()]:
+        for own, buffer in [*part.named_buffers(recurse=False)]:
+            delattr(part, own)
+            part.__dict__[own] = buffer
+        for own, child in [*part.named_children()]:
+            if next(child.parameters(), None) is None:
+                delattr(part, own)
+                part.__dict__[own] = child
+    kind = type(block)
+    block.__dict__["_left_out"] = forward, name
+    block.__class__ = type(kind.__name__, (kind,), {"__call__": _left_out})
+
+
+def _left_out(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The call of a block of another stage."""
+    forward, name = block.__dict__["_left_out"]
+    return forward.left_out(name, args, kwargs)
+
+
+@define
+class _Place:
+    """Where a stage has a weight: a module and an attribute, and both as a path. The module
+    registers its `own`, and for another one it has a tensor in its place that is no weight.
     """
 
-    def __init__(self, block: nn.Module, name: str) -> None:
-        super().__init__()
-        self._name = name
-        memo: dict[int, Any] = {}
-        for tensor in (*block.parameters(), *block.buffers()):
-            shape = torch.empty_like(tensor, device="meta")
-            is_weight = isinstance(tensor, nn.Parameter)
-            memo[id(tensor)] = nn.Parameter(shape) if is_weight else shape
-        # Not a submodule: the stage has none of its weights.
-        self.__dict__["_block"] = copy.deepcopy(block, memo)
-        self.__dict__["_stage"] = None
+    module: nn.Module
+    name: str
+    path: str
+    is_own: bool
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_block"], name)
+    def get(self) -> Tensor:
+        """The weight, or what is in its place."""
+        tensor: Tensor = getattr(self.module, self.name)
+        return tensor
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the block would have returned, or the end of the stage's forward."""
-        return self.__dict__["_stage"].left_out(self._name, args, kwargs)
+    def put(self, tensor: Tensor) -> None:
+        """Have a tensor in place of the weight."""
+        self.module._parameters.pop(self.name, None)
+        self.module.__dict__[self.name] = tensor
 
 
 class _End(BaseException):
@@ -82,7 +108,8 @@ class _Run:
     `next` is the index of the next event. `ids` are the ids of values by the identity of the
     tensors that have them or stand in for them, all of which are `held`: where one was freed,
     another might be made. `data` are the values that are there, `tensors` also those of which the
-    shape is known. In a block, no op is looked at.
+    shape is known. In a block, no op is looked at. `left_out` is the call of another stage that a
+    block of this stage has now.
     """
 
     def __init__(self) -> None:
@@ -92,6 +119,7 @@ class _Run:
         self.tensors: dict[int, Tensor] = {}
         self.held: list[Tensor] = []
         self.is_in_block = False
+        self.left_out: Event | None = None
 
     def stands_for(self, value: int, tensor: Tensor) -> None:
         """A tensor is met that has a value, or stands in for it."""
@@ -123,15 +151,14 @@ class _Run:
 
 
 class StageForward(TorchFunctionMode):
-    """The forward of the stage with the blocks `own` of a record, which takes the place of the
-    forward of `stage`, a copy of the model with these `blocks`.
+    """The forward of the stage that does the calls `own` of a record's blocks. It takes the place
+    of the forward of `stage`, a copy of the model.
     """
 
     def __init__(
         self,
         stage: nn.Module,
         record: Record,
-        blocks: Sequence[nn.Module],
         own: range,
         is_first: bool,
         is_last: bool,
@@ -142,8 +169,6 @@ class StageForward(TorchFunctionMode):
         self._is_first = is_first
         self._is_last = is_last
         self._forward = stage.forward
-        #: The weights outside of all blocks, by the ids of their values: a module and an attribute.
-        self._weights: dict[int, tuple[nn.Module, str]] = {}
         self._run: _Run | None = None
         self._device = torch.device("cpu")
         self._fake = FakeTensors()
@@ -151,26 +176,52 @@ class StageForward(TorchFunctionMode):
         self._takes_shapes = [] if is_first else record.known_by_shape(own.start)
         self._hands_on = record.handed_on(own.stop)
         self._hands_on_shapes = record.known_by_shape(own.stop)
-        for index in own:
-            before = partial(self._before, record.blocks[index])
-            blocks[index].register_forward_pre_hook(before, with_kwargs=True)
-            blocks[index].register_forward_hook(self._after, always_call=True)
-        for block in blocks:
-            if isinstance(block, Elsewhere):
-                block.__dict__["_stage"] = self
-        for value, name in record.weights.items():
-            self._place_weight(stage, value, name)
+        own_names = {record.blocks[place] for place in own}
+        blocks = {name: stage.get_submodule(name) for name in record.blocks}
+        #: The places of each weight that a gap of any stage uses, by the id of its value.
+        self._weights = self._place_weights(stage, [blocks[name] for name in own_names])
+        for name, block in blocks.items():
+            if name not in own_names:
+                leave_out(block, name, self)
+                continue
+            before = partial(self._before, name)
+            block.register_forward_pre_hook(before, with_kwargs=True)
+            block.register_forward_hook(self._after, always_call=True)
+            if record.blocks.count(name) > sum(record.blocks[i] == name for i in own):
+                block.forward = partial(self._own_or_not, block.forward)
         stage.forward = self.forward
+        assert record.inputs is not None
+        leaves = record.inputs.leaves
+        #: The names of the model's inputs, if it takes them as keyword arguments.
+        self._names: list[str] = [*tree_unflatten(leaves, record.inputs.tree)[1]]
 
-    def _place_weight(self, stage: nn.Module, value: int, name: str) -> None:
-        """Take a weight outside of all blocks away, if the stage does nothing with it."""
-        path, _, own = name.rpartition(".")
-        owner = stage.get_submodule(path)
-        if not any(map(self._is_done_here, self._record.users_of(value))):
-            shape = torch.empty_like(getattr(owner, own), device="meta")
-            delattr(owner, own)
-            owner.__dict__[own] = shape
-        self._weights[value] = owner, own
+    def _place_weights(
+        self, stage: nn.Module, own: Sequence[nn.Module]
+    ) -> dict[int, list["_Place"]]:
+        """Take all weights away but those of its own blocks, and those that its gaps use; the
+        places of each weight that a gap of any stage uses, the one that registers it first.
+        """
+        own_modules = {id(part) for block in own for part in block.modules()}
+        places: dict[int, list[_Place]] = {}
+        for path, module in stage.named_modules():
+            for name, weight in module.named_parameters(path, recurse=False):
+                is_own = id(module) in own_modules
+                place = _Place(module, name.rpartition(".")[2], name, is_own)
+                places.setdefault(id(weight), []).append(place)
+        by_path = {place.path: each for each in places.values() for place in each}
+        found = {}
+        for value, name in self._record.weights.items():
+            of_weight = by_path[name]
+            is_used = any(map(self._is_done_here, self._record.users_of(value)))
+            of_weight.sort(key=lambda place: (not place.is_own, place.path != name))
+            of_weight[0].is_own |= is_used
+            found[value] = of_weight
+        for of_weight in places.values():
+            stand_in = torch.empty_like(of_weight[0].get(), device="meta")
+            for place in of_weight:
+                if not place.is_own:
+                    place.put(stand_in)
+        return found
 
     def _is_done_here(self, event: Event) -> bool:
         """Whether an op or a block belongs to this stage."""
@@ -179,17 +230,20 @@ class StageForward(TorchFunctionMode):
 
     def forward(self, *args: Any, **options: Any) -> Any:
         """Run the stage on the model's inputs, or on what the stage before has handed on."""
-        run = self._begin(args)
-        arguments = args
+        assert self._record.inputs is not None
+        kwargs: dict[str, Any] = {}
+        if self._is_first and self._names:
+            kwargs = self._in_order(*args)
+            args = ()
+        run = self._begin(args, kwargs)
         if not self._is_first:
-            assert self._record.inputs is not None
-            arguments = self._in_place_of(run, self._record.inputs)
+            args, kwargs = self._in_place_of(run, self._record.inputs)
         output = None
         has_ended = False
         self._run = run
         enter(self)
         try:
-            output = self._forward(*arguments, **options)
+            output = self._forward(*args, **kwargs, **options)
         except _End:
             has_ended = True
         finally:
@@ -202,15 +256,18 @@ class StageForward(TorchFunctionMode):
             raise self._another_way(run, "its end")
         return run.with_data(output) if self._is_last else self._message(run)
 
-    def _begin(self, args: tuple[Any, ...]) -> _Run:
+    def _in_order(self, inputs: Any) -> dict[str, Any]:
+        """The model's keyword arguments, in the order in which they were recorded."""
+        if not isinstance(inputs, Mapping) or {*inputs} != {*self._names}:
+            raise PipelineError(
+                f"the model was cut by `inputs` that are a dictionary of {', '.join(self._names)}: "
+                "a step's inputs must be one, too"
+            )
+        return {name: inputs[name] for name in self._names}
+
+    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Run:
         run = _Run()
-        for value, (owner, name) in self._weights.items():
-            weight = getattr(owner, name)
-            if isinstance(weight, nn.Parameter):
-                run.has(value, weight)
-            else:
-                run.stands_for(value, weight)
-        given = tensors_in(args)
+        given = tensors_in(args, kwargs)
         takes = self._takes
         if self._is_first:
             takes = self._record.input_ids
@@ -221,6 +278,15 @@ class StageForward(TorchFunctionMode):
                 f"which it takes {count}: a step's microbatches must have as many"
             )
         self._device = given[0].device if given else self._device
+        for value, (first, *others) in self._weights.items():
+            weight = first.get()
+            if not first.is_own:
+                run.stands_for(value, weight)
+                continue
+            run.has(value, weight)
+            for place in others:
+                if not place.is_own:
+                    place.put(weight)
         for value, tensor in zip(takes, given, strict=False):
             run.has(value, tensor)
         for value, empty in zip(self._takes_shapes, given[len(takes) :], strict=True):
@@ -263,7 +329,7 @@ class StageForward(TorchFunctionMode):
         """The event that comes now, or None if it is another one than was recorded."""
         events = self._record.events
         event = events[run.next] if run.next < len(events) else None
-        if event is None or event.called != called or [*event.takes] != takes:
+        if event is None or (event.called, event.takes) != in_one_order(called, takes):
             return None
         run.next += 1
         return event
@@ -282,11 +348,27 @@ class StageForward(TorchFunctionMode):
         run = self._run
         if run is None or not leave(self):
             return None
-        if self._next(run, name, run.ids_in(args, kwargs)) is None:
+        event = self._next(run, name, run.ids_in(args, kwargs))
+        if event is None or event.place not in self._own:
             enter(self)
+        if event is None:
             raise self._another_way(run, f"block `{name}`")
+        if event.place not in self._own:
+            run.left_out = event
+            return None
         run.is_in_block = True
         return run.with_data(args), run.with_data(kwargs)
+
+    def _own_or_not(
+        self, forward: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """The forward of a block that other stages call, too."""
+        run = self._run
+        if run is None or run.left_out is None:
+            return forward(*args, **kwargs)
+        event = run.left_out
+        run.left_out = None
+        return self._in_place_of_event(run, event)
 
     def _after(self, block: nn.Module, args: Any, output: Any) -> Any:
         """A block of this stage has run, or raised an error: then it has no output."""
@@ -309,6 +391,10 @@ class StageForward(TorchFunctionMode):
         event = self._next(run, name, run.ids_in(args, kwargs))
         if event is None:
             raise self._another_way(run, f"block `{name}`")
+        return self._in_place_of_event(run, event)
+
+    def _in_place_of_event(self, run: _Run, event: Event) -> Any:
+        """What stands in for what a call of another stage returns, or the end of the forward."""
         if event.place >= self._own.stop:
             raise _End
         return self._in_place_of(run, event.returned)
@@ -336,6 +422,9 @@ class StageForward(TorchFunctionMode):
         """An op in a gap."""
         kwargs = kwargs or {}
         run = self._run
+        if func == _DEVICE and args[0].is_meta:
+            # A weight of another stage: models ask it on which device they are.
+            return self._device
         takes = [] if run is None else run.ids_in(args, kwargs)
         if run is None or not takes:
             return func(*args, **kwargs)
@@ -365,7 +454,8 @@ class StageForward(TorchFunctionMode):
         """Raise PipelineError if Python reads the shape of a value that nobody has handed on."""
         for value in takes:
             is_there = value == _NOT_RECORDED or value in run.data
-            if not is_there and value not in self._record.reads:
+            is_known = value in self._record.reads or value in self._weights
+            if not is_there and not is_known:
                 raise PipelineError(
                     f"the model reads `{name_of(func)}` of a value ({line_of(currentframe())}) of "
                     "which it read none with the `inputs` that it was cut by: its way must be the "
@@ -398,8 +488,8 @@ class BetweenBlocks:
     outside: frozenset[str]
 
     def pieces_of(self, name: str, cuts: Sequence[int]) -> list[int]:
-        """The pieces of the model that do something with a weight outside of all blocks; the first
-        piece, if none does.
+        """The pieces of the model that use a weight outside of its block; if none does, and it is
+        in no block, the first piece.
         """
         ids = [value for value, own in self.record.weights.items() if own == name]
         # A gap belongs to the block before it, the first one to the first block.
@@ -413,32 +503,37 @@ class BetweenBlocks:
             for piece, (begin, end) in enumerate(pairwise(cuts))
             if any(begin <= block < end for block in blocks)
         ]
-        return pieces or [0]
+        return pieces or [0] * (name in self.outside)
 
-    def stage(
-        self,
-        model: nn.Module,
-        blocks: Mapping[str, nn.Module],
-        own: Mapping[str, nn.Module],
-        places: range,
-        is_first: bool,
-        is_last: bool,
-    ) -> nn.Module:
-        """A copy of the model that does what belongs to its `own` blocks, those at `places`. Blocks
-        are not copied.
+    def left_out(
+        self, model: nn.Module, own: Container[str], piece: int, cuts: Sequence[int]
+    ) -> dict[int, Any]:
+        """What stands for the weights that a piece of the model does not have, and for the buffers
+        of its other blocks, in a copy of the model: by identity, tensors on the meta device.
         """
-        theirs = {
-            name: own[name] if name in own else Elsewhere(block, name)
-            for name, block in blocks.items()
-        }
-        memo: dict[int, Any] = {
-            id(block): theirs[name] for name, block in blocks.items()
-        }
-        stage = copy.deepcopy(model, memo)
-        without_cache(stage)
-        in_order = [*theirs.values()]
-        StageForward(stage, self.record, in_order, places, is_first, is_last)
-        return stage
+        blocks = {name: model.get_submodule(name) for name in self.record.blocks}
+        own_blocks = [block for name, block in blocks.items() if name in own]
+        kept = {id(each) for block in own_blocks for each in block.parameters()}
+        named = dict(model.named_parameters())
+        for name in {*self.record.weights.values(), *self.outside}:
+            if piece in self.pieces_of(name, cuts):
+                kept.add(id(named[name]))
+        memo: dict[int, Any] = {}
+        for weight in model.parameters():
+            if id(weight) not in kept:
+                shape = torch.empty_like(weight, device="meta")
+                # As a weight it goes through a copy of the model, and then it is taken away.
+                memo[id(weight)] = nn.Parameter(shape, weight.requires_grad)
+        for name, block in blocks.items():
+            for buffer in block.buffers() if name not in own else ():
+                memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+        return memo
+
+    def make_stage(self, module: nn.Module, parts: Partition, piece: int) -> None:
+        """Make a copy of the model the stage that is a piece of it."""
+        without_cache(module)
+        is_last = piece == parts.layout.pieces - 1
+        StageForward(module, self.record, parts.blocks_of(piece), piece == 0, is_last)
 
 
 def between_blocks(
@@ -448,8 +543,7 @@ def between_blocks(
     options: Mapping[str, Any],
 ) -> BetweenBlocks:
     """What a model does beside its blocks, by its forward of `inputs`."""
-    given = inputs if isinstance(inputs, tuple) else (inputs,)
-    record = record_forward(model, blocks, given, options)
+    record = record_forward(model, blocks, inputs, options)
     in_blocks = {
         id(weight)
         for name in record.blocks

@@ -63,7 +63,9 @@ class Masked(Model):
     """A mask that depends on the tokens goes into each layer."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        mask = (tokens != 3).unsqueeze(-1)
+        # Of a tensor that each stage makes and a value, of which it may have a fake one.
+        above = torch.full(tokens.shape, 3) < tokens
+        mask = (tokens != above * 3).unsqueeze(-1)
         x = self.embed(tokens)
         for layer in self.layers:
             x = layer(x, mask)[0]
@@ -172,6 +174,27 @@ class Counting(Model):
         return self.head(x)
 
 
+class Twice(Model):
+    """A block is called again, also by stages between which others lie (ALBERT)."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in [*self.layers, self.layers[0], *self.layers]:
+            x = layer(x)[0]
+        return self.head(x)
+
+
+class Reaching(Model):
+    """The weights of two blocks are also used outside of them."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)[0].to(self.layers[3].inner.weight.device)
+        x = nn.functional.linear(x, self.layers[2].inner.weight)
+        return self.head(x) + x @ self.embed.weight.T
+
+
 KINDS = [
     Model,
     Multiplied,
@@ -183,6 +206,8 @@ KINDS = [
     Gated,
     Written,
     Counting,
+    Twice,
+    Reaching,
 ]
 
 
@@ -204,7 +229,8 @@ def test_stages_do_together_what_the_model_does(
     plan = compile("1f1b", {"ranks": ranks, "microbatches": 2})
     stages: dict[int, nn.Module] = {}
     for rank in range(ranks):
-        stages |= split(model, plan, inputs=inputs, rank=rank)
+        own = split(model, plan, inputs=inputs, rank=rank)
+        stages |= own
     for shape in ((2, 5), (3, 7)):
         tokens = torch.randint(16, shape)
         expected = whole(tokens)
@@ -215,14 +241,21 @@ def test_stages_do_together_what_the_model_does(
             value = stages[stage](*given)
         assert torch.equal(value, expected)
         value.square().mean().backward()
-    found = {
-        name: weight.grad
-        for stage in stages.values()
-        for name, weight in stage.named_parameters()
-    }
+    found: dict[str, list[Tensor | None]] = {}
+    for stage in stages.values():
+        for name, weight in stage.named_parameters():
+            found.setdefault(name, []).append(weight.grad)
     names = dict(whole.named_parameters())
     assert found.keys() == names.keys()
-    assert all(torch.equal(found[name], names[name].grad) for name in names)
+    several = {name: len(found[name]) for name in names if len(found[name]) > 1}
+    # Each copy of a weight has a part of its gradient, which a pipeline adds up.
+    assert several == {next(iter(each.values())): len(each) for each in own.tied}
+    for name, (gradient, *others) in found.items():
+        if others:
+            total = sum(others, gradient)
+            assert torch.allclose(total, names[name].grad, rtol=1e-5, atol=1e-9)
+        else:
+            assert torch.equal(gradient, names[name].grad)
     # One stage has each buffer, and it is that of the whole model.
     counted = [
         (name, buffer)
@@ -232,14 +265,6 @@ def test_stages_do_together_what_the_model_does(
     buffers = dict(whole.named_buffers())
     assert sorted(name for name, _ in counted) == sorted(buffers)
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in counted)
-
-
-class Twice(Model):
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        for layer in [*self.layers, self.layers[0]]:
-            x = layer(x)[0]
-        return self.head(x)
 
 
 class Deciding(Model):
@@ -252,22 +277,10 @@ class Deciding(Model):
         return self.head(x)
 
 
-class Reaching(Model):
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        for layer in self.layers:
-            x = layer(x)[0]
-        return x @ self.embed.weight.T
-
-
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        pytest.param(Twice, "calls block `layers.0` twice", id="a block again"),
         pytest.param(Deciding, "if it goes by the data", id="a branch by a value"),
-        pytest.param(
-            Reaching, "with `embed.weight` outside of its block", id="a block's weight"
-        ),
     ],
 )
 def test_what_cannot_be_cut_is_told_with_its_line(
@@ -305,6 +318,38 @@ def test_wrong_inputs_are_told(given: dict[str, Any], told: str) -> None:
     plan = compile("1f1b", {"ranks": 2, "microbatches": 2})
     with pytest.raises((PipelineError, TypeError, ValueError), match=told):
         split(Model(), plan, rank=0, **given)
+
+
+class Named(Model):
+    """Two inputs that a script gives by name, as a collator makes them."""
+
+    def forward(
+        self, *, mask: Tensor, tokens: Tensor, scale: float = 1.0
+    ) -> dict[str, Tensor]:
+        x = self.embed(tokens) * scale
+        for layer in self.layers:
+            x = layer(x, mask.unsqueeze(-1))[0]
+        return {"logits": self.head(x)}
+
+
+def test_inputs_may_be_keyword_arguments() -> None:
+    """In any order; other names than the model was cut by are told."""
+    model, tokens = whole_and_inputs(Named)
+    whole = copy.deepcopy(model)
+    plan = compile("1f1b", {"ranks": 2, "microbatches": 2})
+    inputs = {"tokens": tokens, "mask": (tokens != 3).float()}
+    options = {"scale": 2.0}
+    stages = [
+        split(model, plan, inputs=inputs, options=options, rank=rank)[rank]
+        for rank in range(2)
+    ]
+    given = dict(reversed(inputs.items()))
+    handed_on = stages[0](given, **options)
+    found = stages[1](*handed_on, **options)["logits"]
+    assert torch.equal(found, whole(**inputs, **options)["logits"])
+    for others in (tokens, {"tokens": tokens}):
+        with pytest.raises(PipelineError, match="a dictionary of tokens, mask"):
+            stages[0](others, **options)
 
 
 class Looking(Model):
@@ -399,7 +444,7 @@ def model_of(kind: type[nn.Module]) -> nn.Module:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", [Masked, Skipping, Weighted, Placed])
+@pytest.mark.parametrize("kind", [Masked, Skipping, Weighted, Placed, Twice, Reaching])
 def test_they_train_in_a_pipeline(run_ranks: Run, kind: type[nn.Module]) -> None:
     """Masks without gradients, values that pass through stages, and tensors without numbers are on
     their way; forwards run again, backwards are split.
