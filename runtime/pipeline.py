@@ -344,6 +344,7 @@ class Pipeline:
         *,
         counts: Counts | None = None,
         return_outputs: Literal[False] = False,
+        **keywords: Any,
     ) -> Tensor | None: ...
 
     @overload
@@ -355,6 +356,7 @@ class Pipeline:
         *,
         counts: Counts | None = None,
         return_outputs: Literal[True],
+        **keywords: Any,
     ) -> tuple[Tensor | None, list[Value] | None]: ...
 
     def step(
@@ -365,6 +367,7 @@ class Pipeline:
         *,
         counts: Counts | None = None,
         return_outputs: bool = False,
+        **keywords: Any,
     ) -> Tensor | tuple[Tensor | None, list[Value] | None] | None:
         """Run the plan once on a batch; gradients add up in `.grad`.
 
@@ -373,12 +376,16 @@ class Pipeline:
         load the same batches. Where there are several first stages, `inputs` is a dictionary, `{0:
         images, 1: texts}`, and a rank needs those of its own stages. All their tensors are cut into
         microbatches along `batch_dim`, and these into slices along the first dimension but that
-        one. `options` are keyword arguments for the modules of this rank, one dictionary per
-        microbatch. Gives the losses by microbatch, unscaled, as a tensor of shape (microbatches,)
-        on the rank of the last stage, and None elsewhere; that of a microbatch is the mean of its
-        slices'. Of several pipelines the first has the first microbatches, of each update; a rank
-        gives the losses that it has. With `return_outputs` it gives two: the losses, and what the
-        last stage has returned, by microbatch and without its graph.
+        one. `keywords` are keyword arguments for the modules of this rank: their tensors are cut
+        into microbatches as inputs are, and all else is the same for all microbatches
+        (`schedlang.runtime.keywords`). `options` are such arguments that are not cut, one
+        dictionary per microbatch.
+
+        Gives the losses by microbatch, unscaled, as a tensor of shape (microbatches,) on the rank
+        of the last stage, and None elsewhere; that of a microbatch is the mean of its slices'. Of
+        several pipelines the first has the first microbatches, of each update; a rank gives the
+        losses that it has. With `return_outputs` it gives two: the losses, and what the last stage
+        has returned, by microbatch and without its graph.
 
         A list, of inputs and of targets, is one of the plan's microbatches, which are given to
         the stages as they are: they may have any shapes, and differ in them. `counts`, on the ranks
@@ -404,7 +411,7 @@ class Pipeline:
             )
         for stage in self._stages.values():
             stage.keeps_results = return_outputs
-        batch = Batch(inputs, targets, options, evaluates=False, counts=counts)
+        batch = Batch(inputs, targets, options, False, counts=counts, keywords=keywords)
         with self._later.within_step():
             losses = self._train(batch, return_outputs)
         return (losses, self.outputs.get(_ONLY)) if return_outputs else losses
@@ -436,6 +443,7 @@ class Pipeline:
         options: Options | Mapping[str, Options] | None = None,
         *,
         rows: int | None = None,
+        **keywords: Any,
     ) -> list[Value] | None:
         """Run the forwards of the plan alone, without gradients; `step` says what they take.
 
@@ -455,7 +463,7 @@ class Pipeline:
         modules = [stage.module for stage in self._stages.values()]
         with torch.inference_mode(are_of_inference(modules)), torch.no_grad():
             self.validate()
-            batch = Batch(inputs, targets, options, evaluates=True, rows=rows)
+            batch = Batch(inputs, targets, options, True, rows=rows, keywords=keywords)
             with self._later.within_step():
                 outputs = self._evaluate(batch)
         return outputs
