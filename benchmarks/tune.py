@@ -10,10 +10,10 @@ from time import perf_counter
 
 from schedlang.extras.search.tune.candidates import Training
 from schedlang.extras.search.tune.decoder_config import decoder_of
-from schedlang.extras.search.tune.devices import DEVICES
 from schedlang.extras.search.tune.layer_sources import layers_of_model, powers_of_two
 from schedlang.extras.search.tune.tried_programs import read_programs
 from schedlang.extras.search.tune.tuning import tune
+from schedlang.schedule.costs.devices import DEVICES
 
 CONFIG = {
     "hidden_size": 4096,

@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count, islice
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from schedlang.on_demand import on_demand
 from schedlang.plan.plan import Plan
 from schedlang.runtime.announcement import Announcement, Rows, Shares
 from schedlang.runtime.dealt import tell_of_other_batch
@@ -52,6 +53,14 @@ from schedlang.runtime.values import (
     unflatten,
 )
 from schedlang.schedule.layout import Layout, Pipeline
+
+if TYPE_CHECKING:
+    from schedlang.runtime.keywords import Keywords as keywords_of
+    from schedlang.runtime.keywords import with_options
+else:
+    # For steps with keyword arguments.
+    keywords_of = on_demand("schedlang.runtime.keywords.Keywords")
+    with_options = on_demand("schedlang.runtime.keywords.with_options")
 
 #: In so many batches checksums are made of tensors on a GPU, too, which it must wait for.
 _EARLY = 3
@@ -94,6 +103,7 @@ class Batch:
     evaluates: bool
     rows: int | None = None
     counts: Counts | None = None
+    keywords: Mapping[str, Any] = field(converter=trainable, factory=dict)
 
 
 @frozen
@@ -403,18 +413,34 @@ class Batches:
     def _options_of(
         self, batch: Batch, rows: Rows, this: Round, pipeline: Pipeline
     ) -> Sequence[Mapping[str, Any]]:
-        """The options of a pipeline's microbatches in a round."""
+        """The keyword arguments of the modules for a pipeline's microbatches in a round."""
         options = self._of_model("options", batch.options, pipeline)
-        if options is None:
-            return []
-        whole = ceil(rows.total / rows.of_microbatch)
-        if len(options) != whole:
-            raise PipelineError(
-                f"`options` are {len(options)}, one for each microbatch, and there are {whole} "
-                "microbatches"
-            )
-        of_round: Options = options[this.begin : this.begin + this.count]
-        return of_round
+        of_round: Options = []
+        if options is not None:
+            whole = ceil(rows.total / rows.of_microbatch)
+            if len(options) != whole:
+                raise PipelineError(
+                    f"`options` are {len(options)}, one for each microbatch, and there are {whole} "
+                    "microbatches"
+                )
+            of_round = options[this.begin : this.begin + this.count]
+        if not batch.keywords:
+            return of_round
+        of_model = {
+            name: self._of_model(name, value, pipeline)
+            for name, value in batch.keywords.items()
+        }
+        if self._layout.models:
+            # The modules of one model need not take what those of another one do.
+            of_model = {
+                name: value for name, value in of_model.items() if value is not None
+            }
+        inputs = self._of_model("inputs", batch.inputs, pipeline)
+        dim = self._dims.inputs
+        keywords = keywords_of(rows, dim, inputs, self._layout.slices > 1)
+        sizes = [this.rows] * this.count
+        cut = keywords.by_microbatch(of_model, this.first_row, sizes)
+        return with_options(cut, of_round)
 
     def counts(self, this: Sequence[Round]) -> tuple[int, ...]:
         """How many microbatches of a round each pipeline has."""

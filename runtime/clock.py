@@ -1,6 +1,7 @@
 """The times of what a step does, on a CPU and on a GPU."""
 
 from collections.abc import Sequence
+from functools import cached_property, partial
 from time import perf_counter
 
 import torch
@@ -16,53 +17,77 @@ Moment = float | torch.cuda.Event
 
 
 class Clock:
-    """Times of ops on a device. A GPU comes to them later than its host, which does not wait: an
-    event takes the time, and is read when the step is over.
+    """The time on a device. A GPU comes to its work later than the host, which does not wait: an
+    event notes the time there, and is read when somebody asks for it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._zero: torch.cuda.Event | None = None
-        self._seconds_at_zero = 0.0
-        if device.type == "cuda":
-            self._zero = self._event()
-            self._zero.synchronize()
-            self._seconds_at_zero = perf_counter()
 
     def now(self) -> Moment:
         """The moment at which the device has done what it was given."""
-        return perf_counter() if self._zero is None else self._event()
-
-    def seconds(self, moment: Moment) -> float:
-        """A moment in seconds of `time.perf_counter()`. For one of a GPU this waits until then."""
-        if isinstance(moment, float):
-            return moment
-        assert self._zero is not None
-        moment.synchronize()
-        milliseconds: float = self._zero.elapsed_time(moment)
-        return self._seconds_at_zero + milliseconds / 1e3
-
-    def _event(self) -> torch.cuda.Event:
+        if self._device.type != "cuda":
+            return perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
+    def between(self, begin: Moment, end: Moment) -> float:
+        """Seconds from one moment to another; the host waits until a GPU has come to both."""
+        if isinstance(begin, float):
+            assert isinstance(end, float)
+            return end - begin
+        assert isinstance(end, torch.cuda.Event)
+        end.synchronize()
+        milliseconds: float = begin.elapsed_time(end)
+        return milliseconds / 1e3
 
-def walk_recording(
-    calls: Sequence[Call], device: torch.device, watchdog: Watchdog, names: Names
-) -> list[Bar]:
-    """Make calls one after the other; gives the time of each that stands for an op or a message."""
-    clock = Clock(device)
-    moments: list[tuple[Op, Moment, Moment]] = []
-    for watchdog.action, call, op in calls:
-        if op is None:
-            call()
-        else:
-            start = clock.now()
-            with torch.profiler.record_function(names.action(*op)):
+    def seconds_of(self, moment: Moment) -> float:
+        """A moment in seconds of `time.perf_counter()`."""
+        if isinstance(moment, float):
+            return moment
+        since = self.between(moment, self.now())
+        return perf_counter() - since
+
+
+class Recording:
+    """The ops of a step on a rank, and its sends and waits for receives; a step that is walked over
+    in two parts has both in one recording.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._begin = clock.now()
+        self._moments: list[tuple[Op, Moment, Moment]] = []
+
+    def walk(self, calls: Sequence[Call], watchdog: Watchdog, names: Names) -> None:
+        """Make calls one after the other, and note when each begins and ends that stands for an op
+        or a message.
+        """
+        now = self._clock.now
+        for watchdog.action, call, op in calls:
+            if op is None:
                 call()
-            moments.append((op, start, clock.now()))
-        watchdog.mark()
-    return [
-        Bar(*op, clock.seconds(start), clock.seconds(end)) for op, start, end in moments
-    ]
+            else:
+                start = now()
+                with torch.profiler.record_function(names.action(*op)):
+                    call()
+                self._moments.append((op, start, now()))
+            watchdog.mark()
+
+    @cached_property
+    def bars(self) -> list[Bar]:
+        """The ops and messages with their times, in seconds of `time.perf_counter()`."""
+        # A GPU's moments count from the first one, which is compared with the host's clock.
+        zero = self._clock.seconds_of(self._begin)
+        since = partial(self._clock.between, self._begin)
+        return [
+            Bar(*op, zero + since(start), zero + since(end))
+            for op, start, end in self._moments
+        ]
+
+    @property
+    def seconds(self) -> float:
+        """From the beginning of the step to the end of its last op or message."""
+        _, _, end = self._moments[-1]
+        return self._clock.between(self._begin, end)

@@ -40,8 +40,12 @@ _WAYS_OUT = {
     "must be Tensor, not dict": (
         "a dictionary of a batch reaches the first stage as one argument, as the next ones what "
         "the stage before returns: give what passes from stage to stage as `inputs`, such as "
-        "`batch['input_ids']`, and keyword arguments of the modules, such as a mask, as `options`, "
-        "on every rank"
+        "`batch['input_ids']`, and keyword arguments of the modules, such as a mask, by their "
+        "names, or by `options` where they are not to be cut, on every rank"
+    ),
+    "got an unexpected keyword argument": (
+        "keyword arguments of `step` and `evaluate`, and `options`, go to all modules of this "
+        "rank by their names: give them on the ranks whose modules take them"
     ),
     "has no attribute 'loss'": (
         "`loss_fn(output, targets)` is given what the last stage returns. A model that computes "

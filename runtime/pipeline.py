@@ -7,7 +7,6 @@ knows neither (`schedlang.runtime.calls`). Beside it runs the thread of the watc
 the index of the action under way.
 """
 
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -52,7 +51,7 @@ from schedlang.runtime.equal_weights import (
     warn_of_equal_weights,
 )
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.exchange import Exchange
+from schedlang.runtime.exchange import Exchange, Given
 from schedlang.runtime.finite import FiniteCheck
 from schedlang.runtime.later import LaterCalls
 from schedlang.runtime.microbatches import Counts
@@ -68,15 +67,20 @@ from schedlang.schedule.actions import is_transfer
 
 if TYPE_CHECKING:
     from schedlang.ranks.warm_up import warm_ups
-    from schedlang.runtime.clock import walk_recording
     from schedlang.runtime.communicators import warm_up
     from schedlang.runtime.gpu_progress import GpuProgress
-    from schedlang.runtime.model.checkpoint import Checkpoints, parts_of
+    from schedlang.runtime.model.checkpoint import (
+        Checkpoints,
+        checkpoints_of,
+        warn_of_gradients,
+    )
     from schedlang.runtime.model.model_files import ModelPart, write_model
     from schedlang.runtime.named_losses import means_of_losses
     from schedlang.runtime.parts.clipping import check_clipping, total_norm
     from schedlang.runtime.precision import rounding_to
     from schedlang.runtime.shared_weights import check_shared_weights, ids_of_tied
+    from schedlang.runtime.step_report import Measured, Report
+    from schedlang.runtime.step_report import Measured as measured_steps
     from schedlang.schedule.forward_only import forward_only, forwards
     from schedlang.schedule.timeline import Bar
 else:
@@ -91,7 +95,7 @@ else:
     GpuProgress = on_demand("schedlang.runtime.gpu_progress.GpuProgress")
     warm_up = on_demand("schedlang.runtime.communicators.warm_up")
     # For steps that are recorded, or whose warm-up may be walked over twice; for evaluations.
-    walk_recording = on_demand("schedlang.runtime.clock.walk_recording")
+    measured_steps = on_demand("schedlang.runtime.step_report.Measured")
     warm_ups = on_demand("schedlang.ranks.warm_up.warm_ups")
     forward_only = on_demand("schedlang.schedule.forward_only.forward_only")
     forwards = on_demand("schedlang.schedule.forward_only.forwards")
@@ -99,8 +103,10 @@ else:
     means_of_losses = on_demand("schedlang.runtime.named_losses.means_of_losses")
     check_clipping = on_demand("schedlang.runtime.parts.clipping.check_clipping")
     total_norm = on_demand("schedlang.runtime.parts.clipping.total_norm")
-    Checkpoints = on_demand("schedlang.runtime.model.checkpoint.Checkpoints")
-    parts_of = on_demand("schedlang.runtime.model.checkpoint.parts_of")
+    checkpoints_of = on_demand("schedlang.runtime.model.checkpoint.checkpoints_of")
+    warn_of_gradients = on_demand(
+        "schedlang.runtime.model.checkpoint.warn_of_gradients"
+    )
     ModelPart = on_demand("schedlang.runtime.model.model_files.ModelPart")
     write_model = on_demand("schedlang.runtime.model.model_files.write_model")
 
@@ -164,7 +170,7 @@ class Pipeline:
 
     While `record` is true, a step leaves its compute ops in `bars`, and its sends and waits for
     receives in `messages`, with times of `time.perf_counter()`; in a `torch.profiler` all of them
-    are ranges by their names in the plan.
+    are ranges by their names in the plan. `report` sums such steps up.
 
     PipelineError in the constructor or in a step means that the pipeline is over: all other ranks
     have printed the cause and ended with exit code 1.
@@ -212,8 +218,8 @@ class Pipeline:
         self.record = False
         self._stops_on_nan = stop_on_nan
         self._evaluations: dict[tuple[int, ...], list[Call]] = {}
-        self.bars: list[Bar] = []
-        self.messages: list[Bar] = []
+        #: What is known of steps once one of them was recorded.
+        self._measured: Measured | None = None
         #: All names of losses that ranks have had.
         self._loss_names: Sequence[str] = ()
         self._plan = plan
@@ -303,6 +309,18 @@ class Pipeline:
             warm_up(plan, processes, self._device)
 
     @property
+    def bars(self) -> "list[Bar]":
+        """The compute ops of the last step that was recorded."""
+        bars = self._measured.recording.bars if self._measured is not None else ()
+        return [bar for bar in bars if not is_transfer(bar.kind)]
+
+    @property
+    def messages(self) -> "list[Bar]":
+        """Its sends, and its waits for receives."""
+        bars = self._measured.recording.bars if self._measured is not None else ()
+        return [bar for bar in bars if is_transfer(bar.kind)]
+
+    @property
     def extras(self) -> list[Mapping[str, Any]]:
         """What `loss_fn` has given beside the losses of the last step or evaluation."""
         return self._results.extras
@@ -326,6 +344,7 @@ class Pipeline:
         *,
         counts: Counts | None = None,
         return_outputs: Literal[False] = False,
+        **keywords: Any,
     ) -> Tensor | None: ...
 
     @overload
@@ -337,6 +356,7 @@ class Pipeline:
         *,
         counts: Counts | None = None,
         return_outputs: Literal[True],
+        **keywords: Any,
     ) -> tuple[Tensor | None, list[Value] | None]: ...
 
     def step(
@@ -347,6 +367,7 @@ class Pipeline:
         *,
         counts: Counts | None = None,
         return_outputs: bool = False,
+        **keywords: Any,
     ) -> Tensor | tuple[Tensor | None, list[Value] | None] | None:
         """Run the plan once on a batch; gradients add up in `.grad`.
 
@@ -355,12 +376,16 @@ class Pipeline:
         load the same batches. Where there are several first stages, `inputs` is a dictionary, `{0:
         images, 1: texts}`, and a rank needs those of its own stages. All their tensors are cut into
         microbatches along `batch_dim`, and these into slices along the first dimension but that
-        one. `options` are keyword arguments for the modules of this rank, one dictionary per
-        microbatch. Gives the losses by microbatch, unscaled, as a tensor of shape (microbatches,)
-        on the rank of the last stage, and None elsewhere; that of a microbatch is the mean of its
-        slices'. Of several pipelines the first has the first microbatches, of each update; a rank
-        gives the losses that it has. With `return_outputs` it gives two: the losses, and what the
-        last stage has returned, by microbatch and without its graph.
+        one. `keywords` are keyword arguments for the modules of this rank: their tensors are cut
+        into microbatches as inputs are, and all else is the same for all microbatches
+        (`schedlang.runtime.keywords`). `options` are such arguments that are not cut, one
+        dictionary per microbatch.
+
+        Gives the losses by microbatch, unscaled, as a tensor of shape (microbatches,) on the rank
+        of the last stage, and None elsewhere; that of a microbatch is the mean of its slices'. Of
+        several pipelines the first has the first microbatches, of each update; a rank gives the
+        losses that it has. With `return_outputs` it gives two: the losses, and what the last stage
+        has returned, by microbatch and without its graph.
 
         A list, of inputs and of targets, is one of the plan's microbatches, which are given to
         the stages as they are: they may have any shapes, and differ in them. `counts`, on the ranks
@@ -386,7 +411,7 @@ class Pipeline:
             )
         for stage in self._stages.values():
             stage.keeps_results = return_outputs
-        batch = Batch(inputs, targets, options, evaluates=False, counts=counts)
+        batch = Batch(inputs, targets, options, False, counts=counts, keywords=keywords)
         with self._later.within_step():
             losses = self._train(batch, return_outputs)
         return (losses, self.outputs.get(_ONLY)) if return_outputs else losses
@@ -395,7 +420,7 @@ class Pipeline:
         """Walk over the plan, and take the losses and what else has been made; give the losses."""
         if self._has_saved:
             self._has_saved = False
-            self._ask_about_gradients()
+            warn_of_gradients(self.parameters())
         self._results.begin()
         this = self._run(batch, 0)
         self._results.take(this, self._watchdog.step, return_outputs)
@@ -418,6 +443,7 @@ class Pipeline:
         options: Options | Mapping[str, Options] | None = None,
         *,
         rows: int | None = None,
+        **keywords: Any,
     ) -> list[Value] | None:
         """Run the forwards of the plan alone, without gradients; `step` says what they take.
 
@@ -437,7 +463,7 @@ class Pipeline:
         modules = [stage.module for stage in self._stages.values()]
         with torch.inference_mode(are_of_inference(modules)), torch.no_grad():
             self.validate()
-            batch = Batch(inputs, targets, options, evaluates=True, rows=rows)
+            batch = Batch(inputs, targets, options, True, rows=rows, keywords=keywords)
             with self._later.within_step():
                 outputs = self._evaluate(batch)
         return outputs
@@ -472,6 +498,23 @@ class Pipeline:
             )
         return means
 
+    def report(self, peak_flops: float | None = None) -> "Report":
+        """Speed, FLOPs, idle time, memory and the slowest rank of the steps that were recorded
+        since the last report: a dictionary of numbers for a logger, and text for people
+        (docs/training.md#what-a-run-reaches). All ranks ask for it, and get the same. `mfu` is the
+        share of what the devices can do, or of `peak_flops` per second of each.
+        """
+        with self._watchdog.guard("in report"):
+            report = None
+            if self._measured is not None:
+                report = self._measured.report(self._wire, self._processes, peak_flops)
+            if report is None:
+                raise PipelineError(
+                    "no step was recorded since the last report: set `pipeline.record = True` "
+                    "before the steps that it is to be of, on all ranks"
+                )
+        return report
+
     def _run(self, batch: Batch, number: int) -> list[Round]:
         """Run a round of a batch, by its number: the walk over its calls, and what is to be done
         before and after it.
@@ -491,7 +534,7 @@ class Pipeline:
             announced = self._exchange.begin(given)
             watchdog.action = None
             this = self._batches.load_rest(batch, announced, number)
-            self._begin_record()
+            self._measure(batch, given, this)
             calls = self._evaluation(this) if batch.evaluates else self._training
             if self._walk_warm_up and not batch.evaluates:
                 warm_up = partial(self._walk, calls[: self._warm_up])
@@ -517,20 +560,29 @@ class Pipeline:
         """Get ready to walk over the warm-up once more."""
         # All that is sent in a warm-up is received in one.
         self._exchange.complete_sends()
-        self._begin_record()
+        if self.record and self._measured is not None:
+            self._measured.begin_anew()
         self._batches.load_inputs(batch, 0)
 
-    def _begin_record(self) -> None:
+    def _measure(
+        self, batch: Batch, given: Mapping[int, Given], this: Sequence[Round]
+    ) -> None:
+        """Record the round that begins, if that is asked for."""
         if self.record:
-            self.bars = []
-            self.messages = []
+            if self._measured is None:
+                dim = dims_of(self._site.setup.batch_dim).inputs
+                self._measured = measured_steps(
+                    self._plan, self._stages, self._device, dim
+                )
+            counts = self._batches.counts(this)
+            self._measured.begin(given, counts, batch.evaluates)
+        elif self._measured is not None:
+            self._measured.pause()
 
     def _walk(self, calls: list[Call]) -> None:
         """Make calls one after the other."""
-        if self.record:
-            names = self._plan.names
-            for bar in walk_recording(calls, self._device, self._watchdog, names):
-                (self.messages if is_transfer(bar.kind) else self.bars).append(bar)
+        if self.record and self._measured is not None:
+            self._measured.recording.walk(calls, self._watchdog, self._plan.names)
             return
         # The loop variable is a field of the watchdog, whose thread reads it: so it knows where
         # this rank is, and the walk does nothing for that.
@@ -668,21 +720,6 @@ class Pipeline:
             if filled([part], "state_dict")
         }
 
-    def _ask_about_gradients(self) -> None:
-        """Warn where gradients of before the last checkpoint add up with those of the step that
-        begins.
-        """
-        gradients = [
-            weight.grad for weight in self.parameters() if weight.grad is not None
-        ]
-        if any(bool(each.any()) for each in gradients):
-            warnings.warn(
-                "the last checkpoint was written while gradients of several steps add up, and has "
-                "none of them: a run that resumes there goes on without. Save after an update, "
-                "behind `zero_grad()`",
-                stacklevel=4,
-            )
-
     def save(
         self, folder: str | Path, step: int, others: Sequence[Stateful] = ()
     ) -> None:
@@ -717,15 +754,9 @@ class Pipeline:
         self, folder: str | Path, others: Sequence[Stateful]
     ) -> "Checkpoints":
         """This rank's checkpoints in a folder."""
-        homes = homes_of(self._plan, self._stages)
-        at_home = {
-            number: stage.module
-            for number, stage in self._stages.items()
-            if homes.get(number, number) == number
-        }
-        optimizers = {number: stage.optimizer for number, stage in self._stages.items()}
-        parts = parts_of(at_home, optimizers, self, self._device, others)
-        return Checkpoints(Path(folder), self._plan, parts)
+        return checkpoints_of(
+            folder, self._plan, self._stages, self, self._device, others
+        )
 
     def save_model(
         self,

@@ -215,6 +215,10 @@ class Stage:
         following.inputs = self.outputs
         self.gradients = following.input_gradients
 
+    def add_before_forward(self, call: Callable[[Forward], None]) -> None:
+        """Make a call before each forward from now on, when all parts have added what they do."""
+        self._before_forward.append(call)
+
     def begin_step(self) -> None:
         """A training step begins."""
         self._scale = self._scale_now()

@@ -58,6 +58,7 @@ def report(
         )
         print("measurement of the schedule")
     writer = trainings[plan.placement[-1]]
+    print(f"\n{writer.report}")
     # The first step also pays for what torch sets up once.
     seconds = writer.seconds[1:] or writer.seconds
     steps = writer.first + len(writer.losses)
@@ -71,6 +72,7 @@ def report(
         "tokens_per_second": speed,
         "predicted_idle": found.predicted.idle,
         "measured_idle": found.measured.idle,
+        "report": writer.report,
     }
 
 

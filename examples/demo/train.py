@@ -19,6 +19,7 @@ from schedlang.examples.demo.trace import clock_offset
 from schedlang.examples.demo.workload import Workload
 from schedlang.runtime.pipeline import Pipeline
 from schedlang.runtime.processes import PIPELINE
+from schedlang.runtime.step_report import Report
 from schedlang.runtime.values import Value
 from schedlang.schedule.timeline import Bar
 
@@ -34,7 +35,8 @@ class Training:
     mean loss of each step, on ranks of last stages only; `seconds` how long each took there.
     `gradients` are the last step's, by their names in the model; `recorded` the compute ops of the
     recorded steps, and `messages` their sends and waits for receives, in the clock of the last
-    stage's rank with the `offset`; `audits` what an audit of the first step has found.
+    stage's rank with the `offset`; `report` is that of these steps, the same on all ranks; `audits`
+    what an audit of the first step has found.
     """
 
     first: int = 0
@@ -43,6 +45,7 @@ class Training:
     gradients: dict[str, Tensor] = field(factory=dict)
     recorded: list[list[Bar]] = field(factory=list)
     messages: list[list[Bar]] = field(factory=list)
+    report: Report = field(factory=Report)
     audits: list[str] = field(factory=list)
     offset: float = 0.0
 
@@ -99,6 +102,8 @@ def train(
         if step in recorded:
             training.recorded.append(pipeline.bars)
             training.messages.append(pipeline.messages)
+        if step == recorded[-1]:
+            training.report = pipeline.report()
         losses = {
             model: pipeline.mean_over_replicas(each)
             for model, each in _losses(pipeline, workload, step).items()

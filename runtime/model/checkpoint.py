@@ -8,7 +8,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
+from schedlang.ranks.hops import homes_of
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.random_state import RandomState
+from schedlang.runtime.stage import Stage
 from schedlang.runtime.stateful import Stateful
 from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
 from schedlang.runtime.watchdog import Watchdog
@@ -99,25 +102,45 @@ class Checkpoints:
                 ) from error
 
 
-def parts_of(
-    modules: Mapping[int, nn.Module],
-    optimizers: Mapping[int, Optimizer | None],
+def checkpoints_of(
+    folder: str | Path,
+    plan: Plan,
+    stages: Mapping[int, Stage],
     versions: Stateful,
     device: torch.device,
     others: Sequence[Stateful],
-) -> dict[str, Stateful]:
-    """What a rank saves, by name: modules come before the versions of their weights."""
+) -> Checkpoints:
+    """The checkpoints of a rank in a folder: of its stages where their weights are at home, with
+    the `versions` of these, of their optimizers, the random state, and `others`.
+    """
+    # Modules come before the versions of their weights.
     parts = dict[str, Stateful]()
-    for number, module in modules.items():
-        parts[f"stage {number}"] = module
-    for number, optimizer in optimizers.items():
-        if optimizer is not None:
-            parts[f"the optimizer of stage {number}"] = optimizer
+    homes = homes_of(plan, stages)
+    for number, stage in stages.items():
+        if homes.get(number, number) == number:
+            parts[f"stage {number}"] = stage.module
+    for number, stage in stages.items():
+        if stage.optimizer is not None:
+            parts[f"the optimizer of stage {number}"] = stage.optimizer
     parts[VERSIONS] = versions
     parts["the random state"] = RandomState(device)
     for number, other in enumerate(others):
         parts[f"number {number} of the others"] = other
-    return parts
+    return Checkpoints(Path(folder), plan, parts)
+
+
+def warn_of_gradients(weights: Iterable[nn.Parameter]) -> None:
+    """Warn where weights still have gradients of the steps before the last checkpoint, as a step
+    begins that adds to them.
+    """
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    if any(bool(each.any()) for each in gradients):
+        warnings.warn(
+            "the last checkpoint was written while gradients of several steps add up, and has none "
+            "of them: a run that resumes there goes on without. Save after an update, behind "
+            "`zero_grad()`",
+            stacklevel=5,
+        )
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:

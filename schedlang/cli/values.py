@@ -3,7 +3,6 @@
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 
-from schedlang.cli.extra import extra
 from schedlang.cli.usage import WRITERS, near
 
 #: What `run` can train with.
@@ -141,8 +140,9 @@ def _capacity(text: str) -> float:
         # It may be a device, or have a unit.
         pass
     if not text[:1].isdigit():
-        devices = extra("search.tune.devices").DEVICES
-        return float(devices[device(text)].room)
+        from schedlang.schedule.costs.devices import DEVICES
+
+        return DEVICES[device(text)].room
     return amount(text)
 
 
@@ -184,7 +184,9 @@ def transport(text: str) -> str:
 
 def device(text: str) -> str:
     """The name of an accelerator whose data sheet is known."""
-    return one_of(*extra("search.tune.devices").DEVICES)(text)
+    from schedlang.schedule.costs.devices import DEVICES
+
+    return one_of(*DEVICES)(text)
 
 
 def dialect(text: str) -> str:

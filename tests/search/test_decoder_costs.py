@@ -6,7 +6,7 @@ from attrs import evolve
 from schedlang.extras.search.tune import layer_parts
 from schedlang.extras.search.tune.decoder_config import decoder_of
 from schedlang.extras.search.tune.decoder_costs import Decoder, layer_costs
-from schedlang.extras.search.tune.devices import DEVICES
+from schedlang.schedule.costs.devices import DEVICES
 
 #: The layers of the papers: an MLP of four times the hidden size, as many heads for keys, dropout.
 H = 4096

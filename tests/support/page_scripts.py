@@ -88,6 +88,12 @@ def script() -> Iterator[Names]:
     yield names
 
 
+def masked() -> Iterator[Names]:
+    """A mask for the rows of the batch."""
+    names = common(program("1f1b", ranks=2, microbatches=4))
+    yield names | {"mask": torch.arange(ROWS) % 2}
+
+
 def of_torch() -> Iterator[Names]:
     """Stages of torch's own on two ranks: the inputs are for the first one, and targets for the
     last one.
@@ -527,6 +533,7 @@ SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
     each.__name__: each
     for each in (
         script,
+        masked,
         of_torch,
         classes,
         meshes,

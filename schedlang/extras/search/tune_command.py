@@ -152,13 +152,13 @@ def _of_model(options: argparse.Namespace) -> Any:
     hold; and the units.
     """
     from schedlang.extras.search.tune.decoder_config import read_decoder
-    from schedlang.extras.search.tune.devices import DEVICES
     from schedlang.extras.search.tune.layer_sources import (
         EFFICIENCY,
         layers_of_model,
         powers_of_two,
     )
     from schedlang.extras.search.tune.tuning_text import Units, gigabytes
+    from schedlang.schedule.costs.devices import DEVICES
 
     wanted = {
         "device": f"--device, one of {', '.join(DEVICES)}",

@@ -32,9 +32,9 @@ from math import gcd
 
 from attrs import frozen
 
-from schedlang.extras.search.tune.devices import Device
 from schedlang.extras.search.tune.layer_parts import Part
 from schedlang.schedule.costs import Costs
+from schedlang.schedule.costs.devices import Device
 
 _BYTES = 2
 #: Of a weight: itself, its gradient, and what Adam keeps.

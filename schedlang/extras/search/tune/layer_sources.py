@@ -15,9 +15,9 @@ from schedlang.extras.search.tune.decoder_costs import (
     gradient_bytes,
     layer_costs,
 )
-from schedlang.extras.search.tune.devices import Device
 from schedlang.extras.search.tune.stage_costs import Experts, Layers
 from schedlang.schedule.costs import Costs
+from schedlang.schedule.costs.devices import Device
 
 #: The share of a device's operations that a training reaches where nobody says so: 44 to 52 % were
 #: measured on A100 (Narayanan et al. 2021, arXiv 2104.04473, table 1).
