@@ -94,6 +94,10 @@ exports.activate = async (context) => {
       await client?.dispose();
       await start();
     }),
+    // Until it is saved, and drawn again, the picture is of an earlier text.
+    vscode.workspace.onDidChangeTextDocument(({ document }) =>
+      panels.get(document.uri.toString())?.webview.postMessage({ outdate: "of an earlier text" }),
+    ),
     vscode.workspace.onDidSaveTextDocument((document) => {
       const panel = panels.get(document.uri.toString());
       return panel && draw(document.uri, panel);

@@ -20,6 +20,7 @@ from schedlang.cli.options import (
     PARAMS,
     TRAINING,
     TRANSPORT_OR_ALL,
+    UNIT,
     Command,
     Either,
     add_options,
@@ -137,6 +138,7 @@ COMMANDS: dict[str, Command | str] = {
                     "--window A..B": "in an SVG or PNG, only the time from A to B, in the unit of "
                     "the costs",
                     "--width N": "an SVG or PNG so many pixels wide",
+                    **UNIT,
                     "--time-unit UNIT": given(
                         "what the costs count: us, ms or s; times are then written so (a run's are "
                         "known)",
@@ -186,6 +188,7 @@ COMMANDS: dict[str, Command | str] = {
                         dest="params_b",
                     ),
                     "--compute": "without sends and receives, with --diff",
+                    **UNIT,
                     "--write-costs COSTS": "of a program or plan and the trace of a run: write "
                     "what its ops took, for --costs",
                 }

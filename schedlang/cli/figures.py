@@ -58,7 +58,12 @@ def compare(options: argparse.Namespace) -> int:
     costs = read_cost_options(options)
     with progress("comparing"), wrong_as_usage(options):
         entries = compare(
-            options.files, options.params, costs, options.transport, options.updates
+            options.files,
+            options.params,
+            costs,
+            options.transport,
+            options.updates,
+            options.unit,
         )
     options.wrong += [wrong for entry in entries for wrong in entry.wrong]
     if options.sort == "makespan":

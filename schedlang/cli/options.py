@@ -181,6 +181,14 @@ FORCE: Options = more(
     {"--force": "also replace a program, or a file that this command reads"}
 )
 IDEAL: Options = {"--ideal": "no transfer waits for another: only latency counts"}
+UNIT: Options = {
+    "--unit UNIT": given(
+        "of schedules with different numbers of stages: an op takes the time of the share of the "
+        "model that its stage is (model), or as long on any stage (stage)",
+        ("model", "stage"),
+        default="model",
+    )
+}
 COMPUTE: Options = {"--compute": "without sends and receives"}
 
 _EACH = "one for all stages or one per stage: 1,1.5,1"

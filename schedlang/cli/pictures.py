@@ -37,9 +37,11 @@ def pictures_of(options: argparse.Namespace, files: list[str]) -> list[Picture]:
                 runs[file] = extra("measured").read_run(file)
     if len(runs) == len(files):
         _check_without_options(options, files[0])
-    first = next(iter(runs.values()), None)
+    if not runs:
+        return _simulated(options, files)
+    first = next(iter(runs.values()))
     return [
-        _recorded(runs[file]) if file in runs else _simulated(options, file, first)
+        _recorded(runs[file]) if file in runs else _predicted(options, file, first)
         for file in files
     ]
 
@@ -60,21 +62,31 @@ def _recorded(run: Any) -> Picture:
     return lay_out(run.plan, run.execution())
 
 
-def _simulated(options: argparse.Namespace, file: str, run: Any) -> Picture:
-    """The picture of a program or a plan, with the costs of a run if there is one."""
+def _simulated(options: argparse.Namespace, files: list[str]) -> list[Picture]:
+    """The pictures of programs and plans with the costs in the options, on one axis of time."""
     from schedlang.proof.prove import simulate
+    from schedlang.report.model_share import shares_of
     from schedlang.report.views import lay_out
     from schedlang.report.views.units import SECONDS
 
-    if run is None:
-        plan, costs = load_to_execute(options, file)
+    seconds = SECONDS[options.time_unit] if options.time_unit else _seconds_of(options)
+    loaded = [load_to_execute(options, file) for file in files]
+    costs = loaded[0][1]
+    plans = [plan for plan, _ in loaded]
+    pictures = []
+    for plan, share in zip(plans, shares_of(plans, costs, options.unit), strict=True):
         with progress(f"laying out {plan.name}"):
-            seconds = (
-                SECONDS[options.time_unit]
-                if options.time_unit
-                else _seconds_of(options)
-            )
-            return lay_out(plan, simulate(plan, costs, options.ideal), seconds)
+            own = share.costs(plan, costs) if share else costs
+            execution = simulate(plan, own, options.ideal)
+            pictures.append(lay_out(plan, execution, seconds, share))
+    return pictures
+
+
+def _predicted(options: argparse.Namespace, file: str, run: Any) -> Picture:
+    """The picture of a program or a plan with the costs of a run."""
+    from schedlang.report.views import lay_out
+    from schedlang.report.views.units import SECONDS
+
     plan = _plan_beside(options, file, run)
     with progress(f"laying out {plan.name}"), wrong_as_usage(options):
         execution = extra("measured").predict(plan, run, read_cost_options(options))

@@ -358,6 +358,43 @@ def test_only_the_newest_text_is_told(tmp_path: Path, session: Session) -> None:
     session(talk)
 
 
+def test_figures_are_of_the_text_that_stands_below_them(tmp_path: Path) -> None:
+    """From a key on they are not known, until all is known of this text; a broken one has none."""
+    text = GALLERY[0].read_text()
+
+    async def talk(client: Client) -> None:
+        uri = client.open(tmp_path / "s.sched", text)
+        asked = types.CodeLensParams(document(uri))
+
+        async def titles() -> list[str]:
+            lenses = await client.text_document_code_lens_async(asked)
+            return [lens.command.title for lens in lenses]
+
+        async def settled() -> list[str]:
+            before = client.refreshes
+            while (found := await titles()) == ["checking …"]:
+                await client.refreshed(before)
+                before = client.refreshes
+            return found
+
+        (known,) = await settled()
+        assert known.startswith("makespan ")
+        for broken in (text.replace("(m)", "(n)"), DEADLOCK):
+            before = client.refreshes
+            client.write(uri, broken)
+            await client.refreshed(before)
+            assert await titles() == ["checking …"]
+            assert await settled() == []
+        before = client.refreshes
+        client.write(uri, text)
+        await client.refreshed(before)
+        assert await settled() == [known]
+
+    session = Session(asks_again=True, limit=300)
+    session(talk)
+    assert session.end() == 0
+
+
 def test_parameters_of_the_editor(tmp_path: Path, session: Session) -> None:
     text = GALLERY[0].read_text()
 

@@ -5,6 +5,7 @@ to first paint, for a frame when the pointer moves, and for a key.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from tests.support.chromium import chromium, violations
 from tests.support.paths import GALLERY, PROGRAMS, ROOT
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Locator, Page
+    from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Route
 
 pytestmark = pytest.mark.browser
 
@@ -388,6 +389,27 @@ def test_side_by_side(page: Page, tmp_path: Path) -> None:
     )
 
 
+def test_stages_take_their_share_of_the_model(page: Page, tmp_path: Path) -> None:
+    """A stage of eight is half of one of four: on the common axis its ops take half as long, which the
+    title and the axis say.
+    """
+    view(page, tmp_path, program("zb_h1"), program("zb_v"))
+    assert shown_range(page) == (0, 27)
+    assert page.evaluate("timelines[0].scale === timelines[1].scale")
+    assert "0 to 0.5, takes 0.5" in hover(page, 0.2, 0, panel=1)
+    titles = page.locator("h2").all_inner_texts()
+    assert "makespan 27, 11.1% idle; a stage is 1/4 of the model" in titles[0]
+    share = "a stage is 1/8 of the model and takes 1/2 of the time of 1/4"
+    assert f"makespan 25.5, 5.9% idle; {share}" in titles[1]
+    assert (
+        page.evaluate("timelines.map((each) => each.schedule.axis)")
+        == ["of 1/4 model"] * 2
+    )
+    view(page, tmp_path, program("zb_h1"), program("zb_v"), "--unit", "stage")
+    assert shown_range(page) == (0, 51)
+    assert "of the model" not in page.locator("h2").last.inner_text()
+
+
 def test_what_differs_is_marked(page: Page, tmp_path: Path) -> None:
     """A strip along the top of what is only in one, or moved; the tip says where it was."""
     view(page, tmp_path, program("gpipe"), program("1f1b"))
@@ -678,6 +700,55 @@ def test_a_served_page_is_drawn_again(
     )
     assert not page.get_by_role("alert").is_visible()
     page.close()
+
+
+#: Where a served page asks for a program with other parameters.
+DATA = re.compile(r"/data\?")
+
+
+def test_a_served_page_is_grey_until_its_answer(
+    browser: Browser, served: tuple[Path, str]
+) -> None:
+    """From the moment at which a slider is moved; and while its program is wrong, and when nobody
+    answers.
+    """
+    path, address = served
+    page = browser.new_page()
+    page.goto(address)
+    page.wait_for_function("timelines.length && timelines[0].schedule.ranks === 4")
+    held: list[Route] = []
+    page.route(DATA, lambda route: held.append(route))
+    page.get_by_label("ranks, exactly").fill("6")
+    assert page.locator("#state").inner_text() == "checking …"
+    assert is_grey(page)
+    # The answer to an older question is nobody's.
+    page.get_by_label("ranks, exactly").fill("5")
+    while len(held) < 2:
+        page.wait_for_timeout(SECOND / 20)
+    for route in reversed(held):
+        route.continue_()
+    page.wait_for_function("timelines[0].schedule.ranks === 5")
+    assert not is_grey(page)
+    assert page.locator("#state").inner_text() == ""
+    page.unroute(DATA)
+    path.write_text(path.read_text().replace("schedule", "shcedule", 1))
+    page.get_by_role("alert").get_by_text("error[syntax]").wait_for(timeout=30 * SECOND)
+    assert is_grey(page)
+    page.route(DATA, lambda route: route.abort())
+    page.get_by_label("ranks, exactly").fill("4")
+    page.get_by_role("alert").get_by_text("nobody answers").wait_for(
+        timeout=30 * SECOND
+    )
+    assert is_grey(page)
+    page.close()
+
+
+def is_grey(page: Page) -> bool:
+    """Whether the picture is marked as one of something else."""
+    found: bool = page.evaluate(
+        "getComputedStyle(document.getElementById('schedules')).filter !== 'none'"
+    )
+    return found
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 """`schedc compare`: the figures of several schedules in one table."""
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import schedlang
+from schedlang import Costs
 from schedlang.cli.main import main
 from tests.support.paths import PROGRAMS
 
@@ -34,7 +37,7 @@ def test_figures_are_those_of_simulate(capsys: pytest.CaptureFixture[str]) -> No
         alone = json.loads(output(capsys, "simulate", each["file"], *given, "--json"))
         assert each["figures"] == {name: alone[name] for name in each["figures"]}
     assert compared(capsys, *names, *given, "--sort", "makespan") == sorted(
-        found, key=lambda each: each["figures"]["makespan"]
+        found, key=lambda each: each["makespan_at_share"]
     )
 
 
@@ -112,6 +115,47 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert second.split()[-2:] == ["5,000,000", "2"]
     assert empty == ""
+
+
+def test_stages_take_their_share_of_the_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """ZB-V has twice as many stages as ZB-H1, of half the size: 51 of its ops are 25.5 of those."""
+    names = files("zb_h1", "zb_v", "1f1b_uneven")
+    found = compared(capsys, *names, "--sort", "makespan")
+    spans = {
+        Path(each["file"]).stem: (
+            each["figures"]["makespan"],
+            each.get("makespan_at_share"),
+        )
+        for each in found
+    }
+    # Costs that are given for each stage say what that takes.
+    assert list(spans.items()) == [
+        ("zb_v", (51, 25.5)),
+        ("zb_h1", (27, 27)),
+        ("1f1b_uneven", (287.4, None)),
+    ]
+    head, *rows = output(capsys, "compare", *names).splitlines()
+    at = head.index("at share") + len("at share")
+    assert [row[:at].split()[-1] for row in rows[:3]] == ["27", "25.5", "-"]
+    # Transfers are no part of a stage: they take as long, and so do ops of which all take a third.
+    given = ["-p", "ranks=4", "-p", "chunks=3", "-p", "microbatches=12"]
+    found = compared(
+        capsys, *files("1f1b", "interleaved_1f1b"), *given, "--p2p-time", "0.1"
+    )
+    third = Costs(
+        forward_times=[Fraction(1, 3)], backward_times=[Fraction(2, 3)], p2p_time=0.1
+    )
+    plan = schedlang.load("interleaved_1f1b", ranks=4, chunks=3, microbatches=12)
+    makespan = schedlang.simulate(plan, third).timeline.makespan
+    assert found[1]["makespan_at_share"] == makespan
+    # By stages, as each has it alone.
+    assert "at share" not in output(capsys, "compare", *names, "--unit", "stage")
+    by_stage = compared(capsys, *names, "--unit", "stage")
+    assert not any("makespan_at_share" in each for each in by_stage)
+    # As many stages are compared as they are.
+    assert "at share" not in output(capsys, "compare", *files("1f1b", "zb_h1"))
 
 
 def test_what_is_wrong_is_an_error_of_the_whole(

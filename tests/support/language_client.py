@@ -30,6 +30,14 @@ class Client(BaseLanguageClient):
         self.times: dict[str, int] = {}
         self.news = asyncio.Condition()
         self.versions: dict[str, int] = {}
+        #: How often it was told to ask again for the figures above programs.
+        self.refreshes = 0
+
+        @self.feature(types.WORKSPACE_CODE_LENS_REFRESH)
+        async def refresh(_: None) -> None:
+            async with self.news:
+                self.refreshes += 1
+                self.news.notify_all()
 
         @self.feature(types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)
         async def published(params: types.PublishDiagnosticsParams) -> None:
@@ -38,11 +46,17 @@ class Client(BaseLanguageClient):
                 self.times[params.uri] = self.times.get(params.uri, 0) + 1
                 self.news.notify_all()
 
-    async def begin(self, **options: Any) -> types.InitializeResult:
-        """Start the server."""
+    async def begin(
+        self, asks_again: bool = False, **options: Any
+    ) -> types.InitializeResult:
+        """Start the server; an editor may ask again for figures when it is told to."""
+        lens = types.CodeLensWorkspaceClientCapabilities(asks_again)
         await self.start_io(sys.executable, "-m", "schedlang", "lsp", cwd=str(ROOT))
         params = types.InitializeParams(
-            types.ClientCapabilities(), initialization_options=options or None
+            types.ClientCapabilities(
+                workspace=types.WorkspaceClientCapabilities(code_lens=lens)
+            ),
+            initialization_options=options or None,
         )
         result = await asyncio.wait_for(self.initialize_async(params), LIMIT)
         self.initialized(types.InitializedParams())
@@ -94,6 +108,12 @@ class Client(BaseLanguageClient):
         async with self.news:
             await asyncio.wait_for(self.news.wait_for(is_there), LIMIT)
         return self.published[uri]
+
+    async def refreshed(self, before: int) -> None:
+        """Wait until it is told more often than before to ask for figures again."""
+        async with self.news:
+            told = self.news.wait_for(lambda: self.refreshes > before)
+            await asyncio.wait_for(told, LIMIT)
 
 
 def at(uri: str, text: str, piece: str, shift: int = 0) -> dict[str, Any]:

@@ -258,10 +258,105 @@ def test_a_program_of_the_gallery_is_there_before_the_compiler(
         "document.querySelector('#bubbles').textContent.startsWith('gpipe')"
     )
     assert set(verdicts(page)) == {"proved"}
-    assert page.locator("#status").inner_text() == "proved; loading the compiler …"
+    assert page.locator("#status").inner_text() == "loading the compiler …"
+    assert green(page) == []
     held[0].continue_()
     wait_for_answer(page)
     assert page.locator("#status").inner_text() == "proved"
+    assert {"proved"} == set(green(page))
+
+
+#: The texts of all elements that are in the colour of what is right.
+GREEN = """(() => {
+    const good = document.createElement('i');
+    good.style.color = 'var(--good)';
+    document.body.append(good);
+    const colour = getComputedStyle(good).color;
+    good.remove();
+    const leaves = [...document.querySelectorAll('body *')].filter((each) => !each.children.length);
+    return leaves.filter((each) => each.checkVisibility() && !each.closest('.cm-editor')
+        && getComputedStyle(each).color === colour && each.textContent).map((each) => each.textContent);
+})()"""
+
+
+def green(page: Page) -> list[str]:
+    found: list[str] = page.evaluate(GREEN)
+    return found
+
+
+def is_outdated(page: Page) -> bool:
+    """Whether the picture says that it is of an earlier text."""
+    frame = page.frame_locator("#picture")
+    greys = frame.locator("#schedules").evaluate(
+        "(each) => getComputedStyle(each).filter !== 'none'"
+    )
+    said = frame.locator("#state").inner_text()
+    assert greys == bool(said)
+    return bool(greys)
+
+
+def test_no_text_has_the_verdict_of_another_before_the_compiler_is_there(
+    page: Page, address: str
+) -> None:
+    held: list[Route] = []
+    page.route("**/wheels.json", lambda route: held.append(route))
+    page.goto(f"{address}playground/index.html")
+    page.wait_for_function("document.querySelectorAll('#verdicts td').length")
+    page.locator(".cm-content").click()
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text(HANGS)
+    assert page.locator("#status").inner_text() == "loading the compiler …"
+    assert green(page) == []
+    assert "proved" not in page.locator("body").inner_text()
+    assert is_outdated(page)
+    held[0].continue_()
+    wait_for_answer(page)
+    assert page.locator("#status").inner_text() == "1 error"
+    assert green(page) == []
+    assert "proved" not in page.locator("#findings").inner_text()
+    assert is_outdated(page)
+
+
+#: A worker that gives its answers when it is told to.
+HELD = """(() => {
+    const held = [], Plain = Worker;
+    let holds = false;
+    window.hold = (value) => {
+        holds = value;
+        if (!holds) for (const give of held.splice(0)) give();
+    };
+    window.Worker = class extends Plain {
+        set onmessage(hear) { super.onmessage = (event) => holds ? held.push(() => hear(event)) : hear(event); }
+    };
+})()"""
+
+
+def test_from_the_key_on_nothing_is_called_proved(page: Page, address: str) -> None:
+    page.add_init_script(HELD)
+    open_playground(page, address)
+    assert page.locator("#status").inner_text() == "proved"
+    assert not is_outdated(page)
+    page.evaluate("hold(true)")
+    page.locator(".cm-content").click()
+    page.keyboard.press("Control+End")
+    page.keyboard.type("#")
+    assert page.locator("#status").inner_text() == "checking …"
+    assert green(page) == []
+    assert "proved" not in page.locator("#findings").inner_text()
+    assert is_outdated(page)
+    # The answers to the older text come when there is a newer one, and are dropped.
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text(HANGS)
+    page.wait_for_timeout(3 * SECOND)
+    page.evaluate("hold(false)")
+    wait_for_answer(page)
+    assert page.locator("#status").inner_text() == "1 error"
+    assert green(page) == []
+    assert is_outdated(page)
+    write(page, text_of("1f1b"))
+    assert page.locator("#status").inner_text() == "proved"
+    assert set(green(page)) == {"proved"}
+    assert not is_outdated(page)
 
 
 def test_mistakes_and_repairs(page: Page, address: str) -> None:

@@ -39,6 +39,8 @@ from schedlang.language.symbols import Symbol
 #: an editor says otherwise.
 PAUSE = 0.15
 LIMIT = 10.0
+#: What stands above a program in place of its figures until they are known.
+CHECKING = "checking …"
 
 _SEVERITIES = {
     "error": types.DiagnosticSeverity.Error,
@@ -141,7 +143,10 @@ class Server(LanguageServer):
     def change(self, document: Document, pause: float = PAUSE) -> None:
         """Look at a text that has changed; what was being done with the old one ends."""
         document.stop()
+        document.analysis = None
         document.progress = Progress()
+        # What the editor shows of the old text is not true of the new one.
+        self.refresh()
         document.task = asyncio.create_task(
             self.look_at(document, document.progress, pause)
         )
@@ -177,18 +182,31 @@ class Server(LanguageServer):
             progress.end()
         if told is not analysis:
             self.tell(document, analysis)
+        else:
+            self.refresh()
 
     def tell(self, document: Document, analysis: Analysis) -> None:
-        """Publish the diagnostics of a text, and have the editor ask for the rest again."""
+        """Publish the diagnostics of a text, and have the editor ask for the rest."""
         found = [_diagnostic(analysis, each) for each in analysis.diagnostics]
         self.text_document_publish_diagnostics(
             types.PublishDiagnosticsParams(document.uri, found)
         )
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Have the editor ask again for the hints and the figures of all texts."""
         workspace = self.client_capabilities.workspace
         if workspace and workspace.inlay_hint and workspace.inlay_hint.refresh_support:
             self.workspace_inlay_hint_refresh(None)
-        if workspace and workspace.code_lens and workspace.code_lens.refresh_support:
+        if self.refreshes_lenses:
             self.workspace_code_lens_refresh(None)
+
+    @property
+    def refreshes_lenses(self) -> bool:
+        """Whether the editor asks for the figures again when it is told to."""
+        workspace = self.client_capabilities.workspace
+        lens = workspace.code_lens if workspace else None
+        return bool(lens and lens.refresh_support)
 
     async def known(self, uri: str, all_of_it: bool = False) -> Analysis | None:
         """What is known of the newest text of a document, as soon as its names are, or all is; None
@@ -385,18 +403,23 @@ def _add_texts(server: Server) -> None:
 
     @server.feature(types.TEXT_DOCUMENT_CODE_LENS)
     async def lenses(params: types.CodeLensParams) -> list[types.CodeLens]:
-        analysis = await server.known(params.text_document.uri, all_of_it=True)
-        if analysis is None or analysis.figures is None:
+        document = server.documents.get(params.text_document.uri)
+        if document is None:
             return []
-        document = server.documents[params.text_document.uri]
+        if server.refreshes_lenses and not document.progress.is_done.is_set():
+            # The editor shows an answer until the next one, and asks again when all is known.
+            title = CHECKING
+        else:
+            analysis = await server.known(document.uri, all_of_it=True)
+            if analysis is None or analysis.figures is None:
+                return []
+            title = str(analysis.figures)
         # The figures stand above the line where the schedule begins.
         first = re.search(r"^\s*schedule\b", document.text, re.M)
         place = first.end() if first else 0
         line = lines_of(document.text).range(Span(place, place))
         arguments = [document.uri] if server.view_command else None
-        command = types.Command(
-            str(analysis.figures), server.view_command, None, arguments
-        )
+        command = types.Command(title, server.view_command, None, arguments)
         return [types.CodeLens(line, command)]
 
     @server.feature(types.TEXT_DOCUMENT_FORMATTING)

@@ -16,6 +16,7 @@ from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.report.bubbles.account import Account
+from schedlang.report.model_share import Share
 from schedlang.report.views.boxes import Box
 from schedlang.report.views.lanes import Lane, lanes_of
 from schedlang.report.views.units import bytes_text, time_text
@@ -94,7 +95,8 @@ class Picture:
     arrow (a, b) says that box b needs what box a makes, where a and b are indices of `boxes`.
     `lanes` are the resources of the ranks, where ops have components. `account` knows why ranks
     are idle.
-    `wrong` are the claims that do not hold.
+    `wrong` are the claims that do not hold. Beside schedules with other numbers of stages, `share`
+    is the part of the model that a stage is, and its ops take this part of the time.
     `memory[r]` is what rank r holds, in bytes where the costs give these. A unit of time has so
     many `seconds`, where that is known: in a recorded run, which is `measured`, it is a
     microsecond.
@@ -113,6 +115,7 @@ class Picture:
     account: Account
     seconds: float | None = None
     wrong: tuple[Diagnostic, ...] = ()
+    share: Share | None = None
 
     @property
     def execution(self) -> Execution:
@@ -168,7 +171,8 @@ class Picture:
     def figures(self) -> str:
         """The makespan, and how much of all time is idle."""
         makespan = self.time(self.timeline.makespan)
-        return f"makespan {makespan}, {self.timeline.bubble_over_makespan:.1%} idle"
+        figures = f"makespan {makespan}, {self.timeline.bubble_over_makespan:.1%} idle"
+        return figures if self.share is None else f"{figures}; {self.share.text}"
 
     @cached_property
     def wrong_texts(self) -> list[str]:
@@ -201,9 +205,14 @@ class Picture:
         return any(self.copies)
 
 
-def lay_out(plan: Plan, execution: Execution, seconds: float | None = None) -> Picture:
+def lay_out(
+    plan: Plan,
+    execution: Execution,
+    seconds: float | None = None,
+    share: Share | None = None,
+) -> Picture:
     """The picture of a plan's execution; a unit of its costs has so many `seconds`, if that is
-    known.
+    known; beside schedules with other numbers of stages, `share` is what its stages are.
     """
     maker = _BoxMaker(plan)
     timeline = execution.timeline
@@ -224,6 +233,7 @@ def lay_out(plan: Plan, execution: Execution, seconds: float | None = None) -> P
         account=Account(execution),
         seconds=_MICROSECOND if execution.transport == "measured" else seconds,
         wrong=plan.wrong,
+        share=share,
     )
 
 

@@ -29,11 +29,20 @@ from schedlang.schedule.costs.tables import (
     spread,
 )
 from schedlang.schedule.costs.transfers import Transfers
-from schedlang.schedule.fixed_point import ANY, FixedPoint, fixed_point, half
+from schedlang.schedule.fixed_point import (
+    ANY,
+    FixedPoint,
+    as_float,
+    fixed_point,
+    half,
+    meant,
+)
 from schedlang.schedule.kinds import INPUT_HALVES, OPS, Kind
 from schedlang.schedule.layout import Layout
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from schedlang.schedule.costs.components import Components
 
 # Whatever is given, a field has tuples.
@@ -385,6 +394,31 @@ class Costs:
             if op == name:
                 values[stage] = _scaled(values[stage], factor)
             changed[f"{op}_times"] = tuple(values)
+        return evolve(self, **changed)
+
+    @property
+    def are_of_any_stage(self) -> bool:
+        """Whether ops take as long on every stage: no duration has a list with a number for each,
+        nor was any measured.
+        """
+        given = [getattr(self, name) for name in self._given("time")]
+        is_for_stages = self.components is not None or self.measured_stages is not None
+        has_lists = self._have_lists("time") or any(len(each) > 1 for each in given)
+        return not has_lists and not is_for_stages
+
+    def resized(self, factor: "Fraction", layout: Layout) -> "Costs":
+        """The costs if each stage were `factor` times as much of the model: all its ops take so
+        many times as long, and transfers as long as before.
+        """
+        times: dict[str, Sequence[float]] = {
+            f"{op}_times": each for op, each in self.every_duration(layout).items()
+        }
+        for name in ("sum_times", "gather_times"):
+            times[name] = getattr(self, name) or ()
+        changed: dict[str, Any] = {
+            name: tuple(as_float(meant(time) * factor) for time in each) or None
+            for name, each in times.items()
+        }
         return evolve(self, **changed)
 
     def transfers(self, stages: int) -> Transfers:

@@ -9,8 +9,10 @@ import { Decoration, EditorView, drawSelection, highlightActiveLine, keymap, lin
 
 // Seconds that a text may take.
 const LIMIT = 10;
+// Milliseconds for which a button says that a link was copied.
+const COPIED = 2000;
 const FIRST = "1f1b";
-const LOADING = "loading the compiler …";
+const LOADING = "loading the compiler …", CHECKING = "checking …";
 const byId = (id) => document.getElementById(id);
 
 // ----- the editor
@@ -43,49 +45,76 @@ function write(program) {
 }
 
 // ----- what is asked, and what is answered
+//
+//     key ─► outdated: all is grey ─► colours ─► diagnostics ─► picture ─► figures ─► idle time ─► verdicts
+//
+// Each part of the page says something of the text that stands there now, or is grey until it does.
 
 // The parameters that were changed: the defaults of the others may depend on these.
 let changed = {};
-let number = 0, asked = 0, isReady = false, worker, watch;
+let number = 0, asked = 0, isReady = false, isWaiting = false, worker, watch;
 
 function startWorker() {
   worker?.terminate();
-  isReady = false;
+  setReady(false);
   worker = new Worker("worker.js", { type: "module" });
   worker.onmessage = ({ data }) => hear(data);
   worker.onerror = () => say("the compiler could not be loaded", "wrong");
+}
+
+function setReady(value) {
+  isReady = value;
+  document.body.classList.toggle("loading", !isReady);
+}
+
+// All that is said is of an earlier text.
+function outdate() {
+  for (const part of document.querySelectorAll(".part")) part.classList.add("stale");
+  for (const cell of byId("verdicts").querySelectorAll("td")) Object.assign(cell, { textContent: "…", className: "" });
+  picture.then((page) => page.outdate("of an earlier text"));
+}
+function renew(id) {
+  byId(id).classList.remove("stale");
 }
 
 function ask() {
   number += 1;
   asked = performance.now();
   document.body.dataset.asked = number;
+  isWaiting = true;
+  outdate();
+  say(isReady ? CHECKING : LOADING);
   worker.postMessage({ number, text: text(), params: changed });
   clearTimeout(watch);
   if (isReady) watch = setTimeout(giveUp, LIMIT * 1000);
 }
 function giveUp() {
+  isWaiting = false;
   showDiagnostics({
     diagnostics: [],
     text: `It takes longer than ${LIMIT} s: stopped. Set smaller parameters; \`schedc compile\` has no limit.`,
   });
   say("stopped", "wrong");
-  document.body.classList.add("stale");
   startWorker();
 }
 
-function hear({ number: of, answer, done, ready, broken }) {
+function hear({ number: of, answer, done, ready, broken, loaded, all }) {
   if (ready) {
-    isReady = true;
+    setReady(true);
     performance.mark("ready");
+    if (!isWaiting) return;
     // What was asked while it was loaded is answered now.
+    say(CHECKING);
     clearTimeout(watch);
     watch = setTimeout(giveUp, LIMIT * 1000);
     return;
   }
+  if (loaded) return isWaiting && say(`${LOADING} ${loaded} of ${all}`);
+  // An answer to an older text is nobody's; the compiler itself has no number.
+  if (of !== undefined && of !== number) return;
   if (broken) return say(broken, "wrong");
-  if (of !== number) return;
   if (done) {
+    isWaiting = false;
     clearTimeout(watch);
     performance.measure("answered", { start: asked });
     document.body.dataset.answered = number;
@@ -103,12 +132,15 @@ const SHOW = {
   diagnostics: (_, answer) => showDiagnostics(answer),
   parameters: showParameters,
   schedules: async (schedules) => {
-    const present = await picture;
-    await present(schedules);
+    const of = number, page = await picture;
+    if (of === number) await page.present(schedules);
     performance.measure("drawn", { start: asked });
   },
   figures: (rows) => fill("figures", rows.map(([name, value, meaning]) => [[name], [value], [meaning, "meaning"]])),
-  bubbles: (explanation) => { byId("bubbles").textContent = explanation; },
+  bubbles: (explanation) => {
+    byId("bubbles").textContent = explanation;
+    renew("idle");
+  },
   verdicts: (verdicts) => fill("verdicts", verdicts.map(([name, wrong]) => [[name], wrong ? [wrong, "wrong"] : ["proved", "right"]])),
 };
 function show(answer) {
@@ -117,19 +149,22 @@ function show(answer) {
 }
 
 function showDiagnostics({ diagnostics, text: messages }) {
+  // A repair is of this text.
+  const of = number;
   const end = editor.state.doc.length, isWrong = diagnostics.some((each) => each.severity === "error");
   const shown = diagnostics.map(({ from, to, severity, code, message, repair }) => ({
     from: Math.min(from, end), to: Math.min(to, end), severity, message, source: code,
-    actions: repair ? [{ name: repair.text, apply: (view) => view.dispatch({ changes: repair.edits }) }] : [],
+    actions: repair ? [{ name: repair.text, apply: (view) => of === number && view.dispatch({ changes: repair.edits }) }] : [],
   }));
   editor.dispatch(setDiagnostics(editor.state, shown));
   byId("messages").textContent = messages;
   byId("messages").hidden = !messages;
-  byId("messages").className = isWrong ? "" : "warns";
-  document.body.classList.toggle("stale", isWrong);
+  byId("messages").classList.toggle("warns", !isWrong);
+  renew("messages");
   const count = diagnostics.filter((each) => each.severity === "error").length;
   if (isWrong) say(count === 1 ? "1 error" : `${count} errors`, "wrong");
-  else say(isReady ? "proved" : `proved; ${LOADING}`, "right");
+  // Until the compiler is there, what is known of a program of the gallery is what it said as the site was built.
+  else if (isReady) say("proved", "right");
 }
 
 function showParameters(values) {
@@ -165,6 +200,7 @@ function fill(id, rows) {
     });
     return row;
   }));
+  renew(id);
 }
 
 function say(what, look = "") {
@@ -172,11 +208,11 @@ function say(what, look = "") {
   byId("status").className = look;
 }
 
-// The page of `schedc view`, once it is there: what it presents schedules by.
+// The page of `schedc view`, once it is there: its functions `present` and `outdate`.
 const picture = new Promise((resolve) => {
-  const frame = byId("picture"), isThere = () => frame.contentWindow.present;
-  if (isThere()) resolve(frame.contentWindow.present);
-  else frame.onload = () => resolve(frame.contentWindow.present);
+  const frame = byId("picture");
+  if (frame.contentWindow.present) resolve(frame.contentWindow);
+  else frame.onload = () => resolve(frame.contentWindow);
 });
 
 // ----- the address: the name of a program, or a text and its parameters, packed
@@ -209,7 +245,7 @@ async function readAddress() {
       const { text: program, params } = await unpacked(state.get("code"));
       return open(program, params, gallery.find((each) => each.text === program)?.name);
     } catch {
-      say("this link is damaged: it holds no program", "wrong");
+      byId("notice").textContent = "this link is damaged: it holds no program";
     }
   }
   const { name, text: program } = programOf(state.get("program")) ?? programOf(FIRST);
@@ -229,6 +265,7 @@ async function tellKnown(name) {
   if (turn === number && !isReady) answers.forEach((answer) => show(JSON.parse(answer)));
 }
 function typed() {
+  byId("notice").textContent = "";
   const program = programOf(byId("programs").value);
   if (program && program.text !== text()) byId("programs").value = "";
   ask();
@@ -247,12 +284,13 @@ byId("programs").onchange = ({ target }) => {
 byId("share").onclick = async () => {
   await keepAddress();
   await navigator.clipboard.writeText(location.href);
-  say("copied", "right");
+  byId("share").textContent = "copied";
+  setTimeout(() => { byId("share").textContent = "copy link"; }, COPIED);
 };
 addEventListener("hashchange", readAddress);
 
-say(LOADING);
 startWorker();
+say(LOADING);
 gallery = await (await fetch("programs.json")).json();
 byId("programs").append(...gallery.map(({ name, title }) => new Option(`${name}: ${title}`, name)));
 readAddress();

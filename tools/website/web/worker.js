@@ -7,10 +7,13 @@ const fetched = async (url) => (await fetch(url)).arrayBuffer();
 
 async function start() {
   const wheels = await (await fetch("wheels.json")).json();
-  const [python, ...archives] = await Promise.all([
+  const pieces = [
     loadPyodide({ indexURL: new URL("./pyodide/", import.meta.url).href }),
     ...wheels.map((name) => fetched(`wheels/${name}`)),
-  ]);
+  ];
+  let loaded = 0;
+  for (const piece of pieces) piece.then(() => postMessage({ loaded: ++loaded, all: pieces.length }));
+  const [python, ...archives] = await Promise.all(pieces);
   for (const archive of archives) python.unpackArchive(archive, "wheel");
   const playground = python.pyimport("schedlang.extras.editor.playground");
   playground.begin();

@@ -80,6 +80,13 @@ Object.assign(Timeline.prototype, {
     }
     pen.textAlign = "right";
     pen.fillText(name || "time", LEFT - 14, 8);
+    if (schedule.axis) {
+      const wide = 6 * schedule.axis.length;
+      pen.fillStyle = colours.paper;
+      pen.fillRect(this.width - wide - 6, 0, wide + 6, 15);
+      pen.fillStyle = colours.muted;
+      pen.fillText(schedule.axis, this.width - 4, 8);
+    }
   },
 
   drawArrow(from, to, colour, width) {

@@ -6,10 +6,22 @@ const byId = (id) => document.getElementById(id);
 let timelines = [];
 let all = { from: 0, to: 1 };
 
+// Until schedules are there, what is shown is not of what was asked last: it is grey, and `why` says so.
+let turn = 0;
+function outdate(why) {
+  turn += 1;
+  byId("state").textContent = why;
+  document.body.classList.add("outdated");
+}
+
 // Show some schedules, in place of those that there were.
 async function present(data) {
   if (!data.length) return;
-  const columns = await Promise.all(data.map(unpacked));
+  const own = ++turn, columns = await Promise.all(data.map(unpacked));
+  // Something else was asked, or shown, while this was unpacked.
+  if (own !== turn) return;
+  byId("state").textContent = "";
+  document.body.classList.remove("outdated");
   pointNowhere();
   byId("schedules").replaceChildren();
   timelines = data.map((schedule, index) => new Timeline(new Schedule(schedule, columns[index]), view, byId("schedules")));
@@ -230,6 +242,10 @@ byId("arrange").onclick = () => {
 for (const ending of ["svg", "png"]) byId(ending).onclick = () => save(ending);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { legend(); redraw(); });
 new ResizeObserver(() => { if (timelines.length) redraw(); }).observe(byId("schedules"));
+// An editor that shows this page says so when its text has changed.
+addEventListener("message", ({ data }) => {
+  if (typeof data?.outdate === "string") outdate(data.outdate);
+});
 addEventListener("hashchange", () => {
   readState();
   setControls();

@@ -15,12 +15,13 @@ function sayWrong(text) {
 
 let questions = 0;
 async function ask() {
-  const number = ++questions, answer = await fetch(`data?${parameters()}`);
-  const { schedules, parameters: values, wrong } = await answer.json();
+  const number = ++questions;
+  outdate("checking …");
+  const { schedules, parameters: values, wrong } = await answerOf(`data?${parameters()}`);
   // An answer to an older question than the last one is nobody's.
   if (number !== questions) return;
   sayWrong(wrong);
-  if (!schedules) return;
+  if (!schedules) return outdate("not of this program");
   // Other parameters need other sliders.
   if (Object.keys(values).join() !== served.parameters.map(({ name }) => name).join()) return location.reload();
   for (const [name, value] of Object.entries(values)) {
@@ -28,6 +29,14 @@ async function ask() {
     for (const input of byId(`parameter-${name}`).parentElement.querySelectorAll("input")) input.value = value;
   }
   await present(schedules);
+}
+
+async function answerOf(address) {
+  try {
+    return await (await fetch(address)).json();
+  } catch {
+    return { wrong: "error: nobody answers: `schedc view --serve` has ended" };
+  }
 }
 
 function addSlider({ name, value, most }) {
@@ -51,5 +60,11 @@ if (served) {
   sayWrong(served.wrong);
   served.parameters.forEach(addSlider);
   byId("parameters").hidden = !served.parameters.length;
-  new EventSource("saved").onmessage = ask;
+  const saved = new EventSource("saved");
+  saved.onmessage = ask;
+  // Until it is there again, nobody says that the program was saved.
+  saved.onerror = () => {
+    outdate("not connected");
+    saved.onopen = ask;
+  };
 }
