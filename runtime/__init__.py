@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from schedlang.runtime.losses import add_loss as add_loss
     from schedlang.runtime.losses import added_losses as added_losses
     from schedlang.runtime.model.block_costs import measure as measure
+    from schedlang.runtime.model.distributed_checkpoint import dcp_state as dcp_state
+    from schedlang.runtime.model.distributed_checkpoint import load_dcp as load_dcp
     from schedlang.runtime.model.layouts.even_layers import EvenLayers as EvenLayers
     from schedlang.runtime.model.model_files import load_model as load_model
     from schedlang.runtime.model.model_files import load_optimizers as load_optimizers
@@ -47,7 +49,9 @@ _MODULES = {
     "PipelineError": "errors",
     "add_loss": "losses",
     "added_losses": "losses",
+    "dcp_state": "model.distributed_checkpoint",
     "end_component": "components",
+    "load_dcp": "model.distributed_checkpoint",
     "load_model": "model.model_files",
     "load_optimizers": "model.model_files",
     "load_state": "model.model_files",

@@ -22,9 +22,9 @@ import re
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
-from itertools import chain, count, product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from attrs import frozen
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from schedlang.plan.plan import Plan
@@ -46,8 +46,14 @@ from schedlang.runtime.arguments import (
     check_state,
 )
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.model.checkpoint import load_optimizer, reason
-from schedlang.runtime.model.split import Stages
+from schedlang.runtime.model.checkpoint import reason
+from schedlang.runtime.model.named_state import (
+    kept_by,
+    load_kept,
+    name_in,
+    other_names,
+    weights_and_buffers,
+)
 from schedlang.runtime.stateful import Stateful
 from schedlang.runtime.torch_private.pytrees import tree_flatten
 from schedlang.runtime.watchdog import Watchdog
@@ -97,7 +103,7 @@ class ModelPart:
             weights = {
                 name: tensor
                 for module in modules
-                for name, tensor in _state(module).items()
+                for name, tensor in weights_and_buffers(module).items()
             }
             kept = dict(_optimizer_state(modules, self.optimizers))
             by_file[str(Path(model, f"{_MODEL}-{part}"))] = weights
@@ -187,10 +193,10 @@ def load_model(
         return _nothing_yet(folder, stages)
     source = _Source.of(newest, _MODEL)
     for module in stages.values():
-        state = _state(module)
-        others = _other_names(module)
+        state = weights_and_buffers(module)
+        others = other_names(module)
         is_meta = any(tensor.is_meta for tensor in state.values())
-        there = {name: _name_in(source.files, name, stages) for name in state}
+        there = {name: name_in(source.files, name, stages) for name in state}
         tensors = source.read(there.values(), device)
         loaded = {name: tensors[there[name]] for name in state}
         for name, ours in state.items():
@@ -268,39 +274,18 @@ def load_optimizers(
     if newest is None:
         return
     source = _Source.of(newest, _OPTIMIZER)
-    names = {
-        id(weight): name
-        for module in stages.values()
-        for name, weight in module.named_parameters()
-    }
     kept: dict[str, list[str]] = {}
     for key in source.files:
         kept.setdefault(key.rpartition(".")[0], []).append(key)
-    for optimizer in optimizers:
-        weights = [
-            weight for group in optimizer.param_groups for weight in group["params"]
-        ]
-        if any(id(weight) not in names for weight in weights):
-            raise PipelineError(
-                "an optimizer has a weight that is in none of the stages"
-            )
-        keys = [
-            kept.get(_name_in(kept, names[id(weight)], stages), [])
-            for weight in weights
-        ]
+
+    def read(names: Sequence[str]) -> list[dict[str, Any]]:
+        """What the files have for some weights."""
+        keys = [kept.get(name_in(kept, name, stages), []) for name in names]
         # The optimizer moves its state to the devices where it belongs.
         tensors = source.read(chain.from_iterable(keys), "cpu")
-        # As `state_dict` has it, which some optimizers have only when all ranks ask for it.
-        kept_by_place = {
-            place: dict(_kept(key, tensors[key]) for key in of)
-            for place, of in enumerate(keys)
-        }
-        places = count()
-        groups = [
-            {**group, "params": [next(places) for _ in group["params"]]}
-            for group in optimizer.param_groups
-        ]
-        load_optimizer(optimizer, {"state": kept_by_place, "param_groups": groups})
+        return [dict(_kept(key, tensors[key]) for key in of) for of in keys]
+
+    load_kept(stages, optimizers, read)
 
 
 def load_state(folder: str | Path, state: Mapping[str, Stateful]) -> None:
@@ -397,44 +382,13 @@ class _Source:
         return tensors
 
 
-def _name_in(names: Container[str], name: str, stages: Mapping[int, nn.Module]) -> str:
-    """The name of a weight that is among some, its own or that of a tied one; its own if there is
-    none.
-    """
-    tied = stages.tied if isinstance(stages, Stages) else ()
-    others = (
-        other for same in tied if name in same.values() for other in same.values()
-    )
-    return next((other for other in (name, *others) if other in names), name)
-
-
-def _state(module: nn.Module) -> dict[str, Tensor]:
-    """Weights and buffers of a module by name; a weight with two names has one."""
-    others = _other_names(module)
-    return {
-        name: tensor
-        for name, tensor in module.state_dict().items()
-        if name not in others
-    }
-
-
-def _other_names(module: nn.Module) -> dict[str, str]:
-    """The further names of weights that have several, each with the first."""
-    first = {id(weight): name for name, weight in module.named_parameters()}
-    names = {
-        name: first[id(weight)]
-        for name, weight in module.named_parameters(remove_duplicate=False)
-    }
-    return {name: first for name, first in names.items() if name != first}
-
-
 def _optimizer_state(
     modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]
 ) -> Iterator[tuple[str, Tensor]]:
     """What optimizers keep for the weights of some modules: `layer.weight.exp_avg`."""
     kept: dict[int, Mapping[str, Any]] = {}
     for optimizer in optimizers:
-        kept |= _kept_by(optimizer)
+        kept |= kept_by(optimizer)
     for name, weight in (
         pair for module in modules for pair in module.named_parameters()
     ):
@@ -459,35 +413,6 @@ def _kept(key: str, tensor: Tensor) -> tuple[str, Any]:
     """What an optimizer keeps, by its name, from a tensor in a file."""
     name, _, kind = key.rpartition(".")[2].removesuffix(")").partition(" (")
     return name, tensor.item() if kind in _NUMBERS else tensor
-
-
-def _kept_by(optimizer: Optimizer) -> dict[int, Mapping[str, Any]]:
-    """What an optimizer keeps, by the id of the weight, as its `state_dict` has it: one that is in
-    parts on several processes, or that wraps another, keeps it elsewhere than in `state`.
-    """
-    name = type(optimizer).__name__
-    try:
-        state = optimizer.state_dict()
-    except RuntimeError as error:
-        raise PipelineError(
-            f"what {name} keeps cannot be saved: {' '.join(str(error).split())}"
-        ) from error
-    weights = [each for group in optimizer.param_groups for each in group["params"]]
-    places = [each for group in state["param_groups"] for each in group["params"]]
-    has_none = isinstance(optimizer, SGD) and not any(
-        group["momentum"] for group in optimizer.param_groups
-    )
-    if not state["state"] and not has_none:
-        warnings.warn(
-            f"{name} keeps nothing for any weight, so there is nothing of it in the files: if it "
-            "has made a step, its `state_dict` does not have what it keeps",
-            stacklevel=2,
-        )
-    return {
-        id(weight): state["state"][place]
-        for weight, place in zip(weights, places, strict=True)
-        if place in state["state"]
-    }
 
 
 def _check_can_be_read(name: str, state: Any) -> None:

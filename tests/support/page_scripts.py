@@ -216,6 +216,18 @@ def elastic() -> Iterator[Names]:
     assert all(optimizer.state for optimizer in names["optimizers"])
 
 
+def checkpoint() -> Iterator[Names]:
+    """A model that `split` has cut, after a step."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    stages = split(nn.Sequential(build(0), build(1)), plan)
+    names = common(plan) | {"stages": stages}
+    names["optimizers"] = [AdamW(stage.parameters()) for stage in stages.values()]
+    Pipeline(plan, stages, nn.functional.mse_loss).step(*batch_of(0))
+    names["optimizers"][0].step()
+    yield names
+    assert (Path("kept") / "step-12" / ".metadata").exists()
+
+
 def skips() -> Iterator[Names]:
     """A U-Net on three ranks."""
     plan = program("unet_1f1b", ranks=3, microbatches=4)
@@ -541,6 +553,7 @@ SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
         late,
         tied,
         elastic,
+        checkpoint,
         skips,
         decoder,
         components,
