@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests start hundreds of processes: Python compiles a module once, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo example test checks core large test-torch test-browser test-editor test-clusters titan site pages faults
+.PHONY: demo example test checks core large test-torch test-browser test-editor test-clusters titan site pages newcomer faults
 .PHONY: explore explore-verifier explore-formatting explore-ranks explore-damage explore-streams explore-trainings explore-models explore-fuzz
 .PHONY: models mutation gpu bench regenerate measure
 
@@ -114,6 +114,11 @@ build/titan/installed: pyproject.toml
 # All commands of the documentation, also those that train the example.
 pages: .venv/installed
 	$(BIN)/pytest -m 'pages or not pages' tests/project/test_pages.py
+
+# What a newcomer does first: the pages README, tutorial and train, in an environment that a fresh
+# `make demo` has made.
+newcomer: .venv/installed
+	$(BIN)/pytest -m newcomer tests/project/test_pages.py
 
 # Everything that may go wrong in a training run, on 4 real processes: ranks killed at every point,
 # stages that throw, stall or return wrong shapes, restarts, and nodes that come and go; pytest

@@ -1,11 +1,9 @@
-"""A whole training script: a Llama of transformers under any plan (docs/models.md).
+"""Train a Llama of transformers under any plan. docs/train.md explains this script part by part.
 
     schedc compile programs/zb_v.sched -p ranks=4 -p microbatches=8 -o plan.json
     torchrun --nproc-per-node 4 examples/train.py plan.json --folder run --steps 100
 
-It begins with weights of its own, or with those of `--pretrained`, a folder of `save_pretrained`;
-it saves `run/step-N`, and started again it goes on from the newest one: also with another plan, on
-another number of processes. `run/step-N` is what `from_pretrained` reads.
+Started again, it goes on from the newest checkpoint in the folder.
 """
 
 import argparse
@@ -26,14 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from schedlang import open_plan, read_plan
-from schedlang.plan.plan import Plan
-from schedlang.runtime import (
-    Pipeline,
-    load_model,
-    load_optimizers,
-    load_state,
-    split,
-)
+from schedlang.runtime import Pipeline, load_model, load_optimizers, load_state, split
 
 CONFIG = LlamaConfig(
     vocab_size=256,
@@ -49,21 +40,22 @@ BLOCKS = ["model.embed_tokens", "model.layers", "model.norm", "lm_head"]
 
 
 class Llama(LlamaForCausalLM):
-    """The model as it is, but that it returns a tensor."""
+    """The model as it is, except that its forward returns a tensor."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(rows, length) tokens to (rows, length, vocabulary) scores of the next ones."""
+        """Scores of the next tokens, (rows, length, vocabulary), for tokens (rows, length)."""
         return super().forward(tokens, use_cache=False).logits
 
 
 def loss_fn(scores: Tensor, following: Tensor) -> Tensor:
-    """Mean cross entropy of the tokens that follow."""
+    """The mean cross entropy of the next tokens."""
     return cross_entropy(scores.float().flatten(0, 1), following.flatten())
 
 
 class Batches:
-    """Random pieces of the source of Python's standard library, byte by byte: a data loader with a
-    state, as torchdata's `StatefulDataLoader` has one.
+    """Random pieces of the source of Python's standard library; a token is a byte.
+
+    It keeps its place in a state, as torchdata's `StatefulDataLoader` does.
     """
 
     def __init__(self, rows: int, length: int, seed: int) -> None:
@@ -83,16 +75,16 @@ class Batches:
             yield tokens[:, :-1], tokens[:, 1:]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Which piece comes next."""
+        """The state of the generator that draws the next piece."""
         return {"random": self.random.get_state()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from there."""
+        """Go on with the piece that comes after this state."""
         self.random.set_state(state["random"])
 
 
 def device_of_process() -> torch.device:
-    """The GPU of this process, or the CPU; joins the other processes."""
+    """Join the other processes; return the GPU of this one, or the CPU."""
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
@@ -103,8 +95,9 @@ def device_of_process() -> torch.device:
 
 
 def decayed_and_not(pipeline: Pipeline, decay: float) -> list[dict[str, object]]:
-    """Groups of an optimizer: matrices decay, norms and biases do not. Both groups are there on
-    each rank, if need be without weights.
+    """Two groups of weights: matrices decay, norms and biases do not.
+
+    Every rank has both groups, also where one of them is empty.
     """
     weights = list(pipeline.parameters())
     matrices = [weight for weight in weights if weight.ndim > 1]
@@ -115,11 +108,13 @@ def decayed_and_not(pipeline: Pipeline, decay: float) -> list[dict[str, object]]
     ]
 
 
-def train(plan: Plan, options: argparse.Namespace) -> None:
+def train(options: argparse.Namespace) -> None:
     """Train from the newest checkpoint, or from the beginning."""
     device = device_of_process()
     folder = options.folder
-    # The same weights on all ranks, each of which then keeps its own stages.
+    # Rank 0 proves the plan again; the others read only their own part of it.
+    plan = (open_plan if dist.get_rank() else read_plan)(options.plan)
+    # All ranks make the same weights, and keep those of their own stages.
     torch.manual_seed(options.seed)
     model = Llama(CONFIG)
     stages = split(model, plan, BLOCKS)
@@ -128,7 +123,7 @@ def train(plan: Plan, options: argparse.Namespace) -> None:
         load_model(options.pretrained, stages)
     for stage in stages.values():
         stage.to(device)
-    # Dropout draws other numbers on each rank, and after each start.
+    # From here on, dropout draws other numbers on each rank, and after each start.
     torch.manual_seed(options.seed + 1000 * first + dist.get_rank() + 1)
 
     pipeline = Pipeline(plan, stages, loss_fn)
@@ -154,7 +149,6 @@ def train(plan: Plan, options: argparse.Namespace) -> None:
         done = step + 1
         is_last = done == options.steps
         if done % options.log_every == 0 or is_last:
-            # On all ranks: the ranks of last stages have the losses.
             log.write(step=done, norm=float(norm), **pipeline.named_losses())
         if done % options.evaluate_every == 0 or is_last:
             with autocast:
@@ -168,7 +162,7 @@ def train(plan: Plan, options: argparse.Namespace) -> None:
 def save(
     pipeline: Pipeline, folder: Path, step: int, optimizer: AdamW, state: dict
 ) -> None:
-    """Write a checkpoint, whole or not at all, and delete all but the one before it."""
+    """Write a checkpoint, and keep the one before it."""
     new = folder / f"step-{step}"
     pipeline.save_model(new, step, [optimizer], state)
     if dist.get_rank() == 0:
@@ -196,13 +190,13 @@ class Log:
 
 
 def main() -> None:
-    """One rank of a run."""
+    """Train on one rank of a run."""
     parser = argparse.ArgumentParser(description="Train a Llama with a plan.")
     parser.add_argument("plan", type=Path, help="a plan file, of `schedc compile -o`")
     parser.add_argument("--folder", type=Path, default=Path("run"))
     parser.add_argument("--pretrained", type=Path, help="weights to begin with")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--rows", type=int, default=2, help="of a microbatch")
+    parser.add_argument("--rows", type=int, default=2, help="rows of a microbatch")
     parser.add_argument("--length", type=int, default=64, help="tokens of a row")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
@@ -212,9 +206,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=20)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    # One rank proves the plan again; the others read their own part of it.
-    is_first = os.environ.get("RANK", "0") == "0"
-    train((read_plan if is_first else open_plan)(options.plan), options)
+    train(options)
 
 
 if __name__ == "__main__":

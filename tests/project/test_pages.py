@@ -4,8 +4,11 @@
 run by `make pages`. `pytest --update-golden` writes into the pages what their commands print.
 """
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -40,6 +43,8 @@ LANGUAGES = {
     "toml",
     "mermaid",
 }
+#: Why a block that installs a package is not run.
+INSTALLS = "it installs from a package registry"
 #: All that cannot be run here, and why.
 ELSEWHERE = {
     "README.md": ["they build an environment, and run all of this"],
@@ -49,14 +54,14 @@ ELSEWHERE = {
         "it builds an environment of gigabytes, and runs all tests",
     ],
     "docs/editor.md": [
-        "it installs from a package registry",
+        INSTALLS,
         "it needs npm and VS Code",
     ],
     "docs/reports/gpu.md": ["it needs a GPU"],
-    "docs/models.md": ["minutes on four processes"],
     "docs/training.md": ["two machines", "it needs a GPU", "machines that come and go"],
     "docs/pictures.md": ["it needs pandas and matplotlib"],
     "docs/torch.md": ["torchtitan"] * 4,
+    "docs/train.md": [INSTALLS],
     "docs/clusters.md": ["a cluster with Slurm"],
 }
 #: What `make TARGET WHAT=…` takes.
@@ -150,6 +155,53 @@ def test_the_parts_of_scripts(part: Block, run_ranks: Run, tmp_path: Path) -> No
     assert outcome.results() == [None] * part.ranks
 
 
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tools of the environment that `make demo` makes, in a copy of the repository."""
+    clone = tmp_path_factory.mktemp("clone")
+    listed = subprocess.check_output(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        text=True,
+    )
+    for name in listed.split("\0")[:-1]:
+        source = ROOT / name
+        if source.exists() or source.is_symlink():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, clone / name, follow_symlinks=False)
+    python = Path(sys.base_prefix, "bin", f"python{sys.version_info[0]}")
+    # As a shell has it that nobody has activated an environment in.
+    outside = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV") and not name.startswith("MAKE")
+    }
+    made = subprocess.run(
+        ["make", "demo", f"PYTHON={python}"],
+        cwd=clone,
+        env=outside,
+        capture_output=True,
+        text=True,
+    )
+    assert not made.returncode, made.stdout + made.stderr
+    assert "Both schedules compute what one process computes." in made.stdout
+    return clone / ".venv" / "bin"
+
+
+@pytest.mark.newcomer
+@pytest.mark.parametrize("name", ["README", "tutorial", "train"])
+def test_a_newcomer_follows_the_pages(name: str, demo: Path, tmp_path: Path) -> None:
+    """All that these pages print, in the environment that `make demo` alone has made."""
+    folder = tmp_path / name
+    folder.mkdir()
+    shutil.copytree(ROOT / "programs", folder / "programs")
+    shell = Shell(folder, demo)
+    for block in BLOCKS[name]:
+        if block.elsewhere == INSTALLS:
+            check_commands(block, shell, block.text)
+    follow(name, shell, lambda block: True)
+
+
 def follow(
     name: str, shell: Shell, runs: Callable[[Block], bool], updates: bool = False
 ) -> None:
@@ -162,7 +214,7 @@ def follow(
                 "torch", reason="the runtime needs torch", exc_type=ImportError
             )
         if block.file:
-            (shell.folder / block.file).write_text(block.text)
+            write_file(block, shell.folder / block.file)
         if block.language == "sched":
             check_program(block)
         elif block.language == "python" and not block.file:
@@ -172,6 +224,12 @@ def follow(
             check_commands(block, shell, block.text)
         elif block.language == "console":
             check_console(block, shell, updates)
+
+
+def write_file(block: Block, path: Path) -> None:
+    """Write the file that a block shows, or add the part of it that the block shows."""
+    before = path.read_text() if "more" in block.words else ""
+    path.write_text(before + block.text)
 
 
 def check_program(block: Block) -> None:
@@ -209,6 +267,15 @@ def check_console(block: Block, shell: Shell, updates: bool) -> None:
             assert matches(output, shown), (
                 f"{block.where}: `{command}` prints\n{output}"
             )
+
+
+def test_the_training_page_shows_the_whole_script() -> None:
+    """In its order, and nothing else; blank lines between the parts do not count."""
+    shown = [block.text for block in BLOCKS["train"] if block.file == "train.py"]
+    script = (ROOT / "examples" / "train.py").read_text(encoding="utf-8")
+    assert [line for line in "".join(shown).splitlines() if line] == [
+        line for line in script.splitlines() if line
+    ]
 
 
 def test_every_block_says_what_it_is() -> None:

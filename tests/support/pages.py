@@ -5,6 +5,7 @@ A fence says what its block is: the language that it is coloured by, then words 
     ```sched first.sched      a program; by its name, the blocks that follow find it
     ```sched bad.sched wrong  a program that is refused: the page shows how
     ```python train.py        a file, and so are `yaml` and `json` with a name
+    ```python train.py more   the next part of this file
     ```python                 a script
     ```python ranks=2         a part of a script, for so many processes; the rest of the script is in
                               `tests/support/page_scripts.py`, by the name that is `given=`
@@ -140,32 +141,41 @@ def line_pattern(line: str) -> str:
     return ".*".join(map(re.escape, line.split("…")))
 
 
+def _tools_of_tree(folder: Path) -> Path:
+    """Write scripts to a folder that run the tree that is tested."""
+    for name, arguments in _TOOLS.items():
+        tool = folder / name
+        tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        tool.chmod(0o755)
+    return folder
+
+
 class Shell:
     """Runs the commands of a page as a reader does, in a folder.
 
     What is to be done in place of `torchrun` gets its words, and gives what `run` does. Where it
     `stays`, a command of `schedc` by itself runs in this process.
+
+    `python`, `schedc` and `torchrun` are those of the folder `tools`; without one, they are scripts
+    that run the tree that is tested.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tools: Path | None = None) -> None:
         self.folder = folder
         self.torchrun: Callable[[list[str]], tuple[int, str]] | None = None
         self.stays = False
-        # `python`, `schedc` and `torchrun` as a reader has them installed, of the tree that is
-        # tested.
-        tools = folder.with_name(f"{folder.name}.tools")
-        tools.mkdir()
-        for name, arguments in _TOOLS.items():
-            tool = tools / name
-            tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
-            tool.chmod(0o755)
+        home = folder.with_name(f"{folder.name}.home")
+        home.mkdir()
         self.environment = ENVIRONMENT | {
-            "PATH": f"{tools}:{os.environ['PATH']}",
-            "HOME": str(tools),
+            "PATH": f"{tools or _tools_of_tree(home)}:{os.environ['PATH']}",
+            "HOME": str(home),
             "COLUMNS": "120",
             "NO_COLOR": "1",
-            "XDG_CACHE_HOME": str(tools / "cache"),
+            "XDG_CACHE_HOME": str(home / "cache"),
         }
+        if tools:
+            # What is imported is what is installed there.
+            del self.environment["PYTHONPATH"]
 
     def run(self, command: str) -> tuple[int, str]:
         """The exit code of a command, and what it has printed."""
