@@ -17,7 +17,13 @@ from schedlang.runtime.setup import Setup, SliceLengths, Tied
 from schedlang.runtime.torch_private.wrappers import sums_in_backwards
 from schedlang.runtime.watchdog import Watchdog
 from schedlang.schedule.kinds import STEPS
-from schedlang.schedule.transports import NCCL, NCCL_EAGER, NCCL_EDGE, PORTABLE
+from schedlang.schedule.transports import (
+    NCCL,
+    NCCL_EAGER,
+    NCCL_EDGE,
+    PORTABLE,
+    Transport,
+)
 
 
 def wrong_number(plan: Plan, started: int, replicas: int = 1) -> str | None:
@@ -288,8 +294,12 @@ def agree_on_device(
 BACKENDS_FOR_GPUS = {"nccl": True, "nccl2": True, "nccl-lazy": False}
 
 
-def check_transport(plan: Plan, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Whether the group sends tensors of the device, and whether the plan is proved for that."""
+def check_transport(
+    plan: Plan, group: dist.ProcessGroup, device: torch.device
+) -> Transport:
+    """Whether the group sends tensors of the device, and whether the plan is proved for that. Gives
+    the transport by which messages go on GPUs.
+    """
     backend = backend_of(group, device)
     if device.type == "cuda" and backend not in BACKENDS_FOR_GPUS:
         how = "has no backend" if backend is None else f"has `{backend}`"
@@ -311,3 +321,4 @@ def check_transport(plan: Plan, group: dist.ProcessGroup, device: torch.device) 
         raise PipelineError(
             f"the plan is proved for `{plan.transport}` alone, and its tensors go by `{used.name}`"
         )
+    return NCCL_EDGE if plan.transport == NCCL_EDGE.name else used

@@ -66,6 +66,7 @@ from schedlang.runtime.watchdog import BETWEEN, Watchdog
 from schedlang.schedule.actions import is_transfer
 
 if TYPE_CHECKING:
+    from schedlang.ranks.hazards import check_hazards
     from schedlang.ranks.warm_up import warm_ups
     from schedlang.runtime.communicators import warm_up
     from schedlang.runtime.gpu_progress import GpuProgress
@@ -92,6 +93,7 @@ else:
     # For a `transfer_dtype`.
     rounding_to = on_demand("schedlang.runtime.precision.rounding_to")
     # On GPUs.
+    check_hazards = on_demand("schedlang.ranks.hazards.check_hazards")
     GpuProgress = on_demand("schedlang.runtime.gpu_progress.GpuProgress")
     warm_up = on_demand("schedlang.runtime.communicators.warm_up")
     # For steps that are recorded, or whose warm-up may be walked over twice; for evaluations.
@@ -256,7 +258,7 @@ class Pipeline:
         self._device = agree_on_device(
             device_of(setup.modules), processes, self._watchdog
         )
-        check_transport(plan, processes.group, self._device)
+        transport = check_transport(plan, processes.group, self._device)
         if self._device.type == "cuda":
             self._watchdog.gpu = GpuProgress(self._device)
         site = self._site = Site(plan, processes, setup, self._device)
@@ -305,6 +307,7 @@ class Pipeline:
         #: How many of these calls are in the warm-up, if it may be walked over twice.
         self._warm_up = sum(index < end for index, _, _ in self._training)
         if self._device.type == "cuda":
+            check_hazards(plan, self._rank, transport)
             # Last, since ranks wait for each other here: now each knows that it can run the plan.
             warm_up(plan, processes, self._device)
 

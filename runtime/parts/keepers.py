@@ -96,7 +96,9 @@ class _Copies(Part):
 
 
 class KeptElsewhere(_Copies):
-    """What this rank offloads, which another one keeps."""
+    """What this rank offloads, which another one keeps: copies as of
+    `schedlang.runtime.parts.offload.Copies`.
+    """
 
     def offload(self, memories: Sequence[Memory], stage: int, microbatch: int) -> None:
         """Begin to send the memories of a stage's microbatch; then they are free here."""
@@ -112,8 +114,10 @@ class KeptElsewhere(_Copies):
 
         self.begin(copy)
 
-    def reload(self, memories: Sequence[Memory]) -> None:
-        """Begin to bring them back; who needs them first waits."""
+    def reload(
+        self, memories: Sequence[Memory], stage: int, microbatch: int
+    ) -> Callable[[], None]:
+        """Begin to bring them back; gives a function that waits until they are here."""
 
         def copy() -> None:
             for memory, bytes in zip(
@@ -123,9 +127,7 @@ class KeptElsewhere(_Copies):
             ):
                 memory.bytes = bytes
 
-        arrive = partial(self.wait, self.begin(copy))
-        for memory in memories:
-            memory.arrive = arrive
+        return partial(self.wait, self.begin(copy))
 
 
 class KeptHere(_Copies):
@@ -173,7 +175,7 @@ def of_rank(rank: Rank) -> Iterator[Part]:
             )
         elsewhere = KeptElsewhere(rank.wire, keeper, tag_of(own))
         for part in offloads:
-            part.keeper = elsewhere
+            part.copies = elsewhere
         yield elsewhere
     for other in plan.layout.kept_by(own):
         yield KeptHere(rank.wire, other, tag_of(other), plan)

@@ -12,16 +12,16 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from schedlang.runtime.door import Site
+from schedlang.runtime.door import Site, load
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.part import Forward, Part
+from schedlang.runtime.part import Backward, Forward, Part
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import flatten
 from schedlang.schedule.kinds import AWAY
 
 
 class Offload(Part):
-    """The ops OFFLOAD and RELOAD of a stage, for some of its microbatches."""
+    """The ops OFFLOAD and RELOAD of a stage, for some of its microbatches, by `copies`."""
 
     def __init__(
         self,
@@ -29,18 +29,17 @@ class Offload(Part):
         module: nn.Module,
         device: torch.device,
         microbatches: Container[int],
+        copies: "Copies",
     ) -> None:
         self._stage = stage
         self._module = module
         self._device = device
         self._microbatches = microbatches
-        self._streams: Streams | None = None
-        if device.type == "cuda":
-            self._streams = Streams(device)
-        #: Which rank keeps what is away, if not the host.
-        self.keeper: Keeper | None = None
+        self.copies = copies
         #: From F to RELOAD.
         self._activations: dict[int, Activations] = {}
+        #: From RELOAD to the backward: what waits until they are back.
+        self._arrivals: dict[int, Callable[[], None]] = {}
 
     def before_forward(self, run: Forward) -> None:
         """Keep hold of what autograd will save."""
@@ -53,50 +52,29 @@ class Offload(Part):
             for tensor in flatten(value, "")[0]
         ]
         stays = [*weights, *self._module.buffers(), *held]
-        activations = Activations(self._device, stays, self._streams)
+        activations = Activations(self._device, stays)
         self._activations[run.microbatch] = activations
         run.contexts = [*run.contexts, activations]
 
     def offload(self, microbatch: int) -> None:
         """OFFLOAD: what the backward needs goes to the host, or to the rank that keeps it."""
-        activations = self._activations[microbatch]
-        check_unchanged(activations.memories, self._stage, microbatch)
-        if self.keeper is None:
-            activations.offload()
-        else:
-            self.keeper.offload(activations.memories, self._stage, microbatch)
+        memories = self._activations[microbatch].memories
+        check_unchanged(memories, self._stage, microbatch)
+        self.copies.offload(memories, self._stage, microbatch)
 
     def reload(self, microbatch: int) -> None:
         """RELOAD: it comes back."""
         activations = self._activations.pop(microbatch)
-        if self.keeper is None:
-            activations.reload()
-        else:
-            self.keeper.reload(activations.memories)
+        self._arrivals[microbatch] = self.copies.reload(
+            activations.memories, self._stage, microbatch
+        )
         # From now on the graph holds them, and lets them go.
         activations.forget()
 
-
-class Keeper(Protocol):
-    """Another rank, which keeps memory for this one."""
-
-    def offload(
-        self, memories: "Sequence[Memory]", stage: int, microbatch: int
-    ) -> None:
-        """Begin to send it the memories of a stage's microbatch."""
-
-    def reload(self, memories: "Sequence[Memory]") -> None:
-        """Begin to bring them back."""
-
-
-class Streams:
-    """The streams of a GPU's copies, which run beside its ops: one each way, as its copy engines
-    are.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.to_host = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.to_device = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    def before_backward(self, run: Backward) -> None:
+        """Wait until it is back."""
+        if run.microbatch in self._arrivals:
+            self._arrivals.pop(run.microbatch)()
 
 
 class Memory:
@@ -107,23 +85,37 @@ class Memory:
     def __init__(self, bytes: Tensor) -> None:
         self.bytes = bytes
         self.size = bytes.numel()
-        #: When its last copy is through, on a GPU.
-        self.ready: torch.cuda.Event | None = None
-        #: Waits until it is back from another rank.
-        self.arrive: Callable[[], None] | None = None
         #: The tensors that were saved, and how often each had been changed in place by then.
         self.saved: list[tuple[Tensor, int]] = []
 
-    def there(self) -> torch.UntypedStorage:
-        """The memory, once it is there for the ops to come."""
-        if self.arrive is not None:
-            self.arrive()
-        if self.ready is not None:
-            stream = torch.cuda.current_stream(self.bytes.device)
-            stream.wait_event(self.ready)
-            # The ops are of another stream than the one that this memory was asked for on.
-            self.bytes.record_stream(stream)
-        return self.bytes.untyped_storage()
+
+class Copies(Protocol):
+    """Copies the activations of a rank to where they are kept, and back."""
+
+    def offload(self, memories: Sequence[Memory], stage: int, microbatch: int) -> None:
+        """Begin to copy the memories of a stage's microbatch away."""
+
+    def reload(
+        self, memories: Sequence[Memory], stage: int, microbatch: int
+    ) -> Callable[[], None]:
+        """Begin to copy them back; gives a function that waits until they are there."""
+
+
+class CopiesOfCpu:
+    """Copies within the memory of a CPU, which are over at once."""
+
+    def offload(self, memories: Sequence[Memory], stage: int, microbatch: int) -> None:
+        """Copy the memories of a stage's microbatch, so that the first ones are free."""
+        for memory in memories:
+            memory.saved = []
+            memory.bytes = memory.bytes.clone()
+
+    def reload(
+        self, memories: Sequence[Memory], stage: int, microbatch: int
+    ) -> Callable[[], None]:
+        """Copy them once more; then they are there."""
+        self.offload(memories, stage, microbatch)
+        return lambda: None
 
 
 def check_unchanged(memories: Sequence[Memory], stage: int, microbatch: int) -> None:
@@ -156,18 +148,12 @@ class Activations(saved_tensors_hooks):
     inside these hooks.
 
     The memory of the tensors in `stays`, weights and inputs, is not copied, since others hold it as
-    well. On a GPU the copies run on `streams` of their own; a CPU copies within its own memory.
+    well.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        stays: Iterable[Tensor],
-        streams: Streams | None,
-    ) -> None:
+    def __init__(self, device: torch.device, stays: Iterable[Tensor]) -> None:
         super().__init__(self._pack, self._unpack)
         self._device = device
-        self._streams = streams
         self._stays = {tensor.untyped_storage().data_ptr() for tensor in stays}
         #: By address; tensors that are views of one another are copied once.
         self._memories: dict[int, Memory] = {}
@@ -177,41 +163,9 @@ class Activations(saved_tensors_hooks):
         """What was saved, until it is forgotten."""
         return [*self._memories.values()]
 
-    def offload(self) -> None:
-        """Begin the copies to the host; then the device's memory is free."""
-        self._copy(torch.device("cpu"))
-
-    def reload(self) -> None:
-        """Begin the copies back; the backward waits for them."""
-        self._copy(self._device)
-
     def forget(self) -> None:
         """Leave what was saved to the graph."""
         self._memories.clear()
-
-    def _copy(self, to: torch.device) -> None:
-        for memory in self._memories.values():
-            memory.saved = []
-        if self._streams is None:
-            for memory in self._memories.values():
-                memory.bytes = memory.bytes.clone()
-            return
-        goes_away = to.type == "cpu"
-        stream = self._streams.to_host if goes_away else self._streams.to_device
-        # The forward's kernels may still write what is to be copied.
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            for memory in self._memories.values():
-                if memory.ready is not None:
-                    # It may still be on its way to the host.
-                    stream.wait_event(memory.ready)
-                old = memory.bytes
-                memory.bytes = torch.empty_like(old, device=to, pin_memory=goes_away)
-                memory.bytes.copy_(old, non_blocking=True)
-                memory.ready = stream.record_event()
-                if old.is_cuda:
-                    # So that its memory goes to nobody else before the copy is through.
-                    old.record_stream(stream)
 
     def _pack(self, tensor: Tensor) -> Tensor | _View:
         storage = tensor.untyped_storage()
@@ -241,14 +195,16 @@ class Activations(saved_tensors_hooks):
         if isinstance(packed, Tensor):
             return packed
         tensor = torch.empty(0, dtype=packed.type, device=self._device)
-        return tensor.set_(
-            packed.memory.there(), packed.offset, packed.size, packed.stride
-        )
+        storage = packed.memory.bytes.untyped_storage()
+        return tensor.set_(storage, packed.offset, packed.size, packed.stride)
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Offload]]:
-    """Those of stages of which the plan offloads microbatches."""
+    """Those of stages of which the plan offloads microbatches; a rank has one list of copies."""
+    copies: Copies = CopiesOfCpu()
+    if site.device.type == "cuda":
+        copies = load("gpu_copies").of_device(site.device)
     for stage, module in site.modules.items():
         microbatches = site.plan.microbatches_with(AWAY, stage)
         if microbatches:
-            yield stage, Offload(stage, module, site.device, microbatches)
+            yield stage, Offload(stage, module, site.device, microbatches, copies)

@@ -109,6 +109,7 @@ class _Host:
         self.transport = transport
         self.actions = schedule.ranks[rank]
         self.steps: list[Step] = []
+        self.pairs = overlapped_pairs(self.actions)
         self.places = {
             self.actions.at(index): index for index in range(len(self.actions))
         }
@@ -182,8 +183,7 @@ class _Host:
 
     def _ops(self, batch: range) -> None:
         # The two of a pair take turns, so both begin once both have what they need.
-        pairs = overlapped_pairs(self.actions) if len(batch) > 1 else {}
-        pairs = {first: pairs[first] for first in batch if first in pairs}
+        pairs = {each: self.pairs[each] for each in batch if each in self.pairs}
         for first, second in pairs.items():
             self._compute((first, second))
         together = {*pairs, *pairs.values()}

@@ -29,6 +29,8 @@ ALWAYS = {
 ON_DEMAND = {
     "schedlang.plan.other_files",
     "schedlang.plan.writer",
+    "schedlang.ranks.gpu_streams",
+    "schedlang.ranks.hazards",
     "schedlang.ranks.warm_up",
     "schedlang.runtime.clock",
     "schedlang.runtime.communicators",
@@ -118,6 +120,7 @@ def test_every_part_has_a_row() -> None:
         "again",
         "compiled",
         "edge_wire",
+        "gpu_copies",
         "layers",
     }
 

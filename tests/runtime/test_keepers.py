@@ -29,7 +29,7 @@ from schedlang.runtime.parts.keepers import (  # noqa: E402
     KeptHere,
     of_rank,
 )
-from schedlang.runtime.parts.offload import Memory, Offload  # noqa: E402
+from schedlang.runtime.parts.offload import CopiesOfCpu, Memory, Offload  # noqa: E402
 from schedlang.runtime.torch_private.tensors import changes_of  # noqa: E402
 from tests.support.mesh import mesh, on  # noqa: E402
 from tests.support.models import (  # noqa: E402
@@ -304,7 +304,7 @@ def test_what_is_changed_on_its_way_is_refused() -> None:
 
 def test_gpus_are_refused() -> None:
     plan = program("bpipe", ranks=4, microbatches=8)
-    own = Offload(0, modules(1)[0], torch.device("cpu"), {1})
+    own = Offload(0, modules(1)[0], torch.device("cpu"), {1}, CopiesOfCpu())
     site = SimpleNamespace(
         plan=plan, rank=0, device=torch.device("cuda"), parts={0: [own]}
     )

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from schedlang.examples.demo.gpt import Block  # noqa: E402
 from schedlang.runtime.part import Part  # noqa: E402
-from schedlang.runtime.parts.offload import Offload  # noqa: E402
+from schedlang.runtime.parts.offload import CopiesOfCpu, Offload  # noqa: E402
 from schedlang.runtime.parts.split_backward import SplitBackwards  # noqa: E402
 from schedlang.runtime.stage import Stage, StagePlan  # noqa: E402
 from schedlang.schedule.kinds import Kind  # noqa: E402
@@ -54,7 +54,7 @@ class WithTangent(nn.Module):
 def stage(module: nn.Module, offloaded: set[int], split: bool) -> Stage:
     cpu = torch.device("cpu")
     parts: list[Part] = [SplitBackwards({0, 1})] if split else []
-    parts.append(Offload(1, module, cpu, offloaded))
+    parts.append(Offload(1, module, cpu, offloaded, CopiesOfCpu()))
     return Stage(StagePlan(1), module, cpu, parts=parts)
 
 

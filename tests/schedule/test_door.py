@@ -70,6 +70,27 @@ print(json.dumps([bars, execution.peak_memory, execution.timeline.makespan]))
     assert makespan == 9
 
 
+def test_it_has_a_stream_of_a_gpu_and_events() -> None:
+    """A backward waits for it; without any of its events, two streams use one activation."""
+    script = """
+from schedlang.ranks.gpu_streams import Record, Wait, gpu_steps
+from schedlang.ranks.hazards import hazards
+from schedlang.schedule.transports import NCCL
+
+plan = compiled()
+steps = gpu_steps(plan, 0, NCCL)
+found = [len(list(hazards(plan, 0, steps)))]
+for at, step in enumerate(steps):
+    if isinstance(step, Record | Wait):
+        found.append(len(list(hazards(plan, 0, [*steps[:at], *steps[at + 1 :]]))) > 0)
+print(json.dumps([sorted({each.stream for each in steps if hasattr(each, "stream")}), found]))
+"""
+    streams, found = told(script)  # type: ignore[misc]
+    assert streams == ["compression", "compute"]
+    # Two events for each of two, which are recorded and waited for.
+    assert found == [0] + [True] * 8
+
+
 def test_costs_have_its_duration_and_its_memory() -> None:
     script = """
 costs = Costs(compress_times=[1, 2], compress_memory=[-0.5])
