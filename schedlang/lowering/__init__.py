@@ -1,8 +1,8 @@
-"""Schedule → schedule with communication.
+"""Lowering: insert sends and receives into a schedule.
 
-Where a program writes no sends and receives, they are put in the order of one global execution
-(`co_issue`), which is right on every transport. The other lowerings start from there and change it
-for one that they are faster on.
+If the program writes none, they are inserted in the order of one global execution (`co_issue`),
+which is deadlock-free on every transport. The other lowerings start from that schedule, and move
+transfers to be faster on a particular transport.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from schedlang.lowering.fusion import fuse
     from schedlang.schedule.frozen import without_idle
 else:
-    # For transports on which something may be faster than co-issued transfers.
+    # For transports on which other lowerings may be faster than co-issued transfers.
     defer = on_demand("schedlang.lowering.deferral.defer")
     post_early = on_demand("schedlang.lowering.early.post_early")
     fuse = on_demand("schedlang.lowering.fusion.fuse")
@@ -43,13 +43,13 @@ OWN = "the program's own"
 
 
 def lower(schedule: Schedule, events: Events | None = None) -> Schedule:
-    """The schedule with its communication: the program's own, or inserted where the program writes
-    none.
+    """The schedule with its communication: the program's own, or inserted transfers if the program
+    writes none.
 
-    `events` are its global ones (`schedlang.proof.moments`), if somebody has made them.
-    A program's own transfers are to all stages that take what a stage makes, or from all that make
-    what it takes. To a stage of the same rank, or past the ends of the pipeline, they become
-    nothing. Backwards that do nothing are left out now (`schedlang.schedule.frozen`).
+    `events` are the schedule's global events (`schedlang.proof.moments`), if they are known. A
+    transfer in a program stands for the transfers to all stages that use a result, or from all
+    stages that make an input. Transfers within a rank, or past the ends of the pipeline, vanish.
+    Backwards without any work vanish here, too (`schedlang.schedule.frozen`).
     """
     if writes_communication(schedule):
         lowered = evolve(schedule, ranks=_reachable(schedule))
@@ -62,7 +62,7 @@ def lower(schedule: Schedule, events: Events | None = None) -> Schedule:
 
 
 def writes_communication(schedule: Schedule) -> bool:
-    """Whether a schedule has sends or receives, or its updates, where it has no flush."""
+    """Whether a program writes sends or receives, also in the updates of one without a flush."""
     stream = schedule.stream
     if not stream:
         return bool(schedule.columns.is_transfer.any())
@@ -71,15 +71,15 @@ def writes_communication(schedule: Schedule) -> bool:
 
 
 def _reachable(schedule: Schedule) -> Sequence[Actions]:
-    """The actions of each rank, with a transfer for each stage on another rank that there is to
-    reach.
+    """The actions of each rank, where each written transfer becomes one for each stage that it
+    reaches on another rank.
     """
     columns = schedule.columns
     stages = range(len(schedule.placement))
     numbers = [
         _numbers(schedule, kind, stage) for kind in range(ROWS) for stage in stages
     ]
-    # For each kind and stage the numbers that its actions get, one list after the other.
+    # The numbers of all kinds and stages as one flat array.
     lengths = np.array(list(map(len, numbers)))
     flat = np.array(list(chain.from_iterable(numbers)), np.int32)
     row, place = members(lengths, columns.kind * np.int64(len(stages)) + columns.stage)
@@ -88,9 +88,7 @@ def _reachable(schedule: Schedule) -> Sequence[Actions]:
 
 
 def _numbers(schedule: Schedule, kind: int, stage: int) -> list[int]:
-    """The numbers that an action of a stage has in a plan: a transfer may become several, or
-    none.
-    """
+    """The numbers that an action of a stage gets in a plan: a transfer may get several, or none."""
     if not is_transfer(kind):
         return [stage]
     numbers = schedule.layout.numbers(kind, stage)
@@ -98,11 +96,12 @@ def _numbers(schedule: Schedule, kind: int, stage: int) -> list[int]:
 
 
 def alternatives(transport: str) -> dict[str, Lowering]:
-    """What may be faster on a transport than co-issued transfers, which it starts from; by name,
-    the simpler first.
+    """Lowerings that may be faster on a transport than co-issued transfers, by name, the simpler
+    first. Each takes the co-issued schedule.
 
-    Nothing is where transfers are on their own. Where ranks block, a receive posted early only
-    makes its rank wait. By lanes for each edge, it keeps nothing waiting, and batches are nothing.
+    There are none for transports whose transfers never wait for each other. If ranks block, posting
+    a receive early only makes its rank wait. If each edge has its own lane, an early receive delays
+    no other transfer, and batches gain nothing.
     """
     rules = transports(transport)[0]
     if transport == PORTABLE or rules.lane == "none":

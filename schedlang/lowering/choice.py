@@ -1,6 +1,4 @@
-"""The lowering of a program for its transport: of those that are right there, the one that takes
-the least time.
-"""
+"""Choose the fastest lowering of a program, among those that run on its transport."""
 
 from __future__ import annotations
 
@@ -32,15 +30,15 @@ else:
     # For schedules without a flush.
     lower_stream = on_demand("schedlang.lowering.stream.lower_stream")
 
-#: Makespans of which one is this much of the other, or more, are the same: sums of times are
+#: A makespan must be below this share of another one to be shorter, since sums of times are
 #: rounded.
 _SAME = 1 - 1e-9
 
 
 @frozen
 class Choice:
-    """A schedule with its communication, and what of it repeats; the name of its lowering, and all
-    that were tried; and the graphs that were walked to place its transfers.
+    """A schedule with its communication, and the repeating part of each rank (`kernels`); the name
+    of its lowering, and all trials; and the event graphs that were walked to place its transfers.
     """
 
     schedule: Schedule
@@ -51,13 +49,13 @@ class Choice:
 
 
 def choose_lowering(schedule: Schedule, costs: Costs) -> Choice:
-    """The schedule with its communication: its own, or that of the fastest lowering for its
-    transport.
+    """The schedule with the program's own communication, or with that of the lowering whose
+    makespan on the transport is the shortest.
 
-    Fastest is the least makespan there, for the costs, and where they leave something open, the
-    program's. Of equals it is the simplest, and once one takes no longer than the ideal, no other
-    is tried. What does not run on its transport is not chosen; where the co-issued lowering does
-    not, the ops cannot run at all, as its proof will say.
+    The makespan is computed with `costs`, completed by the program's. Among equals the simplest
+    lowering is chosen, and none is tried after one that reaches the ideal makespan. A lowering that
+    deadlocks on the transport is not chosen; if the co-issued one does, the ops cannot run at all,
+    and its proof will say why.
     """
     own = writes_communication(schedule)
     name = OWN if own else CO_ISSUED
@@ -81,8 +79,8 @@ def choose_lowering(schedule: Schedule, costs: Costs) -> Choice:
 def _changed(
     schedule: Schedule, changed: Schedule, change: Lowering
 ) -> tuple[Schedule, tuple[Kernel, ...]]:
-    """A changed lowering; of a stream, for as many updates as show that one whole; CompileError if
-    it does not run.
+    """A changed lowering and its kernels. A stream is lowered again, for as many updates as the
+    change needs to repeat itself. CompileError if it does not run.
     """
     if not schedule.stream:
         return changed, ()
@@ -95,11 +93,8 @@ def _changed(
 def _fastest(
     schedule: Schedule, first: Choice, others: dict[str, Lowering], costs: Costs
 ) -> Choice:
-    """The first choice, or another one that takes less time; all are timed for as many updates as
-    the first shows.
-    """
-    # No lowering takes less than the ideal, in which no transfer waits for another one, so nothing
-    # more is tried once that is reached.
+    """The first choice, or a faster one; all are timed for as many updates as the first one has."""
+    # No lowering is faster than the ideal, in which no transfer waits for another one.
     try:
         least, ideal = makespans(first.schedule, costs, first.walked)
     except CompileError:

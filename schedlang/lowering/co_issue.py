@@ -1,10 +1,10 @@
-"""Sends and receives in the order of one global execution: a send and its receive are issued in the
-same moment.
+"""Insert sends and receives in the order of one global execution: a send and its receive are issued
+at the same moment.
 
-Following that order, a rank that waits always waits for the oldest transfer not yet done, whose two
-ends are both there; so it is safe on every transport. It is also a good order, because the
-execution is the one with the program's costs: a receive stands where its message would arrive. It
-is what torch's own pipelining does, without costs. See `schedlang.proof.moments`.
+In that order, both ranks of the oldest unfinished transfer have come to it, so it can always
+finish: no transport can deadlock. It is also a fast order, because the execution has the program's
+costs: a receive stands where its message would arrive. torch's own pipelining does the same without
+costs. See `schedlang.proof.moments`.
 """
 
 import numpy as np
@@ -19,20 +19,20 @@ from schedlang.schedule.schedule import Schedule
 
 
 def co_issue(schedule: Schedule, events: Events | None = None) -> Schedule:
-    """The schedule with a send behind every op for each other rank that needs its result, and a
-    receive there.
+    """The schedule with a send after each op for every other rank that needs its result, and with a
+    receive on that rank.
 
-    `events` are its global ones, if somebody has made them. Where the ops come to a deadlock, each
-    rank just goes on from there: the proof says why.
+    `events` are the schedule's global events, if they are known. If the ops deadlock, the remaining
+    actions are placed in each rank's order, and the proof reports the deadlock.
     """
-    # Where no message goes, there is no moment to look for.
+    # Without messages, there is no need to execute the schedule.
     if not needs_of(schedule).is_message.any():
         return schedule
     columns = schedule.columns
     moments = Moments(events or global_events(schedule))
     messages = _messages(schedule)
-    # A message is sent when its maker hands it over, and received in the same moment; or, if it
-    # never is, right before the op that lacks it.
+    # A message is sent and received at the moment at which its maker hands it over. If its maker
+    # never runs, the receive stands right before the op that needs it.
     is_handed = (messages.maker >= 0) & ~moments.is_stuck[messages.maker]
     lacking = moments.issue[messages.user] - 1
     received = np.where(is_handed, moments.hand_over[messages.maker], lacking)
@@ -42,10 +42,9 @@ def co_issue(schedule: Schedule, events: Events | None = None) -> Schedule:
     maker = messages.maker[sends]
     user = messages.user[receives]
 
-    # All ops, sends and receives in one list, which is then put in the order of ranks and moments.
-    # Of one moment they stay as they are here: a rank sends before it receives. What gathers, sums
-    # and hops wait for is of moments before; where a rank waits for hops, it does so in a moment of
-    # its own. What stands behind them stays there.
+    # All ops, sends and receives in one list, sorted by rank and moment. Within a moment a rank
+    # runs its op, then sends, then runs collectives, and then receives: collectives only need
+    # results of earlier moments. A rank's own actions keep their order in any case.
     rank = np.concatenate([columns.rank, columns.rank[maker], columns.rank[user]])
     when = np.concatenate([moments.issue, moments.hand_over[maker], received[receives]])
     lengths = [len(columns), len(sends), len(receives)]
@@ -78,9 +77,7 @@ def co_issue(schedule: Schedule, events: Events | None = None) -> Schedule:
 
 
 def _behind(turn: Ints, columns: Columns, when: Ints) -> Ints:
-    """The turns of a rank's own actions within their moments, none before that of the one ahead of
-    it.
-    """
+    """Each action's turn within its moment, at least that of the action before it on its rank."""
     is_new = np.ones(len(columns), bool)
     is_new[1:] = (np.diff(columns.rank) != 0) | (np.diff(when) != 0)
     moment = np.cumsum(is_new) * (turn.max(initial=0) + 1)
@@ -90,8 +87,8 @@ def _behind(turn: Ints, columns: Columns, when: Ints) -> Ints:
 
 @frozen(eq=False)
 class _Messages:
-    """What ops on other ranks need, in the order in which it is sent: who makes it and who needs
-    it, as rows; the kinds of its send and its receive, and their numbers.
+    """All messages in the order in which they are sent: the rows of the op that makes one and of
+    the op that needs it; the kinds of its send and its receive, and their numbers.
     """
 
     maker: Ints
@@ -106,7 +103,7 @@ def _messages(schedule: Schedule) -> _Messages:
     needs = needs_of(schedule)
     items = np.flatnonzero(needs.is_message)
     numbers = sent_as(schedule, needs, items)
-    # To the neighbour first, then by skips, whose numbers are behind those of the stages.
+    # Messages to the next stage first, then skips, which have higher numbers.
     order = np.lexsort((numbers, needs.maker[items]))
     items = items[order]
     is_forward = needs.made[items] == Kind.F

@@ -1,5 +1,5 @@
-"""Receives at the last moment: where ranks block, or transfers wait for each other, none waits
-before it must.
+"""Defer receives to the last moment, for transports on which ranks block or transfers wait for each
+other: then no rank waits for a message before it needs one.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from schedlang.schedule.schedule import Schedule
 
 
 def defer(lowered: Schedule) -> Schedule:
-    """Each rank holds back what it receives from another one until an op needs some of it, or it
-    sends to that one.
+    """Each rank defers its receives from another rank until an op needs one of these messages, or
+    until it sends to that rank.
 
-    Then it receives all that it holds back from there: so transfers between two ranks stay in their
+    Then it issues all deferred receives from there, so transfers between two ranks keep their
     order.
     """
     # Rank 1 does not wait for the gradient from rank 2 before it has run 1F1:
@@ -48,7 +48,7 @@ def _defer(lowered: Schedule, rank: int) -> Actions:
 
 
 def _users(lowered: Schedule, rank: int) -> dict[int, int]:
-    """For each receive of a rank the op that needs what it brings, both by index."""
+    """For each receive of a rank the op that needs its message, both by index."""
     needs = needs_of(lowered)
     first, end = lowered.columns.first[rank : rank + 2].tolist()
     is_here = (needs.receive >= first) & (needs.receive < end)

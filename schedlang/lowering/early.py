@@ -1,5 +1,5 @@
-"""Receives posted early: where ranks do not wait for transfers, a message can then come while its
-rank works.
+"""Post receives early, for transports on which ranks do not block: then a message can arrive while
+its rank computes.
 """
 
 from attrs import evolve
@@ -9,10 +9,10 @@ from schedlang.schedule.schedule import Schedule
 
 
 def post_early(lowered: Schedule, lane: str = "pair") -> Schedule:
-    """Each receive goes ahead of one more op of its rank: messages need one buffer more.
+    """Move each receive before the op that precedes it; messages then need one more buffer.
 
-    It stays behind what is of its `lane`: transfers with the same rank, with the same `edge` only
-    receives from there, and with `rank` any transfer.
+    A receive does not pass transfers of its `lane`: for `pair`, transfers with the same peer; for
+    `edge`, receives from the same peer; for `rank`, all transfers.
     """
     # The receive of the next message goes ahead of the op that works on this one:
     #
@@ -35,8 +35,8 @@ def _post_early(lowered: Schedule, actions: Actions, lane: str) -> Actions:
 def _place(
     lowered: Schedule, actions: Actions, order: list[range], receive: int, lane: str
 ) -> int:
-    """Where in the order a receive goes that comes next: before the last op, if it need not go
-    before a transfer of its lane.
+    """The place of the next receive in the order: before the last op, unless a transfer of the
+    receive's lane stands after that op.
     """
     peer = lowered.peer(actions.kind[receive], actions.stage[receive])
     for place in range(len(order) - 1, -1, -1):

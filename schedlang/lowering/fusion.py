@@ -1,5 +1,5 @@
-"""Opposite transfers as one batch: where transfers wait for each other, two ranks then exchange
-messages in one go.
+"""Fuse a send and a receive into one batch, for transports on which transfers wait for each other:
+then two ranks exchange messages at once.
 """
 
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from attrs import evolve
 from schedlang.schedule.actions import Actions, is_send, is_transfer
 from schedlang.schedule.schedule import Schedule
 
-#: A transfer, apart from its place: kind, number, microbatch.
+#: Kind, number and microbatch of a transfer.
 _Transfer = tuple[int, int, int]
 
 
 def fuse(lowered: Schedule) -> Schedule:
-    """A send and a receive that are neighbours on both of their two ranks are issued as one batch,
-    on both.
+    """Issue a send and a receive as one batch if they are neighbours on both of their ranks.
 
-    So every batch has its mirror image, as NCCL asks for; Megatron-LM's 1F1B does the same.
+    Then every batch has its counterpart on the other rank, as NCCL requires. Megatron-LM's 1F1B
+    does the same.
     """
     # Rank 0 and rank 1, before and after: both transfers of the pair are neighbours on both ranks.
     #
@@ -28,7 +28,7 @@ def fuse(lowered: Schedule) -> Schedule:
         for index, kind in enumerate(actions.kind):
             if is_transfer(kind):
                 places[rank][actions.at(index)] = index
-    #: Of each rank, the transfers that are first in a batch.
+    #: For each rank, the first transfer of each batch.
     fused: list[set[int]] = [set() for _ in lowered.ranks]
     for rank, actions in enumerate(lowered.ranks):
         for index in range(len(actions) - 1):
@@ -50,12 +50,12 @@ def fuse(lowered: Schedule) -> Schedule:
 
 
 def _is_free(firsts: set[int], index: int) -> bool:
-    """Whether a transfer and the one behind it are in no batch yet."""
+    """Whether a transfer and the next one are in no batch yet."""
     return firsts.isdisjoint((index - 1, index, index + 1))
 
 
 def _exchanges_with(lowered: Schedule, rank: int, index: int) -> int | None:
-    """The other rank of two neighbours, if they are a send and a receive with the same one."""
+    """The peer of two neighbouring actions, if they are a send and a receive with the same rank."""
     one, other = lowered.ranks[rank].kind[index : index + 2]
     if not (is_transfer(one) and is_transfer(other)) or is_send(one) == is_send(other):
         return None
@@ -64,7 +64,7 @@ def _exchanges_with(lowered: Schedule, rank: int, index: int) -> int | None:
 
 
 def _batches(actions: Actions, firsts: set[int]) -> Iterator[range]:
-    """The batches of a rank, with those that begin at some transfers."""
+    """The batches of a rank; each of `firsts` begins a batch of two transfers."""
     for batch in actions.batches():
         if batch.start in firsts:
             yield range(batch.start, batch.start + 2)

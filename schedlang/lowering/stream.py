@@ -1,4 +1,4 @@
-"""The communication of a schedule without a flush, and the part of it that repeats."""
+"""Lower a schedule without a flush, and find the part of it that repeats with every update."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from schedlang.schedule.periods import repeat, steps_of
 from schedlang.schedule.schedule import Kernel, Schedule
 from schedlang.schedule.stream import unroll
 
-#: Of fewer, each is the first or the last.
+#: With fewer updates, each is the first one or the last one.
 _FEWEST_UPDATES = 3
 _MOST_UPDATES = 256
 
@@ -24,22 +24,20 @@ _MOST_UPDATES = 256
 def lower_stream(
     schedule: Schedule, lowering: Callable[[Schedule], Schedule] = lower
 ) -> tuple[Schedule, tuple[Kernel, ...]]:
-    """A stream with its communication, for the fewest updates that show it whole; and the part that
-    repeats, per rank.
+    """A stream with its communication, for as few updates as show all of it; and for each rank its
+    kernel, the part that repeats.
 
-    Lowering is done for some more updates. Where each list then has some of its rows again, one
-    update later, right behind themselves, the execution has come back to the same state, and goes
-    on so for any number of updates. These rows are left out as often as that makes no difference:
-    as lowering for fewer updates does without them, and by the end of these the ranks have held as
-    many versions of their weights as they ever will.
+    A longer stream is lowered. If every rank has rows that directly follow themselves, one update
+    later, the execution has come back to the same state, and continues so for any number of
+    updates. Then repetitions are dropped as long as lowering fewer updates gives the same rows, and
+    the ranks still hold as many versions of their weights as they ever will.
     """
     updates = _guess(schedule)
     while True:
-        # One more than are shown, so that there is something that is repeated.
+        # One update more than the result has, so that some part of it is repeated.
         longest = lowering(unroll(schedule, updates + 1))
         kernels, most = _kernels(longest)
-        # As many as can be left out first: what remains to be checked is whether lowering fewer
-        # updates gives the same rows as leaving kernels out of more.
+        # Drop as many repetitions as possible, if lowering fewer updates gives the same rows.
         for by in range(_fewer(longest, kernels, most), 0, -1):
             shorter = lowering(unroll(schedule, updates + 1 - by))
             if shorter.ranks == repeat(longest, kernels, -by).ranks:
@@ -53,8 +51,8 @@ def lower_stream(
 
 
 def _guess(schedule: Schedule) -> int:
-    """How many updates are likely to show a stream whole: as many as forwards run ahead before the
-    first update, and again after the last one, when they are missing.
+    """A guess of the number of updates that show all of a stream: the number by which forwards run
+    ahead, once for the beginning and once for the end.
     """
     assert schedule.stream is not None
     steps = steps_of(schedule.layout)
@@ -67,12 +65,12 @@ def _guess(schedule: Schedule) -> int:
 
 
 def _kernels(longest: Schedule) -> tuple[tuple[Kernel, ...], int]:
-    """What repeats on each rank, the first time; and how often it could be left out."""
+    """The kernel of each rank, where it runs first; and how many repetitions could be dropped."""
     updates = longest.layout.updates
     columns = longest.columns
     steps = steps_of(longest.layout)
-    # An update in the middle is in the steady state, if any is: what a rank does of it is as long
-    # as what it does again and again.
+    # The update in the middle is in the steady state, if any is. So a rank's kernel has as many
+    # rows as the rank has of that update.
     update = columns.microbatch // steps[columns.kind, columns.stage]
     length = counts_of(
         columns.rank[update == updates // 2], minlength=len(longest.ranks)
@@ -85,10 +83,10 @@ def _kernels(longest: Schedule) -> tuple[tuple[Kernel, ...], int]:
 
 
 def _fewer(longest: Schedule, kernels: tuple[Kernel, ...], most: int) -> int:
-    """By how many updates a schedule can be shorter, up to the most, for the ranks to hold as many
-    versions of their weights as with one update more.
+    """The number of updates, at most `most`, that can be dropped without a change in the number of
+    weight versions that the ranks hold.
     """
-    # Transfers have no part in this.
+    # Transfers do not matter for weights.
     columns = longest.columns
     is_op = ~columns.is_transfer
     ops_before = np.append(0, np.cumsum(is_op))
@@ -111,8 +109,8 @@ def _fewer(longest: Schedule, kernels: tuple[Kernel, ...], most: int) -> int:
 
 
 def _last(holds: Callable[[int], bool], most: int) -> int:
-    """The last number from 1 up to the most for which something holds that holds for all before; 0
-    if for none. It is looked for in steps that double.
+    """The last number up to `most` before the first one, from 1 on, for which `holds` is false;
+    found by galloping search.
     """
     last = 0
     step = 1
@@ -124,12 +122,12 @@ def _last(holds: Callable[[int], bool], most: int) -> int:
 
 
 def _again(columns: Columns, length: Ints, steps: Ints) -> tuple[Ints, Ints]:
-    """Of each rank the longest stretch of rows that all come again `length` of that rank later, for
-    the next update: the first row, and the one behind the last.
+    """For each rank, the longest stretch of rows that all occur again `length` rows later, for the
+    next update: its first row, and the row after its last.
     """
     next_microbatch = columns.microbatch + steps[columns.kind, columns.stage]
     next_update = evolve(columns, microbatch=next_microbatch)
-    # For each row, the one that stands one kernel behind it, if its rank has that many.
+    # For each row, the row one kernel later, if the rank has that many rows.
     again = np.arange(len(columns)) + length[columns.rank]
     is_again = again < columns.first[1:][columns.rank]
     again = again[is_again]
@@ -138,7 +136,7 @@ def _again(columns: Columns, length: Ints, steps: Ints) -> tuple[Ints, Ints]:
         is_again[here] &= (
             getattr(next_update, name)[here] == getattr(columns, name)[again]
         )
-    # The last rows of a rank do not come again, so no stretch goes beyond it.
+    # The last rows of a rank do not occur again, so no stretch goes beyond its rank.
     stops = np.flatnonzero(~is_again)
     lengths = np.diff(stops, prepend=-1) - 1
     rank = columns.rank[stops]

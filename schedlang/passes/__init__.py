@@ -1,4 +1,4 @@
-"""Schedule → schedule: what changes the order of a rank's ops, adds some, or leaves some out."""
+"""Passes turn a schedule into another one: they reorder a rank's ops, add some or drop some."""
 
 from collections.abc import Callable
 
@@ -26,9 +26,9 @@ def _fill(schedule: Schedule, limit: float | None = None) -> Schedule | None:
     return fill_within(schedule, float(limit))
 
 
-#: The passes by their words in a program, as functions of a schedule and of the values that the
-#: program gives them. ValueError says why one cannot be done; None, that no order was found within
-#: the first of these values.
+#: Each pass by its word in a program. It takes a schedule and the values that the program gives. It
+#: raises ValueError if it cannot change this schedule, and returns None if it found no order that
+#: stays within the memory limit, its first value.
 PASSES: dict[str, Callable[..., Schedule | None]] = {
     "squeeze": squeeze,
     "reorder": reorder,
@@ -39,7 +39,7 @@ PASSES: dict[str, Callable[..., Schedule | None]] = {
 
 
 def run_passes(schedule: Schedule) -> Schedule:
-    """A schedule after its passes; CompileError for one that cannot be done."""
+    """Apply a schedule's passes one after the other; CompileError if one of them fails."""
     passes = schedule.passes
     schedule = evolve(schedule, passes=())
     for number, each in enumerate(passes, 1):
@@ -65,7 +65,7 @@ def run_passes(schedule: Schedule) -> Schedule:
 def _error(
     schedule: Schedule, each: Pass, code: str, message: str, help: str | None = None
 ) -> CompileError:
-    """What is wrong with a pass, where the program has it."""
+    """An error that points at the pass in the program."""
     label = Label(schedule.spans[each.location])
     notes = (f"here with {values_text(schedule.params)}",)
     return CompileError(

@@ -1,8 +1,8 @@
-"""The best order that a search finds for a schedule, however many microbatches it has.
+"""Search an order of ops for a schedule with few microbatches, and continue it to all of them.
 
-What a search finds repeats itself where the schedule does. So it looks at a schedule with fewer
-microbatches, and what it finds there is continued. That this holds is shown by a walk over the
-whole.
+A schedule repeats itself every few microbatches, and the order that a search finds usually repeats
+itself too. So the search runs on a *part*, the schedule with fewer microbatches, and the periods of
+its order are repeated. The whole schedule is then executed once, to check memory and idle time.
 """
 
 import gc
@@ -26,25 +26,25 @@ from schedlang.schedule.kinds import INPUT_HALVES, Kind
 from schedlang.schedule.periods import Periods, steps_of
 from schedlang.schedule.schedule import Schedule
 
-#: Finds orders that hold no more than a limit, the best one first. It may take that share of the
-#: work for a whole schedule that it sees of it.
+#: Finds orders within a memory limit, the best one first. The third argument is the share of the
+#: whole schedule that the graph contains; the search may spend that share of its budget.
 Search = Callable[[Graph, float, float], list[Orders]]
-#: By how many microbatches a schedule may repeat itself, and what is found for it by how many times
-#: as many.
+#: Periods to try, in microbatches. An order that the search finds may repeat after a multiple of
+#: one.
 _PERIODS = (1, 2, 3, 4)
-#: How much larger than the first the parts are for which a search is tried before the whole.
+#: Sizes of the parts that are searched before the whole schedule, relative to the first part.
 _LARGER = (1.0, 3.0, 9.0)
-#: The same for ranks with unequal work, where two parts are needed, which may be of about one size.
+#: The same sizes for ranks with unequal work: these need two parts, of about the same size.
 _LARGER_UNEVEN = (1.0, 4 / 3, 3.0)
-#: The share of its time for which a schedule may idle, where ranks have unequal work, for no other
-#: order to be worth looking for.
+#: With unequal ranks, a schedule that is idle for less than this share of its makespan is good
+#: enough: no other order is searched.
 _NEGLIGIBLE = 1e-3
 
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Within it Python looks for no cycles of objects: a search makes hundreds of thousands, and
-    no cycles, and to look through them takes a fifth of its time and more.
+    """Switch Python's garbage collector off: a search makes hundreds of thousands of objects
+    without cycles, and to scan them would take a fifth of its time and more.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -59,10 +59,10 @@ def _without_collection() -> Iterator[None]:
 def best_order(
     schedule: Schedule, search: Search, limit: float | None = None
 ) -> Schedule | None:
-    """A schedule of ops with each rank's in the best order that a search finds; None if there is
+    """The schedule with each rank's ops in the best order that the search finds; None if it finds
     none.
 
-    No rank holds more than a limit then; without one, than the highest peak of the schedule.
+    No rank holds more than `limit`, by default the highest peak of the given schedule.
     CompileError for a schedule that cannot run.
     """
     before = None
@@ -72,7 +72,7 @@ def best_order(
         if whole is not None:
             return whole
         before = found
-    # What cannot run at all is refused before orders are tried: its proof says why.
+    # A schedule that cannot run is refused before any search: its proof reports why.
     if not can_run(schedule):
         prove(lower(schedule))
     graph = Graph(schedule)
@@ -83,10 +83,10 @@ def best_order(
 
 
 def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
-    """The schedule with fewer and then more of its microbatches, up to a third of them.
+    """Parts of the schedule, small ones first, with up to a third of its microbatches.
 
-    There are none where microbatches take different times, or where communication, copies or
-    collectives are written, which leave no order to look for.
+    There are no parts if microbatches differ in their times, since nothing repeats then, or if the
+    program writes communication, copies or collectives, since these fix the order of ops.
     """
     if schedule.costs.differ_by_microbatch:
         return
@@ -95,7 +95,7 @@ def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
     ranks = len(schedule.ranks)
     is_even = _is_even(_work(schedule))
     larger = _LARGER if is_even else _LARGER_UNEVEN
-    # For ranks with unequal work not so few periods that there is no time to gain anything.
+    # With unequal ranks, a search gains nothing in fewer periods than this.
     least = 4 if is_even else 12
     microbatches = [pipeline.microbatches for pipeline in schedule.layout.pipelines]
     for period, share in product(sorted({*_PERIODS, ranks}), _shares(microbatches)):
@@ -103,18 +103,19 @@ def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
         periods = find_periods(schedule, each)
         if periods is None:
             continue
-        # An order takes the longer to repeat itself, the more ranks follow each other; with as many
-        # microbatches to a period as there are ranks, that is a few periods.
+        # With more ranks, more periods pass until an order repeats itself; two are enough if a
+        # period has as many microbatches as there are ranks.
         stays = max(-(-3 * ranks // 4), least) if period < ranks else 2
-        # Two thirds of the microbatches are left out at least.
+        # A part leaves out at least two thirds of the microbatches.
         least_out = -(-2 * sum(microbatches) // (3 * sum(each)))
         for more in (_most_held(periods, stays, limit), 0):
             left_out = [
                 periods.times - more - ceil(stays * factor) for factor in larger
             ]
             if period < ranks:
-                # What is found may repeat itself by several periods only. The first part is small,
-                # and enough for most; others leave out what any of these numbers divides.
+                # The order that is found may repeat only after several periods. The first part is
+                # small, and enough for most schedules; the larger ones leave out a number of
+                # periods that every number in _PERIODS divides.
                 left_out[1:] = [
                     _divisible(out, least_out, lcm(*_PERIODS)) for out in left_out[1:]
                 ]
@@ -125,8 +126,8 @@ def _parts(schedule: Schedule, limit: float | None) -> Iterator["_Part"]:
 
 
 def _shares(microbatches: list[int]) -> list[tuple[int, ...]]:
-    """By how many microbatches pipelines may go on while they do so side by side: all by as many,
-    each by its share, or each by about that, in small numbers.
+    """How many microbatches of each pipeline a period may have: one of each, a number in proportion
+    to the pipeline's microbatches, or that proportion rounded to small numbers.
     """
     common = gcd(*microbatches)
     about = [
@@ -143,15 +144,16 @@ def _shares(microbatches: list[int]) -> list[tuple[int, ...]]:
 
 
 def _divisible(number: int, least: int, divisor: int) -> int:
-    """The next number down that can be divided; the number itself if that is less than `least`."""
+    """Round a number down to a multiple of `divisor`, unless the result is less than `least`."""
     divisible = number - number % divisor
     return divisible if divisible >= least else number
 
 
 def _most_held(periods: Periods[Schedule], stays: int, limit: float | None) -> int:
-    """If some rank could do all forwards of a part before its first backward, in which so many
-    periods stay besides those around them: how many more stay for it not to hold all microbatches
-    until their last uses.
+    """How many periods a part needs beside the `stays` that it has, so that the memory limit keeps
+    every rank from holding all of its microbatches until their last uses.
+
+    It needs no more if no rank could run all forwards of the part before its first backward.
     """
     if limit is None or limit == inf:
         return 0
@@ -161,7 +163,7 @@ def _most_held(periods: Periods[Schedule], stays: int, limit: float | None) -> i
     #: How many microbatches, or slices of these, a period has for each stage.
     step = steps_of(schedule.layout, periods.microbatches)[Kind.F, : len(forward)]
     (half,) = INPUT_HALVES
-    # What is held from the forward on, and what is left of it for the weight gradient.
+    # Memory that is held from the forward on, and the rest of it that the weight gradient needs.
     amounts = step * np.stack([forward, np.minimum(forward, forward + memory[half])])
     held, kept = (
         counts_of(schedule.placement, amount, len(schedule.ranks)) for amount in amounts
@@ -174,11 +176,11 @@ def _most_held(periods: Periods[Schedule], stays: int, limit: float | None) -> i
 
 
 def _work(schedule: Schedule) -> Floats:
-    """How long the ops of each rank take."""
+    """The busy time of each rank: the sum of its ops' durations."""
     columns = schedule.columns
     durations = schedule.costs.durations(schedule.layout)
     after = op_ends(columns, np.arange(len(columns)), durations)
-    # Of ops that overlap, the last one ends when all have.
+    # The last of several overlapped ops ends when all of them have ended.
     is_last = np.diff(columns.batch, append=-1) != 0
     work = counts_of(columns.rank[is_last], after[is_last], len(schedule.ranks))
     return work.astype(np.float64)
@@ -186,16 +188,16 @@ def _work(schedule: Schedule) -> Floats:
 
 @frozen
 class _Part:
-    """A schedule without so many of its periods."""
+    """A schedule with `times` of its periods left out."""
 
     periods: Periods[Schedule]
     times: int
 
     def searched(self, search: Search, limit: float | None) -> "_Found | None":
-        """The best order of the part, if there is one."""
+        """Search the part; None if it cannot run, or if no order stays within the limit."""
         part = self.periods.more(-self.times)
         if not can_run(part):
-            # The whole one says it of the right microbatches.
+            # The whole schedule cannot run either, and its error names the right microbatches.
             return None
         graph = Graph(part)
         if limit is None:
@@ -211,18 +213,18 @@ class _Part:
 
 @frozen
 class _Found:
-    """What a search found for a part within a limit."""
+    """The execution of the best order that a search found for a part, within a memory limit."""
 
     part: _Part
     limit: float
     execution: Execution
-    #: Whether it is the order that the part has by itself.
+    #: Whether the best order is the one that the schedule had before the search.
     is_as_given: bool
 
     def continued(self, before: "_Found | None") -> Schedule | None:
-        """The whole schedule in the order of the part, if that repeats itself, and the whole runs
-        within the limit and idles no longer than can be expected, also by what was found for a
-        smaller part.
+        """The whole schedule in the part's order; None if that order does not repeat itself, or if
+        the whole schedule exceeds the limit or idles longer than the part and the smaller part
+        `before` let expect.
         """
         growth = self.growth(before)
         if growth is None or _has_too_few(self.execution):
@@ -235,7 +237,7 @@ class _Found:
         for step in (times for times in _PERIODS if part.times % times == 0):
             each = tuple(step * number for number in part.periods.microbatches)
             periods = find_periods(self.execution.schedule, each, starts)
-            # With little more of it, most of what does not hold is seen.
+            # Two more periods show most faults, and cost less than all of them.
             if periods is None or not self.is_as_good(
                 periods.more(2), 2 * step * growth
             ):
@@ -247,13 +249,13 @@ class _Found:
         return None
 
     def growth(self, before: "_Found | None") -> float | None:
-        """How much longer the whole may idle with every period that it has more than the part; None
-        if the part does not tell.
+        """By how much each further period may lengthen the idle time; None if one part alone cannot
+        tell.
 
-        At first it is none, if there is next to nothing to gain, or if ranks have equal work. Where
-        the whole idles longer all the same, because transfers take time, and where ranks have
-        unequal work, some wait in every period, and the order may only gain with many of them:
-        then it is as much in every period as between a smaller part and this one.
+        Ranks with equal work, and ranks that hardly idle in the part, should not idle longer with
+        more periods; so the growth is 0 for the first part. But ranks with unequal work wait in
+        every period, and so may equal ones if transfers take time. Then the growth for each
+        period is measured between the smaller part `before` and this one.
         """
         work = _work(self.part.periods.schedule)
         idle = _idle(self.execution)
@@ -265,7 +267,7 @@ class _Found:
         return max(growth, 0.0) if is_none else growth
 
     def is_as_good(self, longer: Schedule, more: float) -> bool:
-        """Whether a longer schedule runs within the limit, and idles so much more at most."""
+        """Whether a longer schedule stays within the limit and idles at most `more` longer."""
         whole = ideal_execution(longer)
         if whole is None or max(whole.peak_memory) > self.limit + ROUNDING:
             return False
@@ -274,13 +276,13 @@ class _Found:
 
 
 def _is_even(work: Floats) -> bool:
-    """Whether all ranks have equal work."""
+    """Whether all ranks are busy for the same time."""
     most = float(work.max(initial=0.0))
     return most - float(work.min(initial=inf)) <= ROUNDING * most
 
 
 def _has_too_few(execution: Execution) -> bool:
-    """Whether some rank holds all microbatches at once: with more of them it might hold more."""
+    """Whether some rank holds every microbatch at once; with more, its peak might rise."""
     schedule = execution.schedule
     for rank, most in enumerate(execution.peak_activations):
         if most >= sum(map(schedule.layout.units, schedule.stages_of(rank))) > 0:
@@ -289,7 +291,7 @@ def _has_too_few(execution: Execution) -> bool:
 
 
 def _in_order(schedule: Schedule, order: Schedule) -> Schedule | None:
-    """The ops of a schedule in the order of another one, if that has the same ops."""
+    """The schedule with its ops in the order of another one; None if that has other ops."""
     mine = _keys(schedule)
     theirs = _keys(order)
     rows = np.argsort(mine)
@@ -303,7 +305,7 @@ def _in_order(schedule: Schedule, order: Schedule) -> Schedule | None:
 
 
 def _keys(schedule: Schedule) -> Ints:
-    """For each op a number that no other one has."""
+    """A unique number for each op."""
     stride = max(map(schedule.layout.units, range(len(schedule.placement)))) + 1
     columns = schedule.columns
     # Optimizer steps have -1 for a microbatch.
@@ -311,7 +313,7 @@ def _keys(schedule: Schedule) -> Ints:
 
 
 def _idle(execution: Execution) -> float:
-    """By how much the objective is longer than what a rank works."""
+    """The idle time of the busiest rank: the objective less that rank's busy time."""
     bars = [np.array([bars.start, bars.end]) for bars in execution.timeline.ranks]
     busy = max(float((end - start).sum()) for start, end in bars)
     return float(getattr(execution.timeline, execution.schedule.objective)) - busy

@@ -1,4 +1,4 @@
-"""The slots of a schedule's ops, and the moves that bring them forward."""
+"""The ops of a schedule at whole time slots, and the moves that bring them forward."""
 
 from itertools import chain
 
@@ -11,20 +11,20 @@ from schedlang.passes.track import Track
 from schedlang.schedule.columns import Ints
 from schedlang.schedule.kinds import Kind
 
-#: Of a slot: that something is in it, or nothing.
+#: The byte of a slot in which an op runs, and of an empty one.
 _TAKEN = b"\1"
 _FREE = b"\0"
 
 
 @define
 class Board:
-    """The nodes of a graph at unit costs, each at the slot where it can start in given orders, in
-    which they have their `ends`.
+    """The nodes of a graph at unit costs, each at the slot where it starts if ranks follow
+    `orders`; `ends` are the slots at which nodes end.
 
-    Weight gradients can wait, so they are virtual: every slot in which a rank does nothing else
-    runs the oldest one that it owes. If `steady`, nothing moves while a rank is in its steady
-    phase, not the weight gradients either: after it has had all of its first microbatch, and before
-    it has begun the last.
+    Weight gradients can wait, so they have no slots of their own and are *virtual*: in every empty
+    slot the rank runs the oldest weight gradient that it owes. With `steady`, no node of a rank's
+    steady phase moves, nor are its weight gradients virtual. The steady phase begins when the rank
+    is done with its first microbatch, and ends when it begins its last.
     """
 
     graph: Graph
@@ -32,20 +32,20 @@ class Board:
     ends: list[float]
     limit: float
     steady: bool
-    #: By node: its width in slots, its first slot, and the one after its last, 0 if it is virtual.
+    #: By node: how many slots it takes, its first slot, and the slot after its last, 0 if virtual.
     width: list[int] = field(init=False)
     start: list[int] = field(init=False)
     end: list[int] = field(init=False)
     fixed: set[int] = field(factory=set)
     #: The nodes that are not virtual.
     moving: Ints = field(init=False)
-    #: By node: the virtual weight gradients that it leaves owed.
+    #: By input gradient: the virtual weight gradients that become ready to run after it.
     owes: dict[int, list[int]] = field(init=False)
     #: Per rank: which slots are taken, and the nodes by their slots.
     taken: list[bytearray] = field(factory=list)
     tracks: list[Track] = field(factory=list)
-    #: The nodes that memory kept from moving as far as there was room, with their ranks and the
-    #: slots from which on they may be.
+    #: Nodes that the memory limit kept out of an earlier empty slot: rank, node and the earliest
+    #: slot that the node's inputs allow.
     held_back: list[tuple[int, int, int]] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
@@ -78,10 +78,10 @@ class Board:
             self.tracks.append(track)
 
     def moved_forward(self) -> Orders:
-        """The orders after every node has moved as far forward as it can go, in order of time."""
+        """Move every node as far forward as it can go, earliest first; return the new orders."""
         end = self.end
         needs = self.graph.needs
-        #: When the last op of a kind and stage ends, by their number.
+        #: The end of the last op of each kind and stage, by the number that names the two.
         ends = [0] * (max(chain.from_iterable(self.graph.names), default=0) + 1)
         slots = np.array(self.start, np.int64)[self.moving]
         ranks = np.array(self.graph.rank, np.int64)[self.moving]
@@ -94,7 +94,7 @@ class Board:
         for slot, rank, node in zip(*columns, strict=True):
             names = self.graph.names[node]
             if node not in self.fixed:
-                # Ops of one kind and stage do not overtake each other.
+                # Ops of the same kind and stage keep their order.
                 earliest = 0
                 for name in names:
                     if ends[name] > earliest:
@@ -130,14 +130,14 @@ class Board:
         taken[now : now + width] = _TAKEN * width
 
     def is_settled(self, ends: list[float]) -> bool:
-        """Whether no node moves on a board of the orders after every node has moved, in which they
-        have some ends. This board is of no use behind it.
+        """Whether another round of moves would change nothing; `ends` are those of an execution of
+        the new orders. It moves nodes, so the board must not be used afterwards.
         """
-        # Where nodes start at their slots, that is this board. What a node waits for has moved
-        # before it, and what has moved after it has freed slots behind it only. So a node that
-        # memory did not hold back has no room before it; and if none that it held back moves now,
-        # all stays. A node that takes no time may share its slot with what it waits for, and then
-        # move before that.
+        # If nodes really start at their slots, the next round's board would equal this one. The
+        # inputs of a node moved before it, and nodes that moved after it freed only later slots. So
+        # only nodes that the memory limit held back could still move; if none of them does, nothing
+        # will. Nodes that take no time are an exception: such a node may share the slot of its
+        # input and then move before it.
         moving = self.moving
         if not np.array(self.width)[moving].all():
             return False
@@ -153,7 +153,7 @@ class Board:
         return True
 
     def order(self, rank: int) -> list[int]:
-        """A rank's nodes at their slots, with its virtual weight gradients in the free ones."""
+        """A rank's nodes in order of slots, with virtual weight gradients in the empty slots."""
         rows = self.tracks[rank].rows
         slots = np.array([slot for slot, _ in rows], np.int64)
         nodes = [node for _, node in rows]
@@ -166,7 +166,7 @@ class Board:
 
 
 def _taken(slots: Ints, widths: Ints, end: int) -> bytearray:
-    """Which slots up to the end are taken, by what starts at some slots and has some widths."""
+    """The slots up to `end`, marked as taken where a node of some width starts at some slot."""
     change = np.zeros(end + 1, np.int8)
     np.add.at(change, slots, 1)
     np.add.at(change, slots + widths, -1)

@@ -1,4 +1,4 @@
-"""Put weight gradients where they cost least: they are what a rank can do while it waits."""
+"""Put weight gradients into bubbles: a rank can compute them while it waits for other ranks."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
@@ -26,23 +26,23 @@ from schedlang.schedule.kinds import INPUT_HALVES, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
+#: Rules of the first round of trials; then the shares that the second round tries.
 _FIRST = (Rules(), Rules(skips=True))
 _SHARES = (0.5, 0.75, 1.0)
-#: By how much an execution may take longer than the best one before it. Of an order of forwards and
-#: backwards that takes longer still, no rules make the best: they differ by a few percent.
+#: An execution is given up once it takes this many times the best one so far. Other rules change
+#: the result by a few percent, so they could not make this order of F and B the best.
 _HOPELESS = 1.1
-#: A whole with more nodes than this is not filled along all orders by all rules, which would take
-#: more than a second, but along as many orders as these that were best for a part.
+#: With more nodes than this, all orders and rules would take more than a second. Then only the best
+#: orders of a part are filled, as many as _BEST_ORDERS says.
 _MOST_NODES = 15_000
 _BEST_ORDERS = 2
 
 
 def fill_weights(schedule: Schedule) -> Schedule:
-    """The schedule with a `W` for every input gradient; a `W` that it has already gives up its
-    place.
+    """The schedule with a `W` for every input gradient; every `W` that it already had moves, too.
 
-    In a schedule drawn at slots, the oldest one owed comes in each free slot of its rank, and the
-    rest at the end.
+    In a schedule that is drawn at slots, each empty slot of a rank gets the oldest weight gradient
+    that the rank owes, and the rest run at the end.
     """
     if schedule.slots is None:
         filled = fill_within(schedule, inf)
@@ -57,7 +57,7 @@ def fill_weights(schedule: Schedule) -> Schedule:
 def _fill_drawn(
     layout: Layout, actions: Actions, slots: Sequence[int]
 ) -> tuple[Actions, tuple[int, ...]]:
-    """One rank's actions and slots with its weight gradients in free slots."""
+    """One rank's actions and slots, with its weight gradients in the empty slots."""
     table = table_of(actions)
     stays = table[0] != Kind.W
     table = table[:, stays]
@@ -70,7 +70,7 @@ def _fill_drawn(
 
 
 def _owes(layout: Layout, table: Ints) -> Flags:
-    """Which actions of a table leave a weight gradient owed: those of frozen stages none."""
+    """Which actions need a weight gradient later: the input gradients of stages that train."""
     owes: Flags = is_any(table[0], *INPUT_HALVES)
     if layout.frozen:
         stages = range(len(layout.placement))
@@ -79,7 +79,7 @@ def _owes(layout: Layout, table: Ints) -> Flags:
 
 
 def _weights_of(halves: Ints) -> Ints:
-    """The weight gradients of some input gradients, both as tables."""
+    """A table of weight gradients, one for each of these input gradients."""
     weights = halves.copy()
     weights[0] = Kind.W
     weights[4] = 0
@@ -89,24 +89,24 @@ def _weights_of(halves: Ints) -> Ints:
 def fill_within(schedule: Schedule, limit: float) -> Schedule | None:
     """The best schedule found in which no rank holds more than `limit`; None if none is found.
 
-    Where there is a limit, ranks may do forwards earlier.
+    With a finite limit, orders with longer warm-ups are tried as well.
     """
     return best_order(squeeze(_complete(schedule)), _Fillings(), limit)
 
 
 @define
 class _Fillings:
-    """Finds orders within a limit, for a schedule or parts of it, by the rules of `Greedy`.
+    """Finds orders within a limit, for a schedule or a part of it, by the rules of `Greedy`.
 
-    All rules are tried for a part. Where its order does not continue, a large whole is filled along
-    the orders of forwards and backwards that were best for the last part.
+    For a part, all rules are tried. If the part's order cannot be continued and the whole schedule
+    is large, only the orders of forwards and backwards that were best for the last part are filled.
     """
 
-    #: The best orders for the last part, by their numbers, each with the rules that were best.
+    #: The best orders for the last part, by their index in `_choices`, each with its best rules.
     best: list[tuple[int, Rules]] = field(factory=list)
 
     def __call__(self, graph: Graph, limit: float, share: float) -> list[Orders]:
-        """The orders that are found, the best first; of equals the order as it was."""
+        """The orders that are found, the best first; the schedule's own is first among equals."""
         given = _as_given(graph, limit)
         if given and limit < inf and _is_full(graph):
             return [graph.order]
@@ -117,18 +117,16 @@ class _Fillings:
         return [filling.orders for filling in fillings]
 
     def _by_all(self, trials: "_Trials") -> list["_Filling"]:
-        """By all rules, in rounds, because each takes an execution: which order to follow, then
-        which waits to fill, then which ranks may wait. Once one ends as early as any order can, no
-        other is tried.
+        """Try all rules in three rounds, since each combination takes an execution. Stop once an
+        execution ends as early as any order can.
         """
-        # What is varied, and what the best of a round hands on to the next:
+        # Each round varies one thing and takes up the best results of the round before:
         #
         #     1   orders of F and I: given, longer warm-ups   x   may a backward pass a forward?
         #     2   the best two orders                         x   which waits are worth a W
-        #     3   all that were evened out                    x   ranks that have waited less may
-        #                                                         wait
+        #     3   all results with `even` rules               x   ranks that waited less may wait
         #
-        # All at once would be as many executions as these have combinations.
+        # One round with every combination would need the product of all these numbers.
         orders = list[Orders]()
         tried = list[_Filling]()
         for order in _choices(trials.graph, trials.limit):
@@ -150,8 +148,8 @@ class _Fillings:
         return tried
 
     def _by_the_best(self, trials: "_Trials") -> list["_Filling"]:
-        """Along the orders that were best for the last part: along the first by several rules, in
-        short rounds, since a part is too short for most of them to differ.
+        """Try the orders that were best for the last part. The very best is tried by several rules,
+        since most rules give the same result in a part, which is short.
         """
         orders = list(_choices(trials.graph, trials.limit))
         known = [(number, evolve(rules, spare=())) for number, rules in self.best]
@@ -170,15 +168,15 @@ class _Fillings:
 
 
 def _is_full(graph: Graph) -> bool:
-    """Whether there is no idle time to fill: then the order stays as it was written."""
+    """Whether no rank idles, so that there is nothing to fill."""
     busy = max(sum(graph.time[node] for node in order) for order in graph.order)
     return graph.objective(graph.order, graph.own_ends) <= busy + ROUNDING
 
 
 @frozen
 class _Filling:
-    """An execution within the limit: its orders, and the orders without weight gradients and the
-    rules it is from.
+    """An execution within the limit: its orders, and from which orders without weight gradients
+    (`bare`) and by which rules they were made.
     """
 
     value: tuple[float, float, float]
@@ -188,7 +186,7 @@ class _Filling:
     waited: tuple[float, ...] = ()
 
     def spared(self) -> Rules:
-        """The rules with what each rank could have waited more without waiting longest."""
+        """The rules, which now let each rank wait as long as the one that waited longest."""
         longest = max(self.waited)
         return evolve(
             self.rules, spare=tuple(longest - waited for waited in self.waited)
@@ -196,7 +194,7 @@ class _Filling:
 
 
 def _best_of_two_orders(tried: list[_Filling]) -> list[_Filling]:
-    """The best one, and the best one with other orders of forwards and backwards."""
+    """The best filling, and the best one that follows another order of forwards and backwards."""
     by_value = sorted(tried, key=lambda filling: filling.value)
     others = [filling for filling in by_value if filling.bare is not by_value[0].bare]
     return by_value[:1] + others[:1]
@@ -204,9 +202,8 @@ def _best_of_two_orders(tried: list[_Filling]) -> list[_Filling]:
 
 @define
 class _Trials:
-    """Runs by rules. What is known to give the same execution as an earlier one is not run again:
-    most waits are worth any share of a weight gradient. What is sure to be hopeless is not run to
-    its end.
+    """Executions by orders and rules. A trial that is known to repeat an earlier execution is not
+    run again, and one that falls too far behind the best is not run to its end.
     """
 
     graph: Graph
@@ -216,8 +213,8 @@ class _Trials:
     is_over: bool = False
 
     def run_all(self, choices: Iterable[tuple[Orders, Rules]]) -> list[_Filling]:
-        """The executions with some orders and rules that come to their ends, up to the first that
-        ends as early as any can.
+        """Run orders by rules, up to the first execution that ends as early as any can; return the
+        executions that were not given up.
         """
         fillings = []
         for bare, rules in choices:
@@ -232,13 +229,11 @@ class _Trials:
         return fillings
 
     def run(self, bare: Orders, rules: Rules) -> _Filling | None:
-        """The execution with some orders, filled by some rules, if it comes to its end and is not
-        hopeless.
-        """
+        """Run these orders filled by these rules; None if the execution is given up."""
         for earlier, filling in self.runs:
             if earlier.given is bare and earlier.is_like(rules):
                 return filling and evolve(filling, rules=rules)
-        # A rank takes as long as it works and waits: what it has waited too long shows early.
+        # A rank ends after its busy time and its waits, so waits alone tell early that it is late.
         patience = (_HOPELESS * self.least - self.graph.work).tolist()
         run = Greedy(self.graph, bare, self.limit, rules, patience)
         filling = None
@@ -251,7 +246,7 @@ class _Trials:
 
 
 def _as_given(graph: Graph, limit: float) -> list[_Filling]:
-    """The order as it was, if it holds no more than the limit."""
+    """The schedule's own order, if it stays within the limit."""
     order = graph.order
     if max(map(graph.peak, order)) > limit + ROUNDING:
         return []
@@ -261,7 +256,7 @@ def _as_given(graph: Graph, limit: float) -> list[_Filling]:
 def _value(
     graph: Graph, orders: Orders, ends: list[float]
 ) -> tuple[float, float, float]:
-    """What is minimised: the objective; of equals the last end, then memory, all ranks together."""
+    """What is minimised: the objective, then the makespan, then the sum of the ranks' peaks."""
     return (
         graph.objective(orders, ends),
         max(ends, default=0.0),
@@ -270,22 +265,20 @@ def _value(
 
 
 def _choices(graph: Graph, limit: float) -> Iterator[Orders]:
-    """The schedule's forwards and backwards, and where there is a limit, with longer warm-
-    ups too.
-    """
+    """Orders of forwards and backwards: the schedule's own, and with a limit, longer warm-ups."""
     given = graph.without_weights()
     yield given
     if limit == inf:
         return
     found = [given]
     for order in longer_warmups(graph, given, limit):
-        # Longer warm-ups are often none: then they are the same object.
+        # Often no warm-up can be longer. Equal orders are one object, so that trials are shared.
         found.append(next((same for same in found if same == order), order))
         yield found[-1]
 
 
 def _complete(schedule: Schedule) -> Schedule:
-    """The schedule with the weight gradients that it lacks at the end of each rank."""
+    """The schedule with the weight gradients that it lacks, at the end of each rank."""
     ranks = tuple(_completed(schedule.layout, actions) for actions in schedule.ranks)
     return evolve(schedule, ranks=ranks)
 

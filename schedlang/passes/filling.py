@@ -1,9 +1,8 @@
-"""One execution of a schedule's ops, in which weight gradients are put where they cost least.
+"""One execution of a schedule's ops that puts weight gradients into the waits of ranks.
 
 The heuristics of Qi et al. 2024, Zero Bubble Pipeline Parallelism (arXiv 2401.10241), section 3.1:
-ranks keep the order of their forwards and backwards; what a rank does while it waits for the next
-one is to work off the oldest weight gradient that it owes, if the wait is long enough, or the
-memory is full.
+ranks keep the order of their forwards and backwards. A rank that waits for its next op computes the
+oldest weight gradient that it owes, if the wait is long enough or its memory is full.
 """
 
 from collections.abc import Sequence
@@ -17,46 +16,44 @@ from schedlang.passes.online import Choices, Online
 from schedlang.passes.op_graph import ROUNDING, Graph
 from schedlang.schedule.kinds import Kind
 
-#: Nodes that are still to come, last first.
+#: Nodes that have not run yet, the next one at the end.
 Queue = list[int]
 
 
 @frozen
 class Rules:
-    """What the paper leaves open: several are tried, and the best result is kept.
+    """Choices that the paper leaves open; several are tried, and the best result is kept.
 
-    A weight gradient is put into a wait of at least `share` of its own time, and, if `even`, into
-    any wait that would make this rank the one that has waited longest, and let it wait longer than
-    it has to `spare`. If `skips`, a backward that can run goes before a forward that cannot.
+    A weight gradient fills a wait that is at least `share` of its own time. With `even`, it also
+    fills a wait that would make the rank's waits exceed its `spare` and those of every other rank.
+    With `skips`, a backward that can run goes before a forward that cannot.
     """
 
     share: float = 1.0
     even: bool = True
     skips: bool = False
-    #: For each rank, from an execution before: how much less it waited than the rank that waited
+    #: For each rank: by how much less it waited, in an earlier execution, than the rank that waited
     #: longest.
     spare: tuple[float, ...] = ()
 
 
 @define
 class Greedy(Online[Graph]):
-    """The execution: `orders` and `ends` are its result, once `run` says that it reached the
-    end.
-    """
+    """The execution. If `run` returns True, `orders` and `ends` are its result."""
 
     rules: Rules
-    #: Per rank: how long it may wait, before the execution is given up.
+    #: Per rank: how long it may wait before the execution is given up.
     patience: list[float]
-    #: Per rank: the forwards and the others.
+    #: Per rank: its forwards, and its other nodes.
     queues: list[tuple[Queue, Queue]] = field(factory=list)
     #: By node: its place in the given order of its rank.
     place: list[int] = field(init=False)
     waited: list[float] = field(init=False)
     spare: Sequence[float] = field(init=False)
     longest: float = 0.0
-    #: What other rules would decide the same all along: any share above `share_below` and up to
-    #: `share_above`; others in `skips`, unless these counted; others in `even`, unless a rank came
-    #: to wait longest; others in `spare`, if each rank has less than what it had waited by then.
+    #: Which other rules would have made the same choices: any `share` above `share_below` and up to
+    #: `share_above`; the other `skips`, unless it counted once; the other `even`, unless a rank
+    #: came to wait longest; any `spare` that is, for each rank, less than `came_to_wait`.
     share_below: float = 0.0
     share_above: float = inf
     do_skips_count: bool = False
@@ -78,19 +75,17 @@ class Greedy(Online[Graph]):
             self.queues.append((forwards, others))
 
     def run(self) -> bool:
-        """Whether all ops can run in these orders, within the limit, and before any rank loses its
-        patience.
-        """
+        """Execute; return whether all ops ran before memory or some rank's patience ran out."""
         self.execute()
         return inf not in self.ends
 
     def is_like(self, rules: Rules) -> bool:
-        """Whether the execution by some other rules, once this one has run, is the same."""
+        """Whether other rules would give the execution that these have given."""
         mine = self.rules
         is_share_alike = self.share_below < rules.share <= self.share_above
         are_skips_alike = rules.skips == mine.skips or not self.do_skips_count
         if mine.spare:
-            # With less to spare, more waits could count.
+            # Other values to spare could let other waits count.
             is_even_alike = (rules.even, rules.spare) == (mine.even, mine.spare)
         elif rules.even == mine.even:
             is_even_alike = all(map(lt, rules.spare, self.came_to_wait))
@@ -99,16 +94,16 @@ class Greedy(Online[Graph]):
         return is_share_alike and are_skips_alike and is_even_alike
 
     def choices(self, rank: int) -> Choices:
-        """What is next, or a weight gradient; or None, and the rank waits."""
-        # What an idle rank does, by what is next in its order:
+        """Yield the rank's next node, or a weight gradient, or None if the rank waits."""
+        # An idle rank decides by the next node of its order:
         #
-        #     next can run                       it runs
-        #     next is late, but W is worth it    the oldest W that is owed
-        #     next does not fit into memory      the same: a W lets go of some
-        #     otherwise                          it waits, and is asked again when next is there
+        #     it can run                        run it
+        #     it is late, and a W is worth it   run the oldest W that is owed
+        #     it does not fit into memory       the same, since a W frees memory
+        #     otherwise                         wait, and decide again when its inputs are there
         #
-        # Whether another rule would have decided otherwise is noted by the way, so that runs that
-        # would come out the same are left out.
+        # The choices that another rule would have made differently are noted, so that trials with
+        # the same result are not run.
         skips = self.rules.skips
         most = self.limit + ROUNDING
         weights = self.graph.weights
@@ -131,7 +126,7 @@ class Greedy(Online[Graph]):
             if queue:
                 until = arrival[queue[-1]]
                 if held[rank] + rise[queue[-1]] > most:
-                    # Only the memory may be in the way of what is next.
+                    # If the inputs are there, memory alone is in the way.
                     is_full = until <= now
                     until = inf
                 if until > now and queue is forwards and others:
@@ -167,7 +162,7 @@ class Greedy(Online[Graph]):
                     return
 
     def is_worth(self, rank: int, weight: int, wait: float) -> bool:
-        """Whether a weight gradient is to fill a wait."""
+        """Whether a weight gradient should fill a wait."""
         time = self.graph.time[weight]
         share = (wait + ROUNDING) / time if time else inf
         if share >= self.rules.share:
@@ -183,7 +178,7 @@ class Greedy(Online[Graph]):
         return self.rules.even and is_longest
 
     def count_wait(self, rank: int, now: float) -> None:
-        """Count how long a rank has waited by now for what it begins, unless that is its first."""
+        """Add a rank's wait before the node that it begins now, unless that is its first node."""
         if self.orders[rank]:
             waited = self.waited[rank] + (now - self.free[rank])
             self.waited[rank] = waited
@@ -191,7 +186,7 @@ class Greedy(Online[Graph]):
                 self.longest = waited
 
     def notice(self, node: int, rank: int, now: float) -> None:
-        """An idle rank learns how long it has to wait for what is next."""
+        """Wake an idle rank if this node is its next one: now it knows when the inputs arrive."""
         if self.free[rank] <= now:
             forwards, others = self.queues[rank]
             if (forwards and forwards[-1] == node) or (others and others[-1] == node):

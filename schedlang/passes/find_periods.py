@@ -1,4 +1,4 @@
-"""Find what a schedule of ops does again every so many microbatches."""
+"""Find the runs of ops that a schedule repeats every few microbatches."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -14,12 +14,12 @@ from schedlang.schedule.schedule import Schedule
 def find_periods(
     schedule: Schedule, microbatches: tuple[int, ...], starts: Floats | None = None
 ) -> Periods[Schedule] | None:
-    """The periods of a schedule of ops, of so many microbatches of each pipeline; None where some
-    op is in no run.
+    """The periods of a schedule of ops, each of `microbatches` of each pipeline; None if some op is
+    in no run.
 
-    Of the runs of an op the longest in rows a period is taken, since it leaves the fewest ops to
-    others; of these the one that is repeated most often. Or where the ops have `starts`, the one
-    that is next to the time at which most runs of that length go on.
+    An op may be in several runs. The one with the longest period is taken, since it leaves the
+    fewest ops to others; among equals, the one that is repeated most often. If ops have `starts`,
+    the run is taken among equals that is nearest to the time at which most of them are going on.
     """
     columns = schedule.columns
     names = op_names(len(schedule.placement), columns)
@@ -30,8 +30,8 @@ def find_periods(
     runs = list[Run]()
 
     def can_take(run: Run) -> bool:
-        """Whether all ops of a run are in no other one yet."""
-        # Mostly the first op tells, where another run has them.
+        """Whether no op of this run belongs to another one yet."""
+        # If another run has taken them, the first op mostly shows it.
         body = names[run.first : run.first + run.length]
         return bool(is_open[body[0]] and is_open[body].all())
 
@@ -39,13 +39,13 @@ def find_periods(
         alike = filter(can_take, group)
         if starts is not None:
             alike = filter(can_take, _in_turn(list(alike), starts))
-        # Each is asked for once those before it are taken.
+        # The filter is lazy: a run is checked after the runs before it were taken.
         for run in alike:
             is_open[names[run.first : run.first + run.length]] = False
             runs.append(run)
     if is_open.any() or not runs:
         return None
-    # By the name of an op: the row behind the first time of its run.
+    # For each kind and stage: the row after the first repetition of its run.
     stops = np.full(len(is_open), len(columns))
     for first, length, _ in runs:
         stops[names[first : first + length]] = first + length
@@ -54,8 +54,8 @@ def find_periods(
 
 
 def _in_turn(runs: list[Run], starts: Floats) -> list[Run]:
-    """Runs of one length, where the ops have `starts`, in the order in which they are to be
-    taken.
+    """Sort runs of one length, whose ops have `starts`: those that should be taken first come
+    first.
     """
     if len(runs) < 2:
         return runs
@@ -64,16 +64,16 @@ def _in_turn(runs: list[Run], starts: Floats) -> list[Run]:
     end = starts[first + length * times - 1]
     is_there = (begin[:, np.newaxis] <= begin) & (begin <= end[:, np.newaxis])
     most = np.argmax(is_there.sum(axis=0))
-    # The middle of that time, since some rank may come to repeat itself only a little later.
+    # The middle of that time, since some rank may begin to repeat itself a little later.
     common = (begin[most] + end[is_there[:, most]].min()) / 2
     away = np.maximum(np.maximum(begin - common, common - end), 0)
     return [runs[index] for index in np.lexsort((-times, away))]
 
 
 def _runs(columns: Columns, names: Ints, units: Ints) -> Iterator[Run]:
-    """All runs of a schedule in which each op is there for a whole period, the longest first, and
-    of these the one that is repeated most often; of each row the `units` that are a period of its
-    pipeline.
+    """All runs of a schedule, the longest first, and among equals the one that is repeated most
+    often. Within a run each kind and stage has the ops of a whole period: for each row, `units` is
+    the number of these.
     """
     rows = np.arange(len(columns))
     has_unit = columns.microbatch >= 0
@@ -81,11 +81,11 @@ def _runs(columns: Columns, names: Ints, units: Ints) -> Iterator[Run]:
     keys = names * stride + columns.microbatch
     row_of = np.full(int(names.max(initial=0) + 1) * stride, -1)
     row_of[keys[has_unit]] = rows[has_unit]
-    # How many rows later the op is there again, in a batch like this; 0 where it is not.
+    # The distance in rows to the same op one period later, if its batch is alike; otherwise 0.
     again = np.where(has_unit, row_of[np.where(has_unit, keys + units, 0)], -1)
     in_batch = columns.batch != rows
     is_again = (again >= 0) & (in_batch == in_batch[again])
-    # How many ops of its kind and stage there are before it comes again: those of a whole period.
+    # Until then the rank must have run as many ops of this kind and stage as a period has.
     nth = np.empty(len(rows), np.int64)
     by_name = np.argsort(names, kind="stable")
     nth[by_name] = rows

@@ -1,5 +1,5 @@
-"""Gathers and sums where the runtime would make them by itself, as actions of the schedule: so that
-they have times and memory.
+"""Write the all-gathers and reduce-scatters of sharded stages into a schedule, at the places where
+the runtime would make them anyway: then they take time and memory in its proof.
 """
 
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from schedlang.schedule.schedule import Schedule
 
 
 def gather(schedule: Schedule, places: int | None = None) -> Schedule:
-    """The schedule with the gathers and sums of `schedlang.ranks.shards` for all stages for which
-    it has none; at most so many stages of a rank are gathered at once, by default all. Slots are
-    forgotten. ValueError for no place at all.
+    """The schedule with the gathers and sums of `schedlang.ranks.shards`, for every stage that has
+    none. A rank holds the gathered weights of at most `places` stages at once, by default of all.
+    Slots are dropped. ValueError if `places` is less than 1.
     """
     if places is not None and places < 1:
         raise ValueError(
@@ -26,7 +26,7 @@ def gather(schedule: Schedule, places: int | None = None) -> Schedule:
         steps = shards(actions, stages, places or max(len(stages), 1))
         changed = Actions()
         for batch in actions.batches():
-            # What overlaps is one: its gathers come before all of it, and its ends behind.
+            # Overlapped ops are one batch: its gathers come before all of them, its sums after.
             source = actions.source[batch.start]
             _add(changed, source, steps.before, batch)
             for row in map(actions.row, batch):
@@ -39,7 +39,7 @@ def gather(schedule: Schedule, places: int | None = None) -> Schedule:
 def _add(
     actions: Actions, source: int, steps: Mapping[int, list[Step]], batch: range
 ) -> None:
-    """Append what is done with stages before, or after, the actions of a batch."""
+    """Append the steps that stand before, or after, the actions of a batch."""
     for index in batch:
         for kind, stage in steps.get(index, ()):
             actions.add(kind, stage, NO_MICROBATCH, source)

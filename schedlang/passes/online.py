@@ -1,4 +1,4 @@
-"""An execution in which ranks decide as they go what they do next."""
+"""An execution in which each rank chooses its next op while the execution runs."""
 
 from collections.abc import Generator
 from contextlib import suppress
@@ -12,22 +12,21 @@ from schedlang.passes.op_graph import Nodes, Orders
 
 N = TypeVar("N", bound=Nodes)
 
-#: What a rank does whenever it is idle: it is told the time, and gives the node that it begins, or
-#: None where it waits. Where the choices of one come to an end, the execution is given up.
+#: A rank's choices. Whenever the rank is idle, the generator gets the time and yields the node that
+#: begins now, or None to wait. If a generator returns, the execution is given up.
 Choices = Generator[int | None, float, None]
 
 
 @define
 class Online(Generic[N]):
-    """Ranks run nodes of a graph; `orders` is what each has run, in order, and `ends` says when a
-    node ends, infinite before it has begun.
+    """Ranks run nodes of a graph. `orders` has the nodes that each rank has run, and `ends` the
+    time at which each node ends, infinite until it has begun.
 
-    An idle rank is asked for its choice whenever there may be something new for it. `arrival` says
-    for each node when everything that it waits for is there: infinite while some of it has not
-    begun.
+    An idle rank chooses again whenever something has changed for it. `arrival` is the time at which
+    all inputs of a node have arrived, infinite until the last of these inputs has begun.
     """
 
-    #: Whether a rank notices, too, that it has begun the last of what a node of its own waits for.
+    #: Whether `notice` is also called for a node whose last input begins on the node's own rank.
     notices_own: ClassVar[bool] = False
 
     graph: N
@@ -36,13 +35,13 @@ class Online(Generic[N]):
     orders: Orders = field(init=False)
     ends: list[float] = field(init=False)
     arrival: list[float] = field(init=False)
-    #: By node: how much of what it waits for has not begun, and when the rest is there.
+    #: By node: how many of its inputs have not begun, and when the other ones have arrived.
     _missing: list[int] = field(init=False)
     _there: list[float] = field(init=False)
-    #: Per rank: when it is free, and what it holds.
+    #: Per rank: when it is free, and how much memory it holds.
     free: list[float] = field(init=False)
     held: list[float] = field(init=False)
-    #: When a rank may have something to do.
+    #: A heap of times at which a rank may have something to do.
     events: list[tuple[float, int]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -58,23 +57,23 @@ class Online(Generic[N]):
         self.events = [(0.0, rank) for rank in ranks]
 
     def choices(self, rank: int) -> Choices:
-        """The choices of a rank. Whatever is only its own, it keeps to itself."""
+        """The generator of a rank's choices; it keeps the rank's own state in local variables."""
         raise NotImplementedError
 
     def notice(self, node: int, rank: int, now: float) -> None:
-        """A rank, mostly another one, has begun the last of what a node of this rank waits for."""
+        """React to the begin of the last input of a node: its rank now knows when inputs arrive."""
         raise NotImplementedError
 
     def execute(self) -> None:
-        """Let ranks decide until nothing is left that they can do, or one gives up."""
-        # Time goes from event to event, each of one rank: it has become free, or what it waits for
-        # is there. A rank that has begun something by then is asked again when it is free:
+        """Let ranks choose until none of them can run anything more, or one gives up."""
+        # Time advances from event to event. Each event wakes one rank, because it is free or an
+        # input of it has arrived; if it is busy by then, it wakes again when it is free:
         #
         #     events    (3, rank 1)  (3, rank 2)  (5, rank 0)  …      the earliest first
         #                    │
-        #                    └─► it starts an op ──► (7, rank 1), and whom its result concerns
-        #                        or waits        ──► (when it need not any more, rank 1)
-        # Every op of every trial comes by here, so all that is asked for has a name.
+        #                    └─► it starts an op ──► (7, rank 1), and the ranks that use the result
+        #                        or waits        ──► (when the input arrives, rank 1)
+        # This is the hot loop of the search, so attributes are read into local variables.
         time = self.graph.time
         change = self.graph.change
         users = self.graph.users
@@ -105,7 +104,7 @@ class Online(Generic[N]):
                 free[rank] = end
                 held[rank] += change[node]
                 heapreplace(events, (end, rank))
-                # What it makes concerns others.
+                # Nodes that use the result may have all of their inputs now.
                 for user, latency in users[node]:
                     at = end + latency
                     if at > there[user]:

@@ -1,4 +1,4 @@
-"""The ops of a schedule as a graph, for passes that look for a better order of each rank's ops."""
+"""A schedule's ops as a graph of dependencies, for searches that reorder each rank's ops."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -24,7 +24,7 @@ from schedlang.schedule.kinds import Kind
 from schedlang.schedule.needs import all_needs_of
 from schedlang.schedule.schedule import Schedule
 
-#: Sums of durations and amounts may differ by this much and be equal.
+#: Sums of times or of memory that differ by less than this are equal.
 ROUNDING = 1e-9
 
 #: For each rank, nodes in order.
@@ -36,8 +36,8 @@ T = TypeVar("T")
 
 
 class Nodes:
-    """Nodes that ranks run, as lists by their numbers: what each takes, how much more its rank
-    holds while it runs and once it has run, and its rank.
+    """Nodes that ranks run, as lists that are indexed by node: its duration, by how much it raises
+    its rank's memory while it runs (`rise`) and once it has run (`change`), and its rank.
     """
 
     time: Sequence[float]
@@ -47,27 +47,25 @@ class Nodes:
 
     @property
     def missing(self) -> Sequence[int]:
-        """For how many others each node waits."""
+        """The number of nodes for which each node waits."""
         raise NotImplementedError
 
     @property
     def users(self) -> Sequence[Sequence[tuple[int, float]]]:
-        """The nodes that wait for each node, each with the time that its result takes to arrive."""
+        """The nodes that wait for each node, each with the latency of the message between them."""
         raise NotImplementedError
 
 
 class Graph(Nodes):
-    """A node is an op, or ops that overlap, of a schedule that can run; nodes are numbers, which
-    index these lists.
+    """The ops of a schedule that can run. A node is one op, or several that overlap; nodes are
+    numbers from 0, and index all lists here.
 
     `ops[n]` are the ops of node n, and `rank[n]` is its rank. A weight gradient is always a node of
-    its own; `weights[n]` are those that node n leaves owed. `order` is the schedule's own.
-    ValueError for a schedule with communication, copies or
-    collectives.
+    its own; `weights[n]` are the weight gradients that can run once node n has. `order` is the
+    schedule's own order. ValueError if the schedule has communication, copies or collectives.
     """
 
-    # Lists of lists take longer to make than all the rest, so they are made where they are asked
-    # for.
+    # Lists of lists take longer to make than everything else, so they are cached properties.
 
     def __init__(self, schedule: Schedule) -> None:
         columns = schedule.columns
@@ -84,8 +82,8 @@ class Graph(Nodes):
                 "gathers, sums or hops are written out: only their own order fits them"
             )
         self.schedule = schedule
-        # The actions node by node: of those that overlap, first what is one node. With an overlap
-        # of F1 and I0, and another one of F2 and W0, which is a node of its own:
+        # The actions sorted by node: of an overlap, the weight gradients come last, each as a node
+        # of its own. With an overlap of F1 and I0, and another one of F2 and W0:
         #
         #     actions    F0   (F1  I0)   (W0  F2)
         #     rows       0     1   2      4   3
@@ -104,7 +102,7 @@ class Graph(Nodes):
         self.rank: list[int] = self._actions.rank[first].tolist()
         kind = self._actions.kind
         is_other = kind != repeated(kind[first], self._sizes)
-        #: The kind of all ops of a node; None where they are of several.
+        #: The kind of a node's ops; None if it has ops of several kinds.
         self.kind: list[int | None] = kind[first].tolist()
         for node in self._nodes[is_other].tolist():
             self.kind[node] = None
@@ -116,7 +114,7 @@ class Graph(Nodes):
         self._connect()
 
     def _price(self) -> None:
-        """Find what each node takes and holds."""
+        """Compute the time and the memory of each node."""
         costs = self.schedule.costs
         actions = self._actions
         node = self._nodes
@@ -124,7 +122,7 @@ class Graph(Nodes):
         durations = costs.durations(self.schedule.layout).counted()
         after = op_ends(overlaps, np.arange(len(actions)), durations)
         last = np.cumsum(self._sizes) - 1
-        #: Times and amounts are counted where they are added up, as in the proof.
+        #: Sums are made of fixed-point counts, as in the proof, so that they are exact.
         self.fixed = costs.fixed_times
         self._time = after[last]
         self.time: list[float] = self.fixed.numbers(self._time).tolist()
@@ -132,17 +130,17 @@ class Graph(Nodes):
         amounts = costs.memory(self.schedule.layout).counted()
         amount = amounts.of(actions.kind, actions.stage, actions.microbatch)
         stays = self.schedule.keeps_all(actions.kind, actions.stage, actions.microbatch)
-        # All ops of a node take what they take, then all give back what they give back.
+        # First all ops of a node allocate their memory, then all of them free theirs.
         takes = counts_of(node, np.maximum(amount, 0), len(last))
         change = counts_of(node, amount * stays, len(last))
         rise = np.where(takes > 0, takes, change)
-        #: What a node adds to the memory of its rank: at most while it runs, and once it has.
+        #: By how much a node raises its rank's memory: at its peak, and after it.
         self._held = rise, change
         self.rise: list[float] = self.fixed_memory.numbers(rise).tolist()
         self.change: list[float] = self.fixed_memory.numbers(change).tolist()
 
     def _connect(self) -> None:
-        """Find what each node waits for."""
+        """Find the edges: which node waits for which, and the latency of each edge."""
         needs = all_needs_of(self.schedule)
         transfers = self.schedule.costs.transfers(len(self.schedule.placement))
         delay = np.zeros(len(needs.user))
@@ -151,7 +149,7 @@ class Graph(Nodes):
         delay[messages] = table[needs.made[messages], needs.number[messages]]
         users = self.node_of[needs.user]
         makers = self.node_of[needs.maker]
-        # Of what a node needs of another one, what takes longest to arrive.
+        # Of several edges between two nodes, the one with the longest latency counts.
         order = np.lexsort((-delay, makers, users))
         order = order[users[order] != makers[order]]
         is_new = np.diff(users[order], prepend=-1) != 0
@@ -159,7 +157,7 @@ class Graph(Nodes):
         edges = order[is_new]
         makers_of = makers[edges]
         users_of = users[edges]
-        #: What waits for what, and how long after: nodes, those that they need, and latencies.
+        #: The edges as columns: the node that waits, the node that it waits for, and the latency.
         self._edges = users_of, makers_of, delay[edges]
         # A weight gradient is alone in its node.
         kind = self._actions.kind[np.cumsum(self._sizes) - 1]
@@ -187,14 +185,14 @@ class Graph(Nodes):
 
     @cached_property
     def needs(self) -> list[list[tuple[int, float]]]:
-        """What each node waits for, each with the time that its result takes to arrive."""
+        """The nodes for which each node waits, each with the latency of its message."""
         users, makers, delay = self._edges
         needed = list(zip(makers.tolist(), delay.tolist(), strict=True))
         return _grouped(needed, users, len(self))
 
     @cached_property
     def users(self) -> list[list[tuple[int, float]]]:
-        """The nodes that wait for each node, each with the time that its result takes to arrive."""
+        """The nodes that wait for each node, each with the latency of the message between them."""
         users, makers, delay = self._edges
         order = np.argsort(makers, kind="stable")
         waiting = list(zip(users[order].tolist(), delay[order].tolist(), strict=True))
@@ -202,13 +200,13 @@ class Graph(Nodes):
 
     @cached_property
     def missing(self) -> list[int]:
-        """For how many nodes each node waits."""
+        """The number of nodes for which each node waits."""
         counts: list[int] = counts_of(self._edges[0], minlength=len(self)).tolist()
         return counts
 
     def is_steady(self, starts: Ints) -> Flags:
-        """Which nodes, with their starts, are of the steady phase of their rank: once it has had
-        all of its first microbatch, and before it has begun the last.
+        """Which nodes start in the steady phase of their rank: after it is done with its first
+        microbatch, weight gradients apart, and before it begins its last.
         """
         columns = self._actions
         units = self.schedule.layout.units
@@ -227,7 +225,7 @@ class Graph(Nodes):
         return is_steady
 
     def runs_like(self, other: "Graph") -> bool:
-        """Whether the same ops take the same time in both, and their results as long to arrive."""
+        """Whether both graphs have the same times, edges and latencies."""
         pairs = zip(self._edges, other._edges, strict=True)
         return self.time == other.time and all(np.array_equal(*pair) for pair in pairs)
 
@@ -239,7 +237,7 @@ class Graph(Nodes):
         ]
 
     def wait_for(self, needs: list[list[tuple[int, float]]]) -> None:
-        """Let nodes wait for something else than what they need, each with a time."""
+        """Replace the edges: for each node, the nodes for which it waits, each with a latency."""
         self.needs = needs
         users = repeated(np.arange(len(needs)), list(map(len, needs)))
         edges = np.array([edge for of_node in needs for edge in of_node]).reshape(-1, 2)
@@ -247,11 +245,11 @@ class Graph(Nodes):
 
     @cached_property
     def own_ends(self) -> list[float]:
-        """`ends` in the schedule's own order."""
+        """The ends of all nodes if ranks follow the schedule's own order."""
         return self.ends(self.order)
 
     def ends(self, orders: Orders) -> list[float]:
-        """When each node ends if ranks follow some orders; nothing where these cannot run."""
+        """When each node ends if ranks follow these orders; an empty list if they deadlock."""
         if sum(map(len, orders)) < len(self):
             return []
         thread = np.empty(len(self), np.int64)
@@ -266,7 +264,7 @@ class Graph(Nodes):
             return []
         items = Items()
         items.add(thread, place, self._time)
-        # What comes before on the same rank is waited for only where it takes its time to arrive.
+        # Within a rank, the order itself makes a node wait; an edge matters only with a latency.
         waited = is_far | (latency > 0)
         items.wait(users[waited], makers[waited], latency[waited])
         graph = items.graph()
@@ -274,15 +272,17 @@ class Graph(Nodes):
 
     @property
     def least_objective(self) -> float:
-        """What the objective of no order can be below: a rank works all that it has to."""
+        """A lower bound of the objective of any order: the busiest rank's work, or for a makespan,
+        `least_makespan`.
+        """
         if self.schedule.objective == "span":
             return float(self.work.max(initial=0.0))
         return self.least_makespan
 
     @cached_property
     def least_makespan(self) -> float:
-        """What the makespan of no order can be below: a rank works all that it has to, and not
-        before the first of it can run, whatever ranks do.
+        """A lower bound of the makespan of any order: a rank's work, begun as soon as the first of
+        its nodes could run on ranks without any other work.
         """
         work = self.work
         begin = np.full(len(work), np.inf)
@@ -291,7 +291,7 @@ class Graph(Nodes):
 
     @property
     def _least_starts(self) -> Floats:
-        """When each node can start, if every one had a rank of its own."""
+        """When each node could start if every node had a rank of its own."""
         users, makers, latency = self._edges
         order = np.argsort(makers, kind="stable")
         users = users[order]
@@ -300,8 +300,8 @@ class Graph(Nodes):
         time = np.array(self.time)
         starts = np.zeros(len(self))
         missing = np.array(self.missing)
-        # All nodes at once for which nothing is missing, then all those that waited for the last
-        # of these.
+        # In waves of topological order: first the nodes without inputs, then always the nodes
+        # whose last input was in the wave before.
         ready = np.flatnonzero(missing == 0)
         while len(ready):
             nth, edges = members(counts, ready)
@@ -314,11 +314,13 @@ class Graph(Nodes):
 
     @cached_property
     def work(self) -> Floats:
-        """How long the nodes of each rank take."""
+        """The busy time of each rank."""
         return self.fixed.numbers(counts_of(self.rank, self._time, len(self.order)))
 
     def objective(self, orders: Orders, ends: list[float]) -> float:
-        """What the schedule's passes minimise, of an execution; see `Timeline`."""
+        """The value that passes minimise, of an execution: its span or its makespan; see
+        `Timeline`.
+        """
         busy = [order for order in orders if order]
         difference = self.fixed.difference
         starts = [difference(self.time[order[0]], ends[order[0]]) for order in busy]
@@ -328,7 +330,7 @@ class Graph(Nodes):
         return difference(min(starts), max(stops))
 
     def peak(self, order: list[int]) -> float:
-        """The most that a rank holds."""
+        """The peak memory of a rank that runs nodes in this order."""
         if not order:
             return 0.0
         rise, change = self._held
@@ -337,7 +339,7 @@ class Graph(Nodes):
         return float(self.fixed_memory.numbers((before + rise[nodes]).max()))
 
     def highest_peak(self, orders: Orders) -> float:
-        """The most that any rank holds."""
+        """The highest peak memory among all ranks."""
         return max(map(self.peak, orders))
 
     def reordered(self, orders: Orders) -> Schedule:
@@ -349,6 +351,6 @@ class Graph(Nodes):
 
 
 def _grouped(values: Sequence[T], groups: Ints, count: int) -> list[list[T]]:
-    """The values of each of `count` groups, which come group after group."""
+    """Split values into `count` lists by their group; values of one group stand together."""
     bounds = np.searchsorted(groups, np.arange(count + 1)).tolist()
     return [list(values[begin:end]) for begin, end in pairwise(bounds)]

@@ -1,20 +1,21 @@
-"""Swaps of neighbouring ops on the critical path, while they gain."""
+"""A local search that swaps neighbouring ops on the critical path as long as it gains."""
 
 from collections.abc import Iterator
 
 from schedlang.passes.op_graph import ROUNDING, Graph, Orders
 
-#: How many node visits the search may take for a whole schedule, all its trials together.
+#: The budget of the search for a whole schedule: trials times nodes.
 _MOST_VISITS = 2_000_000
 
 
 def polish(graph: Graph, given: Orders, limit: float, share: float) -> Orders:
-    """The orders after every swap that lets it, or else the average op, end earlier; no rank holds
-    more than `limit`.
+    """The orders after every swap that lowers the objective, or else the average end of an op; no
+    rank holds more than `limit`.
 
-    Only swaps on the critical path can change the end (van Laarhoven et al. 1992, Job Shop
-    Scheduling by Simulated Annealing). A swap is kept if it gains, and the search goes on from
-    there. As many swaps are tried as in the whole schedule, of which the graph is a `share`.
+    Only swaps on the critical path can lower the objective (van Laarhoven et al. 1992, Job Shop
+    Scheduling by Simulated Annealing). A swap that gains is kept, and the search goes on from
+    there. `share` is the part of the whole schedule that the graph contains: it may spend that
+    share of the budget.
     """
     orders = [list(order) for order in given]
     ends = graph.ends(given)
@@ -29,7 +30,7 @@ def polish(graph: Graph, given: Orders, limit: float, share: float) -> Orders:
         changed = graph.ends(orders) if graph.peak(order) <= limit + ROUNDING else []
         if changed and _value(graph, orders, changed) < _value(graph, orders, ends):
             ends = changed
-            # The path may be another one now, so its pairs are looked for anew.
+            # The critical path may have changed, so its pairs are computed again.
             pairs = _critical_pairs(graph, orders, changed)
         else:
             order[index : index + 2] = order[index + 1], order[index]
@@ -37,19 +38,17 @@ def polish(graph: Graph, given: Orders, limit: float, share: float) -> Orders:
 
 
 def _value(graph: Graph, orders: Orders, ends: list[float]) -> tuple[float, float]:
-    """The objective; and how late ops end on the whole, so that a swap counts that only makes room
-    for others.
-    """
+    """The objective, then the sum of all ends: a swap that makes room for others gains, too."""
     return round(graph.objective(orders, ends), 6), round(sum(ends), 6)
 
 
 def _critical_pairs(
     graph: Graph, orders: Orders, ends: list[float]
 ) -> Iterator[tuple[list[int], int]]:
-    """Neighbours on the path that decides the end, latest first, as an order and an index in it.
+    """Neighbours on the critical path, the latest first: a rank's order, and the first one's index.
 
-    Each op on this path starts when the one before it on its rank ends, or else when an input
-    arrives.
+    Each op on the critical path starts when the op before it on its rank ends, or otherwise when
+    its last input arrives.
     """
     before = {
         node: (order, index - 1) for order in orders for index, node in enumerate(order)
@@ -62,7 +61,7 @@ def _critical_pairs(
         start = ends[node] - graph.time[node]
         if index >= 0 and ends[order[index]] >= start - ROUNDING:
             node = order[index]
-            # One cannot go before what it needs.
+            # Two neighbours cannot be swapped if the second needs the first.
             if all(need != node for need, _ in graph.needs[order[index + 1]]):
                 yield order, index
         else:

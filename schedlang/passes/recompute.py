@@ -1,4 +1,4 @@
-"""Drop activations after the forward, and make them again right before the backward."""
+"""Drop a stage's activations after the forward, and recompute them right before the backward."""
 
 from collections.abc import Iterable
 
@@ -10,8 +10,8 @@ from schedlang.schedule.schedule import Schedule
 
 
 def recompute(schedule: Schedule, stages: Iterable[int]) -> Schedule:
-    """The schedule with an `R` before each backward of some stages that has none yet; slots are
-    forgotten.
+    """The schedule with an `R` before each backward of these stages that has none; slots are
+    dropped.
     """
     needed = {stage for stage in stages if schedule.layout.has_backward[stage]}
     ranks = []

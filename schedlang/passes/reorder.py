@@ -1,9 +1,9 @@
 """Pull ops forward into bubbles, without raising peak memory.
 
 Qi et al. 2024, Pipeline Parallelism with Controllable Memory (arXiv 2405.15362), section 2.4:
-forwards and backwards move to the earliest slots that their inputs, their own kind's order and the
-memory allow, in the warm-up and the cool-down, or all along. Both ways are tried, in whole slots,
-and what they give is improved for the real costs.
+forwards and backwards move to the earliest slots that their inputs, the order of their kind and the
+memory allow. Either only ops of the warm-up and the cool-down move, or all do. Both ways are tried
+in whole slots, at unit costs; a local search then improves their orders at the real costs.
 """
 
 from math import inf
@@ -28,15 +28,15 @@ def reorder(schedule: Schedule) -> Schedule:
     schedule that cannot run.
     """
     reordered = best_order(squeeze(schedule), _moved)
-    # At least the order as it was is found.
+    # The search finds at least the given order.
     assert reordered is not None
     return reordered
 
 
 @frozen
 class _Trial:
-    """Some orders, when the nodes of a graph end in them, and what is minimised: infinite for
-    orders that hold too much, or cannot run.
+    """Orders, the ends of all nodes, and the objective; it is infinite for orders that exceed the
+    memory limit or deadlock.
     """
 
     orders: Orders
@@ -45,7 +45,7 @@ class _Trial:
 
 
 def _trial(graph: Graph, orders: Orders, limit: float) -> _Trial:
-    """What becomes of some orders."""
+    """Execute these orders within the memory limit."""
     ends = graph.ends(orders)
     if not ends or graph.highest_peak(orders) > limit + ROUNDING:
         return _Trial(orders, ends, inf)
@@ -53,10 +53,10 @@ def _trial(graph: Graph, orders: Orders, limit: float) -> _Trial:
 
 
 def _moved(graph: Graph, limit: float, share: float) -> list[Orders]:
-    """The orders after moves, and the order as it was, the best first; of equals that."""
+    """The orders after moves, and the given order, the best first; among equals the given one."""
     schedule = graph.schedule
-    # Moves go by whole slots, of a width that any op has at unit costs; so they are tried on a
-    # schedule of those, and what they give is then judged at the real ones.
+    # Ops move by whole slots, so they need integer widths: those that they have at unit costs. The
+    # orders that come of it are then judged at the real costs.
     slots = graph
     most = limit
     if schedule.costs != UNIT:
@@ -65,8 +65,8 @@ def _moved(graph: Graph, limit: float, share: float) -> list[Orders]:
     given = _trial(slots, slots.order, most)
     trials = [given, _moved_all(slots, given, most)]
     is_alike = graph.runs_like(slots)
-    # The second way keeps the steady phase as it is. It is worth a trial where the first one has
-    # left something to gain, or where slots do not say how long things take.
+    # The second way keeps the steady phase as it is. It is worth a trial if the first one is above
+    # the lower bound, or if the real costs differ from unit costs.
     if trials[-1].value > slots.least_objective + ROUNDING or not is_alike:
         around_steady = Board(slots, given.orders, given.ends, most, steady=True)
         trials.append(_trial(slots, around_steady.moved_forward(), most))
@@ -80,7 +80,9 @@ def _moved(graph: Graph, limit: float, share: float) -> list[Orders]:
 
 
 def _moved_all(graph: Graph, given: _Trial, limit: float) -> _Trial:
-    """The orders after some rounds in which every op may move, or until no order can be better."""
+    """Let every op move, for a few rounds, or until a round gains nothing or reaches the lower
+    bound.
+    """
     best = given
     for _ in range(_MOST_ROUNDS):
         if best.value <= graph.least_objective + ROUNDING:

@@ -1,4 +1,4 @@
-"""Weight gradients put into free slots of time."""
+"""Put the weight gradients that a rank owes into its empty time slots."""
 
 import numpy as np
 
@@ -6,23 +6,23 @@ from schedlang.schedule.columns import Ints, repeated
 
 
 def fill_slots(slot: Ints, width: Ints, owes: Ints) -> tuple[Ints, Ints]:
-    """In which order items and the weight gradients that they leave owed come, and at which slots:
-    in each free slot the oldest one that is owed, and those left over at the end.
+    """The order of a rank's items and weight gradients, and their slots. An empty slot gets the
+    oldest weight gradient that is ready; the rest come at the end.
 
-    Items are given in order, by their first slots, their widths, and how many weight gradients each
-    leaves owed. The order has an item by its index; the weight gradients are numbered on behind the
-    items, in the order in which they come to be owed.
+    Items are given in order, by their first slots, their widths, and how many weight gradients are
+    ready after each (`owes`). The order names items by their index, and weight gradients by the
+    numbers behind these, in the order in which they become ready.
     """
-    # Items A and B with a free slot before and two after B; A leaves a and b owed, B leaves c:
+    # Items A and B, a free slot between them and three after B; a and b are ready after A, c after
+    # B:
     #
     #     slot                  0   1   2   3   4   5   6
     #     item                  A       B               …
     #     number of free slot       0       1   2   3   …
     #     weight gradient           a       b   c
     #
-    # One server serves them in free slots, in order: the i-th one, which comes to be owed when
-    # there have been come[i] free slots, gets the free slot served[i] = max(come[i], served[i - 1]
-    # + 1).
+    # It is a queue with one server, the empty slots: weight gradient i becomes ready after come[i]
+    # empty slots, and gets the empty slot served[i] = max(come[i], served[i - 1] + 1).
     work = np.append(0, np.cumsum(width))
     free_before = slot - work[:-1]
     turn = np.arange(owes.sum())

@@ -1,6 +1,4 @@
-"""Forget the slots at which ops were drawn: every op starts as soon as it can, in the same
-order.
-"""
+"""Drop the slots at which ops were drawn: every op starts as soon as it can, in the same order."""
 
 from attrs import evolve
 

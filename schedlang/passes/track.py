@@ -1,5 +1,5 @@
-"""One rank's nodes at their slots, and how much it holds: also after a move, from the nodes that
-the move concerns.
+"""One rank's nodes at their slots, and its memory over time. A move updates only the rows that it
+changes.
 """
 
 from bisect import bisect_left
@@ -9,20 +9,20 @@ from attrs import define, field
 
 from schedlang.passes.op_graph import Graph
 
-#: A node and its slot, which comes first.
+#: A slot and the node that starts there.
 Row = tuple[int, int]
-#: Before a row: the slot from which the rank is free, how many weight gradients have run, and how
-#: many have come to be owed.
+#: The state before a row: the slot from which the rank is free, how many weight gradients have run,
+#: and how many have become ready to run.
 State = tuple[int, int, int]
 
 
 @define
 class Track:
-    """The rows of a rank in order of slots; in every free slot runs the oldest weight gradient that
-    is owed.
+    """The rows of a rank in order of slots. Every empty slot runs the oldest weight gradient that
+    the rank *owes*, which is ready and has not run.
 
-    `owes` has the weight gradients that nodes leave owed, `width` how many slots a node takes. A
-    rank may hold `limit`.
+    `owes` maps a node to the weight gradients that are ready after it, `width` has the number of
+    slots that a node takes, and `limit` is the rank's memory.
     """
 
     graph: Graph
@@ -30,13 +30,13 @@ class Track:
     owes: dict[int, list[int]]
     width: list[int]
     rows: list[Row]
-    #: Before each row, and after the last: the rank's state, what it holds, and the most that it
-    #: holds from there to the next.
+    #: Before each row, and after the last: the rank's state, its memory, and its peak from there
+    #: to the next row.
     states: list[State] = field(init=False)
     held: list[float] = field(init=False)
     most: list[float] = field(init=False)
-    #: In how many rows it holds too much; the weight gradients in the order in which they come to
-    #: be owed; whether none of them takes memory.
+    #: The number of rows that exceed the limit; the weight gradients in the order in which they
+    #: become ready; whether none of these needs additional memory.
     excess: int = 0
     owed: list[int] = field(factory=list)
     is_relief: bool = True
@@ -53,15 +53,15 @@ class Track:
         self.is_relief = all(self.graph.rise[weight] <= 0 for weight in self.owed)
 
     def count_over(self, amounts: list[float]) -> int:
-        """How many amounts are more than the rank may hold."""
+        """How many of these amounts exceed the limit."""
         return sum(amount > self.limit for amount in amounts)
 
     def first_fitting(self, node: int, now: int, slot: int) -> int:
-        """The first slot from `slot` on to which a node may move: where it is clear that the rank
-        would hold too much if it ran before some row, the one behind this row.
+        """The first slot from `slot` on to which a node might move. Slots from which the node would
+        surely exceed the limit in some later row are left out.
         """
-        # A node that leaves nothing owed takes a slot from weight gradients, and gives none before
-        # its own: so the rank holds at least as much as before, and what the node adds.
+        # A node that no weight gradient follows only delays weight gradients, which free memory.
+        # So until its old row the rank holds at least as much as before, plus what the node adds.
         if node in self.owes or self.excess or not self.is_relief:
             return slot
         rows = self.rows
@@ -76,8 +76,8 @@ class Track:
         return rows[first + last][0] + 1
 
     def move(self, node: int, now: int, slot: int) -> bool:
-        """Let a node start at an earlier slot, if the rank holds no more than it may then; whether
-        it does.
+        """Let a node start at an earlier slot, if that stays within the limit; return whether it
+        moved.
         """
         old = bisect_left(self.rows, (now, node))
         new = bisect_left(self.rows, (slot, node))
@@ -93,15 +93,15 @@ class Track:
         return is_moved
 
     def is_owed(self, first: int, last: int) -> bool:
-        """Whether a weight gradient is owed anywhere from the `first` row to the `last`."""
+        """Whether a weight gradient is owed anywhere from row `first` to row `last`."""
         _, paid, count = self.states[first]
         return paid < count or count < self.states[last + 1][2]
 
     def shift(self, first: int, last: int) -> bool:
-        """Take in that the row at the `last` has moved to the `first`, and nothing is owed between
-        them; False, and nothing changes, where the rank would hold too much.
+        """Update the rows after row `last` has moved to `first`, if no weight gradient is owed
+        between them. Returns False, and changes nothing, if the rank would exceed its limit.
         """
-        # Between them the rank holds what the row's node changes, besides.
+        # Between the two, the rank now also holds the memory of the node that has moved.
         slot, node = self.rows[first]
         change = self.graph.change[node]
         before = self.held[first]
@@ -117,7 +117,9 @@ class Track:
         return True
 
     def walk_moved(self, first: int, last: int) -> bool:
-        """The same where weight gradients are owed, which then run at other slots."""
+        """Update the rows as `shift` does, if weight gradients are owed: they run at other slots
+        now.
+        """
         walked = self.walk(first, last, self.excess > 0)
         if walked is None:
             return False
@@ -138,13 +140,13 @@ class Track:
     def walk(
         self, first: int, last: int, to_the_end: bool
     ) -> tuple[list[State], list[float], list[float], list[int]] | None:
-        """What comes after each row from the `first` on, until behind the `last` all is as it was;
-        or to the end. None where a row holds too much, unless it is to go on `to_the_end`.
+        """Execute the rows from `first` on, until the state after row `last` equals the one from
+        before the move, or to the end. None if a row exceeds the limit, unless `to_the_end`.
 
-        That is the states, what is held, the most that is held in each row, and the weight
-        gradients that come to be owed.
+        Returns the state and the memory after each row, the peak of each row, and the weight
+        gradients that become ready.
         """
-        # Most of the time of a pass is spent here, so all that is asked for in it has a name.
+        # A pass spends most of its time here, so attributes are read into local variables.
         rise = self.graph.rise
         change = self.graph.change
         owes = self.owes
@@ -172,10 +174,10 @@ class Track:
                 if owed[start - base :] == earlier[start:count]:
                     break
             is_end = index == end
-            # Behind the last row there is room for all that is left.
+            # After the last row, all weight gradients that are left run.
             slot, node = (now + count - paid, -1) if is_end else rows[index]
             most = 0.0
-            # Weight gradients that are owed, up to the slot.
+            # Weight gradients that are owed fill the empty slots before this row.
             while paid < count and now < slot:
                 weight = earlier[paid] if paid < base else owed[paid - base]
                 if held + rise[weight] > most:

@@ -1,6 +1,4 @@
-"""Longer warm-ups: forwards that a rank can do early, while it would only wait, before its first
-backward.
-"""
+"""Longer warm-ups: a rank that would wait before its first backward runs further forwards early."""
 
 from collections.abc import Iterator
 from heapq import heappush
@@ -15,12 +13,11 @@ from schedlang.schedule.kinds import Kind
 
 
 def longer_warmups(graph: Graph, given: Orders, limit: float) -> Iterator[Orders]:
-    """Orders without weight gradients in which ranks do one, or any number of, forwards more in
-    their warm-ups.
+    """Orders without weight gradients, with longer warm-ups: by one forward, or by any number.
 
-    A rank that waits in its warm-up does the first later forward whose inputs are there, if it then
-    holds at most `limit`; in some of the orders only where that forward ends before the wait does.
-    After their warm-ups, ranks do what is left as in the given order.
+    A rank that waits in its warm-up runs the first later forward whose inputs have arrived, if that
+    stays within `limit`; in two of the four orders only if that forward ends before the wait does.
+    After the warm-up, the rank runs its other ops in the given order.
     """
     # With one forward more, which ends before the wait does:
     #
@@ -31,17 +28,19 @@ def longer_warmups(graph: Graph, given: Orders, limit: float) -> Iterator[Orders
 
 @define
 class _Warmup(Online[Graph]):
-    """An execution, until all warm-ups are over, in which no rank waits in its warm-up where it can
-    do more.
+    """An execution up to the end of all warm-ups. A rank that would wait in its warm-up runs
+    further forwards, up to `more` of them; with `beyond`, also forwards that end after the wait
+    would.
     """
 
     more: float
     beyond: bool
-    #: Per rank: how many forwards its warm-up may have, what is left, and the forwards of that.
+    #: Per rank: how many forwards its warm-up may have, the nodes that are left to run, and the
+    #: forwards among these.
     most: list[float] = field(init=False)
     left: Orders = field(init=False)
     left_forwards: Orders = field(init=False)
-    #: The ranks that have done nothing but forwards.
+    #: The ranks in their warm-up: they have run nothing but forwards.
     warming: set[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -59,12 +58,12 @@ class _Warmup(Online[Graph]):
         return list(takewhile(lambda node: self.graph.kind[node] == Kind.F, order))
 
     def longer(self) -> Orders:
-        """The orders with the warm-ups that come of it."""
+        """Execute the warm-ups; return the orders, each completed with the rest of its ops."""
         self.execute()
         return [self.completed(rank) for rank in range(len(self.given))]
 
     def choices(self, rank: int) -> Choices:
-        """What is next, or a later forward; or None, and the rank waits."""
+        """Yield the rank's next node, or a later forward, or None if the rank waits."""
         left = self.left[rank]
         node: int | None = None
         while True:
@@ -84,11 +83,11 @@ class _Warmup(Online[Graph]):
                 heappush(self.events, (arrival, rank))
 
     def notice(self, node: int, rank: int, now: float) -> None:
-        """The rank may do a node, whichever it is, once all that it waits for is there."""
+        """Wake the node's rank when the inputs arrive; it may run any of its nodes early."""
         heappush(self.events, (self.arrival[node], rank))
 
     def early(self, rank: int, now: float, until: float) -> int | None:
-        """A later forward for a rank that would wait in its warm-up."""
+        """A later forward that a rank can run instead of waiting in its warm-up, if one fits."""
         if rank not in self.warming:
             return None
         if (
@@ -105,8 +104,8 @@ class _Warmup(Online[Graph]):
         return None
 
     def completed(self, rank: int) -> list[int]:
-        """The warm-up, and then the given order, where each forward takes the place of one of its
-        stage done early.
+        """The rank's warm-up, followed by the rest of its given order. Where that order has a
+        forward that ran early, the next forward of the same stage takes its place.
         """
         kind = self.graph.kind
         names = self.graph.names

@@ -1,3 +1,3 @@
-"""What one rank's order implies, without time: all that the runtime needs to know beside the
+"""Facts that follow from a rank's own order, without times: the runtime needs them besides the
 plan.
 """

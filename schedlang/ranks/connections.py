@@ -1,8 +1,8 @@
-"""The communicators of `nccl-edge`: one for each pair of ranks and direction in which something is
-sent, and the rounds in which all ranks make them.
+"""The communicators of `nccl-edge`, one for each sender and receiver, and the rounds in which all
+ranks create them.
 
-Two ranks wait for each other where they make a communicator, so all ranks go by the same rounds. In
-a round each rank has one communicator to make at most:
+Two ranks wait for each other while they create a communicator, so all ranks follow the same rounds.
+In a round, each rank creates at most one communicator:
 
     round     1            2            3            4
     edges     0→1, 2→3     1→0, 3→2     1→2          2→1
@@ -18,8 +18,8 @@ Edge = tuple[int, int]
 
 
 def edges_of(layout: Layout, is_forward_only: bool = False) -> list[Edge]:
-    """The edges on which a plan sends, in order: between ranks that have stages next to each other,
-    or a skip, with activations one way and gradients the other.
+    """The edges on which a plan sends, sorted: activations between the ranks of neighbouring
+    stages, or along a skip, and gradients in the other direction.
     """
     edges: set[Edge] = set()
     for made, receive in RECEIVES.items():
@@ -34,8 +34,9 @@ def edges_of(layout: Layout, is_forward_only: bool = False) -> list[Edge]:
 
 
 def rounds(edges: Iterable[Edge]) -> list[list[Edge]]:
-    """The edges in rounds, in none of which a rank comes twice: the lowest pairs of ranks that go
-    together, from the lower rank to the higher one and then back, then the pairs that are left.
+    """Group the edges into rounds, so that a rank occurs at most once in a round. Each pair of
+    rounds takes disjoint pairs of ranks, the lowest first: edges to the higher rank, then edges
+    back.
     """
     wanted = set(edges)
     left = sorted({(min(edge), max(edge)) for edge in wanted})

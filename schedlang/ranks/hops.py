@@ -1,12 +1,14 @@
-"""Hops: the weights of a stage, or its gradients, go from each of its replicas to the next one, and
-from the last to the first. Which replica is their home, and which ops use weights that came first?
+"""Hops: a stage's weights, or its gradients, move from each replica to the next one, in a ring.
+This module finds the home of each stage, and the ops that are the first to use weights that
+arrived.
 
     lane(0) ──▶ lane(1) ──▶ lane(2) ──▶ lane(3)
        ▲                                   │
        ╰───────────────────────────────────╯
 
-The home is the replica that never receives the weights: it always has them, and at the end of a
-step all gradients. Others have weights from a receive to the `reshard`, as gathered ones.
+The home is the replica that never receives the weights: it always has them, and has the summed
+gradients at the end of a step. Another replica has the weights from a receive to a `reshard`, as it
+has gathered weights.
 """
 
 from collections.abc import Collection, Iterator
@@ -17,13 +19,13 @@ from schedlang.schedule.actions import Actions
 from schedlang.schedule.kinds import OF_HOPS, USES_WEIGHTS, kinds_of
 from schedlang.schedule.schedule import Schedule
 
-#: The ops by which weights arrive from the replica before.
+#: The kinds of ops that receive weights from the previous replica.
 _ARRIVALS = kinds_of(lambda op: op.is_hop and op.weights == "bring")
 
 
 def homes(schedule: Schedule) -> dict[int, list[int]]:
-    """For each stage that hops, the replicas that never receive its weights: in a proved plan one,
-    their home.
+    """For each stage that hops, the replicas that never receive its weights. In a proved plan there
+    is exactly one, the home.
     """
     columns = schedule.columns
 
@@ -41,8 +43,8 @@ def homes(schedule: Schedule) -> dict[int, list[int]]:
 
 
 def homes_of(schedule: Schedule, stages: Collection[int]) -> dict[int, int]:
-    """Those of some stages that hop, each with the replica of it that is their home."""
-    # Most plans have none: then the actions of no other rank have to be read.
+    """The stages among these that hop, each with the replica that is its home."""
+    # Most plans have no hops; then the actions of other ranks need not be read.
     ranks = {schedule.placement[stage] for stage in stages}
     if not any(OF_HOPS & {*schedule.ranks[rank].kind} for rank in ranks):
         return {}
@@ -51,9 +53,7 @@ def homes_of(schedule: Schedule, stages: Collection[int]) -> dict[int, int]:
 
 
 def first_users(actions: Actions) -> Iterator[tuple[int, int]]:
-    """The ops of a rank that are the first to use weights which it has received, by their indices;
-    each with the stage.
-    """
+    """The index and the stage of each op that is the first to use weights which have arrived."""
     coming = set[int]()
     for index, (kind, stage) in enumerate(
         zip(actions.kind, actions.stage, strict=True)

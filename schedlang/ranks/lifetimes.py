@@ -1,10 +1,10 @@
-"""What a rank holds beside its weights, and which action lets go of it: from the rank's own order
-alone, without time.
+"""The tensors that a rank holds besides its weights, and the action that frees each of them. They
+follow from the rank's own order, without times.
 
-There are activations, what a forward keeps for its backward; and messages, what passes from stage
-to stage: from where it is made, or room is made for it, to its last use, or to where it is known to
-have been received. The runtime begins receives and waits for sends as `schedlang.ranks.receipts`
-says, so what is claimed here is what it holds.
+An activation is kept from a forward to its backward. A message goes from stage to stage: it is held
+from the op that makes it, or from the allocation of the receive's buffer, to its last use, or until
+the rank knows that it was received. The runtime begins receives and waits for sends as
+`schedlang.ranks.receipts` says, so it holds exactly these tensors.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,18 +20,18 @@ from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import timed
 
-# The moments of an action, and what is taken or let go then:
+# The moments of an action, and which memory is allocated or freed then:
 #
-#     begins        room for a message that it receives is taken
-#     has waited    a send is let go, which what has come shows to be received
-#     works         what it makes is taken
-#     ends          what it used for the last time is let go
+#     begins        allocate the buffer of a message that the rank receives
+#     has waited    free a sent message, if the message that arrived shows that it was received
+#     works         allocate the results
+#     ends          free the tensors that the action used for the last time
 _BEGINS, _HAS_WAITED, _WORKS, _ENDS = range(4)
 
 
 class Holds(Enum):
-    """What a rank holds: an activation, a message that it receives or sends, or one between two of
-    its stages.
+    """Kinds of tensors that a rank holds: an activation, a received message, a sent one, or a
+    message between two stages of the rank.
     """
 
     ACTIVATION, RECEIVED, SENT, INSIDE = range(4)
@@ -39,13 +39,14 @@ class Holds(Enum):
 
 @frozen
 class Lifetime:
-    """Something that a rank holds, from action `start` to action `stop`, by their indices.
+    """A tensor that a rank holds from action `start` to action `stop`, both by index.
 
-    An activation has the name of the op that made it, `0F3`, a message that of its transfer,
-    `0SEND_F3`; one inside the rank those of the op that makes it and of the last one that uses it,
-    `0F3>1F3`. A message that is received is there before the op `start` waits, all else from when
-    it works. One that is sent is let go when the op `stop` has waited, all else after it has
-    worked. `stop` may be the end, one past the last action. It is made or sent by the `action`.
+    An activation has the name of the op that made it, `0F3`, and a message that of its transfer,
+    `0SEND_F3`. A message inside the rank is named after the op that makes it and the last op that
+    uses it, `0F3>1F3`. A received message is allocated before the action `start` waits, everything
+    else when it works. A sent message is freed when the action `stop` has waited, everything else
+    after it has worked. `stop` may be the end, one past the last action. `action` is the op that
+    makes the tensor, or the transfer that sends or receives it.
     """
 
     what: Holds
@@ -56,31 +57,30 @@ class Lifetime:
 
     @property
     def changes(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        """When it is taken and when let go: action, moment of it, and by how much the rank then
-        holds more.
+        """The allocation and the free of the tensor: action, moment, and change in the number of
+        tensors that the rank holds.
         """
         start = self.start, _BEGINS if self.what == Holds.RECEIVED else _WORKS, 1
         return start, (self.stop, _HAS_WAITED if self.what == Holds.SENT else _ENDS, -1)
 
 
 def lifetimes(schedule: Schedule, rank: int) -> list[Lifetime]:
-    """All that a rank of a schedule with communication holds in a step beside weights, what it is
-    given and results.
+    """All activations and messages that a rank holds in a step, of a schedule with communication.
 
-    An activation is held from `F` (`R`, `reload`) to its last use: the whole backward, the weight
-    half, or `offload`; one that `F` drops, while it runs. Copies count as over at once.
+    An activation is held from `F`, `R` or `reload` to its last use: the whole backward, the weight
+    half, or `offload`. If `F` drops it, it is held only while `F` runs. Copies count as instant.
     """
     return [*_activations(schedule, rank), *_messages(Receipts(schedule), rank)]
 
 
 def peak(lifetimes: Iterable[Lifetime]) -> int:
-    """The most of them that are held at once."""
+    """The largest number of these tensors that are held at once."""
     changes = sorted(change for each in lifetimes for change in each.changes)
     return max(accumulate(change for *_, change in changes), default=0)
 
 
 def peak_messages(schedule: Schedule) -> list[int]:
-    """For each rank, the most messages that it holds at once."""
+    """For each rank, the largest number of messages that it holds at once."""
     known = Receipts(schedule)
     return [
         peak(_together(actions, _messages(known, rank)))
@@ -89,8 +89,8 @@ def peak_messages(schedule: Schedule) -> list[int]:
 
 
 def _together(actions: Actions, lifetimes: Iterable[Lifetime]) -> Iterator[Lifetime]:
-    """Lifetimes of a rank where ops that overlap are one: all begin with the first of them, and
-    what they use is let go when the last ends.
+    """The lifetimes if overlapped ops are one action: they allocate when the first of them begins,
+    and free when the last of them ends.
     """
     heads = [*range(len(actions) + 1)]
     for batch in actions.batches():
@@ -101,8 +101,8 @@ def _together(actions: Actions, lifetimes: Iterable[Lifetime]) -> Iterator[Lifet
 
 
 def frees(schedule: Schedule, rank: int) -> str:
-    """The rank's actions in order, with what each lets go of: `0B3 free(0F3, 0RECV_B3)`, which ends
-    a line.
+    """The rank's actions in order, each with the tensors that it frees: `0B3 free(0F3, 0RECV_B3)`.
+    A line ends after each `free`.
     """
     actions = schedule.ranks[rank]
     freed = dict[int, list[str]]()
@@ -126,7 +126,7 @@ def _activations(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
         op = op_of(kind)
         holds = op.holds
         if op.owes is not None and not schedule.layout.trains(stage):
-            # No `W` follows.
+            # The stage is frozen, so no `W` follows that would free the rest.
             holds = OPS[op.owes].holds
         if holds > 0:
             made[stage, microbatch] = index
@@ -159,7 +159,7 @@ def _messages(known: Receipts, rank: int) -> Iterator[Lifetime]:
                 name = names.of(actions, send)
                 yield Lifetime(Holds.SENT, name, send, start, waited[send])
                 continue
-            # No send: the stage that takes it is on this rank, or there is none.
+            # Without a send, the next stage is on this rank, or there is none.
             following = used.get(
                 (*layout.counterpart(HANDS_ON[kind], number), microbatch)
             )
@@ -169,8 +169,8 @@ def _messages(known: Receipts, rank: int) -> Iterator[Lifetime]:
 
 
 def _last_uses(layout: Layout, places: dict[Action, int]) -> dict[Action, int]:
-    """The last op that uses each message, by its receive, which a message from the same rank does
-    not have.
+    """The last op that uses each message, by the message's receive. A message within the rank has
+    the same key, though no such receive exists.
     """
     return {
         (READS[kind], number, microbatch): index

@@ -1,11 +1,11 @@
-"""Updates that are clipped by the norm of all gradients: when they are made, and whether all ranks
-come to the end then.
+"""Updates that are clipped by the norm of all gradients: when they are applied, and whether waiting
+for the norm makes a deadlock.
 
-A rank's part of the norm of an update is there at its last `U` of that update, and the sum over all
-ranks begins. The update itself is put off to the first action that needs it: an op that reads the
-weights that it makes, or the next `U` of the stage. Only there does the rank wait for all others.
-In PipeDream-2BW they have long come that far by then. In a plan where they have not, a rank waits
-in vain, if others wait for what it does next:
+A rank's part of an update's norm is known at its last `U` of that update; then the all-reduce over
+all ranks begins. The update itself is put off to the first action that needs it: an op that reads
+the new weights, or the next `U` of the stage. Only there does the rank wait for all others. In
+PipeDream-2BW, the other ranks have long come that far by then. In a plan in which they have not,
+there is a deadlock if another rank waits for this one:
 
     rank 0   …  waits for the norm    F4    SEND_F4
                      ▲                         │
@@ -21,10 +21,10 @@ from schedlang.schedule.transports import PORTABLE
 
 
 def put_off(schedule: Schedule, rank: int) -> dict[int, int]:
-    """For each `U` of a rank the action before which it is made, both by index; or else the end."""
+    """For each `U` of a rank, the action before which it is applied, both by index, or the end."""
     actions = schedule.ranks[rank]
     places = dict[int, int]()
-    #: For each stage the updates done, and the one that is put off.
+    #: For each stage, the number of updates so far, and the index of the one that is put off.
     done = dict[int, int]()
     pending = dict[int, int]()
     for index, (kind, stage, microbatch) in enumerate(actions.each()):
@@ -43,19 +43,21 @@ def put_off(schedule: Schedule, rank: int) -> dict[int, int]:
 def _reads_newest(
     schedule: Schedule, kind: int, stage: int, microbatch: int, done: int
 ) -> bool:
-    """Whether an op needs the last of so many updates of its stage, as the first of its microbatch
-    that can.
+    """Whether an op reads the newest weights of its stage, after `done` updates, and is the first
+    op of its microbatch to do so.
     """
-    # What follows a forward reads again what that has waited for, unless nothing is kept for it.
+    # Later ops of a microbatch read the version of its forward, which has waited for it, unless the
+    # stage keeps no versions.
     if schedule.weights_of(stage).keeps_none:
         return kind in USES_WEIGHTS
     return kind == Kind.F and schedule.version_read(stage, microbatch, done) >= done
 
 
 def why_not(plan: Schedule) -> str | None:
-    """Why the updates of a plan cannot be clipped by the norm of all gradients, if so.
+    """The reason why a plan's updates cannot be clipped by the norm of all gradients; None if they
+    can.
 
-    That is seen where every send waits for its receive: what comes to its end there does so on all
+    The plan is executed with sends that wait for their receives: a plan that ends then ends on all
     transports.
     """
     if plan.transport != PORTABLE:
@@ -73,15 +75,16 @@ def why_not(plan: Schedule) -> str | None:
 
 
 class _Walk:
-    """All ranks go as far as they can: each waits at a batch of transfers for the ranks at the
-    other ends, and before an action that needs an update for the parts of its norm.
+    """An execution of all ranks: a rank waits at a batch of transfers for the ranks at their other
+    ends, and before an action that needs an update for all parts of the norm.
     """
 
     def __init__(self, plan: Schedule) -> None:
         self.plan = plan
-        #: For each rank its part of the norm of each update: the last `U`, by its index.
+        #: For each rank and update, the index of its last `U`, which completes its part of the
+        #: norm.
         self.parts = [_last_updates(actions) for actions in plan.ranks]
-        #: For each rank the actions before which updates are made, with these.
+        #: For each rank, the actions before which updates are applied, with these updates.
         self.waits: list[dict[int, list[int]]] = []
         for rank, actions in enumerate(plan.ranks):
             waits = dict[int, list[int]]()
@@ -89,7 +92,7 @@ class _Walk:
                 number = max(actions.microbatch[update], 0)
                 waits.setdefault(index, []).append(number)
             self.waits.append(waits)
-        #: For each rank where the batches of its transfers begin, by kind, number and microbatch.
+        #: For each rank and transfer, the index at which the batch of that transfer begins.
         self.heads = [
             {
                 actions.at(index): batch.start
@@ -99,19 +102,19 @@ class _Walk:
             }
             for actions in plan.ranks
         ]
-        #: The action that each rank has come to.
+        #: The index of the action at which each rank is.
         self.at = [0 for _ in plan.ranks]
 
     def stopped_by(self) -> str | None:
-        """The norm that a rank waits for in vain, if any does; of several ranks, the first one."""
-        # The ranks in turns, until none gets any further.
+        """The error of the first rank that waits for a norm in vain; None if no rank does."""
+        # The ranks take turns until none of them advances.
         while any([self._gets_on(rank) for rank in range(len(self.at))]):
             pass
         texts = map(self._missing, range(len(self.at)))
         return next((text for text in texts if text is not None), None)
 
     def _gets_on(self, rank: int) -> bool:
-        """Let a rank go as far as it can with the others where they are; whether it went on."""
+        """Let a rank run as far as it can while the others stand; return whether it advanced."""
         begin = self.at[rank]
         batch = self._next(rank)
         while batch and not self._late(rank, batch):
@@ -122,13 +125,13 @@ class _Walk:
         return self.at[rank] > begin
 
     def _next(self, rank: int) -> range:
-        """The batch that a rank stands before; at its end, an empty one."""
+        """The next batch of a rank; an empty one at the end."""
         actions = self.plan.ranks[rank]
         at = self.at[rank]
         return actions.batch(at) if at < len(actions) else range(0)
 
     def _meets(self, rank: int, index: int) -> bool:
-        """Whether the other end of a transfer is there; ops have none."""
+        """Whether the peer of a transfer has come to its other end; always for an op."""
         if not is_transfer(self.plan.ranks[rank].kind[index]):
             return True
         peer = self.plan.peer_of(rank, index)
@@ -136,8 +139,8 @@ class _Walk:
         return self.heads[peer][self.plan.other_end(rank, index)] <= self.at[peer]
 
     def _late(self, rank: int, batch: range) -> list[tuple[int, int, int]]:
-        """The parts of norms that a rank waits for before a batch: the update, and the rank and the
-        index of the action that makes the part.
+        """The missing parts of norms for which a rank waits before a batch: the update, and the
+        rank and the index of the `U` that completes the part.
         """
         return [
             (update, other, parts[update])
@@ -148,9 +151,8 @@ class _Walk:
         ]
 
     def _missing(self, rank: int) -> str | None:
-        """What to say of a rank that stands where it waits for a norm."""
-        # Who stands elsewhere waits for a transfer, and the plan is proved: it is another rank that
-        # waits for a norm.
+        """The error for a rank that waits for a norm; None if it waits for a transfer."""
+        # Transfers alone cannot deadlock in a proved plan: some other rank waits for a norm then.
         plan = self.plan
         at = self.at[rank]
         late = self._late(rank, self._next(rank))

@@ -1,12 +1,12 @@
-"""Forwards and backwards that a rank runs side by side."""
+"""Forwards and backwards that a rank runs at the same time."""
 
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.kinds import MAKERS, Kind
 
 
 def overlapped_pairs(actions: Actions) -> dict[int, int]:
-    """Of the ops that a rank runs as one, each forward with the backward beside it, `B` or `I`, by
-    their indices. An overlap with more than one of either has none.
+    """For each overlap of a rank, the index of its forward and that of its backward, `B` or `I`. An
+    overlap with several forwards or several backwards has no such pair.
     """
     pairs: dict[int, int] = {}
     for batch in actions.batches():

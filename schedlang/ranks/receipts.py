@@ -1,8 +1,9 @@
 """When a rank begins each receive, and when it waits for each send, from the plan alone.
 
-What a rank gets tells it that the sender has come so far: had waited for all messages that it used
-before. So the wait for a send, where the plan shows it received, takes no time; and what was sent
-is kept no longer than it is under way. gloo itself cannot be asked, only waited for.
+A message shows how far its sender had come: that it had received all messages that it used before.
+So the rank waits for a send where a later message shows that it was received. That wait takes no
+time, and the sent tensor is not kept much longer than it is on its way. gloo offers no other test
+of whether a send is complete.
 """
 
 from bisect import bisect_right
@@ -15,24 +16,23 @@ from schedlang.schedule.kinds import AWAITS
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import BLOCKING, PORTABLE
 
-#: Where messages have tags, a receive begins this many ops early, for as many more buffers.
+#: If messages have tags, a receive begins this many ops early, which takes as many more buffers.
 _EARLY = 2
 
-#: Where ranks may block, a send is waited for when this many others have followed, whatever is
-#: known of it.
+#: If ranks may block, a rank waits for a send after this many further sends at the latest.
 _WINDOW = 8
 
 
 def receipts(schedule: Schedule, rank: int) -> dict[int, int]:
-    """For each send of a rank the op, both by index, whose message shows that it has been received;
-    or else the end.
+    """For each send of a rank, the op that waits for a message which shows that the send was
+    received, both by index; or the end.
     """
     return Receipts(schedule).of(rank)
 
 
 def begins(schedule: Schedule, rank: int, early: bool) -> dict[int, int]:
-    """For each receive of a rank the action at which it begins, both by index: itself, or `early`
-    an op before it.
+    """For each receive of a rank, the action at which it begins, both by index: the receive itself,
+    or an earlier op if `early`.
     """
     actions = schedule.ranks[rank]
     ops = list[int]()
@@ -41,25 +41,24 @@ def begins(schedule: Schedule, rank: int, early: bool) -> dict[int, int]:
         if not is_transfer(kind):
             ops.append(index)
         elif not is_send(kind):
-            # Where fewer ops than that precede it, it begins with the first of them, or in place.
+            # If fewer ops precede it, it begins with the first of them, or at its own place.
             starts[index] = [*ops[-_EARLY:], index][0] if early else index
     return starts
 
 
 def waits(schedule: Schedule, rank: int) -> dict[int, int]:
-    """For each send of a rank the action, both by index, at which it is waited for, or else the
+    """For each send of a rank, the action at which the rank waits for it, both by index, or the
     end.
 
-    That is the op whose message shows it received; or the last send of a window, where ranks may
-    block.
+    That is the op of `receipts`; or if ranks may block, the last send of a window at the latest.
     """
     return Receipts(schedule).waits(rank)
 
 
 @define(eq=False)
 class Receipts:
-    """The receipts of a schedule's ranks; what is known of a rank is worked out once for all those
-    that it sends to.
+    """The receipts of a schedule's ranks. The sends and uses of a rank are computed once for all of
+    its peers.
     """
 
     schedule: Schedule
@@ -92,7 +91,7 @@ class Receipts:
         return {send: min(received[send], last) for send, last in closes}
 
     def sends(self, rank: int) -> dict[int, int]:
-        """The sends of a rank, in order, each with the rank that it reaches."""
+        """The sends of a rank, in order, each with its receiver."""
         if rank not in self._sends:
             kinds = self.schedule.ranks[rank].kind
             peers = {
@@ -120,12 +119,12 @@ class Receipts:
 
 
 class _Answers:
-    """What the messages of a peer to a rank show of those that the rank sent."""
+    """The messages from a peer to a rank, which show what the peer has received from the rank."""
 
     def __init__(self, known: Receipts, rank: int, peer: int) -> None:
         schedule = known.schedule
         self.end = len(schedule.ranks[rank])
-        #: The peer's op that waits for each message; what it sends later is an answer.
+        #: The peer's op that waits for each message; messages that it sends later are answers.
         self.used_at = known.uses(peer)
         #: The peer's sends to the rank, in order.
         self.sends = [
@@ -133,12 +132,12 @@ class _Answers:
         ]
         uses = known.uses(rank)
         arrivals = [uses[schedule.other_end(peer, send)] for send in self.sends]
-        #: For each of these, the first op of the rank that waits for it or for a later one.
+        #: For each of these sends, the first op of the rank that waits for it or for a later one.
         self.first = list(accumulate(reversed(arrivals), min))[::-1]
 
     def show_received(self, message: Action) -> int:
-        """The first op of the rank that waits for an answer, and so knows that a message has been
-        received; the end if there is none.
+        """The first op of the rank that waits for an answer to a message, which shows that the peer
+        has received it; the end if there is none.
         """
         answer = bisect_right(self.sends, self.used_at[message])
         return self.first[answer] if answer < len(self.first) else self.end

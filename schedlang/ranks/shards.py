@@ -1,22 +1,22 @@
-"""When a rank gathers the weights of stages that are sharded, as by FSDP2: from the rank's own
-order alone.
+"""When a rank gathers the weights of sharded stages, as with FSDP2. It follows from the rank's own
+order.
 
-The ops of a stage, all but its update and copies to the host, use its weights: W adds to gradients
-that lie beside them. At most `places` stages have theirs gathered at once.
+All ops of a stage but its update and copies to the host use its weights; W does because gradients
+lie beside them. At most `places` stages of a rank have gathered weights at once.
 
-- UNSHARD gathers them before an op that does not find them. It begins an op early, and overlaps
-  with that one, where a place is free by then, or one other than that op's own can be given up.
-- RESHARD lets go of them after the last op that uses them before they change: before `U`, or at
-  the end of a step. And where all places are taken, of those whose next use is farthest away
-  (Belady 1966, "A study of replacement algorithms for a virtual-storage computer"): so no policy
+- UNSHARD gathers the weights before an op that needs them. It begins one op early and overlaps with
+  that op, if there is a free place by then, or a place of another stage than that op's.
+- RESHARD frees the weights after the last op that uses them before they change: before `U`, or at
+  the end of a step. If all places are taken, it frees the weights whose next use is farthest away
+  (Belady 1966, "A study of replacement algorithms for a virtual-storage computer"); no policy
   gathers less often with as many places.
-- REDUCE_GRAD sums the gradients over the shards once per update, after the last op that adds to
-  them, B or W. Until then the rank holds all of them.
+- REDUCE_GRAD reduces and scatters the gradients over the shards once per update, after the last op
+  that adds to them, B or W. Until then the rank holds whole gradients.
 
-What a program says itself is not said again: a stage that has any UNSHARD or RESHARD of its own, or
-whose weights hop from replica to replica, has all of them, and one that has a REDUCE_GRAD, or whose
-gradients hop, is reduced by that. Ops that run as one count one after
-the other. The words are those of torch's action tables. It takes n log n steps for n actions.
+Nothing is added to what a program writes itself: a stage with any UNSHARD or RESHARD, or whose
+weights hop from replica to replica, gets no other one, and likewise one with a REDUCE_GRAD, or
+whose gradients hop. Ops that overlap count one after the other. The words are those of torch's
+action tables. The walk takes n log n steps for n actions.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -30,45 +30,43 @@ from schedlang.schedule.actions import Actions, is_transfer, is_update
 from schedlang.schedule.kinds import GATHERS, MAKERS, SUMS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
 
-#: What is done, UNSHARD, RESHARD or REDUCE_GRAD, and with which stage.
+#: UNSHARD, RESHARD or REDUCE_GRAD, and the stage.
 Step = tuple[Kind, int]
 
 
 @frozen
 class Shards:
-    """What is done right before, and right after, actions of a rank, by their indices."""
+    """The steps right before, and right after, the actions of a rank, by index."""
 
     before: dict[int, list[Step]] = field(factory=dict)
     after: dict[int, list[Step]] = field(factory=dict)
-    #: The gathers in order: the action before which each begins, the stage, and the first op that
-    #: needs it.
+    #: The gathers in order: the action before which one begins, its stage, and the first op that
+    #: needs the weights.
     gathers: list[tuple[int, int, int]] = field(factory=list)
 
     def __iter__(self) -> Iterator[Step]:
-        """All, in order."""
+        """Iterate over all steps in order."""
         for index in sorted(self.before.keys() | self.after.keys()):
             yield from self.before.get(index, ())
             yield from self.after.get(index, ())
 
     def count(self, kind: Kind) -> int:
-        """How often something is done in a step."""
+        """The number of steps of this kind."""
         return sum(what == kind for what, _ in self)
 
     def total(self, sizes: Sequence[float]) -> float:
-        """All that is gathered in a step, where the weights of stage s are `sizes[s]`."""
+        """The sum of all gathered weights in a step, where `sizes[s]` is the size of stage s."""
         return sum(sizes[stage] for what, stage in self if what == Kind.UNSHARD)
 
     def peak(self, sizes: Sequence[float] | None = None) -> float:
-        """The most that is gathered at once, in stages or by such sizes."""
+        """The peak of gathered weights: the number of stages, or the sum of their sizes."""
         sign = {Kind.UNSHARD: 1, Kind.RESHARD: -1, Kind.REDUCE_GRAD: 0}
         changes = (sign[what] * (sizes[stage] if sizes else 1) for what, stage in self)
         return max(accumulate(changes), default=0)
 
 
 def shards(actions: Actions, stages: Container[int], places: int) -> Shards:
-    """When a rank gathers the weights of some stages, those that are sharded, with as many places,
-    at least one.
-    """
+    """When a rank gathers, frees and reduces its sharded `stages`, with `places` of at least 1."""
     walk = _Walk(actions, places)
     following, whole = _ahead(actions, stages)
     pairs = [*zip(actions.kind, actions.stage, strict=True)]
@@ -90,8 +88,8 @@ def shards(actions: Actions, stages: Container[int], places: int) -> Shards:
 
 
 def shards_text(schedule: Schedule, rank: int, places: int) -> str:
-    """The ops of a rank, with what is done in between if all its stages are sharded; a gather
-    begins a line.
+    """The ops of a rank, with the steps between them if all its stages are sharded. A line begins
+    before each gather.
     """
     actions = schedule.ranks[rank]
     steps = shards(actions, schedule.stages_of(rank), places)
@@ -108,7 +106,9 @@ def shards_text(schedule: Schedule, rank: int, places: int) -> str:
 def shards_figures(
     schedule: Schedule, rank: int, places: int, sizes: Sequence[float] | None = None
 ) -> str:
-    """What that costs in a step; with `sizes`, the bytes of each stage's weights, in bytes too."""
+    """The number of gathers and reductions in a step, and the peak; with `sizes`, the bytes of each
+    stage's weights, also the bytes.
+    """
     steps = shards(schedule.ranks[rank], schedule.stages_of(rank), places)
     gathers = counted(steps.count(Kind.UNSHARD), "gather")
     reductions = counted(steps.count(Kind.REDUCE_GRAD), "reduction")
@@ -126,9 +126,10 @@ def _name(schedule: Schedule, step: Step) -> str:
 
 @define
 class _Walk:
-    """Goes over the uses of a rank, with what is gathered by then."""
+    """Walks over the ops of a rank, and remembers which stages are gathered."""
 
-    # Two places for three stages. Of 0 and 1, stage 1 makes room for 2: it is used after 0.
+    # Two places for three stages. Stage 1 makes room for stage 2, since its next use is after that
+    # of stage 0.
     #
     #     uses         0    1    0    2    0    1
     #     gathered     0    0 1  0 1  0 2  0    0 1
@@ -136,18 +137,18 @@ class _Walk:
     places: int
     steps: Shards = field(factory=Shards)
     gathered: set[int] = field(factory=set)
-    #: When each gathered stage is used next, the farthest first; behind these are uses that are
-    #: over.
+    #: A heap of the next uses of gathered stages, the farthest first; uses that are over lie below
+    #: these.
     ahead: list[tuple[int, int]] = field(factory=list)
-    #: The last update of a stage, and the last use of any; and how many places were taken during
-    #: that one.
+    #: The last update of each stage, the last use of any stage, and the number of places that were
+    #: taken during that use.
     updated: dict[int, int] = field(factory=dict)
     last: int = -1
     taken: int = 0
 
     def use(self, index: int, stage: int, following: int | None) -> None:
-        """An op uses a stage's weights, and another one after it, or none does before they
-        change.
+        """Let an op use a stage's weights. `following` is the next op that uses them before they
+        change, if any.
         """
         if stage not in self.gathered:
             self.gather(index, stage)
@@ -160,8 +161,8 @@ class _Walk:
             heappush(self.ahead, (-following, stage))
 
     def gather(self, index: int, stage: int) -> None:
-        """Gather for an op: before the use before it, where the weights are up to date and there is
-        a place by then.
+        """Gather a stage for an op: before the previous use of any stage, if the weights are up to
+        date and a place is free by then.
         """
         begins = self.last if self.last > self.updated.get(stage, -1) else index
         steps = [(Kind.UNSHARD, stage)]
@@ -169,10 +170,10 @@ class _Walk:
             _, farthest = heappop(self.ahead)
             self.gathered.remove(farthest)
             steps.insert(0, (Kind.RESHARD, farthest))
-            # The use before still needs the weights that go.
+            # The previous use still needs the weights that make room.
             if farthest == self.actions.stage[self.last]:
                 begins = index
-        # The place became free only after the use before.
+        # The place became free only after the previous use.
         elif self.taken == self.places:
             begins = index
         self.gathered.add(stage)
@@ -183,11 +184,11 @@ class _Walk:
 def _ahead(
     actions: Actions, stages: Container[int]
 ) -> tuple[Mapping[int, int], Container[int]]:
-    """For each use the next one of the same weights; and the ops after which the gradients of an
-    update are whole.
+    """For each use of weights, the next use of the same weights; and the ops after which a stage's
+    gradients are complete for an update.
     """
-    # From the end to the begin, an update is the border: weights change there, and the gradients
-    # of the update are whole. `used` and `added` are of each stage since then.
+    # The walk goes backwards. An update changes the weights, so it ends a chain of uses; the last
+    # op before it that adds to the gradients completes them. `used` and `added` start anew there.
     following = dict[int, int]()
     used = dict[int, int]()
     whole = set[int]()

@@ -1,9 +1,8 @@
-"""The warm-up of a step: forwards alone, and the messages between them, which the ranks can run
-once more.
+"""The warm-up of a step, which the ranks can run again: only forwards, and messages between them.
 
-Where weights turn out to be wrong when a step has begun already, what its forwards have computed is
-wrong, and all ranks start over. By then none may have gone further than to the end of its warm-up,
-and no message may lead from a warm-up to what follows one:
+If weights turn out to be wrong when a step has already begun, its forwards are wrong, and all ranks
+start over. Until that is known, no rank may run past the end of its warm-up, and no message may go
+from a warm-up to a later action:
 
     rank 0   F0 SEND_F0 F1 SEND_F1 F2 │ SEND_F2 F3 …
     rank 1         RECV_F0 F0 SEND_F0 RECV_F1 F1 │ SEND_F1 RECV_F2 F2 …
@@ -19,15 +18,15 @@ from schedlang.schedule.schedule import Schedule
 
 
 def warm_ups(schedule: Schedule) -> list[int]:
-    """For each rank of a schedule with communication the index of the first action behind its
-    warm-up.
+    """For each rank, the index of the first action after its warm-up, in a schedule with
+    communication.
 
-    The warm-ups are as long as they can be where both ends of each message are inside or outside,
-    and so is the forward that needs it. So at their ends nothing is on its way, and they run
-    through by themselves on every transport on which the schedule does.
+    The warm-ups are the longest ones in which each message has both of its ends and the forward
+    that needs it inside, or all of them outside. So no message is on its way when they end, and
+    they run by themselves on every transport on which the schedule runs.
     """
     ranks = range(len(schedule.ranks))
-    # By rank, where its actions before all others than forwards are, and where their batches begin.
+    # By rank, the leading batches of forwards and their messages, and the index of each action.
     leading = [list(_leading(actions)) for actions in schedule.ranks]
     places = [
         {
@@ -39,8 +38,8 @@ def warm_ups(schedule: Schedule) -> list[int]:
     ]
     heads = [[batch.start for batch in own for _ in batch] for own in leading]
     ends = [len(own) for own in heads]
-    # What is left out may be one end of a message, whose other end is left out as well, with all
-    # that follows it there.
+    # If one end of a message is left out, the other end is, too, with all actions after it on that
+    # rank.
     left_out = [
         (rank, index)
         for rank in ranks
@@ -67,7 +66,7 @@ def warm_ups(schedule: Schedule) -> list[int]:
 
 
 def _leading(actions: Actions) -> Iterator[range]:
-    """The batches of forwards and their messages before all others."""
+    """The batches at the beginning of a rank that have only forwards and their messages."""
     return takewhile(
         lambda batch: all(actions.kind[index] in FORWARD for index in batch),
         actions.batches(),
@@ -77,8 +76,8 @@ def _leading(actions: Actions) -> Iterator[range]:
 def _goes_with(
     schedule: Schedule, rank: int, action: Action
 ) -> Iterator[tuple[int, Action]]:
-    """What is inside if an action is, with its rank: the other end of a message; the forward that
-    needs it, or the receives of what a forward needs.
+    """The actions, with their ranks, that are in a warm-up if `action` is: the other end of a
+    message, the forward that needs a received message, or the receives that a forward needs.
     """
     kind, number, microbatch = action
     layout = schedule.layout

@@ -1,9 +1,9 @@
-"""Which weights each op reads, and how many versions of them a rank must hold.
+"""Which version of its stage's weights each op reads, and how many versions a rank must hold.
 
-Version v of a stage's weights is what they are after v of its updates. The microbatches of update k
-(counted from 0) add up to the gradient that makes version k + 1 from version k. All that is asked
-here is answered by each rank's own order, without time. The rules are those of PipeDream (arXiv
-1806.03377), PipeDream-2BW (arXiv 2006.09503), WPipe (ICLR 2022) and PipeMare (arXiv 1910.05124).
+Version v is the weights after v updates of the stage. The gradients of update k (counted from 0)
+turn version k into version k + 1. Everything here follows from each rank's own order, without
+times. The rules are those of PipeDream (arXiv 1806.03377), PipeDream-2BW (arXiv 2006.09503), WPipe
+(ICLR 2022) and PipeMare (arXiv 1910.05124).
 """
 
 from functools import cached_property
@@ -17,8 +17,8 @@ from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import MAKERS, REPEATS, STEPS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
 
-# A stage with one microbatch an update, which runs one forward ahead, and what its ops read by each
-# rule:
+# A stage with one microbatch an update, which runs one forward ahead; and the version that its ops
+# read by each rule:
 #
 #                   F0  F1  B0  U   F2  B1  U   F3  B2  U
 #     updates done   0   0   0       1   1       2   2
@@ -28,30 +28,30 @@ from schedlang.schedule.schedule import Schedule
 #     latest         0   0   0       1   1!      2   2!      not what the forward read
 #     unstashed      0   0   0       1   1       2   2
 
-#: What reads weights again after the forward.
+#: Kinds of ops that read the weights again after the forward.
 _READS_AGAIN = tuple(USES_WEIGHTS - {Kind.F})
 
 
 @frozen(eq=False)
 class Versions:
-    """What the ranks of a schedule hold, and how late their gradients are; each found out when it
-    is asked for.
+    """The weight versions that the ranks of a schedule read and hold, and their staleness; each is
+    computed on demand.
     """
 
     _schedule: Schedule = field(repr=False)
-    #: None without updates: then there is one version.
+    #: None for a schedule without updates, which has one version.
     _reads: "_Reads | None" = field(repr=False)
 
     @cached_property
     def held_of(self) -> tuple[int, ...]:
-        """The most versions of each stage's weights that are held at once."""
+        """For each stage, the largest number of versions that its rank holds at once."""
         if self._reads is None:
             return (1,) * len(self._schedule.placement)
         return tuple(self._reads.most_held())
 
     @cached_property
     def held(self) -> tuple[int, ...]:
-        """For each rank, the most versions of the weights of one of its stages."""
+        """For each rank, the largest number of versions of one of its stages."""
         held = [1] * len(self._schedule.ranks)
         for stage, rank in enumerate(self._schedule.placement):
             held[rank] = max(held[rank], self.held_of[stage])
@@ -59,17 +59,17 @@ class Versions:
 
     @cached_property
     def staleness(self) -> int:
-        """The most updates by which a forward's weights are behind: 0 for a synchronous
+        """The largest number of updates that the weights of a forward lack; 0 for a synchronous
         schedule.
         """
         return 0 if self._reads is None else self._reads.staleness()
 
     @cached_property
     def findings(self) -> list[Finding]:
-        """The ops that read other weights than they should."""
+        """The ops that read a wrong version of the weights, or add to the wrong update."""
         if self._reads is None:
             return []
-        # Where updates themselves are amiss, so are the versions that they make.
+        # If updates are wrong, so are the versions that they make.
         return self._reads.updates_amiss() or self._reads.versions_amiss()
 
     @cached_property
@@ -93,13 +93,13 @@ class Versions:
 
 
 def follow_weights(schedule: Schedule) -> Versions:
-    """The weight versions of a schedule that has the right structure."""
+    """The weight versions of a schedule whose structure is correct."""
     has_updates = schedule.layout.updates > 1 or schedule.has_updates
     return Versions(schedule, _Reads(schedule) if has_updates else None)
 
 
 def bytes_of_weights(schedule: Schedule, costs: Costs) -> list[float]:
-    """What the weights take on each rank: the most versions of each of its stages."""
+    """The bytes of weights on each rank, with all versions of its stages."""
     of_ranks = [0.0] * len(schedule.ranks)
     of_stages = costs.bytes_of_weights(len(schedule.placement))
     versions = follow_weights(schedule).held_of
@@ -109,10 +109,11 @@ def bytes_of_weights(schedule: Schedule, costs: Costs) -> list[float]:
 
 
 class _Reads:
-    """What the ops read, an item of all columns for each op but updates, in the order of the plan.
+    """The reads of weights as columns, with an item for each op that is no update, in the order of
+    the plan.
 
-    Op i is the action `row[i]`, and belongs to the update `update[i]`. Before it, its stage has
-    had `done[i]` updates; it reads `version[i]` of the weights.
+    Op i is the action `row[i]`, and belongs to the update `update[i]`. Its stage has had `done[i]`
+    updates before it, and it reads `version[i]` of the weights.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -134,12 +135,12 @@ class _Reads:
         self.update = self.microbatch // np.array(per_update, np.int32)[self.stage]
         #: The version that the forward of the same microbatch reads.
         self.of_forward = self._of_forward()
-        # What follows reads that again. Where none is kept, all read what is there.
+        # Later ops read that version, too. Stages without stashed versions read the newest one.
         self.version = np.where(self._has_rule("unstashed"), self.done, self.of_forward)
 
     def _of_forward(self) -> Ints:
-        """The version that an op's forward reads by the rule of its stage. The forward comes before
-        the op, or the order of these is refused.
+        """For each op, the version that its microbatch's forward reads by the rule of its stage.
+        The forward comes before the op, as was checked.
         """
         stages = range(len(self.schedule.placement))
         rules = map(self.schedule.weights_of, stages)
@@ -155,7 +156,7 @@ class _Reads:
         return of_forward
 
     def _has_rule(self, name: str) -> Flags:
-        """Which ops are of a stage that reads its weights by the rule of a name."""
+        """Which ops belong to a stage that has this weight rule."""
         rules = map(self.schedule.weights_of, range(len(self.schedule.placement)))
         is_named = np.array([rule.name == name for rule in rules])
         has_rule: Flags = is_named[self.stage]
@@ -167,24 +168,25 @@ class _Reads:
         return self.stage[rows], self.microbatch[rows], self.version[rows]
 
     def staleness(self) -> int:
-        """The most updates by which a forward's weights are behind."""
+        """The largest number of updates that the weights of a forward lack."""
         stages = range(len(self.schedule.placement))
         is_trained = np.array(list(map(self.schedule.layout.trains, stages)))
         behind = (self.update - self.version)[self.is_forward & is_trained[self.stage]]
         return int(behind.max(initial=0))
 
     def most_held(self) -> list[int]:
-        """Of each stage, the most versions at once: the newest, and older ones that are read again.
+        """For each stage, the largest number of versions at once: the newest one, and older ones
+        that are read again.
 
-        An update happens in place if the version it starts from is not read again.
+        An update happens in place if the version from which it starts is not read again.
         """
         stages = len(self.schedule.placement)
         versions = 1 + int(max(self.done.max(initial=0), self.version.max(initial=0)))
-        # How many updates of its stage the last op has seen that reads a version.
+        # For each version, the number of updates before the last op that reads it.
         seen = np.zeros((stages, versions), np.int32)
         seen[self.stage, self.version] = self.done
         stage, version = np.nonzero(seen > np.arange(versions))
-        # From the update that makes the next version on, until then, it is an older one.
+        # A version is an old one from the update that makes its successor until that last op.
         change = np.zeros((stages, versions + 1), np.int32)
         change[stage, version + 1] = 1
         np.subtract.at(change, (stage, seen[stage, version] + 1), 1)
@@ -192,7 +194,7 @@ class _Reads:
         return [1 + older for older in most]
 
     def updates_amiss(self) -> list[Finding]:
-        """The ops that add to the gradient of another update than their own."""
+        """The ops that add to the gradients of a wrong update."""
         is_amiss = is_any(self.kind, *MAKERS[Kind.W]) & (self.update != self.done)
         help = (
             "a `U` is missing or too early: it follows the last gradient of its update"
@@ -208,16 +210,16 @@ class _Reads:
         ]
 
     def versions_amiss(self) -> list[Finding]:
-        """The ops that read a version that is not there, or not the one that they should."""
-        # What the first forward of an update reads, all its others are to read, unless it is the
-        # rule that each reads what is there.
+        """The ops that read a version that does not exist yet, or a wrong one."""
+        # All forwards of an update must read the same version as its first one, unless the stage's
+        # rule lets each read the newest.
         update = self.stage * np.int64(self.update.max(initial=0) + 1) + self.update
         first = np.zeros(int(update.max(initial=0)) + 1, np.int32)
         forwards = np.flatnonzero(self.is_forward)[::-1]
         first[update[forwards]] = self.version[forwards]
         first = np.where(self._has_rule("unstashed"), self.version, first[update])
         is_again = is_any(self.kind, *_READS_AGAIN) & self._has_rule("latest")
-        # With other weights, a recomputation would make something else than its forward.
+        # With other weights, a recomputation would not repeat its forward.
         is_again |= is_any(self.kind, *REPEATS) & self._has_rule("unstashed")
         findings = {}
         for op in np.flatnonzero(self.is_forward & (self.version > self.done)).tolist():
@@ -226,7 +228,7 @@ class _Reads:
             findings[op] = self._unlike_the_first(op, int(first[op]))
         for op in np.flatnonzero(is_again & (self.of_forward != self.done)).tolist():
             findings[op] = self._unlike_the_forward(op)
-        # In the order of the ops, not of what is wrong with them.
+        # Sorted by op, not by fault.
         return [findings[op] for op in sorted(findings)]
 
     def _too_new(self, op: int) -> Finding:
@@ -259,7 +261,7 @@ class _Reads:
         )
 
     def _wrong_read(self, code: str, op: int, does: str, help: str) -> Finding:
-        """Something wrong that an op does."""
+        """A finding about a single op."""
         columns = self.schedule.columns
         row = self.row[op]
         of_op = int(self.kind[op]), int(self.stage[op]), int(self.microbatch[op])
@@ -271,11 +273,11 @@ class _Reads:
 
 
 def _updates_before(kind: Ints, stage: Ints) -> Ints:
-    """Of each action, how many updates its stage has had before it; given are all kinds and stages,
-    in order.
+    """For each action, the number of updates of its stage before it; `kind` and `stage` are those
+    of all actions, in order.
     """
-    # Stage by stage, each update adds one for those behind it; what stages before have, is not
-    # counted. Small numbers are sorted faster.
+    # A prefix sum of updates, stage by stage, less the sum over the stages before. Sorting small
+    # integers is faster.
     order = np.argsort(
         stage.astype(np.min_scalar_type(int(stage.max(initial=0)))), kind="stable"
     )

@@ -15,17 +15,18 @@ from schedlang.language.head import by_number, head_lines
 from schedlang.schedule.fixed_point import exact_text
 from schedlang.schedule.kinds import Kind
 
-#: What the microbatches of a block are called.
+#: Variables of the program for the microbatches of a block.
 _NAMES = ("m", "n", "o", "p")
-#: Which share of the time goes to published orders, from which the search for blocks begins.
+#: The share of the time that is spent on published orders, which serve as hints for blocks.
 _SHARE_OF_GALLERY = 0.2
 
 
 @frozen
 class Repeated:
-    """A block as a program: its `text`, after which `microbatches` start again every `interval`,
-    and their last op ends `length` after their first starts. `work` is what the busiest rank works
-    for as many microbatches: no interval is shorter. Times are in the unit of the costs.
+    """A block as a program: its `text`. Every `interval` the block starts again, with the next
+    `microbatches`; its last op ends `length` after its first starts. `work` is the busiest rank's
+    work for as many microbatches, a lower bound of the interval. Times are in the unit of the
+    costs.
     """
 
     text: str
@@ -36,17 +37,18 @@ class Repeated:
 
 
 def best_block(problem: Problem, seconds: float, workers: int = 1) -> Repeated | None:
-    """The block of a few microbatches that repeats most often, within the memory of the ranks, that
-    is found in some seconds; of equals, the one in which microbatches are done soonest. None if
-    none is found.
+    """Search for a block of one or a few microbatches within the ranks' memory, for some seconds.
+    Return the one with the shortest interval for a microbatch, and among equals the shortest block;
+    None if none is found.
 
-    ValueError for what no block is for: several pipelines, slices, microbatches of unlike costs.
+    ValueError for a problem without blocks: several pipelines, slices, microbatches of unlike
+    costs.
     """
     layout = problem.graph.schedule.layout
     if len(layout.pipelines) > 1 or layout.slices > 1:
         raise ValueError("a block is for one pipeline of whole microbatches")
     instance = Instance.of(problem)
-    # Alike microbatches have one chain for each op; more chains mean that some differ.
+    # If all microbatches are alike, there is one chain for each op.
     if len(instance.chains) != len(set(problem.names)):
         raise ValueError(
             "a block is for microbatches that are alike in what they do and cost"
@@ -76,11 +78,10 @@ def best_block(problem: Problem, seconds: float, workers: int = 1) -> Repeated |
 
 
 def program_of_block(instance: Instance, block: Block) -> str:
-    """The program that repeats a block, with claims of what that takes and holds.
+    """The program that repeats a block, with claims about its time and its memory.
 
-    Ops start at the block's times or earlier, so all is over when the last of the block is, as
-    often as it repeats. ValueError for several pipelines, or slices: rows of a block are for the
-    stages of one.
+    Ops start at the block's times or earlier, so the program ends with the end of the last block or
+    earlier. ValueError for several pipelines or slices, which a block of the language cannot have.
     """
     problem = instance.problem
     schedule = problem.graph.schedule

@@ -1,23 +1,22 @@
 """A problem as constraints, for CP-SAT: are there orders whose objective is between two values?
 
-For each two nodes of a rank of which either may come first there is a literal that says which; all
-else follows from these. Chains make a staircase of the literals of two of them: whoever stands
-before a node stands before those behind it, too.
+For each two nodes of a rank that may come in either order, a literal says which one is first;
+everything else follows from these. The nodes of a chain keep their order, so the literals of two
+chains form a staircase: a node that comes before another one comes before its successors, too.
 
               b0  b1  b2  b3
         a0     1   1   1   1      a1 before b2
         a1     0   0   1   1      and so before b3, and a0 before both
         a2     0   0   0   1
 
-What a rank holds when a node starts is the sum of what has changed before it, so memory is a sum of
-literals, whatever the times are. That says all; but how long something is held, a round trip
-through other ranks at least, shows only in time. So where some ranks are looked at alone, memory is
-a resource over time as well, of which each microbatch has its part from its forward to its last
-use.
+A rank's memory when a node starts is the sum of the changes by the nodes before it, which is a sum
+of literals that does not depend on times. These sums are complete, but they do not show that an
+activation is held for a round trip through other ranks at least. So a model of single ranks has
+memory also as a resource over time, of which each microbatch takes a part from its forward to its
+last use.
 
-The narrower the values are between which is looked, the fewer literals are open: where a node can
-start is known from the begin, and where it must end, from the end. So a search asks again and again
-for little, which is far quicker than to ask for the least.
+If the two values are close, few literals are open, since each node has an earliest start and a
+latest end. So the search asks many narrow questions, which is far quicker than to minimise.
 """
 
 from itertools import combinations
@@ -39,9 +38,8 @@ from schedlang.passes.op_graph import Orders
 
 @frozen
 class Outcome:
-    """What a look for orders gave: orders and their value, or none that were found, and a value
-    that is proved: the objective of no order is below it. `effort` is what it took, in the
-    deterministic seconds of CP-SAT.
+    """The result of a search: orders and their value, if any were found, and a proved lower bound
+    of the objective. `effort` is the time it took, in the deterministic seconds of CP-SAT.
     """
 
     orders: Orders | None
@@ -52,8 +50,8 @@ class Outcome:
 
 @frozen
 class Effort:
-    """How much a look may take: in the deterministic seconds of CP-SAT, which are the same on every
-    machine, and in real ones; with how many threads, and from which seed.
+    """The limits of a search: deterministic seconds of CP-SAT, which are the same on every machine,
+    and real seconds; the number of threads, and the seed.
     """
 
     deterministic: float
@@ -70,10 +68,10 @@ def look(
     ranks: list[int] | None = None,
     hint: Orders | None = None,
 ) -> Outcome:
-    """Look for orders whose objective is from `low` to `high`; if that is of some ranks alone, as
-    though all others had a rank for each node, which shows what no order is below.
+    """Search for orders whose objective is from `low` to `high`.
 
-    A hint are orders of which what is looked for may be made by few changes.
+    With `ranks`, only those ranks run one node at a time, and others run all that is ready: then
+    the result is a lower bound. The search begins near the orders of `hint`.
     """
     deadline = monotonic() + effort.seconds
     try:
@@ -88,7 +86,7 @@ def look(
 
 
 class _Model:
-    """The constraints, for CP-SAT; TimeoutError where they are not all there by the deadline."""
+    """The constraints, for CP-SAT; TimeoutError if they cannot be built by the deadline."""
 
     def __init__(
         self,
@@ -122,22 +120,22 @@ class _Model:
                 self.before,
                 instance.limits[rank],
             )
-            # At all ranks together, orders are found later with it.
+            # It slows the search for orders of all ranks down.
             if not self.is_whole:
                 self._hold_over_time(rank)
         self.model.minimize(self.value)
 
     def _place(self) -> None:
-        """Let nodes start after the begin, and end before the value."""
-        # Where a node can be, between the begin of its rank and the value that is looked for:
+        """Bound each node's start by the begin of its rank and by the value."""
+        # Where a node can start, between the begin of its rank and the objective's value:
         #
         #     begin      before[n]      start[n]   time[n]      behind[n]      value
         #       ├───────────────────┄┄┄┄┄█████████┄┄┄┄┄┄├─────────────────────┤
         #
-        # The smaller the value, the fewer places are left; with none, it cannot be.
+        # A smaller value leaves fewer starts; without any, no order has this value.
         instance = self.instance
         self.is_span = instance.problem.graph.schedule.objective == "span"
-        # What no rank's first start is behind: of ranks that follow each other, each has a span.
+        # An upper bound of every rank's first start: at worst, ranks run one after the other.
         latest = (
             (self.high + instance.longest_delay) * len(instance.limits)
             if self.is_span
@@ -160,7 +158,7 @@ class _Model:
                 self.model.add(start + time + behind[node] - begin <= self.value)
 
     def _wait(self) -> None:
-        """Let nodes wait for what they need."""
+        """Let nodes wait for the nodes that they need."""
         instance = self.instance
         lags = instance.lags if self.is_whole else instance.direct_lags(self.nodes)
         for first, second, lag in lags:
@@ -187,7 +185,7 @@ class _Model:
             self._staircase(rows, columns)
 
     def _staircase(self, rows: list[int], columns: list[int]) -> None:
-        """The literals of two chains."""
+        """Make the literals of two chains."""
         grid = [[self._literal(row, column) for column in columns] for row in rows]
         for row, column in (
             (r, c) for r in range(len(rows)) for c in range(len(columns))
@@ -205,7 +203,7 @@ class _Model:
                     self.model.add_implication(literal, other)
 
     def _literal(self, first: int, second: int) -> Before:
-        """Whether a node comes before another one of its rank."""
+        """The literal that says whether a node comes before another one of its rank."""
         instance = self.instance
         may = self._may_precede(first, second)
         may_not = self._may_precede(second, first)
@@ -223,9 +221,9 @@ class _Model:
         return literal
 
     def _may_precede(self, first: int, second: int) -> bool:
-        """Whether a node can come before another one, and all end in time."""
-        # Both have to be between the earliest start of the first and the latest end of the second:
-        # where they do not fit in there one behind the other, the order is known.
+        """Whether a node can come before another one with an objective of at most `high`."""
+        # Both run between the earliest start of the first and the latest end of the second. If that
+        # is too short for the two, the order is known.
         instance = self.instance
         if (second, first) in instance.known_orders(instance.rank[first]):
             return False
@@ -234,8 +232,8 @@ class _Model:
         return before[first] + both + behind[second] <= self.high
 
     def _hold_over_time(self, rank: int) -> None:
-        """Let what a rank holds at any time fit, as follows from the sums."""
-        # Two microbatches where there is room for two. However soon B0 is, F2 is behind it:
+        """Add memory as a resource over time. It follows from the sums, and helps the solver."""
+        # With room for two microbatches, F2 starts only after B0 has ended:
         #
         #     held 0    F0 ──────────────── B0
         #     held 1       F1 ──────────────── B1
@@ -271,16 +269,15 @@ class _Model:
         parameters.max_time_in_seconds = max(deadline - monotonic(), 0.01)
         parameters.num_workers = effort.workers
         parameters.random_seed = effort.seed
-        # Threads that take turns find the same, however fast each of them is.
+        # Threads that take turns give the same result on every machine.
         parameters.interleave_search = effort.workers > 1
-        # To try every literal before it searches takes it longer than the search, and most of what
-        # there is not is shown by very few conflicts. A linear relaxation knows next to nothing of
-        # what comes before what.
+        # Probing takes longer than the search, which mostly needs very few conflicts to refute a
+        # value. A linear relaxation says next to nothing about orders.
         parameters.cp_model_probing_level = 0
         parameters.linearization_level = 0
-        # To rewrite the model takes longer than the search at one rank; and where all ops take as
-        # long, it makes of what comes one after the other a literal for each op and time, and loses
-        # sight of it. Of all ranks together, orders are found sooner with it.
+        # For one rank, presolve takes longer than the search; and for ops of equal length it
+        # replaces the no-overlap constraint by literals for each op and time, which is worse. For
+        # all ranks together, it finds orders sooner.
         parameters.cp_model_presolve = self.is_whole
         status = solve(solver, self.model)
         spent = solver.deterministic_time
@@ -296,7 +293,7 @@ class _Model:
         """The nodes of a rank in the order that was found."""
 
         def turn(node: int) -> tuple[int, int, int]:
-            # Nodes that take no time may start together: then the literals say which is first.
+            # Nodes without duration may start together; then the literals order them.
             others = (self.before.get((other, node), False) for other in nodes)
             precede = (
                 o if isinstance(o, bool) else solver.boolean_value(o) for o in others

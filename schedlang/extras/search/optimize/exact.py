@@ -1,4 +1,4 @@
-"""The least that any order comes to, by CP-SAT: orders that are proved to be the best."""
+"""The exact search, by CP-SAT: orders and lower bounds, until an order is proved to be the best."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -13,10 +13,10 @@ from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.extras.search.optimize.windows import Windows
 from schedlang.passes.op_graph import Orders
 
-#: The effort of the first look at one rank, and at all; it doubles in each turn.
+#: The first effort for one rank, and for all ranks; it doubles in each turn.
 _RANK_EFFORT = 0.5
 _EFFORT = 2.0
-#: The first effort to find how far above the bound a rank is that has no order at the bound.
+#: The first effort to raise the bound by a rank that has no order at the bound.
 _FAR_EFFORT = 2.0
 #: The first effort of the search window by window; it doubles in each turn.
 _WINDOWS_EFFORT = 1.0
@@ -41,10 +41,10 @@ class _Search:
     workers: int
     seed: int
     instance: Instance = field(init=False)
-    #: No order is below the one, in units; and there are orders at the other.
+    #: A proved lower bound of the objective, and the best value that is known, in units.
     low: int = field(init=False)
     high: int = field(init=False)
-    #: By rank: what it comes to at the least by itself is this or less.
+    #: By rank: the best value that was found for this rank alone.
     alone: dict[int, int] = field(init=False, factory=dict)
     #: The search window by window from the best orders, and its answers to come.
     windows: Windows | None = field(init=False, default=None)
@@ -53,7 +53,7 @@ class _Search:
     def __attrs_post_init__(self) -> None:
         self.instance = Instance.of(self.problem)
         self.low = 0
-        # All ops one after the other take as long as any orders that never wait without need.
+        # Orders that never wait without need take no longer than all ops and latencies in sequence.
         time = self.instance.time
         waits = sum(lag - time[first] for first, _, lag in self.instance.lags)
         self.high = sum(time) + waits + 1
@@ -64,7 +64,7 @@ class _Search:
         """Better and better answers, until one is the best or the time is over."""
         for _ in self._steps():
             yield self.answer
-            # Where nothing is left to look at, no order holds so little.
+            # Without any known order, an empty range means that no order fits into this memory.
             if (
                 self.answer.is_best
                 or self.low >= self.high
@@ -73,7 +73,7 @@ class _Search:
                 return
 
     def _steps(self) -> Iterator[None]:
-        # The bounds are closed in from both sides, ever more thoroughly:
+        # The two bounds approach each other, with a larger effort in each turn:
         #
         #     low ├──────────────────────────────────────────────────────┤ high
         #         └ rises: ranks alone, then all      falls: windows, all ┘
@@ -85,14 +85,14 @@ class _Search:
             yield from self._whole(_EFFORT * scale)
 
     def _raise(self, bound: int) -> None:
-        """Raise the lower bound to some units."""
+        """Raise the lower bound, in units."""
         self.low = max(self.low, bound)
         least = min(self.instance.value_of(self.low), self.answer.value)
         answer = evolve(self.answer, bound=max(self.answer.bound, least))
         self.answer = self.instance.closed(answer)
 
     def _take(self, orders: Orders, value: float, source: str) -> bool:
-        """Keep some orders if they are better than the best that is known; whether they are."""
+        """Keep these orders if they are better than the best ones; return whether they are."""
         if value >= self.answer.value:
             return False
         bound = min(self.answer.bound, value)
@@ -110,12 +110,12 @@ class _Search:
         return look(self.instance, self.low, high, effort_left, ranks, hint)
 
     def _ranks(self, scale: int) -> Iterator[None]:
-        """Find a lower bound from each rank alone, as though the others could do all at once."""
+        """Find a lower bound from each rank alone, as though the others ran any nodes at once."""
         for rank in range(len(self.problem.limits)):
-            # Most ranks have orders at the bound, and some are soon found. Where there are none,
-            # the rank may be what all others wait for: then it is asked at once how far up.
+            # Most ranks have an order at the bound, which is soon found. A rank without one may be
+            # the bottleneck: then its best value is searched at once.
             for is_far, effort in ((False, _RANK_EFFORT), (True, _FAR_EFFORT)):
-                # Once the bound is above what this rank comes to, it has no more to say.
+                # A rank that can reach the bound cannot raise it.
                 if self.low >= self.high or self.alone.get(rank, self.high) <= self.low:
                     break
                 low = self.low
@@ -129,8 +129,8 @@ class _Search:
                     break
 
     def _windows(self, effort: float) -> Iterator[None]:
-        """Better orders window by window; where there are no better ones since, it goes on where it
-        was.
+        """Improve the best orders window by window. The search continues where it stopped, unless
+        better orders were found elsewhere.
         """
         if self.answer.value == inf:
             return
@@ -147,15 +147,13 @@ class _Search:
                 return
 
     def _whole(self, effort: float) -> Iterator[None]:
-        """What all ranks together come to, up to a share of what is between the bound and the best
-        that is known: a larger one where there is nothing, a smaller one where that is not found
-        out.
+        """Search all ranks together for a value in the lower part of the gap. The part grows if it
+        is refuted, and shrinks if the solver gives up.
         """
         share = _SHARE
         while self.low < self.high:
             target = self.low + int((self.high - 1 - self.low) * share)
-            # Nothing is between the bound and the target: what was asked is whether the bound is
-            # reached.
+            # Here the question is only whether some order reaches the bound.
             is_narrowest = target == self.low
             outcome = self._look(target, effort)
             self._raise(outcome.bound)
@@ -163,7 +161,7 @@ class _Search:
                 outcome.orders, self.problem.value(outcome.orders), "exact search"
             )
             yield
-            # Refuted: more may be asked for the next time.
+            # The target is refuted, so the next question may be wider.
             if outcome.bound > target:
                 share = min(2 * share, 1.0)
             elif not is_better:

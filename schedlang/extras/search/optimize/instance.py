@@ -1,4 +1,4 @@
-"""A problem in whole numbers, with what follows from it before anything is tried."""
+"""A problem in whole numbers, with the lags, orders and bounds that follow without a search."""
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -16,11 +16,11 @@ from schedlang.schedule.columns import Ints
 from schedlang.schedule.fixed_point import FixedPoint, meant
 from schedlang.schedule.kinds import INPUT_HALVES, OPS, Kind
 
-#: The most units of time that all work together may have.
+#: The limit of all durations together, in units.
 _MOST_UNITS = 10**9
-#: Decimals that count of costs with too many digits to be exact; the rest is rounding.
+#: Decimals that are kept of costs with too many digits to be exact.
 _DIGITS = 9
-#: A time that is short of a whole unit by less than this counts as that unit.
+#: A time that is less than this below a whole unit is rounded up to it.
 _ALMOST = 1e-4
 #: Rounded values that differ by less than this share are equal.
 _ROUNDED = 1e-6
@@ -28,14 +28,14 @@ _ROUNDED = 1e-6
 #: The lag between two nodes that do not depend on each other.
 _UNKNOWN = -(2**60)
 
-#: Node `u` starts so long before node `v`, or longer.
+#: Nodes u and v and a time: u starts at least that long before v.
 Lag = tuple[int, int, int]
 
 
 @frozen
 class Holding:
-    """An `amount` of a rank's memory that the node `taker` takes when it starts and the node `user`
-    frees when it ends, at least `long` after.
+    """An `amount` of a rank's memory: the node `taker` allocates it when it starts, and the node
+    `user` frees it when it ends, at least `long` later.
     """
 
     amount: int
@@ -46,15 +46,14 @@ class Holding:
 
 @frozen(eq=False)
 class Instance(Nodes):
-    """A problem whose times are multiples of a `unit`, and its amounts of memory whole numbers.
+    """A problem whose times and amounts of memory are whole numbers; times are multiples of `unit`.
 
-    Decimals become whole numbers as they are: `is_exact`. Where that would take more digits than a
-    solver counts with, times are rounded down: what is then proved to be the least is so for the
-    costs as they are too, and orders do not depend on it.
+    Decimal costs are scaled to whole numbers, without an error if `is_exact`. If that would need
+    more digits than the solver has, times are rounded down: then a lower bound still holds for the
+    real costs, and orders are valid at any costs.
 
-    `chains` are lists of nodes that come in this order: each node is in one. `lags` say how long
-    before another one a node starts at least: what a node needs, the order in the chains, and what
-    memory leaves open.
+    Each node is in one of the `chains`, whose nodes keep their order. `lags` are least times
+    between the starts of two nodes. They come from dependencies, from chains, and from memory.
     """
 
     problem: Problem
@@ -80,7 +79,7 @@ class Instance(Nodes):
             for time in set(times)
         )
         _, amount = _in_units([*graph.rise, *graph.change], graph.fixed_memory)
-        # More than anything can hold, for a rank without a limit.
+        # A rank without a limit gets one that no order can exceed.
         held = sum(map(abs, map(amount, graph.change))) + sum(
             map(abs, map(amount, graph.rise))
         )
@@ -107,19 +106,19 @@ class Instance(Nodes):
         return instance
 
     def room(self) -> list[Lag]:
-        """Which forwards cannot start before which last uses, since there is no room before."""
-        # Of a chain of forwards, so many may be under way that one more just fits. The next one
-        # waits until, in the order of its own chain, what the first of them holds has been let go.
+        """Lags between an op that frees memory and the forward that cannot start before it."""
+        # Only some forwards of a chain fit into memory. The next one waits until the first of them
+        # is freed, since ops that free memory come in the order of their chain, too.
         graph = self.problem.graph
         lags: list[Lag] = []
-        # Those of one stage and of microbatches that are alike begin with the same microbatch.
+        # Chains of one stage, for microbatches that are alike, begin with the same microbatch.
         by_first = {
             graph.ops[chain[0]][0]: chain
             for chain in self.chains
             if len(graph.ops[chain[0]]) == 1
         }
         for (kind, stage, microbatch), holders in by_first.items():
-            # With room for three, where F holds 1 and B lets go of it:
+            # With room for three, where F allocates 1 and B frees it:
             #
             #     F0 F1 F2 ─── F3            F3 waits for B0, F4 for B1, and so on
             #              B0 ──┘
@@ -134,15 +133,15 @@ class Instance(Nodes):
                 first = room // level + 1
                 for use, start in zip(users, holders[first:], strict=False):
                     lags.append((use, start, self.time[use]))
-                # What is still held behind this user; a later one, W, may let go of the rest.
+                # The rest that is held after this op; a W may free it later.
                 level = min(level, level + self.change[users[0]])
         return lags
 
     def reversed(self) -> "Instance":
-        """The instance with time turned round: what ended last begins first, and what let go of
-        memory takes it. Its orders are those of this one, backwards.
+        """The instance with time reversed: the last node comes first, and a node that frees memory
+        allocates it. Its orders are those of this instance, reversed.
         """
-        # A lag is from start to start. Turned round, starts are ends:
+        # A lag is from start to start. In reversed time, starts are ends:
         #
         #     first  ████┄┄┄┄┄┄┄┄                     second  ██████┄┄┄┄┄
         #     second ├── lag ───┤██████               first   ├ lag + 6 - 4 ┤████
@@ -150,7 +149,7 @@ class Instance(Nodes):
             (second, first, lag + self.time[second] - self.time[first])
             for first, second, lag in self.lags
         ]
-        # Turned round, what the node left is there before it, and from that it rises to its peak.
+        # In reversed time, the memory after the node is there before it, and rises to the peak.
         rise = [
             max(up, 0) - after for up, after in zip(self.rise, self.change, strict=True)
         ]
@@ -168,7 +167,7 @@ class Instance(Nodes):
 
     @cached_property
     def users(self) -> list[list[tuple[int, int]]]:
-        """The nodes that wait for each node, each with how long after its end they start."""
+        """The nodes that wait for each node, each with the lag from its end to their start."""
         return [
             [(second, lag - time) for second, lag in waiting]
             for waiting, time in zip(self.following, self.time, strict=True)
@@ -184,8 +183,8 @@ class Instance(Nodes):
 
     @cached_property
     def room_for(self) -> list[int]:
-        """What the rank of each node may hold when it starts, so that there is room left for one of
-        each kind that is held later: what has begun can then go on.
+        """How much each node's rank may hold once the node runs, so that one node of every later
+        chain still fits: then a microbatch that has begun can always continue.
         """
         room = [self.limits[rank] for rank in self.rank]
         holders = [chain for chain in self.chains if self.rise[chain[0]] > 0]
@@ -200,8 +199,8 @@ class Instance(Nodes):
 
     @cached_property
     def topological(self) -> list[int]:
-        """The nodes in topological order; some are missing if there is a cycle, and then there is
-        no order at all.
+        """The nodes in topological order. If the lags have a cycle, some nodes are missing, and no
+        order exists.
         """
         waits = list(self.missing)
         order = [node for node, count in enumerate(waits) if not count]
@@ -214,12 +213,12 @@ class Instance(Nodes):
 
     @cached_property
     def position(self) -> dict[int, int]:
-        """Where each node is in `topological`."""
+        """The index of each node in `topological`."""
         return {node: index for index, node in enumerate(self.topological)}
 
     @cached_property
     def longest_delay(self) -> int:
-        """The longest time that a result takes to arrive."""
+        """The longest latency of a message."""
         return max((lag - self.time[first] for first, _, lag in self.lags), default=0)
 
     @cached_property
@@ -233,8 +232,8 @@ class Instance(Nodes):
 
     @cached_property
     def tails(self) -> list[int]:
-        """The least time between the end of each node and the end of all."""
-        # From the start of each node: that it may start long before the next one counts, too.
+        """The least time between the end of each node and the end of the last node."""
+        # Computed from starts, since lags are from start to start.
         after = list(self.time)
         for node in reversed(self.topological):
             for second, lag in self.following[node]:
@@ -242,11 +241,11 @@ class Instance(Nodes):
         return [length - time for length, time in zip(after, self.time, strict=True)]
 
     def lags_among(self, nodes: Sequence[int]) -> Ints:
-        """For each two of some nodes, how long the first one starts before the second at least, by
-        whatever way through others; below 0 where that is not known.
+        """For each two of these nodes, the longest path of lags from the first to the second, also
+        through other nodes; negative if there is none.
         """
-        # `distance[v, i]`: how long `nodes[i]` starts before v at least. A row for every node of
-        # the problem, since ways lead through others.
+        # `distance[v, i]`: the longest path from `nodes[i]` to v, for every node v of the problem,
+        # since paths lead through other nodes.
         distance = np.full((len(self.time), len(nodes)), _UNKNOWN)
         distance[nodes, np.arange(len(nodes))] = 0
         for node in self.topological:
@@ -255,11 +254,11 @@ class Instance(Nodes):
         return distance[nodes].T
 
     def direct_lags(self, nodes: Sequence[int]) -> list[Lag]:
-        """The lags between some nodes, but for those that follow from others."""
+        """The longest paths between these nodes, without those that follow from two others."""
         among = self.lags_among(nodes)
         follows = np.zeros(among.shape, bool)
         for middle in range(len(nodes)):
-            # By way of one that itself is known to be between.
+            # Only a node that is known to lie between the two counts.
             to = np.where(among[:, middle] >= 0, among[:, middle], _UNKNOWN)
             on = np.where(among[middle] >= 0, among[middle], _UNKNOWN)
             to[middle] = on[middle] = _UNKNOWN
@@ -277,13 +276,11 @@ class Instance(Nodes):
 
     @cached_property
     def _known_orders(self) -> dict[int, set[tuple[int, int]]]:
-        """What `known_orders` has given."""
+        """A cache for `known_orders`."""
         return {}
 
     def known_orders(self, rank: int) -> set[tuple[int, int]]:
-        """The pairs of nodes of a rank of which the first one comes before the second in any
-        order.
-        """
+        """The pairs of a rank's nodes in which the first comes before the second in any order."""
         known = self._known_orders.get(rank)
         if known is None:
             nodes = self.nodes_of_rank[rank]
@@ -293,8 +290,8 @@ class Instance(Nodes):
         return known
 
     def holdings(self, rank: int) -> tuple[list[Holding], int]:
-        """What nodes of a rank take and later ones of the same stage and microbatch let go of; and
-        what is let go of beside that: so much more than its limit may be held at a time.
+        """The memory that nodes of a rank allocate and later nodes of the same stage and microbatch
+        free; and the sum of what is freed besides, by which holdings may exceed the limit.
         """
         nodes = sorted(self.nodes_of_rank[rank], key=self.position.__getitem__)
         among = self.lags_among(nodes)
@@ -307,8 +304,8 @@ class Instance(Nodes):
             stage, microbatch = name
             mine = taken.setdefault((stage, microbatch), [])
             change = self.change[node]
-            # What is taken and never let go of, or by ops that overlap, is left out: more may be
-            # held than is counted.
+            # Memory that is never freed, or is allocated by overlapped ops, is left out: it only
+            # makes the constraint weaker.
             if change > 0 and not others:
                 mine.append((change, place))
             left = max(-change, 0)
@@ -325,13 +322,13 @@ class Instance(Nodes):
 
     @cached_property
     def windows(self) -> tuple[list[int], list[int]]:
-        """For each node, how long after the begin it starts, and how long before the end it ends,
-        at the least: begin and end of all, or where the objective is the span, of its rank.
+        """For each node, the least time from the begin to its start, and from its end to the end.
+        Begin and end are those of all ranks, or of the node's rank if the objective is the span.
         """
         if self.problem.graph.schedule.objective == "makespan":
             return self.heads, self.tails
-        # How long after the first start of each rank a node starts, and how long after the node's
-        # start the rank ends, by whatever way through others.
+        # The longest path from the first start of each rank to the node's start, and from the
+        # node's start to the end of each rank.
         nodes = np.arange(len(self.time))
         after = np.full((len(nodes), len(self.limits)), _UNKNOWN)
         after[nodes, self.rank] = 0
@@ -362,7 +359,7 @@ class Instance(Nodes):
         )
 
     def in_chains(self, orders: Orders) -> Orders:
-        """The orders with the nodes of each chain in the chain's order, which takes no longer."""
+        """The orders with the nodes of each chain in the chain's order; they take no longer."""
         chain_of = {
             node: number for number, chain in enumerate(self.chains) for node in chain
         }
@@ -370,17 +367,17 @@ class Instance(Nodes):
         return [[next(following[chain_of[node]]) for node in order] for order in orders]
 
     def value_of(self, units: float) -> float:
-        """A number of units as a time."""
+        """Convert units to a time."""
         return float(Fraction(units) * self.unit)
 
     def closed(self, answer: Answer) -> Answer:
-        """An answer, whose bound is its value where no more than rounding is between them."""
+        """Raise an answer's bound to its value if only rounding is between them."""
         if self.is_exact or answer.value > answer.bound * (1 + _ROUNDED):
             return answer
         return evolve(answer, bound=max(answer.bound, answer.value))
 
     def units(self, value: float) -> int:
-        """A time as a number of units, not more than it is."""
+        """Convert a time to units, rounded down."""
         fixed = self.problem.graph.fixed
         if fixed.is_exact(value):
             return floor(fixed.exact(value) / self.unit)
@@ -388,25 +385,23 @@ class Instance(Nodes):
 
 
 def chains_of(problem: Problem) -> list[list[int]]:
-    """The nodes of a problem in lists, of which each may be in order of its microbatches.
+    """The nodes of a problem as chains: lists that may be sorted by microbatch without a loss.
 
-    Microbatches are alike where they have the same ops of the same costs, each of which needs the
-    same of its own microbatch. Take any schedule of alike ones. Of each op, let the first start be
-    that of the first microbatch, the second that of the second, and so on. Ranks are busy at the
-    same times as before, and hold as much. And where an op of each microbatch started some time
-    after another one of the same, it still does: the n-th start of the one is at least that long
-    after the n-th start of the other, since n starts of the other stand before n of its own.
+    Two microbatches are alike if they have the same ops with the same costs, and each op needs the
+    same ops of its own microbatch. Take any schedule of alike microbatches and exchange them: the
+    first start of each op now belongs to the first microbatch, the second start to the second, and
+    so on. Ranks are busy at the same times as before, and hold as much. The dependencies still
+    hold: if an op started some time after another one for every microbatch, the n-th start of the
+    one is at least that long after the n-th start of the other.
 
-    Ops that overlap tie microbatches together: those of such microbatches are left as they are.
+    Overlapped ops tie microbatches to each other: these form chains of single nodes.
     """
     graph = problem.graph
     layout = graph.schedule.layout
     Group = tuple[int, int]
 
     def group_of(node: int) -> Group | None:
-        """The microbatch that a node is of, with its pipeline; None for a node of none, or of
-        several.
-        """
+        """A node's microbatch and its pipeline; None if it has no microbatch, or several."""
         if len(graph.ops[node]) > 1:
             return None
         ((_, stage, microbatch),) = graph.ops[node]
@@ -415,7 +410,7 @@ def chains_of(problem: Problem) -> list[list[int]]:
         return layout.pipeline_of[stage].start, microbatch // layout.slices
 
     groups = [group_of(node) for node in range(len(graph.ops))]
-    #: What is not alike whatever it does: microbatches with ops that overlap.
+    #: Microbatches that are alike to no other one, since they have overlapped ops.
     apart = {
         (layout.pipeline_of[stage].start, microbatch // layout.slices)
         for ops in graph.ops
@@ -433,8 +428,7 @@ def chains_of(problem: Problem) -> list[list[int]]:
             else:
                 apart.add(group)
         held = graph.rise[node], graph.change[node]
-        # Two microbatches whose sets of these are equal do the same at the same costs: so either
-        # may be first.
+        # Two microbatches whose sets of these are equal are alike.
         of_node = (problem.names[node], graph.time[node], held, frozenset(needs))
         likeness.setdefault(group, set()).add(of_node)
     chains: dict[object, list[int]] = {}
@@ -451,8 +445,8 @@ def chains_of(problem: Problem) -> list[list[int]]:
 def _in_units(
     values: Sequence[float], fixed: FixedPoint, most: float = inf
 ) -> tuple[Fraction, Callable[[float], int]]:
-    """A unit, and a function that counts values in it: exactly, or, if that would take more than
-    `most` units for all of them together, rounded down. A limit is rounded down, too.
+    """A unit, and a function that converts values to it. That is exact, unless all values together
+    would have more than `most` units: then values are rounded down, as limits are in any case.
     """
     numbers: dict[float, Fraction] = {}
     for value in set(values):
@@ -463,7 +457,7 @@ def _in_units(
     total = sum(abs(numbers[value]) for value in values)
     if total * scale > most:
         scale = Fraction(most) / total
-    # As many units as all values have in common make one.
+    # The unit is one over the least common denominator, or larger.
     return 1 / scale, lambda value: floor(numbers.get(value, meant(value)) * scale)
 
 
@@ -473,14 +467,14 @@ def _one_machine(
     time: Sequence[int],
     behind: Sequence[int],
 ) -> int:
-    """The least end of one rank's nodes, if each may be interrupted: at any moment it does, of
-    those that can start, the one with the most behind it.
+    """The least end of one rank's nodes, if they may be interrupted: the rank always runs the ready
+    node with the longest tail (`behind`).
     """
-    # Jackson's preemptive schedule (Carlier 1982, The one-machine sequencing problem). Of a, there
-    # at 0 for 4 with 1 behind it, and b, there at 1 for 2 with 6 behind it:
+    # Jackson's preemptive schedule (Carlier 1982, The one-machine sequencing problem). Node a is
+    # ready at 0, takes 4 and has a tail of 1; b is ready at 1, takes 2 and has a tail of 6:
     #
-    #     rank      a b b a a a                a makes room for b, and goes on after it
-    #     behind          └ 6 ──────┘          the least end is 3 + 6 = 9, whatever comes first
+    #     rank      a b b a a a                b interrupts a
+    #     behind          └ 6 ──────┘          the least end is 3 + 6 = 9, in any order
     arrivals = sorted(nodes, key=lambda node: before[node])
     left = list(time)
     there: list[tuple[int, int]] = []

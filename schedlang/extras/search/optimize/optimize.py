@@ -1,5 +1,5 @@
-"""The best order that is found in some time: by the gallery and the passes, by the exact search,
-and by what repeats.
+"""Run all searches one after the other: greedy orders, the gallery and the passes, repeating
+blocks, windows, and the exact search.
 """
 
 from collections.abc import Iterator
@@ -28,19 +28,19 @@ _MOST_AT_ONCE = 800
 def optimize(
     problem: Problem, seconds: float, workers: int = 1, seed: int = 0
 ) -> Iterator[Answer]:
-    """Answers, each at least as good as the one before; the first is the order as it was given, if
-    that holds no more than it may.
+    """Yield answers, each at least as good as the one before. The first is the given order; its
+    value is infinite if it exceeds the memory limits.
 
-    It ends when an answer is proved to be the best, or after so many seconds; who has enough may
-    stop before. An answer whose value is infinite says that no orders were found that hold so
-    little. ImportError says how to get the solver, if it is not installed.
+    The search ends when an answer is proved to be the best, or after `seconds`; the caller may stop
+    earlier. If the value stays infinite, no order was found that fits into memory. ImportError says
+    how to install the solver, if it is missing.
     """
     check_solver()
     begin = monotonic()
     graph = problem.graph
     least = Instance.of(problem)
     answer = Answer(graph.order, problem.value(graph.order), 0.0, "as given")
-    # An answer without orders, for its bound alone.
+    # This answer has no orders; it only raises the bound.
     answer = answer.better(Answer([], inf, least.value_of(least.least), ""))
     answer = least.closed(answer)
     yield answer
@@ -55,7 +55,7 @@ def optimize(
 
 
 def check_solver() -> None:
-    """ImportError that says how to get the solver, if it is not installed."""
+    """Raise an ImportError that says how to install the solver, if it is missing."""
     if find_spec("ortools") is None:
         raise ImportError(
             "to optimize takes OR-tools: pip install 'schedlang[optimize]'"
@@ -64,8 +64,8 @@ def check_solver() -> None:
 
 @frozen
 class Judged:
-    """An answer as a program: its `text`, which compiles and is proved, and the `makespan` that it
-    has on a transport.
+    """An answer as a program: its `text`, which compiles and is proved, and its `makespan` on a
+    transport.
     """
 
     text: str
@@ -76,8 +76,8 @@ class Judged:
 def judged(
     problem: Problem, answer: Answer, transport: str, file: str | None = None
 ) -> Judged:
-    """The program of an answer, compiled for a transport, and what its plan takes there, at the
-    costs of the problem. CompileError says what of the program, in a `file`, does not hold.
+    """Write an answer as a program, compile it for a transport, and simulate its plan there at the
+    costs of the problem. CompileError, with the name `file`, if a claim does not hold.
     """
     text = program_of(problem, answer)
     costs = problem.graph.schedule.costs
@@ -102,7 +102,7 @@ def _solvers(
     from schedlang.extras.search.optimize.periodic import periodic
     from schedlang.extras.search.optimize.windows import windows
 
-    # Blocks that repeat, then what gains window by window: better orders of any size.
+    # Repeating blocks and windows find better orders for problems of any size.
     if len(problem.graph.ops) > _MOST_AT_ONCE:
         yield partial(periodic, workers=workers), 0.3
         yield partial(windows, workers=workers), 1.0

@@ -1,7 +1,7 @@
-"""Blocks that repeat: when each op of one or a few microbatches starts, so that all may start again
-every so often, and no rank has two things to do at a time or holds more than it may.
+"""Repeating blocks: starts for the ops of one or a few microbatches, which repeat at an interval.
+No rank runs two ops at a time or exceeds its memory.
 
-That is a periodic problem, whose size does not depend on how many microbatches there are (modulo
+The size of this problem does not depend on the number of microbatches (modulo
 scheduling: Rau 1994, Iterative modulo scheduling; building blocks of pipelines: Qi et al. 2024,
 Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 2).
 """
@@ -21,7 +21,7 @@ from schedlang.extras.search.optimize.published import passed
 from schedlang.extras.search.optimize.solver import solved, which_is_first
 from schedlang.passes.op_graph import Orders
 
-#: Intervals to try, as what they add to the work of the busiest rank.
+#: Intervals to try, as the share by which they exceed the work of the busiest rank.
 _SLACK = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0)
 #: The numbers of microbatches that a block may have.
 _MICROBATCHES = (1, 2)
@@ -34,10 +34,10 @@ _EFFORT = 5.0
 
 @frozen
 class Block:
-    """When the ops of some `microbatches` start, which start again every `interval`.
+    """The starts of the ops of some `microbatches`; the block starts again every `interval`.
 
     `start[i]` are the starts of the ops of chain i of the problem's instance, one for each
-    microbatch of the block; the last op of them all ends `length` after the begin. Times are
+    microbatch of the block. The last op ends `length` after the begin of the block. Times are
     multiples of `unit`.
     """
 
@@ -48,7 +48,7 @@ class Block:
     unit: Fraction
 
     def orders(self, instance: Instance) -> Orders:
-        """The order of each rank where the block repeats itself until all microbatches are done."""
+        """The order of each rank if the block is repeated until all microbatches are done."""
         rows: list[list[tuple[int, int, int]]] = [[] for _ in instance.limits]
         for number, chain in enumerate(instance.chains):
             for index, node in enumerate(chain):
@@ -61,7 +61,7 @@ class Block:
 def periodic(
     problem: Problem, known: Answer, seconds: float, workers: int = 1
 ) -> Iterator[Answer]:
-    """See `Solver`. It proves nothing, and yields nothing where microbatches are not alike."""
+    """See `Solver`. It proves no bound, and yields nothing unless all microbatches are alike."""
     deadline = monotonic() + seconds
     answer = known
     instance = Instance.of(problem)
@@ -80,21 +80,21 @@ def periodic(
 def blocks(
     instance: Instance, known: Orders, seconds: float, workers: int = 1
 ) -> Iterator[Block]:
-    """Blocks of one and of a few microbatches within the memory of the ranks, each with the
-    shortest interval that was found, and of these with the shortest way of a microbatch.
+    """Blocks within the memory of the ranks, one for each number of microbatches: with the shortest
+    interval that was found, and of these the shortest block.
 
-    The search for them begins from what known orders do in their middle, if there are any.
+    If orders are known, the starts in the middle of their execution are a hint for the solver.
     """
     deadline = monotonic() + seconds
     if not _is_periodic(instance):
         return
     rough = _Rough.of(instance)
     hint = _middle(instance, known, rough.unit) if known else []
-    # What is known shows that its own interval is long enough, if it repeats itself.
+    # If the known orders repeat themselves, a block with their interval exists.
     known_intervals = [of_chain[1] - of_chain[0] for of_chain in hint]
     for microbatches in _MICROBATCHES:
-        # No interval is shorter than the busiest rank's work; the first one that has a block is the
-        # best of these.
+        # No interval is shorter than the busiest rank's work. Intervals are tried in ascending
+        # order, so the first one that has a block is the best.
         intervals = {ceil(rough.work * microbatches * (1 + slack)) for slack in _SLACK}
         if known_intervals:
             intervals.add(max(known_intervals) * microbatches)
@@ -109,7 +109,7 @@ def blocks(
 
 
 def _middle(instance: Instance, orders: Orders, unit: Fraction) -> list[list[int]]:
-    """When the ops of each chain start, for microbatches in the middle of some orders, in units."""
+    """The starts of each chain's ops, in units, for microbatches in the middle of an execution."""
     graph = instance.problem.graph
     ends = graph.ends(orders)
     first = (len(instance.chains[0]) - max(_MICROBATCHES)) // 2
@@ -122,15 +122,15 @@ def _middle(instance: Instance, orders: Orders, unit: Fraction) -> list[list[int
 
 
 def _is_periodic(instance: Instance) -> bool:
-    """Whether all microbatches are alike, so that one block is for all of them."""
+    """Whether all microbatches are alike, so that one block fits all of them."""
     lengths = set(map(len, instance.chains))
     return len(lengths) == 1 and min(lengths) >= max(_MICROBATCHES)
 
 
 @frozen
 class _Rough:
-    """One microbatch in rough units: for each chain its rank, how long its op takes, and what it
-    holds; and which op starts how long before which other one.
+    """The ops of one microbatch in rough units: rank, duration and memory by chain, and the lags
+    between the starts of two ops.
     """
 
     instance: Instance
@@ -148,11 +148,11 @@ class _Rough:
         work = [0] * len(instance.limits)
         for node in first:
             work[instance.rank[node]] += instance.time[node]
-        # Whole units stay as they are where there are few.
+        # Units are kept as they are if there are few.
         scale = min(Fraction(_UNITS, max(max(work), 1)), Fraction(1))
         number = {node: index for index, node in enumerate(first)}
-        # Rounded up, so that a block in rough units has room for all as it is; and at least 1, so
-        # that each op has a place of its own in the interval.
+        # Durations are rounded up, so that a block in rough units holds in exact ones; and they are
+        # at least 1, so that the ops of a rank have distinct starts.
         time = [max(ceil(instance.time[node] * scale), 1) for node in first]
         lags = []
         for one, other, lag in instance.lags:
@@ -185,7 +185,7 @@ class _Rough:
     @property
     def length(self) -> int:
         """The critical path of a microbatch."""
-        # The longest path, by Bellman and Ford: lags may be in any order.
+        # The longest path, by Bellman and Ford, since lags come in no order.
         end = list(self.time)
         for _ in self.time:
             before = list(end)
@@ -210,16 +210,16 @@ def _solved(
     seconds: float,
     workers: int,
 ) -> Block | None:
-    """A block with an interval; None if none was found. A hint has for each chain the starts of
-    microbatches that follow each other, in the same units.
+    """A block with this interval; None if none was found. A hint has, for each chain, the starts of
+    consecutive microbatches in rough units.
     """
     model = cp_model.CpModel()
-    # A microbatch may take twice as long as it must, and begin as late as the last of the block.
+    # A microbatch may take twice its critical path, and begin within the following intervals.
     most = 2 * rough.length // interval + 2
     numbers = range(len(rough.time))
     ops = [(number, place) for number in numbers for place in range(microbatches)]
-    #: Where in the interval an op starts, and how many intervals later.
-    # With an interval of 4, an op that starts at 6:
+    # The start of an op is its phase within an interval, and a number of intervals. With an
+    # interval of 4, an op that starts at 6:
     #
     #     slot        0   1   2   3 │ 4   5   6   7
     #     phase                           2                 where in the interval
@@ -232,8 +232,7 @@ def _solved(
             model.add(start[other, place] >= start[one, place] + lag)
     for number in numbers:
         turns = [start[number, place] for place in range(microbatches)]
-        # Microbatches of a chain come in their order, also from the last of a block to the first of
-        # the next.
+        # The microbatches of a chain come in their order, and before those of the next block.
         for turn, following in zip(
             turns, [*turns[1:], turns[0] + interval], strict=True
         ):
@@ -241,7 +240,7 @@ def _solved(
     for rank in sorted(set(rough.rank)):
         mine = [op for op in ops if rough.rank[op[0]] == rank]
         _take_turns(model, rough, rank, mine, phase, later, interval)
-    # All may begin earlier or later together.
+    # A block can be shifted in time, so one op is fixed at 0.
     first = rough.instance.topological[0]
     origin = next(
         number
@@ -277,9 +276,7 @@ def _take_turns(
     later: dict[_Op, cp_model.IntVar],
     interval: int,
 ) -> None:
-    """Let the ops of a rank come one after the other, whichever repeat they are of, and hold no
-    more than the rank may.
-    """
+    """Let the ops of a rank, of all repetitions, run one after the other and within its memory."""
     model.add_no_overlap(
         model.new_fixed_size_interval_var(phase[op], rough.time[op[0]], "")
         for op in ops
@@ -290,7 +287,7 @@ def _take_turns(
         other_takes = rough.time[other[0]]
         phases = phase[one], phase[other]
         is_first = which_is_first(model, *phases, takes, other_takes)
-        # The last of an interval comes before the first of the next.
+        # The last op of an interval ends before the first op of the next.
         model.add(phase[one] + takes <= phase[other] + interval)
         model.add(phase[other] + other_takes <= phase[one] + interval)
         before[one, other] = is_first
@@ -298,9 +295,9 @@ def _take_turns(
     for op in ops:
         if rough.rise[op[0]] <= 0:
             continue
-        # When op starts for the n-th time, another one has been there n times, and as many times
-        # more or less as it is intervals ahead or behind. What ends up at nothing for each
-        # microbatch, n times, is left out.
+        # When op starts for the n-th time, another op has started n times, plus the number of
+        # intervals that it is ahead. The n times add up to nothing over all ops of a microbatch, so
+        # they are left out.
         terms: list[cp_model.LiteralT] = []
         amounts: list[int] = []
         for other in ops:

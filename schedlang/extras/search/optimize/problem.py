@@ -1,4 +1,4 @@
-"""The problem that all searches solve, ops to be put in order, and the answers that they give."""
+"""The problem that all searches solve, to order the ops of each rank, and their answers."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -10,22 +10,19 @@ from attrs import evolve, frozen
 from schedlang.passes.op_graph import ROUNDING, Graph, Orders
 from schedlang.schedule.schedule import Schedule
 
-#: The kinds and the stages of a node's ops, and their slices: what they do, whatever the
-#: microbatch.
+#: Kind, stage and slice of each of a node's ops: its ops without their microbatches.
 Name = tuple[tuple[int, int, int], ...]
 
 
 @frozen(eq=False)
 class Problem:
-    """The ops of a schedule, to be put in the order that makes its objective least, where no rank
-    holds more than its limit.
+    """Order each rank's ops so that the objective is minimal and no rank exceeds its memory limit.
 
-    Ops, or ops that overlap, are the nodes of a graph, whose lists have all there is to know of
-    node n: its `ops`, each a kind, a stage and a microbatch; its `rank`; its `time`; the nodes that
-    it `needs`, each with how long its result takes to arrive; what its rank holds more at most
-    while it runs, `rise`, and once it has run, `change`. `graph.order` is the order as it was
-    given. `limits[r]` is the most that rank r may hold, in the unit of these. The objective is that
-    of `graph.schedule`: its makespan or its span.
+    A node of the graph is an op, or several that overlap. Its lists are indexed by node: `ops`,
+    each a kind, a stage and a microbatch; `rank`; `time`; the nodes that a node `needs`, each with
+    the latency of its message; by how much a node raises its rank's memory, while it runs (`rise`)
+    and once it has run (`change`). `graph.order` is the given order. `limits[r]` is the limit of
+    rank r, in the unit of `rise`. The objective is that of `graph.schedule`: makespan or span.
     """
 
     graph: Graph
@@ -35,11 +32,11 @@ class Problem:
     def of(
         cls, schedule: Schedule, limits: Sequence[float] | float | None = None
     ) -> "Problem":
-        """The problem of a schedule, with or without communication, which is left out. There is one
-        limit for all ranks, or one for each; by default it is the highest peak of the schedule.
+        """The problem of a schedule; communication that it writes is dropped. There is one memory
+        limit for all ranks, or one for each; by default the highest peak of the schedule.
 
-        ValueError for a schedule that leaves no order to look for: it has no flush, or its copies
-        to the host are written out; for costs of sums and gathers; and for limits below 0 or NaN.
+        ValueError for a schedule without a flush, or with copies to the host; for costs of sums and
+        gathers; and for limits below 0 or NaN.
         """
         if schedule.costs.sum_times or schedule.costs.gather_times:
             raise ValueError(
@@ -65,7 +62,7 @@ class Problem:
         return cls(graph, each * len(ranks) if len(each) == 1 else each)
 
     def fits(self, orders: Orders) -> bool:
-        """Whether no rank holds more than its limit."""
+        """Whether these orders keep every rank within its memory limit."""
         peaks = map(self.graph.peak, orders)
         return all(
             peak <= limit + ROUNDING
@@ -73,17 +70,17 @@ class Problem:
         )
 
     def value(self, orders: Orders) -> float:
-        """The objective of some orders; infinite for those that hold too much, or cannot run."""
+        """The objective of these orders; infinite if they exceed a memory limit or deadlock."""
         return self.value_at_any_memory(orders) if self.fits(orders) else inf
 
     def value_at_any_memory(self, orders: Orders) -> float:
-        """The objective of some orders, whatever they hold; infinite for those that cannot run."""
+        """The objective of these orders at any memory; infinite if they deadlock."""
         ends = self.graph.ends(orders)
         return self.graph.objective(orders, ends) if ends else inf
 
     @cached_property
     def names(self) -> list[Name]:
-        """For each node what it does, whatever the microbatch."""
+        """For each node, its ops without their microbatches."""
         slices = self.graph.schedule.layout.slices
         return [
             tuple((kind, stage, microbatch % slices) for kind, stage, microbatch in ops)
@@ -93,8 +90,8 @@ class Problem:
 
 @frozen(eq=False)
 class Answer:
-    """Orders, what they come to, and a `bound` that is proved: no order comes to less. `source`
-    says in a few words where the orders are from.
+    """Orders, the `value` of the objective, and a proved lower `bound` of it. `source` says in a
+    few words which search found the orders.
     """
 
     orders: Orders
@@ -104,25 +101,25 @@ class Answer:
 
     @property
     def gap(self) -> float:
-        """How far the value may be above the least one, as a share of the bound."""
+        """The distance between the value and the bound, as a share of the bound."""
         return max(self.value / self.bound - 1, 0.0) if self.bound else 0.0
 
     @property
     def is_best(self) -> bool:
-        """Whether it is proved that no order comes to less."""
+        """Whether the orders are proved to be optimal."""
         return self.value <= self.bound
 
     def better(self, other: "Answer") -> "Answer":
-        """The lower value and the higher bound of two answers."""
+        """Combine two answers: the lower value, with its orders, and the higher bound."""
         best = other if other.value < self.value - ROUNDING else self
         return evolve(best, bound=max(self.bound, other.bound))
 
 
 class Solver(Protocol):
-    """Looks for better orders, or for a better bound, for some seconds.
+    """Searches for better orders, or for a better bound, for some seconds.
 
-    It starts from the answer that is there, and yields a better one whenever it has one; an answer
-    is never worse than the one before. Who asked may stop listening at any moment.
+    A solver starts from the known answer, and yields an answer whenever it has a better one. The
+    caller may stop the iteration at any moment.
     """
 
     def __call__(

@@ -1,4 +1,4 @@
-"""An answer as the text of a program, which claims what was found."""
+"""Write an answer as the text of a program, with claims about its value and memory."""
 
 from collections.abc import Iterator, Sequence
 from textwrap import TextWrapper
@@ -17,18 +17,18 @@ from schedlang.schedule.fixed_point import FixedPoint, exact_text
 
 #: The most characters of a line.
 _WIDTH = 100
-#: A `repeat` has so many ops at most.
+#: The limit of ops in the body of a `repeat`.
 _MOST_IN_REPEAT = 24
-#: Costs of too many digits have sums that are rounded: claims of them leave room for it.
+#: The tolerance of claims about sums that are rounded, since the costs have too many digits.
 _ROUNDING = 1e-8
 
 
 def program_of(problem: Problem, answer: Answer) -> str:
-    """The program whose ranks run the orders of an answer: at the problem's costs, with claims of
-    its value and of what ranks hold.
+    """The program whose ranks run the orders of an answer, with the problem's costs and with claims
+    about its value and the ranks' memory.
 
-    Latencies and bandwidths are left out, which a program cannot say, and then the claim of time
-    too: they are to be given again with the program.
+    A program cannot write latencies and bandwidths. With such costs, it has no claim about time,
+    and the costs must be given again when it is compiled.
     """
     graph = problem.graph
     schedule = graph.schedule
@@ -55,7 +55,7 @@ def program_of(problem: Problem, answer: Answer) -> str:
 
 
 def head_of(graph: Graph) -> tuple[Head, dict[int, str]]:
-    """The head of a program with the nodes of a graph, and the words for their kinds."""
+    """The head of a program that runs a graph's nodes, and the words for their kinds."""
     schedule = graph.schedule
     rules = [
         str(schedule.weights_of(stage)) for stage in range(len(schedule.placement))
@@ -72,23 +72,19 @@ def head_of(graph: Graph) -> tuple[Head, dict[int, str]]:
 
 
 def at_most(fixed: FixedPoint, value: float) -> Any:
-    """What may be claimed of a sum that is a value: the value, or a little more where it is
-    rounded.
-    """
+    """An upper bound that a program may claim: the value, or a little more if it is rounded."""
     return fixed.exact(value) if fixed.is_exact(value) else value * (1 + _ROUNDING)
 
 
 def can_write_times(problem: Problem) -> bool:
-    """Whether the costs of a problem can be written into a program: all but latencies and
-    bandwidths.
-    """
+    """Whether a program can state the costs of a problem, which have no latencies or bandwidths."""
     costs = problem.graph.schedule.costs
     has_times = costs.p2p_time is not None or costs.link_times is not None
     return has_times or not any(delay for of in problem.graph.needs for _, delay in of)
 
 
 def _comment(problem: Problem, answer: Answer) -> Iterator[str]:
-    """What the program is, in a few lines."""
+    """Comment lines that say which search found the program, and how good it is."""
     schedule = problem.graph.schedule
     value = _said(problem.graph.fixed, answer.value)
     objective = schedule.objective
@@ -106,14 +102,14 @@ def _comment(problem: Problem, answer: Answer) -> Iterator[str]:
 
 
 def _said(fixed: FixedPoint, value: float) -> str:
-    """A time as a comment has it."""
+    """The text of a time in a comment."""
     return exact_text(fixed.exact(value) if fixed.is_exact(value) else value)
 
 
 def _calls(
     graph: Graph, order: Sequence[int], head: Head, words: dict[int, str]
 ) -> list[str]:
-    """The ops of a rank as a program has them: of the next microbatch, where they come in turn."""
+    """The ops of a rank as calls; `next` stands for microbatches that come in ascending order."""
     layout = graph.schedule.layout
     following: dict[tuple[int, int], int] = {}
     turns: dict[tuple[int, int], bool] = {}
@@ -141,11 +137,11 @@ def _calls(
 
 
 def _text(calls: Sequence[str]) -> Iterator[str]:
-    """The calls in few lines: what comes several times in a row is repeated."""
-    # From each call on: how much there is to write, and how it begins.
-    # From the end, since what is written from a call on does not depend on what stands before it:
+    """Lines with the calls; groups that follow each other several times become a `repeat`."""
+    # Dynamic programming from the last call to the first. least[i] is the shortest text from call i
+    # on: its cost, the size of its first group, and how often that repeats.
     #
-    #     F F B F B F B B      least[1]:  repeat 3 { F B }, then B: 4 things to write
+    #     F F B F B F B B      least[1]:  repeat 3 { F B }, then B: a cost of 4
     least: list[tuple[int, int, int]] = [(0, 0, 0)] * (len(calls) + 1)
     for start in reversed(range(len(calls))):
         choices = [(1 + least[start + 1][0], 1, 1)]
@@ -175,13 +171,13 @@ def _text(calls: Sequence[str]) -> Iterator[str]:
 
 
 def _wrapped(lines: Iterator[str]) -> Iterator[str]:
-    """The lines of a rank, none too long."""
+    """Wrap the lines of a rank."""
     indent = " " * 12
     wrapper = TextWrapper(
         _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
     for line in lines:
-        # A call stays on one line.
+        # No-break spaces keep a call on one line.
         joined = line.replace(", ", ",\N{NO-BREAK SPACE}")
         for part in wrapper.wrap(joined):
             yield part.replace("\N{NO-BREAK SPACE}", " ")

@@ -1,5 +1,5 @@
-"""What published schedules give at a problem's placement: the programs of the gallery, each in all
-of its sizes that fit, and what the passes make of them at the problem's costs and limits.
+"""Orders from published schedules: the programs of the gallery in all sizes that have the problem's
+layout, and their orders after the passes, at the problem's costs and limits.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,25 +26,25 @@ from schedlang.schedule.kinds import INPUT_HALVES, MAKERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
-#: What is left out of a program: what it says of other costs and limits than the problem's.
+#: Statements that are dropped from a program, since they rely on its own costs and limits.
 _LEFT_OUT = (syntax.Pass, syntax.Fill, syntax.Assert)
 
 
 def from_gallery(problem: Problem, known: Answer, seconds: float) -> Iterator[Answer]:
-    """See `Solver`: the orders of published schedules, and what the passes make of them. It proves
-    nothing.
+    """See `Solver`: the orders of published schedules, as they are and after the passes. It proves
+    no bound.
     """
     deadline = monotonic() + seconds
     answer = known
     candidates: list[tuple[str, Orders]] = []
     for name, orders in published(problem):
-        # Many programs are alike where there is one stage on each rank.
+        # With one stage on each rank, many programs have the same orders.
         if all(orders != other for _, other in candidates):
             candidates.append((name, orders))
         if monotonic() >= deadline:
             break
-    # Passes take most of the time, so what is quick by itself comes first: it stays so where they
-    # only have to move what it holds too much of.
+    # Passes take most of the time, so orders with a low objective come first, even if they exceed
+    # the memory: passes often keep the objective while they lower the memory.
     candidates.sort(key=lambda candidate: problem.value_at_any_memory(candidate[1]))
     for name, orders in candidates:
         for changed in passed(problem, orders):
@@ -60,10 +60,10 @@ def from_gallery(problem: Problem, known: Answer, seconds: float) -> Iterator[An
 
 def published(problem: Problem) -> Iterator[tuple[str, Orders]]:
     """The orders in which programs of the gallery run a problem's ops, each with the program's name
-    and parameters.
+    and parameters. They may exceed the problem's memory.
 
-    A whole backward stands where a program has the half that others wait for, and halves stand
-    together where it has a whole one. Orders may hold more than the problem allows.
+    If only the problem has whole backwards, one stands in place of the program's input gradient. If
+    only the program has them, both halves stand in place of the whole backward.
     """
     layout = problem.graph.schedule.layout
     for name in names():
@@ -78,7 +78,7 @@ def published(problem: Problem) -> Iterator[tuple[str, Orders]]:
                     continue
                 schedule = ops_of(source, bare, params)
             except CompileError:
-                # Not for this size.
+                # The program has no such size.
                 continue
             orders = _translated(problem.graph, schedule)
             if orders is not None:
@@ -87,13 +87,13 @@ def published(problem: Problem) -> Iterator[tuple[str, Orders]]:
 
 
 def _is_for_steps(tree: syntax.Schedule) -> bool:
-    """Whether a program is for steps with a flush, without recomputation."""
+    """Whether a program is a step with a flush, without recomputation or gathers."""
     others = (syntax.Weights, syntax.Recompute, syntax.Gather)
     return not any(isinstance(item, others) for item in tree.items)
 
 
 def _sizes(tree: syntax.Schedule, layout: Layout) -> Iterator[dict[str, int]]:
-    """The parameters with which a program may have a layout."""
+    """Parameters with which a program might have this layout."""
     known = {item.name.text for item in tree.items if isinstance(item, syntax.Param)}
     ranks = max(layout.placement) + 1
     microbatches = sum(pipeline.microbatches for pipeline in layout.pipelines)
@@ -106,9 +106,9 @@ def _sizes(tree: syntax.Schedule, layout: Layout) -> Iterator[dict[str, int]]:
         "chunks": [chunks],
         "waves": [max(chunks // 2, 1)],
         "slices": [layout.slices],
-        # Groups of fewer microbatches than half of the ranks would leave ranks idle all along.
+        # With groups of fewer microbatches than half of the ranks, ranks would always idle.
         "group": [size for size in range(ranks // 2, ranks + 1) if size],
-        # As much as one likes: the limit is the problem's.
+        # Any amount, since the problem has its own limit.
         "memory": [microbatches * chunks],
     }
     mine = {word: values for word, values in choices.items() if word in known}
@@ -119,7 +119,7 @@ def _sizes(tree: syntax.Schedule, layout: Layout) -> Iterator[dict[str, int]]:
 def _is_laid_out(
     tree: syntax.Schedule, params: Mapping[str, int], layout: Layout
 ) -> bool:
-    """Whether the stages of a program are where a layout has them."""
+    """Whether a program has this layout: placement, pipelines and slices."""
     try:
         theirs = declare(tree, params).layout()
     except (Fault, Unfinished):
@@ -134,7 +134,7 @@ def _is_laid_out(
 
 
 def _translated(graph: Graph, schedule: Schedule) -> Orders | None:
-    """The orders of a schedule with the nodes of a graph; None if some of them are not there."""
+    """The orders of a schedule as nodes of a graph; None if the schedule lacks some node."""
     nodes = {op: node for node, ops in enumerate(graph.ops) for op in ops}
     # A whole backward may stand for its halves, and a half for the whole.
     all_backwards = (*MAKERS[Kind.B], Kind.W)
@@ -144,7 +144,7 @@ def _translated(graph: Graph, schedule: Schedule) -> Orders | None:
         stands_for |= dict.fromkeys(INPUT_HALVES, MAKERS[Kind.B])
     orders: Orders = []
     for actions in schedule.ranks:
-        # Ops that overlap are one node, which comes with the first of them.
+        # Overlapped ops are one node, which stands at the place of the first op.
         order: dict[int, None] = {}
         for index in range(len(actions)):
             kind, stage, microbatch = actions.at(index)
@@ -157,11 +157,11 @@ def _translated(graph: Graph, schedule: Schedule) -> Orders | None:
 
 
 def passed(problem: Problem, orders: Orders) -> Iterator[Orders]:
-    """Some orders, and what the passes make of them at a problem's costs, within its limits; each
-    as it is asked for, since passes take their time.
+    """These orders, and then their orders after the passes, at a problem's costs and limits. Each
+    is computed when the caller asks for it, since passes are slow.
     """
     yield orders
-    # Where ranks wait for each other in these orders, there is nothing to be made of them.
+    # Passes raise a CompileError for orders that deadlock.
     with suppress(CompileError):
         for schedule in _passed(problem, orders):
             changed = _translated(problem.graph, schedule)
@@ -170,7 +170,7 @@ def passed(problem: Problem, orders: Orders) -> Iterator[Orders]:
 
 
 def _passed(problem: Problem, orders: Orders) -> Iterator[Schedule]:
-    """What the passes make of some orders."""
+    """The schedules that the passes make from these orders."""
     given = problem.graph.reordered(orders)
     fits = [given] if problem.fits(orders) else []
     filled = fill_within(given, min(problem.limits))

@@ -1,5 +1,5 @@
-"""What all models for CP-SAT have in common: which of two ops comes first, what a rank holds; and
-the wait for the solver, which Ctrl-C ends.
+"""Parts of all models for CP-SAT: the literal that says which of two ops comes first, the memory of
+a rank, and a call of the solver that Ctrl-C ends.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,21 @@ from ortools.sat.python import cp_model
 
 from schedlang.extras.search.optimize.instance import Instance
 
-#: Whether one op comes before another one: known, or a literal.
+#: Whether one op comes before another one: a known value, or a literal.
 Before = bool | cp_model.LiteralT
-#: How often a look at what else there is to do is taken, in seconds.
+#: The interval at which the main thread wakes while the solver runs, in seconds.
 _GLANCE = 0.2
 
 
 class Impossible(Exception):
-    """There are no such orders, as is known without a search."""
+    """No such orders exist, as is clear without a search."""
 
 
 def solved(
     model: cp_model.CpModel, workers: int, effort: float, seconds: float
 ) -> tuple[cp_model.CpSolver, bool]:
-    """A solver after it has looked for a solution of a model, and whether it has one. It may take
-    some deterministic time, and some seconds.
+    """Solve a model within a deterministic time (`effort`) and some seconds; return the solver, and
+    whether it found a solution.
     """
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = workers
@@ -40,7 +40,7 @@ def which_is_first(
     takes: int,
     other_takes: int,
 ) -> cp_model.IntVar:
-    """A literal that says which of two starts comes first; the other one is behind its end."""
+    """A literal that says which of two ops comes first; the other one starts after its end."""
     literal = model.new_bool_var("")
     model.add(second - first >= takes).only_enforce_if(literal)
     model.add(first - second >= other_takes).only_enforce_if(~literal)
@@ -54,20 +54,20 @@ def hold_within(
     before: Mapping[tuple[int, int], Before],
     room: int,
 ) -> None:
-    """Let a rank, with so much room, hold no more than that when any of these nodes starts.
+    """Limit a rank's memory to `room` whenever one of these nodes runs.
 
-    `before` says of two nodes whether the first one comes first, True or False where that is known.
-    Impossible where the room cannot do.
+    `before` says of two nodes whether the first one comes before the second. Raises Impossible if
+    no order of the nodes stays within the room.
     """
-    # When a node starts, its rank holds what all nodes before it have left:
+    # When a node starts, its rank holds the changes by all nodes before it:
     #
     #     rise[n] + Σ change[o] · (o before n)  <=  room
     #
-    # Where a literal is known, it is a number; and where even the most that the open ones may
-    # add fits, there is nothing to say.
+    # Known literals are numbers here. No constraint is needed if it holds even when every open
+    # literal adds its most.
     changing = [node for node in nodes if instance.change[node]]
     for node in nodes:
-        # What does not rise above what was held before fits if that did.
+        # A node that does not raise the memory fits whenever the node before it did.
         if instance.rise[node] <= 0:
             continue
         left = room - instance.rise[node]
@@ -90,10 +90,10 @@ def hold_within(
 
 
 def solve(solver: cp_model.CpSolver, model: cp_model.CpModel) -> int:
-    """The status of a model once it is solved, or its time is over; what ends the wait, such as
-    KeyboardInterrupt, stops the solver too.
+    """Run the solver in a thread and return its status. An exception that ends the wait, such as
+    KeyboardInterrupt, also stops the solver.
     """
-    # Its own way to take Ctrl-C would end this model alone, and the search would go on.
+    # The solver's own handler of Ctrl-C would end this model alone, and the search would go on.
     solver.parameters.catch_sigint_signal = False
     statuses: list[int] = []
     thread = Thread(
@@ -104,7 +104,7 @@ def solve(solver: cp_model.CpSolver, model: cp_model.CpModel) -> int:
         while thread.is_alive():
             thread.join(_GLANCE)
     except BaseException:
-        # Again and again: a solver that has yet to begin does not hear the first time.
+        # Repeated, since a solver that has not begun yet ignores the first call.
         while thread.is_alive():
             solver.stop_search()
             thread.join(_GLANCE)

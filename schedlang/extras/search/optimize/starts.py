@@ -1,9 +1,9 @@
-"""Good orders to begin a search from: greedy ones, forwards and backwards in time, again and again.
+"""Greedy list scheduling, forwards and backwards in time by turns, for good orders to begin from.
 
-An execution from the end to the begin says how urgent nodes are for one from the begin to the end,
-and the other way round (Li and Willis 1992, An iterative scheduling technique for
-resource-constrained project scheduling). Where that gains no more, the urgency of whole chains is
-changed at random, and what gains is kept.
+An execution backwards in time gives the urgencies of nodes for the next one forwards, and the other
+way round (Li and Willis 1992, An iterative scheduling technique for resource-constrained project
+scheduling). When that gains no more, the urgencies of whole chains are changed at random, and a
+change is kept if it gains.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,17 +20,17 @@ from schedlang.extras.search.optimize.published import published
 from schedlang.extras.search.optimize.urgent_first import greedy
 from schedlang.passes.op_graph import Orders
 
-#: How many orders are tried.
+#: The number of orders to try.
 _MOST = 600
-#: By which share of the whole the urgency of a chain may change.
+#: The largest change of a chain's urgency, as a share of the makespan's lower bound.
 _SHARE = 0.3
 
 
 def from_greedy(
     problem: Problem, known: Answer, seconds: float, seed: int = 0
 ) -> Iterator[Answer]:
-    """See `Solver`: the best of some hundred orders. The first are as urgent as in published
-    schedules, whatever these hold.
+    """See `Solver`: the best of some hundred greedy orders. The first ones take their urgencies
+    from published schedules.
     """
     deadline = monotonic() + seconds
     instance = Instance.of(problem)
@@ -49,7 +49,7 @@ def _as_published(instance: Instance) -> Iterator[tuple[Orders, float]]:
     graph = instance.problem.graph
     backwards = instance.reversed()
     for _, orders in published(instance.problem):
-        # Published orders may hold more than they may here, but they say what is early.
+        # Published orders may exceed the memory here, but their starts still are good urgencies.
         urgency = [
             time - end
             for end, time in zip(graph.ends(orders), graph.time, strict=False)
@@ -59,8 +59,8 @@ def _as_published(instance: Instance) -> Iterator[tuple[Orders, float]]:
 
 
 def starts(instance: Instance, seed: int = 0) -> Iterator[tuple[Orders, float]]:
-    """Orders and their values, better and worse ones, for as long as somebody wants more; none, if
-    what is most urgent leads nowhere.
+    """An endless iterator of greedy orders and their values; it is empty if the first greedy
+    execution gets stuck.
     """
     random = Random(seed)
     backwards = instance.reversed()
@@ -83,15 +83,15 @@ def starts(instance: Instance, seed: int = 0) -> Iterator[tuple[Orders, float]]:
 
 @frozen
 class _Change:
-    """What is otherwise with each chain: how much more urgent it is, and how many of its nodes
-    fewer a rank may hold.
+    """A change of each chain: how much more urgent its nodes are, and by how many nodes its memory
+    limit is lower.
     """
 
     urgency: list[float]
     fewer: list[int]
 
     def of(self, instance: Instance) -> tuple[list[float], list[int]]:
-        """The urgency of all nodes, and the room for them."""
+        """The urgencies of all nodes, and their memory limits."""
         urgency = [float(tail) for tail in instance.tails]
         room = list(instance.room_for)
         for nodes, shift, fewer in zip(
@@ -103,7 +103,7 @@ class _Change:
         return urgency, room
 
     def varied(self, random: Random, most: float) -> "_Change":
-        """The change with another one at some chains."""
+        """A copy of this change, varied at random for some chains."""
         share = random.uniform(0.0, most)
         often = random.choice((0.1, 0.5))
         urgency = [
@@ -125,13 +125,13 @@ def _to_and_fro(
     urgency: Sequence[float],
     room: Sequence[int],
 ) -> Iterator[tuple[Orders, float]]:
-    """Orders from the begin to the end and back again, until that gains no more."""
+    """Greedy orders, forwards and backwards in time by turns, until that gains no more."""
     graph = instance.problem.graph
     before = inf
     while (orders := greedy(instance, urgency, room)) is not None:
         value = instance.problem.value(orders)
         yield orders, value
-        # The later a node ends, the earlier it begins the other way round.
+        # The later a node ends, the earlier it begins in reversed time.
         turned = greedy(backwards, graph.ends(orders))
         if value >= before or turned is None:
             return

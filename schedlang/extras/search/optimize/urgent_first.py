@@ -1,4 +1,4 @@
-"""Orders as they come about where ranks do at any moment what is most urgent of what they can."""
+"""Greedy list scheduling: an idle rank always runs the most urgent of its ready nodes."""
 
 from collections.abc import Sequence
 from heapq import heappush
@@ -15,11 +15,10 @@ from schedlang.passes.op_graph import Orders
 def greedy(
     instance: Instance, urgency: Sequence[float], room: Sequence[int] | None = None
 ) -> Orders | None:
-    """The orders in which an idle rank begins the most urgent node that can start; None where that
-    comes to a stop. Chains stay in their order.
+    """The orders of a greedy execution, in which chains keep their order; None if it gets stuck.
 
-    A node begins only where its rank then holds no more than the node's `room`; without any, what
-    leaves room for one of each kind that is held later: what was begun can then always go on.
+    A node begins only if its rank then holds at most the node's `room`, by default
+    `Instance.room_for`.
     """
     given = instance.nodes_of_rank
     run = _Urgent(
@@ -31,11 +30,11 @@ def greedy(
 
 @define
 class _Urgent(Online[Instance]):
-    """The execution. Each node has an `urgency`, and the `room` in which it must fit."""
+    """The execution. Each node has an `urgency`, and a limit of its rank's memory, `room`."""
 
     urgency: Sequence[float]
     room: Sequence[int]
-    #: The nodes of each rank for which all that they need has begun.
+    #: The nodes of each rank whose inputs have all begun.
     there: list[list[int]] = field(init=False)
     notices_own: ClassVar[bool] = True
 
@@ -47,7 +46,7 @@ class _Urgent(Online[Instance]):
         ]
 
     def choices(self, rank: int) -> Choices:
-        """The most urgent node that can start, if there is any."""
+        """Yield the most urgent node that can start now, or None."""
         there = self.there[rank]
         rise = self.graph.rise
         best: int | None = None
@@ -55,8 +54,8 @@ class _Urgent(Online[Instance]):
             now = yield best
             best = None
             for node in there:
-                # The rank is asked again when it is ready: the node may be more urgent than what
-                # comes till then.
+                # The rank chooses again when the node is ready, since it may be more urgent than
+                # the one that runs until then.
                 if self.arrival[node] > now:
                     heappush(self.events, (self.arrival[node], rank))
                 elif self.held[rank] + rise[node] <= self.room[node] and (
@@ -67,6 +66,6 @@ class _Urgent(Online[Instance]):
                 there.remove(best)
 
     def notice(self, node: int, rank: int, now: float) -> None:
-        """All that a node waits for has begun."""
+        """Add a node whose inputs have all begun, and wake its rank when they have arrived."""
         self.there[rank].append(node)
         heappush(self.events, (max(self.arrival[node], now), rank))

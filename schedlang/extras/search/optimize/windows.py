@@ -1,5 +1,5 @@
-"""Better orders piece by piece: what runs within a window of time is put into the best order, while
-all before and behind it stays in the order that it has.
+"""Improve orders window by window: the nodes that start within a window of time are put into the
+best order, while the nodes before and after it keep theirs.
 
 This is large neighbourhood search (Shaw 1998, Using constraint programming and local search methods
 to solve vehicle routing problems) with windows of time as neighbourhoods.
@@ -29,14 +29,14 @@ _NODES = 12
 _GROWTH = 1.5
 #: The limit of the solver's deterministic time for a window, in seconds.
 _EFFORT = 5.0
-#: The lag to a group of which nothing waits for the node.
+#: The distance to the end of a group in which no node waits for this one.
 _NEVER = -(2**60)
 
 
 def windows(
     problem: Problem, known: Answer, seconds: float, workers: int = 1
 ) -> Iterator[Answer]:
-    """See `Solver`. It needs orders to begin with, and proves nothing."""
+    """See `Solver`. It needs orders to begin with, and proves no bound."""
     if not known.orders:
         return
     for answer in Windows(problem, known, monotonic() + seconds, workers).answers():
@@ -47,11 +47,10 @@ def windows(
 
 @frozen
 class _Execution:
-    """When the nodes start in some orders; and by node and group of ranks, how long it is from the
-    node's start to the group's end, `_NEVER` where nothing of the group waits for it.
+    """The starts of all nodes in some orders; and `after`, by node and group of ranks: the longest
+    path from the node's start to the group's end, `_NEVER` if there is none.
 
-    A group is all ranks, where the objective is the makespan, and each rank by itself, where it is
-    the span.
+    If the objective is the makespan, all ranks are one group; if it is the span, each rank is one.
     """
 
     orders: Orders
@@ -61,8 +60,8 @@ class _Execution:
 
 @define
 class Windows:
-    """The search from an `answer`, until a deadline. `spent` is what it has taken so far, in the
-    deterministic seconds of CP-SAT.
+    """The search from an `answer`, until a deadline. `spent` are the deterministic seconds of
+    CP-SAT that it has taken so far.
     """
 
     problem: Problem
@@ -85,19 +84,19 @@ class Windows:
         }
         self.is_span = self.problem.graph.schedule.objective == "span"
         begin = self.execute(self.instance.in_chains(self.answer.orders))
-        # Orders that are known can run.
+        # Known orders cannot deadlock.
         assert begin is not None
         self.now = begin
 
     def answers(self) -> Iterator[Answer]:
-        """The answer after each window, better than before or not, until no window of any size
-        gains, or the time is over.
+        """Yield the answer after each window, improved or not, until no window of any size gains,
+        or the time is over.
         """
         most = max(map(len, self.now.orders))
         nodes = _NODES
         while True:
             gains = False
-            # The second time windows lie across the seams of the first.
+            # The windows of the second round lie across the borders of the first.
             for shift in (0.0, 0.5):
                 for window in self.cut(nodes, shift):
                     if monotonic() >= self.deadline or self.answer.is_best:
@@ -110,14 +109,14 @@ class Windows:
                 nodes = int(nodes * _GROWTH)
 
     def cut(self, nodes: int, shift: float) -> list[tuple[float, float]]:
-        """Windows of time that are as long as so many nodes of a rank take, one after the other."""
+        """Cut the makespan into windows, each of about as many nodes of a rank as `nodes` says."""
         count = max(round(max(map(len, self.now.orders)) / nodes), 1)
         width = max(self.now.start) / count + 1
         begins = [(number - shift) * width for number in range(count + 1)]
         return [(begin, begin + width) for begin in begins]
 
     def improves(self, window: tuple[float, float]) -> bool:
-        """Put a window into its best order; whether that gains."""
+        """Put a window into its best order; return whether that gains."""
         orders = _Window(self, *window).solved()
         execution = orders and self.execute(orders)
         if not execution or not orders:
@@ -125,7 +124,7 @@ class Windows:
         value = self.problem.value(orders)
         if value > self.answer.value:
             return False
-        # What is equal gives the next window other orders to begin from.
+        # Equal orders are taken, too: the next window then begins from other ones.
         self.now = execution
         is_better = value < self.answer.value
         self.answer = evolve(self.answer, orders=orders, value=value, source="windows")
@@ -135,7 +134,7 @@ class Windows:
         """The execution of some orders; None if they deadlock."""
         instance = self.instance
         time = instance.time
-        # The node behind each one on its rank, which waits for it as though it needed it.
+        # The node after each one on its rank: it waits for that one.
         behind = [-1] * len(time)
         waits = [0] * len(time)
         for order in orders:
@@ -160,7 +159,7 @@ class Windows:
         group = instance.problem.graph.rank if self.is_span else [0] * len(time)
         after = np.full((len(time), len(orders) if self.is_span else 1), _NEVER)
         for node in reversed(ready):
-            # A view: what is written into it goes into the table.
+            # This is a view, so writing to it changes the table.
             row = after[node]
             row[group[node]] = time[node]
             for second, lag in instance.following[node]:
@@ -177,8 +176,7 @@ class _Window:
         self.search = search
         self.instance = search.instance
         now = search.now
-        #: By rank: from which to which place of its order it is in the window.
-        # Of a rank's order, what lies in the window; the rest stays where it is:
+        # By rank: the range of its order that lies in the window; the rest keeps its place.
         #
         #     order       a b c │ d e f │ g h
         #     places            3       6
@@ -195,7 +193,7 @@ class _Window:
         self.inside = {node for nodes in self.nodes for node in nodes}
 
     def solved(self) -> Orders | None:
-        """The orders with the window in the best order found; None if nothing is found."""
+        """The orders with the window in the best order found; None if the solver finds none."""
         if len(self.inside) < 2:
             return None
         self.model = cp_model.CpModel()
@@ -221,14 +219,14 @@ class _Window:
         return orders
 
     def _start(self) -> None:
-        """Let nodes start when those before the window are done, and wait for each other."""
+        """Let nodes start after those before the window, and wait for the nodes that they need."""
         now = self.search.now
-        # No node starts later than where all of the window come one after the other.
+        # An upper bound of starts: all nodes of the window run one after the other.
         latest = max(now.start[node] for node in self.inside)
         latest += sum(self.instance.time[node] for node in self.inside)
         self.start = {}
         for order, (i, j) in zip(now.orders, self.places, strict=True):
-            # From when the rank is done with what comes before the window.
+            # The end of the rank's last node before the window.
             free = (
                 now.start[order[i - 1]] + self.instance.time[order[i - 1]] if i else 0
             )
@@ -236,14 +234,14 @@ class _Window:
                 self.start[node] = self.model.new_int_var(free, latest, "")
                 self.model.add_hint(self.start[node], now.start[node])
         for first, second, lag in self.instance.lags:
-            # What is behind the window counts by `after`, and what is before it does not move.
+            # Nodes before the window are fixed, and nodes after it count by `after`.
             if second not in self.inside:
                 continue
             begin = self.start[first] if first in self.inside else now.start[first]
             self.model.add(self.start[second] >= begin + lag)
 
     def _order(self, rank: int, nodes: Sequence[int]) -> None:
-        """Let the nodes of a rank come one after the other, and hold no more than it may."""
+        """Let the nodes of a rank run one after the other, within its memory."""
         instance = self.instance
         start = self.start
         self.model.add_no_overlap(
@@ -252,7 +250,7 @@ class _Window:
         )
         before: dict[tuple[int, int], Before] = {}
         for first, second in combinations(nodes, 2):
-            # Those of a chain are in its order, and stay so.
+            # The nodes of a chain keep their order.
             literal: Before = True
             if self.search.chain[first] != self.search.chain[second]:
                 starts = start[first], start[second]
@@ -269,7 +267,7 @@ class _Window:
         hold_within(self.model, instance, nodes, before, room)
 
     def _minimise(self) -> None:
-        """Minimise the objective, and of equals how long ranks are in the window."""
+        """Minimise the objective, and then the sum of the ranks' ends in the window."""
         now = self.search.now
         horizon = 2 * (
             max(now.start) + sum(self.instance.time[node] for node in self.inside)
@@ -289,19 +287,18 @@ class _Window:
                 for node in nodes:
                     self.model.add(self.start[node] + self.instance.time[node] <= end)
                 ends.append(end)
-        # The objective counts more than all ends together can make up for: they only choose among
-        # equals.
+        # The weight of the objective exceeds all ends together, so ends only choose among equals.
         self.model.minimize(2 * len(ends) * value + sum(ends))
 
     def _begin(self, group: int) -> cp_model.IntVar:
-        """When what the objective counts of a group begins: of all ranks together, at 0."""
+        """The begin of a group: 0 for all ranks together, the first start for a single rank."""
         if not self.search.is_span:
             return self.model.new_constant(0)
         now = self.search.now
         order = now.orders[group]
         i, j = self.places[group]
         if i > 0 or j == 0:
-            # A rank that begins behind the window may begin earlier than by now: this is a guess.
+            # A rank that begins after the window might begin earlier than now; this is a guess.
             return self.model.new_constant(now.start[order[0]] if order else 0)
         begin = self.model.new_int_var(0, max(now.start), "")
         for node in order[:j]:
@@ -309,8 +306,8 @@ class _Window:
         return begin
 
     def _lengths(self, node: int, following: int | None) -> Iterator[tuple[int, int]]:
-        """How long it is from the start of a node to the end of each group, by ways that leave the
-        window with its next step.
+        """The longest path from a node's start to the end of each group, among the paths that leave
+        the window right after the node.
         """
         now = self.search.now
         longest = np.full(now.after.shape[1], _NEVER)
