@@ -14,7 +14,7 @@ before it.
 """
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from inspect import currentframe
 from pathlib import Path
@@ -287,7 +287,7 @@ def record_forward(
         memo[id(buffer)] = made
     whole = copy.deepcopy(model, memo)
     without_cache(whole)
-    recorder = _Recorder(whole, blocks)
+    recorder = _Recorder(whole, blocks, fake)
     leaves, tree = tree_flatten(arguments_of(inputs))
     given = [
         fake.like(leaf, device) if isinstance(leaf, Tensor) else leaf for leaf in leaves
@@ -316,9 +316,12 @@ def record_forward(
 class _Recorder(TorchFunctionMode):
     """Gives ids to values while a forward runs."""
 
-    def __init__(self, model: nn.Module, blocks: Sequence[str]) -> None:
+    def __init__(
+        self, model: nn.Module, blocks: Sequence[str], fake: FakeTensors
+    ) -> None:
         super().__init__()
         self.record = Record()
+        self._fake = fake
         #: The ids of values by the identity of their tensors. All of these are held: where one was
         #: freed, another might be made.
         self._ids: dict[int, int] = {}
@@ -366,11 +369,10 @@ class _Recorder(TorchFunctionMode):
         if self._is_in_block:
             return forward(*args, **kwargs)
         line = line_of(currentframe())
-        given = tensors_in(args, kwargs)
-        takes = self._ids_of(given)
+        takes = self._ids_of(tensors_in(args, kwargs))
         self._is_in_block = True
         try:
-            result = apart(self._run(forward, given, args, kwargs), self._ids)
+            result = apart(forward(*args, **kwargs), self._ids)
         finally:
             self._is_in_block = False
         for tensor in tensors_in(result):
@@ -381,30 +383,43 @@ class _Recorder(TorchFunctionMode):
         self.record.events.append(event)
         return result
 
-    def _run(
-        self,
-        forward: Callable[..., Any],
-        given: Sequence[Tensor],
-        args: Any,
-        kwargs: Any,
-    ) -> Any:
-        """What a block returns."""
+    def _in_block(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an op in a block returns: of a block it only counts how its output looks.
+
+        Where fake tensors are not enough, as where a router sends tokens to experts, the op runs on
+        numbers, zeros and True.
+        """
         try:
-            return forward(*args, **kwargs)
+            return func(*args, **kwargs)
         except (RuntimeError, NotImplementedError):
-            # Shapes may depend on data within a block, as where a router sends tokens to experts.
-            # Such a block is taken for a layer: it returns a tensor like the one that it is given.
-            known = [each for each in given if id(each) in self._ids]
-            if not known:
-                raise
-            return torch.empty_like(known[0])
+            leaves, tree = tree_flatten((args, kwargs))
+            fakes: dict[int, Tensor] = {}
+            for index, leaf in enumerate(leaves):
+                if isinstance(leaf, Tensor):
+                    fill = torch.ones if leaf.dtype == torch.bool else torch.zeros
+                    leaves[index] = fill(
+                        leaf.shape, dtype=leaf.dtype, device=leaf.device
+                    )
+                    fakes[id(leaves[index])] = leaf
+            args, kwargs = tree_unflatten(leaves, tree)
+            made, tree = tree_flatten(func(*args, **kwargs))
+            found = [
+                fakes[id(each)] if id(each) in fakes else self._fake_of(each)
+                for each in made
+            ]
+            return tree_unflatten(found, tree)
+
+    def _fake_of(self, value: Any) -> Any:
+        """The same, or a fake tensor in place of a tensor."""
+        is_tensor = isinstance(value, Tensor)
+        return self._fake.like(value, value.device) if is_tensor else value
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if self._is_in_block:
-            return func(*args, **kwargs)
+            return self._in_block(func, args, kwargs)
         given = tensors_in(args, kwargs)
         takes = self._ids_of(given)
         if not takes:

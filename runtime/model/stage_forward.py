@@ -11,6 +11,10 @@ gaps, until it comes to the first block of the next stage:
 A fake tensor stands in for a value that the stage does not have. Python may read its shape, if it
 read the shape when the forward was recorded. Where a later stage needs the shape of a value and no
 more, it is handed on as an empty tensor of shape (0, *shape).
+
+The model sees fake tensors in place of the integers and masks that the stage has, too, and only ops
+and blocks get the data. Otherwise models of transformers would look at a mask, which they do not
+when they are traced, and leave it out for a microbatch in which nothing is masked.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -22,6 +26,7 @@ from typing import Any
 import torch
 from attrs import define, frozen
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
 from schedlang.runtime.errors import PipelineError
@@ -40,9 +45,10 @@ from schedlang.runtime.model.forward_record import (
     without_cache,
 )
 from schedlang.runtime.model.partition import Partition
-from schedlang.runtime.torch_private.fake_tensors import FakeTensors
+from schedlang.runtime.torch_private.fake_tensors import FakeTensors, kept_by
 from schedlang.runtime.torch_private.function_modes import enter, leave
 from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
+from schedlang.runtime.values import has_gradient
 
 #: How Python reads the device of a tensor.
 _DEVICE = Tensor.device.__get__
@@ -112,7 +118,9 @@ class _Run:
     block of this stage has now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fake: FakeTensors) -> None:
+        self.fake = fake
+        self.has_grad = torch.is_grad_enabled()
         self.next = 0
         self.ids: dict[int, int] = {}
         self.data: dict[int, Tensor] = {}
@@ -127,10 +135,15 @@ class _Run:
         self.held.append(tensor)
         self.tensors[value] = tensor
 
-    def has(self, value: int, tensor: Tensor) -> None:
-        """A tensor is met that has a value."""
-        self.stands_for(value, tensor)
+    def has(self, value: int, tensor: Tensor) -> Tensor:
+        """A tensor is met that has a value; returned is the one that the model sees."""
         self.data[value] = tensor
+        self.stands_for(value, tensor)
+        if has_gradient(tensor):
+            return tensor
+        seen = self.fake.in_place_of(tensor)
+        self.stands_for(value, seen)
+        return seen
 
     def ids_in(self, *values: Any) -> list[int]:
         """The ids of the values among the tensors in containers."""
@@ -148,6 +161,24 @@ class _Run:
             else:
                 found.append(self.data[known])
         return tree_unflatten(found, tree)
+
+
+def is_in_function() -> bool:
+    """Whether the forward of a `torch.autograd.Function` is under way."""
+    frame = currentframe()
+    while frame is not None:
+        names = frame.f_code.co_varnames[:1]
+        if any(isinstance(frame.f_locals.get(name), FunctionCtx) for name in names):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def without_fakes(value: Any) -> Any:
+    """The same, in which tensors have data in place of the fake ones that stand in for them."""
+    leaves, tree = tree_flatten(value)
+    found = [kept_by(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return tree_unflatten(found, tree)
 
 
 class StageForward(TorchFunctionMode):
@@ -236,8 +267,7 @@ class StageForward(TorchFunctionMode):
             kwargs = self._in_order(*args)
             args = ()
         run = self._begin(args, kwargs)
-        if not self._is_first:
-            args, kwargs = self._in_place_of(run, self._record.inputs)
+        args, kwargs = self._in_place_of(run, self._record.inputs)
         output = None
         has_ended = False
         self._run = run
@@ -266,7 +296,7 @@ class StageForward(TorchFunctionMode):
         return {name: inputs[name] for name in self._names}
 
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Run:
-        run = _Run()
+        run = _Run(self._fake)
         given = tensors_in(args, kwargs)
         takes = self._takes
         if self._is_first:
@@ -346,7 +376,10 @@ class StageForward(TorchFunctionMode):
     def _before(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> Any:
         """A block of this stage is about to run."""
         run = self._run
-        if run is None or not leave(self):
+        if run is None:
+            # A checkpoint runs the block again, with the arguments that it was given.
+            return without_fakes((args, kwargs))
+        if not leave(self):
             return None
         event = self._next(run, name, run.ids_in(args, kwargs))
         if event is None or event.place not in self._own:
@@ -397,6 +430,12 @@ class StageForward(TorchFunctionMode):
         """What stands in for what a call of another stage returns, or the end of the forward."""
         if event.place >= self._own.stop:
             raise _End
+        if run.has_grad and not torch.is_grad_enabled() and is_in_function():
+            raise PipelineError(
+                f"the model calls {event} within a reentrant checkpoint or another function of "
+                "`torch.autograd`, which would cut the graph of a value that the stage is handed: "
+                "use a checkpoint with `use_reentrant=False`"
+            )
         return self._in_place_of(run, event.returned)
 
     def _with_ids(
@@ -406,15 +445,16 @@ class StageForward(TorchFunctionMode):
         `written` to are the ones that it was given.
         """
         result = apart(result, run.ids.keys() - {id(each) for each in written})
-        tensors = tensors_in(result)
-        if len(tensors) != len(event.returned.ids):
+        leaves, tree = tree_flatten(result)
+        places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        if len(places) != len(event.returned.ids):
             raise PipelineError(
-                f"{event} returned {len(tensors)} tensors, and {len(event.returned.ids)} with the "
+                f"{event} returned {len(places)} tensors, and {len(event.returned.ids)} with the "
                 "`inputs` that the model was cut by: its way must be the same for all microbatches"
             )
-        for value, tensor in zip(event.returned.ids, tensors, strict=True):
-            run.has(value, tensor)
-        return result
+        for value, place in zip(event.returned.ids, places, strict=True):
+            leaves[place] = run.has(value, leaves[place])
+        return tree_unflatten(leaves, tree)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -14,6 +14,15 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+#: The attribute in which a fake tensor keeps the one that it stands in for.
+_KEPT = "_kept"
+
+
+def kept_by(tensor: Tensor) -> Tensor:
+    """The tensor that a fake one stands in for and keeps, or the same one."""
+    kept: Tensor = tensor.__dict__.get(_KEPT, tensor)
+    return kept
+
 
 class FakeTensors:
     """Makes fake tensors."""
@@ -33,6 +42,12 @@ class FakeTensors:
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
             )
         return made.requires_grad_(tensor.requires_grad)
+
+    def in_place_of(self, tensor: Tensor) -> Tensor:
+        """A new one that stands in for a tensor and keeps it, see `kept_by`."""
+        made = self.like(tensor.detach(), tensor.device)
+        made.__dict__[_KEPT] = tensor
+        return made
 
     def of_value(
         self, value: int, shape: torch.Size, dtype: torch.dtype, device: torch.device

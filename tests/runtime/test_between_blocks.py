@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from schedlang import compile
 from schedlang.runtime import Pipeline, PipelineError, split
@@ -195,6 +196,19 @@ class Reaching(Model):
         return self.head(x) + x @ self.embed.weight.T
 
 
+class Checkpointed(Model):
+    """Blocks run again in the backward, with the masks that they were given."""
+
+    is_reentrant = False
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = (tokens != 3).unsqueeze(-1)
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, mask, use_reentrant=self.is_reentrant)[0]
+        return self.head(x)
+
+
 KINDS = [
     Model,
     Multiplied,
@@ -208,6 +222,7 @@ KINDS = [
     Counting,
     Twice,
     Reaching,
+    Checkpointed,
 ]
 
 
@@ -353,26 +368,70 @@ def test_inputs_may_be_keyword_arguments() -> None:
 
 
 class Looking(Model):
-    """A mask is made where the data asks for one, and none on fake tensors."""
+    """A mask is left out where nothing is masked, but when the model is traced, as transformers
+    does.
+    """
 
     def forward(self, tokens: Tensor) -> Tensor:
-        mask = None
-        if type(tokens) is Tensor and (tokens == 3).any():
-            mask = (tokens != 3).unsqueeze(-1)
+        mask = (tokens != 3).unsqueeze(-1)
+        x = self.embed(tokens)
+        looks = type(mask) is Tensor and mask.all()
+        for layer in self.layers:
+            x = layer(x, None if looks else mask)[0]
+        return self.head(x)
+
+
+def test_a_mask_stays_where_nothing_is_masked() -> None:
+    """Stages go the way of a traced model for every microbatch, whether it looks at the data or
+    not.
+    """
+    model, inputs = whole_and_inputs(Looking)
+    whole = copy.deepcopy(model)
+    plan = compile("1f1b", {"ranks": 2, "microbatches": 2})
+    stages = [split(model, plan, inputs=inputs, rank=rank)[rank] for rank in range(2)]
+    for tokens in (torch.ones_like(inputs), inputs, torch.full_like(inputs, 3)):
+        assert torch.equal(stages[1](*stages[0](tokens)), whole(tokens))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_reentrant_checkpoint_around_a_block_of_another_stage_is_told() -> None:
+    """It would detach what the stage is handed, and earlier stages would have no gradients."""
+    model, inputs = whole_and_inputs(Checkpointed)
+    model.is_reentrant = True
+    plan = compile("1f1b", {"ranks": 2, "microbatches": 2})
+    stages = [split(model, plan, inputs=inputs, rank=rank)[rank] for rank in range(2)]
+    handed_on = stages[0](inputs)
+    with pytest.raises(PipelineError, match="`use_reentrant=False`") as caught:
+        stages[1](*handed_on)
+    assert f"{__file__}:" in str(caught.value)
+    # Without gradients there is nothing to cut.
+    with torch.no_grad():
+        stages[1](*handed_on)
+
+
+class Branching(Model):
+    """What is done between blocks depends on data, but on fake tensors it does not."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
         for layer in self.layers:
-            x = layer(x, mask)[0]
+            is_first = layer is self.layers[0]
+            if is_first and type(x) is Tensor and x.sum() > 0:
+                x = x * 2.0
+            x = layer(x)[0]
         return self.head(x)
 
 
 def test_what_was_not_recorded_reaches_no_block() -> None:
-    """Later stages would train without the mask."""
-    model, inputs = whole_and_inputs(Looking)
+    """Later stages would train without it."""
+    model, inputs = whole_and_inputs(Branching)
     plan = compile("1f1b", {"ranks": 2, "microbatches": 2})
     first = split(model, plan, inputs=inputs, rank=0)[0]
-    first(torch.ones_like(inputs))
+    nn.init.constant_(model.embed.weight, -1.0)
+    first(inputs)
+    nn.init.constant_(model.embed.weight, 1.0)
     with pytest.raises(PipelineError, match="its way must be the same"):
-        first(torch.full_like(inputs, 3))
+        first(inputs)
 
 
 class Turning(Model):
