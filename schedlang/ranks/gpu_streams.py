@@ -28,7 +28,7 @@ and waits for exactly these events.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from attrs import frozen
 
@@ -331,18 +331,15 @@ class _Host:
     def _end(self) -> None:
         """The end of the step: wait for all that goes on, and take the gradients that came."""
         self._end_sends(len(self.actions))
-        for stage in [*self.passed_on]:
+        for stage in sorted({*self.passed_on, *self.gradients, *self.sums}):
             self._end_passing_on(stage)
-        for action in self._left(self.sums, self.gradients):
-            self._wait(Event(action, is_end=True))
-            self.steps.append(Run(COMPUTE, (action,)))
-            self._free(action)
-
-    @staticmethod
-    def _left(*of_stages: dict[int, list[int]]) -> Iterator[int]:
-        for of_stage in of_stages:
-            for actions in of_stage.values():
-                yield from actions
+            came = [*self.gradients.pop(stage, ()), *self.sums.pop(stage, ())]
+            for action in came:
+                self._wait(Event(action, is_end=True))
+            if came:
+                self.steps.append(Run(COMPUTE, tuple(came)))
+            for action in came:
+                self._free(action)
 
     def _issue(
         self, stream: str, actions: Sequence[int], events: Sequence[Event] = ()

@@ -70,7 +70,7 @@ Clock = dict[str, int]
 @define
 class _Tensor:
     """A tensor whose memory is taken: by which step it was written last, as the stream and its
-    count, and the last step of each stream that has read it since then.
+    count, and the last step of each stream that has read it.
     """
 
     written: tuple[str, int]
@@ -129,7 +129,6 @@ def hazards(schedule: Schedule, rank: int, steps: Iterable[Step]) -> Iterator[Ha
                         if is_write:
                             tensor.written = now
                             tensor.is_filled = True
-                            tensor.reads = {}
                         else:
                             tensor.reads[stream] = now[1]
 
