@@ -1,4 +1,4 @@
-"""A picture of all simulated candidates, step time against memory, with their frontier."""
+"""The time of a step against the memory of a rank: what was simulated, and its frontier."""
 
 from collections.abc import Iterator
 from html import escape
@@ -24,7 +24,7 @@ _RIGHT = 30
 _TOP = 30
 _BOTTOM = 50
 _FONT = 11
-#: The least distance between ticks, in pixels.
+#: The least distance of ticks, in pixels.
 _TICK = 70
 #: Results slower than the fastest by more than this factor are left out of the picture.
 _SLOWEST = 2.5
@@ -34,7 +34,9 @@ _LIMIT = palette.fill(Kind.W, 1, 2)
 
 
 def check_picture(path: str, training: Training) -> None:
-    """ValueError for a path with a wrong ending, or if the costs have no bytes."""
+    """ValueError for a path whose ending is not that of such a picture, and where bytes are not
+    known.
+    """
     if all(layers.costs.bytes(layers.count) is None for layers in training.layers):
         raise ValueError(
             "the picture is of bytes, which the costs do not have: add `activation_bytes` and "
@@ -58,7 +60,7 @@ def write_frontier(tuning: Tuning, units: Units, path: str) -> None:
 
 @frozen
 class _Frame:
-    """The scales of both axes: bytes from 0 to `bytes`, times from `least` to `most`."""
+    """Where bytes and times are in the picture: from 0 to the ends of both axes."""
 
     bytes: float
     least: float
@@ -73,14 +75,14 @@ class _Frame:
 
 
 def frontier_svg(tuning: Tuning, units: Units) -> str:
-    """The SVG document. Each dot has a tooltip that names its candidate."""
+    """The document. A dot that the pointer rests on says which candidate it is."""
     frontier = tuning.frontier
     slowest = _SLOWEST * frontier[0].time
     shown = [result for result in tuning.results if result.time <= slowest]
     memory = tuning.training.memory
     held = [result.bytes for result in shown]
     if memory < inf:
-        # Results far above the limit would compress the scale for all others.
+        # What takes far more than there is would press the others together.
         held = [value for value in held if value <= 1.5 * memory] + [memory]
     most = max(held)
     shown = [result for result in shown if result.bytes <= most]
@@ -104,7 +106,7 @@ def frontier_svg(tuning: Tuning, units: Units) -> str:
         )
     lines += _line(frame, [result for result in frontier if result in shown])
     is_frontier = {id(result) for result in frontier}
-    # Dots of the frontier are drawn last, above the others.
+    # Those of the frontier lie over the others.
     for result in sorted(shown, key=lambda result: id(result) in is_frontier):
         lines.append(_dot(frame, result, units, id(result) in is_frontier))
     lines += _names(frame, [result for result in frontier if result in shown])
@@ -143,7 +145,7 @@ def _axes(frame: _Frame, units: Units) -> Iterator[str]:
 
 
 def _line(frame: _Frame, frontier: list[Result]) -> Iterator[str]:
-    """The frontier as a step line: up to the memory of the next point, the time stays."""
+    """The frontier as steps: with more memory up to the next point, the time stays."""
     if frontier:
         *faster, last = frontier
         path = f"M{number(frame.x(last.bytes))} {number(frame.y(last.time))}"
@@ -153,7 +155,7 @@ def _line(frame: _Frame, frontier: list[Result]) -> Iterator[str]:
 
 
 def _dot(frame: _Frame, result: Result, units: Units, is_frontier: bool) -> str:
-    """The dot of a result, with a tooltip."""
+    """A result, with its name for the pointer."""
     size = result.candidate.size
     name = (
         f"{name_of(result.candidate)}, {size.replicas} x {size.ranks} ranks, {size.microbatches} "
@@ -167,7 +169,7 @@ def _dot(frame: _Frame, result: Result, units: Units, is_frontier: bool) -> str:
 
 
 def _names(frame: _Frame, frontier: list[Result]) -> Iterator[str]:
-    """The names of the frontier's programs, without those that would overlap."""
+    """The names of the frontier's programs, as far as there is room for them."""
     last = inf
     for result in reversed(frontier):
         y = frame.y(result.time) - 7
