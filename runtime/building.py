@@ -10,7 +10,7 @@ from schedlang.schedule.transports import NCCL_EDGE
 
 
 def build_stages(site: Site) -> dict[int, Stage]:
-    """Build the stages of a rank; neighbouring ones share the dictionaries of their messages."""
+    """Build the stages of a rank; neighbouring ones share the values between them."""
     plan = site.plan
     if not plan.is_forward_only:
         # Torch imports this in the first backward, which takes a second. Here all ranks import it

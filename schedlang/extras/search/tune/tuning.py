@@ -23,8 +23,8 @@ from schedlang.schedule.costs import Costs
 
 #: The candidates of each program that are simulated in one turn.
 _AT_ONCE = 4
-#: The search finds the fastest candidate within the memory, and within each multiple of this
-#: fraction of it.
+#: The number of equally spaced limits of memory; the search finds the fastest candidate within
+#: each.
 _LEVELS = 8
 #: The percentile of noisy runs by which candidates are ranked.
 _PERCENT = 95
