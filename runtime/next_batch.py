@@ -32,6 +32,11 @@ class NextBatch:
         self._state = _NOTHING
         if batches is None:
             return
+        if not hasattr(batches, "__next__"):
+            raise PipelineError(
+                f"`train_batch` is given a {type(batches).__name__}: it must be an iterator, "
+                "`iter(…)`, which is made once before the steps"
+            )
         self._state = _BATCH
         try:
             self.arguments = _arguments(next(batches))

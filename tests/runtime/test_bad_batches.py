@@ -278,6 +278,8 @@ def ends(what: str) -> None:
     batches: Any = iter([batch(plan, step) for step in range(2 + rank)])
     if what == "none":
         batches = None
+    elif what == "list":
+        batches = [batch(plan, 0)]
     elif what == "triple":
         batches = iter([(1, 2, 3)])
     elif what == "dictionary":
@@ -297,6 +299,7 @@ def ends(what: str) -> None:
             "as many batches",
         ),
         ("none", "no rank has given an iterator to `train_batch`"),
+        ("list", "`train_batch` is given a list: it must be an iterator, `iter(…)`"),
         (
             "triple",
             "the iterator gives a tuple of 3: a batch is a pair of inputs and targets",
