@@ -38,6 +38,7 @@ class Clock:
             assert isinstance(end, float)
             return end - begin
         assert isinstance(end, torch.cuda.Event)
+        begin.synchronize()
         end.synchronize()
         milliseconds: float = begin.elapsed_time(end)
         return milliseconds / 1e3
