@@ -1,6 +1,8 @@
-// What is seen, as an SVG or a PNG: titles, rows, axes and the legend.
+// What is seen, as an SVG or a PNG, or on paper: titles, rows, axes and the legend, and nothing around them.
 
 const TITLE = 26, LINE = 20, SHARPNESS = 2;
+// A sheet of paper, across, without its margins.
+const PAPER = { width: 1040, height: 690 };
 
 function exported(pen) {
   const width = Math.max(...timelines.map((each) => each.width));
@@ -52,6 +54,8 @@ function exportLegend(pen, top, width) {
 }
 
 function exportSize() {
+  // Below the last row there is nothing.
+  for (const timeline of timelines) timeline.height = timeline.contentHeight;
   const width = Math.max(...timelines.map((each) => each.width));
   const height = timelines.reduce((sum, each) => sum + headOf(each) + each.height, 0);
   // How many lines the legend has is known when it is written.
@@ -72,6 +76,22 @@ function pngOfView() {
   redraw();
   return new Promise((done) => canvas.toBlob(done, "image/png"));
 }
+
+// The part of time that is seen, with all ranks, as large as a sheet of paper.
+function layOutForPaper() {
+  if (!timelines.length) return;
+  const legend = exportLegend(new SvgPen(PAPER.width, 0), 6, PAPER.width);
+  for (const timeline of timelines) {
+    timeline.isOnPaper = true;
+    timeline.colours = theme();
+    timeline.place(PAPER.width, (PAPER.height - legend) / timelines.length - headOf(timeline));
+  }
+  byId("print").innerHTML = svgOfView();
+  for (const timeline of timelines) timeline.isOnPaper = false;
+}
+const onPaper = matchMedia("print");
+onPaper.addEventListener("change", () => { if (onPaper.matches) layOutForPaper(); });
+addEventListener("beforeprint", layOutForPaper);
 
 async function save(ending) {
   const blob = ending === "png" ? await pngOfView() : new Blob([svgOfView()], { type: "image/svg+xml" });

@@ -3,15 +3,15 @@
 // bands, a column has the mixture of their colours: how dense the work is.
 
 // The least width of blocks, on average, and the least height of bands.
-const BLOCK = 3, BAND = 9;
-// Sizes of the letters on boxes, and how wide one is.
-const LETTERS = [12, 10.5, 9, 8], LETTER = 0.6;
+const BLOCK = 3, BAND = 14;
+// Sizes of the letters on boxes, and how wide one is; up to 12, or a share of the height of the row.
+const LETTERS = [64, 52, 42, 34, 28, 23, 19, 15.5, 12, 10.5, 9, 8], LETTER = 0.6, TALL = 0.22;
 
 Object.assign(Timeline.prototype, {
   drawRow(rank, y) {
     const { schedule, view } = this, seen = this.visible(schedule.ops[rank]);
     this.seen += seen.stop - seen.first;
-    if (seen.stop - seen.first > (this.width - LEFT - RIGHT) / BLOCK) this.drawBands(rank, seen, y);
+    if (seen.stop - seen.first > (this.width - this.left - this.right) / BLOCK) this.drawBands(rank, seen, y);
     else {
       if (view.causes) this.drawIdle(rank, y);
       this.drawBoxes(seen, y, this.barHeight);
@@ -28,8 +28,8 @@ Object.assign(Timeline.prototype, {
       const start = part;
       // What goes on with the same cause is drawn at once, without seams.
       while (part + 1 < stop && this.goesOn(part)) part++;
-      const x = Math.max(this.x(schedule.idleStart[start]), LEFT);
-      const end = Math.min(this.x(schedule.idleEnd[part]), this.width - RIGHT);
+      const x = Math.max(this.x(schedule.idleStart[start]), this.left);
+      const end = Math.min(this.x(schedule.idleEnd[part]), this.width - this.right);
       pen.fillStyle = end - x > 4 && this.barHeight > 4 ? hatch(pen, pattern, ink, ground) : dense;
       pen.fillRect(x, y, Math.max(end - x, 0.5), this.barHeight);
     }
@@ -72,8 +72,9 @@ Object.assign(Timeline.prototype, {
   // The long label if there is room, else the short one; letters get smaller before they go.
   drawLabel(box, x, width, y, height) {
     const { pen, schedule } = this, look = schedule.look(box);
+    const most = Math.min(Math.max(12, height * TALL), height);
     for (const label of [schedule.longLabel(box), schedule.label(box)]) {
-      const size = LETTERS.find((each) => label.length * each * LETTER + 2 <= width - 1 && each <= height);
+      const size = LETTERS.find((each) => label.length * each * LETTER + 2 <= width - 1 && each <= most);
       if (!label || !size) continue;
       pen.font = `${size}px ${FONT}`;
       pen.textAlign = "center";
@@ -122,7 +123,8 @@ Object.assign(Timeline.prototype, {
   },
 
   drawBands(rank, seen, y) {
-    const columns = Math.floor(this.width - LEFT - RIGHT), { sums, fills } = this.shares(rank, seen, columns);
+    this.isDense = true;
+    const columns = Math.floor(this.width - this.left - this.right), { sums, fills } = this.shares(rank, seen, columns);
     const high = this.barHeight >= BAND ? Math.round(this.barHeight) : 1;
     const image = new ImageData(columns, high);
     const row = rgbOf(this.colours.row);
@@ -133,7 +135,7 @@ Object.assign(Timeline.prototype, {
     Object.assign(this.strip, { width: columns, height: high });
     this.strip.getContext("2d").putImageData(image, 0, 0);
     this.pen.imageSmoothingEnabled = false;
-    this.pen.drawImage(this.strip, LEFT, y, columns, this.barHeight);
+    this.pen.drawImage(this.strip, this.left, y, columns, this.barHeight);
   },
 
   // A frame around ops that run as one.
