@@ -21,9 +21,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+import schedlang
+from schedlang import Costs
 from schedlang.cli.main import main
 from tests.support.chromium import chromium, violations
 from tests.support.paths import GALLERY, PROGRAMS, ROOT
+from tests.support.recorded import recorded_as
 
 if TYPE_CHECKING:
     from playwright.sync_api import (
@@ -598,6 +601,52 @@ def test_more_than_two_stand_in_a_column(page: Page, tmp_path: Path) -> None:
     assert len(tops) == 4
     assert tops == sorted(set(tops))
     assert page.evaluate("Math.min(...timelines.map((each) => each.height))") > 60
+
+
+def test_a_run_stands_beside_its_prediction(page: Page, tmp_path: Path) -> None:
+    """Rank 2 is twice as slow in the forward as predicted: in colour, op by op, and in words."""
+    plan = schedlang.load("1f1b")
+    took = Costs(forward_times=[1000, 1000, 2000, 1000], backward_times=[2000])
+    run = recorded_as(tmp_path / "run.json", plan, took, took)
+    given = ["--forward-times", "1000", "--backward-times", "2000"]
+    view(page, tmp_path, program("1f1b"), str(run), *given)
+    titles = page.locator("h2").all_inner_texts()
+    assert "predicted" in titles[0]
+    assert "measured" in titles[1]
+    assert not any("moved" in title for title in titles)
+    notes = page.locator(".notes").inner_text().splitlines()
+    assert notes[0] == "rank 2 works 8 ms longer than predicted (+33%)"
+    assert any(note.startswith("slow: stage 2 on rank 2") for note in notes)
+    # Of rank 2 the second forward, which was predicted from 3 to 4.
+    start = page.evaluate("""(() => {
+        const [, { schedule }] = timelines, box = schedule.ops[2].first + 1;
+        return (schedule.start[box] + schedule.end[box]) / 2;
+    })()""")
+    x, y = page.evaluate(
+        f"[timelines[1].over.getBoundingClientRect().x + timelines[1].x({start}),"
+        " timelines[1].over.getBoundingClientRect().y + timelines[1].y(2) + 8]"
+    )
+    page.mouse.move(x, y)
+    tip = page.locator("#tip").inner_text()
+    assert tip.startswith("2F1 forward")
+    assert "predicted 3 ms to 4 ms, takes 1 ms; the run took +100%" in tip
+    # The same op is marked in the prediction, at its own time.
+    word = page.evaluate(
+        "(() => { const { linked, schedule } = timelines[0];"
+        "return [schedule.word(linked.box), linked.time]; })()"
+    )
+    assert word == ["2F1", pytest.approx(start, rel=0.1)]
+    fills = "timelines.map((each) => each.fill(each.schedule.ops[2].first + 1))"
+    assert page.evaluate(fills) == ["#97d0f1", "#b2182b"]
+    assert "over 1.5 times the predicted time" in page.locator("#legend").inner_text()
+    page.get_by_label("measured over predicted").uncheck()
+    assert page.evaluate(fills) == ["#97d0f1", "#97d0f1"]
+    page.get_by_text("error by kind and rank").click()
+    rows = page.locator("tr:visible").all_inner_texts()
+    assert "forward, all ranks\t32 ms\t40 ms\t+25%" in rows
+    assert any(row.startswith("rank 2\t24 ms\t32 ms\t+33%\t") for row in rows)
+    assert any(row.startswith("makespan\t33 ms\t") for row in rows)
+    assert violations(page) == []
 
 
 #: The controls that are less than 32 pixels high or wide.

@@ -126,16 +126,26 @@ Object.assign(Timeline.prototype, {
   // What changes with the pointer, on a canvas of its own.
   drawOver() {
     this.pen = layer(this.over, this.width, this.height);
-    const { pointed, schedule } = this;
+    const { pointed, linked, schedule } = this;
+    if (linked) this.clipped(() => this.drawLinked(linked));
     if (!pointed) return;
     this.clipped(() => {
       if (pointed.box !== undefined) this.drawPointed(pointed.box);
       else if (pointed.idle !== undefined) this.drawChain(pointed);
       if (this.hasMemory) this.drawMemoryPoint(pointed.rank, pointed.time);
-      this.pen.fillStyle = this.colours.muted;
-      const bottom = Math.min(this.y(schedule.ranks), this.height);
-      this.pen.fillRect(this.x(pointed.time) - 0.5, this.axis - 3, 1, bottom - this.axis);
+      this.drawTime(pointed.time);
     });
+  },
+  drawTime(time) {
+    this.pen.fillStyle = this.colours.muted;
+    const bottom = Math.min(this.y(this.schedule.ranks), this.height);
+    this.pen.fillRect(this.x(time) - 0.5, this.axis - 3, 1, bottom - this.axis);
+  },
+  // What is pointed at in another schedule: the same op here, and the same time.
+  drawLinked({ time, box }) {
+    const { schedule } = this, height = box < schedule.firstCopy ? this.barHeight : 7;
+    this.drawTime(time);
+    if (box !== NONE) this.outline(schedule.start[box], schedule.end[box], this.middle(box) - height / 2, height);
   },
 
   drawPointed(box) {

@@ -39,7 +39,10 @@ async function present(data) {
   }
   timelines.forEach(listen);
   byId("microbatch").max = mostFlights();
-  byId("differ").hidden = !timelines.some((each) => each.schedule.differs);
+  const run = timelines.find((each) => each.schedule.role === "measured");
+  run?.addErrors();
+  byId("compared").hidden = !run;
+  byId("differ").hidden = run || !timelines.some((each) => each.schedule.differs);
   byId("arrange").hidden = timelines.length < 2;
   readState();
   setControls();
@@ -60,7 +63,7 @@ function drawAll() {
   for (const timeline of timelines) timeline.draw();
   if (sceneOf() !== scene) legend();
   const { seconds } = timelines[0].schedule;
-  byId("range").textContent = `${timeText(view.from, seconds, view.to)} to ${timeText(view.to, seconds)}`;
+  byId("range").textContent = `${timeText(view.from, seconds, view.to, 6)} to ${timeText(view.to, seconds, view.to, 6)}`;
   repoint();
   writeState();
 }
@@ -246,7 +249,8 @@ function legendEntries() {
     entries.push({ name: "memory: in higher rows (r)", swatches: [] });
   }
   if (view.path) entries.push({ name: "critical path", swatches: [plain(colours.path)] });
-  if (timelines.some((each) => each.schedule.differs)) {
+  if (timelines.some((each) => each.showsErrors())) entries.push(...ERRORS.map(({ name, fill }) => ({ name, swatches: [plain(fill)] })));
+  else if (timelines.some((each) => each.schedule.differs)) {
     entries.push({ name: "only in this schedule", swatches: [plain(colours.only)] }, { name: "moved", swatches: [plain(colours.moved)] });
   }
   return entries;

@@ -49,6 +49,7 @@ Object.assign(Timeline.prototype, {
 
   isDim(box) { return this.chosen !== null && this.schedule.flightOf[box] !== this.chosen.key; },
   fill(box) {
+    if (this.showsErrors()) return ERRORS[this.errorOf(box)].fill;
     const look = this.schedule.look(box);
     return look.step ? this.colours.ink : look.fills[this.schedule.chunk(box)];
   },
@@ -57,7 +58,7 @@ Object.assign(Timeline.prototype, {
     const { pen, schedule } = this, look = schedule.look(box), fill = this.fill(box);
     const x = this.x(schedule.start[box]), width = schedule.length[box] * this.scale;
     pen.globalAlpha = this.isDim(box) ? 0.15 : 1;
-    pen.fillStyle = look.hatched && width > 4 ? hatch(pen, RECOMPUTED, this.colours.paper, fill) : fill;
+    pen.fillStyle = look.hatched && width > 4 && !this.showsErrors() ? hatch(pen, RECOMPUTED, this.colours.paper, fill) : fill;
     if (width === 0) pen.fillRect(x - MARK / 2, y, MARK, height);
     else pen.fillRect(x, y, width > 3 ? width - 1 : width, height);
     const isOp = box < schedule.firstCopy && width > 0;
@@ -79,7 +80,8 @@ Object.assign(Timeline.prototype, {
       pen.font = `${size}px ${FONT}`;
       pen.textAlign = "center";
       pen.textBaseline = "middle";
-      pen.fillStyle = look.step ? this.colours.paper : look.inks[schedule.chunk(box)];
+      const ink = look.step ? this.colours.paper : look.inks[schedule.chunk(box)];
+      pen.fillStyle = this.showsErrors() ? ERRORS[this.errorOf(box)].ink : ink;
       pen.fillText(label, x + (width - 1) / 2, y + height / 2 + 1);
       return;
     }
@@ -88,7 +90,8 @@ Object.assign(Timeline.prototype, {
   // Of every column the share of each colour: those of ops first, then those of the causes of idle time.
   shares(rank, { first, stop }, columns) {
     const { schedule, view } = this, chunks = Math.max(...schedule.chunks) + 1;
-    const kinds = Object.keys(schedule.kinds), base = kinds.length * chunks, most = base + 1 + looks.causes.length;
+    const kinds = Object.keys(schedule.kinds), base = kinds.length * chunks, errors = base + 1 + looks.causes.length;
+    const most = errors + ERRORS.length;
     if (this.sums?.length !== most * columns) this.sums = new Float32Array(most * columns);
     const { sums } = this;
     sums.fill(0);
@@ -106,7 +109,8 @@ Object.assign(Timeline.prototype, {
     const rowOf = kinds.reduce((rows, kind, index) => { rows[kind] = index * chunks; return rows; }, []);
     const { kind, stage, start, end, chunks: chunkOf } = schedule;
     for (let box = first; box < stop; box++) {
-      add(this.chosen && this.isDim(box) ? base : rowOf[kind[box]] + chunkOf[stage[box]], start[box], end[box]);
+      const row = this.showsErrors() ? errors + this.errorOf(box) : rowOf[kind[box]] + chunkOf[stage[box]];
+      add(this.chosen && this.isDim(box) ? base : row, start[box], end[box]);
     }
     if (view.causes) {
       const idle = this.seenOf(schedule.idleRows[rank], schedule.idleStart, schedule.idleEnd);
@@ -119,6 +123,7 @@ Object.assign(Timeline.prototype, {
       return Array.from({ length: chunks }, (_, chunk) => step ? this.colours.ink : fills[chunk] ?? fills.at(-1));
     });
     fills.push(mixed(this.colours.muted, 0.25, this.colours.row), ...this.colours.causes.map(({ dense }) => dense));
+    fills.push(...ERRORS.map(({ fill }) => fill));
     return { sums, fills: fills.map(rgbOf) };
   },
 

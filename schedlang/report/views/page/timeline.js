@@ -23,7 +23,7 @@ class Timeline {
     const { title, figures, wrong, ranks } = this.schedule;
     const section = this.section = parent.appendChild(document.createElement("section"));
     section.style.setProperty("--ranks", ranks);
-    const head = section.appendChild(document.createElement("div"));
+    const head = this.head = section.appendChild(document.createElement("div"));
     const heading = head.appendChild(document.createElement("h2"));
     heading.append(title, Object.assign(document.createElement("small"), { textContent: figures }));
     for (const text of wrong) Object.assign(head.appendChild(document.createElement("p")), { className: "wrong", textContent: text });
@@ -46,13 +46,7 @@ class Timeline {
 
   // The figures of each rank, for who reads rather than looks.
   table() {
-    const { schedule } = this, details = document.createElement("details");
-    details.appendChild(document.createElement("summary")).textContent = "figures of each rank";
-    const scroll = details.appendChild(document.createElement("div"));
-    scroll.className = "figures";
-    scroll.tabIndex = 0;
-    scroll.setAttribute("role", "region");
-    scroll.setAttribute("aria-label", `figures of each rank of ${schedule.title}`);
+    const { schedule } = this;
     const seen = looks.causes.map((_, cause) => cause).filter((cause) => schedule.causeTimes[cause] > 0);
     const head = ["rank", "idle", `peak memory (${schedule.memoryUnit})`, ...seen.map((cause) => `idle: ${looks.causes[cause][0]}`)];
     const rows = schedule.idle.map((idle, rank) => {
@@ -60,14 +54,7 @@ class Timeline {
       for (let part = first; part < stop; part++) times[schedule.cause[part]] += schedule.idleEnd[part] - schedule.idleStart[part];
       return [rank, `${(idle * 100).toFixed(1)}%`, schedule.amount(schedule.peaks[rank]), ...seen.map((cause) => schedule.time(times[cause]))];
     });
-    const table = scroll.appendChild(document.createElement("table"));
-    const line = (cells, name) => {
-      const row = table.appendChild(document.createElement("tr"));
-      for (const cell of cells) row.appendChild(document.createElement(name)).textContent = cell;
-    };
-    line(head, "th");
-    for (const row of rows) line(row, "td");
-    return details;
+    return detailsOf("figures of each rank", `figures of each rank of ${schedule.title}`, [head, ...rows]);
   }
 
   // Geometry: all in pixels of the page.
@@ -209,6 +196,25 @@ class Timeline {
     const idle = box === undefined && below <= this.barHeight ? schedule.idleAt(rank, time) : undefined;
     return { rank, time, box, idle };
   }
+}
+
+// A table below its title, to be opened; the first of its lines has the names of the columns.
+function detailsOf(title, name, [head, ...lines]) {
+  const details = document.createElement("details");
+  details.appendChild(document.createElement("summary")).textContent = title;
+  const scroll = details.appendChild(document.createElement("div"));
+  scroll.className = "figures";
+  scroll.tabIndex = 0;
+  scroll.setAttribute("role", "region");
+  scroll.setAttribute("aria-label", name);
+  const table = scroll.appendChild(document.createElement("table"));
+  const add = (cells, tag) => {
+    const row = table.appendChild(document.createElement("tr"));
+    for (const cell of cells) row.appendChild(document.createElement(tag)).textContent = cell;
+  };
+  add(head, "th");
+  for (const line of lines) add(line, "td");
+  return details;
 }
 
 // The pen of a canvas of some size in pixels of the page, emptied.

@@ -7,7 +7,9 @@ function point(timeline, what) {
   for (const each of timelines) {
     const before = each.pointed;
     each.pointed = each === timeline ? what : undefined;
-    if (before !== each.pointed) overFrame(each);
+    const linked = each.linked;
+    each.linked = what && each !== timeline ? { time: what.time, box: timeline.schedule.pair.other === each ? timeline.schedule.twin(what.box) : NONE } : undefined;
+    if (before !== each.pointed || linked !== each.linked) overFrame(each);
   }
   const lines = what && linesOf(timeline, what);
   const tip = byId("tip");
