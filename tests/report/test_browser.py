@@ -450,6 +450,13 @@ def test_many_ranks_scroll_and_zoom(page: Page, tmp_path: Path) -> None:
     assert colour(page, 20, 0, below=3) == "#97d0f1"
     mixed = colour(page, 800, 40, below=3)
     assert "#317e42" < mixed < "#97d0f1"
+    # Where forwards and backwards alternate, faster than pixels do, no stripes are seen.
+    greens = page.evaluate(
+        "(() => { const { canvas } = timelines[0];"
+        "const { data } = canvas.getContext('2d').getImageData(timelines[0].x(700), timelines[0].y(40) + 3, 100, 1);"
+        "return [...data].filter((_, at) => at % 4 === 1); })()"
+    )
+    assert max(greens) - min(greens) < 20
     for _ in range(4):
         page.get_by_role("button", name="higher rows").click()
     page.wait_for_function("timelines[0].pitch > 30")
@@ -601,6 +608,13 @@ def test_more_than_two_stand_in_a_column(page: Page, tmp_path: Path) -> None:
     assert len(tops) == 4
     assert tops == sorted(set(tops))
     assert page.evaluate("Math.min(...timelines.map((each) => each.height))") > 60
+    # None is out of sight.
+    assert (
+        page.evaluate(
+            "Math.max(...timelines.map((each) => each.section.getBoundingClientRect().bottom))"
+        )
+        <= 800
+    )
 
 
 def test_a_run_stands_beside_its_prediction(page: Page, tmp_path: Path) -> None:

@@ -175,6 +175,16 @@ function bandColumn(image, column, sums, fills, row) {
     }
   }
 }
+// Each value with those beside it: of ops that are about as wide as a column, columns alone would make stripes that are
+// in no schedule.
+function mixNeighbours(values) {
+  let before = values[0];
+  for (let column = 0; column < values.length - 1; column++) {
+    const own = values[column];
+    values[column] = (before + 2 * own + values[column + 1]) / 4;
+    before = own;
+  }
+}
 // The mixtures of the colours of all columns.
 function denseRow(image, sums, fills, row) {
   const { width, data } = image;
@@ -187,6 +197,7 @@ function denseRow(image, sums, fills, row) {
       for (let column = 0; column < width; column++) values[column] += shares[column] * change;
     });
   });
+  parts.forEach(mixNeighbours);
   for (let column = 0; column < width; column++) {
     const at = column * 4;
     data[at] = parts[0][column];
