@@ -87,16 +87,18 @@ Object.assign(Timeline.prototype, {
     }
   },
 
-  // Of every column the share of each colour: those of ops first, then those of the causes of idle time.
+  // The colours of a rank, those of ops first, then those of the causes of idle time; and of each its share of every
+  // column.
   shares(rank, { first, stop }, columns) {
     const { schedule, view } = this, chunks = Math.max(...schedule.chunks) + 1;
     const kinds = Object.keys(schedule.kinds), base = kinds.length * chunks, errors = base + 1 + looks.causes.length;
     const most = errors + ERRORS.length;
     if (this.sums?.length !== most * columns) this.sums = new Float32Array(most * columns);
-    const { sums } = this;
+    const { sums } = this, isUsed = new Uint8Array(most);
     sums.fill(0);
     const { from } = view, { scale } = this;
     const add = (row, start, end) => {
+      isUsed[row] = 1;
       const a = Math.max((start - from) * scale, 0), b = Math.min((end - from) * scale, columns);
       let column = Math.floor(a);
       // Most are within one column.
@@ -107,9 +109,9 @@ Object.assign(Timeline.prototype, {
       for (; column < b; column++) sums[row * columns + column] += Math.min(b, column + 1) - Math.max(a, column);
     };
     const rowOf = kinds.reduce((rows, kind, index) => { rows[kind] = index * chunks; return rows; }, []);
-    const { kind, stage, start, end, chunks: chunkOf } = schedule;
+    const { kind, stage, start, end, chunks: chunkOf } = schedule, showsErrors = this.showsErrors();
     for (let box = first; box < stop; box++) {
-      const row = this.showsErrors() ? errors + this.errorOf(box) : rowOf[kind[box]] + chunkOf[stage[box]];
+      const row = showsErrors ? errors + this.errorOf(box) : rowOf[kind[box]] + chunkOf[stage[box]];
       add(this.chosen && this.isDim(box) ? base : row, start[box], end[box]);
     }
     if (view.causes) {
@@ -124,20 +126,22 @@ Object.assign(Timeline.prototype, {
     });
     fills.push(mixed(this.colours.muted, 0.25, this.colours.row), ...this.colours.causes.map(({ dense }) => dense));
     fills.push(...ERRORS.map(({ fill }) => fill));
-    return { sums, fills: fills.map(rgbOf) };
+    return fills.flatMap((fill, row) =>
+      isUsed[row] ? [{ fill: rgbOf(fill), shares: sums.subarray(row * columns, (row + 1) * columns) }] : []);
   },
 
   drawBands(rank, seen, y) {
     this.isDense = true;
-    const columns = Math.floor(this.width - this.left - this.right), { sums, fills } = this.shares(rank, seen, columns);
+    const columns = Math.floor(this.width - this.left - this.right), colours = this.shares(rank, seen, columns);
     const high = this.barHeight >= BAND ? Math.round(this.barHeight) : 1;
     const image = new ImageData(columns, high);
     const row = rgbOf(this.colours.row);
-    if (high === 1) denseRow(image, sums, fills, row);
-    else for (let column = 0; column < columns; column++) bandColumn(image, column, sums, fills, row);
+    if (high === 1) denseRow(image, colours, row);
+    else for (let column = 0; column < columns; column++) bandColumn(image, column, colours, row);
     // What lies in between is only a way onto the page, or into the SVG.
     this.strip ??= document.createElement("canvas");
-    Object.assign(this.strip, { width: columns, height: high });
+    // A canvas of the same size is not made anew.
+    if (this.strip.width !== columns || this.strip.height !== high) Object.assign(this.strip, { width: columns, height: high });
     this.strip.getContext("2d").putImageData(image, 0, 0);
     this.pen.imageSmoothingEnabled = false;
     this.pen.drawImage(this.strip, this.left, y, columns, this.barHeight);
@@ -159,12 +163,11 @@ Object.assign(Timeline.prototype, {
 });
 
 // The colours of a column on top of each other, each as high as its share.
-function bandColumn(image, column, sums, fills, row) {
+function bandColumn(image, column, colours, row) {
   const { width, height, data } = image;
   let done = 0, sum = 0;
-  for (let fill = 0; fill <= fills.length; fill++) {
-    const [red, green, blue] = fill < fills.length ? fills[fill] : row;
-    sum = fill < fills.length ? sum + sums[fill * width + column] : 1;
+  for (const { fill: [red, green, blue], shares } of [...colours, { fill: row }]) {
+    sum = shares ? sum + shares[column] : 1;
     const until = Math.min(Math.round(sum * height), height);
     for (; done < until; done++) {
       const at = (done * width + column) * 4;
@@ -186,17 +189,16 @@ function mixNeighbours(values) {
   }
 }
 // The mixtures of the colours of all columns.
-function denseRow(image, sums, fills, row) {
+function denseRow(image, colours, row) {
   const { width, data } = image;
   const parts = [0, 1, 2].map((part) => new Float32Array(width).fill(row[part]));
-  fills.forEach((fill, index) => {
-    const shares = sums.subarray(index * width, (index + 1) * width);
+  for (const { fill, shares } of colours) {
     parts.forEach((values, part) => {
       // So much of the row's own colour gives way.
       const change = fill[part] - row[part];
       for (let column = 0; column < width; column++) values[column] += shares[column] * change;
     });
-  });
+  }
   parts.forEach(mixNeighbours);
   for (let column = 0; column < width; column++) {
     const at = column * 4;
