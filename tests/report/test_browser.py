@@ -840,6 +840,12 @@ def test_the_legend_is_of_what_is_drawn(page: Page, tmp_path: Path) -> None:
     assert "memory: in higher rows" not in legend.inner_text()
 
 
+#: Where the text that goes on longest ends.
+WIDEST = (
+    "all => Math.max(...all.map((each) => each.getBBox().x + each.getBBox().width))"
+)
+
+
 def test_paper_has_what_is_seen_and_nothing_else(page: Page, tmp_path: Path) -> None:
     """What is saved ends below its legend, and what is printed fits on its sheet, in black on white."""
     page.emulate_media(color_scheme="dark")
@@ -864,8 +870,14 @@ def test_paper_has_what_is_seen_and_nothing_else(page: Page, tmp_path: Path) -> 
     assert not page.locator("canvas").first.is_visible()
     assert page.locator("#print svg > rect").first.get_attribute("fill") == "#ffffff"
     assert page.locator("#print text", has_text="rank 3").count() == 1
+    # No title is cut.
+    assert page.locator("#print text").evaluate_all(WIDEST) <= 1040
     page.emulate_media(media="screen")
     assert page.locator("header").is_visible()
+    view(page, tmp_path, program("zb_h1"), program("zb_v"))
+    page.emulate_media(media="print")
+    page.locator("#print svg").wait_for()
+    assert page.locator("#print text").evaluate_all(WIDEST) <= 1040
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -14,8 +14,9 @@ function exported(pen) {
     pen.fillStyle = ink;
     pen.textAlign = "left";
     pen.textBaseline = "middle";
-    pen.font = `600 13px ${FONT}`;
-    pen.fillText(`${timeline.schedule.title}: ${timeline.schedule.figures}`, 8, top + TITLE / 2 + 2);
+    const title = `${timeline.schedule.title}: ${timeline.schedule.figures}`;
+    pen.font = `600 ${sizeOf(title, width)}px ${FONT}`;
+    pen.fillText(title, 8, top + TITLE / 2 + 2);
     pen.fillStyle = timeline.colours.needs;
     pen.font = `12px ${FONT}`;
     timeline.schedule.wrong.forEach((text, line) => pen.fillText(text, 8, top + TITLE + LINE * line + LINE / 2));
@@ -28,6 +29,10 @@ function exported(pen) {
   exportLegend(pen, top + 6, width);
 }
 
+// The size of the letters of a title that is to be seen as a whole: letters of 1 are at most so wide on average.
+function sizeOf(title, width) {
+  return Math.max(Math.min(13, Math.floor((width - 16) / (0.67 * title.length) * 2) / 2), 8);
+}
 // The height of a title, and of the claims below it that do not hold.
 function headOf(timeline) {
   return TITLE + LINE * timeline.schedule.wrong.length;
