@@ -59,7 +59,8 @@ def _check_without_options(options: argparse.Namespace, file: str) -> None:
 def _recorded(run: Any) -> Picture:
     from schedlang.report.views import lay_out
 
-    return lay_out(run.plan, run.execution())
+    notes = tuple(extra("measured").notes_of(run))
+    return evolve(lay_out(run.plan, run.execution()), notes=notes)
 
 
 def _simulated(options: argparse.Namespace, files: list[str]) -> list[Picture]:

@@ -184,9 +184,15 @@ class Schedule {
   }
   // What stands on a box: its microbatch; with several pipelines also which of them, if there is room.
   label(box) { return this.look(box).step ? "U" : this.labels[this.unit[box]]; }
-  longLabel(box) { return this.pipelines.length > 1 && !this.look(box).step ? this.tags[this.stage[box]] + this.label(box) : ""; }
+  longLabel(box) {
+    const timeline = this.pair, ratio = timeline.showsErrors() ? this.ratio(box) : undefined;
+    if (ratio !== undefined) return `${this.label(box)} ${signed(ratio - 1)}`;
+    return this.pipelines.length > 1 && !this.look(box).step ? this.tags[this.stage[box]] + this.label(box) : "";
+  }
 
   time(value, like) { return timeText(value, this.seconds, like); }
+  // A time on the axis, which takes more digits than how long something takes.
+  moment(value) { return timeText(value, this.seconds, value, 5); }
   amount(value) { return amountText(value, this.memoryUnit); }
 
   // The box of a row that runs at a time; marks without a length count while they are `near`.
@@ -214,7 +220,7 @@ class Schedule {
     if (pipelines.length > 1) parts.push(`pipeline ${pipeline[0]}`);
     if (!this.look(box).step) parts.push(`microbatch ${this.flight(box).name}`);
     if (slices > 1 && !this.look(box).step) parts.push(`slice ${this.unit[box] % slices}`);
-    const facts = [`${this.time(start, end)} to ${this.time(end)}, takes ${this.time(end - start)}`];
+    const facts = [`${this.moment(start)} to ${this.moment(end)}, takes ${this.time(end - start)}`];
     if (versions.length) facts.push(`weights version ${this.version[box]}`);
     facts.push(`memory ${this.amount(this.held(rank, start))} held as it starts`);
     const lot = this.critical[box] ? ["on the critical path"] : [];
@@ -233,6 +239,7 @@ class Schedule {
 
   // What the other of two schedules has to say of a box.
   difference(box) {
+    if (this.role) return this.timeDifference(box);
     if (this.mark[box] === SAME) return [];
     if (this.mark[box] !== MOVED) return ["only in this schedule"];
     const { other: { schedule: other } } = this.pair, isOp = box < this.firstCopy, word = this.word(box);
