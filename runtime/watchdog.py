@@ -91,6 +91,10 @@ def _install_hook() -> None:
         sys.excepthook = partial(_report_uncaught, hook)
 
 
+# A script may end before it has a pipeline, such as by a plan file that is not there.
+_install_hook()
+
+
 def after_another() -> PipelineError:
     """The error of a pipeline in a process in which another pipeline has failed."""
     return PipelineError(
