@@ -99,7 +99,8 @@ class _Place:
 
     def put(self, tensor: Tensor) -> None:
         """Have a tensor in place of the weight."""
-        self.module._parameters.pop(self.name, None)
+        if hasattr(self.module, self.name):
+            delattr(self.module, self.name)
         self.module.__dict__[self.name] = tensor
 
 
