@@ -663,6 +663,18 @@ def test_a_run_stands_beside_its_prediction(page: Page, tmp_path: Path) -> None:
     assert violations(page) == []
 
 
+def test_late_messages_explain_a_run(page: Page, tmp_path: Path) -> None:
+    plan = schedlang.load("1f1b")
+    took = Costs(forward_times=[1000], backward_times=[2000], p2p_time=500)
+    run = recorded_as(tmp_path / "run.json", plan, took, took)
+    view(page, tmp_path, program("1f1b"), str(run))
+    (note,) = page.locator(".notes li").all_inner_texts()
+    # Of its eight backwards, one is there when rank 0 comes to it; the others are half a
+    # millisecond on their way while it waits.
+    assert note == "messages to rank 0 come 3.5 ms later than predicted, added up"
+    assert page.evaluate("timelines[1].errorOf(0)") == 2
+
+
 #: The controls that are less than 32 pixels high or wide.
 SMALL = """[...document.querySelectorAll('button, input, select, summary')]
     .filter((each) => each.checkVisibility())
