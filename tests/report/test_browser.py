@@ -412,7 +412,7 @@ def test_stages_take_their_share_of_the_model(page: Page, tmp_path: Path) -> Non
     share = "a stage is 1/8 of the model and takes 1/2 of the time of 1/4"
     assert f"makespan 25.5, 5.9% idle; {share}" in titles[1]
     assert (
-        page.evaluate("timelines.map((each) => each.schedule.axis)")
+        page.evaluate("timelines.map((each) => each.schedule.unitText)")
         == ["of 1/4 model"] * 2
     )
     view(page, tmp_path, program("zb_h1"), program("zb_v"), "--unit", "stage")
