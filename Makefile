@@ -7,6 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo example test checks core large test-torch test-browser test-editor test-clusters titan site pages newcomer faults
 .PHONY: explore explore-verifier explore-formatting explore-ranks explore-damage explore-streams explore-trainings explore-models explore-fuzz
+.PHONY: explore-transformers
 .PHONY: models mutation gpu bench regenerate measure
 
 # Two schedules train a small GPT on 4 processes; each is compared with one process.
@@ -141,6 +142,8 @@ faults: .venv/installed
 #   trainings   30 steps of the command with every program of the gallery
 #   models      random models with tensors of every kind between stages, and in random loops of
 #               training, against one process: 3,800 and 1,200. BLOCKS=0..10 does a tenth
+#   transformers  all language models of transformers, cut by split from tiny configs, against one
+#               process; then docs/reports/transformers.md
 #   fuzz        any bytes as a program and as a plan, following the branches of the compiler (atheris)
 explore: explore-$(or $(WHAT),verifier)
 
@@ -171,6 +174,10 @@ explore-trainings: .venv/installed
 explore-models: BLOCKS ?= 0..100
 explore-models: .venv/installed
 	$(BIN)/pytest -n 2 --dist worksteal tests/models/test_between.py tests/models/test_loops.py --blocks $(BLOCKS)
+
+explore-transformers: .venv/installed
+	$(BIN)/pytest -n 2 --dist worksteal -m transformers tests/models/test_tiny_models.py --rows build/transformers; \
+	    status=$$?; $(BIN)/python -m tools.pages transformers && exit $$status
 
 FUZZ_SECONDS ?= 600
 explore-fuzz: .venv/installed

@@ -29,6 +29,7 @@ FROM_RUNS = {
     "models": "tools.pages.models",
     "mutation": "tools.pages.mutation",
     "proved": "tools.pages.proved",
+    "transformers": "tools.pages.transformers",
     "verification": "tools.pages.verification",
 }
 
