@@ -1,14 +1,14 @@
-"""What a process does from the moment at which it or another rank fails, until it ends.
+"""How a process ends after it or another rank has failed.
 
-Of all ranks, one is the first to write the cause into the store: its own error, the signal that
-ends it, or what it finds where it has waited for too long. For that it follows the waits from
+One rank is the first to write the cause into the store: its own error, the signal that ends it, or
+the fault that it finds after it has waited for too long. To find that, it follows the waits from
 heartbeat to heartbeat, to the rank for which all others wait in the end:
 
     rank 0 waits for rank 1 waits for rank 2, which computes       they wait for as long as it takes
     rank 0 waits for rank 1 waits for rank 2, which stands still   rank 2 is at fault
 
-All other ranks keep their tracebacks in a file and end. The one that wrote the cause ends last, and
-prints the report (`failure_report.py`).
+All other ranks write their tracebacks to a file and end. The rank that wrote the cause ends last,
+and prints the report (`failure_report.py`).
 """
 
 import os
@@ -54,13 +54,13 @@ else:
 
 E = TypeVar("E", bound=BaseException)
 
-#: Keys of the store: how many ranks have said their last word, and where the cause was printed.
+#: Keys of the store: the number of ranks that have finished, and where the cause was printed.
 _OUT = "out"
 _SAID = "said"
 
-#: Set when the main thread has told the other ranks of an error. The script may still go on.
+#: Set when the main thread has told the other ranks of an error. The script may still continue.
 _has_told = threading.Event()
-#: The attribute by which this error is known.
+#: An attribute that marks this error.
 _TOLD = "_told_all_ranks"
 
 
@@ -76,7 +76,7 @@ def report_uncaught(
     file with the tracebacks; and of a wrong plan or program, also before there is a pipeline.
     """
     if hasattr(error, _TOLD):
-        # The report of KeyboardInterrupt has been printed, that of a PipelineError is its text.
+        # The report of KeyboardInterrupt was printed already; that of a PipelineError is its text.
         if isinstance(error, PipelineError):
             say(str(error))
         is_reported = True
@@ -85,7 +85,7 @@ def report_uncaught(
     else:
         is_reported = isinstance(error, CompileError) and report_mistake(error)
     if is_reported:
-        # It may do more than print: some send the error to a service.
+        # Call the earlier hook without its output, since some hooks send the error to a service.
         with redirect_stderr(StringIO()):
             before(kind, error, traceback)
     else:
@@ -93,7 +93,7 @@ def report_uncaught(
 
 
 def _told(error: E) -> E:
-    """An error of which the other ranks are told."""
+    """Mark an error of which the other ranks were told."""
     _has_told.set()
     setattr(error, _TOLD, True)
     return error
@@ -105,7 +105,7 @@ def read_cause(store: Any) -> Cause:
 
 
 class Failure:
-    """How a process ends whose `watchdog` has seen that something is wrong."""
+    """Ends a process after its `watchdog` has noticed a failure."""
 
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
@@ -117,36 +117,35 @@ class Failure:
         self._rank = watchdog.rank
         self._name = watchdog.name
         self._count = dist.get_world_size()
-        #: Whether this rank was the first to tell a cause; and whether the store is gone.
+        #: Whether this rank was the first to write a cause; and whether the store is gone.
         self._is_first_cause = False
         self._has_lost_store = False
-        #: Of ranks that were silent, the last heartbeats, and since when there was none.
+        #: For silent ranks, the last heartbeat, and since when there was no other.
         self._heard: dict[int, tuple[Heartbeat | None, float]] = {}
 
     def tell_all(self, error: Exception) -> PipelineError:
-        """Tell all ranks of an error that the main thread has met; gives the error to raise.
+        """Tell all ranks of an error in the main thread; return the error to raise.
 
-        Where another rank has failed before, that is the cause: it is printed, and the process
-        ends.
+        If another rank has failed before, that is the cause: it is printed, and the process ends.
         """
         if self._watchdog.is_closed:
             raise after_another() from error
-        # If the thread has begun to end the process, the main thread stays here until it does.
+        # If the watchdog's thread is ending the process, the main thread waits here until it has.
         if not ENDING.acquire(timeout=10 * GRACE):
             raise after_another() from error
         if isinstance(error, LostRank):
-            # A message to several ranks broke: those that still write heartbeats are not the cause.
+            # If a message to several ranks broke, ranks that write heartbeats are not the cause.
             if len(error.ranks) > 1:
                 error.ranks = {
                     *self._ask(partial(self._silent, error.ranks), ())
                 } or error.ranks
             self._watchdog.waits_for = tuple(sorted(error.ranks))
         cause = self.cause_of_error(self._deeper(error))
-        # Another rank was first with its cause, of which this error is a consequence.
+        # If another rank was first, this error is a consequence of its cause.
         if not self._is_first_cause:
             self.leave(cause, error)
         self._watchdog.stop_thread()
-        # From here on the main thread ends by itself: the script may catch the error and tidy up.
+        # From here on only the main thread ends the process; the script may catch the error.
         self._signals.let_finish(GRACE)
         if isinstance(error, LostRank):
             self._count_out()
@@ -157,12 +156,12 @@ class Failure:
         return told
 
     def abandon(self, error: BaseException) -> None:
-        """Tell all ranks that the main thread leaves a step for what is no error of the
-        pipeline.
+        """Tell all ranks that the main thread leaves a step by an exception that is not the
+        pipeline's.
         """
         if self._watchdog.is_closed or not ENDING.acquire(blocking=False):
             return
-        # Not yet the end of the process, which may catch it and tidy up.
+        # The script may catch the exception and clean up before the process ends.
         self._watchdog.stop_thread()
         self._signals.let_finish(GRACE)
         self.tell(error)
@@ -174,12 +173,12 @@ class Failure:
         self._count_out()
 
     def end_with(self, error: BaseException) -> bool:
-        """Report an error of the script that nobody has caught, unless an error before it has ended
-        the run; whether this one has.
+        """Report an uncaught error of the script, unless an earlier error has ended the run; return
+        whether this one has.
         """
         if _has_told.is_set():
             return False
-        # If the thread has begun to end the process, the main thread stays here until it does.
+        # If the watchdog's thread is ending the process, the main thread waits here until it has.
         if self._watchdog.is_closed or not ENDING.acquire(timeout=10 * GRACE):
             return False
         self._watchdog.stop_thread()
@@ -188,8 +187,8 @@ class Failure:
         return True
 
     def _deeper(self, error: Exception) -> Exception:
-        """The reason behind a lost connection: the other rank may have ended because it lost the
-        store, and then this one has lost it as well.
+        """The error behind a lost connection: the peer may have ended because it lost the store,
+        and then this rank has lost the store, too.
         """
         if isinstance(error, LostRank) and 0 not in error.ranks:
             try:
@@ -204,7 +203,7 @@ class Failure:
         if isinstance(error, KeyboardInterrupt):
             return f"{self._name} was interrupted{self._watchdog.place()}"
         place = "" if self._watchdog.action is None else self._watchdog.place()
-        # gloo's messages begin with a line of its own source, and end with advice.
+        # gloo's messages begin with a place in its source, and end with advice.
         reason = re.sub(
             r"^\[[^]]*\] |\. This is typically.*", "", str(error).split("\n", 1)[0]
         )
@@ -230,7 +229,9 @@ class Failure:
         )
 
     def _uneven(self, ranks: Iterable[int]) -> str:
-        """What is to be said of ranks whose script has ended where this one makes another step."""
+        """A hint for the cause if the script of a lost rank has ended, and this one makes another
+        step.
+        """
         for rank in ranks:
             last = self._ask(partial(self._heartbeats.of, rank))
             if last is not None and last.place == f" {AT_END}":
@@ -241,23 +242,23 @@ class Failure:
         return ""
 
     def cause_of_error(self, error: BaseException) -> Cause:
-        """Make an error the cause, if there is none yet; the cause."""
+        """Make an error the cause, if there is none yet; return the cause."""
         return self._publish(self._explain(error))
 
     def without_store(self, error: RuntimeError) -> Cause:
-        """The cause where the thread of the watchdog has lost the store."""
+        """The cause if the watchdog's thread has lost the store."""
         self._has_lost_store = True
         return self.cause_of_error(error)
 
     def cause_of_signal(self, signals: bytes) -> Cause | None:
-        """The cause where this process ends for a signal, and no other rank has told one."""
+        """The cause if a signal ends this process, and no other rank has written one."""
         if SIGINT in signals and self._is_stuck():
             return self._publish(
                 f"{self._name} was interrupted{self._watchdog.place()}"
             )
         if SIGTERM in signals:
-            # A launcher sends SIGTERM when another rank has died; those who knew that rank may yet
-            # say so.
+            # A launcher sends SIGTERM when another rank has died; the peers of that rank may still
+            # write it as the cause.
             wait_until(self._has_cause, GRACE / 2)
             if not self._has_cause():
                 return self._publish(
@@ -266,7 +267,7 @@ class Failure:
         return None
 
     def cause_of_wait(self) -> Cause | None:
-        """The cause where this rank has waited for too long, if a rank is at fault for that."""
+        """The cause if this rank has waited for too long, and some rank is at fault."""
         fault = self._find_fault()
         return self._publish(fault) if fault else None
 
@@ -274,19 +275,17 @@ class Failure:
         return bool(self._store.check([CAUSE]))
 
     def _publish(self, message: str) -> Cause:
-        """Make this the cause, if there is none yet; the cause."""
+        """Make this message the cause, if there is none yet; return the cause."""
         own = Cause.new(message).text()
         cause = Cause.read(
             self._ask(partial(self._store.compare_set, CAUSE, "", own), own)
         )
-        # Two threads of this process may have found the same.
+        # Two threads of this process may have found the same cause.
         self._is_first_cause = cause.message == message
         return cause
 
     def _ask(self, call: Callable[[], Any], otherwise: Any = None) -> Any:
-        """Do something with the store, but not once it is gone: each time torch would print a page
-        about it.
-        """
+        """Call the store, unless it is gone: torch prints a page for every failed call."""
         if not self._has_lost_store:
             try:
                 return call()
@@ -299,13 +298,13 @@ class Failure:
         self._say(cause, error)
         self._count_out()
         if self._rank == 0:
-            # The store may be in this process, so the others go first.
+            # The store may be in this process, so the others end first.
             self._until_out(self._count)
         os._exit(1)
 
     def _say(self, cause: Cause, error: BaseException | None) -> None:
-        """Print the report, if this rank has found the cause; otherwise the cause, once for each
-        place where the report is not read.
+        """Print the report if this rank has found the cause. Otherwise print the cause, once for
+        each terminal or file to which the report does not go.
         """
         if self._is_first_cause:
             say(self._report(cause, error))
@@ -319,11 +318,11 @@ class Failure:
             say(f"{self._name}: stopped: {cause.message}")
 
     def _report(self, cause: Cause, error: BaseException | None) -> str:
-        """The cause, the lines of the script that met it, and what all ranks were doing when they
-        ended.
+        """The cause, the lines of the script that led to it, and what all ranks were doing when
+        they ended.
 
-        That is known when all others have ended. They end first also because a launcher kills the
-        rest as soon as it sees that one process has ended.
+        So all other ranks must end first; also, a launcher kills the rest as soon as one process
+        has ended.
         """
         heartbeat = self._watchdog.heartbeat(ended=True)
         keep_traceback(cause, self._name, error)
@@ -336,16 +335,16 @@ class Failure:
         return "\n  ".join([*lines, f"tracebacks of all ranks: {cause.tracebacks}"])
 
     def _count_out(self) -> None:
-        """Count this rank among those that have said their last word."""
+        """Count this rank among those that have finished."""
         self._ask(lambda: self._store.add(_OUT, 1))
 
     def _until_out(self, ranks: int) -> None:
-        """Wait until so many ranks have said their last word, or are known to be gone."""
+        """Wait until this many ranks have finished, for a limited time."""
         self._ask(lambda: wait_until(lambda: self._store.add(_OUT, 0) >= ranks, GRACE))
 
     def _is_stuck(self) -> bool:
-        """Whether the main thread stays at one action of a step: then its KeyboardInterrupt, which
-        waits for the end of a call, does not come.
+        """Whether the main thread is stuck in one action of a step: then its KeyboardInterrupt,
+        which needs the call to return, does not come.
         """
         before = self._watchdog.heartbeat()
         goes_on = wait_until(
@@ -358,8 +357,8 @@ class Failure:
         return before.action is not None and not goes_on
 
     def _find_fault(self) -> str | None:
-        """Follow the waits from rank to rank, to one that waits for none; the cause in words, if
-        that rank stands still.
+        """Follow the waits from rank to rank, to a rank that waits for none; return the cause in
+        words if that rank stands still.
         """
         waited = f"{self._name} has waited {self._timeout:g} s{self._watchdog.place()}"
         rank = self._rank
@@ -369,7 +368,7 @@ class Failure:
             if silent := self._silent(others):
                 told = f"{self._name_of(silent[0])} does not answer: {waited}"
                 return told if any(map(self._is_silent_for_long, silent)) else None
-            # If there are several, they are replicas, which do the same: all wait for the slowest.
+            # Several ranks are replicas with the same actions, which all wait for the slowest one.
             now = {other: self._heartbeats.of(other) or heartbeat for other in others}
             rank = min(now, key=lambda other: now[other].progress)
             heartbeat = now[rank]
@@ -383,8 +382,8 @@ class Failure:
         return stuck if rank == self._rank else f"{stuck}: {waited}"
 
     def _is_silent_for_long(self, rank: int) -> bool:
-        """Whether a rank is silent for longer than a call may take that lets no other thread of
-        Python run, if it is in an op.
+        """Whether a rank is silent for too long. In an op, it may be silent for as long as the
+        time-out, since a call may block Python's other threads.
         """
         last = self._heartbeats.of(rank)
         before, since = self._heard.get(rank, (None, 0.0))
@@ -394,8 +393,8 @@ class Failure:
         return not (last and last.is_in_op) or monotonic() - since > self._timeout
 
     def _silent(self, ranks: Iterable[int]) -> list[int]:
-        """Those of some ranks whose heartbeat has stopped. This rank goes on with its own, since
-        others may look for it.
+        """The ranks among these whose heartbeats have stopped. Meanwhile this rank posts its own,
+        since others may check it.
         """
         before = {each: self._heartbeats.of(each) for each in ranks}
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind when it fails: one report, and a file with the tracebacks of all ranks.
+"""The output of a failed run: one report, and a file with the tracebacks of all ranks.
 
     rank 1 failed at 1F1 (1f1b.sched:8): ValueError: a mask of 8 rows       the cause
       model.py:28, in attend: raise ValueError(…)                           lines of the script
@@ -7,10 +7,10 @@
       tracebacks of all ranks: /tmp/schedlang-4f1c09aa.txt
 
 The rank that finds the cause prints the report. Ranks that print to the same terminal or file add
-nothing to it; elsewhere, as on another node, one rank prints the cause in one line.
+nothing. Elsewhere, for example on another node, one rank prints the cause in one line.
 
-torchrun prints a summary of its own behind the report, which names the process that ended first.
-Processes of torchrun leave the cause in its error files, so that the summary shows it.
+torchrun prints its own summary after the report, which names the process that ended first.
+Processes of torchrun write the cause to its error files, so that the summary shows it.
 """
 
 import json
@@ -28,10 +28,10 @@ from pathlib import Path
 import torch
 from attrs import asdict, frozen
 
-#: The most lines of a script that a report shows, the innermost ones.
+#: The limit of lines of the script in a report; the innermost ones are shown.
 _SHOWN = 3
 
-#: Where code stands that is not the script's.
+#: Folders of code that is not the script's.
 _LIBRARIES = tuple(
     f"{folder}{os.sep}"
     for folder in (Path(__file__).parents[1], Path(torch.__file__).parent)
@@ -40,8 +40,8 @@ _LIBRARIES = tuple(
 
 @frozen
 class Cause:
-    """Why a run ends, in one line; where the rank prints that has found it; and the path of the
-    file to which every rank adds its traceback.
+    """The cause of a failure in one line; where the rank that has found it prints (`stderr`); and
+    the path of the file to which every rank adds its traceback.
     """
 
     message: str
@@ -60,7 +60,7 @@ class Cause:
         return cls(**json.loads(text))
 
     def text(self) -> str:
-        """What other processes read."""
+        """The text that other processes read."""
         return json.dumps(asdict(self))
 
 
@@ -74,7 +74,7 @@ def stderr_of_process() -> str:
 
 
 def lines_of_script(error: BaseException | None) -> list[str]:
-    """The innermost lines in which this process met an error, without those of torch and ours."""
+    """The innermost lines of the script in which this process met an error."""
     frames = [
         frame
         for frame in _frames(error)
@@ -87,17 +87,17 @@ def lines_of_script(error: BaseException | None) -> list[str]:
 
 
 def keep_traceback(cause: Cause, rank: str, error: BaseException | None) -> None:
-    """Add where the main thread of this rank is, and the error that it has met, to the file."""
+    """Add the stack of this rank's main thread, and its error, to the file of tracebacks."""
     own = "".join(traceback.format_list(_frames(None)))
     met = "" if error is None else "".join(traceback.format_exception(error))
     with suppress(OSError), open(cause.tracebacks, "a", encoding="utf-8") as file:
-        # In one write, so that it does not mix with those of other ranks.
+        # One write, so that it does not mix with those of other ranks.
         file.write(f"=== {rank}: {cause.message}\n{own}{met}\n")
     tell_torchrun(cause.message)
 
 
 def tell_torchrun(message: str) -> None:
-    """Leave the cause where torchrun looks for the error of this process."""
+    """Write the cause to the error file that torchrun reads for this process."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and not os.path.exists(path):
         more = {"py_callstack": message, "timestamp": str(int(time.time()))}
@@ -108,7 +108,7 @@ def tell_torchrun(message: str) -> None:
 
 
 def _frames(error: BaseException | None) -> list[traceback.FrameSummary]:
-    """Where the main thread is, outermost frame first, and then where it met the error."""
+    """The stack of the main thread, outermost frame first, and then that of the error."""
     main = threading.main_thread().ident
     stack = traceback.extract_stack(sys._current_frames().get(main or 0))
     frames = [frame for frame in stack if frame.filename != __file__]
@@ -119,6 +119,6 @@ def _frames(error: BaseException | None) -> list[traceback.FrameSummary]:
 
 
 def _shortened(path: str) -> str:
-    """A path relative to the working directory, if it is inside."""
+    """The path relative to the working directory, if it is inside."""
     relative = os.path.relpath(path)
     return path if relative.startswith(os.pardir) else relative
