@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from schedlang.extras.noise.runs import Delays as Delays
     from schedlang.extras.noise.runs import Runs as Runs
     from schedlang.extras.noise.scripts import simulate_runs as simulate_runs
+    from schedlang.extras.plots.plot_scripts import Plot as Plot
+    from schedlang.extras.plots.plot_scripts import plot as plot
     from schedlang.extras.prove.pieces.prover import prove_for_all as prove_for_all
     from schedlang.extras.prove.result import Law as Law
     from schedlang.extras.prove.result import Proof as Proof
@@ -67,6 +69,7 @@ _MODULES = {
     "ParameterError": "diagnostics.diagnostic",
     "Pipeline": "schedule.layout",
     "Plan": "plan.plan",
+    "Plot": "extras.plots.plot_scripts",
     "Proof": "extras.prove.result",
     "Runs": "extras.noise.runs",
     "Schedule": "schedule.schedule",
@@ -76,6 +79,7 @@ _MODULES = {
     "compile": "compiler",
     "load": "python.sweep",
     "open_plan": "plan.reader",
+    "plot": "extras.plots.plot_scripts",
     "prove": "proof.prove",
     "prove_for_all": "extras.prove.pieces.prover",
     "read_costs": "schedule.costs",

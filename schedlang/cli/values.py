@@ -189,6 +189,20 @@ def device(text: str) -> str:
     return one_of(*DEVICES)(text)
 
 
+def width(text: str) -> int | str:
+    """How wide a picture is: pixels, or a `column` or a `page` of a paper."""
+    if text.isdecimal():
+        return count(text)
+    from schedlang.report.views.svg import WIDTHS
+
+    return one_of(*WIDTHS)(text)
+
+
+def kind_of_plot(text: str) -> str:
+    """What `schedc view --plot` draws."""
+    return one_of(*extra("plots.plot_rows").PLOTS)(text)
+
+
 def dialect(text: str) -> str:
     """The dialect of tables that a version of torch reads."""
     from schedlang.plan.torch_tables import dialect_of

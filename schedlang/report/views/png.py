@@ -1,12 +1,9 @@
-"""A picture as a PNG: the SVG, drawn by resvg."""
+"""An SVG as a PNG, drawn by resvg."""
 
-from attrs import evolve
-
-from schedlang.report.views.picture import WHOLE, Part, Picture
-from schedlang.report.views.svg import FONTS, svg
+from schedlang.report.views.svg import FONTS
 
 #: Pixels of the image for one of the SVG, so that it is sharp on paper and on fine screens.
-_ZOOM = 2.0
+ZOOM = 2.0
 #: An image with one letter, or without any.
 _LETTER = (
     f'<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20" font-family="{FONTS}">'
@@ -14,8 +11,8 @@ _LETTER = (
 )
 
 
-def png(picture: Picture, part: Part = WHOLE) -> bytes:
-    """The content of the file, with a part of a picture whose width is in pixels of the image.
+def png_of(picture: str) -> bytes:
+    """The content of the file, of an SVG.
 
     ImportError says what is missing: the package that draws, or a font for the numbers.
     """
@@ -28,6 +25,4 @@ def png(picture: Picture, part: Part = WHOLE) -> bytes:
         raise ImportError(
             f"a PNG needs a font of these on this machine: {FONTS}; Debian has fonts-dejavu-core"
         )
-    if part.width is not None:
-        part = evolve(part, width=round(part.width / _ZOOM))
-    return svg_to_bytes(svg(picture, part), zoom=_ZOOM)
+    return svg_to_bytes(picture, zoom=ZOOM)
