@@ -1,7 +1,9 @@
 """Views: one picture of an execution, and what each format makes of it."""
 
 import json
+import os
 import re
+import subprocess
 import sys
 import zlib
 from base64 import b64decode
@@ -600,6 +602,102 @@ def test_terminal(path: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> 
         stage, behind = "[a-z]*", "[A-Za-z ─+·│]"
     word = rf"{stage}[A-Z]+[0-9]+(\.[0-9]+)?"
     assert not [row for row in rows if re.search(rf"{word}(?!([0-9.]|{behind}))", row)]
+
+
+@pytest.mark.core
+def test_several_schedules_in_the_terminal_have_one_axis(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Below each other, on one scale of time: ticks of each stand at the same columns."""
+    monkeypatch.setenv("COLUMNS", "120")
+    pictures = [drawn("1f1b"), drawn("zb_h1"), drawn("dualpipe")]
+    text = view(pictures, colour=False)
+    heads = [f"{picture.title}: {picture.figures}" for picture in pictures]
+    assert [line for line in text.splitlines() if line in heads] == heads
+    axes = [line for line in text.splitlines() if line.lstrip().startswith("time ")]
+    ticks = [axis.split()[1:] for axis in axes]
+    assert ticks[0] == ["0", "5", "10", "15", "20", "25", "30"]
+    assert ticks[1] == ticks[2] == ticks[0][:-1]
+    assert axes[0].startswith(axes[1].rstrip())
+    # A forward of one unit is as wide everywhere; 10 begins at the column of the axis' 10.
+    rows = [line for line in text.splitlines() if line.startswith("rank 0")]
+    widths = [row.index("F1") - row.index("F0") for row in rows]
+    assert len(set(widths)) == 1
+    assert axes[0].index("10") - axes[0].index("0") == 10 * widths[0]
+    assert text.count("F forward") == 1
+
+
+def test_ops_that_run_as_one_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    picture = drawn("dualpipe")
+    text = view([picture], colour=False)
+    groups = Counter(
+        (box.rank, box.overlap) for row in picture.ops for box in row if box.overlap
+    )
+    rows = "".join(line for line in text.splitlines() if line.startswith("rank"))
+    assert rows.count("+") == sum(count - 1 for count in groups.values())
+    assert re.search(r"d?F3─*\+uB1", rows)
+    assert "+ run as one" in text
+    assert "+" not in view([drawn("1f1b")], colour=False)
+
+
+@pytest.mark.core
+def test_ascii_stands_in_where_the_locale_has_no_more(tmp_path: Path) -> None:
+    """Frame, idle time and the rest of an op stay three different characters."""
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "COLUMNS": "100"}
+    environment |= {"PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    words = ["view", str(PROGRAMS / "1f1b.sched")]
+    command = [sys.executable, "-m", "schedlang", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    text = done.stdout.decode("ascii")
+    assert "rank 1 |..F0F1F2........B0- F3B1- " in text
+    assert "?" not in text
+
+
+def test_stills_of_several_schedules_have_one_axis_and_one_legend() -> None:
+    pictures = [drawn("1f1b"), drawn("dualpipe")]
+    root = ElementTree.fromstring(svg(*pictures, part=Part(font="Times", memory=True)))
+    assert root.attrib["font-family"].startswith("Times, ")
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    titles = [f"{picture.title}: {picture.figures}" for picture in pictures]
+    assert [text for text in texts if text in titles] == titles
+    assert texts.count("time") == 1
+    assert texts.count("F: forward") == 1
+    assert texts.count("down(0), up(3)") == 1
+    widths = {
+        each.attrib["width"]
+        for group in root.iter(f"{SVG}g")
+        for each in group.iter(f"{SVG}rect")
+        if group.attrib["fill"] == palette.fill(Kind.F, 0, 1)
+    }
+    assert len(widths) == 1
+    plain_root = ElementTree.fromstring(svg(*pictures, part=Part(legend=False)))
+    assert "F: forward" not in [text.text for text in plain_root.iter(f"{SVG}text")]
+    assert float(plain_root.attrib["height"]) < float(root.attrib["height"])
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+@pytest.mark.parametrize("width", ["column", "page"])
+def test_a_still_in_a_paper_has_all_text_within_it(path: Path, width: str) -> None:
+    """And no paper beside what is drawn: the rows reach the right edge, the legend the lower one."""
+    root = ElementTree.fromstring(svg(drawn(path.stem), part=Part(width=width)))
+    wide, high = (float(root.attrib[name]) for name in ("width", "height"))
+    lowest = 0.0
+    for text in root.iter(f"{SVG}text"):
+        x, y = float(text.attrib["x"]), float(text.attrib["y"])
+        size = 4.0 if text.get("font-size") == "8" else 5.0
+        room = size * len(text.text or "")
+        anchor = text.get("text-anchor")
+        if anchor == "end":
+            assert x - room >= 0
+        elif text.get("font-weight") == "600" or (text.text or "")[:2] in ("F:", "B:"):
+            assert x + room <= wide
+        assert 0 <= y <= high
+        lowest = max(lowest, y)
+    assert high - lowest <= 12
+    rows = [each for each in root.iterfind(f"{SVG}rect") if each.get("stroke")]
+    right = max(float(each.attrib["x"]) + float(each.attrib["width"]) for each in rows)
+    assert wide - right <= 12
 
 
 def test_where_ops_are_narrower_than_a_column_there_are_shares(

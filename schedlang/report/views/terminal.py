@@ -351,11 +351,12 @@ def _axis(rows: Sequence[_Row], frame: _Frame) -> list[str]:
         word = unit_of(frame.span * frame.seconds)
         unit = SECONDS[word] / frame.seconds
         name = PRINTED[word]
-    step = round_step(frame.span / unit, max(frame.columns // _TICK, 1))
+    step = round_step(frame.span / unit, max(frame.columns // _TICK, 2))
     line = ""
     for tick in range(floor(frame.span / unit / step + ROUNDING) + 1):
         column = round(tick * step * unit * frame.scale)
-        line = f"{line:<{column}}{tick * step:.6g}"
+        if not line or len(line) < column:
+            line = f"{line:<{column}}{tick * step:.6g}"
     return [f"{name:>{_left(rows)}} {line}"]
 
 
