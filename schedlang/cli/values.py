@@ -3,6 +3,7 @@
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 
+from schedlang.cli.extra import extra
 from schedlang.cli.usage import WRITERS, near
 
 #: What `run` can train with.

@@ -77,7 +77,7 @@ def at_shares(
     unit: str = MODEL,
     ideal: bool = False,
 ) -> list[tuple[Execution, Share | None]]:
-    """Executions of plans at some costs as they are on one axis, and what their stages are there."""
+    """Executions of plans at some costs as they are on one axis, and what stages are there."""
     plans = [execution.schedule for execution in executions]
     found: list[tuple[Execution, Share | None]] = []
     for execution, plan, share in zip(

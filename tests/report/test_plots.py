@@ -83,11 +83,26 @@ def test_the_frontier_has_no_better_schedule_beside_it() -> None:
         better = [
             other
             for other in rows
-            if (other["held"], other["makespan"]) != (row["held"], row["makespan"])
+            if (other["held"], other["at_share"]) != (row["held"], row["at_share"])
             and other["held"] <= row["held"]
-            and other["makespan"] <= row["makespan"]
+            and other["at_share"] <= row["at_share"]
         ]
         assert bool(better) != row["frontier"] or not better
+
+
+@pytest.mark.core
+def test_schedules_with_other_stages_are_compared_at_their_share_of_the_model() -> None:
+    """A stage of eight takes half of one of four, and holds half as much."""
+    made = plot("frontier", ["1f1b", "interleaved_1f1b"])
+    rows = {row["schedule"]: row for row in made.rows}
+    plain, interleaved = rows["1f1b"], rows["interleaved_1f1b"]
+    assert plain["at_share"] == plain["makespan"]
+    assert interleaved["at_share"] == interleaved["makespan"] / 2
+    peak = max(simulate(load("interleaved_1f1b")).peak_activations)
+    assert interleaved["held"] == peak / 2
+    assert made.y.title == "makespan, of 1/4 model"
+    alone = plot("frontier", "interleaved_1f1b")
+    assert alone.rows[0]["at_share"] == alone.rows[0]["makespan"]
 
 
 def test_a_size_that_is_refused_is_noted() -> None:

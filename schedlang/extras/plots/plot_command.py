@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from schedlang.cli.inputs import wrong_as_usage
+from schedlang.cli.inputs import read_cost_options, wrong_as_usage
 from schedlang.cli.options import EXECUTION, IDEAL
 from schedlang.cli.pictures import executed, read_runs
 from schedlang.cli.printing import json_text, written
@@ -77,7 +77,8 @@ def _plot_of(options: argparse.Namespace) -> Chart:
         command = _command(options, _asking(file, runs, files.values()), own)
         return Shown(name, found.execution, command, found.seconds)
 
-    return plotted(kind, programs, params, sizes, execute)
+    costs = read_cost_options(options)
+    return plotted(kind, programs, params, sizes, execute, costs, options.unit)
 
 
 def _name(file: str) -> str:

@@ -16,6 +16,7 @@ from attrs import frozen
 from schedlang.proof.execution import Execution
 from schedlang.report.bubbles.account import Account
 from schedlang.report.bubbles.attribution import CAUSES
+from schedlang.report.model_share import Share
 from schedlang.report.views.units import BYTES, PRINTED, SECONDS, unit_of
 
 Row = dict[str, Any]
@@ -77,13 +78,26 @@ class Chart:
 class Shown:
     """An execution that is plotted, the `name` of its schedule, and the command that simulates it.
 
-    A unit of its costs has so many `seconds`, if that is known.
+    A unit of its costs has so many `seconds`, if that is known. Beside schedules that cut the model
+    into another number of stages, it is plotted as it is at its `share` of the model.
     """
 
     name: str
     execution: Execution
     command: str
     seconds: float | None = None
+    share: Share | None = None
+    shared: Execution | None = None
+
+    @property
+    def at_share(self) -> Execution:
+        """The execution whose times compare with those of the others."""
+        return self.shared or self.execution
+
+    @property
+    def stage(self) -> float:
+        """How much an activation of a stage counts beside those of the others."""
+        return 1.0 if self.share is None else float(self.share.factor)
 
     @property
     def figures(self) -> Row:
@@ -154,7 +168,7 @@ def memory(shown: Sequence[Shown]) -> Chart:
     in_bytes = _have_bytes(shown)
     rows: list[Row] = []
     for each in shown:
-        execution = each.execution
+        execution = each.at_share
         held = execution.memory_bytes if in_bytes else execution.memory
         assert held is not None
         peaks = [max((amount for _, amount in steps), default=0.0) for steps in held]
@@ -163,7 +177,8 @@ def memory(shown: Sequence[Shown]) -> Chart:
         end = start + execution.timeline.makespan
         row: Row = {"schedule": f"{each.name}, rank {rank}", "command": each.command}
         for time, level in _levels([(start, 0.0), *held[rank]], end):
-            rows.append({**row, "rank": rank, "time": time - start, "held": level})
+            amount = level if in_bytes else level * each.stage
+            rows.append({**row, "rank": rank, "time": time - start, "held": amount})
     return Chart(
         title="What the fullest rank holds over time",
         form=Form.STEPS,
@@ -197,13 +212,15 @@ def frontier(shown: Sequence[Shown]) -> Chart:
         execution = each.execution
         peaks = execution.peak_bytes if in_bytes else execution.peak_memory
         assert peaks is not None
-        rows.append({**each.figures, "held": max(peaks)})
-    mark_frontier(rows, "held", "makespan")
+        held = max(peaks) if in_bytes else max(peaks) * each.stage
+        time = each.at_share.timeline.makespan
+        rows.append({**each.figures, "held": held, "at_share": time})
+    mark_frontier(rows, "held", "at_share")
     return Chart(
         title="Makespan against memory",
         form=Form.POINTS,
         x=_amount_axis("held", shown, [row["held"] for row in rows]),
-        y=_time_axis("makespan", "makespan", shown, [row["makespan"] for row in rows]),
+        y=_time_axis("at_share", "makespan", shown, [row["at_share"] for row in rows]),
         rows=rows,
         series="schedule",
     )
@@ -298,9 +315,15 @@ def _time_axis(
     """An axis of time, in the unit of the costs, or in the one in which its numbers are short."""
     seconds = shown[0].seconds if shown else None
     if seconds is None:
-        return Axis(column, title)
+        return Axis(column, f"{title}{_of_share(shown)}")
     unit = unit_of(max(values, default=0.0) * seconds)
     return Axis(column, f"{title}, {PRINTED[unit]}", seconds / SECONDS[unit])
+
+
+def _of_share(shown: Sequence[Shown]) -> str:
+    """Of what part of the model a stage is on the axis, where schedules have different ones."""
+    shares = [each.share for each in shown if each.share is not None]
+    return f", {shares[0].axis}" if shares else ""
 
 
 def _have_bytes(shown: Sequence[Shown]) -> bool:
@@ -315,7 +338,7 @@ def _amount_axis(column: str, shown: Sequence[Shown], values: Sequence[float]) -
     executions = [each.execution for each in shown]
     is_plain = all(each.peak_memory == each.peak_activations for each in executions)
     what = "stage activations" if is_plain else "in the program's amounts"
-    return Axis(column, f"held by the fullest rank, {what}")
+    return Axis(column, f"held by the fullest rank, {what}{_of_share(shown)}")
 
 
 def bytes_axis(column: str, values: Sequence[float]) -> Axis:

@@ -101,7 +101,8 @@ def plot(
         return Shown(name, simulate(shown, costs), code)
 
     sizes = sizes_of(kind, fixed, ranges)
-    chart = plotted(kind, takes, fixed_of(kind, fixed, ranges), sizes, execute)
+    chosen = fixed_of(kind, fixed, ranges)
+    chart = plotted(kind, takes, chosen, sizes, execute, costs)
     return Plot(**{each.name: getattr(chart, each.name) for each in fields(Chart)})
 
 

@@ -8,6 +8,8 @@ from attrs import evolve
 from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import CompileError, counted
 from schedlang.extras.plots.plot_rows import PLOTS, Chart, Shown
+from schedlang.report.model_share import MODEL, STAGE, at_shares
+from schedlang.schedule.costs import Costs
 
 #: Parameters of a program, of which some are lists.
 Params = Mapping[str, int | tuple[int, ...]]
@@ -50,10 +52,13 @@ def plotted(
     params: Params,
     sizes: Mapping[str, Sequence[int]],
     execute: Callable[[str, str, Params], Shown],
+    costs: Costs,
+    unit: str = MODEL,
 ) -> Chart:
     """A plot of some programs, each with the names of its parameters, at all sizes.
 
-    `execute` takes a program, what it is called in the plot, and its parameters. A size that the
+    `execute` takes a program, what it is called in the plot, and its parameters. Schedules with
+    different numbers of stages are compared by the `unit`, at the `costs` of all. A size that the
     program refuses by its `require` is noted. ValueError if nothing is left.
     """
     shown: list[Shown] = []
@@ -74,7 +79,14 @@ def plotted(
     )
     if not shown:
         raise ValueError(f"there is nothing to plot: {'; '.join(notes)}")
-    return evolve(PLOTS[kind].plot(shown), notes=notes)
+    executions = [each.execution for each in shown]
+    if any(execution.transport == "measured" for execution in executions):
+        unit = STAGE
+    both = zip(shown, at_shares(executions, costs, unit), strict=True)
+    compared = [
+        evolve(each, shared=shared, share=share) for each, (shared, share) in both
+    ]
+    return evolve(PLOTS[kind].plot(compared), notes=notes)
 
 
 def _runs(
