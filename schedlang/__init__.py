@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from schedlang.proof.execution import Execution as Execution
     from schedlang.proof.prove import prove as prove
     from schedlang.python.builder import Builder as Builder
+    from schedlang.python.notebook import View as View
+    from schedlang.python.notebook import view as view
     from schedlang.python.simulation import simulate as simulate
     from schedlang.python.sweep import load as load
     from schedlang.python.sweep import sweep as sweep
@@ -76,6 +78,7 @@ _MODULES = {
     "Source": "diagnostics.source",
     "Timeline": "schedule.timeline",
     "Verdict": "extras.prove.result",
+    "View": "python.notebook",
     "compile": "compiler",
     "load": "python.sweep",
     "open_plan": "plan.reader",
@@ -88,6 +91,7 @@ _MODULES = {
     "simulate": "python.simulation",
     "simulate_runs": "extras.noise.scripts",
     "sweep": "python.sweep",
+    "view": "python.notebook",
     "write_plan": "plan.plan",
     "write_view": "report.views",
 }
@@ -111,9 +115,21 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module `schedlang` has no `{name}`{there_is}", name=name)
     # Whoever has a plan has it by one of these names: so a notebook can draw it.
     import_module("schedlang.schedule.notebook").draw_with(_html)
+    # And whoever shows an error sees the repair that `schedc` proposes.
+    import_module("schedlang.diagnostics.diagnostic").advise_with(_advise)
     return getattr(import_module(f"schedlang.{_MODULES[name]}"), name)
 
 
 def _html(shown: Any) -> Any:
     """What a notebook shows of a plan or an execution; what draws is imported when it draws."""
     return import_module("schedlang.python.notebook").html(shown)
+
+
+def _advise(error: Any) -> None:
+    """Add advice to what is wrong with a program."""
+    import_module("schedlang.advice.advice").add_advice(error)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give a notebook the magic `%%sched`: `%load_ext schedlang` calls it."""
+    import_module("schedlang.python.notebook").register(shell)

@@ -156,7 +156,14 @@ class Timeline {
     pen.textAlign = "right";
     const wrong = schedule.wrongRanks.includes(rank);
     pen.fillStyle = wrong ? colours.needs : colours.ink;
-    pen.fillText(wrong ? `rank ${rank}!` : `rank ${rank}`, LEFT - 8, middle);
+    const stages = schedule.stagesBeside[rank] ?? "", isBelow = stages && this.barHeight >= 22 && stages.length * 4.6 < LEFT - 10;
+    pen.fillText(wrong ? `rank ${rank}!` : `rank ${rank}`, LEFT - 8, isBelow ? middle - 6 : middle);
+    if (isBelow) {
+      pen.font = `9px ${FONT}`;
+      pen.fillStyle = colours.muted;
+      pen.fillText(stages, LEFT - 8, middle + 7);
+      pen.font = `12px ${FONT}`;
+    }
     pen.textAlign = "left";
     pen.fillStyle = colours.muted;
     pen.fillText(`${percent(schedule.idle[rank])} idle`, this.width - RIGHT + 8, middle);
