@@ -157,6 +157,20 @@ def test_a_drawing_has_a_title_axes_and_a_legend(kind: str, width: str) -> None:
         assert not any("1f1b" in str(text) for text in without)
 
 
+def test_long_titles_and_notes_have_several_lines(tmp_path: Path) -> None:
+    """Nothing is cut at the edge of a column."""
+    made = plot("bubble", "dualpipe", ranks=4, microbatches=[4, 8])
+    root = ElementTree.fromstring(svg(made, "column", font="Times"))
+    assert root.attrib["font-family"].startswith("Times, ")
+    texts = [each for each in root.iter(f"{SVG}text") if not each.get("text-anchor")]
+    for each in texts:
+        assert float(each.attrib["x"]) + 5 * len(str(each.text)) <= 320
+    words = " ".join(str(each.text) for each in texts)
+    assert made.notes[0] in words
+    made.write(tmp_path / "plot.png", width=640)
+    assert int.from_bytes((tmp_path / "plot.png").read_bytes()[16:20]) == 640
+
+
 def test_series_are_told_apart_without_colour() -> None:
     """By their marks, or by their dashes where a line has no marks."""
     lines = ["1f1b", "zb_h1", "zb_h2", "1f1b_v"]

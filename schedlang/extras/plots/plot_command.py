@@ -40,7 +40,13 @@ def plot(options: argparse.Namespace) -> int:
         return FINE
     try:
         with progress(f"drawing {options.output}"):
-            write_plot(chart, options.output, options.width, not options.no_legend)
+            write_plot(
+                chart,
+                options.output,
+                options.width,
+                not options.no_legend,
+                options.font,
+            )
     except ImportError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE

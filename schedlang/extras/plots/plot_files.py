@@ -8,13 +8,16 @@ from schedlang.extras.plots.plot_rows import Chart
 from schedlang.extras.plots.plot_svg import svg
 from schedlang.files.writing import write_bytes
 from schedlang.report.views.pdf import pdf_of
-from schedlang.report.views.png import png_of
+from schedlang.report.views.png import of_image, png_of
 
-_FORMATS: dict[str, Callable[[Chart, int | str | None, bool], bytes]] = {
-    ".svg": lambda *chart: svg(*chart).encode(),
-    ".pdf": lambda *chart: pdf_of(svg(*chart)),
-    ".png": lambda *chart: png_of(svg(*chart)),
-    ".html": lambda *chart: page(*chart).encode(),
+#: How wide a plot is, whether it has a legend, and in which font.
+_Look = tuple[int | str | None, bool, str | None]
+
+_FORMATS: dict[str, Callable[[Chart, _Look], bytes]] = {
+    ".svg": lambda chart, look: svg(chart, *look).encode(),
+    ".pdf": lambda chart, look: pdf_of(svg(chart, *look)),
+    ".png": lambda chart, look: png_of(svg(chart, of_image(look[0]), *look[1:])),
+    ".html": lambda chart, look: page(chart, *look).encode(),
 }
 
 
@@ -26,14 +29,18 @@ def check_plot_path(path: str | Path) -> None:
 
 
 def write_plot(
-    chart: Chart, path: str | Path, width: int | str | None = None, legend: bool = True
+    chart: Chart,
+    path: str | Path,
+    width: int | str | None = None,
+    legend: bool = True,
+    font: str | None = None,
 ) -> None:
     """Write a plot, as `Plot.write` says."""
     check_plot_path(path)
-    write_bytes(_FORMATS[Path(path).suffix](chart, width, legend), path)
+    write_bytes(_FORMATS[Path(path).suffix](chart, (width, legend, font)), path)
 
 
-def page(chart: Chart, width: int | str | None = None, legend: bool = True) -> str:
+def page(chart: Chart, width: int | str | None, legend: bool, font: str | None) -> str:
     """A page with the plot and its rows; light or dark, as the reader has it."""
     columns = (
         [name for name in chart.rows[0] if name != "command"] if chart.rows else []
@@ -46,7 +53,7 @@ def page(chart: Chart, width: int | str | None = None, legend: bool = True) -> s
         body.append(f'<tr id="row-{place}">{cells}{command}</tr>')
     return _PAGE.format(
         title=escape(chart.title),
-        picture=svg(chart, width, legend, links=True),
+        picture=svg(chart, width, legend, font, links=True),
         head=head,
         body="\n".join(body),
     )

@@ -32,16 +32,20 @@ class Plot(Chart):
     """
 
     def write(
-        self, path: str | Path, width: int | str | None = None, legend: bool = True
+        self,
+        path: str | Path,
+        width: int | str | None = None,
+        legend: bool = True,
+        font: str | None = None,
     ) -> None:
         """Write it in the format of the path's ending: `.svg`, `.pdf`, `.png`, or `.html`, where
         each point leads to its row and its command. It is `width` pixels wide, or as a `column` or
-        a `page` of a paper.
+        a `page` of a paper, in the letters of a `font`.
 
         ValueError for another ending; ImportError if the package that draws a PDF or a PNG is
         missing; CompileError when the file cannot be written.
         """
-        write_plot(self, path, width, legend)
+        write_plot(self, path, width, legend, font)
 
     def draw(self, axes: Any = None) -> Any:
         """Draw it by matplotlib, on some `axes` or in a figure of its own; returns the axes.

@@ -8,7 +8,15 @@ from attrs import frozen
 
 from schedlang.extras.plots.plot_rows import Chart, Form, Row
 from schedlang.report.views import idle, palette
-from schedlang.report.views.svg import FONTS, GRID, ROUNDING, number, pixels, round_step
+from schedlang.report.views.svg import (
+    GRID,
+    ROUNDING,
+    fonts,
+    number,
+    pixels,
+    round_step,
+    wrapped,
+)
 
 #: The width where nobody asks for another, and the height of the axes for a width.
 _WIDTH = 760
@@ -53,6 +61,7 @@ def svg(
     chart: Chart,
     width: int | str | None = None,
     legend: bool = True,
+    font: str | None = None,
     links: bool = False,
 ) -> str:
     """The document. With `links`, each mark leads to the element `row-N` of its row, on a page that
@@ -68,20 +77,25 @@ def svg(
             lines.append(swatch(x, y - 4))
             lines.append(f'<text x="{number(x + 20)}" y="{number(y)}">{name}</text>')
     for note in chart.notes:
-        height += _LINE
-        lines.append(
-            f'<text x="{_LEFT}" y="{number(height - 10)}">{escape(note)}</text>'
-        )
+        for text in wrapped(note, frame.width - _LEFT):
+            height += _LINE
+            lines.append(
+                f'<text x="{_LEFT}" y="{number(height - 10)}">{escape(text)}</text>'
+            )
+    title = [
+        f'<text x="8" y="{17 + _LINE * line}" font-weight="600">{escape(text)}</text>'
+        for line, text in enumerate(frame.title)
+    ]
     size = f'width="{frame.width}" height="{ceil(height)}"'
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} '
-            f'viewBox="0 0 {frame.width} {ceil(height)}" font-family="{FONTS}" '
+            f'viewBox="0 0 {frame.width} {ceil(height)}" font-family="{fonts(font)}" '
             f'font-size="{_FONT}" class="ink" fill="{palette.INK}">',
             f"<title>{escape(chart.title)}</title>",
             *idle.patterns(parts_of(chart) if chart.form is Form.BARS else ()),
             f'<rect {size} class="paper" fill="{palette.PAPER}"/>',
-            f'<text x="8" y="17" font-weight="600">{escape(chart.title)}</text>',
+            *title,
             *_axes(chart, frame),
             *_limits(chart, frame),
             *_DRAWS[chart.form](chart, frame, links),
@@ -140,6 +154,10 @@ class _Frame:
     """Where numbers are in the picture; the axes go from `x0` to `x1` and from `y0` to `y1`."""
 
     width: int
+    #: The lines of the title.
+    title: tuple[str, ...]
+    #: The upper end of the y axis, and the lower one.
+    top: float
     bottom: float
     x0: float
     x1: float
@@ -155,7 +173,7 @@ class _Frame:
 
     def y(self, value: float) -> float:
         share = (value - self.y0) / (self.y1 - self.y0)
-        return self.bottom - (self.bottom - _TOP) * share
+        return self.bottom - (self.bottom - self.top) * share
 
     def at(self, x: float, y: float) -> str:
         """A point, as in the path of an SVG."""
@@ -164,12 +182,21 @@ class _Frame:
 
 def _frame(chart: Chart, width: int) -> _Frame:
     """The frame in which all rows are."""
-    bottom = _TOP + max(width * _HEIGHT - _TOP, 140)
+    title = tuple(wrapped(chart.title, width))
+    top = _TOP + _LINE * (len(title) - 1)
+    bottom = top + max(width * _HEIGHT - _TOP, 140)
     if chart.form is Form.BARS:
         bars = bars_of(chart)
         tops = [parts[-1][2] + chart.y.of(parts[-1][1]) for parts in bars.values()]
         return _Frame(
-            width, bottom, 0, len(bars) or 1, 0, 1.06 * max(tops, default=0) or 1
+            width,
+            title,
+            top,
+            bottom,
+            0,
+            len(bars) or 1,
+            0,
+            1.06 * max(tops, default=0) or 1,
         )
     xs = [chart.x.of(row) for row in chart.rows]
     ys = [chart.y.of(row) for row in chart.rows]
@@ -188,14 +215,21 @@ def _frame(chart: Chart, width: int) -> _Frame:
         y0 -= 0.08 * (y1 - y0 or y1)
     y1 += 0.06 * (y1 - y0)
     return _Frame(
-        width, bottom, x0, x1 if x1 > x0 else x0 + 1, y0, y1 if y1 > y0 else y0 + 1
+        width,
+        title,
+        top,
+        bottom,
+        x0,
+        x1 if x1 > x0 else x0 + 1,
+        y0,
+        y1 if y1 > y0 else y0 + 1,
     )
 
 
 def _axes(chart: Chart, frame: _Frame) -> Iterator[str]:
     """Both axes, with round numbers at their ticks, and what they show."""
     bottom = number(frame.bottom)
-    ticks = max(int((frame.bottom - _TOP) / _TICK), 2)
+    ticks = max(int((frame.bottom - frame.top) / _TICK), 2)
     for value in _ticks(frame.y0, frame.y1, ticks):
         y = number(frame.y(value))
         yield (
@@ -215,10 +249,10 @@ def _axes(chart: Chart, frame: _Frame) -> Iterator[str]:
                 f"{value:.6g}</text>"
             )
     yield (
-        f'<path d="M{_LEFT} {_TOP}V{bottom}H{number(frame.right)}" class="line" '
+        f'<path d="M{_LEFT} {number(frame.top)}V{bottom}H{number(frame.right)}" class="line" '
         f'stroke="{palette.INK}" fill="none"/>'
     )
-    yield f'<text x="8" y="{_TOP - 12}">{escape(chart.y.title)}</text>'
+    yield f'<text x="8" y="{number(frame.top - 12)}">{escape(chart.y.title)}</text>'
     yield (
         f'<text x="{number(frame.right)}" y="{number(frame.bottom + 31)}" '
         f'text-anchor="end">{escape(chart.x.title)}</text>'
@@ -250,11 +284,12 @@ def _limits(chart: Chart, frame: _Frame) -> Iterator[str]:
     if chart.limit is not None:
         x = number(frame.x(chart.limit.value * chart.x.scale))
         yield (
-            f'<path d="M{x} {_TOP}V{number(frame.bottom)}" stroke="{COLOURS[1]}" '
+            f'<path d="M{x} {number(frame.top)}V{number(frame.bottom)}" stroke="{COLOURS[1]}" '
             'stroke-dasharray="5 3" fill="none"/>'
         )
         yield (
-            f'<text x="{x}" y="{_TOP - 8}" text-anchor="middle">{escape(chart.limit.name)}</text>'
+            f'<text x="{x}" y="{number(frame.top - 8)}" text-anchor="middle">'
+            f"{escape(chart.limit.name)}</text>"
         )
     if chart.diagonal is not None:
         low = max(frame.x0, frame.y0)

@@ -17,7 +17,7 @@ from schedlang.proof.execution import Execution
 from schedlang.report.views.html import page
 from schedlang.report.views.pdf import pdf_of
 from schedlang.report.views.picture import WHOLE, Part, Picture, lay_out
-from schedlang.report.views.png import ZOOM, png_of
+from schedlang.report.views.png import of_image, png_of
 from schedlang.report.views.svg import pixels, svg
 from schedlang.report.views.trace import trace
 
@@ -79,10 +79,8 @@ def check_path(path: str | Path, pictures: int, part: Part = WHOLE) -> None:
 
 
 def _of_image(part: Part) -> Part:
-    """A part whose width in pixels is that of an image, which has several for one of an SVG."""
-    if not isinstance(part.width, int):
-        return part
-    return evolve(part, width=round(part.width / ZOOM))
+    """A part whose width in pixels is that of an image."""
+    return evolve(part, width=of_image(part.width))
 
 
 def write_pictures(

@@ -84,17 +84,21 @@ def svg(*pictures: Picture, part: Part = WHOLE) -> str:
         lines += legend
     causes = dict.fromkeys(cause for frame in frames for cause in frame.causes)
     title = " and ".join(picture.title for picture in pictures)
-    fonts = FONTS if part.font is None else f"{escape(part.font)}, {FONTS}"
     size = f'width="{width}" height="{height}"'
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}" '
-        f'font-family="{fonts}" font-size="{_FONT}" fill="{palette.INK}">',
+        f'font-family="{fonts(part.font)}" font-size="{_FONT}" fill="{palette.INK}">',
         f"<title>{escape(title)}</title>",
         *_hatches(pictures),
         *idle.patterns(list(causes)),
         f'<rect {size} fill="{palette.PAPER}"/>',
     ]
     return "\n".join([*head, *lines, "</svg>"]) + "\n"
+
+
+def fonts(font: str | None) -> str:
+    """The fonts of a document: one that is asked for, and those that stand in for it."""
+    return FONTS if font is None else f"{escape(font)}, {FONTS}"
 
 
 def pixels(width: int | str) -> int:
@@ -215,7 +219,7 @@ def _frame(
     name, figures = _title_of(picture)
     title: tuple[str, ...] = (f"{name}: {figures}",)
     if _text_width(title[0]) + 16 > width:
-        title = (*_wrapped(name, width), *_wrapped(figures, width))
+        title = (*wrapped(name, width), *wrapped(figures, width))
     lines = len(title) - 1 + len(picture.wrong)
     return _Frame(
         origin=window[0],
@@ -240,7 +244,7 @@ def _title_of(picture: Picture) -> tuple[str, str]:
     return picture.title, picture.figures
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def wrapped(text: str, width: int) -> list[str]:
     """A text in lines that are no wider than a picture, broken between words."""
     return wrap(text, max(int((width - 16) / _CHARACTER), 10), break_long_words=False)
 
