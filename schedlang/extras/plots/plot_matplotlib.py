@@ -5,6 +5,7 @@ from typing import Any
 from schedlang.extras.plots.plot_rows import Chart, Form
 from schedlang.extras.plots.plot_svg import (
     COLOURS,
+    NAMED,
     bars_of,
     frontier_of,
     lines_of,
@@ -26,7 +27,7 @@ def draw(chart: Chart, axes: Any = None) -> Any:
             ) from None
         _, axes = pyplot.subplots(layout="constrained")
     _DRAWS[chart.form](chart, axes)
-    axes.set_title(chart.title, loc="left", fontsize="medium", fontweight="semibold")
+    axes.set_title(chart.title, loc="left", fontsize="medium", fontweight="bold")
     axes.set_xlabel(chart.x.title)
     axes.set_ylabel(chart.y.title)
     if chart.limit is not None:
@@ -80,7 +81,7 @@ def _points(chart: Chart, axes: Any) -> None:
         y = chart.y.of(row)
         is_on = row["frontier"]
         axes.plot([x], [y], ".", color=COLOURS[2] if is_on else COLOURS[0])
-        if is_on:
+        if is_on or len(chart.rows) <= NAMED:
             axes.annotate(
                 str(row[chart.series]), (x, y), (3, 3), textcoords="offset points"
             )

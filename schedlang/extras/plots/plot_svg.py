@@ -39,7 +39,7 @@ _MARK = 3.5
 _ON_FRONTIER = 4
 _OFF_FRONTIER = 2.5
 #: Of more points than that, only those on the frontier have their name beside them.
-_NAMED = 30
+NAMED = 30
 #: A line of more rows than that has no marks.
 _MARKED = 70
 
@@ -349,7 +349,7 @@ def _point_names(chart: Chart, frame: _Frame) -> Iterator[str]:
     """The names of points, those on the frontier first, as far as there is room."""
     taken: list[tuple[float, float, float]] = []
     for row in sorted(chart.rows, key=lambda row: not row["frontier"]):
-        if not row["frontier"] and len(chart.rows) > _NAMED:
+        if not row["frontier"] and len(chart.rows) > NAMED:
             break
         name = str(row[chart.series])
         width = len(name) * _CHARACTER
