@@ -11,6 +11,7 @@ from attrs import frozen
 from schedlang.compiler import compile
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
+from schedlang.files.reading import source_of
 from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate
@@ -78,7 +79,9 @@ def view(*schedules: Plan | Execution | Source | str) -> View:
     """
     return View(
         tuple(
-            each if isinstance(each, Plan | Execution) else load(each)
+            each
+            if isinstance(each, Plan | Execution)
+            else load(source_of(each, "schedules"))
             for each in schedules
         )
     )

@@ -132,7 +132,7 @@ def _named(
     schedules: _Given | Iterable[_Given],
 ) -> dict[str, Source | Schedule | Execution]:
     """What is to be plotted, by names that are all different."""
-    if isinstance(schedules, _Given):
+    if isinstance(schedules, _Given) or not isinstance(schedules, Iterable):
         schedules = [schedules]
     given: dict[str, Source | Schedule | Execution] = {}
     for each in schedules:
