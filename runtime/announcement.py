@@ -1,11 +1,11 @@
-"""What the rank of a first stage tells the other ranks at the start of a step.
+"""The announcement that the rank of a first stage sends to all other ranks at the start of a step.
 
-It alone has the inputs, and what the others need to know of them goes in one message, or two where
-microbatches differ:
+Only that rank has the inputs. Other ranks need a few facts about them, which it sends in one
+message, or in two if microbatches differ:
 
-    numbers    pipeline and plan, rows, checksums of the batch, how many of the rest ─► which
-               form, if all are alike
-    the rest   a form for each microbatch, how much each counts, and each slice
+    numbers    pipeline and plan, rows, checksums of the batch, the length of the rest, and the form
+               if all microbatches are alike
+    the rest   a form for each microbatch, and the weights of microbatches and slices in the loss
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-#: The tensors of numbers have the name of the step's pipeline and plan before them, two numbers.
+#: The tensor of numbers begins with two numbers that identify the pipeline and the plan.
 NAME = 2
 
 
 @frozen
 class Rows:
-    """The rows of a batch: all of them, and those of a microbatch, of which the last may have
-    fewer. A list of microbatches counts each as a row.
+    """The number of rows of a batch, and of a microbatch; the last microbatch may have fewer. In a
+    list of microbatches, each counts as a row.
     """
 
     total: int
@@ -36,34 +36,34 @@ class Rows:
 
 @frozen
 class Shares:
-    """How much the loss of a microbatch counts beside the others of its update, in all replicas,
-    and that of a slice beside the others of its microbatch: 1.0 is as much as they do on average.
-    By what passes through a stage, microbatches or slices; empty where all count the same.
+    """The weight of a microbatch's loss in its update, over all replicas, and of a slice's loss in
+    its microbatch, where 1.0 is the average. There is an entry for each unit that passes through a
+    stage, a microbatch or a slice; or none if all weights are equal.
     """
 
     of_microbatches: tuple[float, ...] = ()
     of_slices: tuple[float, ...] = ()
 
     def of(self, unit: int) -> float:
-        """What a loss is to be multiplied by, beside the scale that all have."""
+        """The factor of a unit's loss, besides the common scale."""
         return self.of_microbatch(unit) * self.of_slice(unit)
 
     def of_microbatch(self, unit: int) -> float:
-        """How much its microbatch counts."""
+        """The weight of the unit's microbatch."""
         return self.of_microbatches[unit] if self.of_microbatches else 1.0
 
     def of_slice(self, unit: int) -> float:
-        """How much it counts in its microbatch."""
+        """The weight of the unit in its microbatch."""
         return self.of_slices[unit] if self.of_slices else 1.0
 
 
 @frozen
 class Announcement:
-    """What passes through a pipeline in a step, or a round of an evaluation.
+    """Facts about the batch of a step, or of a round of an evaluation.
 
-    `forms` are numbers: microbatches, or slices, whose inputs have the same shapes and types have
-    the same one. There is one for all, or one for each. `checksums` are those of the inputs and of
-    the targets that the rank of the first stage was given, 0 where there is none.
+    `forms` are numbers, one for all microbatches (or slices), or one for each. Equal numbers mean
+    inputs of the same shapes and types. `checksums` are those of the inputs and of the targets on
+    the rank of the first stage, 0 without any.
     """
 
     rows: Rows
@@ -97,14 +97,14 @@ class Announcement:
 
     @staticmethod
     def rest_room(numbers: Tensor) -> Tensor | None:
-        """An empty tensor for the rest, if numbers say that it comes."""
+        """An empty tensor for the rest; None if the numbers say that there is no rest."""
         forms, microbatches, slices = numbers[NAME + 5 : NAME + 8].tolist()
         size = (forms if forms > 1 else 0) + microbatches + slices
         return torch.empty(size, dtype=torch.float64) if size else None
 
     @classmethod
     def unpack(cls, numbers: Tensor, rest: Tensor | None) -> "Announcement":
-        """What was sent."""
+        """Build the announcement from the tensors that were received."""
         total, of_microbatch, is_list, *of_batch, forms, microbatches, _, form = (
             numbers[NAME:].tolist()
         )

@@ -55,6 +55,7 @@ def check_pipeline(plan: Any, setup: Setup, mesh: Any, timeout: Any) -> None:
     check_choice("verify", setup.verify, get_args(Verify))
     check_flag("audit", setup.audit)
     check_flag("stop_on_nan", setup.stop_on_nan)
+    _check_skip_if(setup.skip_if)
     _check_batch_dim(setup.batch_dim)
     _check_slice_lengths(setup.slice_lengths)
     what = "a mapping of stages to optimizers, such as {0: optimizer}"
@@ -195,6 +196,22 @@ def _check_slice_lengths(lengths: Any) -> None:
     check_list("slice_lengths", lengths, int, what)
     for index, length in enumerate(lengths):
         check_whole(f"slice_lengths[{index}]", length, 1)
+
+
+def _check_skip_if(skip_if: Any) -> None:
+    """Types of exceptions, or a function."""
+    for each in skip_if if isinstance(skip_if, tuple) else (skip_if,):
+        is_type = isinstance(each, type) and issubclass(each, Exception)
+        is_function = callable(each) and not isinstance(each, type)
+        if (
+            skip_if is not None
+            and not is_type
+            and (skip_if is not each or not is_function)
+        ):
+            raise TypeError(
+                f"`skip_if` is {shown(skip_if)}: it must be a type of exceptions, several in a "
+                "tuple, or a function of the losses"
+            )
 
 
 def _check_batch_dim(dims: Any) -> None:

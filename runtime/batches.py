@@ -24,19 +24,12 @@ from torch import Tensor
 from schedlang.on_demand import on_demand
 from schedlang.plan.plan import Plan
 from schedlang.runtime.announcement import Announcement, Rows, Shares
-from schedlang.runtime.dealt import tell_of_other_batch
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.exchange import Given
 from schedlang.runtime.microbatches import (
     Counts,
     Microbatches,
     as_microbatches,
-    check_count,
-    check_counts,
-    lengths_of,
-    shares_of_slices,
-    specs_of,
-    totals_of,
     weighted,
 )
 from schedlang.runtime.setup import SliceLengths
@@ -55,9 +48,29 @@ from schedlang.runtime.values import (
 from schedlang.schedule.layout import Layout, Pipeline
 
 if TYPE_CHECKING:
+    from schedlang.runtime.dealt import tell_of_other_batch
     from schedlang.runtime.keywords import Keywords as keywords_of
     from schedlang.runtime.keywords import with_options
+    from schedlang.runtime.unlike_microbatches import (
+        check_count,
+        check_counts,
+        check_list,
+        lengths_of,
+        shares_of_slices,
+        totals_of,
+    )
 else:
+    # Where ranks were given different batches.
+    tell_of_other_batch = on_demand("schedlang.runtime.dealt.tell_of_other_batch")
+    # For lists of microbatches, counts and slices.
+    check_count = on_demand("schedlang.runtime.unlike_microbatches.check_count")
+    check_counts = on_demand("schedlang.runtime.unlike_microbatches.check_counts")
+    check_list = on_demand("schedlang.runtime.unlike_microbatches.check_list")
+    lengths_of = on_demand("schedlang.runtime.unlike_microbatches.lengths_of")
+    shares_of_slices = on_demand(
+        "schedlang.runtime.unlike_microbatches.shares_of_slices"
+    )
+    totals_of = on_demand("schedlang.runtime.unlike_microbatches.totals_of")
     # For steps with keyword arguments.
     keywords_of = on_demand("schedlang.runtime.keywords.Keywords")
     with_options = on_demand("schedlang.runtime.keywords.with_options")
@@ -194,7 +207,7 @@ class Batches:
                 self._stages[first].inputs.update(enumerate(units))
                 if number == 0 and isinstance(inputs, Microbatches):
                     must_count = counts is None and not batch.evaluates
-                    self._check_list(inputs, must_count and self._is_scaled(pipeline))
+                    check_list(inputs, must_count and self._is_scaled(pipeline))
                 # Of a round without any for this pipeline, the shapes are those of the round
                 # before: what is announced must have some, and a new form would make ranks learn it
                 # anew.
@@ -263,23 +276,6 @@ class Batches:
         return not self._has_scale and any(
             self._layout.has_backward[pipeline.start : pipeline.stop]
         )
-
-    def _check_list(self, inputs: Microbatches, must_be_alike: bool) -> None:
-        """PipelineError where a list is not one of microbatches of one model; or where they differ,
-        and nothing says how much the loss of each counts: that of one with few rows would count as
-        much as that of one with many.
-        """
-        specs = specs_of(inputs.values)
-        others = (
-            (number, spec) for number, spec in enumerate(specs) if spec != specs[0]
-        )
-        number, other = next(others, (0, None))
-        if must_be_alike and other is not None:
-            raise PipelineError(
-                f"`inputs[{number}]` is {other}, and `inputs[0]` {specs[0]}, so it must be said "
-                "how much the loss of each counts: `counts=[…]`, the rows or tokens that each is a "
-                "mean of"
-            )
 
     def _counts(
         self, counts: Sequence[float] | None, mine: Sequence[int], microbatches: int

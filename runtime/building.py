@@ -1,4 +1,4 @@
-"""The stages of a rank, from the plan and from what its script gives."""
+"""Build the stages and the wire of a rank, from the plan and from the script's arguments."""
 
 from collections.abc import Callable
 
@@ -10,11 +10,11 @@ from schedlang.schedule.transports import NCCL_EDGE
 
 
 def build_stages(site: Site) -> dict[int, Stage]:
-    """The stages of a rank; those that follow one another share what passes between them."""
+    """Build the stages of a rank; neighbouring ones share the values between them."""
     plan = site.plan
     if not plan.is_forward_only:
-        # Torch imports this in the first backward, which takes a second: here all ranks do so at
-        # once, and not one by one as the gradient comes down the pipeline.
+        # Torch imports this in the first backward, which takes a second. Here all ranks import it
+        # at the same time, instead of one by one as the first gradient comes.
         import torch.fx.experimental.symbolic_shapes  # noqa: F401
     parts = build_parts_of_stages(site)
     stages = dict[int, Stage]()
@@ -29,14 +29,14 @@ def build_stages(site: Site) -> dict[int, Stage]:
             parts=parts[number],
         )
     for number, stage in stages.items():
-        # What passes between two stages of one rank is no message: they share the dictionaries.
+        # Values between two stages of one rank are no messages: the stages share dictionaries.
         if number + 1 in stages and plan.layout.hands_on(number):
             stage.pass_to(stages[number + 1])
     return stages
 
 
 def build_wire(site: Site, timeout: float, watchdog: Watchdog) -> Wire:
-    """The wire of a rank; that of NCCL's edges has a process group for each."""
+    """Build the wire of a rank; for `nccl-edge` it has a process group for each edge."""
     if site.plan.transport != NCCL_EDGE.name:
         return Wire(site.processes, timeout, watchdog)
     wire: Wire = load("edge_wire").EdgeWire(
@@ -46,14 +46,14 @@ def build_wire(site: Site, timeout: float, watchdog: Watchdog) -> Wire:
 
 
 def _scale(site: Site, number: int) -> Callable[[], float]:
-    """What the loss of a slice is multiplied by in a step."""
+    """A function that returns the factor of a slice's loss."""
     layout = site.plan.layout
     scaler = site.setup.scaler
     if site.setup.fixed_scale is not None:
         of_unit = site.setup.fixed_scale / layout.slices
     else:
-        # The gradients of an update are those of the mean over its microbatches in all replicas:
-        # each loss is multiplied by what it is a part of.
+        # The gradients of an update are those of the mean over its microbatches in all replicas, so
+        # each loss is divided by their number.
         replicas = len(site.processes.replicas.processes)
         of_unit = layout.updates / replicas / layout.slices
         of_unit /= layout.microbatches_of(number)

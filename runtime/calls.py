@@ -113,22 +113,23 @@ class _Walk:
         }
 
     def _place_messages(self) -> None:
-        # By gloo, receives begin some ops early: the order does not matter to it, and a message
-        # takes less time when its receive has begun.
+        # With gloo, receives begin some ops early: it matches messages by tags, not by order, and a
+        # message takes less time if its receive has begun.
         if not self.exchange.has_batches:
             early = self.exchange.has_tags
             for receive, place in begins(self.plan, self.rank, early).items():
                 if receive >= self.warm_up:
                     place = max(place, self.warm_up)
                 self.begun.setdefault(place, []).append(self.receives[receive].post)
-        # A send is waited for when it is known to have been received, or when its window closes.
+        # The rank waits for a send once it is known to have been received, or at the end of its
+        # window.
         received = receipts(self.plan, self.rank)
         for send, place in waits(self.plan, self.rank).items():
             message = self.sends[send]
             self.once_arrived.setdefault(received[send], []).append(message.complete)
-            # Its window closes earlier than anything shows that it was received, so the rank may
-            # have to wait there. In a first step, the other rank begins its receive only where it
-            # needs the message, so a wait here could stand still: then the later place does.
+            # The window ends before any message shows that the send was received, so the rank may
+            # have to wait there. In a first step, the peer begins its receive only where it needs
+            # the message, so a wait here could deadlock: then the rank waits at the later place.
             if place < received[send]:
                 self.once_arrived.setdefault(place, []).append(
                     message.complete_if_posted
@@ -160,7 +161,7 @@ class _Walk:
             else:
                 for index in batch:
                     yield from self._transfer(index)
-        # What is left for the end of the step is done while the rank is at its last action.
+        # Calls at the end of the step count as part of the last action.
         end = len(self.actions)
         for calls in (
             self._begun(end),
@@ -171,7 +172,7 @@ class _Walk:
             yield from ((end - 1, call, op) for _, call, op in calls)
 
     def _begun(self, index: int) -> Iterator[Call]:
-        """Receives that begin here."""
+        """The receives that begin at this index."""
         return ((index, call, None) for call in self.begun.get(index, ()))
 
     def _before(self, index: int) -> Iterator[Call]:
@@ -184,7 +185,7 @@ class _Walk:
         return ((index, call, None) for call in self.after.get(index, ()))
 
     def _as_one(self, batch: range) -> Callable[[], None]:
-        """Messages that NCCL makes as one: sends first, as in Megatron's batches."""
+        """A call that posts a batch of messages by NCCL: sends first, as in Megatron's batches."""
         messages: list[Send | Receive] = [
             self.sends[index] for index in batch if index in self.sends
         ]
@@ -194,7 +195,9 @@ class _Walk:
         )
 
     def _transfer(self, index: int) -> Iterator[Call]:
-        """A message by itself: a receive has begun by now, the op that needs it waits for it."""
+        """A single message: a send begins here; a receive has begun, and the op that needs it
+        waits.
+        """
         yield from self._begun(index)
         yield from self._before(index)
         if index in self.sends:
@@ -202,7 +205,7 @@ class _Walk:
         yield from self._once_arrived(index)
 
     def _ops(self, batch: range) -> Iterator[Call]:
-        """Compute ops that are issued as one: some side by side, others one after the other."""
+        """The compute ops of a batch: pairs run at the same time, others one after the other."""
         firsts = [index for index in batch if index in self.pairs]
         for first in firsts:
             pair = self.pairs[first]
@@ -210,7 +213,7 @@ class _Walk:
             yield from self._arrived(first)
             yield from self._arrived(pair.second)
             yield first, pair.begin, self.op(first)
-            # They are for later ops, and need no room while the first one runs.
+            # These receives are for later ops, so they need no memory while the first op runs.
             yield from self._begun(pair.second)
             yield pair.second, pair.end, self.op(pair.second)
             yield from self._after(first)
@@ -221,23 +224,23 @@ class _Walk:
                 yield from self._compute(index)
 
     def _compute(self, index: int) -> Iterator[Call]:
-        """A compute op, after the waits for what it needs from other ranks."""
+        """A compute op, after the waits for the messages that it needs."""
         kind, stage, microbatch = op = self.op(index)
         yield from self._begun(index)
         yield from self._arrived(index)
-        # An update has a number, or is the only one of a step.
+        # The argument of an update is its number, 0 if it is the only one of a step.
         argument = max(microbatch, 0)
         if not is_collective(kind):
             call = partial(self.ops[kind, stage], argument)
             yield index, call, None if op in self.put_off else op
         elif (kind, stage) in self.ops:
             yield index, partial(self.ops[kind, stage], argument), None
-        # Of weights that are whole, there is nothing to gather.
+        # Without an op of a part, the stage is not sharded, and a collective does nothing.
         yield from self._after(index)
 
     def _arrived(self, index: int) -> Iterator[Call]:
-        """What comes before a compute op: the last of it are the waits for what it needs from other
-        ranks.
+        """The calls before a compute op; the last ones are the waits for the messages that it
+        needs.
         """
         kind, stage, microbatch = self.op(index)
         yield from self._before(index)
@@ -245,10 +248,10 @@ class _Walk:
             self.plan.layout.numbers(AWAITS[kind], stage) if kind in AWAITS else []
         )
         messages = [(AWAITS[kind], number, microbatch) for number in numbers]
-        # What comes from a stage of the same rank is no message.
+        # Values from a stage of the same rank are no messages.
         messages = [message for message in messages if message in self.received]
         for message in messages:
             yield index, self.received[message].arrive, message
-        # Without a message, nothing has shown that the sends before it were received.
+        # Only an arrived message shows that earlier sends were received.
         if messages:
             yield from self._once_arrived(index)

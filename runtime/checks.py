@@ -232,6 +232,7 @@ def check_same(
         "`max_norm`": str(setup.max_norm),
         "`slice_lengths`": _in_words(setup.slice_lengths),
         "`stop_on_nan`": str(setup.stop_on_nan),
+        "`skip_if`": str(setup.skipped_exceptions or setup.skip_if is not None),
     }
     for rank, theirs in watchdog.gather(json.dumps(own), "built no pipeline").items():
         # One by one, so that the error names what differs.

@@ -1,4 +1,4 @@
-"""The times of what a step does, on a CPU and on a GPU."""
+"""Measure the times of a step's ops and messages, on a CPU or a GPU."""
 
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -17,15 +17,15 @@ Moment = float | torch.cuda.Event
 
 
 class Clock:
-    """The time on a device. A GPU comes to its work later than the host, which does not wait: an
-    event notes the time there, and is read when somebody asks for it.
+    """The time on a device. A GPU does its work later than the host issues it, so an event records
+    the time there, and is read on demand.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def now(self) -> Moment:
-        """The moment at which the device has done what it was given."""
+        """The moment at which the device has done its work so far."""
         if self._device.type != "cuda":
             return perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -33,11 +33,12 @@ class Clock:
         return event
 
     def between(self, begin: Moment, end: Moment) -> float:
-        """Seconds from one moment to another; the host waits until a GPU has come to both."""
+        """Seconds from one moment to another; the host waits until the GPU has reached both."""
         if isinstance(begin, float):
             assert isinstance(end, float)
             return end - begin
         assert isinstance(end, torch.cuda.Event)
+        begin.synchronize()
         end.synchronize()
         milliseconds: float = begin.elapsed_time(end)
         return milliseconds / 1e3
@@ -51,8 +52,8 @@ class Clock:
 
 
 class Recording:
-    """The ops of a step on a rank, and its sends and waits for receives; a step that is walked over
-    in two parts has both in one recording.
+    """The times of a rank's ops, sends and waits for receives in a step. A step that runs in two
+    parts has both in one recording.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -61,8 +62,8 @@ class Recording:
         self._moments: list[tuple[Op, Moment, Moment]] = []
 
     def walk(self, calls: Sequence[Call], watchdog: Watchdog, names: Names) -> None:
-        """Make calls one after the other, and note when each begins and ends that stands for an op
-        or a message.
+        """Make calls one after the other, and record the times of those that stand for an op or a
+        message.
         """
         now = self._clock.now
         for watchdog.action, call, op in calls:
@@ -78,7 +79,7 @@ class Recording:
     @cached_property
     def bars(self) -> list[Bar]:
         """The ops and messages with their times, in seconds of `time.perf_counter()`."""
-        # A GPU's moments count from the first one, which is compared with the host's clock.
+        # A GPU's moments are relative to the first one, which is compared with the host's clock.
         zero = self._clock.seconds_of(self._begin)
         since = partial(self._clock.between, self._begin)
         return [
@@ -88,6 +89,6 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """From the beginning of the step to the end of its last op or message."""
+        """The time from the beginning of the step to the end of its last op or message."""
         _, _, end = self._moments[-1]
         return self._clock.between(self._begin, end)

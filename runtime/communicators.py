@@ -1,4 +1,4 @@
-"""The communicators of NCCL, made before the first step."""
+"""Create NCCL's communicators before the first step."""
 
 from collections.abc import Collection
 
@@ -12,10 +12,10 @@ from schedlang.schedule.transports import NCCL_EDGE
 
 
 def warm_up(plan: Plan, processes: Processes, device: torch.device) -> None:
-    """Let NCCL make its communicators: one of all ranks, for batches; one of every two
-    ranks that have transfers outside of batches; and one of replicas. Those of edges are there.
+    """Let NCCL create its communicators: one of all ranks for batches, one for every two ranks with
+    transfers outside of batches, and one of replicas. Those of edges exist already.
 
-    Ranks wait for each other here, so all come to the pairs in the same order.
+    Ranks wait for each other here, so all of them take the pairs in the same order.
     """
     own = processes.own
     pipeline = processes.pipeline
@@ -24,8 +24,8 @@ def warm_up(plan: Plan, processes: Processes, device: torch.device) -> None:
     sent = torch.zeros(1, device=device)
     received = torch.zeros(1, device=device)
     if count > 1:
-        # Everybody sends to the next rank and receives from the one before, which takes all of them
-        # into one communicator.
+        # Every rank sends to the next one and receives from the previous one in one batch, so the
+        # communicator has all ranks.
         ring = [
             (dist.isend, sent, pipeline[(own + 1) % count]),
             (dist.irecv, received, pipeline[(own - 1) % count]),
@@ -44,7 +44,7 @@ def warm_up(plan: Plan, processes: Processes, device: torch.device) -> None:
 def use_pairs(
     pairs: Collection[tuple[int, int]], processes: Processes, device: torch.device
 ) -> None:
-    """Let NCCL make the communicators of some pairs of ranks, of which this one may be one."""
+    """Let NCCL create the communicators of these pairs of ranks; this rank joins its own pairs."""
     number = torch.zeros(1, device=device)
     for low, high in sorted(pairs):
         if processes.own == low:

@@ -1,20 +1,20 @@
-"""Stages made of components, whose forwards and backwards take turns where the plan overlaps them.
+"""Stages made of components, whose forwards and backwards alternate if the plan overlaps them.
 
-DeepSeek-V3 (arXiv 2412.19437, section 3.2.1) takes a layer of experts as attention, all-to-all
-dispatch, MLP and all-to-all combine. Where a forward and a backward run as one, a component of the
-one runs while tokens of the other are on their way. A module says where its components end:
+DeepSeek-V3 (arXiv 2412.19437, section 3.2.1) divides a layer of experts into attention, all-to-all
+dispatch, MLP and all-to-all combine. If a forward and a backward overlap, a component of one runs
+while tokens of the other are exchanged. A module marks where its components end:
 
     x = end_component(self.attention(x))
     x = end_component(self.experts(x))
 
-In a forward whose backward will overlap, the graph is cut there, as Megatron's schedule plans do:
-what a component has made becomes a leaf for the next one, and the backward goes from leaf to leaf.
+In a forward whose backward will overlap, the graph is cut there, as in Megatron's schedule plans:
+the output of a component becomes a leaf for the next one, and the backward goes from leaf to leaf.
 
     forward     ├ attention ┤leaf├ experts ┤          of microbatch a
     backward    ├ experts ──┤leaf├ attention ┤        of microbatch b
     overlapped  attention a, experts b, experts a, attention b
 
-All else is autograd's own backward, piece by piece: the same kernels in the same order, which give
+Apart from that it is autograd's own backward in pieces: the same kernels in the same order, with
 the same gradients.
 """
 
@@ -37,27 +37,27 @@ from schedlang.runtime.part import Forward, Walk
 from schedlang.runtime.torch_private.graphs import order_of
 from schedlang.runtime.values import Value, flatten, unflatten
 
-#: The forwards that run now and have components of interest, the innermost one last.
+#: The components of the forwards that are running, the innermost one last.
 _running: list["Components"] = []
 
 _SECOND_TIME = "backward through the graph a second time"
 
 
 def end_component(value: Value) -> Value:
-    """Say in a module's forward that one of its components ends here: gives the value, which is all
-    that the components behind it take from those before.
+    """Mark the end of a component in a module's forward. Returns the value, which must have
+    everything that later components use of earlier ones.
 
-    The value is a tensor, or tensors in tuples, lists and dictionaries. Where the plan overlaps a
-    forward and a backward (`overlap { F(a) B(b) }`), they take turns here, component by component;
-    elsewhere this does nothing. What the stage is given as its input may be used by all components.
+    The value is a tensor, or tensors in tuples, lists and dictionaries. If the plan overlaps a
+    forward and a backward (`overlap { F(a) B(b) }`), they alternate here, component by component;
+    otherwise this does nothing. All components may use the input of the stage.
     """
     return _running[-1].end(value) if _running else value
 
 
 @frozen
 class OverlappedForward:
-    """What a module's `overlapped` is to compute: its output for the arguments that its `forward`
-    would be called with.
+    """The forward that a module's `overlapped` must compute: the arguments with which its `forward`
+    would be called.
     """
 
     inputs: tuple[Any, ...]
@@ -65,23 +65,23 @@ class OverlappedForward:
 
 
 class OverlappedBackward:
-    """The backward of another microbatch, of this stage or another one of the rank, as a module's
-    `overlapped` is given it: whole, or the half that computes the gradients of the inputs (`I`).
+    """The backward of another microbatch, on this stage or on another one of the rank, which a
+    module's `overlapped` gets: a whole backward, or its input half (`I`).
 
-    The runtime has what was saved for it, its graph and the gradients of its output, and runs it by
-    autograd, one component at each call of `advance`, the last component first.
+    The runtime has its graph, its saved tensors and the gradients of its output. Each call of
+    `advance` runs one component by autograd, the last component first.
     """
 
     def __init__(self, steps: Iterator[None], components: int) -> None:
         self._steps = steps
-        #: How many components are left.
+        #: The number of components that are left.
         self.left = components
-        #: Whether any has run.
+        #: Whether any component has run.
         self.has_begun = False
         self._surroundings: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def advance(self) -> bool:
-        """Run the next component; False if there was none left."""
+        """Run the next component; return False if none is left."""
         if not self.left:
             return False
         self.left -= 1
@@ -91,7 +91,7 @@ class OverlappedBackward:
         return True
 
     def finish(self) -> None:
-        """Run all that is left."""
+        """Run all components that are left."""
         while self.advance():
             pass
         for _ in self._steps:
@@ -99,7 +99,7 @@ class OverlappedBackward:
 
     @contextmanager
     def beside(self, run: Forward, device: torch.device) -> Iterator[None]:
-        """While a forward runs, each component runs out of what that runs in."""
+        """Around a forward: components that run during it leave the forward's contexts."""
         self._surroundings = lambda: _outside(run, device)
         try:
             yield
@@ -109,7 +109,7 @@ class OverlappedBackward:
 
 @define(eq=False)
 class End:
-    """Where a component ends: what it has made, and the leaves that the next one takes for it."""
+    """The end of a component: its output tensors, and the leaves that replace them afterwards."""
 
     made: list[Tensor]
     leaves: list[Tensor]
@@ -117,14 +117,14 @@ class End:
 
 @define(eq=False)
 class Components:
-    """The components of one run of a module, which runs inside. With `cuts`, its backward goes from
-    one to the other; losses that were `added` are roots of it as well.
+    """The components of one run of a module, which runs inside this context. With `cuts`, the graph
+    is cut between components; losses that were `added` are roots of the backward, too.
     """
 
     cuts: bool = False
     works_in_place: bool = False
     added: Sequence[Added] = ()
-    #: Called where a component ends.
+    #: Called at the end of each component.
     at_end: Callable[[], object] | None = None
     #: The sum of the losses that were added, which is not cut.
     total: Tensor | None = None
@@ -137,7 +137,7 @@ class Components:
         _running.pop()
 
     def end(self, value: Value) -> Value:
-        """A component has made this value; gives what the next one takes."""
+        """End a component with this value; return the value for the next one."""
         if self.cuts and torch.is_grad_enabled():
             value = self._cut(value)
         if self.at_end is not None:
@@ -161,14 +161,14 @@ class Components:
         walk: Walk,
         scale: float,
     ) -> Iterator[Sequence[Tensor | None]]:
-        """Walk from roots, by their gradients, to leaves, one component after the other, the last
-        one first: gives the gradients of the leaves so far after each. Of the losses that were
-        added, the gradient is `scale`.
+        """Run the backward from roots, with their gradients, to leaves, one component after the
+        other, the last one first. Yields the gradients of the leaves so far after each component.
+        The gradient of added losses is `scale`.
 
-        PipelineError where a value went past the end of a component.
+        PipelineError if a value did not pass through `end_component`.
         """
-        # With two ends, walked from the right to the left. Between two passes of the loop, `ahead`
-        # has where the next one starts, and `found` the gradients of `targets` so far:
+        # With two ends, from the right to the left. Between two passes of the loop, `ahead` has the
+        # starts of the next ones, and `found` the gradients of `targets` so far:
         #
         #     leaves ─ component 0 ─ made0 │ leaf0 ─ component 1 ─ made1 │ leaf1 ─ component 2 ─ …
         #                                                                  ◄── 1: from the roots
@@ -180,8 +180,8 @@ class Components:
         ahead += _starts_of(self.added, scale)
         # A root, such as the past of a slice, may have been made by any component.
         ends = [max(map(order_of, end.made)) for end in self.ends]
-        # `lasts[i]` is the last node of all components before i. A root that is younger was made by
-        # component i or a later one, and those behind were walked before.
+        # `lasts[i]` is the last node of all components before i. A younger root was made by
+        # component i or a later one, and the later ones were walked before.
         lasts = [-1, *accumulate(ends, max)]
         for end, last in zip(
             [*reversed(self.ends), None], reversed(lasts), strict=True
@@ -229,7 +229,7 @@ def _walked(
 
 @contextmanager
 def _outside(run: Forward, device: torch.device) -> Iterator[None]:
-    """Out of all that a forward runs in, where a backward can run in its midst as by itself."""
+    """Leave all contexts of a forward, so that a backward can run during it as if it were alone."""
     modes = [
         context
         for context in run.contexts
@@ -237,7 +237,7 @@ def _outside(run: Forward, device: torch.device) -> Iterator[None]:
     ]
     running = _running.copy()
     _running.clear()
-    # From the innermost one out, and in again the other way round.
+    # Leave the innermost one first, and enter again in reverse.
     for mode in reversed(modes):
         mode.__exit__(None, None, None)
     try:
@@ -254,8 +254,8 @@ def _outside(run: Forward, device: torch.device) -> Iterator[None]:
 
 
 def overlapped_of(module: nn.Module, stage: int) -> Callable[..., Any] | None:
-    """The method `overlapped` of a stage's module, if it has one. PipelineError where it cannot be
-    called with what it is given.
+    """The method `overlapped` of a stage's module, if it has one. PipelineError if it cannot be
+    called with `forward` and `backward`.
     """
     method = getattr(module, "overlapped", None)
     if not ismethod(method):

@@ -1,5 +1,5 @@
-"""Tensors in tuples, lists and dictionaries, taken out and put back: what the runtime has where
-torch's own functions for it are not there. Those also know containers that libraries register.
+"""Flatten and unflatten tuples, lists and dictionaries, if torch's own functions are missing. Those
+also know containers that libraries register.
 """
 
 from collections import OrderedDict
@@ -11,8 +11,8 @@ from attrs import frozen
 
 @frozen
 class Tree:
-    """How values are nested: what makes the container, the keys of a dictionary, and the trees of
-    what is in it. A value that is no container has no `make`.
+    """The structure of nested values: the type of the container, the keys of a dictionary, and the
+    trees of its elements. A value that is no container has no `make`.
     """
 
     make: Callable[..., Any] | None = None
@@ -21,7 +21,7 @@ class Tree:
 
 
 def tree_flatten(value: Any) -> tuple[list[Any], Tree]:
-    """The values in a container, from left to right, and how they are nested in it."""
+    """The values in a container, from left to right, and their structure."""
     keys: tuple[object, ...] = ()
     if type(value) in (dict, OrderedDict):
         keys = tuple(value)

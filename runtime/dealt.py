@@ -1,8 +1,8 @@
-"""Batches of which each rank of a pipeline was given another one.
+"""An error or a warning if the ranks of a pipeline get different batches.
 
-A pipeline needs the same batch on all of its ranks, and most loaders of distributed training deal
-out other rows to each. Where one of them is in use, that is an error; where the script made the
-batch in some other way, as of random numbers to try a model, a warning.
+A pipeline needs the same batch on all of its ranks, but most loaders of distributed training give
+different rows to each. If such a loader is in use, it is an error. If the script made the batch in
+another way, such as from random numbers to try a model, it is a warning.
 """
 
 import gc
@@ -12,17 +12,17 @@ from torch.utils.data import DistributedSampler, RandomSampler
 
 from schedlang.runtime.errors import PipelineError
 
-#: What deals out rows to ranks, or shuffles them by the seed of a rank.
+#: Samplers that give different rows to ranks, or shuffle by the seed of a rank.
 _LOADERS = {
     DistributedSampler: "a DistributedSampler, which deals out other rows to each rank",
     RandomSampler: "a DataLoader that shuffles, by another seed on each rank",
 }
-#: Those of accelerate, which the Trainer of transformers takes, too.
+#: Loaders and samplers of accelerate, which the Trainer of transformers uses, too.
 _OF_ACCELERATE = {"BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher"}
 
 
 def tell_of_other_batch(other: int) -> None:
-    """PipelineError, or a warning, where rank `other` was given another batch than this one."""
+    """Raise PipelineError, or warn, since rank `other` has another batch than this one."""
     told = (
         f"rank {other} was given another batch than this rank, so inputs of the one meet targets "
         "of the other, and all ranks of a pipeline train on one batch"
@@ -44,9 +44,9 @@ def tell_of_other_batch(other: int) -> None:
 
 
 def _loader() -> str | None:
-    """What in this process loads other rows than on other ranks."""
+    """The name of a loader in this process that gives different rows to ranks, if any."""
     kinds = {*map(type, gc.get_objects())}
-    # It takes samplers of torch, too, so it comes first.
+    # accelerate uses torch's samplers, too, so it is checked first.
     for kind in kinds:
         if kind.__name__ in _OF_ACCELERATE and kind.__module__.startswith("accelerate"):
             return "a DataLoader that accelerate's `prepare` deals out to ranks"

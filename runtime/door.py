@@ -37,6 +37,7 @@ from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.last_loss import Loss
 from schedlang.runtime.part import Part
 from schedlang.runtime.processes import Processes
+from schedlang.runtime.results import Results
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.torch_private.wrappers import is_sharded
@@ -107,6 +108,7 @@ class Rank:
     wire: Wire
     exchange: Exchange
     watchdog: Watchdog
+    results: Results
 
 
 @frozen(eq=False)
@@ -194,9 +196,32 @@ _SCALED = (
     "`loss_scale`"
 )
 
+_SKIPPED = (
+    "`skip_if` skips a batch after the last of its ops, and {why}: take a plan without `U`, and no "
+    "`max_norm`, and let the script make the updates"
+)
+
 #: By name, what may be asked for.
 FEATURES: dict[str, Feature] = {
     # Around the module of a stage, from the inside out.
+    "bad batches": Feature(
+        "batches that are skipped (`skip_if`)",
+        lambda asked, stage: asked.setup.skip_if is not None and _trains(asked, stage),
+        "bad_batches",
+        {
+            "updates": _SKIPPED.format(why="the plan updates its stages before that"),
+            "max_norm": _SKIPPED.format(why="the pipeline makes the updates"),
+        },
+    ),
+    "exceptions": Feature(
+        "exceptions that skip a batch",
+        lambda asked, stage: bool(asked.setup.skipped_exceptions),
+        None,
+        {
+            "sharded": "stage {stage} is sharded, so it cannot go on behind an exception of its "
+            "forward: give `skip_if` a function of the losses",
+        },
+    ),
     "frozen": Feature(
         "frozen stages",
         lambda asked, stage: not asked.plan.layout.has_backward[stage],

@@ -1,13 +1,13 @@
 """Inputs that a stage may change in place.
 
-What comes into a stage is a leaf, so that its gradient can be asked for, and autograd lets nothing
-change a leaf in place. Alone, the value came from a layer before, and the first layer of the stage
-may well be a `ReLU(inplace=True)`. So such a stage is given the output of a node that does nothing:
+The input of a stage is a leaf, so that autograd computes its gradient, and autograd refuses to
+change a leaf in place. In one process it is the output of an earlier layer, so the stage may well
+begin with a `ReLU(inplace=True)`. Such a stage gets the output of a node that does nothing:
 
     leaf ──► entry ──► the stage changes this ──► …
 
-So is one whose backward is split inside of a `FlopCounterMode`, whose hooks of the inputs of all
-modules (`register_multi_grad_hook`) raise an error on a leaf, where B asks for gradients alone.
+So does a stage whose backward is split inside a `FlopCounterMode`: its hooks of the inputs of all
+modules (`register_multi_grad_hook`) raise an error on a leaf if B asks only for gradients.
 """
 
 from typing import Any
@@ -19,12 +19,12 @@ from schedlang.runtime.values import Value, flatten, unflatten
 
 
 def works_in_place(module: nn.Module) -> bool:
-    """Whether any part of a module says that it works in place."""
+    """Whether any part of a module has `inplace` set."""
     return any(getattr(part, "inplace", False) is True for part in module.modules())
 
 
 def changeable(value: Value) -> Value:
-    """A value, of whose tensors those that want a gradient are no leaves."""
+    """The value with the leaves that require a gradient replaced by outputs of a node."""
     tensors, tree = flatten(value, "the input")
     leaves = [tensor for tensor in tensors if tensor.requires_grad]
     if not leaves:
@@ -37,7 +37,7 @@ class _Entry(Function):
     @staticmethod
     def forward(ctx: Any, *leaves: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        # A view would be no better than the leaf.
+        # A view could not be changed in place either.
         return tuple(leaf.detach() for leaf in leaves)
 
     @staticmethod

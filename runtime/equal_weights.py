@@ -1,5 +1,5 @@
-"""Weights of different stages that may be one weight of the model: they are one object, or begin
-with the same numbers.
+"""Checks for weights of different stages that may be one weight of the model: the same object, or
+equal initial values.
 """
 
 import json
@@ -19,9 +19,7 @@ from schedlang.runtime.watchdog import Watchdog
 def check_common_weights(
     plan: Plan, modules: Mapping[int, nn.Module], tied: Container[int]
 ) -> None:
-    """PipelineError where a weight is in several stages of a rank, and not among those that are
-    `tied`, by their ids.
-    """
+    """PipelineError if several stages of a rank have a weight whose id is not in `tied`."""
     first: dict[int, tuple[int, str]] = {}
     for stage, module in modules.items():
         for name, weight in module.named_parameters():
@@ -41,9 +39,9 @@ def warn_of_equal_weights(
     processes: Processes,
     watchdog: Watchdog,
 ) -> None:
-    """Ask, on rank 0 and once, about weights of different stages that begin with the same numbers
-    and are not tied: where they are one weight of the model, each would get a part of its gradient.
-    `tied` are the ids of those that are.
+    """Warn once, on rank 0, of weights of different stages with equal initial values, unless their
+    ids are in `tied`. If they are one weight of the model, each copy would get only a part of its
+    gradient.
     """
     own = [
         (plan.layout.model_of(stage) + _sample(weight), plan.layout.piece(stage), name)
@@ -57,7 +55,7 @@ def warn_of_equal_weights(
     for theirs in gathered.values():
         for numbers, stage, name in json.loads(theirs):
             other = first.setdefault(numbers, (stage, name))
-            # Within a stage, modules with equal weights are the model's own affair.
+            # Equal weights within a stage are trained as in one process.
             if other[0] != stage and (other, (stage, name)) not in pairs:
                 pairs.append((other, (stage, name)))
     if pairs and processes.own == min(gathered):
@@ -72,18 +70,18 @@ def warn_of_equal_weights(
 
 
 def _sample(weight: Tensor) -> str:
-    """Shape and type of a weight, and the bits of some of its numbers."""
+    """Shape and type of a weight, and a sum of the bits of some of its values."""
     return f"{list(weight.shape)} {weight.dtype} {bits_of(sample(weight).contiguous())}"
 
 
 def _is_constant(weight: Tensor) -> bool:
-    """Whether a weight is all ones or zeros, as those of norms and biases begin."""
+    """Whether all values of a weight are equal, as those of norms and biases are at first."""
     some = sample(weight)
     return not some.numel() or bool((some == some[0]).all())
 
 
 def bits_of(tensor: Tensor) -> int:
-    """The sum of a tensor's bits, as integers: so the order of additions does not change it."""
+    """The sum of a tensor's bits as integers, which does not depend on the order of additions."""
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(
         tensor.element_size(), torch.uint8
     )

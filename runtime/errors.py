@@ -4,7 +4,7 @@ import re
 
 import torch.distributed as dist
 
-#: What to do about errors of torch that a model meets in a pipeline, and not alone.
+#: Advice for errors of torch that a model meets only in a pipeline, by a part of their text.
 _WAYS_OUT = {
     "a leaf Variable that requires grad is being used in an in-place operation": (
         "the stage changes its input in place; let it change a copy, `x = x.clone()`"
@@ -59,7 +59,7 @@ _WAYS_OUT = {
 }
 
 
-#: The same of errors in a script, between two steps.
+#: Advice for errors in a script, between two steps.
 _WAYS_OUT_OF_SCRIPTS = {
     "does not require grad and does not have a grad_fn": (
         "the losses that `step` returns have no graph: the step has made their backwards, so that "
@@ -69,8 +69,8 @@ _WAYS_OUT_OF_SCRIPTS = {
 
 
 def way_out(error: BaseException, in_script: bool = False) -> str | None:
-    """What to do about an error of torch, in a step or in the script between two, where it says
-    less than is known here.
+    """Advice for an error of torch in a step, or in the script between two steps; None if there is
+    none.
     """
     told = str(error)
     ways = {**_WAYS_OUT, **_WAYS_OUT_OF_SCRIPTS} if in_script else _WAYS_OUT
@@ -78,8 +78,8 @@ def way_out(error: BaseException, in_script: bool = False) -> str | None:
 
 
 class PipelineError(Exception):
-    """What stopped the pipeline: the rank, the action with its program line, and the reason; after
-    a failed step also what every rank was doing then.
+    """The error that stopped the pipeline: it names the rank, the action with its program line, and
+    the reason; after a failed step also what every rank was doing.
     """
 
 
@@ -92,8 +92,8 @@ class LostRank(PipelineError):
 
 
 def is_of_connection(error: RuntimeError) -> bool:
-    """Whether an error is that of a connection between ranks. What the calls of a process group
-    raise may be any other: of a tensor that cannot be sent, or of a handler of signals.
+    """Whether an error comes from a connection between ranks. Calls of a process group may also
+    raise others, for a tensor that cannot be sent, or from a signal handler.
     """
     # gloo has no types: its messages begin with a line of its source, `[…/gloo/…/pair.cc:534]`.
     is_of_gloo = re.match(r"\[[^]]*\bgloo/", str(error))
@@ -101,6 +101,6 @@ def is_of_connection(error: RuntimeError) -> bool:
 
 
 def raise_if_lost(ranks: set[int], error: RuntimeError) -> None:
-    """LostRank where an error is that of a connection to some ranks."""
+    """Raise LostRank if an error comes from a connection to these ranks."""
     if is_of_connection(error):
         raise LostRank(ranks, str(error)) from error

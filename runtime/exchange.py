@@ -1,17 +1,16 @@
 """The messages of one rank: those of its plan, and an announcement at the start of every step.
 
-A receive must know the shapes and types that will come. The first step with inputs of some shapes
-and types finds them out (see `schedlang.runtime.messages`); later ones with such inputs
-know them. So that all ranks agree which of the two a step is, the rank that has the inputs
-announces them to the others as it begins, microbatch by microbatch where they differ.
+A receive must know the shapes and types of its tensors. The first step with inputs of certain
+shapes and types finds them out (see `schedlang.runtime.messages`); later steps with such inputs
+know them. All ranks must agree which of the two a step is. So the rank that has the inputs
+announces them when a step begins, for each microbatch if they differ.
 
-Neither is a wait that the proof has not seen. The announcement goes before the first action of the
-plan, from the ranks of first stages to all others and never back, so nothing can wait for it in a
-circle; the wait has the pipeline's time limit. And what a first step finds out comes right before
-the tensors of a transfer that the plan has, as a part of that transfer, for an op that waits for it
-anyway. (Shapes that are exchanged in a call of their own before each transfer are a rendezvous
-more, in whichever order ranks come to it: that is how interleaved schedules of other trainers stand
-still with sequences of unequal lengths.)
+Neither adds a wait that the proof does not cover. The announcement precedes the first action of the
+plan, and goes only from the ranks of first stages to others, so no cycle can contain it; the wait
+has the pipeline's time limit. The header of a first step precedes the tensors of a transfer in the
+plan, as part of that transfer, and the op that needs them waits anyway. (Other trainers exchange
+shapes in separate calls before each transfer. That is one more rendezvous, to which ranks may come
+in different orders, so their interleaved schedules can deadlock with sequences of unequal lengths.)
 """
 
 from collections.abc import Hashable, Sequence
@@ -44,17 +43,17 @@ from schedlang.schedule.layout import Layout, Pipeline
 if TYPE_CHECKING:
     from schedlang.runtime.precision import Rounding
 
-# A user's script may send messages of its own, which have tag 0 by default.
+# A user's script may send its own messages, which have tag 0 by default.
 _FIRST_TAG = 1
 _LAST_TAG = 2**31
 
 
 @frozen
 class Given:
-    """What the first stage of a pipeline is given in a step: whether to evaluate it, the rows of
-    the batch, and shapes and types of what passes through it, which are one for all or one for
-    each. In training, `counts` are how much the losses of these count, if the script says so, and
-    `totals` of all microbatches of an update, by update. `checksums` are those of the batch.
+    """The inputs of a pipeline's first stage in a step: whether it evaluates, the rows of the
+    batch, and the specs of the units that pass through, one for all or one for each. In training,
+    `counts` are the weights of their losses, if the script gives any, and `totals` the sums of
+    these for each update. `checksums` are those of the batch.
     """
 
     evaluates: bool
@@ -67,8 +66,8 @@ class Given:
 
 
 class Exchange:
-    """All messages of one rank. `number` tells apart the pipelines that all processes have built
-    one after another; `counting` are replicas whose losses count together, along each dimension.
+    """All messages of one rank. `number` identifies the pipeline among those that all processes
+    build in turn; `counting` are replicas whose losses are averaged together, along each dimension.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Exchange:
         self._rank = rank
         self._rounding = rounding
         self._counting = counting
-        #: Counts are numbers of the host: added up there, they do not wait for a GPU.
+        #: The device on which counts are summed: the CPU if possible, to avoid a wait for the GPU.
         self._of_counts = device
         host = torch.device("cpu")
         groups = [each.group for each in counting if each.group is not None]
@@ -95,16 +94,15 @@ class Exchange:
             self._of_counts = host
         self._name = torch.tensor([number, int(plan.digest[:15], 16)])
         stages = len(plan.placement)
-        #: Channels are numbered as the stages that they begin at, and as skips.
+        #: Channels have the numbers of the stages at which they begin, or of far edges.
         self._numbers = stages + len(plan.layout.far_edges)
         self._units = max(map(plan.layout.units, range(stages)))
-        #: NCCL makes a batch of messages as one; to gloo, and by edges, batches mean nothing.
+        #: NCCL posts a batch of messages as one; with gloo, or by edges, batches have no effect.
         self.has_batches = device.type == "cuda" and not wire.is_by_edge
-        #: Where messages meet by their tags, a receive may begin before its place in the plan.
+        #: If messages are matched by tags, a receive may begin before its place in the plan.
         self.has_tags = device.type != "cuda" and not wire.is_by_edge
         self._channels: dict[int, Channel] = {}
-        #: The inputs of a first stage are numbered by their shapes and types: all that
-        #: were seen, and those of this step.
+        #: For each first stage, the numbers of all specs of inputs so far, and those of this step.
         self._seen: dict[int, dict[tuple[bool, ValueSpec], int]] = {}
         self._inputs: dict[int, tuple[int, ...]] = {}
         #: For each channel, by its number, the first stages of its pipeline.
@@ -114,7 +112,7 @@ class Exchange:
     def message(
         self, kind: Kind, number: int, microbatch: int, box: dict[int, Value]
     ) -> Send | Receive:
-        """The message of an action, which takes its value from a box or puts it into one."""
+        """Make the message of an action, which takes its value from a box or puts it there."""
         channel = self._channel(kind, number)
         is_gradient = kind in (SENDS[Kind.B], RECEIVES[Kind.B])
         # Tags, from 1 on, for n channels and u microbatches or slices:
@@ -135,8 +133,8 @@ class Exchange:
         return receive(channel, microbatch, tags, box, self._device)
 
     def tag_of_copies(self, rank: int) -> int:
-        """The tag of all copies of what a rank offloads to another one."""
-        # Before them, an announcement for every channel, and a header for each of its forms.
+        """The tag of all copies of activations that a rank offloads to another one."""
+        # Lower tags are those of announcements and headers, for every channel.
         return _FIRST_TAG + self._numbers * (1 + self._units) + rank
 
     @property
@@ -145,16 +143,16 @@ class Exchange:
         return self.tag_of_copies(len(self._plan.ranks))
 
     def begin(self, given: dict[int, Given]) -> dict[int, Announcement]:
-        """Begin a step: announce the inputs that this rank has, by first stage, and receive what
-        other ranks announce. Gives what was announced, by first stage.
+        """Begin a step: announce the inputs of this rank's first stages, and receive the
+        announcements of other ranks. Returns all announcements by first stage.
         """
         announced: dict[int, Announcement] = {}
         layout = self._plan.layout
         totals_of: dict[str, Sequence[float]] = {}
-        # All announcements are on their way before this rank waits for one: two ranks that have
-        # first stages of different pipelines tell each other.
+        # All announcements are sent before this rank waits for one, since two ranks with first
+        # stages of different pipelines send to each other.
         for first, inputs in given.items():
-            # All first stages of a model that are here have the same.
+            # All first stages of a model on this rank have the same totals.
             model = layout.model_of(first)
             if model not in totals_of:
                 totals_of[model] = self._totals(inputs)
@@ -179,14 +177,14 @@ class Exchange:
         return announced
 
     def complete_sends(self) -> None:
-        """Wait for all sends that have begun."""
+        """Wait for all sends that have been posted."""
         for channel in self._channels.values():
             for message in channel.messages:
                 if isinstance(message, Send):
                     message.complete()
 
     def end(self) -> None:
-        """End a step, when all of its messages are through."""
+        """End a step, when all of its messages are complete."""
         for channel in self._channels.values():
             channel.end()
         for in_flight, peer in self._announced:
@@ -194,8 +192,8 @@ class Exchange:
         self._announced.clear()
 
     def _inputs_of(self, channel: Channel) -> Sequence[Hashable]:
-        """The numbers of this step's inputs, of the pipeline that a channel is in: of one first
-        stage, or of all that it has, for each microbatch or for all.
+        """The numbers of this step's inputs for a channel's pipeline, for each microbatch or one
+        for all; with several first stages, tuples of their numbers.
         """
         firsts = self._firsts[channel.number]
         if len(firsts) == 1:
@@ -208,10 +206,9 @@ class Exchange:
         return tuple(zip(*each, strict=True))
 
     def _totals(self, given: Given) -> Sequence[float]:
-        """How much the losses of each update count in all replicas, or nothing where the script
-        does not say.
+        """The sum of `counts` over all replicas for each update; empty if the script gives none.
 
-        The ranks of first stages ask each other in every step, since a replica cannot know whether
+        The ranks of first stages exchange this in every step, since a replica cannot know whether
         another one was given counts.
         """
         totals = given.totals
@@ -221,7 +218,7 @@ class Exchange:
             for replicas in self._counting:
                 self._wire.end_sum(self._wire.begin_sum(sums, replicas), replicas)
             have_counts, *sums_of_updates = sums.tolist()
-            # The sum counts the replicas that were given counts.
+            # The first sum is the number of replicas that were given counts.
             if have_counts not in (0.0, self._replicas):
                 raise PipelineError(
                     "`counts` were given to some replicas of the pipeline, and not to others: "
@@ -234,13 +231,13 @@ class Exchange:
 
     @property
     def _replicas(self) -> int:
-        """How many replicas count together."""
+        """The number of replicas whose losses are averaged together."""
         return prod(len(replicas.processes) for replicas in self._counting)
 
     def _shares(
         self, first: int, given: Given, totals: Sequence[float]
     ) -> tuple[float, ...]:
-        """How much what passes through a first stage counts, beside the rest of its update."""
+        """The weight of each unit of a first stage in its update, where 1.0 is the average."""
         if not totals:
             return ()
         layout = self._plan.layout
@@ -258,7 +255,7 @@ class Exchange:
             earlier = min(layout.ends(kind, number))
             assert peer is not None
             tag = _FIRST_TAG + self._numbers + first * self._units
-            # What one model makes may depend on what it is given by others.
+            # The shapes in one model may depend on the inputs of models that are linked with it.
             linked = _linked(layout, layout.pipeline_of[earlier])
             self._firsts[first] = [
                 stage for stage in layout.firsts if layout.pipeline_of[stage] in linked
@@ -277,15 +274,15 @@ class Exchange:
         return self._channels[first]
 
     def _what(self, number: int) -> str:
-        """What passes through a channel, for an error."""
+        """The name of a channel's values in error messages."""
         if number not in self._plan.layout.far_edges:
             return f"the output of stage {number}"
         earlier, later = self._plan.layout.far_edges[number]
         return f"what stage {earlier} returns for stage {later}"
 
     def _takes_part(self, rank: int, first: int) -> bool:
-        """Whether a rank has a stage of a pipeline, by its first stage; of several models, all
-        ranks take part in each, to know when all are at their end.
+        """Whether a rank has a stage of the pipeline with this first stage. With several models,
+        all ranks take part in each, to know when all of them have ended.
         """
         if self._plan.layout.models:
             return True
@@ -318,7 +315,7 @@ class Exchange:
         return tensor
 
     def _check_same(self, announced: dict[int, Announcement]) -> None:
-        """PipelineError where the first stages of a model were not given the same batch."""
+        """PipelineError if the first stages of a model have different batches."""
         of_models: dict[str, int] = {}
         for other, another in announced.items():
             first = of_models.setdefault(self._plan.layout.model_of(other), other)
@@ -343,10 +340,10 @@ class Exchange:
 
 
 def _linked(layout: Layout, pipeline: Pipeline) -> set[Pipeline]:
-    """A pipeline, and those of other models that edges connect it with, directly or by others."""
+    """A pipeline, and the pipelines of other models that are connected with it by edges."""
     linked = {pipeline}
     count = 0
-    # Until nothing is added: an edge may connect a pipeline that was linked by a later edge.
+    # Repeat until nothing is added, since an edge may connect a pipeline that a later edge links.
     while count < len(linked):
         count = len(linked)
         for ends in layout.far_edges.values():

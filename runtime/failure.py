@@ -21,10 +21,12 @@ from io import StringIO
 from signal import SIGINT, SIGTERM
 from time import monotonic
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.on_demand import on_demand
 from schedlang.runtime.errors import LostRank, PipelineError, way_out
 from schedlang.runtime.failure_report import (
     Cause,
@@ -45,6 +47,11 @@ from schedlang.runtime.watchdog import (
     say,
 )
 
+if TYPE_CHECKING:
+    from schedlang.runtime.mistakes import report_mistake
+else:
+    report_mistake = on_demand("schedlang.runtime.mistakes.report_mistake")
+
 E = TypeVar("E", bound=BaseException)
 
 #: Keys of the store: how many ranks have said their last word, and where the cause was printed.
@@ -63,16 +70,20 @@ def report_uncaught(
     error: BaseException,
     traceback: TracebackType | None,
 ) -> None:
-    """Python's `sys.excepthook` in a process with a pipeline: it reports the error that ends a run
-    in place of the traceback, which stands in the file that the report names.
+    """Python's `sys.excepthook` in a process that has imported `Pipeline`.
+
+    It prints a report in place of a traceback: of the error that ends a run, whose report names the
+    file with the tracebacks; and of a wrong plan or program, also before there is a pipeline.
     """
     if hasattr(error, _TOLD):
         # The report of KeyboardInterrupt has been printed, that of a PipelineError is its text.
         if isinstance(error, PipelineError):
             say(str(error))
         is_reported = True
+    elif OPEN:
+        is_reported = OPEN[-1].failure.end_with(error)
     else:
-        is_reported = bool(OPEN) and OPEN[-1].failure.end_with(error)
+        is_reported = isinstance(error, CompileError) and report_mistake(error)
     if is_reported:
         # It may do more than print: some send the error to a service.
         with redirect_stderr(StringIO()):

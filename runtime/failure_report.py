@@ -93,7 +93,18 @@ def keep_traceback(cause: Cause, rank: str, error: BaseException | None) -> None
     with suppress(OSError), open(cause.tracebacks, "a", encoding="utf-8") as file:
         # In one write, so that it does not mix with those of other ranks.
         file.write(f"=== {rank}: {cause.message}\n{own}{met}\n")
-    _tell_torchrun(cause.message)
+    tell_torchrun(cause.message)
+
+
+def tell_torchrun(message: str) -> None:
+    """Leave the cause where torchrun looks for the error of this process."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path and not os.path.exists(path):
+        more = {"py_callstack": message, "timestamp": str(int(time.time()))}
+        with suppress(OSError):
+            Path(path).write_text(
+                json.dumps({"message": {"message": message, "extraInfo": more}})
+            )
 
 
 def _frames(error: BaseException | None) -> list[traceback.FrameSummary]:
@@ -111,14 +122,3 @@ def _shortened(path: str) -> str:
     """A path relative to the working directory, if it is inside."""
     relative = os.path.relpath(path)
     return path if relative.startswith(os.pardir) else relative
-
-
-def _tell_torchrun(message: str) -> None:
-    """Leave the cause where torchrun looks for the error of a process."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path and not os.path.exists(path):
-        more = {"py_callstack": message, "timestamp": str(int(time.time()))}
-        with suppress(OSError):
-            Path(path).write_text(
-                json.dumps({"message": {"message": message, "extraInfo": more}})
-            )

@@ -1,8 +1,8 @@
-"""Whether losses are finite numbers, found out without waiting for a GPU.
+"""Checks that losses are finite, without waiting for a GPU.
 
-A CPU has the losses when a step ends. A GPU may still be computing them, and a host that reads them
-waits until it is done. So they are copied to the host beside its work, and looked at when they are
-there: at the end of a later step, as a rule the next one. A pipeline that must stop before the
+On a CPU, the losses are known when a step ends. A GPU may still be computing them, and reading them
+would synchronise. So they are copied to the host asynchronously, and checked once the copy is
+complete: at the end of a later step, usually the next one. A pipeline that must stop before the
 weights are updated (`stop_on_nan`) waits for them.
 """
 
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
 
-#: Losses that are named in a message, at most.
+#: The limit of losses that a message names.
 _MOST_NAMED = 3
 
 
 @frozen(eq=False)
 class _Copied:
-    """Losses on their way to the host, until they are `ready`, and `what` they are, in words."""
+    """Losses on their way to the host, with the event of their copy (`ready`) and their name."""
 
     step: int
     what: str
@@ -34,7 +34,7 @@ class _Copied:
         return self.ready is None or bool(self.ready.query())  # type: ignore[no-untyped-call]
 
     def message(self) -> str | None:
-        """What is wrong with them."""
+        """The message about losses that are not finite; None if all are finite."""
         if self.losses.isfinite().all():
             return None
         wrong = [
@@ -51,9 +51,7 @@ class _Copied:
 
 
 class FiniteCheck:
-    """Says once that a loss is no finite number; or with `stops`, ends the pipeline through `fail`,
-    which is given the error.
-    """
+    """Warns once of a loss that is not finite, or with `stops`, calls `fail` with an error."""
 
     def __init__(self, stops: bool, fail: Callable[[Exception], NoReturn]) -> None:
         self._stops = stops
@@ -62,7 +60,7 @@ class FiniteCheck:
         self._copied: list[_Copied] = []
 
     def note(self, step: int, what: str, losses: Tensor) -> None:
-        """Take losses of a step: those of all microbatches, or a single one."""
+        """Begin to copy losses of a step: those of all microbatches, or a single one."""
         copy = losses.detach().to("cpu", non_blocking=True)
         ready = None
         if losses.is_cuda:
@@ -70,7 +68,7 @@ class FiniteCheck:
         self._copied.append(_Copied(step, what, copy, ready))
 
     def look(self) -> None:
-        """Look at the losses that are there."""
+        """Check the losses whose copies are complete."""
         while self._copied and (self._stops or self._copied[0].are_there):
             first = self._copied.pop(0)
             if first.ready is not None:

@@ -9,20 +9,20 @@ from schedlang.runtime.torch_private.graphs import is_reentrant_checkpoint, leaf
 
 
 def leaves_between(outputs: Iterable[Tensor], stops: Iterable[Tensor]) -> list[Tensor]:
-    """The leaves of the graph of some outputs, as far as the tensors at which it stops."""
+    """The leaves of the graph of these outputs, without the part before the tensors `stops`."""
     return leaves_of_graph(outputs, stops)[0]
 
 
 def has_reentrant_checkpoint(outputs: Iterable[Tensor]) -> bool:
-    """Whether there is a reentrant checkpoint in the forward of some outputs."""
+    """Whether the graph of these outputs has a reentrant checkpoint."""
     return leaves_of_graph(outputs)[1]
 
 
 def leaves_of_graph(
     outputs: Iterable[Tensor], stops: Iterable[Tensor] = ()
 ) -> tuple[list[Tensor], bool]:
-    """The leaves of the graph of some outputs, and whether there is a reentrant checkpoint in it;
-    without what goes on behind the tensors at which it `stops`.
+    """The leaves of the graph of these outputs, and whether it has a reentrant checkpoint; without
+    the part of the graph before the tensors `stops`.
     """
     leaves = []
     behind = {get_gradient_edge(tensor).node for tensor in stops}

@@ -1,5 +1,5 @@
-"""The heartbeats of ranks: what each of them does, which it writes to the process group's store
-several times a second.
+"""The heartbeats of ranks: each rank writes what it does to the process group's store, several
+times a second.
 """
 
 import json
@@ -11,17 +11,17 @@ from attrs import astuple, field, frozen
 
 _KEY = "heartbeat"
 
-#: What a rank does: its step, the index of its action, and the processes that it waits for.
+#: What a rank does: its step, the index of its action, and the processes for which it waits.
 Doing = tuple[int, int | None, tuple[int, ...]]
 
 
 @frozen
 class Heartbeat:
-    """What a rank does: its `action` by index, None outside of a step, and for how many seconds it
-    has been there, of which it has made no progress in the last `idle` ones.
+    """What a rank does: the index of its `action`, None outside a step; for how many seconds it has
+    been there; and for how many of the last ones it has made no progress (`idle`).
 
-    `place` has it in words, as in ` at 1F0 (1f1b.sched:9)`. `waits_for` are the ranks at the other
-    ends of what it waits for. `ended` says that it will not go on.
+    `place` is the action in words, such as ` at 1F0 (1f1b.sched:9)`. `waits_for` are the ranks for
+    which it waits. `ended` says that it has stopped for good.
     """
 
     step: int
@@ -34,18 +34,18 @@ class Heartbeat:
 
     @property
     def is_in_op(self) -> bool:
-        """Whether it is in an op of a step, and not in a wait for another rank."""
+        """Whether the rank is in an op of a step, and not waiting for another rank."""
         return self.action is not None and not self.waits_for
 
     @property
     def progress(self) -> tuple[int, float]:
-        """How far the rank is, for comparison with replicas, which do the same."""
-        # Outside of a step it has all of its actions behind it.
+        """The rank's position in its actions, for comparison with replicas, which have the same."""
+        # Outside a step, all of its actions are done.
         return self.step, inf if self.action is None else self.action
 
 
 class Heartbeats:
-    """The heartbeats of all ranks, which have a `name`; RuntimeError when the store is gone."""
+    """The heartbeats of all ranks, which have names; RuntimeError when the store is gone."""
 
     def __init__(self, ranks: int, name: Callable[[int], str], store: Any) -> None:
         self._ranks = ranks
@@ -66,11 +66,11 @@ class Heartbeats:
         )
 
     def lines(self) -> list[str]:
-        """What each rank was doing when it ended, and for which ranks it waited."""
+        """A line for each rank: what it was doing when it ended, and for which ranks it waited."""
         return [self.line(rank, self.of(rank)) for rank in range(self._ranks)]
 
     def line(self, rank: int, heartbeat: Heartbeat | None) -> str:
-        """What a rank was doing, as far as its heartbeat tells."""
+        """A line about what a rank was doing by its last heartbeat."""
         name = self._name(rank)
         if heartbeat is None:
             return f"{name} has built no pipeline"

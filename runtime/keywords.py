@@ -1,13 +1,13 @@
-"""Keyword arguments of a step, by microbatch: tensors are cut along the rows of the batch, all else
-is given to every microbatch.
+"""Keyword arguments of a step, by microbatch: tensors are cut along the rows of the batch, and
+other values go to every microbatch.
 
     step(tokens, targets, mask=mask, causal=True)     4 microbatches of 2 rows
 
     tokens   (8, 64)   mask   (8, 64)    rows 0 1, rows 2 3, …
                        causal True       True, True, …
 
-A tensor that has another size is refused, and so is a square one whose rows may be positions as
-well: nothing says whether it is to be cut.
+A tensor with another number of rows is refused, and so is a square one whose rows may be positions:
+it is unclear whether to cut it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class Keywords:
     """The keyword arguments of a step or an evaluation whose batch has these rows, along the
     dimension `dim`.
 
-    `inputs` are those that this rank was given, if any.
+    `inputs` are this rank's inputs, if it has any.
     """
 
     def __init__(self, rows: Rows, dim: int, inputs: Any, has_slices: bool) -> None:
@@ -33,7 +33,7 @@ class Keywords:
         self._dim = dim
         self._has_slices = has_slices
         tensors, _ = tree_flatten(inputs)
-        #: How many positions its sequences have; rows of numbers have none.
+        #: The lengths of its sequences; tensors without a dimension of positions have none.
         self._positions = {
             each.shape[0 if dim else 1]
             for each in tensors
@@ -44,8 +44,8 @@ class Keywords:
     def by_microbatch(
         self, keywords: Mapping[str, Any], first: int, sizes: Sequence[int]
     ) -> list[dict[str, Any]]:
-        """What the modules are given for some microbatches of the batch: of a batch in one piece
-        they begin with row `first` and have so many rows each, of a list they are these.
+        """The keyword arguments of some microbatches. In a batch of one piece, these begin with row
+        `first` and have `sizes` rows; in a list of microbatches, `first` is the index of the first.
         """
         if not sizes:
             return []
@@ -71,7 +71,7 @@ class Keywords:
         ]
 
     def _of_list(self, name: str, values: Sequence[Any]) -> Sequence[Any]:
-        """A list is one of microbatches, as that of inputs is."""
+        """Check that a list has a value for each microbatch, as the list of inputs has."""
         if not self._rows.is_list:
             raise self._unclear(
                 name,
@@ -88,7 +88,7 @@ class Keywords:
     def _of_leaf(
         self, name: str, value: Any, first: int, sizes: Sequence[int]
     ) -> Sequence[Any]:
-        """A tensor in its parts; all else is the same for all microbatches."""
+        """Cut a tensor into parts; other values are the same for all microbatches."""
         if not isinstance(value, Tensor) or not value.ndim:
             return [value] * len(sizes)
         shape = [*value.shape]
@@ -120,8 +120,8 @@ class Keywords:
         return cut(value.narrow(self._dim, first, sum(sizes)), sizes, self._dim)
 
     def _may_be_positions(self, value: Tensor) -> bool:
-        """Whether a tensor of as many rows as the batch may be a mask of positions, since sequences
-        are as long, as far as this rank knows.
+        """Whether a tensor with as many rows as the batch may be a mask of positions, since this
+        rank's sequences have that length.
         """
         rows = self._rows.total
         return rows > 1 and value.shape[:2] == (rows, rows) and rows in self._positions
@@ -136,9 +136,7 @@ class Keywords:
 def with_options(
     keywords: Sequence[Mapping[str, Any]], options: Sequence[Mapping[str, Any]]
 ) -> Sequence[Mapping[str, Any]]:
-    """Keyword arguments by microbatch together with the options of the same microbatches, if there
-    are some.
-    """
+    """Merge the keyword arguments and the options of each microbatch, if there are options."""
     if not options:
         return keywords
     both = {*keywords[0]} & {*options[0]}

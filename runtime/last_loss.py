@@ -1,4 +1,4 @@
-"""The loss of a last stage, by the script's function."""
+"""The loss of a last stage, computed by the script's function."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,8 +22,8 @@ class Loss:
     def __call__(
         self, output: Value, target: Value
     ) -> tuple[Tensor, Mapping[str, Any]]:
-        """The loss of a microbatch, and what else its dictionary has; PipelineError where the loss
-        is no scalar.
+        """Compute the loss of a microbatch, and the other entries of its dictionary; PipelineError
+        if the loss is no scalar.
         """
         loss = self.function(output, target)
         if isinstance(loss, Tensor) and not loss.ndim:
@@ -45,6 +45,6 @@ class Loss:
             wrong = f"is a {type(loss).__name__}"
         way_out = ""
         if loss is None:
-            # As the one of a model of transformers without labels.
+            # For example, the loss of a transformers model without labels.
             way_out = ": `loss_fn(output, targets)` computes it"
         raise PipelineError(f"the loss {wrong}, it must be a scalar tensor{way_out}")

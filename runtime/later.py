@@ -1,7 +1,7 @@
-"""Saves that are called within a step, as by a handler of a signal that tells of the end of a job.
+"""Saves that are called within a step, for example by the handler of a signal that a job will end.
 
-Ranks get a signal at different points, perhaps in different steps. So each notes the call, and all
-make it after the same step: the one after that in which the last of them was told.
+Ranks get a signal at different points, perhaps in different steps. So each rank notes the call, and
+all make it after the same step: the one after the step in which the last rank got the signal.
 """
 
 import atexit
@@ -15,7 +15,7 @@ from schedlang.runtime.watchdog import Watchdog
 
 
 class LaterCalls:
-    """Calls of all ranks that one of them makes within a step, in the order in which it does."""
+    """Calls that ranks make within a step; all ranks make them together after a later step."""
 
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
@@ -26,7 +26,9 @@ class LaterCalls:
 
     @contextmanager
     def within_step(self) -> Iterator[None]:
-        """A step or an evaluation, after which calls are made that were put off on all ranks."""
+        """A context around a step or an evaluation, which makes the calls that all ranks have
+        noted.
+        """
         if self._is_inside:
             raise PipelineError(
                 "a step was called within a step, as by a handler of a signal: let the handler set "
@@ -44,7 +46,7 @@ class LaterCalls:
                 self._make()
 
     def add(self, what: str, call: Callable[[], None]) -> bool:
-        """Note a call for later, if it comes within a step; whether it does."""
+        """Note a call for later if a step is running; return whether one is."""
         if not self._is_inside:
             return False
         if not self._calls:
@@ -64,7 +66,7 @@ class LaterCalls:
         call()
 
     def _at_exit(self) -> None:
-        """Of a script that makes no further step."""
+        """Make the calls that are left, if the script makes no further step."""
         is_error = getattr(sys, "last_value", None) is not None
         while self._calls and not is_error:
             if self._watchdog.agreed(self._done, 0) is None:

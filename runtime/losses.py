@@ -1,14 +1,14 @@
-"""Losses that stages add to that of the last one: of prediction heads at earlier stages, or of what
-a router of experts has chosen.
+"""Losses that stages add to the loss of the last stage, such as those of earlier prediction heads,
+or of a router of experts.
 
-A module adds one where it computes it, in its forward:
+A module adds a loss in its forward:
 
     add_loss("balance", balance, weight=0.01)
 
-In a pipeline, the stage's backward begins with it as well as with the gradient of its output. In
-one process, whoever calls the model takes it:
+In a pipeline, the stage's backward starts from this loss and from the gradient of its output. In
+one process, the caller of the model collects it:
 
-    F   stage 0 ──output──► stage 1 ──output──► loss        B   of stage 0 begins with the
+    F   stage 0 ──output──► stage 1 ──output──► loss        B   of stage 0 starts from the
            └─► balance                                          gradients of both
 """
 
@@ -21,14 +21,14 @@ from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
 
-#: The name of the loss that the last stage has by `loss_fn`.
+#: The name of the loss that `loss_fn` computes on the last stage.
 LOSS = "loss"
 
 
 @frozen(eq=False)
 class Added:
-    """A loss by its name, what it is multiplied by in the sum of all, and whether it was added
-    where torch makes graphs.
+    """A loss with its name, its weight in the sum of all losses, and whether it was added while
+    gradients were enabled.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Added:
     has_graph: bool
 
 
-#: Who takes what is added: the forward that runs, and forwards around it.
+#: The lists that collect added losses: that of the running forward last, before it those around it.
 _takers: list[list[Added]] = []
 
 
 class AddedLosses(dict[str, Tensor]):
-    """Losses by name, of which one that was added several times is the sum."""
+    """Losses by name; losses with the same name are summed."""
 
     def __init__(self, added: Sequence[Added] = ()) -> None:
         super().__init__()
@@ -54,20 +54,18 @@ class AddedLosses(dict[str, Tensor]):
 
     @property
     def total(self) -> Tensor | float:
-        """What is added to the loss: all of them, each times its weight; 0.0 where there are
-        none.
-        """
+        """The sum of all losses, each times its weight; 0.0 without any."""
         return sum((each.weight * each.value for each in self._added), start=0.0)
 
 
 def add_loss(name: str, value: Tensor, weight: float = 1.0) -> None:
-    """Add a loss of the forward that runs: in training, `weight` times the value is added to the
-    loss of the microbatch.
+    """Add a loss in a module's forward: in training, `weight` times the value is added to the loss
+    of the microbatch.
 
     `Pipeline.named_losses` reports it by its name, without the weight; losses of one name add up.
-    For what calls the model by itself, `added_losses` takes it; without that, nothing does, as in a
-    backward, in which a checkpoint may run the forward again. PipelineError for a value that is no
-    scalar, or the name `loss`.
+    If a script calls the model by itself, `added_losses` collects it; otherwise it is ignored, as
+    in a backward, in which a checkpoint may run the forward again. PipelineError for a value that
+    is no scalar, or for the name `loss`.
     """
     if not _takers:
         return
@@ -88,7 +86,7 @@ def add_loss(name: str, value: Tensor, weight: float = 1.0) -> None:
 
 @define
 class Taking:
-    """Puts what is added within into a list. It is in every forward, so it is no generator."""
+    """A context that collects added losses in a list; no generator, since every forward uses it."""
 
     added: list[Added]
 
@@ -101,7 +99,7 @@ class Taking:
 
 @contextmanager
 def no_takers() -> Iterator[None]:
-    """Nobody takes what is added within, as in a backward."""
+    """A context in which added losses are ignored, as in a backward."""
     takers = _takers.copy()
     _takers.clear()
     try:
@@ -112,7 +110,7 @@ def no_takers() -> Iterator[None]:
 
 @contextmanager
 def added_losses() -> Iterator[AddedLosses]:
-    """The losses that a model adds within, in one process, for the loss of a training:
+    """A context that collects the losses that a model adds in one process:
 
     with added_losses() as added:
         output = model(inputs)
@@ -126,13 +124,13 @@ def added_losses() -> Iterator[AddedLosses]:
 
 
 def root_of(added: Sequence[Added]) -> Tensor | None:
-    """The one tensor from which a backward of some losses begins, if any."""
+    """The sum from which the backward of these losses starts; None if no loss has a graph."""
     total = AddedLosses(added).total
     return total if isinstance(total, Tensor) and total.requires_grad else None
 
 
 def total_of(added: Sequence[Added]) -> dict[str, Tensor]:
-    """Losses by name, without their graph, as sums of many are made."""
+    """Losses by name, detached and in double precision, since many are summed."""
     return {
         name: value.detach().to(torch.float64)
         for name, value in AddedLosses(added).items()

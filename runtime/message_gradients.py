@@ -1,8 +1,9 @@
 """The gradients of an activation in a message.
 
-Gradients go back for those tensors of an activation that want one. Where the loss does not depend
-on one there is none, as behind a `detach`; in the first step every message of gradients begins with
-which of them are there, and later steps leave out those that were in no message of the first.
+Gradients are sent back for the tensors of an activation that want one. If the loss does not depend
+on a tensor, for example because of a `detach`, it has no gradient. In the first step, every message
+begins with flags that say which gradients exist; later steps leave out those that no message of the
+first step had.
 """
 
 from typing import TYPE_CHECKING
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class Gradients:
-    """The gradients of an activation in a message: of the tensors that may have one (`models`)
-    those that `are_sent`. Of these, messages of a first step have any, and note it in `were_there`.
+    """The gradients of an activation in a message: for each tensor that may have one (`models`),
+    whether it is sent. In a first step, `were_there` notes which gradients any message has had.
     """
 
     models: list[Tensor]
@@ -32,20 +33,20 @@ class Gradients:
     is_first: bool
     were_there: list[bool]
     format: WireFormat
-    #: The usual case, after a first step.
+    #: Whether all gradients are sent without flags: the usual case after a first step.
     _are_all_sent: bool
 
     @classmethod
     def first(
         cls, spec: ValueSpec, rounding: "Rounding | None", device: torch.device
     ) -> "Gradients":
-        """Those of a first step: of all tensors that want one."""
-        # For an activation of three tensors, of which c is behind a `detach` on the sender's side:
+        """The format of a first step: gradients of all tensors that want one."""
+        # An activation of three tensors; the sender has detached c, and the loss ignores b:
         #
         #     models       a      b      c
-        #     are_sent     True   True   False      those that want a gradient
-        #     were_there   True   False             what messages of the first step had: none for b,
-        #                                           so later steps send a alone
+        #     are_sent     True   True   False      the tensors that want a gradient
+        # were_there   True   False             the gradients in messages of the first step: none
+        #                                           for b, so later steps send only that of a
         pairs = zip(spec.models(), spec.want_gradients, strict=True)
         wanted = [(model, wants) for model, wants in pairs if has_gradient(model)]
         models = [model for model, _ in wanted]
@@ -79,8 +80,8 @@ class Gradients:
         )
 
     def of_later_steps(self) -> "Gradients":
-        """Those of later steps: of the tensors that had one in some message of the first."""
-        # Two lists of different lengths: only those that were sent have an entry in `were_there`.
+        """The format of later steps: gradients that some message of the first step had."""
+        # The lists differ in length: `were_there` has entries only for gradients that are sent.
         there = iter(self.were_there)
         are_sent = [is_sent and next(there) for is_sent in self.are_sent]
         return self._of(
@@ -88,7 +89,7 @@ class Gradients:
         )
 
     def pack(self, gradients: list[Tensor | None], what: str) -> list[Tensor]:
-        """The tensors to send; in a first step, before them, which are there."""
+        """The tensors to send; in a first step, flags come first: which gradients exist."""
         if self._are_all_sent:
             pairs = zip(gradients, self.models, strict=True)
             return self.format.pack(
@@ -107,8 +108,7 @@ class Gradients:
                     f"{what} has a gradient now, and had none in the first step with inputs of "
                     "this shape: after freezing or unfreezing weights, build a new pipeline"
                 )
-        # One that is missing is sent as zeros, so that the length of a message is known to its
-        # receiver.
+        # A missing gradient is sent as zeros, so that the receiver knows the length of a message.
         packed = self.format.pack(tensors)
         if not self.is_first:
             return packed
@@ -123,7 +123,7 @@ class Gradients:
         return rooms
 
     def unpack(self, received: list[Tensor]) -> list[Tensor | None]:
-        """The gradients that were sent, for all tensors that may have one."""
+        """The received gradients, for all tensors that may have one."""
         if self._are_all_sent:
             return [*self.format.unpack(received)]
         are_there = [True] * len(self.format.packed)

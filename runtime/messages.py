@@ -1,14 +1,14 @@
-"""The messages of a plan, as sender or receiver: each is prepared once, and made in every step.
+"""The messages of a plan on the sender and on the receiver; each is prepared once for all steps.
 
 gloo and NCCL fill a buffer of the wrong size without an error, so a sender compares every message
-with what it has announced:
+with the spec that it has announced:
 
-    first step     spec of the output ─► header ─► activation ─► …          by way of the CPU
+    first step     spec of the output ─► header ─► activation ─► …          through the CPU
     later steps                                    activation ─► …          device to device
 
-Microbatches may have other shapes than the ones before them. So all of this is said of a form: what
-passes through a channel for those microbatches whose inputs look alike, in this step or another.
-The first step with such a microbatch is the first step of its form.
+Microbatches may differ in their shapes. So each channel has *forms*: a form is for all microbatches
+whose inputs have the same shapes and types, in any step. The first step with such a microbatch is
+the first step of its form.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class Form:
-    """What passes through a channel for microbatches whose inputs look alike, and the gradients
-    that come back.
+    """The format of a channel's activations and gradients, for microbatches whose inputs have the
+    same shapes and types.
 
-    Shapes and types are known from the first step with such a microbatch. In that step, in which
-    the form is `new`, its first activation brings a header, with a `tag` for this form alone, and
-    all its messages go by way of the CPU: their receives are begun when they are waited for, in
-    whichever order, which gloo does not mind.
+    The first step with such a microbatch finds out the shapes and types in the channel. In that
+    step the form is `new`: its first activation comes after a header, with a `tag` of this form,
+    and all its messages go through the CPU. Their receives begin only when the rank waits for them,
+    in any order, since gloo matches messages by tags.
     """
 
     tag: int = 0
@@ -60,13 +60,13 @@ class Form:
 
 @define(eq=False)
 class Channel:
-    """The messages between a stage of this rank and one on another rank: activations, which are
-    `what` passes in an error, and their gradients.
+    """The messages between a stage of this rank and one on another rank: activations, which error
+    messages call `what`, and their gradients.
 
-    `messages` are all of them, each with the form that it has in this step. `tags` are those of
-    headers, one for each microbatch, so for each form that a step may have. Where messages of
-    several forms may be in one batch of NCCL (`are_batched`), which cannot go by two ways, all of a
-    step are new if one is.
+    Each of the `messages` has the form of this step. `tags` are those of headers, one for each
+    microbatch, which are enough for all forms of a step. If one batch of NCCL may have messages of
+    several forms (`are_batched`), all forms of a step are new if one is, since a batch cannot go
+    through the CPU in part.
     """
 
     wire: Wire
@@ -85,13 +85,12 @@ class Channel:
     _new: dict[Hashable, Form] = field(factory=dict)
 
     def begin(self, inputs: Sequence[Hashable]) -> None:
-        """Begin a step, whose microbatches have inputs of these numbers, of which those of the same
-        shapes and types have the same: a number for each microbatch, or one for all.
+        """Begin a step. `inputs` has a number for each microbatch, or one for all; equal numbers
+        mean inputs of the same shapes and types.
         """
         if inputs == self._inputs:
             return
-        # The same objects for the whole step: what the first message of a form learns, the others
-        # know.
+        # Messages of one form share an object, so the first one learns the spec for all others.
         forms = {number: self._known.get(number) or Form() for number in inputs}
         self._inputs = inputs
         self._forms = [forms[number] for number in inputs]
@@ -103,27 +102,27 @@ class Channel:
         self._new = {
             number: form for number, form in forms.items() if form.new or are_all_new
         }
-        # Both ranks are told of them in this order, so they give the same tags.
+        # Both ranks have the same order of new forms, so they assign the same tags.
         for tag, form in zip(self.tags, self._new.values(), strict=False):
             form.tag = tag
             form.new = True
 
     def add(self, message: "Message") -> None:
-        """Take note of a message, perhaps of the step that has begun."""
+        """Add a message, which may be part of the current step."""
         self.messages.append(message)
         self._give_form(message)
 
     def _give_form(self, message: "Message") -> None:
-        # A message of a microbatch that this step does not have is not made.
+        # This step may have fewer microbatches; messages of others are not sent.
         if message.microbatch < len(self._forms):
             message.form = self._forms[message.microbatch]
 
     def end(self) -> None:
-        """End a step: the shapes and types that it has found out are known from now on."""
+        """End a step: its new forms are known from now on."""
         if not self._new:
             return
         for number, form in self._new.items():
-            # An evaluation of a few microbatches may pass none by this channel.
+            # An evaluation of few microbatches may send nothing over this channel.
             if form.spec is not None:
                 form.new = False
                 if form.gradients.is_first:
@@ -135,14 +134,12 @@ class Channel:
         self._inputs = ()
 
     def announce(self, form: Form, spec: ValueSpec) -> None:
-        """Tell the other rank the shapes and types of activations, before the first one of a new
-        form.
-        """
+        """Send the spec of activations to the peer, before the first one of a new form."""
         self._set(form, spec)
         form.headers = self.wire.send_object(spec, self.peer, form.tag)
 
     def learn(self, form: Form) -> None:
-        """Wait until the other rank has announced them."""
+        """Wait for the spec from the peer."""
         spec = self.wire.receive_object(self.peer, form.tag)
         assert isinstance(spec, ValueSpec)
         self._set(form, spec)
@@ -154,9 +151,7 @@ class Channel:
 
 
 class Message:
-    """A message, which takes its value from a box of one of this rank's stages, or puts it into
-    one.
-    """
+    """A message, which takes its value from a box of a stage on this rank, or puts it there."""
 
     __slots__ = (
         "box",
@@ -169,7 +164,7 @@ class Message:
         "wire",
     )
 
-    #: What passes in this step.
+    #: The form of the message in this step.
     form: Form
 
     def __init__(
@@ -180,7 +175,7 @@ class Message:
         self.peer = channel.peer
         self.box = box
         self.microbatch = microbatch
-        #: A tag for each tensor, more than there will be.
+        #: Tags for the tensors of the message, more than are needed.
         self.tags = tags
         self.in_flight: InFlight = []
         channel.add(self)
@@ -191,12 +186,12 @@ class Message:
 
 
 class Send(Message):
-    """A send, begun and later waited for."""
+    """A send, which the rank posts, and for which it waits later."""
 
     __slots__ = ("changes", "samples")
 
-    #: How often each tensor had been changed in place when the send began; and in a new step some
-    #: of its numbers, for what autograd does not count.
+    #: For each tensor, its count of changes in place when the send began; and in a new step a
+    #: sample of its values, since autograd does not count all changes.
     changes: list[int]
     samples: list[Tensor]
 
@@ -205,8 +200,8 @@ class Send(Message):
         tensors = self.tensors()
         send = self.wire.post_send
         if self.form.new:
-            # By gloo, which matches messages by tags: in a new step the other rank begins a receive
-            # only when it waits for it, and that is another order than NCCL would need.
+            # Through gloo, which matches messages by tags: in a new step the peer begins a receive
+            # only when it waits for it, and NCCL would need the order of the plan.
             tensors = [tensor.cpu() for tensor in tensors]
             send = self.wire.send
         peer = self.peer
@@ -217,7 +212,7 @@ class Send(Message):
         ]
 
     def note(self, tensors: list[Tensor]) -> None:
-        """Note what is sent, to see whether it was changed on its way."""
+        """Keep the state of the tensors, to detect changes while they are on their way."""
         self.changes = [*map(changes_of, tensors)]
         self.samples = (
             [sample(tensor).clone() for tensor in tensors] if self.form.new else []
@@ -233,7 +228,7 @@ class Send(Message):
         return all(are_same(before, sample(tensor)) for before, (_, tensor) in samples)
 
     def complete(self) -> None:
-        """Wait until the tensors have been received, and let go of them."""
+        """Wait until the tensors have been received, and free them."""
         if self.in_flight:
             self.wire.wait(self.in_flight, self.peer)
             if not self._is_as_noted():
@@ -245,7 +240,7 @@ class Send(Message):
             self.in_flight = []
 
     def complete_if_posted(self) -> None:
-        """The same, but not in a new step, whose receives are not begun where the plan has them."""
+        """Complete the send, unless the step is new: then its receive may begin later."""
         if not self.form.new:
             self.complete()
 
@@ -256,8 +251,8 @@ class ActivationSend(Send):
     __slots__ = ()
 
     def tensors(self) -> list[Tensor]:
-        """The tensors of the output: announced if it is the first one of a new step, and else
-        compared with what was announced.
+        """The tensors of the output. The first output of a new form is announced, and others are
+        compared with the announced spec.
         """
         channel = self.channel
         form = self.form
@@ -284,14 +279,14 @@ class GradientSend(Send):
     __slots__ = ()
 
     def tensors(self) -> list[Tensor]:
-        """The gradients, which have the shapes and types of the tensors that they are of."""
+        """The gradients, with the shapes and types of their tensors."""
         return self.form.gradients.pack(
             self.box.pop(self.microbatch), self.channel.what
         )
 
 
 class Receive(Message):
-    """A receive: begun where the plan has it, or in a new step when it is waited for."""
+    """A receive, which begins at its place in the plan, or in a new step at the wait for it."""
 
     __slots__ = ("device",)
 
@@ -307,11 +302,11 @@ class Receive(Message):
         self.device = device
 
     def room(self, device: torch.device) -> list[Tensor]:
-        """Empty tensors, for those that come."""
+        """Empty tensors for this message, on a device."""
         raise NotImplementedError
 
     def put(self, tensors: list[Tensor]) -> None:
-        """Put what has come where the stage takes it from."""
+        """Put the received tensors into the stage's box."""
         raise NotImplementedError
 
     def tensors(self) -> list[Tensor]:
@@ -319,12 +314,12 @@ class Receive(Message):
         return self.room(self.device)
 
     def post(self) -> None:
-        """Begin to receive, if it is known what comes."""
+        """Begin to receive, if the form is known."""
         if not self.form.new:
             self._begin(self.tensors(), self.wire.post_receive)
 
     def arrive(self) -> None:
-        """Wait for the tensors, and give them to the stage."""
+        """Wait for the tensors, and pass them to the stage."""
         form = self.form
         if form.new:
             if form.spec is None:
@@ -351,13 +346,13 @@ class ActivationReceive(Receive):
     __slots__ = ()
 
     def room(self, device: torch.device) -> list[Tensor]:
-        """Empty tensors of the shapes and types that were announced."""
+        """Empty tensors of the announced shapes and types."""
         packed = self.form.activation.packed
         return [torch.empty_like(model, device=device) for model in packed]
 
     def put(self, tensors: list[Tensor]) -> None:
-        """Nest the tensors as they were, and give them to the stage, as leaves that want a gradient
-        where the other rank's did.
+        """Restore the nesting of the tensors, and pass them to the stage as leaves, which want a
+        gradient if the sender's tensors did.
         """
         form = self.form
         spec = form.spec
@@ -374,17 +369,17 @@ class GradientReceive(Receive):
     __slots__ = ()
 
     def room(self, device: torch.device) -> list[Tensor]:
-        """Empty tensors, for gradients of the outputs that this rank has announced."""
+        """Empty tensors for the gradients of the outputs that this rank has announced."""
         return self.form.gradients.room(device)
 
     def put(self, tensors: list[Tensor]) -> None:
-        """Give the gradients to the stage."""
+        """Pass the gradients to the stage."""
         self.box[self.microbatch] = self.form.gradients.unpack(tensors)
 
 
 def post_as_one(messages: Sequence[Send | Receive]) -> None:
-    """Begin messages as one batch of NCCL; in a new step, by gloo, one by one."""
-    # In a new step `post` sends by gloo, and leaves receives for where they are needed.
+    """Post messages as one batch of NCCL; in a new step one by one through gloo."""
+    # In a new step, `post` sends through gloo, and receives begin at the waits for them.
     if any(message.form.new for message in messages):
         for message in messages:
             message.post()

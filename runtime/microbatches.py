@@ -1,22 +1,12 @@
-"""Microbatches and slices that need not be alike: batches that a script has cut itself, how much
-each microbatch counts, and sequences cut at given places.
+"""Batches that a script has cut itself: a list has a value for each microbatch."""
 
-    step([x0, x1, x2], [y0, y1, y2], counts=[7, 2, 4])      losses l0, l1, l2, means over so many
-
-    the step's gradient is that of (7 l0 + 2 l1 + 4 l2) / 13, as of one batch of all of them
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
-from numbers import Integral, Real
+from collections.abc import Mapping, Sequence
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.setup import SliceLengths
-from schedlang.runtime.values import Value, ValueSpec, flatten
+from schedlang.runtime.values import Value
 
 #: How many rows or tokens the loss of each microbatch is the mean of; of several models, by name.
 Counts = Sequence[float] | Mapping[str, Sequence[float]]
@@ -34,104 +24,6 @@ class Microbatches:
 def as_microbatches(batch: Value) -> Value:
     """A list is one of microbatches; all else is a batch."""
     return Microbatches(batch) if isinstance(batch, list) else batch
-
-
-def specs_of(values: Sequence[Value]) -> list[ValueSpec]:
-    """Shapes and types of inputs by microbatch; PipelineError where these are not microbatches of
-    one model: they may differ in shape alone, and none may be empty.
-    """
-    specs: list[ValueSpec] = []
-    for number, value in enumerate(values):
-        tensors, tree = flatten(value, f"`inputs[{number}]`")
-        spec = ValueSpec.of(tensors, tree)
-        if tensors and not any(tensor.numel() for tensor in tensors):
-            raise PipelineError(
-                f"`inputs[{number}]` is {spec}: a microbatch must have a row"
-            )
-        first = specs[0] if specs else spec
-        if spec.tree != first.tree:
-            raise PipelineError(
-                f"`inputs[{number}]` has its tensors in other containers than `inputs[0]`: "
-                "microbatches may differ in shape alone"
-            )
-        if spec.types != first.types:
-            raise PipelineError(
-                f"`inputs[{number}]` is {spec}, and `inputs[0]` {first}: microbatches may differ "
-                "in shape alone"
-            )
-        specs.append(spec)
-    return specs
-
-
-def check_count(name: str, batch: Microbatches, microbatches: int) -> None:
-    """PipelineError for another number of microbatches than the plan has."""
-    if len(batch.values) != microbatches:
-        raise PipelineError(
-            f"`{name}` are a list of {len(batch.values)} microbatches, and the plan has "
-            f"{microbatches}"
-        )
-
-
-def check_counts(counts: Sequence[float], microbatches: int) -> None:
-    """PipelineError for what cannot say how much each microbatch counts."""
-    if isinstance(counts, str) or not hasattr(counts, "__len__"):
-        raise PipelineError(
-            f"`counts` is {counts!r}: it must be a list of numbers of rows or tokens, one for each "
-            "microbatch"
-        )
-    if len(counts) != microbatches:
-        raise PipelineError(
-            f"`counts` are {len(counts)}, one for each microbatch, and the plan has {microbatches}"
-        )
-    for number, count in enumerate(counts):
-        is_number = isinstance(count, Real | Tensor)
-        if not is_number or not isfinite(count) or count < 0:
-            raise PipelineError(
-                f"`counts[{number}]` is {count!r}: it must be a number of rows or tokens, 0 or more"
-            )
-
-
-def totals_of(counts: Sequence[float], updates: int) -> list[float]:
-    """How much the microbatches of each update count together."""
-    size = len(counts) // updates
-    return [
-        float(sum(counts[begin : begin + size]))
-        for begin in range(0, len(counts), size)
-    ]
-
-
-def lengths_of(
-    size: int, name: str, dim: int, slices: int, given: SliceLengths
-) -> list[int]:
-    """How long the slices of a microbatch are, whose tensors have a size along the dimension of
-    sequences; PipelineError where these lengths are not those of so many slices.
-    """
-    values = given(size) if callable(given) else given
-    # A function of the script's own may return anything.
-    lengths = [*values] if isinstance(values, Iterable) else []
-    are_lengths = all(
-        isinstance(length, Integral) and length >= 1 for length in lengths
-    )
-    if len(lengths) != slices or not are_lengths:
-        raise PipelineError(
-            f"`slice_lengths` gives {values!r} for a length of {size}: it must be {slices} lengths "
-            "of 1 or more, one for each slice of the plan"
-        )
-    if sum(lengths) != size:
-        way_out = ""
-        if not callable(given):
-            way_out = "; for other lengths, give a function of the length, which returns those "
-            way_out += "of its slices"
-        raise PipelineError(
-            f"`{name}` have the size {size} along dimension {dim}, and `slice_lengths` {lengths} "
-            f"make {sum(lengths)}{way_out}"
-        )
-    return lengths
-
-
-def shares_of_slices(lengths: Sequence[int]) -> list[float]:
-    """How much the slices of a microbatch count, by their lengths: 1.0 on average."""
-    return [length * len(lengths) / sum(lengths) for length in lengths]
 
 
 def weighted(losses: Tensor, shares: Sequence[float]) -> Tensor:

@@ -18,15 +18,15 @@ def means_of_losses(
     watchdog: Watchdog,
     device: torch.device,
 ) -> tuple[list[str], dict[str, float]]:
-    """All names of losses that any rank has had, and the means of those that there are now. All
-    ranks give their `own`, and the names that are `known` since the last time.
+    """The names of all losses that any rank has had, and the means of the current ones. All ranks
+    pass their `own` losses, and the names that are `known` from the last call.
     """
-    # Ranks add up a tensor of numbers, in an order of names that all of them know:
+    # Ranks all-reduce one tensor, in an order of names that all of them know:
     #
-    #     any new name? │ of each known name, is it here? │ of each known name, its value
+    #     any new name? │ for each known name, is it here? │ for each known name, its value
     #
-    # A name that some rank has for the first time is told by the store, which is slower; then all
-    # of them do it over. So every step but the first, as a rule, is a single sum.
+    # New names are exchanged through the store, which is slower, and then the sum is repeated. So
+    # usually every step but the first is a single all-reduce.
     replicas = wire.processes.replicas
     while True:
         are_new = bool(own.keys() - set(known))

@@ -211,6 +211,8 @@ class Part:
     boxes: Boxes = MappingProxyType({})
     #: The norms of a step's updates, before they were clipped.
     norms: Mapping[int, Tensor] = MappingProxyType({})
+    #: Whether the batch of the last step was skipped.
+    skipped = False
 
     @property
     def verdict(self) -> str | None:
@@ -260,6 +262,9 @@ class Part:
 
     def after_step(self) -> None:
         """A step is over, and its losses are finite where that was asked for."""
+
+    def skip(self) -> None:
+        """The batch is skipped on all ranks."""
 
     def validate(self) -> None:
         """The script is about to read or change weights: wait for what they are yet to become."""

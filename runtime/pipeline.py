@@ -58,7 +58,7 @@ from schedlang.runtime.microbatches import Counts
 from schedlang.runtime.part import Part, filled
 from schedlang.runtime.processes import counting_together, processes_of
 from schedlang.runtime.results import Results
-from schedlang.runtime.setup import LossFn, Setup, SliceLengths, Tied, Verify
+from schedlang.runtime.setup import LossFn, Setup, SkipIf, SliceLengths, Tied, Verify
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.stateful import Stateful
 from schedlang.runtime.values import Value, are_of_inference
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     )
     from schedlang.runtime.model.model_files import ModelPart, write_model
     from schedlang.runtime.named_losses import means_of_losses
+    from schedlang.runtime.next_batch import NextBatch as next_batch
     from schedlang.runtime.parts.clipping import check_clipping, total_norm
     from schedlang.runtime.precision import rounding_to
     from schedlang.runtime.shared_weights import check_shared_weights, ids_of_tied
@@ -101,7 +102,8 @@ else:
     warm_ups = on_demand("schedlang.ranks.warm_up.warm_ups")
     forward_only = on_demand("schedlang.schedule.forward_only.forward_only")
     forwards = on_demand("schedlang.schedule.forward_only.forwards")
-    # For what a script may ask for between two steps.
+    # For what a script may ask for beside a step.
+    next_batch = on_demand("schedlang.runtime.next_batch.NextBatch")
     means_of_losses = on_demand("schedlang.runtime.named_losses.means_of_losses")
     check_clipping = on_demand("schedlang.runtime.parts.clipping.check_clipping")
     total_norm = on_demand("schedlang.runtime.parts.clipping.total_norm")
@@ -144,7 +146,9 @@ class Pipeline:
     one. All ranks then skip an update where the gradients of one overflow
     (docs/training.md#scaled-losses). A loss that is no finite number is a warning, once; with
     `stop_on_nan` the pipeline ends there, before the weights are updated (but for updates that the
-    plan makes itself). Stages may add losses of their own, see
+    plan makes itself). With `skip_if`, all ranks skip a bad batch: an exception of this type in the
+    forward or the loss of any stage, or a function of the losses that returns True, see `skipped`
+    (docs/training.md#bad-batches). Stages may add losses of their own, see
     `schedlang.runtime.losses.add_loss`, which are scaled alike.
 
     Where the plan has several models (docs/models.md#several-models), `loss_fn` is one for all of
@@ -195,6 +199,7 @@ class Pipeline:
         batch_dim: int | tuple[int, int] = 0,
         slice_lengths: SliceLengths | None = None,
         stop_on_nan: bool = False,
+        skip_if: SkipIf | None = None,
         optimizers: Mapping[int, Optimizer] | None = None,
         timeout: float = 60.0,
     ) -> None:
@@ -214,6 +219,7 @@ class Pipeline:
             batch_dim=batch_dim,
             slice_lengths=slice_lengths,
             stop_on_nan=stop_on_nan,
+            skip_if=skip_if,
         )
         check_pipeline(plan, setup, mesh, timeout)
         check_mesh(mesh)
@@ -292,6 +298,7 @@ class Pipeline:
             self._wire,
             self._exchange,
             self._watchdog,
+            self._results,
         )
         self._parts = build_parts_of_rank(rank)
         self._after_step = filled(self._parts, "after_step")
@@ -327,6 +334,13 @@ class Pipeline:
     def extras(self) -> list[Mapping[str, Any]]:
         """What `loss_fn` has given beside the losses of the last step or evaluation."""
         return self._results.extras
+
+    @property
+    def skipped(self) -> bool:
+        """Whether all ranks have skipped the batch of the last step: there are no losses of it, and
+        no gradients, so that an optimizer has nothing to do.
+        """
+        return any(part.skipped for part in self._parts)
 
     @property
     def losses(self) -> dict[str, Tensor]:
@@ -418,6 +432,28 @@ class Pipeline:
         with self._later.within_step():
             losses = self._train(batch, return_outputs)
         return (losses, self.outputs.get(_ONLY)) if return_outputs else losses
+
+    def train_batch(
+        self, batches: Iterator[Any] | None = None, **given: Any
+    ) -> Tensor | tuple[Tensor | None, list[Value] | None] | None:
+        """Take the next batch of an iterator, a pair of inputs and targets or a dictionary of
+        arguments of `step`, and make a step with it and with what is `given`; gives what `step`
+        gives.
+
+        All ranks do so together. The ranks that need inputs, targets or keyword arguments have an
+        iterator, and others may have none. At the end of the iterators StopIteration is raised on
+        all ranks, as by `next`; it is an error where they end after different numbers of batches.
+        Where the iterator of a rank raises an exception of `skip_if`, all ranks skip the batch.
+        """
+        with self._watchdog.guard("in train_batch"):
+            batch = next_batch(batches, self._site.setup.skipped_exceptions)
+            batch.agree(self._wire, self._processes)
+            if batch.is_bad:
+                for skip in filled(self._parts, "skip"):
+                    skip()
+        if batch.has_ended:
+            raise StopIteration
+        return None if batch.is_bad else self.step(**batch.arguments, **given)
 
     def _train(self, batch: Batch, return_outputs: bool) -> Tensor | None:
         """Walk over the plan, and take the losses and what else has been made; give the losses."""
@@ -643,7 +679,11 @@ class Pipeline:
         A plan that updates its stages itself has applied the gradients by then.
         """
         with self._watchdog.guard("in clip_grad_norm_"):
-            check_clipping(self._plan, model, clips_itself=bool(self._after_step))
+            check_clipping(
+                self._plan,
+                model,
+                clips_itself=self._site.setup.ends_with_update(self._plan),
+            )
             shared = [
                 each
                 for each in self._site.shared

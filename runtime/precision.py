@@ -1,9 +1,8 @@
-"""Messages of fewer bits: tensors that are rounded to bfloat16 or float16 on their way.
+"""Messages with fewer bits: tensors that are sent as bfloat16 or float16.
 
-The smallest float16 is 6e-8, and gradients are often smaller. So a tensor is multiplied by the
-power of two at which its largest number fits, and the exponent goes along as one number more;
-WPipe's messages do the same (Yang et al. 2022, "Group-based interleaved pipeline parallelism",
-figure 12).
+The smallest float16 is 6e-8, and gradients are often smaller. So a tensor is scaled by the largest
+power of two at which its values fit, and the exponent is sent with it. WPipe's messages do the same
+(Yang et al. 2022, "Group-based interleaved pipeline parallelism", figure 12).
 """
 
 from math import log2
@@ -14,27 +13,24 @@ from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
 
-#: The exponent of the power of two under which the largest number is brought: float16 ends at
-#: 65504.
+#: The exponent of the power of two below which values are scaled: float16 ends at 65504.
 _LARGEST = 15
 
 
 @frozen
 class Rounding:
-    """Rounds tensors of floating point numbers of more bits to a type of 16 bits; leaves all others
-    as they are.
-    """
+    """Rounds floating-point tensors with more than 16 bits to a type of 16 bits."""
 
     type: torch.dtype
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """What is sent instead of a tensor, contiguous."""
+        """The contiguous tensor that is sent in place of this one."""
         if not self._rounds(tensor):
             return tensor.contiguous()
         if self.type == torch.bfloat16:
             return tensor.to(self.type).contiguous()
         largest = tensor.abs().amax() if tensor.numel() else tensor.new_zeros(())
-        # Where the largest number is tiny, the power of two might be none of the tensor's own type.
+        # For tiny values, the power of two might exceed the range of the tensor's type.
         limit = int(-log2(torch.finfo(tensor.dtype).tiny))
         exponent = (
             (_LARGEST - largest.frexp().exponent).clamp(-limit, limit).to(tensor.dtype)
@@ -44,14 +40,14 @@ class Rounding:
         )
 
     def room(self, model: Tensor) -> Tensor:
-        """A tensor of the shape and type of what is sent instead of the model."""
+        """A tensor with the shape and type of the one that is sent in place of the model."""
         if not self._rounds(model):
             return model
         shape = model.shape if self.type == torch.bfloat16 else (model.numel() + 1,)
         return torch.empty((), dtype=self.type).expand(shape)
 
     def unpack(self, packed: Tensor, model: Tensor) -> Tensor:
-        """The tensor, of the shape and type of the model, from what was sent instead."""
+        """Restore the tensor, with the shape and type of the model, from the one that was sent."""
         if not self._rounds(model):
             return packed
         found = packed.to(model.dtype)

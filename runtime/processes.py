@@ -1,4 +1,4 @@
-"""Which processes run a plan: all of them, or those of a device mesh, where there may be replicas
+"""The processes that run a plan: all processes, or those of a device mesh, which may have replicas
 of the pipeline.
 
     mesh["dp", "pp"]      pp 0   pp 1   pp 2         ranks of the plan, in one process group
@@ -19,14 +19,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from schedlang.runtime.torch_private.wrappers import is_sharded
 
-#: The dimension of a mesh along which the ranks of a plan are.
+#: The dimension of a mesh along which the ranks of a plan lie.
 PIPELINE = "pp"
 
 
 @frozen(eq=False)
 class Replicas:
-    """Processes with the same weights, by their ranks in the default process group; and if there
-    are several, the group that they make up.
+    """Processes with the same weights, by their ranks in the default process group; and their
+    process group, if there are several.
     """
 
     processes: tuple[int, ...]
@@ -34,7 +34,7 @@ class Replicas:
 
     @property
     def are_several(self) -> bool:
-        """Whether there is more than this process."""
+        """Whether there is more than one process."""
         return len(self.processes) > 1
 
     @property
@@ -58,12 +58,12 @@ class Processes:
     pipeline: tuple[int, ...]
     group: dist.ProcessGroup
     replicas: Replicas
-    #: For each process of a mesh, where in the mesh it is: ` (dp 1, pp 1)`.
+    #: For each process of a mesh, its coordinates in words: ` (dp 1, pp 1)`.
     _coordinates: dict[int, str] = field(factory=dict)
 
     @property
     def are_of_mesh(self) -> bool:
-        """Whether they are the processes of a mesh."""
+        """Whether the processes are those of a mesh."""
         return bool(self._coordinates)
 
     @property
@@ -77,7 +77,7 @@ class Processes:
         return tuple(each for each in self.pipeline if each != self.pipeline[self.own])
 
     def name(self, process: int) -> str:
-        """A process in a message: `rank 3 (dp 1, pp 1)`, or without a mesh `rank 3`."""
+        """The name of a process in messages: `rank 3 (dp 1, pp 1)`, or without a mesh `rank 3`."""
         return f"rank {process}{self._coordinates.get(process, '')}"
 
 
@@ -113,8 +113,8 @@ def processes_of(mesh: DeviceMesh | None) -> Processes:
 
 
 def backend_of(group: dist.ProcessGroup, device: torch.device) -> str | None:
-    """The library that a group sends tensors of a device by: for `cpu:gloo,cuda:nccl` one of the
-    two, and None for devices that the group does not know.
+    """The library by which a group sends tensors of a device: for `cpu:gloo,cuda:nccl` one of the
+    two, and None if the group does not support the device.
     """
     backends = dict(
         each.split(":") for each in dist.get_backend_config(group).split(",")
@@ -122,13 +122,13 @@ def backend_of(group: dist.ProcessGroup, device: torch.device) -> str | None:
     return backends.get(device.type)
 
 
-#: For a group of NCCL alone, the group for GPUs and CPUs that was made of its processes.
+#: For a group that has only NCCL, the group of the same processes for GPUs and CPUs.
 _for_both: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 
 
 def _of_cpus_too(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A group of the same processes that also sends tensors of CPUs, as shapes are: the group
-    itself, or where it has NCCL alone, as launchers make it, one beside it.
+    """A group of the same processes that can also send CPU tensors, such as shapes: the group
+    itself, or a new one if it has only NCCL, as groups by launchers do.
     """
     if backend_of(group, torch.device("cpu")) is not None:
         return group
@@ -145,8 +145,8 @@ def _of_cpus_too(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 def group_apart(processes: Processes) -> dist.ProcessGroup:
-    """A group of the ranks of the plan by itself, which all of them make together: what goes there
-    comes at other places among the messages of each rank, but everywhere in one order.
+    """A separate group of the plan's ranks, which all of them create together. Ranks may come to
+    its messages at different places among those of the plan, but all in the same order.
     """
     is_part = len(processes.pipeline) < dist.get_world_size()
     group = dist.new_group([*processes.pipeline], use_local_synchronization=is_part)
@@ -157,8 +157,8 @@ def group_apart(processes: Processes) -> dist.ProcessGroup:
 def counting_together(
     replicas: Replicas, modules: Iterable[nn.Module]
 ) -> list[Replicas]:
-    """The replicas whose losses count together, along each dimension in which there are some: those
-    of the pipeline, and those among which FSDP takes the mean of gradients.
+    """The replicas whose losses are averaged together, along each dimension that has any: replicas
+    of the pipeline, and processes over which FSDP averages gradients.
     """
     found = [replicas] if replicas.are_several else []
     weights = chain.from_iterable(

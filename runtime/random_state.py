@@ -5,12 +5,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-#: The state of the CPU's generator, `cpu`; of a stage on a GPU also that GPU's, `cuda`.
+#: The state of the CPU's generator, `cpu`; for a stage on a GPU also that GPU's, `cuda`.
 State = Mapping[str, Tensor]
 
 
 def random_state(device: torch.device) -> State:
-    """The state now. A stage on a GPU may draw from the CPU's generator too, as LayerDrop does."""
+    """The current state. A stage on a GPU may also draw from the CPU's generator, as LayerDrop
+    does.
+    """
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -18,7 +20,7 @@ def random_state(device: torch.device) -> State:
 
 
 def set_random_state(device: torch.device, state: State) -> None:
-    """Go on from a state."""
+    """Set the state of the generators."""
     torch.set_rng_state(state["cpu"].cpu())
     if "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
@@ -35,5 +37,5 @@ class RandomState:
         return random_state(self._device)
 
     def load_state_dict(self, state_dict: State, /) -> None:
-        """Go on from a state."""
+        """Set the state."""
         set_random_state(self._device, state_dict)

@@ -1,5 +1,5 @@
-"""What a step or an evaluation has made: losses, outputs, and what the loss functions have given
-beside the losses, of the last stages of a rank.
+"""The results of a step or an evaluation: the losses and outputs of a rank's last stages, and the
+extra values that loss functions return.
 """
 
 from collections import Counter
@@ -31,8 +31,8 @@ class Results:
         self.extras: list[Mapping[str, Any]] = []
         self.losses: dict[str, Tensor] = {}
         self.outputs: dict[str, list[Value]] = {}
-        #: Of each model the losses of the last stages here as parts of their means, and how many
-        #: microbatches there were.
+        #: For each model, the losses of the last stages here as parts of their mean, and the number
+        #: of microbatches.
         self._parts: dict[str, list[Tensor]] = {}
         self._microbatches = Counter[str]()
         self._plan = plan
@@ -41,7 +41,7 @@ class Results:
         self._finite = finite
 
     def begin(self) -> None:
-        """Forget those of the step before."""
+        """Drop the results of the last step."""
         self.extras = []
         self.losses = {}
         self.outputs = {}
@@ -51,13 +51,13 @@ class Results:
             stage.added = {}
 
     def take(self, this: Sequence[Round], step: int, return_outputs: bool) -> None:
-        """Take what a training step has made."""
+        """Take the results of a training step."""
         self._count(this)
         for model, units in self._units_of_models(this).items():
-            # Of a stage with a loss, the outputs are the losses.
+            # The outputs of a stage with a loss are the losses.
             made = [stage.outputs.pop(unit) for stage, unit in units]
             if units[0][0].loss is None:
-                # What a frozen model makes, such as the scores of a reference.
+                # The output of a frozen model, such as the scores of a reference.
                 self.outputs[model] = self._batches.joined(made)
                 continue
             self._take_extras(units)
@@ -70,7 +70,7 @@ class Results:
         self._check_finite(step)
 
     def take_evaluated(self, this: Sequence[Round]) -> None:
-        """Take what a round of an evaluation has made."""
+        """Take the results of a round of an evaluation."""
         self._count(this)
         for model, units in self._units_of_models(this).items():
             self._take_extras(units)
@@ -85,13 +85,13 @@ class Results:
                 self.outputs.setdefault(model, []).extend(of_round)
 
     def end_evaluation(self) -> None:
-        """All rounds are through."""
+        """Join the losses of all rounds."""
         self.losses = {model: torch.cat(each) for model, each in self._parts.items()}
 
     def _units_of_models(
         self, this: Sequence[Round]
     ) -> dict[str, list[tuple[Stage, int]]]:
-        """By model, the last stages here and what has passed through them in a round."""
+        """By model, the last stages here, each with a unit that has passed through it."""
         by_model: dict[str, list[tuple[Stage, int]]] = {}
         for stage, unit in self._batches.last_units(this):
             model = self._plan.layout.model_of(stage.number)
@@ -99,7 +99,7 @@ class Results:
         return by_model
 
     def _count(self, this: Sequence[Round]) -> None:
-        """Count the microbatches of each model; replicas have the same round."""
+        """Count the microbatches of each model; its pipelines have equal rounds."""
         pipelines = self._plan.layout.pipelines
         models = [self._plan.layout.model_of(pipeline.start) for pipeline in pipelines]
         counts = {model: each.count for model, each in zip(models, this, strict=True)}
@@ -127,8 +127,8 @@ class Results:
         ]
 
     def _check_finite(self, step: int) -> None:
-        """Say where a loss is not finite, those of earlier steps on a GPU; those that stages have
-        added as well.
+        """Check that losses are finite, also those that stages have added; on a GPU, those of
+        earlier steps.
         """
         for number, stage in self._stages.items():
             for name, value in stage.added.items():
@@ -140,7 +140,7 @@ class Results:
         own: dict[str, Tensor] = {}
         for model, losses in self._parts.items():
             total = torch.cat(losses).sum().to(torch.float64)
-            # In double precision, since ranks add these up.
+            # In double precision, since ranks sum these.
             own[_named(model, LOSS)] = total / self._microbatches[model]
         for number, stage in self._stages.items():
             model = self._plan.layout.model_of(number)
@@ -152,5 +152,5 @@ class Results:
 
 
 def _named(model: str, loss: str) -> str:
-    """The name of a loss: of several models, with that of its model."""
+    """The name of a loss; with several models, it begins with the name of its model."""
     return f"{model}.{loss}" if model else loss

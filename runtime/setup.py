@@ -27,6 +27,9 @@ Verify = Literal["first", "always", "never"]
 #: length of the whole sequence.
 SliceLengths = Sequence[int] | Callable[[int], Sequence[int]]
 
+#: What skips a batch: exceptions of the script's own, or a function of the losses of this rank.
+SkipIf = type[Exception] | tuple[type[Exception], ...] | Callable[[Any], bool]
+
 
 @frozen(eq=False)
 class Setup:
@@ -47,6 +50,13 @@ class Setup:
     batch_dim: int | tuple[int, int]
     slice_lengths: SliceLengths | None
     stop_on_nan: bool
+    skip_if: SkipIf | None = None
+
+    @property
+    def skipped_exceptions(self) -> tuple[type[Exception], ...]:
+        """The exceptions that skip a batch, if it is exceptions that do."""
+        types = self.skip_if if isinstance(self.skip_if, tuple) else (self.skip_if,)
+        return tuple(each for each in types if isinstance(each, type))
 
     @property
     def scaler(self) -> GradScaler | None:

@@ -1,7 +1,7 @@
-"""Weights that several stages have: replicas of a stage, where two pipelines share the ranks; or
-stages with tied weights.
+"""Weights that several stages share: replicas of a stage in several pipelines of a plan, or stages
+with tied weights.
 
-All their copies begin alike, also those in replicas of the whole pipeline;
+All copies must be equal at first, also those in replicas of the whole pipeline;
 `schedlang.runtime.parts.sums` sums their gradients.
 """
 
@@ -24,9 +24,9 @@ from schedlang.runtime.watchdog import Watchdog
 
 @frozen(eq=False)
 class SharedWeights:
-    """Weights that are the same in some stages: for each weight the parameters of this rank; the
-    ranks of the plan that have some; and of several models, those that have them. If they travel
-    from rank to rank, one of these is their `home`, and has all of their gradients after a step.
+    """Weights that some stages share: for each weight, its copies on this rank; the ranks of the
+    plan with copies; and with several models, the models that have it. If they hop from rank to
+    rank, one of these ranks is their `home`, and has all of their gradients after a step.
     """
 
     name: str
@@ -38,12 +38,12 @@ class SharedWeights:
 
     @property
     def counts_on(self) -> int:
-        """The rank on which their gradients count, of those that have them."""
+        """The rank on which their gradients count in norms."""
         return self.ranks[0] if self.home is None else self.home
 
     @property
     def are_shared(self) -> bool:
-        """Whether there are several copies within one replica of the pipeline."""
+        """Whether one replica of the pipeline has several copies."""
         return len(self.ranks) > 1 or any(len(same) > 1 for same in self.weights)
 
     @property
@@ -52,8 +52,8 @@ class SharedWeights:
         return [weight for same in self.weights for weight in same]
 
     def fingerprints(self) -> list[list[object]]:
-        """What must be the same for all copies, for each copy of this rank: shapes, sums of bits,
-        and whether they are trained.
+        """For each copy on this rank, the shapes, the sums of bits, and whether weights are
+        trained: these must be equal for all copies.
         """
         copies = zip(*self.weights, strict=True)
         return [
@@ -68,14 +68,14 @@ class SharedWeights:
 def find_shared_weights(
     plan: Plan, modules: Mapping[int, nn.Module], tied: Tied
 ) -> list[SharedWeights]:
-    """All weights of a rank's stages, with those that have the same: tied weights, each by itself,
-    and the others by stage.
+    """All weights of a rank's stages, grouped with their copies: tied weights one by one, and the
+    others by stage.
     """
     found = [_tied(plan, modules, names) for names in tied]
-    # In this order, so that no weight is in two of them:
+    # In this order, so that no weight is in two groups:
     #
-    #     tied weights          each by itself, on all ranks that have some of its stages
-    #     what is left          by stage of the first pipeline, with its replicas in the others
+    #     tied weights          one by one, on all ranks that have one of its stages
+    #     other weights         by stage of the first pipeline, with its replicas in the others
     taken = {id(weight) for each in found for weight in each.parameters}
     found += [
         _replicas(plan, modules, number, taken) for number in range(plan.layout.pieces)
@@ -86,7 +86,7 @@ def find_shared_weights(
 def _tied(
     plan: Plan, modules: Mapping[int, nn.Module], names: Mapping[int, str]
 ) -> SharedWeights:
-    """A tied weight; its stages are those of one pipeline, and their replicas have it as well."""
+    """A tied weight. `names` has stages of one pipeline; their replicas share the weight, too."""
     shown = " and ".join(f"`{name}` of stage {stage}" for stage, name in names.items())
     for stage in names:
         if stage not in range(len(plan.placement)):
@@ -116,7 +116,7 @@ def _tied(
 def _replicas(
     plan: Plan, modules: Mapping[int, nn.Module], number: int, taken: Container[int]
 ) -> SharedWeights:
-    """The weights of one stage of the first pipeline, and of its replicas in the others."""
+    """The weights of a stage of the first pipeline, and of its replicas in the others."""
     # A rank that has two replicas may have them in one module.
     mine = {
         id(module): module
@@ -141,7 +141,7 @@ def _replicas(
 
 
 def _home(plan: Plan, modules: Mapping[int, nn.Module], number: int) -> int | None:
-    """The rank where the weights of a stage are at home, if they travel."""
+    """The home of a stage's weights, as a rank; None if they do not hop."""
     own = [stage for stage in modules if plan.layout.piece(stage) == number]
     homes = homes_of(plan, own)
     return next((plan.placement[home] for home in homes.values()), None)
@@ -162,7 +162,7 @@ def _models(plan: Plan, pieces: Iterable[int]) -> frozenset[str]:
 
 
 def ids_of_tied(shared: Iterable[SharedWeights]) -> set[int]:
-    """The ids of tied weights, among those of a rank."""
+    """The ids of a rank's tied weights."""
     tied = (each for each in shared if each.are_tied)
     return {id(weight) for each in tied for weight in each.parameters}
 
@@ -170,7 +170,7 @@ def ids_of_tied(shared: Iterable[SharedWeights]) -> set[int]:
 def check_shared_weights(
     shared: Sequence[SharedWeights], processes: Processes, watchdog: Watchdog
 ) -> None:
-    """Compare all copies of weights, on all ranks; PipelineError if some are not alike."""
+    """Compare all copies of weights on all ranks; PipelineError if some differ."""
     for weights in shared:
         if weights.are_shared and any(map(has_hooks_after, weights.parameters)):
             raise PipelineError(
@@ -184,7 +184,7 @@ def check_shared_weights(
     own = {weights.name: weights.fingerprints() for weights in several}
     found = watchdog.gather(json.dumps(own), "compared no weights")
     first: dict[str, tuple[int, object]] = {}
-    # All ranks see all of them, and so all raise the same error.
+    # All ranks see all copies, so all raise the same error.
     for rank, theirs in found.items():
         for name, fingerprint in (
             (name, copy)
@@ -201,7 +201,7 @@ def check_shared_weights(
 
 
 def gradient_of(weight: Tensor) -> Tensor | None:
-    """The gradient of a weight, if it has one; PipelineError where it adds up somewhere else."""
+    """The gradient of a weight, if it has one; PipelineError if it adds up in `main_grad`."""
     if hasattr(weight, "main_grad"):
         raise PipelineError(
             f"the gradients of a weight {list(weight.shape)} add up in its `main_grad`, as by "

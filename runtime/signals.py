@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT, for the thread of the watchdog.
+"""Let the watchdog's thread receive SIGTERM and SIGINT.
 
-Launchers send SIGTERM to all ranks as soon as one has ended: the watchdog can still print why. At
-SIGINT the main thread gets a KeyboardInterrupt, but not while it waits inside gloo.
+Launchers send SIGTERM to all ranks as soon as one has ended, and the watchdog can still print why.
+At SIGINT the main thread gets a KeyboardInterrupt, but not while it waits inside gloo.
 """
 
 import atexit
@@ -19,11 +19,11 @@ Handler = Callable[..., object] | signal.Handlers
 
 
 class SignalListener:
-    """Lets a thread wait for SIGTERM and SIGINT, if the process has no handler of its own for
-    SIGTERM, and no event loop that hears signals.
+    """Lets a thread wait for SIGTERM and SIGINT, if the process has no other handler for SIGTERM,
+    and no event loop that receives signals.
 
-    Python runs its handlers in the main thread, so not while that is inside gloo. But it writes the
-    number of a signal to a file descriptor at once, here of a socket, and any thread can read that.
+    Python runs handlers in the main thread, so not while that is inside gloo. But it writes the
+    number of a signal to a file descriptor at once, here to a socket, which any thread can read.
     """
 
     def __init__(self) -> None:
@@ -49,13 +49,13 @@ class SignalListener:
             self.close()
             signal.raise_signal(signal.SIGTERM)
         else:
-            # An event loop that was started meanwhile may have taken the file descriptor.
+            # An event loop that was started since may have taken the file descriptor.
             self._writes.send(_SIGTERM)
 
     @staticmethod
     def _give_wakeup_fd(before: int, after: int) -> bool:
-        """Let Python write the numbers of signals elsewhere, unless an event loop, asyncio's for
-        one, has them written to itself; whether it does.
+        """Set the file descriptor for signals, unless an event loop such as asyncio's has set its
+        own; return whether it was set.
         """
         now = signal.set_wakeup_fd(after, warn_on_full_buffer=False)
         if now != before:
@@ -63,10 +63,10 @@ class SignalListener:
         return now == before
 
     def wait(self, seconds: float) -> bytes:
-        """Wait for signals; gives those that came."""
+        """Wait for signals; return those that came."""
         ready, _, _ = select.select([self._reads], [], [], seconds)
         signals = self._reads.recv(64) if ready else b""
-        # The script may have set a handler since.
+        # The script may have set its own handler since.
         return signals if _listener() is self else signals.replace(_SIGTERM, b"")
 
     def interrupt(self) -> None:
@@ -74,15 +74,15 @@ class SignalListener:
         self._writes.send(b"\0")
 
     def stop(self) -> None:
-        """From now on no thread waits any more: SIGTERM ends the process."""
+        """Note that no thread waits any more, so that SIGTERM ends the process."""
         self.is_over = True
 
     def close(self) -> None:
-        """Give SIGTERM its default action back, once no thread waits any more."""
+        """Restore the default action of SIGTERM, once no thread waits any more."""
         self.stop()
         if self._is_on:
-            # Elsewhere Python does not allow it, and goes on writing signals to the socket: so that
-            # stays, as the handler does, which closes it at the next SIGTERM.
+            # Python allows that only in the main thread, and goes on writing signals to the socket.
+            # So both stay, and the handler closes the socket at the next SIGTERM.
             if threading.current_thread() is not threading.main_thread():
                 return
             self.give_back(signal.SIG_DFL)
@@ -90,7 +90,7 @@ class SignalListener:
         self._writes.close()
 
     def give_back(self, handler: Handler) -> None:
-        """From now on, SIGTERM does something else; what the script has set since stays."""
+        """Set another handler of SIGTERM, unless the script has set one since."""
         if self._is_on:
             self._is_on = False
             self._give_wakeup_fd(self._writes.fileno(), -1)
@@ -98,11 +98,11 @@ class SignalListener:
                 signal.signal(signal.SIGTERM, handler)
 
     def ignore(self) -> None:
-        """From now on, SIGTERM does not change the exit code of a process that is ending."""
+        """Ignore SIGTERM, so that it does not change the exit code of a process that is ending."""
         self.give_back(signal.SIG_IGN)
 
     def let_finish(self, seconds: float) -> None:
-        """From now on, the process has some seconds after SIGTERM to end with its own exit code."""
+        """Give the process some seconds after SIGTERM to end with its own exit code."""
 
         def end_soon(*_: object) -> None:
             timer = threading.Timer(seconds, os._exit, [1])
@@ -111,19 +111,19 @@ class SignalListener:
 
         if self._is_on:
             self.give_back(end_soon)
-            # While it shuts down, Python removes its handlers, but not that a signal is ignored.
+            # At shutdown Python removes its handlers, but it leaves an ignored signal ignored.
             atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
 
 
 def _listener() -> SignalListener | None:
-    """What handles SIGTERM in this process, if it is one of us."""
+    """The listener that handles SIGTERM in this process, if there is one."""
     handler = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     return handler if isinstance(handler, SignalListener) else None
 
 
-# A process that the script forks has the handler, and writes its signals to the same socket: to
-# terminate it would terminate this one. So it gives the handler back, and until it has, SIGTERM
-# waits.
+# A process that the script forks inherits the handler, and writes its signals to the same socket,
+# so terminating it would terminate this process. So the child restores the default action, and
+# SIGTERM is blocked until it has.
 
 
 def _before_fork() -> None:
@@ -140,7 +140,7 @@ def _after_fork_in_child() -> None:
     _after_fork()
 
 
-#: What signals waited in a thread before it forked.
+#: The signals that were blocked in a thread before it forked.
 _masks = threading.local()
 os.register_at_fork(
     before=_before_fork,

@@ -132,7 +132,9 @@ class Stage:
         self._output_name = f"the output of stage {plan.number}"
         self.module = module
         self.device = device
-        self.loss = loss
+        self.loss: Callable[[Value, Value], tuple[Tensor, Mapping[str, Any]]] | None = (
+            loss
+        )
         #: What losses are multiplied by before their backward, which may be another number in each
         #: step; and in this one.
         self._scale_now = scale
@@ -365,7 +367,11 @@ class Stage:
             )
         return run.returned
 
-    def _loss_of(self, run: Forward, loss: Loss) -> Tensor:
+    def _loss_of(
+        self,
+        run: Forward,
+        loss: Callable[[Value, Value], tuple[Tensor, Mapping[str, Any]]],
+    ) -> Tensor:
         value, extras = loss(run.returned, run.target)
         if extras:
             self.extras[run.microbatch] = extras

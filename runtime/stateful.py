@@ -1,4 +1,4 @@
-"""What a checkpoint can save."""
+"""The protocol of objects that a checkpoint can save."""
 
 from typing import Any, Protocol
 
@@ -12,4 +12,4 @@ class Stateful(Protocol):
         """The state to save."""
 
     def load_state_dict(self, state_dict: Any, /) -> object:
-        """Go on from a state."""
+        """Load a state."""

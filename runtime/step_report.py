@@ -1,10 +1,10 @@
-"""What the recorded steps of a pipeline took: speed, FLOPs, idle time, memory, the slowest rank.
+"""A report of a pipeline's recorded steps: speed, FLOPs, idle time, memory, the slowest rank.
 
     a step     begin ─► F: count its FLOPs, once for each shape ─► the times of its ops
-    a report   every rank fills in its row of a table ─ sum over all ranks ─► the same report on all
+    a report   every rank fills in its row of a table ─ all-reduce ─► the same report on all ranks
 
-A recorded step notes times and waits for nothing; what a GPU has noted is read when a report is
-asked for. Without a recorded step, this file is not loaded.
+A recorded step only records times and waits for nothing; times of a GPU are read for a report. This
+file is loaded with the first recorded step.
 """
 
 import resource
@@ -37,8 +37,8 @@ _EVEN = 1.02
 
 
 class Report(dict[str, float]):
-    """Figures of a pipeline's steps by name, for a logger; as text, for people. `Pipeline.report`
-    says what they are.
+    """Figures of a pipeline's steps by name, for a logger, and as text. `Pipeline.report` explains
+    them.
     """
 
     def __str__(self) -> str:
@@ -63,22 +63,22 @@ class Report(dict[str, float]):
             return "all ranks compute as long as each other"
         why = f"with {work:.2f} times the mean FLOPs"
         if work < (1 + time) / 2:
-            # Most of the difference is not due to what its stages compute.
+            # The FLOPs of its stages explain less than half of the difference.
             why += ", so its device is slower or shared, or its stages do more than matrix products"
         return f"{rank} computes longest, {time:.2f} times the mean, {why}"
 
 
 class FlopCount:
-    """The FLOPs of a stage's forwards: counted once for each shape of inputs."""
+    """The FLOPs of a stage's forwards, which are counted once for each shape of inputs."""
 
     def __init__(self) -> None:
         self.is_on = False
-        #: Those of the forwards since the step began.
+        #: The FLOPs of the forwards since the step began.
         self.of_step = 0
         self._known: dict[Hashable, int] = {}
 
     def before_forward(self, run: Forward) -> None:
-        """Add what a forward takes; count that first where it is not known."""
+        """Add the FLOPs of a forward; count them first for a new shape."""
         if not self.is_on or run.is_repeated:
             return
         tensors, _ = tree_flatten(run.input)
@@ -99,24 +99,24 @@ class FlopCount:
 
 @define
 class _Row:
-    """A rank's row of the table, of which a report is made."""
+    """A rank's row in the table from which a report is made."""
 
     steps: float = 0
     seconds: float = 0
     samples: float = 0
     tokens: float = 0
     flops: float = 0
-    #: Of the last step: what its compute ops took, how long it was, and its FLOPs.
+    #: The last step: the time of its compute ops, its whole time, and its FLOPs.
     busy: float = 0
     length: float = 0
     work: float = 0
-    #: FLOPs that the device can do in a second, 0 where that is not known; bytes.
+    #: The device's peak FLOPs per second, 0 if unknown; and the peak memory in bytes.
     peak: float = 0
     memory: float = 0
 
 
 class Measured:
-    """What a rank has measured of its recorded steps since the last report."""
+    """The measurements of a rank's recorded steps since the last report."""
 
     def __init__(
         self,
@@ -127,16 +127,16 @@ class Measured:
     ) -> None:
         self._plan = plan
         self._device = device
-        #: Along which dimension the inputs have their rows.
+        #: The dimension of inputs along which their rows lie.
         self._dim = dim
         self._clock = Clock(device)
         self._row = _Row()
-        #: Times from the beginning of a step to that of another, with recorded steps alone between
-        #: them; and the beginning of the last one, if that was recorded.
+        #: Spans of time with only recorded steps in them; and the beginning of the current span, if
+        #: the last step was recorded.
         self._spans: list[tuple[Moment, Moment]] = []
         self._begin: Moment | None = None
         self._counts = {number: FlopCount() for number in stages}
-        #: What was recorded last, and of it the last step.
+        #: The last recording, and the recording of the last step.
         self.recording = Recording(self._clock)
         self._of_step = self.recording
         for number, stage in stages.items():
@@ -145,9 +145,9 @@ class Measured:
     def begin(
         self, given: Mapping[int, Given], microbatches: Sequence[int], evaluates: bool
     ) -> None:
-        """A round begins, which is to be recorded, with so many microbatches of each pipeline."""
+        """Begin to record a round, with the numbers of microbatches of each pipeline."""
         if evaluates and not self._plan.is_forward_only:
-            # Evaluations between steps are no part of these.
+            # Evaluations between steps do not count in their figures.
             self.pause()
             self.recording = Recording(self._clock)
             return
@@ -158,7 +158,7 @@ class Measured:
         counts = dict(zip(layout.pipelines, microbatches, strict=True))
         for first, inputs in given.items():
             pipeline = layout.pipeline_of[first]
-            # Several models have the same batches as a rule: those of the first one count.
+            # Several models usually have the same batches, so those of the first one count.
             if layout.model_of(first) != layout.model_of(0):
                 continue
             units = counts[pipeline] * layout.slices
@@ -170,14 +170,14 @@ class Measured:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """The step that has begun starts over."""
+        """Restart the recording of the current step."""
         self.recording = self._of_step = Recording(self._clock)
         for count in self._counts.values():
             count.is_on = True
             count.of_step = 0
 
     def pause(self) -> None:
-        """A step begins that is not recorded."""
+        """End the current span, before a step that is not recorded."""
         self._end_step()
         if self._begin is not None:
             self._spans.append((self._begin, self._clock.now()))
@@ -186,8 +186,8 @@ class Measured:
     def report(
         self, wire: Wire, processes: Processes, peak: float | None
     ) -> Report | None:
-        """The report of all ranks, which all ask for it; None where no step was recorded. The next
-        one is of the steps from here on.
+        """Make the report of all ranks, which all call this; None if no step was recorded. The next
+        report begins with the next step.
         """
         self.pause()
         row = self._row
@@ -204,7 +204,7 @@ class Measured:
         return report_of(rows) if any(each.steps for each in rows.values()) else None
 
     def _end_step(self) -> None:
-        """The step before is over, if it was recorded."""
+        """End the last step, if it was recorded."""
         if self._begin is None:
             return
         self._row.work = sum(
@@ -216,8 +216,8 @@ class Measured:
             count.is_on = False
 
     def _passes(self, stage: int) -> int:
-        """How many times the FLOPs of its forward a stage takes: as many again for the gradients of
-        its inputs, and for those of its weights.
+        """A stage's FLOPs as a multiple of its forward's: as many again for the gradients of its
+        inputs, and for those of its weights.
         """
         layout = self._plan.layout
         if self._plan.is_forward_only or not layout.has_backward[stage]:
@@ -228,8 +228,8 @@ class Measured:
 def _over_units(
     specs: Sequence[ValueSpec], units: int, amount: Callable[[ValueSpec], int]
 ) -> int:
-    """The sum of an amount over what passes through a first stage in a step, of which all have the
-    same shapes or each its own.
+    """The sum of an amount over all units of a first stage in a step; one spec stands for all
+    units.
     """
     if len(specs) == 1:
         return units * amount(specs[0])
@@ -237,27 +237,25 @@ def _over_units(
 
 
 def _tokens(spec: ValueSpec) -> int:
-    """How many numbers the first tensor of integers has; others may be masks or positions."""
+    """The size of the first tensor of integers; others may be masks or positions."""
     pairs = zip(spec.shapes, spec.types, strict=True)
     whole = (shape for shape, dtype in pairs if not dtype.is_floating_point)
     return prod(next(whole, (0,)))
 
 
 def peak_of(device: torch.device) -> float:
-    """The FLOPs per second that a device can do at most, by its data sheet; 0 where that is not
-    known.
-    """
+    """The peak FLOPs per second of a device by its data sheet; 0 if unknown."""
     if device.type != "cuda":
         return 0.0
     name = torch.cuda.get_device_name(device).replace(" ", "")
-    # Data sheets of cards for PCIe have other figures.
+    # PCIe cards have other figures in their data sheets.
     known = [each for each in DEVICES if each in name and "PCIe" not in name]
     # "GB200" has "B200" in it.
     return DEVICES[max(known, key=len)].flops if known else 0.0
 
 
 def _peak_memory(device: torch.device) -> float:
-    """The most bytes that tensors have taken on a GPU, or the process on a CPU."""
+    """The peak memory in bytes: of tensors on a GPU, or of the process on a CPU."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else 1024
@@ -265,7 +263,7 @@ def _peak_memory(device: torch.device) -> float:
 
 
 def _all_rows(own: _Row, wire: Wire, processes: Processes) -> dict[int, _Row]:
-    """The rows of all processes, which each fill in their own: by rank."""
+    """The rows of all processes, by rank; each process fills in its own."""
     ranks = processes.all
     table = torch.zeros(len(ranks), len(astuple(own)), dtype=torch.float64)
     table[ranks.index(dist.get_rank())] = torch.tensor(astuple(own))
@@ -276,7 +274,7 @@ def _all_rows(own: _Row, wire: Wire, processes: Processes) -> dict[int, _Row]:
 
 
 def report_of(rows: Mapping[int, _Row]) -> Report:
-    """The figures that `Pipeline.report` gives."""
+    """Compute the figures of `Pipeline.report`."""
     all_rows = [*rows.values()]
     total = {name: sum(each) for name, each in _columns(all_rows).items()}
     most = {name: max(each) for name, each in _columns(all_rows).items()}

@@ -18,8 +18,8 @@ def is_of_torchrun() -> bool:
 
 
 def of_this_attempt(store: Any) -> Any:
-    """The store, with keys of their own for each attempt: torchrun's store outlives a restart, and
-    still has what the processes before it wrote.
+    """The store with separate keys for each attempt, since torchrun's store survives a restart,
+    with the keys of earlier processes.
 
     Torch mixes up its own keys then (pytorch/pytorch#135712).
     """
@@ -29,8 +29,8 @@ def of_this_attempt(store: Any) -> Any:
 
 @lru_cache(1)
 def connection(store: Any) -> Any:
-    """A connection to the store beside the process group's: on one connection, all threads wait
-    while one waits.
+    """A second connection to the store besides the process group's, since one thread's wait blocks
+    all other threads on the same connection.
     """
     return of_this_attempt(store.clone())
 
@@ -44,10 +44,10 @@ class StoreIsSilentError(RuntimeError):
 
 
 class LimitedStore:
-    """A store whose calls end within some seconds, or raise StoreIsSilentError; torch's own wait
-    for ever when the network is cut.
+    """A store whose calls raise StoreIsSilentError after some seconds without an answer; torch's
+    own calls wait forever when the network is cut.
 
-    `meanwhile` is called now and then as long as there is no answer.
+    `meanwhile` is called several times a second until there is an answer.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LimitedStore:
         self._store = store
         self._seconds = seconds
         self._meanwhile = meanwhile
-        #: When the time of the calls under way is over.
+        #: The time at which the current calls end.
         self._end: float | None = None
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -64,9 +64,9 @@ class LimitedStore:
 
     def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         answers: SimpleQueue[tuple[Any, RuntimeError | None]] = SimpleQueue()
-        # A call that never returns is left behind.
+        # If the call never returns, its thread is abandoned.
         Thread(target=_answer, args=(answers, method, arguments), daemon=True).start()
-        # Calls that other threads have under way share the time of the first one.
+        # Concurrent calls of other threads share the limit of the first one.
         end = self._end = self._end or monotonic() + self._seconds
         while monotonic() < end:
             with suppress(Empty):
@@ -89,7 +89,7 @@ def _answer(
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until something is so, at most some seconds; gives whether it is."""
+    """Wait until a condition holds, at most some seconds; return whether it does."""
     end = monotonic() + seconds
     while not condition():
         if monotonic() > end:

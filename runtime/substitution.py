@@ -1,7 +1,7 @@
-"""Other tensors in place of a module's own.
+"""Substitute tensors for a module's parameters and buffers for a while.
 
-`torch.func.functional_call` puts them there for one forward. A checkpoint runs its part of the
-forward again in the backward, and must find the same ones there.
+`torch.func.functional_call` does that for one forward. But a checkpoint runs its part of the
+forward again in the backward, and must find the same tensors there.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 
 class Substitution:
-    """Puts other tensors in place of parameters and buffers of a module for a while, by name."""
+    """Substitutes tensors for parameters and buffers of a module, by name."""
 
     def __init__(self, module: nn.Module) -> None:
-        #: For each name, the modules that have the tensor, and its name there. Tied tensors are in
-        #: several places, under the first of their names.
+        #: For each name, the modules that have the tensor, and its name there. Tied tensors have
+        #: several places, listed under the first of their names.
         self._places: dict[str, list[tuple[nn.Module, str]]] = {}
         first: dict[int, str] = {}
         for prefix, owner in module.named_modules():
@@ -32,7 +32,7 @@ class Substitution:
 
     @contextmanager
     def of(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Let the module have these tensors in here."""
+        """A context in which the module has these tensors."""
         own = [
             (owner, key, getattr(owner, key))
             for name in tensors

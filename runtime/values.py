@@ -1,4 +1,4 @@
-"""What passes between stages: a tensor, or tensors in tuples, lists and dictionaries."""
+"""Values that pass between stages: a tensor, or tensors in tuples, lists and dictionaries."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
@@ -24,9 +24,9 @@ Value = Any
 
 
 def flatten(value: Value, what: str) -> tuple[list[Tensor], TreeSpec | None]:
-    """The tensors of a value, and how they are nested in it: None for a tensor alone.
+    """The tensors of a value, and the structure of the value: None for a single tensor.
 
-    PipelineError if there is anything else in what is called `what`.
+    PipelineError if the value has anything else; the error calls it `what`.
     """
     if isinstance(value, Tensor):
         return [value], None
@@ -45,22 +45,20 @@ def unflatten(tensors: list[Tensor], tree: TreeSpec | None) -> Value:
 
 
 def has_gradient(tensor: Tensor) -> bool:
-    """Whether a tensor that passes between stages has a gradient: not if it holds indices or a
-    mask.
-    """
+    """Whether a tensor between stages may have a gradient, unlike one of indices or a mask."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def leaves_of(value: Value) -> list[Tensor]:
-    """The tensors of a value that may have a gradient. Those that want one require it: they are
-    leaves of the graph to come.
+    """The tensors of a value that may have a gradient. Those that want one have `requires_grad`, as
+    leaves of the stage's graph.
     """
     return [tensor for tensor in flatten(value, "")[0] if has_gradient(tensor)]
 
 
 def detached(tensors: list[Tensor], tree: TreeSpec | None) -> Value:
-    """The value that these tensors make up, without the graph that made them: leaves, which want
-    a gradient where that graph did.
+    """The value of these tensors as leaves, without their graph; a leaf wants a gradient if its
+    tensor did.
     """
     return unflatten(
         [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors],
@@ -69,22 +67,20 @@ def detached(tensors: list[Tensor], tree: TreeSpec | None) -> Value:
 
 
 def of_its_own(value: Value) -> Value:
-    """The same tensors for another run of the module, without the hooks that the first one
-    registers.
-    """
+    """A value with the same memory for another run of the module, as new tensors without hooks."""
     return detached(*flatten(value, "a value"))
 
 
 def without_graph(value: Any) -> Any:
-    """The same with its tensors detached, whatever else is in it."""
+    """The value with its tensors detached; it may have any other objects, too."""
     values, tree = tree_flatten(value)
     kept = [part.detach() if isinstance(part, Tensor) else part for part in values]
     return tree_unflatten(kept, tree)
 
 
 def trainable(value: Any) -> Any:
-    """The same with copies of the tensors that `torch.inference_mode` has made, which autograd
-    saves for no backward; whatever else is in it.
+    """The value with copies of tensors from `torch.inference_mode`, which autograd cannot save for
+    a backward; it may have any other objects, too.
     """
     values, tree = tree_flatten(value)
     are_made_there = [
@@ -98,7 +94,7 @@ def trainable(value: Any) -> Any:
 
 
 def are_of_inference(modules: Iterable[nn.Module]) -> bool:
-    """Whether `torch.inference_mode` has made a weight or a buffer of some modules."""
+    """Whether a weight or a buffer of these modules was made in `torch.inference_mode`."""
     tensors = (chain(module.parameters(), module.buffers()) for module in modules)
     return any(tensor.is_inference() for tensor in chain.from_iterable(tensors))
 
@@ -110,8 +106,8 @@ def wants_gradient(value: Value) -> bool:
 
 @frozen
 class ValueSpec:
-    """Shape and type of a value's tensors, which of them want a gradient, and how they are nested
-    in it.
+    """The shapes and types of a value's tensors, which of them want a gradient, and the structure
+    of the value.
     """
 
     shapes: tuple[torch.Size, ...]
@@ -121,9 +117,7 @@ class ValueSpec:
 
     @classmethod
     def of(cls, tensors: list[Tensor], tree: TreeSpec | None) -> "ValueSpec":
-        """The spec of a value which `flatten` has taken apart; PipelineError for a tensor that a
-        message cannot have.
-        """
+        """The spec of a flattened value; PipelineError for a tensor that cannot be sent."""
         for tensor in tensors:
             if tensor.is_nested:
                 raise PipelineError(
@@ -143,7 +137,7 @@ class ValueSpec:
         )
 
     def matches(self, tensors: list[Tensor], tree: TreeSpec | None) -> bool:
-        """Whether a value has this shape, type and nesting."""
+        """Whether a flattened value has these shapes and types, and this structure."""
         if len(tensors) != len(self.shapes) or tree != self.tree:
             return False
         for tensor, shape, dtype in zip(tensors, self.shapes, self.types, strict=True):
@@ -153,7 +147,7 @@ class ValueSpec:
 
     @cached_property
     def wanting(self) -> list[int]:
-        """Which tensors want a gradient."""
+        """The indices of the tensors that want a gradient."""
         return [index for index, wants in enumerate(self.want_gradients) if wants]
 
     def models(self) -> list[Tensor]:
@@ -170,8 +164,8 @@ class ValueSpec:
 
 
 def check_plain(tensors: Iterable[Tensor], what: str) -> None:
-    """PipelineError where `what` has a tensor that is made of others, as a DTensor or a nested one
-    is: a message has the numbers of one tensor.
+    """PipelineError if `what` has a tensor that consists of others, such as a DTensor or a nested
+    tensor: a message has one plain tensor.
     """
     for tensor in tensors:
         if tensor.is_nested:
@@ -180,8 +174,8 @@ def check_plain(tensors: Iterable[Tensor], what: str) -> None:
                 "return `x.to_padded_tensor(0.0)`, or of a jagged one `x.values()` and "
                 "`x.offsets()`"
             )
-        # What a collective of tensor parallelism has yet to make is plain once it is waited for,
-        # and to send it does so.
+        # The result of an asynchronous collective of tensor parallelism is plain after a wait, and
+        # sending it waits.
         is_on_its_way = hasattr(tensor, "trigger_wait")
         if hasattr(tensor, "__tensor_flatten__") and not is_on_its_way:
             way_out = ""
@@ -195,30 +189,30 @@ def check_plain(tensors: Iterable[Tensor], what: str) -> None:
             )
 
 
-#: Of each tensor, at most about so many numbers are sampled.
+#: The approximate limit of values in the sample of a tensor.
 _SAMPLE = 4096
 
 
 def dense_parts(tensor: Tensor) -> list[Tensor]:
-    """Dense tensors with all the numbers of one that may be sparse or nested."""
+    """Dense tensors with all values of a tensor that may be sparse or nested."""
     if tensor.is_nested:
         return [*tensor.unbind()]
     return [tensor if tensor.layout == torch.strided else tensor.to_dense()]
 
 
 def sample(tensor: Tensor) -> Tensor:
-    """Some numbers of a tensor, to compare with others; where it is sharded, of this process's
+    """Some values of a tensor, for comparisons; of a sharded tensor, values of this process's
     shard.
     """
-    # A DTensor would gather itself to be compared.
+    # To compare a DTensor would gather it.
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     flat = local.detach().flatten()
     return flat[:: len(flat) // _SAMPLE + 1]
 
 
 def checksum(value: Value, waits_for_gpu: bool) -> int:
-    """A number that follows from the shapes and from some numbers of a value's tensors; 0 where it
-    has none to go by, or where that would need a wait for a GPU.
+    """A checksum of the shapes and of some values of a value's tensors; 0 without any dense tensor,
+    or if it would need a wait for a GPU.
     """
     tensors = [part for part in tree_flatten(value)[0] if isinstance(part, Tensor)]
     for tensor in tensors:
@@ -235,26 +229,28 @@ def checksum(value: Value, waits_for_gpu: bool) -> int:
 
 
 def are_same(one: Tensor, other: Tensor) -> bool:
-    """Whether tensors of one shape have the same numbers; what is no number is itself."""
+    """Whether two tensors of one shape have the same values, where NaN equals NaN."""
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def tolerance(tensor: Tensor) -> float:
-    """How far results may be apart that differ by rounding alone, as a part of the largest one:
-    half of the digits that their type has. Integers may not differ.
+    """The largest difference by rounding, relative to the largest value: half of the digits of the
+    type. Integers must be equal.
     """
     return float(torch.finfo(tensor.dtype).eps ** 0.5) if has_gradient(tensor) else 0.0
 
 
 def on_device(numbers: Tensor, device: torch.device) -> Tensor:
-    """Numbers of the host on a device; the host does not wait until a GPU has them."""
+    """Copy a host tensor to a device, without waiting for a GPU."""
     if device.type == "cuda":
         numbers = numbers.pin_memory()
     return numbers.to(device, non_blocking=True)
 
 
 def look_of(values: Sequence[Any]) -> Hashable:
-    """Shapes and types of the tensors among some values, and which of them want a gradient."""
+    """A key of the tensors among these values: their shapes, types, and whether they want a
+    gradient.
+    """
     return tuple(
         (None if value.is_nested else value.shape, value.dtype, value.requires_grad)
         for value in values
@@ -265,7 +261,7 @@ def look_of(values: Sequence[Any]) -> Hashable:
 def wants_others(
     what: str, microbatch: int, wants: Sequence[bool], told: Sequence[bool]
 ) -> PipelineError:
-    """What is wrong where other tensors of a value want a gradient than the next stage was told."""
+    """The error if other tensors of a value want a gradient than the next stage knows."""
     when = (
         "in the first step with inputs of this shape, and the next stage goes by that"
     )
@@ -288,7 +284,7 @@ def wants_others(
 
 
 def size_along(dim: int, batch: Value, name: str) -> int:
-    """The size of all tensors of a batch along a dimension, such as their rows; PipelineError where
+    """The size of a batch's tensors along a dimension, such as the number of rows; PipelineError if
     they differ.
     """
     tensors, _ = flatten(batch, f"`{name}`")
@@ -304,15 +300,15 @@ def size_along(dim: int, batch: Value, name: str) -> int:
 
 
 def cut(value: Value, sizes: Sequence[int], dim: int = 0) -> list[Value]:
-    """Parts of a value: all of its tensors are cut along a dimension, into parts of these sizes."""
+    """Cut all tensors of a value along a dimension into parts of these sizes."""
     tensors, tree = flatten(value, "a batch")
     parts = zip(*(_parts(tensor, sizes, dim) for tensor in tensors), strict=True)
     return [unflatten(list(part), tree) for part in parts]
 
 
 def _parts(tensor: Tensor, sizes: Sequence[int], dim: int) -> Sequence[Tensor]:
-    """Parts of a tensor, each of which counts its own changes in place: a stage may change one,
-    and autograd shall not take that for a change of the others.
+    """Parts of a tensor, each with its own count of changes in place: if a stage changes one,
+    autograd must not take that for a change of the others.
     """
     parts = tensor.split_with_sizes(list(sizes), dim)
     return parts if tensor.requires_grad else [part.data for part in parts]

@@ -1,15 +1,15 @@
-"""When one rank fails, all of them print why and end, at once.
+"""The watchdog: when one rank fails, all ranks report the cause and end at once.
 
-Every process has a main thread, which walks over the plan, and a thread of the watchdog:
+Every process has a main thread, which runs the plan, and a thread of the watchdog:
 
     main thread       F  B  F ── waits inside gloo, and nothing can wake it ──
     watchdog          heartbeat … heartbeat … is there a cause? ─► print it, end the process
                          │                        ▲
     store             heartbeats of all ranks,  cause  (of the process group; all ranks share it)
 
-A rank that fails writes the cause into the store. The watchdogs of all others find it there, keep
-their tracebacks in a file and end their processes. What a rank does from the moment at which
-something is wrong stands in `schedlang.runtime.failure`, which is loaded then.
+A rank that fails writes the cause into the store. The watchdogs of all others find it there, write
+their tracebacks to a file and end their processes. `schedlang.runtime.failure` has the code for
+that, and is loaded only then.
 """
 
 import atexit
@@ -44,32 +44,32 @@ if TYPE_CHECKING:
     from schedlang.runtime.failure_report import Cause
     from schedlang.runtime.gpu_progress import GpuProgress
 
-# When something is wrong.
+# For failures only.
 _failure_of = on_demand("schedlang.runtime.failure.Failure")
 _report_uncaught = on_demand("schedlang.runtime.failure.report_uncaught")
 _read_cause = on_demand("schedlang.runtime.failure.read_cause")
 
-#: Seconds between two looks at the store.
+#: The interval at which the store is polled, in seconds.
 POLL = 0.2
-#: Seconds that the other ranks have to say their part and end when one fails.
+#: Seconds that the other ranks have to report and end when one fails.
 GRACE = 2.0
 
-#: How many times the time-out an op of a stage may stand still, which may read a file or sleep:
-#: only waits for other ranks are known to be no work.
+#: An op of a stage may be idle for this many times the time-out, since it may read a file or sleep;
+#: a wait for another rank may not.
 _PATIENCE = 4
-#: Seconds between two looks, at most, at what ranks do for which this one has waited for too long.
+#: The longest interval between two searches for the rank at fault, in seconds.
 _PAUSE = 5.0
 
 #: Held by the thread that ends this process, whichever of its pipelines fails. Never released.
 ENDING = threading.Lock()
 
-#: What a rank does that has made a step.
+#: In messages: what a rank does after a step.
 BETWEEN = "between two steps"
 
-#: And one whose script has ended.
+#: In messages: what a rank does whose script has ended.
 AT_END = "at the end of its script"
 
-#: The key of the store under which the cause is.
+#: The key of the cause in the store.
 CAUSE = "cause"
 
 #: The watchdogs of this process that are not closed, the newest last.
@@ -85,14 +85,18 @@ def say(line: str) -> None:
 
 
 def _install_hook() -> None:
-    """Let uncaught errors be reported, if they are not yet."""
+    """Install the hook that reports uncaught errors, once."""
     hook = sys.excepthook
     if getattr(hook, "func", None) is not _report_uncaught:
         sys.excepthook = partial(_report_uncaught, hook)
 
 
+# A script may end before it has a pipeline, such as by a plan file that is not there.
+_install_hook()
+
+
 def after_another() -> PipelineError:
-    """The error of a pipeline in a process in which another one has failed."""
+    """The error of a pipeline in a process in which another pipeline has failed."""
     return PipelineError(
         "an earlier pipeline of this process has failed, and its other ranks have ended: start the "
         "processes again"
@@ -102,10 +106,10 @@ def after_another() -> PipelineError:
 class Watchdog:
     """Watches one process. Its main thread keeps `step`, `action` and `waits_for` up to date.
 
-    `action` is an index into the rank's actions, None outside of a step, where `between` says what
-    the main thread does; `waits_for` are the processes that it waits for, none while it computes.
-    `number` tells apart the pipelines that all processes have built one after another. Here and in
-    all messages, the rank of a process is that in the default process group.
+    `action` is an index into the rank's actions. It is None outside a step, where `between` says in
+    words what the main thread does. `waits_for` are the processes for which it waits, none while it
+    computes. `number` identifies the pipeline among those that all processes build in turn. Here
+    and in all messages, the rank of a process is that in the default process group.
     """
 
     def __init__(
@@ -117,9 +121,9 @@ class Watchdog:
         self.action: int | None = None
         self.between = "at the start"
         self.waits_for: tuple[int, ...] = ()
-        #: Where the stages are on a GPU, how far that is.
+        #: If the stages are on a GPU, its progress.
         self.gpu: GpuProgress | None = None
-        #: What a thread has met that makes copies beside the main one.
+        #: An error in a thread that makes copies.
         self.met_beside: Exception | None = None
         self.processes = processes
         self.timeout = timeout
@@ -132,15 +136,15 @@ class Watchdog:
         self._pid = os.getpid()
         world = dist.group.WORLD
         assert world is not None
-        # While the store does not answer, the main thread goes on, and a heartbeat must tell so.
+        # While the store does not answer, heartbeats must still note the main thread's progress.
         self.store = LimitedStore(
             connection(world.get_group_store()), timeout + GRACE, self.heartbeat
         )
         self.heartbeats = Heartbeats(dist.get_world_size(), processes.name, self.store)
-        #: What this rank did at the last look, and since when.
+        #: What this rank was doing at the last look, and since when.
         self._last: Doing = (0, None, ())
         self._since = monotonic()
-        #: What the process works, when it did so last, and the next look at what others do.
+        #: The work of this process, the last time it worked, and the next search for a fault.
         self._work = Work()
         self._worked = monotonic()
         self._next_look = monotonic()
@@ -160,14 +164,14 @@ class Watchdog:
         if self in OPEN:
             OPEN.remove(self)
         if threading.current_thread() is self._thread:
-            # Python has collected the pipeline here, and a thread cannot wait for its own end.
+            # The garbage collector closes the pipeline in this thread, which cannot join itself.
             threading.Thread(target=self.close, daemon=True).start()
             return
         self.stop_thread()
         self.signals.close()
 
     def stop_thread(self) -> None:
-        """Stop looking: from here on the main thread alone says how this process ends."""
+        """Stop the watchdog's thread: from here on only the main thread ends this process."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -176,28 +180,27 @@ class Watchdog:
 
     @cached_property
     def failure(self) -> Any:
-        """What this process does when it or another rank fails."""
+        """The object that ends this process when it or another rank fails."""
         return _failure_of(self)
 
     def fail(self, error: Exception) -> NoReturn:
-        """Tell all ranks of an error that the main thread has met, and raise it as PipelineError.
+        """Tell all ranks of an error in the main thread, and raise it as PipelineError.
 
-        Where another rank has failed before, that is the cause: it is printed, and the process
-        ends.
+        If another rank has failed before, that is the cause: it is printed, and the process ends.
         """
         told: PipelineError = self.failure.tell_all(error)
         raise told
 
     def abandon(self, error: BaseException) -> None:
-        """Tell all ranks that the main thread leaves a step for what is no error of the pipeline,
-        such as KeyboardInterrupt: the script's own affair, but nobody can go on from here.
+        """Tell all ranks that the main thread leaves a step by an exception that is not the
+        pipeline's, such as KeyboardInterrupt: no rank can continue from here.
         """
         self.failure.abandon(error)
 
     @contextmanager
     def guard(self, what: str | None = None) -> Iterator[None]:
-        """Fail together with all ranks if what runs inside raises an error; meanwhile this rank is
-        `what` others are told, as in `in clip_grad_norm_`.
+        """A context in which an error ends all ranks. `what` says in messages where this rank is,
+        such as `in clip_grad_norm_`.
         """
         before = self.between
         if what is not None:
@@ -212,13 +215,13 @@ class Watchdog:
         self.between = before
 
     def mark(self) -> None:
-        """Mark for a GPU that what it was given last belongs to what the main thread does now."""
+        """Mark that the GPU's last work belongs to the main thread's current action."""
         if self.gpu is not None:
             self.gpu.mark((self.step, self.action, self.waits_for))
 
     def gather(self, value: str, otherwise: str) -> dict[int, str]:
-        """The values that all ranks of all replicas give here; PipelineError if some do not in
-        time, which says that they have `otherwise`.
+        """Gather the values of all ranks of all replicas. PipelineError if some do not come in
+        time; `otherwise` says what these have not done.
         """
         group = f"gathered/{self._number}/{self._gathered}"
         keys = {rank: f"{group}/{rank}" for rank in self.processes.all}
@@ -234,12 +237,12 @@ class Watchdog:
         return {rank: value.decode() for rank, value in zip(keys, found, strict=True)}
 
     def agree(self, number: int) -> None:
-        """Count this rank among those that have made a call with this number."""
+        """Count this rank among those that have noted the call with this number."""
         self.store.add(f"agreed/{self._number}/{number}", 1)
 
     def agreed(self, number: int, step: int) -> int | None:
         """The step after which all ranks make the call with this number: the first that any of them
-        names, once all have made it.
+        proposes, once all have noted the call; None before that.
         """
         key = f"agreed/{self._number}/{number}"
         if self.store.add(key, 0) < len(self.processes.all):
@@ -247,8 +250,8 @@ class Watchdog:
         return int(self.store.compare_set(f"{key}/step", "", str(step)))
 
     def _at_exit(self) -> None:
-        """Tell all ranks that this process ends between two steps, and the error if that is why."""
-        # The end of a process that the script has forked is none of this one's.
+        """Tell all ranks that this process ends between two steps, and its error if it has one."""
+        # A process that the script has forked does not report its end.
         if os.getpid() != self._pid:
             return
         error = getattr(sys, "last_value", None)
@@ -260,7 +263,7 @@ class Watchdog:
             self.signals.ignore()
             self.failure.tell(error)
         elif error is None and not self.is_closed and is_of_torchrun():
-            # Others may go on. Where rank 0 has the store, that may be gone already.
+            # Others may continue. If rank 0 has the store, that may be gone already.
             self.stop_thread()
             self.between = AT_END
             with suppress(RuntimeError):
@@ -268,13 +271,13 @@ class Watchdog:
         self.close()
 
     def post(self, ended: bool = False) -> Heartbeat:
-        """Write the heartbeat of this rank, for the others."""
+        """Write the heartbeat of this rank to the store."""
         heartbeat = self.heartbeat(ended)
         self.heartbeats.post(self.rank, heartbeat)
         return heartbeat
 
     def heartbeat(self, ended: bool = False) -> Heartbeat:
-        """What this rank does now, and for how long."""
+        """The heartbeat: what this rank does now, and for how long."""
         now = self._doing()
         if now != self._last:
             self._last = now
@@ -285,21 +288,21 @@ class Watchdog:
         return Heartbeat(*now, seconds, idle, self._place_of(action), ended)
 
     def _doing(self) -> Doing:
-        """What the GPU does, which is behind the main thread, or if it has nothing to do, what the
+        """What the GPU does, which is behind the main thread; if it has nothing to do, what the
         main thread does.
         """
         of_gpu = None if self.gpu is None else self.gpu.doing()
         return of_gpu or (self.step, self.action, self.waits_for)
 
     def _gpu_waits(self) -> bool:
-        """Whether the GPU waits for another rank, and not only for the end of what is under way."""
+        """Whether the GPU keeps waiting for another rank."""
         return not wait_until(lambda: not self._doing()[2], GRACE)
 
     def _note_work(self) -> None:
-        """Note if this rank, which waits for no other, has worked since the last look."""
+        """Note if this rank has worked since the last look and waits for no other one."""
         _, _, waits_for = self._doing()
         if waits_for:
-            # Threads of its connections may work.
+            # Threads of connections may have worked, which does not count.
             self._work.goes_on()
         elif self._work.goes_on() or (
             monotonic() - self._worked > self.timeout / 2
@@ -313,7 +316,7 @@ class Watchdog:
         return heartbeat.idle > limit
 
     def place(self) -> str:
-        """Where in the plan the main thread is, in words."""
+        """The main thread's place in the plan, in words."""
         return self._place_of(self.action)
 
     def _place_of(self, action: int | None) -> str:
@@ -325,14 +328,14 @@ class Watchdog:
         )
 
     def _watch(self) -> None:
-        """The watchdog's thread: it looks again and again, until there is a cause to end for."""
+        """The loop of the watchdog's thread, until there is a cause to end the process."""
         cause = None
         while cause is None and not self.is_closed:
             try:
                 cause = self._look()
             except RuntimeError as error:
-                # The store is gone with the process that held it; outside of a step and a wait,
-                # that only means the end of a job.
+                # The store is gone with the process that held it. Outside steps and waits, that
+                # only means the end of the job.
                 is_busy = self.action is not None or self.waits_for or self._gpu_waits()
                 if not is_busy and not isinstance(error, StoreIsSilentError):
                     self.signals.stop()
@@ -342,14 +345,14 @@ class Watchdog:
             self.failure.leave(cause, self.met_beside)
 
     def _look(self) -> "Cause | None":
-        """Wait `POLL` seconds, then look whether there is a cause to end for."""
+        """Wait `POLL` seconds, then check whether there is a cause to end the process."""
         signals = self.signals.wait(POLL)
-        # What ends this process, the surest first:
+        # Causes to end this process, the surest first:
         #
         #     SIGINT, and the main thread hangs     the user waits for an answer
-        #     another rank has told a cause         whatever else is seen may follow from it
-        #     SIGTERM                               and nobody has told one
-        #     a thread beside the main one failed   which may never wait for it
+        #     another rank has written a cause      anything else may be a consequence of it
+        #     SIGTERM                               if no rank has written a cause
+        #     a thread for copies has failed        the main thread may never wait for it
         #     the main thread waits for too long    then the waits lead to the rank at fault
         cause: Cause | None = None
         if SIGINT in signals or SIGTERM in signals:

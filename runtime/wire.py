@@ -1,4 +1,4 @@
-"""Tensors to and from other ranks: begun without waiting, and waited for with a limit."""
+"""Send tensors to other ranks and receive from them: asynchronously, with limited waits."""
 
 import os
 import pickle
@@ -18,22 +18,20 @@ from schedlang.runtime.errors import raise_if_lost
 from schedlang.runtime.processes import Processes, Replicas
 from schedlang.runtime.watchdog import Watchdog
 
-#: The watchdog ends a wait in vain: it knows whether the rank at its end still computes, gloo does
-#: not.
+#: The watchdog limits waits, since it knows whether the peer still computes, and gloo does not.
 _NO_LIMIT = timedelta(days=365)
 
-#: What is on its way: gloo loses a message whose handle or tensor is dropped.
+#: Messages on their way. Both handle and tensor must be kept, or gloo loses the message.
 InFlight = list[tuple[dist.Work, Tensor]]
 
 
 class Wire:
-    """The connections of one rank to the others of its plan, its peers.
+    """The connections of one rank to the other ranks of its plan, its peers.
 
-    Every call that waits tells the watchdog for which processes. LostRank where a connection
-    breaks.
+    Every call that waits tells the watchdog for which processes. LostRank if a connection breaks.
     """
 
-    #: Whether messages of the plan go by a communicator for each edge, and not by that of all.
+    #: Whether messages of the plan go by a communicator for each edge, instead of a common one.
     is_by_edge = False
 
     def __init__(
@@ -43,20 +41,20 @@ class Wire:
         self._watchdog = watchdog
         self.processes = processes
         self._others = processes.others
-        #: For each peer its process, as the watchdog is told, and its rank in the process group.
+        #: For each peer, its process as the watchdog needs it, and its rank in the process group.
         self._peers = [(process,) for process in processes.pipeline]
         self._group_ranks = [
             dist.get_group_rank(processes.group, process)
             for process in processes.pipeline
         ]
-        # `dist.isend` and `dist.irecv` check their arguments and then call these; to call these at
-        # once takes a third of the time.
+        # `dist.isend` and `dist.irecv` check their arguments and then call these methods; calling
+        # them directly takes a third of the time.
         self._send = processes.group.send
         self._receive = processes.group.recv
         let_main_thread_go_on()
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
-        """Begin to send a tensor, which must stay as it is until the wait for it."""
+        """Begin to send a tensor, which must not change until the wait for it."""
         try:
             return self._send([tensor], self._group_ranks[peer], tag)
         except RuntimeError as error:
@@ -71,25 +69,25 @@ class Wire:
             raise_if_lost({self.processes.pipeline[peer]}, error)
             raise
 
-    #: So begin the messages of the plan, once it is known what comes: here like all others.
+    #: The calls for messages of the plan whose shapes are known; here the same as for all others.
     post_send = send
     post_receive = receive
 
     def in_group(self, group: dist.ProcessGroup) -> "Wire":
-        """The connections to the same ranks in another process group."""
+        """A wire to the same ranks in another process group."""
         processes = evolve(self.processes, group=group)
         return Wire(processes, self._timeout, self._watchdog)
 
     def operation(
         self, call: Callable[..., dist.Work | None], tensor: Tensor, peer: int
     ) -> dist.P2POp:
-        """A send or a receive of a batch, `dist.isend` or `dist.irecv`."""
+        """A send or a receive for a batch; `call` is `dist.isend` or `dist.irecv`."""
         return dist.P2POp(
             call, tensor, self.processes.pipeline[peer], self.processes.group
         )
 
     def as_one(self, operations: list[dist.P2POp]) -> InFlight:
-        """Begin sends and receives as one batch of NCCL, which has one handle for all of them."""
+        """Begin sends and receives as one batch."""
         try:
             works = dist.batch_isend_irecv(operations)
         except RuntimeError as error:
@@ -113,17 +111,15 @@ class Wire:
             )
 
     def wait(self, in_flight: InFlight, peer: int) -> None:
-        """Wait for what goes to a peer or comes from it; on a GPU, only its stream waits."""
+        """Wait for messages to a peer or from it; on a GPU, only its stream waits."""
         self._wait(in_flight, self._peers[peer])
 
     def end_copy(self, in_flight: InFlight, peer: int) -> None:
-        """Wait in a thread that makes copies beside the main one, of which alone the watchdog is
-        told.
-        """
+        """Wait in a thread that makes copies; the watchdog knows only the main thread's waits."""
         self._end(in_flight, self._peers[peer])
 
     def make_copy(self, copy: Callable[[], None]) -> None:
-        """Make a copy in such a thread; if it fails, all ranks end, whatever this one waits for."""
+        """Make a copy in such a thread; if it fails, all ranks end, even if this one is waiting."""
         try:
             copy()
         except Exception as error:
@@ -131,7 +127,7 @@ class Wire:
             raise
 
     def wait_for(self, copy: "Future[None]", peer: int) -> None:
-        """Wait in the main thread for what another one copies to a peer or from it."""
+        """Wait in the main thread for a copy to a peer or from it, which another thread makes."""
         self._watchdog.waits_for = self._peers[peer]
         copy.result()
         self._watchdog.waits_for = ()
@@ -140,7 +136,7 @@ class Wire:
         self._watchdog.waits_for = processes
         self._end(in_flight, processes)
         if any(not tensor.is_cpu for _, tensor in in_flight):
-            # The host has gone on, and the GPU's stream waits.
+            # The host continues, and the GPU's stream waits.
             self._watchdog.mark()
         self._watchdog.waits_for = ()
 
@@ -150,14 +146,14 @@ class Wire:
                 if tensor.is_cpu:
                     work.wait(_NO_LIMIT)
                 else:
-                    # With a limit, NCCL would let the host wait, and not only its stream.
+                    # With a limit, NCCL would block the host, and not only its stream.
                     work.wait()
         except RuntimeError as error:
             raise_if_lost({*processes}, error)
             raise
 
     def reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
-        """Reduce a tensor over all ranks of the plan, in place."""
+        """All-reduce a tensor in place over all ranks of the plan."""
         self.end_reduce(self.begin_reduce(tensor, operation, self.processes.group))
 
     def begin_reduce(
@@ -166,7 +162,7 @@ class Wire:
         operation: dist.ReduceOp.RedOpType,
         group: dist.ProcessGroup | None,
     ) -> InFlight:
-        """Begin to reduce a tensor in place over all ranks of the plan, in a group of theirs."""
+        """Begin to all-reduce a tensor in place over all ranks of the plan, in this group."""
         try:
             return [(dist.all_reduce(tensor, operation, group, async_op=True), tensor)]
         except RuntimeError as error:
@@ -174,11 +170,11 @@ class Wire:
             raise
 
     def end_reduce(self, in_flight: InFlight) -> None:
-        """Wait for a reduction over the ranks of the plan."""
+        """Wait for an all-reduce over the ranks of the plan."""
         self._wait(in_flight, self._others)
 
     def begin_sum(self, tensor: Tensor, replicas: Replicas) -> InFlight:
-        """Begin to add up a tensor over replicas, in place."""
+        """Begin to sum a tensor over replicas, in place."""
         if not replicas.are_several:
             return []
         try:
@@ -194,34 +190,34 @@ class Wire:
         self._wait(in_flight, replicas.others)
 
     def send_object(self, sent: object, peer: int, tag: int) -> InFlight:
-        """Begin to send what can be pickled: its length, then its bytes."""
-        # Not `dist.send_object_list`, which waits.
+        """Begin to send a pickled object: its length, then its bytes."""
+        # Not `dist.send_object_list`, which blocks.
         data = torch.frombuffer(bytearray(pickle.dumps(sent)), dtype=torch.uint8)
         tensors = torch.tensor([len(data)]), data
         return [(self.send(tensor, peer, tag), tensor) for tensor in tensors]
 
     def receive_object(self, peer: int, tag: int) -> object:
-        """Wait for what `send_object` sends."""
+        """Wait for an object from `send_object`."""
         length = torch.empty(1, dtype=torch.int64)
         self.wait([(self.receive(length, peer, tag), length)], peer)
         data = torch.empty(int(length), dtype=torch.uint8)
         self.wait([(self.receive(data, peer, tag), data)], peer)
         with warnings.catch_warnings():
-            # Torch warns of what its own containers do here.
+            # Torch's own containers warn here.
             warnings.simplefilter("ignore", FutureWarning)
             return pickle.loads(data.numpy().tobytes())
 
 
 def let_main_thread_go_on() -> None:
-    """Keep gloo's threads from interrupting the main thread, on Linux.
+    """Keep gloo's threads from preempting the main thread, on Linux.
 
-    A thread of gloo wakes up when a message comes from a rank, but can do nothing while the main
-    thread is sending to that rank: it tries again and again. If it has taken the main thread's
-    core, it goes on until its time slice is over, which is many times what the messages take. As
-    threads for batch work, they do not take the core of a thread that runs.
+    A thread of gloo wakes up when a message comes from a rank, but while the main thread is sending
+    to that rank, it can only retry. If it has preempted the main thread on its core, it retries
+    until its time slice is over, which takes many times as long as the messages. With the batch
+    scheduling policy, these threads do not preempt a running thread.
     """
     for name in Path("/proc/self/task").glob("*/comm"):
-        # Some other thread may have ended meanwhile.
+        # A thread may have ended since.
         with suppress(OSError):
             if name.read_text() == "gloo_tcp_loop\n":
                 os.sched_setscheduler(

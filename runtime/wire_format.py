@@ -1,4 +1,4 @@
-"""Shapes and types of a message's tensors, at the stages and on their way."""
+"""The shapes and types of a message's tensors, at the stages and on their way."""
 
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ class WireFormat:
 
     @classmethod
     def of(cls, models: list[Tensor], rounding: "Rounding | None") -> "WireFormat":
-        """The format of tensors that have these shapes and types at the stages."""
+        """The format of tensors with these shapes and types at the stages."""
         return cls(
             models,
             rounding,
@@ -35,7 +35,7 @@ class WireFormat:
         return [self.rounding.pack(tensor.detach()) for tensor in tensors]
 
     def unpack(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The tensors that were sent."""
+        """The tensors at the stage, from those that were received."""
         return (
             tensors
             if self.rounding is None

@@ -1,4 +1,4 @@
-"""Whether a process computes, or stands still: what it uses of the CPU tells."""
+"""Find out from its CPU time whether a process computes or stands still."""
 
 import os
 import sys
@@ -10,12 +10,12 @@ from time import monotonic, process_time, thread_time
 
 import torch
 
-#: The share of one core that a process uses which computes, also on a busy machine.
+#: A process that computes uses at least this share of a core, even on a busy machine.
 _SHARE = 0.05
 
 
 class Work:
-    """The work of a process, asked for in one thread about the one that makes this."""
+    """Whether a process computes. One thread makes this object, and another one asks about it."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -24,24 +24,24 @@ class Work:
         self._started = _Use(_seconds_of_started)
 
     def goes_on(self) -> bool:
-        """Whether the process has computed since the last time that this was asked."""
+        """Whether the process has computed since the last call."""
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return self._own.is_some()
-        # To wait for a GPU takes a core, as computing does, but it is one call.
+        # Waiting for a GPU uses a core, as computing does, but the thread stays in one call.
         frame = sys._current_frames().get(self._thread)
         before = self._place
         self._place = frame and (id(frame), frame.f_lasti)
         return self._place != before
 
     def of_started_goes_on(self) -> bool:
-        """The same of the processes that it has started, such as compilers; on Linux. It takes a
-        look at all processes.
+        """Whether the processes that it has started, such as compilers, have computed; on Linux. It
+        reads all processes of the machine.
         """
         return self._started.is_some()
 
 
 class _Use:
-    """Whether the use of the CPU grows, which `seconds` gives."""
+    """Whether a CPU time grows, which `seconds` returns."""
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
@@ -49,15 +49,15 @@ class _Use:
         self._used = 0.0
 
     def is_some(self) -> bool:
-        """Whether it has grown since the last time that this was asked."""
+        """Whether it has grown since the last call."""
         before, self._used = self._used, self._seconds()
         since, self._since = self._since, monotonic()
         return self._used - before > _SHARE * (self._since - since)
 
 
 def _seconds_of_own() -> float:
-    """What this process has used of the CPU without this thread, which watches it; and what the
-    processes have used that it has waited for.
+    """The CPU time of this process without this thread, which watches it, and of child processes
+    for which it has waited.
     """
     ended = os.times()
     waited_for = ended.children_user + ended.children_system
@@ -65,12 +65,12 @@ def _seconds_of_own() -> float:
 
 
 def _seconds_of_started() -> float:
-    """What those have used that it has started, and those that these have started."""
+    """The CPU time of all descendants of this process."""
     children: dict[int, list[tuple[int, int]]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        # A process may have ended meanwhile.
+        # A process may have ended since.
         with suppress(OSError):
-            # Behind its name, which is in brackets and may have any letters: from its state on.
+            # The fields after the name, which is in brackets and may have any characters.
             fields = path.read_text().rpartition(")")[2].split()
             process = int(path.parent.name), sum(map(int, fields[11:15]))
             children.setdefault(int(fields[1]), []).append(process)

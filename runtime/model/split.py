@@ -177,7 +177,7 @@ def split(
             "the plan has skips, whose stages take and return more than blocks: build them yourself"
         )
     chain = chain_of(plan.layout, stages)
-    named, between = _cut_by(
+    named, between = cut_by(
         model, _named_by(layout, model, blocks), inputs, options or {}
     )
     calls = [*named] if between is None else between.record.blocks
@@ -202,7 +202,9 @@ def split(
     }
     if between is not None:
         for piece, module in modules.items():
-            between.make_stage(module, parts, piece)
+            places = parts.blocks_of(piece)
+            is_last = piece == parts.layout.pieces - 1
+            between.make_stage(module, places, piece == 0, is_last)
     return Stages(
         {stage: modules[piece] for stage, piece in pieces.items()},
         parts,
@@ -211,7 +213,7 @@ def split(
     )
 
 
-def _cut_by(
+def cut_by(
     model: nn.Module,
     names: Sequence[str],
     inputs: Any,
@@ -373,6 +375,22 @@ def with_only(
         model = nn.Sequential(*model)
     stage = _copy_around(model, blocks, kept, copied, memo)
     _ChainCheck(stage, {name: stage.get_submodule(name) for name in blocks})
+    return stage
+
+
+def stage_alone(
+    model: nn.Module, blocks: Blocks, between: "BetweenBlocks | None", calls: range
+) -> nn.Module:
+    """The stage that does some calls of blocks. It shares nothing with the model where what it does
+    between blocks was recorded.
+    """
+    if between is None:
+        return with_only(model, blocks, [*blocks][calls.start : calls.stop])
+    names = between.record.blocks
+    own = names[calls.start : calls.stop]
+    cuts = (0, calls.start, calls.stop, len(names))
+    stage = copy.deepcopy(model, between.left_out(model, own, 1, cuts))
+    between.make_stage(stage, calls, calls.start == 0, calls.stop == len(names))
     return stage
 
 

@@ -44,7 +44,6 @@ from schedlang.runtime.model.forward_record import (
     tensors_in,
     without_cache,
 )
-from schedlang.runtime.model.partition import Partition
 from schedlang.runtime.torch_private.fake_tensors import FakeTensors, kept_by
 from schedlang.runtime.torch_private.function_modes import enter, leave
 from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
@@ -569,11 +568,12 @@ class BetweenBlocks:
                 memo[id(buffer)] = torch.empty_like(buffer, device="meta")
         return memo
 
-    def make_stage(self, module: nn.Module, parts: Partition, piece: int) -> None:
-        """Make a copy of the model the stage that is a piece of it."""
+    def make_stage(
+        self, module: nn.Module, places: range, is_first: bool, is_last: bool
+    ) -> None:
+        """Make a copy of the model a stage, which does the calls of blocks at `places`."""
         without_cache(module)
-        is_last = piece == parts.layout.pieces - 1
-        StageForward(module, self.record, parts.blocks_of(piece), piece == 0, is_last)
+        StageForward(module, self.record, places, is_first, is_last)
 
 
 def between_blocks(

@@ -1,1 +1,1 @@
-"""The parts that a pipeline takes on for what its plan and its modules need."""
+"""The parts that a pipeline adds to its stages if its plan or its modules need them."""

@@ -1,5 +1,5 @@
-"""The losses that a stage adds to that of the last one (`schedlang.runtime.losses`): a backward
-begins with their sum as well as with the gradients of the output.
+"""Losses that a stage adds to the loss of the last stage (`schedlang.runtime.losses`). The stage's
+backward starts from their sum, and from the gradients of its output.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,25 +16,25 @@ from schedlang.runtime.stage import Stage
 
 
 class AddedLosses(Part):
-    """Takes the losses that a stage's forwards add."""
+    """Collects the losses that a stage's forwards add."""
 
     _stage: Stage
 
     def __init__(self) -> None:
-        #: From a forward to its backward: the microbatches of which some loss was added.
+        #: From a forward to its backward: the microbatches that have added a loss.
         self._have_added: set[int] = set()
 
     def bind(self, stage: Stage) -> None:
-        """The stage whose losses these are."""
+        """Keep the stage, whose sums of losses are updated."""
         self._stage = stage
 
     def before_forward(self, run: Forward) -> None:
-        """Take what the module adds."""
-        # Without the run, which would hold itself: its tensors are freed when it is.
+        """Collect the losses that the module adds."""
+        # A reference to the run would be a cycle, and keep its tensors alive.
         run.call = partial(_call_taking, run.added, run.call)
 
     def after_forward(self, run: Forward) -> None:
-        """Sum the losses that the module has added; of a forward that is run again, then."""
+        """Sum the losses that the module has added; if R repeats the forward, in that run."""
         if not run.added:
             return
         if run.has_graph and not all(each.has_graph for each in run.added):
@@ -55,7 +55,7 @@ class AddedLosses(Part):
             run.roots = [*run.roots, run.total]
 
     def before_backward(self, run: Backward) -> None:
-        """Begin with their sum."""
+        """Add the sum of the losses to the roots from which the backward starts."""
         if run.microbatch in self._have_added:
             self._have_added.remove(run.microbatch)
             root = run.roots[len(run.gradients)]
@@ -66,12 +66,12 @@ class AddedLosses(Part):
 def _call_taking(
     added: list[Added], call: Callable[..., Any], *arguments: Any, **options: Any
 ) -> Any:
-    """Call, and take what is added within."""
+    """Call the module, and collect the losses that it adds."""
     with Taking(added):
         return call(*arguments, **options)
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, AddedLosses]]:
-    """Those of all stages: a forward shows whether it adds one."""
+    """Make the part for every stage, since only a forward shows whether it adds a loss."""
     for number in site.modules:
         yield number, AddedLosses()

@@ -1,8 +1,8 @@
-"""What forwards change beside what they make, so that all of a step can be run once more.
+"""The side effects of forwards, which must be undone before a warm-up runs once more.
 
-What they make is kept by microbatch, and made anew. The random numbers that they draw, the buffers
-of their modules, and the sums of losses that they add are put back. What the script has given must
-be as it was.
+Outputs are kept by microbatch, so a second run replaces them. The state of random numbers, the
+buffers of modules, and the sums of added losses are restored. Inputs, targets and options of the
+script must not have changed.
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ from schedlang.runtime.torch_private.tensors import changes_of
 
 
 class BeforeForwards:
-    """What there is before the first forward of a step, of the stages of a rank on a device."""
+    """The state of a rank's stages before the first forward of a step."""
 
     def __init__(self, stages: Mapping[int, Stage], device: torch.device) -> None:
         self._stages = stages.values()
         self._random = RandomState(device)
         self._state = self._random.state_dict()
-        #: By module and name, as a forward may put another one in its place.
+        #: By module and name, since a forward may replace a buffer by another tensor.
         self._buffers = [
             (owner, name, buffer, buffer.clone())
             for stage in self._stages
@@ -39,7 +39,7 @@ class BeforeForwards:
         ]
 
     def check(self) -> None:
-        """PipelineError where a forward has changed what it was given."""
+        """PipelineError if a forward has changed its inputs, targets or options in place."""
         if any(changes_of(tensor) != changes for tensor, changes in self._given):
             raise PipelineError(
                 "a stage changes its inputs, targets or options in place, and with `max_norm` its "
@@ -48,7 +48,7 @@ class BeforeForwards:
             )
 
     def undo(self) -> None:
-        """Put back what the forwards have changed."""
+        """Restore the state that the forwards have changed."""
         self._random.load_state_dict(self._state)
         with torch.no_grad():
             for owner, name, buffer, before in self._buffers:

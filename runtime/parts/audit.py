@@ -1,14 +1,14 @@
-"""The first step twice: a stage in the pipeline, and beside it the stage alone.
+"""The audit: in the first step, each stage runs in the pipeline and once more alone.
 
-Alone means: the plain module, with a whole backward by autograd. No forward is repeated, no
-backward split, nothing is copied to the host. It is given what the stage is given in the pipeline:
+Alone, the plain module runs with a whole backward by autograd: no forward is recomputed, no
+backward is split, nothing is copied to the host. It gets the inputs of the stage in the pipeline:
 
     inputs, random state, buffers ──► F in the pipeline ──► outputs          the same?
                 └── copies ─────────► alone ──────────────► outputs
     gradients of the outputs ───────► B, or I and W ──────► gradients        the same?
                 └───────────────────► alone ──────────────► gradients
 
-So the first op that differs is found, on the stage where the reason is.
+So the audit finds the first op that differs, and the stage that is the cause.
 """
 
 import warnings
@@ -43,29 +43,27 @@ from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
 from schedlang.runtime.values import dense_parts, has_gradient, leaves_of, tolerance
 from schedlang.schedule.kinds import AWAY, MAKERS, REPEATS, Kind
 
-#: The ops that run a forward, or the first part of its backward.
+#: The kinds of ops that run a forward, or the input half of its backward.
 _OF_INPUT = {Kind.F, *MAKERS[Kind.B]}
 
 
 @define(eq=False)
 class _Alone:
-    """A microbatch on the stage alone, from its forward to its backward."""
+    """The run of a microbatch on the stage alone, from its forward to its backward."""
 
-    #: Copies of what the stage was given, by the ids of the tensors, which are kept as well.
+    #: Copies of the stage's input tensors, by the ids of these tensors, which are kept alive.
     copies: dict[int, Tensor]
     originals: list[Tensor]
     returned: Any
     roots: Sequence[Tensor]
-    #: By name, the weights that the stage reads in the pipeline; and what it has here in place of
-    #: its buffers and of those that are trained.
+    #: By name, the weights that the stage reads in the pipeline; and the tensors that replace its
+    #: buffers and its trained weights here.
     weights: dict[str, Tensor]
     substitutes: dict[str, Tensor]
 
     def know(self, run: Forward) -> None:
-        """A second run of the forward is given tensors of its own, of which there are these
-        copies.
-        """
-        # The second run's tensors are other objects with the same numbers, in the same order.
+        """Map the input tensors of a second run of the forward to the copies of the first run."""
+        # They are other objects with the same values, in the same order.
         tensors = _tensors_of(run)
         copies = [self.copies[id(tensor)] for tensor in self.originals]
         self.copies |= {
@@ -75,18 +73,20 @@ class _Alone:
         self.know_leaves(run)
 
     def know_leaves(self, run: Forward) -> None:
-        """A stage that works in place is not given the leaves of its input: theirs are the copies
-        of what it is given in their place.
+        """Map the leaves of a run to copies. A stage that works in place gets other tensors than
+        the leaves, so the copies of those tensors stand for the leaves.
         """
         for leaf, given in zip(run.leaves, leaves_of(run.input), strict=False):
             self.copies[id(leaf)] = self.copies[id(given)]
 
 
 class Audit(Part):
-    """Compares a stage with itself alone, in the first step; PipelineError where they differ.
+    """Compares a stage in the pipeline with the stage alone, in the first step; PipelineError if
+    they differ.
 
-    `others` are the parts that take from what the module returns, and `loss` is that of the last
-    stage. Where several stages of this rank have a weight, its gradient is not compared (`shared`).
+    `others` are the parts that take values from the module's result, and `loss` is that of the last
+    stage. The gradients of `shared` weights, which other stages of this rank have too, are not
+    compared.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class Audit(Part):
         self._is_first_step = False
         self._steps = 0
         self._alone: dict[int, _Alone] = {}
-        #: By name, the weights that the last backward has used, what had added up in them before
-        #: the step, and the sums of the stage alone.
+        #: By name, the weights that the last backward has used, their gradients before the step,
+        #: and the sums of gradients of the stage alone.
         self._weights: dict[str, Tensor] = {}
         self._earlier: dict[str, Tensor | None] = {}
         self._sums: dict[str, Tensor] = {}
@@ -120,7 +120,7 @@ class Audit(Part):
         self._worst = 0.0
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
-        """The gradients of an update are compared when its last backward is done."""
+        """Compare the gradients of an update after its last backward."""
         last: dict[int, int] = {}
         actions = plan.ranks[rank]
         ops = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
@@ -131,7 +131,7 @@ class Audit(Part):
             yield ExtraCall(index, When.AFTER, self._compare_weights)
 
     def begin_step(self) -> None:
-        """Note what gradients have added up to before the first step."""
+        """Keep the gradients from before the first step."""
         self._steps += 1
         self._is_first_step = self._steps == 1
         if self._is_first_step:
@@ -142,8 +142,8 @@ class Audit(Part):
             }
 
     def _ask_about_hooks(self) -> None:
-        """Warn of a module with hooks of its forward and of its backward, which may hand something
-        from one to the other, where forwards of other microbatches come between the two.
+        """Warn of a module with hooks of its forward and of its backward, if forwards of other
+        microbatches run between the two: the hooks may pass values from one to the other.
         """
         actions = self._plan.ranks[self._plan.placement[self._stage]]
         ops = zip(actions.kind, actions.stage, strict=True)
@@ -175,9 +175,9 @@ class Audit(Part):
         if run.is_repeated:
             self._alone[run.microbatch].know(run)
             return
-        # A forward may change what it is given, draws random numbers, and counts in its buffers. Of
-        # all that it gets copies here, and the random state is put back: the run in the pipeline,
-        # which comes after, finds everything as though there had been none.
+        # A forward may change its inputs, draw random numbers, and update its buffers. So this run
+        # gets copies, and the random state is restored: the run in the pipeline, which follows,
+        # finds everything unchanged.
         given, tree = tree_flatten((run.input, dict(run.options)))
         originals = _tensors_of(run)
         copies = {id(tensor): _copy(tensor) for tensor in originals}
@@ -194,7 +194,7 @@ class Audit(Part):
         weights |= {
             name: tensor for name, tensor in run.substitutes.items() if name in weights
         }
-        # Weights of its own, or a backward by itself would add to the gradients of the training.
+        # With the stage's own weights, this backward would add to the gradients of the training.
         substitutes = {
             **{name: each.clone() for name, each in self._module.named_buffers()},
             **run.substitutes,
@@ -205,15 +205,14 @@ class Audit(Part):
             },
         }
         state = random_state(self._device)
-        # Where R follows, the run in the pipeline makes no graph; alone there is one run, and it
-        # does.
+        # Alone there is one run, which makes the graph, also if the pipeline recomputes the
+        # forward.
         with torch.enable_grad(), self._substitution.of(substitutes):
             arguments = input if isinstance(input, tuple) else (input,)
             with Taking(alone.added):
                 alone.returned = self._module(*arguments, **options)
             returned = alone.returned
-            # They take from what was returned what is theirs, as in the pipeline, and note their
-            # roots.
+            # Parts take their values from the result, as in the pipeline, and add their roots.
             for part in self._others:
                 part.after_forward(alone)
             output = alone.returned
@@ -227,7 +226,7 @@ class Audit(Part):
         self._alone[run.microbatch] = known
 
     def after_forward(self, run: Forward) -> None:
-        """Compare what the module has returned."""
+        """Compare the outputs of the module."""
         if not self._is_first_step or run.is_evaluation:
             return
         alone = self._alone[run.microbatch]
@@ -255,8 +254,8 @@ class Audit(Part):
         if alone is None:
             return
         pairs = zip(alone.roots, run.gradients, strict=True)
-        # The gradients that came in the pipeline are given to the stage alone: so a stage behind
-        # this one that computes something else does not show here.
+        # The stage alone starts from the gradients that came in the pipeline, so a fault of a later
+        # stage does not show here.
         starts = [
             (root, gradient)
             for root, gradient in pairs
@@ -293,11 +292,11 @@ class Audit(Part):
     ) -> dict[int, Tensor | None]:
         """Run a whole backward of the stage alone, which adds up gradients in its `own` leaves.
 
-        Gives those that came to other leaves, by their ids, as to weights that a loss function
-        knows by itself. These have their gradients back afterwards.
+        Returns the gradients of other leaves by their ids, such as weights of the loss function;
+        these leaves get their earlier gradients back.
         """
-        # Not `torch.autograd.grad`, which a reentrant checkpoint refuses. A checkpoint runs its
-        # forward again, which finds what the first run did.
+        # Not `torch.autograd.grad`, which reentrant checkpoints refuse. A checkpoint runs its
+        # forward again, with the same weights and buffers as in the first run.
         roots, gradients = zip(*starts, strict=True)
         ids = {id(leaf) for leaf in own}
         found = leaves_between(roots, ())
@@ -323,11 +322,11 @@ class Audit(Part):
         return added
 
     def _compare_weights(self) -> None:
-        """Compare what the gradients of an update have added up to."""
+        """Compare the sums of gradients of an update."""
         if not self._is_first_step:
             return
         for name, weight in self._weights.items():
-            # Another stage has added to these, or a hook has changed what has added up.
+            # Other stages may have added to a shared weight, and a hook may have changed its sum.
             if id(weight) in self._shared or has_hooks_after(weight):
                 continue
             ours = weight.grad
@@ -357,7 +356,7 @@ class Audit(Part):
     def _differs(
         self, kind: Kind, microbatch: int | None, what: str, how: str
     ) -> PipelineError:
-        """What differs, and how."""
+        """The error that says what differs, and how."""
         names = self._plan.names
         op = "its backwards"
         if microbatch is not None:
@@ -371,7 +370,7 @@ class Audit(Part):
         )
 
     def _reasons(self) -> Iterator[str]:
-        """What the plan does with this stage that is not done alone."""
+        """Differences between this stage in the plan and the stage alone, as possible causes."""
         of_kinds = self._plan.microbatches_with
         if of_kinds(REPEATS, self._stage):
             yield "its forwards are run again (R)"
@@ -388,7 +387,7 @@ class Audit(Part):
 
     @property
     def verdict(self) -> str:
-        """What was compared, in words."""
+        """A sentence about the comparison, if all tensors were alike."""
         return (
             f"stage {self._plan.names.stage(self._stage)} computes what it computes alone: "
             f"{self._compared} tensors compared, the largest difference {self._worst:.1e}"
@@ -396,7 +395,7 @@ class Audit(Part):
 
 
 def _tensors_of(run: Forward) -> list[Tensor]:
-    """The tensors that a run is given."""
+    """The input tensors of a run."""
     given, _ = tree_flatten((run.input, dict(run.options)))
     return [value for value in given if isinstance(value, Tensor)]
 
@@ -406,9 +405,9 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _leaf_of(weight: Tensor, parameter: nn.Parameter) -> nn.Parameter:
-    """A weight with the same memory and hooks as one of the module, for gradients of its own."""
+    """A leaf with the memory and the hooks of a module's weight, and its own gradient."""
     leaf = nn.Parameter(weight.data)
-    # A script may keep tensors at its weights to which a backward adds.
+    # A script may attach tensors to its weights to which a backward adds.
     leaf.__dict__.update(
         (name, value.clone() if isinstance(value, Tensor) else value)
         for name, value in vars(parameter).items()
@@ -418,7 +417,7 @@ def _leaf_of(weight: Tensor, parameter: nn.Parameter) -> nn.Parameter:
 
 
 def _difference(ours: Any, alone: Any) -> float:
-    """The largest difference, as a part of the largest number; endless where they are not alike."""
+    """The largest difference, relative to the largest number; infinite if shapes differ."""
     if not isinstance(ours, Tensor) or not isinstance(alone, Tensor):
         return inf
     pairs = dense_parts(ours), dense_parts(alone)
@@ -440,7 +439,7 @@ def _difference_of_dense(ours: Tensor, alone: Tensor) -> float:
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Audit]]:
-    """Those of all stages. The parts further out take from what a module returns."""
+    """Make the part for every stage; parts further out take values from a module's result."""
     for stage, module in site.modules.items():
         elsewhere = {
             id(weight)

@@ -1,7 +1,7 @@
-"""The buffers of a stage: what a forward counts and averages, as BatchNorm does.
+"""The buffers of a stage, which its forwards may change in place, such as BatchNorm's averages.
 
-A forward may change them in place. So what leaves the stage is never their memory; and a forward
-that is run again (R) finds them as its first run did, and leaves them as they are by then:
+So an output never shares memory with a buffer. And a forward that is recomputed (R) reads the
+buffers of its first run, and leaves the current ones alone:
 
     F 0         F 1         R 0              F 2
     n = 0 → 1   n = 1 → 2   n = 0 (a copy)   n = 2 → 3
@@ -33,10 +33,10 @@ _AVERAGING = (
 
 
 class Buffers(Part):
-    """The buffers of one stage, of whose microbatches some are `recomputed`.
+    """The buffers of one stage, some of whose microbatches are `recomputed`.
 
-    Where the stage has `replicas`, other stages of the plan that are the same one, no forward may
-    change a buffer on which outputs depend: the replicas would not see it.
+    If the stage has `replicas` in the plan, no forward may change a buffer on which outputs depend,
+    since the replicas would not see the change.
     """
 
     def __init__(
@@ -49,30 +49,30 @@ class Buffers(Part):
         self._stage = stage
         self._recomputed = recomputed
         self._replicas = replicas
-        #: Where the module has each of them now, by name: a forward may put another in its place.
+        #: By name, the module and the attribute of each buffer: a forward may replace the tensor.
         self._places = {
             f"{prefix}.{name}" if prefix else name: (owner, name)
             for prefix, owner in module.named_modules()
             for name, _ in owner.named_buffers(recurse=False)
         }
-        #: Those on which no output depends while the module trains: running averages, of which each
-        #: replica has those of its own microbatches, as in data parallel training.
+        #: Running averages, on which no output depends in training. Each replica averages over its
+        #: own microbatches, as in data parallel training.
         self._averages = {
             name
             for name, (owner, _) in self._places.items()
             if isinstance(owner, _AVERAGING)
         }
-        #: Those that the first forward has changed.
+        #: The buffers that the first forward has changed; None before it.
         self._changing: set[str] | None = None
-        #: Right before a forward: each buffer, and how often it had been changed in place.
+        #: Right before a forward: each buffer, and its count of changes in place.
         self._before: dict[str, tuple[Tensor, int]] = {}
-        #: Copies of those that forwards change, or before the first one of all; and for each
-        #: microbatch to recompute, those that its first forward found.
+        #: Copies of the buffers that forwards change (of all before the first forward); and for
+        #: each microbatch to recompute, the copies from before its first forward.
         self._copies: dict[str, Tensor] = {}
         self._found: dict[int, Mapping[str, Tensor]] = {}
 
     def before_forward(self, run: Forward) -> None:
-        """Keep the buffers for the second run, or put them back for it."""
+        """Copy the buffers before a first run, or substitute these copies in the second run."""
         if run.is_repeated:
             run.substitutes |= self._found.pop(run.microbatch)
         elif self._watches(run):
@@ -85,12 +85,12 @@ class Buffers(Part):
             }
 
     def after_forward(self, run: Forward) -> None:
-        """Let nothing that is returned be the memory of a buffer; and see which ones changed."""
+        """Copy outputs that share memory with a buffer, and find out which buffers changed."""
         run.returned = self._without_memory(run.returned)
         if not self._watches(run):
             return
         if self._changing is None:
-            # BatchNorm's kernel does not count what it changes.
+            # BatchNorm's kernel does not count its changes, so values are compared, too.
             self._changing = {
                 name
                 for name, before in self._before.items()
@@ -104,7 +104,7 @@ class Buffers(Part):
         self._check()
 
     def _check(self) -> None:
-        """PipelineError where a buffer changed that must not."""
+        """PipelineError if a buffer changed that must not."""
         changing = self._changing or set()
         later = {
             name
@@ -128,7 +128,7 @@ class Buffers(Part):
             )
 
     def _watches(self, run: Forward) -> bool:
-        """Whether it matters what a forward changes: one that is run again is the first of two."""
+        """Whether changes of a forward matter: the stage has replicas, or R will run it again."""
         if run.is_repeated or run.is_evaluation:
             return False
         return bool(self._replicas) or run.microbatch in self._recomputed
@@ -138,9 +138,9 @@ class Buffers(Part):
         return buffer is not before or changes_of(buffer) != changes
 
     def _without_memory(self, returned: Any) -> Any:
-        """What was returned, with a copy in place of each tensor that has the memory of a buffer.
+        """The result, with a copy of each tensor that shares memory with a buffer.
 
-        A tensor with a graph has memory of its own.
+        A tensor with a graph never does.
         """
         values, tree = tree_flatten(returned)
         if all(
@@ -160,7 +160,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Buffers]]:
-    """Those of stages that have buffers."""
+    """Make the part for stages with buffers."""
     for stage, module in site.modules.items():
         if any(True for _ in module.buffers()):
             others = [

@@ -1,11 +1,10 @@
-"""The norm of the gradients of a whole pipeline, as `torch.nn.utils.get_total_norm` has it of one
+"""The norm of all gradients of a pipeline, as `torch.nn.utils.get_total_norm` computes it for one
 module.
 
-Where the plan updates its stages itself, each update has a norm of its own. The sum over all ranks
-begins as soon as a rank has its part, and is waited for only when something needs the update
-(`schedlang.ranks.norms`):
+If the plan has updates, each of them has its own norm. The all-reduce begins as soon as a rank has
+its part, and the rank waits for it only when an op needs the update (`schedlang.ranks.norms`):
 
-    U of the last stage ─► sum begins ─ ─ other ops ─ ─► a forward needs the weights: clip and step
+    U of the last stage ─► all-reduce ─ ─ other ops ─ ─► a forward needs the weights: clip and step
 """
 
 from collections import Counter
@@ -33,12 +32,12 @@ from schedlang.schedule.kinds import STEPS, Kind
 def total_norm(
     shared: Sequence[SharedWeights], norm_type: float, device: torch.device, wire: Wire
 ) -> Tensor:
-    """The norm of all gradients, on all ranks the same to the bit."""
+    """The norm of all gradients, equal to the bit on all ranks."""
     norm = own_norm(shared, norm_type, device, wire.processes.own)
     if norm_type == inf:
         wire.reduce(norm, dist.ReduceOp.MAX)
         return norm
-    # Norms of parts add up as powers: the square of the whole is the sum of their squares.
+    # Powers of partial norms add up: the square of the norm is the sum of the ranks' squares.
     powers = norm**norm_type
     wire.reduce(powers, dist.ReduceOp.SUM)
     return powers ** (1 / norm_type)
@@ -47,7 +46,7 @@ def total_norm(
 def own_norm(
     shared: Sequence[SharedWeights], norm_type: float, device: torch.device, rank: int
 ) -> Tensor:
-    """The norm of a rank's gradients. A weight that several ranks have counts once, on the first of
+    """The norm of a rank's gradients. A weight that several ranks share counts only on the first of
     them, or at home.
     """
     counted = [
@@ -59,14 +58,14 @@ def own_norm(
     norm = get_total_norm(
         [gradient for gradient in counted if gradient is not None], norm_type
     )
-    # The norm of gradients that FSDP has sharded is in parts.
+    # The norm of gradients that FSDP has sharded is a DTensor of partial norms.
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    # In the same type on all ranks, also on one that counts nothing.
+    # All ranks use the same type, also one without any gradient.
     return norm.to(device, torch.float64)
 
 
 def check_clipping(plan: Plan, model: str | None, clips_itself: bool) -> None:
-    """Whether all gradients are there at the end of a step, and they are those of one model."""
+    """PipelineError unless a step leaves the gradients of one model, which can be clipped then."""
     if clips_itself:
         raise PipelineError(
             "the pipeline has `max_norm`, so its steps end with updates that are clipped, and "
@@ -90,9 +89,10 @@ def check_clipping(plan: Plan, model: str | None, clips_itself: bool) -> None:
 
 
 class UpdateClip(Part):
-    """The op `U` of all stages of a rank, whose updates are clipped to a norm of all gradients.
+    """The op `U` of all stages of a rank, with gradients that are clipped by the norm of the whole
+    pipeline.
 
-    `norms` are those of the updates in a step, before they are clipped.
+    `norms` has the norm of each update in a step, before clipping.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class UpdateClip(Part):
         self._wire = wire
         self._group = group_apart(wire.processes)
         first = next(iter(stages.values()))
-        # NCCL makes its communicator in the first sum, for which a rank waits.
+        # A first all-reduce creates NCCL's communicator, so that no step waits for that.
         wire.end_reduce(
             wire.begin_reduce(
                 torch.zeros(1, device=first.device), dist.ReduceOp.SUM, self._group
@@ -111,7 +111,7 @@ class UpdateClip(Part):
         )
         actions = plan.ranks[wire.processes.own]
         ops = zip(actions.kind, actions.microbatch, strict=True)
-        #: How many stages of this rank are in each update.
+        #: The number of this rank's stages in each update.
         self._stages_of = Counter(
             max(update, 0) for kind, update in ops if kind in STEPS
         )
@@ -126,7 +126,7 @@ class UpdateClip(Part):
         }
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
-        """The optimizer's steps, each before the action that needs it."""
+        """The optimizer's steps, each before the action that needs the new weights."""
         actions = plan.ranks[rank]
         for index, needed in put_off(plan, rank).items():
             number = actions.stage[index]
@@ -140,8 +140,8 @@ class UpdateClip(Part):
             )
 
     def _begin(self, stage: Stage, update: int) -> None:
-        """The gradient of a stage is whole; with the last stage of this rank, the sum over all
-        ranks begins.
+        """Add the norm of a stage's gradients; with the last stage of this rank, begin the
+        all-reduce.
         """
         stage.begin_update()
         gradients = [
@@ -151,7 +151,7 @@ class UpdateClip(Part):
         ]
         squares = self._squares.setdefault(update, [])
         squares.append(get_total_norm(gradients).to(stage.device, torch.float64) ** 2)
-        # This rank has its part of the norm; it does not wait for the others here.
+        # This rank's part of the norm is complete; it does not wait for the other ranks here.
         if len(squares) == self._stages_of[update]:
             total = torch.stack(self._squares.pop(update)).sum()
             self._in_flight[update] = self._wire.begin_reduce(
@@ -159,7 +159,7 @@ class UpdateClip(Part):
             )
 
     def _end(self, stage: Stage, update: int) -> None:
-        """Something needs the update of a stage: wait for the norm, clip, and step."""
+        """Wait for the norm, clip, and step, before an op that needs the update of a stage."""
         if update in self._in_flight:
             in_flight = self._in_flight.pop(update)
             self._wire.end_reduce(in_flight)
@@ -172,8 +172,8 @@ class UpdateClip(Part):
 
 
 def of_rank(rank: Rank) -> Iterator[UpdateClip]:
-    """The updates of all stages. PipelineError where the plan's updates cannot be clipped; rank 0
-    looks at the whole plan for all.
+    """Make the part for all stages. PipelineError if the plan's updates cannot be clipped; rank 0
+    checks the whole plan for all ranks.
     """
     max_norm = rank.site.setup.max_norm
     assert max_norm is not None

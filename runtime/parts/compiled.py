@@ -1,14 +1,14 @@
 """Compiled blocks whose backward runs in two halves: `torch.compile(block, backend="schedlang")`.
 
-It is torch's own compiler, inductor, which is given two graphs in place of one for the backward:
+The backend is torch's own compiler, inductor; it compiles two graphs for the backward:
 
     forward   inputs, weights ──► outputs, saved tensors
     I         saved tensors, gradients of outputs ──► gradients of inputs, tensors for W
     W         saved tensors, tensors for W ──► gradients of weights
 
-A node of the backward's graph belongs to W if no gradient of an input follows from it. Outside a
-split backward both run, one after the other. `python benchmarks/split.py --compiled` prints what
-the halves cost.
+A node of the backward's graph belongs to W if no gradient of an input depends on it. Outside a
+split backward both halves run, one after the other. `python benchmarks/split.py --compiled` prints
+the times of the halves.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,10 +25,10 @@ from torch.fx import Graph, GraphModule, Node
 from schedlang.runtime.parts.layers import STORES, Deferred, Store
 from schedlang.runtime.torch_private.inductor import boxed, compile_graph, compile_with
 
-#: A compiled graph. It is given its arguments in a list, which it empties.
+#: A compiled graph. It takes its arguments in a list, which it empties.
 Compiled = Callable[[list[Any]], Sequence[Any]]
 
-#: How autograd names the node of a compiled block.
+#: Autograd's name for the node of a compiled block.
 _NODE = "CompiledFunctionBackward"
 
 
@@ -39,8 +39,8 @@ def backend(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """A backend for `torch.compile`, also by its name `"schedlang"`: inductor, with a backward that
-    a plan can split. Mode and options are inductor's; PipelineError for those with CUDA graphs.
+    """A backend for `torch.compile`, registered as `"schedlang"`: inductor, with a backward that a
+    plan can split. Mode and options are inductor's; PipelineError for CUDA graphs.
     """
     block = _Block([_shape_of_weight(example) for example in examples])
     compiled = compile_with(block.compile, graph, examples, mode, options)
@@ -60,7 +60,7 @@ def backend(
 
 
 def _shape_of_weight(example: Any) -> torch.Size | None:
-    """The shape of a weight that is trained, None of all else."""
+    """The shape of a trained weight; None for other inputs."""
     return (
         example.shape
         if type(example) is nn.Parameter and example.requires_grad
@@ -71,24 +71,24 @@ def _shape_of_weight(example: Any) -> torch.Size | None:
 def _nodes_of(
     outputs: Iterable[Any], weights: Iterable[Tensor | None]
 ) -> set[AutogradNode]:
-    """The node of a compiled block with these weights, behind its outputs or what these are views
-    of.
+    """The autograd nodes of a compiled block with these weights, found from its outputs, which may
+    be views.
     """
     ids = {id(weight) for weight in weights if weight is not None}
     nodes: set[AutogradNode] = set()
     for output in outputs:
         node = output.grad_fn if isinstance(output, Tensor) else None
         while node is not None and node.name() != _NODE:
-            # A view has one node before it.
+            # Go through a view, which has one node before it.
             node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
-        # A block may hand on its input, which another block has made.
+        # A block may return its input, whose node is another block's.
         if node is not None and ids <= _leaves_of(node):
             nodes.add(node)
     return nodes
 
 
 def _leaves_of(node: AutogradNode) -> set[int]:
-    """By their ids, the leaves whose gradients a node computes."""
+    """The ids of the leaves whose gradients a node computes."""
     return {id(getattr(before, "variable", None)) for before, _ in node.next_functions}
 
 
@@ -96,20 +96,20 @@ def _leaves_of(node: AutogradNode) -> set[int]:
 class _Block:
     """A compiled block, whose backwards may be split."""
 
-    #: Of each of its inputs, the shape of a weight that is trained, None of all else.
+    #: For each input, the shape of a trained weight, or None.
     shapes: list[torch.Size | None]
-    #: The microbatch whose backward begins now: where it leaves its W, and of each input the
-    #: weight, if it is one.
+    #: For the backward that begins now: the store of its microbatch, and for each input the weight,
+    #: or None.
     _begun: tuple[Store, Sequence[Tensor | None]] | None = None
 
     def begin(self, store: Store, weights: Sequence[Tensor | None], _: Any) -> None:
-        """The next backward is that of a microbatch."""
+        """Note that the next backward is split, and in which store it leaves its W."""
         self._begun = store, weights
 
     def compile(
         self, graph: GraphModule, examples: Sequence[Any], **options: Any
     ) -> Compiled:
-        """A graph of inductor's; that of a backward in its two halves."""
+        """Compile a graph by inductor; the graph of a backward in two halves."""
         halves = _halves(graph, self.shapes) if options.get("is_backward") else None
         if halves is None:
             return compile_graph(graph, examples, **options)
@@ -124,18 +124,18 @@ class _Block:
     def _run(
         self, halves: "_Halves", first: Compiled, second: Compiled, args: list[Any]
     ) -> Sequence[Tensor | None]:
-        """A backward: the gradients of all inputs, None for those that are left to W."""
+        """Run a backward: the gradients of all inputs, None for those that are left to W."""
         begun = self._begun
         self._begun = None
-        # What the second half is given, of which some came in and some the first half has computed:
+        # The arguments of the second half, some from the inputs and some from the first half:
         #
         #     between    saved0   gradient   c0      c1
         #     places     0        3          None    None    among the inputs of the first half
-        #     given      …        …          None    None    taken now: the first half empties them
+        # given      …        …          None    None    kept now: the first half empties its list
         given = [None if place is None else args[place] for place in halves.places]
         gradients = list(first(args))
         computed = iter(gradients[len(halves.are_late) :])
-        # What is computed for the second half stands behind the gradients of all inputs.
+        # Results for the second half stand behind the gradients of all inputs.
         del gradients[len(halves.are_late) :]
         between = [
             next(computed) if place is None else value
@@ -164,11 +164,11 @@ class _Block:
 
 @frozen
 class _Halves:
-    """The graph of a backward in two.
+    """The graph of a backward in two halves.
 
-    The first one gives a gradient for each input, None where that `are_late`, and then what it has
-    computed for the second one; this is given what is `between`, of which some are inputs of the
-    first one, at these `places`, and gives the late gradients.
+    The first half returns a gradient for each input, None for those that `are_late`, and then its
+    results for the second half. The second half takes the nodes `between` and returns the late
+    gradients. Some nodes between are inputs of the first half, at these `places`, or None.
     """
 
     first: GraphModule
@@ -179,13 +179,13 @@ class _Halves:
 
 
 def _halves(graph: GraphModule, shapes: Sequence[torch.Size | None]) -> _Halves | None:
-    """The halves of a backward; None if no gradient of a weight can be left to the second."""
+    """Split the graph of a backward; None if no gradient of a weight can be left to W."""
     if not _are_gradients(_outputs_of(graph), shapes):
         return None
     _split_convolutions(graph)
     outputs = _outputs_of(graph)
-    # All that some gradient of an input follows from; a weight's gradient may follow from it as
-    # well, and is then there after the first half without any more work.
+    # The first half has all nodes on which some input gradient depends. A weight's gradient among
+    # them costs no more work, so it is computed there, too.
     in_first = _before(
         output for output, shape in zip(outputs, shapes, strict=True) if shape is None
     )
@@ -202,8 +202,8 @@ def _halves(graph: GraphModule, shapes: Sequence[torch.Size | None]) -> _Halves 
     if not late:
         return None
     inputs = _inputs_of(graph)
-    # What the second half reads and does not make itself: inputs of the block, and what the first
-    # half has made.
+    # Nodes that the second half reads from outside: inputs of the block, and results of the first
+    # half.
     between = [
         node
         for node in graph.graph.nodes
@@ -230,8 +230,8 @@ def _halves(graph: GraphModule, shapes: Sequence[torch.Size | None]) -> _Halves 
 def _are_gradients(
     outputs: Sequence[Node | None], shapes: Sequence[torch.Size | None]
 ) -> bool:
-    """Whether the outputs of a graph are the gradients of a block's inputs, one by one: not where
-    the compiler has changed these, as for tensor subclasses and inputs that share memory.
+    """Whether the outputs of a graph are the gradients of a block's inputs, one for each. The
+    compiler changes that for tensor subclasses, and for inputs that share memory.
     """
     return len(outputs) == len(shapes) and all(
         output is None or shape is None or output.meta["val"].shape == shape
@@ -250,7 +250,7 @@ def _outputs_of(graph: GraphModule) -> Sequence[Node | None]:
 
 
 def _before(nodes: Iterable[Node | None], inputs: Iterable[Node] = ()) -> set[Node]:
-    """Some nodes, and all that they follow from, back to some inputs."""
+    """These nodes, and all nodes on which they depend, back to some inputs."""
     seen = set(inputs)
     ahead = [node for node in nodes if node is not None]
     while ahead:
@@ -264,12 +264,12 @@ def _before(nodes: Iterable[Node | None], inputs: Iterable[Node] = ()) -> set[No
 def _part(
     graph: GraphModule, inputs: Collection[Node], outputs: Sequence[Node | None]
 ) -> GraphModule:
-    """A part of a graph: what leads from these inputs to these outputs."""
+    """The part of a graph that computes these outputs from these inputs."""
     part = Graph()
     copies: dict[Node, Node] = {}
     for node in inputs:
-        # Inductor's cache does not see whether a graph may write over its inputs. This one may not,
-        # so it is to be like no other.
+        # Inductor's cache does not distinguish graphs that may overwrite their inputs. This one may
+        # not, so its inputs have names that no other graph has.
         copies[node] = part.placeholder(f"half_{node.name}")
         copies[node].meta = node.meta.copy()
     needed = _before(outputs, inputs)
@@ -279,7 +279,7 @@ def _part(
     output = part.output(
         tuple(None if node is None else copies[node] for node in outputs)
     )
-    # Inductor keeps the strides of what others see.
+    # Inductor keeps the strides of outputs that are visible to users.
     output.meta["user_visible_output_idxs"] = [
         index for index, node in enumerate(outputs) if node is not None
     ]
@@ -287,8 +287,8 @@ def _part(
 
 
 def _split_convolutions(graph: GraphModule) -> None:
-    """Make two nodes of a convolution's backward, which gives the gradient of its input and those
-    of its weights at once.
+    """Split the backward of each convolution into a node for the gradient of the input, and one for
+    those of the weights.
     """
     for node in graph.graph.find_nodes(
         op="call_function", target=torch.ops.aten.convolution_backward.default

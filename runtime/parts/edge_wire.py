@@ -1,7 +1,8 @@
-"""The messages of a plan for `nccl-edge`: by a process group of two ranks for each edge, that is,
-for each direction in which they send.
+"""The wire for `nccl-edge`: a process group of two ranks for each edge, that is, for each sender
+and receiver.
 
-All ranks make theirs in the same rounds (`schedlang.ranks.connections`), when a pipeline is built:
+All ranks create their groups in the same rounds (`schedlang.ranks.connections`), when a pipeline is
+built:
 
     round     1            2            3            4
     rank 0    0→1          1→0
@@ -9,8 +10,8 @@ All ranks make theirs in the same rounds (`schedlang.ranks.connections`), when a
     rank 2    2→3          3→2          1→2          2→1
     rank 3    2→3          3→2
 
-The two that make one wait for each other. A first message in each round connects it, so that in a
-step no rank waits at a first use.
+Two ranks wait for each other while they create a group. A first message in each round connects the
+group, so that no step waits for that.
 """
 
 from datetime import timedelta
@@ -28,22 +29,22 @@ from schedlang.runtime.processes import Processes, backend_of
 from schedlang.runtime.watchdog import GRACE, Watchdog
 from schedlang.runtime.wire import Wire, let_main_thread_go_on
 
-#: Torch 2.11 splits what a group has for the device that it is bound to; later versions are told
-#: what to split.
+#: Torch 2.11 splits the backend of the device to which a group is bound; later versions take the
+#: backend as an argument.
 _SPLITS_BY_BACKEND = "backend" in signature(dist.split_group).parameters
 
 #: Messages of an edge meet in the order in which they begin.
 _NO_TAG = 0
 
-#: The groups that were made for the processes of a pipeline, by the type of device and the edge;
-#: None for an edge of other ranks. Pipelines that are built later use them, too.
+#: The groups for the processes of a pipeline, by device type and edge; None for an edge of other
+#: ranks. Pipelines that are built later reuse them.
 _Made = dict[tuple[str, Edge], dist.ProcessGroup | None]
 _made: WeakKeyDictionary[dist.ProcessGroup, _Made] = WeakKeyDictionary()
 
 
 class EdgeWire(Wire):
-    """The connections of one rank where the messages of its plan go by edges, each behind those
-    before it. All ranks make theirs together.
+    """The connections of one rank, one for each edge of its plan; the messages of an edge keep
+    their order. All ranks build theirs together.
     """
 
     is_by_edge = True
@@ -57,10 +58,10 @@ class EdgeWire(Wire):
         watchdog: Watchdog,
     ) -> None:
         super().__init__(processes, timeout, watchdog)
-        # Later than the watchdog's: it knows which rank everyone waits for in the end.
+        # Longer than the watchdog's limit, since the watchdog can name the rank that is the cause.
         limit = timedelta(seconds=timeout + 2 * GRACE)
         groups = _connect(plan, processes, device, limit, watchdog)
-        #: By peer, the function that begins a message to it, or from it, and its rank there.
+        #: By peer, the function that begins a message to it, or from it, and its rank in the group.
         self._to = {
             receiver: (group.send, _rank_in(group, receiver, processes))
             for (sender, receiver), group in groups.items()
@@ -74,7 +75,7 @@ class EdgeWire(Wire):
         let_main_thread_go_on()
 
     def post_send(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
-        """Begin to send a tensor, behind those before it to this peer."""
+        """Begin to send a tensor, after all earlier ones to this peer."""
         send, rank = self._to[peer]
         try:
             return send([tensor], rank, _NO_TAG)
@@ -83,7 +84,7 @@ class EdgeWire(Wire):
             raise
 
     def post_receive(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
-        """Begin to receive into a tensor, behind those before it from this peer."""
+        """Begin to receive into a tensor, after all earlier ones from this peer."""
         receive, rank = self._from[peer]
         try:
             return receive([tensor], rank, _NO_TAG)
@@ -99,7 +100,7 @@ def _connect(
     limit: timedelta,
     watchdog: Watchdog,
 ) -> dict[Edge, dist.ProcessGroup]:
-    """The group of each edge of this rank, by which a message has gone already."""
+    """Create the group of each edge of this rank, and send a first message over it."""
     made = _made.setdefault(processes.group, {})
     is_split = processes.group.bound_device_id is not None
     wanted = edges_of(plan.layout, plan.is_forward_only)
@@ -107,7 +108,7 @@ def _connect(
     for edges in rounds(edge for edge in wanted if (device.type, edge) not in made):
         own = next((edge for edge in edges if processes.own in edge), None)
         peers = {processes.pipeline[rank] for rank in own or ()} - {dist.get_rank()}
-        # If the other one does not come, the watchdog says which it is.
+        # If the peer does not come, the watchdog names it.
         watchdog.waits_for = tuple(peers)
         group = None
         if is_split:
@@ -129,8 +130,8 @@ def _connect(
 def _split(
     edges: list[Edge], processes: Processes, device: torch.device, limit: timedelta
 ) -> dist.ProcessGroup | None:
-    """The group of this rank's edge in a round, if it has one, of a communicator that NCCL has made
-    for all ranks: they split it at once.
+    """The group of this rank's edge in a round, if it has one, split from NCCL's communicator for
+    all ranks.
     """
     parent = processes.group
     ranks = [[_rank_in(parent, rank, processes) for rank in edge] for edge in edges]
@@ -147,10 +148,11 @@ def _new(
     device: torch.device,
     limit: timedelta,
 ) -> dist.ProcessGroup | None:
-    """The group of this rank's edge in a round, if it has one, made anew."""
-    # All processes make all groups; those of a part of them, only their own. Torch then names a
-    # group by its processes and by how many groups there are, which must be as many on both: so a
-    # rank without an edge in this round makes a group of itself.
+    """The group of this rank's edge in a round, if it has one, created without a parent."""
+    # If the pipeline has all processes, each of them creates all groups. In a pipeline of some
+    # processes, a rank creates only its own; torch then names a group by its members and by the
+    # number of earlier groups, which must be equal on both. So a rank without an edge in this round
+    # creates a group of itself.
     is_part = len(processes.pipeline) < dist.get_world_size()
     backend = backend_of(processes.group, device)
     group = None
@@ -167,7 +169,7 @@ def _new(
 
 
 def _rank_in(group: dist.ProcessGroup, rank: int, processes: Processes) -> int:
-    """The rank in a group of a rank of the plan."""
+    """The rank within a group of a rank of the plan."""
     return dist.get_group_rank(group, processes.pipeline[rank])
 
 
@@ -178,7 +180,7 @@ def _first_message(
     device: torch.device,
     limit: timedelta,
 ) -> None:
-    """Send something from the first rank of an edge to the second."""
+    """Send a message from the first rank of an edge to the second."""
     sender, receiver = edge
     message = [torch.zeros(1, device=device)]
     if processes.own == sender:

@@ -1,4 +1,4 @@
-"""Edges to other stages than the next one: those of a stage graph, and skips.
+"""Edges between stages that are not neighbours: edges of a stage graph, and skips.
 
     an edge     stage 0 ──output──────────────────────┐
                 stage 1 ──output──► stage 2(of 0, of 1) ──output──► stage 3
@@ -6,8 +6,8 @@
     a skip      stage 0 ──output──► stage 1 ──output──► stage 2(output, skips={0: …})
                    └─── what it returns for stage 2 ──────────►┘
 
-Gradients go the same ways back: the backward of the earlier stage begins with those of its output
-and of all that it has given to later stages.
+Gradients take the same edges back: the backward of the earlier stage starts from the gradients of
+its output and of all values that it has passed to later stages.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,16 +29,16 @@ from schedlang.schedule.layout import Layout
 
 @define(eq=False)
 class FarEdge:
-    """An edge, by its number in the plan and those of its stages in the program; and what passes
-    along it, by microbatch, until it is used.
+    """An edge: its number in the plan, the numbers of its stages in the program, and the values and
+    gradients that pass along it, by microbatch, until they are used.
 
-    If both of its stages are on this rank, they share it.
+    If both stages are on this rank, they share this object.
     """
 
     number: int
     earlier: int
     later: int
-    #: What passes along it, in a message.
+    #: The name of its values in error messages.
     what: str
     #: Whether it leads from one model to another.
     is_between: bool = False
@@ -49,8 +49,8 @@ class FarEdge:
 
 
 class FarEdges(Part):
-    """The far edges of one kind that a stage has: those that end `before` it, and those that begin
-    `after` it. How the module gets and gives what passes along them is in the classes below.
+    """The far edges of a stage, either skips or edges of a graph: those from stages `before` it,
+    and those to stages `after` it. The classes below pass their values to the module and back.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class FarEdges(Part):
         self._has_backward = has_backward
         self._before = before
         self._after = after
-        #: What earlier stages have given, from F to the backward.
+        #: The values from earlier stages, from F to the backward.
         self._given: dict[int, dict[int, Value]] = {}
         boxes: dict[tuple[Kind, int], dict[int, Any]] = {}
-        # Edges within this rank have no messages, and nobody asks for their boxes.
+        # Edges within this rank have no messages, so their boxes are not used.
         for edge in chain(before, after):
             for kind in (SENDS[Kind.F], RECEIVES[Kind.F]):
                 boxes[kind, edge.number] = edge.values
@@ -76,15 +76,15 @@ class FarEdges(Part):
         self.boxes = boxes
 
     def give(self, run: Forward, given: dict[int, Value]) -> None:
-        """Give the module what earlier stages have given, by their numbers."""
+        """Pass the values of earlier stages, by the numbers of these, to the module."""
         raise NotImplementedError
 
     def take(self, run: Forward) -> Mapping[int, Value]:
-        """Take from what the module returned what goes to each later stage."""
+        """Take the value for each later stage from the module's result."""
         raise NotImplementedError
 
     def before_forward(self, run: Forward) -> None:
-        """Give the module what earlier stages have given."""
+        """Pass the values of earlier stages to the module."""
         if not self._before:
             return
         microbatch = run.microbatch
@@ -104,7 +104,7 @@ class FarEdges(Part):
             del self._given[microbatch]
 
     def after_forward(self, run: Forward) -> None:
-        """Give later stages what the module returned for them."""
+        """Pass the module's results on to later stages."""
         if not self._after:
             return
         by_stage = self.take(run)
@@ -112,18 +112,18 @@ class FarEdges(Part):
             tensors, tree = flatten(by_stage[edge.later], edge.what)
             if run.has_graph:
                 run.roots = [*run.roots, *filter(has_gradient, tensors)]
-            # Each stage has tensors of its own, for gradients of its own.
+            # Each stage has its own tensors, for its own gradients.
             value = run.handed_on(edge.what, tensors, tree)
             if not run.is_repeated:
                 edge.values[run.microbatch] = value
 
     def before_backward(self, run: Backward) -> None:
-        """Add the gradients of what later stages were given."""
+        """Start also from the gradients of the values that later stages got."""
         for edge in self._after:
             run.gradients += edge.gradients.pop(run.microbatch)
 
     def after_backward(self, run: Backward) -> None:
-        """Give the gradients of what earlier stages have given back to them."""
+        """Pass the gradients of earlier stages' values back to these stages."""
         if not self._before:
             return
         given = self._given.pop(run.microbatch)
@@ -136,9 +136,9 @@ class FarEdges(Part):
 class Edges(FarEdges):
     """The far edges of a stage graph.
 
-    The module gets the outputs of the stages before it as its arguments, in the order of their
-    numbers, or the inputs of its model; and then those of other models. A stage with one before it
-    is called as in a chain. Its output goes to all stages after it.
+    The arguments of the module are the outputs of the stages before it in its own model, in the
+    order of their numbers, or the inputs of the model; then the outputs of other models' stages. A
+    stage with a single predecessor is called as in a chain. Its output goes to all stages after it.
     """
 
     def __init__(
@@ -150,15 +150,15 @@ class Edges(FarEdges):
         has_input: bool,
         works_in_place: bool,
     ) -> None:
-        """Whether the stage has an input beside what passes along these, and works in place."""
+        """`has_input`: whether the stage has an input besides the values of these edges."""
         super().__init__(stage, before, after, has_backward)
         self._has_input = has_input
         self._others = {edge.earlier for edge in before if edge.is_between}
         self._works_in_place = works_in_place
 
     def give(self, run: Forward, given: dict[int, Value]) -> None:
-        """Of the stages of its own model, the one right before is the last one, if there is an edge
-        from it.
+        """Build the arguments. If the stage right before has an edge to this one, its output is the
+        last one of the own model.
         """
         if self._works_in_place and run.has_graph:
             given = {earlier: changeable(value) for earlier, value in given.items()}
@@ -171,29 +171,28 @@ class Edges(FarEdges):
         run.input = tuple(values) if len(values) > 1 else values[0]
 
     def take(self, run: Forward) -> Mapping[int, Value]:
-        """All get the output."""
+        """All later stages get the output."""
         return {edge.later: run.returned for edge in self._after}
 
 
 class Forks(Part):
-    """Whether a stage leaves alone what the stages before it give to others as well.
+    """Checks that a stage does not change an input in place that other stages get as well.
 
-    Alone, all of them have one tensor, and the others see what becomes of it. In a pipeline, those
-    on other ranks have a copy.
+    In one process, these stages share one tensor and would all see the change. In a pipeline,
+    stages on other ranks have a copy.
     """
 
     def __init__(self, stage: int, before: Sequence[Sequence[int]]) -> None:
-        """`before` has an item for each argument of the stage: the stages that are given the same,
-        after the one that gives it.
+        """`before` has an item for each argument of the stage: the stage that makes it, and then
+        all stages that get it.
         """
         self._stage = stage
         self._before = before
-        #: From a forward's begin to its end: what is given to several, and how often each tensor
-        #: had been changed.
+        #: During a forward: the tensors that several stages get, with their counts of changes.
         self._given: list[tuple[Sequence[int], Tensor, int]] = []
 
     def before_forward(self, run: Forward) -> None:
-        """Note how often each tensor has been changed."""
+        """Keep the count of changes of each tensor."""
         values = run.input if len(self._before) > 1 else (run.input,)
         self._given = [
             (stages, tensor, changes_of(tensor))
@@ -203,7 +202,7 @@ class Forks(Part):
         ]
 
     def after_forward(self, run: Forward) -> None:
-        """PipelineError where the module has changed one."""
+        """PipelineError if the module has changed one of them."""
         for (giver, *takers), tensor, changes in self._given:
             if changes_of(tensor) != changes:
                 others = ", ".join(map(str, takers[:-1]))
@@ -217,18 +216,18 @@ class Forks(Part):
 class Skips(FarEdges):
     """The skips of a stage.
 
-    If there are some before it, the module gets `skips`, what earlier stages have given, by the
-    numbers that these have in the program. If there are some after it, it returns two values: its
-    output, and what it gives to each later stage, `{stage: value}`. Values are tensors, or tensors
-    in tuples, lists and dictionaries.
+    If skips end at the stage, its module gets the keyword argument `skips`, a dictionary of the
+    values of earlier stages, by their numbers in the program. If skips begin there, the module
+    returns two values: its output, and a dictionary of values for later stages. Values are tensors,
+    or tensors in tuples, lists and dictionaries.
     """
 
     def give(self, run: Forward, given: dict[int, Value]) -> None:
-        """As a keyword argument."""
+        """Pass the values as the keyword argument `skips`."""
         run.options = {**run.options, "skips": given}
 
     def take(self, run: Forward) -> Mapping[int, Value]:
-        """PipelineError where the module returned anything else than the two values."""
+        """Take the dictionary of values; PipelineError if the module did not return two values."""
         later = [edge.later for edge in self._after]
         match run.returned:
             case (output, Mapping() as by_stage) if by_stage.keys() == set(later):
@@ -245,8 +244,8 @@ class Skips(FarEdges):
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
-    """Those of stages at which a far edge begins or ends. Skips lie further in: they are taken from
-    what the module returns before the rest goes along edges.
+    """Make the parts for stages at which a far edge begins or ends. Skips lie further in: their
+    values are taken from the module's result before the output goes along edges.
     """
     layout = site.plan.layout
     edges = _far_edges(layout)
@@ -271,7 +270,7 @@ def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
 def _at_stage(
     layout: Layout, edges: Mapping[int, FarEdge], stage: int, are_skips: bool
 ) -> tuple[list[FarEdge], list[FarEdge]]:
-    """The skips that end at a stage and those that begin there; or the other far edges."""
+    """The skips that end at a stage, and those that begin there; or the edges of a graph."""
     ends = {
         edge: stages
         for edge, stages in layout.far_edges.items()
@@ -283,8 +282,8 @@ def _at_stage(
 
 
 def _forks(layout: Layout, number: int) -> list[list[int]]:
-    """For each argument of a stage in a graph the stage that gives it, and all that it gives it
-    to; inputs come from the stage itself.
+    """For each argument of a stage in a graph, the stage that makes it, and all stages that get it.
+    The inputs of a model count as made by its first stage.
     """
     if not layout.edges:
         return []
@@ -292,7 +291,7 @@ def _forks(layout: Layout, number: int) -> list[list[int]]:
     givers = [
         each for each in layout.before[number] if not _is_skip(layout, each, number)
     ]
-    # In the order in which `Edges` gives them.
+    # In the order of the arguments that `Edges` builds.
     givers.sort(key=lambda giver: (layout.model_of(giver) != model, giver))
     forks = [
         [
@@ -311,7 +310,7 @@ def _forks(layout: Layout, number: int) -> list[list[int]]:
 
 
 def _is_skip(layout: Layout, earlier: int, later: int) -> bool:
-    """Whether what goes from one stage to another goes by a skip."""
+    """Whether the edge between two stages is a skip."""
     return (layout.piece(earlier), layout.piece(later)) in layout.skips
 
 

@@ -1,15 +1,16 @@
-"""Stages whose weights travel from replica to replica, and their gradients.
+"""Stages whose weights and gradients hop from replica to replica.
 
-The weights of a stage lie in one piece of memory for each of their types, which is there as long as
-they are:
+All weights of a stage with the same type lie in one flat tensor, whose memory is allocated only
+while the rank has the weights:
 
-    recv weights     the memory is taken, and a message fills it
-    F, B             with the same parameters, which lie in it
-    send weights     the memory is the message
-    reshard          the memory is given back
+    recv weights     allocate the memory; a message fills it
+    F, B             the module's parameters are views of it
+    send weights     the flat tensor is the message
+    reshard          free the memory
 
-What autograd has saved of a weight lies in the same memory, so a backward finds there what has come
-for it, and nothing is held meanwhile. That is no change of a weight: it is the same one again.
+Weights that autograd has saved are in the same flat tensor. So nothing is held between a forward
+and its backward, and the backward reads the weights that have arrived for it. They have the same
+values, so this counts as no change of a weight.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -32,8 +33,8 @@ from schedlang.schedule.kinds import OF_HOPS
 
 
 class Hops(Part):
-    """All that hops from or to a rank; its messages have one `tag`, since both sides come to them
-    in one order.
+    """All weights and gradients that hop from or to a rank. All messages have one `tag`, since
+    sender and receiver come to them in the same order.
     """
 
     def __init__(
@@ -77,12 +78,12 @@ class Hops(Part):
         }
 
     def begin_step(self) -> None:
-        """Weights must still lie where they can travel."""
+        """PipelineError if the weights no longer lie in their flat tensors."""
         for stage in self._stages.values():
             stage.check()
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
-        """Waits before the first use of weights, and what is left at the end."""
+        """Wait for weights before their first use, and end the step of each stage."""
         actions = plan.ranks[rank]
         for index, number in first_users(actions):
             yield ExtraCall(index, When.BEFORE, self._stages[number].arrive)
@@ -91,9 +92,9 @@ class Hops(Part):
 
 
 def _wire_apart(wire: Wire, device: torch.device, peers: Collection[int]) -> Wire:
-    """A wire for messages between this rank and some peers that have no place among those of the
-    plan; all ranks make theirs together. By gloo their tags tell them apart; NCCL goes by the order
-    of each two ranks, so there it is one of its own.
+    """A wire for hops between this rank and its peers, apart from the plan's messages; all ranks
+    build theirs together. With gloo, tags separate the two. NCCL matches the messages of two ranks
+    by their order, so hops need their own process group there.
     """
     if device.type != "cuda":
         return wire
@@ -109,7 +110,7 @@ def _of_no_microbatch(call: Callable[[], None]) -> Callable[[int], None]:
 
 
 class Ring:
-    """The way to the next replica of a stage, and from the one `before`, by their ranks."""
+    """The connections of a stage to its next replica (rank `after`) and from its previous one."""
 
     def __init__(self, wire: Wire, tag: int, before: int, after: int) -> None:
         self._wire = wire
@@ -118,30 +119,30 @@ class Ring:
         self._after = after
 
     def send(self, tensors: Sequence[Tensor]) -> InFlight:
-        """Begin to send tensors on."""
+        """Begin to send tensors to the next replica."""
         return [
             (self._wire.send(tensor, self._after, self._tag), tensor)
             for tensor in tensors
         ]
 
     def receive(self, tensors: Sequence[Tensor]) -> InFlight:
-        """Begin to receive into tensors."""
+        """Begin to receive tensors from the previous replica."""
         return [
             (self._wire.receive(tensor, self._before, self._tag), tensor)
             for tensor in tensors
         ]
 
     def end_sends(self, in_flight: InFlight) -> None:
-        """Wait until something has been sent."""
+        """Wait until sends have completed."""
         self._wire.wait(in_flight, self._after)
 
     def end_receives(self, in_flight: InFlight) -> None:
-        """Wait until something has come."""
+        """Wait until receives have completed."""
         self._wire.wait(in_flight, self._before)
 
 
 class TravellingStage:
-    """A stage in a ring; without being at home here, it is `elsewhere`."""
+    """A stage in a ring. `elsewhere` names its home in words; None if it is at home here."""
 
     def __init__(
         self, name: str, module: nn.Module, ring: Ring, elsewhere: str | None
@@ -160,7 +161,7 @@ class TravellingStage:
         #: Gradients that have not been passed on, in the order in which they were received.
         self._received: list[InFlight] = []
         if elsewhere is not None:
-            # A file of weights that are not there would be made without a word.
+            # Without this error, a checkpoint would silently have empty weights.
             for register, done in (
                 (module.register_state_dict_pre_hook, "saved"),
                 (module.register_load_state_dict_pre_hook, "loaded"),
@@ -175,7 +176,7 @@ class TravellingStage:
         )
 
     def check(self) -> None:
-        """PipelineError where somebody has put other memory in place of the weights."""
+        """PipelineError if a weight has been moved to other memory."""
         if not all(
             weights.are_in_place(self._elsewhere is None) for weights in self._weights
         ):
@@ -192,18 +193,18 @@ class TravellingStage:
         self._arriving = self._ring.receive([weights.flat for weights in self._weights])
 
     def arrive(self) -> None:
-        """Wait until the weights are there."""
+        """Wait until the weights have arrived."""
         if self._arriving:
             self._ring.end_receives(self._arriving)
             self._arriving = []
 
     def send_weights(self) -> None:
-        """Begin to send the weights on, once they are there."""
+        """Begin to send the weights to the next replica, once they have arrived."""
         self.arrive()
         self._sent += self._ring.send([weights.flat for weights in self._weights])
 
     def reshard(self) -> None:
-        """Let go of the weights, once all that was sent is over."""
+        """Free the weights, once all sends have completed."""
         self.arrive()
         self._end_sends()
         for weights in self._weights:
@@ -215,21 +216,21 @@ class TravellingStage:
         self._received.append(self._ring.receive(buffers))
 
     def send_gradients(self) -> None:
-        """Begin to send all gradients on that are here; then there are none."""
+        """Begin to send the sum of the gradients here and of those received; then drop them."""
         total = self._total()
         for gradients in self._gradients:
             gradients.drop()
         self._sent += self._ring.send(total)
 
     def end(self) -> None:
-        """The end of a step: at home, the gradients that have come are added to those here."""
+        """The end of a step: at home, add the gradients that were received to those here."""
         self._end_sends()
         if self._received:
             for gradients, total in zip(self._gradients, self._total(), strict=True):
                 gradients.put(total)
 
     def _total(self) -> list[Tensor]:
-        """The sum of the gradients here and those received, in the order in which these came."""
+        """The sum of the gradients here and of those received, in the order of their receives."""
         sums = []
         if not self._received or any(
             gradients.are_there for gradients in self._gradients
@@ -247,7 +248,7 @@ class TravellingStage:
 
 
 class FlatWeights:
-    """Weights of one type in one piece of memory, which can be given back and taken again."""
+    """Weights of one type as views of a flat tensor, whose memory can be freed and allocated."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
@@ -260,28 +261,28 @@ class FlatWeights:
             )
         ]
         self._bytes = self.flat.untyped_storage().nbytes()
-        #: What a weight is while it is elsewhere: who reads it gets an error.
+        #: Stands in for weights that are elsewhere; an op that reads it fails.
         self._nothing = self.flat.new_empty(0)
         self._put(self._places)
 
     def _put(self, places: Sequence[Tensor]) -> None:
-        # Another memory of a parameter leaves the count of its changes as it is, by which autograd
-        # knows that what it has saved is still right.
+        # To set `data` does not count as a change in place, so autograd accepts the weights that it
+        # has saved.
         for weight, place in zip(self._parameters, places, strict=True):
             weight.data = place
 
     def take(self) -> None:
-        """Take the memory."""
+        """Allocate the memory."""
         self.flat.untyped_storage().resize_(self._bytes)
         self._put(self._places)
 
     def drop(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.flat.untyped_storage().resize_(0)
         self._put([self._nothing] * len(self._places))
 
     def are_in_place(self, are_there: bool) -> bool:
-        """Whether the weights lie in their memory, or if they are not there, nowhere."""
+        """Whether the weights are views of the flat tensor, or empty unless they `are_there`."""
         if not are_there:
             return all(weight.numel() == 0 for weight in self._parameters)
         places = zip(self._parameters, self._places, strict=True)
@@ -289,30 +290,30 @@ class FlatWeights:
 
 
 class FlatGradients:
-    """The gradients of weights of one type, which are passed on in one piece; behind them stands
-    for each weight how many of those that were added up had a gradient.
+    """The gradients of weights of one type, which are sent as one flat tensor. Behind them it has,
+    for each weight, the number of replicas that had a gradient.
     """
 
-    # An optimizer lets a weight with a gradient of zeros decay, and one without alone: so those
-    # that nobody has a gradient of are told apart, as in `schedlang.runtime.parts.sums`.
+    # An optimizer applies weight decay for a gradient of zeros, but not without a gradient. So
+    # weights without a gradient on any replica are marked, as in `schedlang.runtime.parts.sums`.
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
-        # What is away has no shape.
+        # The weights are empty while they are elsewhere, so their shapes are kept.
         self._shapes = [weight.shape for weight in parameters]
         self._sizes = [*(shape.numel() for shape in self._shapes), len(parameters)]
 
     @property
     def are_there(self) -> bool:
-        """Whether there is any."""
+        """Whether any weight has a gradient."""
         return any(weight.grad is not None for weight in self._parameters)
 
     def buffer(self) -> Tensor:
-        """The memory of what is to be received."""
+        """A buffer to receive into."""
         return self._parameters[0].new_empty(sum(self._sizes))
 
     def in_one_piece(self) -> Tensor:
-        """All of them."""
+        """All gradients as one flat tensor."""
         piece = self._parameters[0].new_zeros(sum(self._sizes))
         *parts, counts = piece.split_with_sizes(self._sizes)
         for number, (weight, part) in enumerate(
@@ -327,7 +328,7 @@ class FlatGradients:
         return piece
 
     def put(self, total: Tensor) -> None:
-        """Give the weights their gradients."""
+        """Set the gradients of the weights from a flat tensor."""
         *parts, counts = total.split_with_sizes(self._sizes)
         gradients = zip(
             self._parameters, parts, self._shapes, counts.tolist(), strict=True
@@ -336,13 +337,13 @@ class FlatGradients:
             weight.grad = part.view(shape) if count else None
 
     def drop(self) -> None:
-        """Let go of them."""
+        """Drop the gradients."""
         for weight in self._parameters:
             weight.grad = None
 
 
 def _by_type(weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Weights by their types: what lies in one piece has one."""
+    """Group weights by their types: a flat tensor has one type."""
     found: dict[torch.dtype, list[nn.Parameter]] = {}
     for weight in weights:
         found.setdefault(weight.dtype, []).append(weight)
@@ -350,7 +351,7 @@ def _by_type(weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def of_rank(rank: Rank) -> Iterator[Hops]:
-    """All that travels from or to this rank."""
+    """Make the part for all hops from and to this rank."""
     site = rank.site
     tag = rank.exchange.tag_of_hops
     yield Hops(site.plan, site.modules, rank.wire, tag, site.device)

@@ -1,17 +1,17 @@
-"""Activations that another rank keeps in its memory (BPipe, Kim et al. 2023): copies that go on
-beside the ops of both ranks.
+"""Activations that another rank keeps in its memory (BPipe, Kim et al. 2023), by copies that run
+while both ranks compute.
 
-Each of the two has a thread for them, which makes one after the other, in the order of the
-offloads and reloads in the plan of the rank that they are of:
+Each of the two ranks has a thread for the copies. It makes them one after the other, in the order
+of the offloads and reloads of the rank whose activations they are:
 
     rank 0    its ops      F3 ─ OFFLOAD3 ─ B0 ─ RELOAD2 ─ … ─ B2
               a thread           ╰─ sends 3 ──╮  ╰─ receives 2 ─╯
     rank 3    a thread           receives 3 ──╯    sends 2
               its ops      …
 
-The thread of the rank that keeps waits for that of the other one alone, and that one for its own
-rank to come to the copy. No op of the keeper waits for either, so there is no circle: what the
-proof says of copies to the host holds for these.
+The keeper's thread waits only for the thread of the other rank, and that one waits until its own
+rank comes to the copy. No op of the keeper waits for either thread, so no cycle can arise: the
+proof for copies to the host holds for these copies, too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,21 +31,21 @@ from schedlang.schedule.kinds import AWAY, BACK
 
 
 class _Copies(Part):
-    """The copies between this rank and another one, in a thread of their own; all have one tag, as
-    messages with one tag come in the order in which they are sent.
+    """The copies between this rank and another one, in their own thread. All have the same tag,
+    since messages with the same tag arrive in the order in which they are sent.
     """
 
     def __init__(self, wire: Wire, peer: int, tag: int) -> None:
         self._wire = wire
         self._peer = peer
         self._tag = tag
-        # It ends with the pipeline.
+        # The thread ends with the pipeline.
         self._thread = ThreadPoolExecutor(1, "schedlang copies")
-        #: Of this step.
+        #: The copies of this step.
         self._begun: list[Future[None]] = []
 
     def begin(self, copy: Callable[[], None]) -> "Future[None]":
-        """Make a copy once those before it are through."""
+        """Make a copy in the thread, after all earlier ones."""
         future = self._thread.submit(self._wire.make_copy, copy)
         self._begun.append(future)
         return future
@@ -69,20 +69,20 @@ class _Copies(Part):
         self._wire.end_copy(sent, self._peer)
 
     def receive(self, sizes: Sequence[int]) -> list[Tensor]:
-        """Wait for tensors of so many bytes."""
+        """Receive byte tensors of these sizes."""
         tensors = [torch.empty(size, dtype=torch.uint8) for size in sizes]
         self._receive_into(tensors)
         return tensors
 
     def send_sizes(self, sizes: Sequence[int]) -> None:
-        """Send how many bytes the tensors to come have."""
+        """Send the sizes of the tensors that follow, in bytes."""
         self.send([torch.tensor([len(sizes)]), torch.tensor([*sizes, 0])])
 
     def receive_sizes(self) -> list[int]:
-        """Wait for what `send_sizes` sends."""
+        """Receive the sizes from `send_sizes`."""
         count = torch.empty(1, dtype=torch.int64)
         self._receive_into([count])
-        # One more, so that it is not empty.
+        # One element more, so that the tensor is not empty.
         sizes = torch.empty(int(count) + 1, dtype=torch.int64)
         self._receive_into([sizes])
         return sizes.tolist()[:-1]
@@ -96,17 +96,17 @@ class _Copies(Part):
 
 
 class KeptElsewhere(_Copies):
-    """What this rank offloads, which another one keeps: copies as of
+    """The copies of this rank's activations to a keeper and back; see
     `schedlang.runtime.parts.offload.Copies`.
     """
 
     def offload(self, memories: Sequence[Memory], stage: int, microbatch: int) -> None:
-        """Begin to send the memories of a stage's microbatch; then they are free here."""
+        """Begin to send the memories of a stage's microbatch; they are freed once they are sent."""
 
         def copy() -> None:
             self.send_sizes([memory.size for memory in memories])
             self.send([memory.bytes for memory in memories])
-            # The rank has gone on while they were on their way.
+            # The rank has run other ops during the send, which must not have changed them.
             check_unchanged(memories, stage, microbatch)
             for memory in memories:
                 memory.bytes = _NOTHING
@@ -117,7 +117,7 @@ class KeptElsewhere(_Copies):
     def reload(
         self, memories: Sequence[Memory], stage: int, microbatch: int
     ) -> Callable[[], None]:
-        """Begin to bring them back; gives a function that waits until they are here."""
+        """Begin to receive them back; return a function that waits until they are here."""
 
         def copy() -> None:
             for memory, bytes in zip(
@@ -131,7 +131,7 @@ class KeptElsewhere(_Copies):
 
 
 class KeptHere(_Copies):
-    """What this rank keeps for another one."""
+    """The activations that this rank keeps for another one."""
 
     def __init__(self, wire: Wire, peer: int, tag: int, plan: Plan) -> None:
         super().__init__(wire, peer, tag)
@@ -142,7 +142,7 @@ class KeptHere(_Copies):
         self._kept: dict[tuple[int, int], list[Tensor]] = {}
 
     def begin_step(self) -> None:
-        """From now on the thread takes what comes, and gives it back."""
+        """Let the thread make all copies of the step as the other rank comes to them."""
         for kind, *what in self._copies:
             copy = self._take if kind in AWAY else self._give
             self.begin(partial(copy, *what))
@@ -154,13 +154,13 @@ class KeptHere(_Copies):
         self.send(self._kept.pop((stage, microbatch)))
 
 
-#: In place of bytes that are elsewhere.
+#: Stands in for memory that another rank keeps.
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def of_rank(rank: Rank) -> Iterator[Part]:
-    """The copies of what this rank offloads to another one, and of what it keeps for others; each
-    rank's copies have a tag. PipelineError on GPUs.
+    """Make the parts for the activations that this rank offloads to a keeper, and for those that it
+    keeps for others; each rank's copies have a tag. PipelineError on GPUs.
     """
     plan = rank.site.plan
     own = rank.site.rank

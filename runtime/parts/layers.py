@@ -1,16 +1,16 @@
 """Layers whose backward runs in two halves, and the weight gradients that B leaves to W.
 
-Layers are calls of functions, whatever modules make them, with any `nn.Parameter`; so tied weights,
-functional calls and weights put in by `torch.func.functional_call` are split too. A linear layer
-becomes an autograd function of its own. Other layers get a graph of their own: B runs the half of
-it that leads to the input, W the one that leads to the weights.
+A layer is any call of certain functions with an `nn.Parameter`; so tied weights, functional calls
+and weights of `torch.func.functional_call` are split, too. A linear layer becomes an autograd
+function. Any other layer gets a graph of its own: B runs the half that leads to the input, and W
+the half that leads to the weights.
 
                      ┌─► gradient of the input ──► the layer before         in B
     output gradient ─┤
                      └─► `Deferred` ─────────────► gradient of the weights  in W
 
-A forward may differentiate for itself, as one that computes forces, or a layer with a loss of its
-own. Such a backward is whole: there the layers compute the gradients of inputs and weights at once.
+A forward may run a backward of its own, for example to compute forces, or for a layer with its own
+loss. That backward is whole: its layers compute the gradients of inputs and weights at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from schedlang.runtime.torch_private.engine import gradients_of, run_backward
 from schedlang.runtime.torch_private.tensors import base_of
 
-#: Layers whose weight gradients take little time compared with their input gradients.
+#: Layers whose weight gradients are cheap compared with their input gradients.
 LIGHT_LAYERS: frozenset[Callable[..., Any]] = frozenset(
     {
         F.layer_norm,
@@ -43,7 +43,7 @@ LIGHT_LAYERS: frozenset[Callable[..., Any]] = frozenset(
     }
 )
 
-#: Functions whose input and weight gradients both follow from the output gradient in one step.
+#: Functions whose input and weight gradients both follow directly from the output gradient.
 LAYERS: frozenset[Callable[..., Any]] = LIGHT_LAYERS.union(
     {
         F.linear,
@@ -70,11 +70,11 @@ LAYERS: frozenset[Callable[..., Any]] = LIGHT_LAYERS.union(
     }
 )
 
-#: A linear layer is split if its weight gradient takes at least as many multiplications: fewer
-#: take less time than to split it.
+#: A linear layer is split if its weight gradient takes at least this many multiplications; for
+#: fewer, splitting costs more than it gains.
 _WORTH = 2**20
 
-#: Where the graphs of layers start.
+#: A tensor that requires a gradient, so that the graphs of layers have a start.
 _ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
 
 
@@ -82,8 +82,8 @@ _ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
 class Deferred:
     """The gradients of some weights that B leaves to W.
 
-    `ends` are where W starts: the outputs of a graph that leads to the weights, or the weights
-    themselves; `compute` gives the gradients there. A graph has `saved` tensors.
+    W starts at the `ends`, which are the outputs of a graph that leads to the weights, or the
+    weights themselves; `compute` returns the gradients there. A graph has `saved` tensors.
     """
 
     weights: Sequence[Tensor]
@@ -93,18 +93,18 @@ class Deferred:
 
 
 class Store:
-    """What the layers leave to W, for one microbatch on one stage."""
+    """The gradients that layers leave to W, for one microbatch on one stage."""
 
     def __init__(self) -> None:
         self.deferred: list[Deferred] = []
-        #: Whether a backward now leaves nothing to W, since the forward makes it.
+        #: Whether the backward that runs now leaves nothing to W, since the forward runs it.
         self.is_whole = False
-        #: Whether a layer is made again now, which is not to be split once more.
+        #: Whether a layer is being recomputed, and must not be split again.
         self.is_again = False
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """A backward in here leaves nothing to W."""
+        """A context in which backwards leave nothing to W."""
         was_whole = self.is_whole
         self.is_whole = True
         try:
@@ -114,7 +114,7 @@ class Store:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """A layer in here is not split."""
+        """A context in which layers are not split."""
         self.is_again = True
         try:
             yield
@@ -122,7 +122,7 @@ class Store:
             self.is_again = False
 
 
-#: The stores of the forwards and backwards that run now, the innermost one last.
+#: The stores of the forwards and backwards that are running, the innermost one last.
 STORES: list[Store] = []
 
 
@@ -131,8 +131,8 @@ def accumulate(deferred: list[Deferred]) -> None:
     ends = [end for layer in deferred for end in layer.ends]
     gradients = [gradient for layer in deferred for gradient in layer.compute()]
     weights = [weight for layer in deferred for weight in layer.weights]
-    # One call of autograd for all: a weight that several layers use has one gradient, and its hooks
-    # see it whole.
+    # One call of autograd for all layers, so that the hooks of a weight that several of them use
+    # see its whole gradient.
     run_backward(ends, gradients, weights)
     for layer in deferred:
         if layer.saved is not None:
@@ -140,8 +140,8 @@ def accumulate(deferred: list[Deferred]) -> None:
 
 
 class LayerCall:
-    """A call of a layer. Of its arguments, those that need gradients are its weights, or inputs,
-    whose positions are kept.
+    """A call of a layer. Its arguments that need gradients are either weights or inputs;
+    `positions` are those of the inputs.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class LayerCall:
         self.positions: list[int] = []
         for position, value in enumerate(values):
             if isinstance(value, Tensor) and value.requires_grad:
-                # A view of a weight is as good, as in `x @ weight.T`.
+                # A view of a weight counts as a weight, as in `x @ weight.T`.
                 weight = base_of(value)
                 if isinstance(weight, nn.Parameter):
                     self.weights.append(weight)
@@ -162,19 +162,19 @@ class LayerCall:
                     self.positions.append(position)
 
     def inputs(self) -> list[Tensor]:
-        """The arguments that get their gradients in B."""
+        """The arguments whose gradients B computes."""
         return [self.values[position] for position in self.positions]
 
     def is_worth(self) -> bool:
-        """Whether the weight gradients take longer than it takes to split them off."""
+        """Whether the weight gradients take longer than splitting costs."""
         if self.function is not F.linear:
             return True
         input, weight, *_ = self.values  # or the other way round
         return bool(input.numel() * weight.numel() >= _WORTH * input.shape[-1])
 
     def is_simple(self) -> bool:
-        """Whether it is a linear layer of plain real weights, which need gradients, and no
-        cast.
+        """Whether the call is a linear layer of plain real weights that all need gradients, without
+        autocast.
         """
         if self.function is not F.linear or self.names:
             return False
@@ -192,13 +192,13 @@ class LayerCall:
         )
 
     def as_layer(self, store: Store) -> Tensor:
-        """The result; its backward adds to the store, instead of to the weights."""
+        """Call the layer; its backward leaves the weight gradients in the store."""
         layer = _Linear if self.is_simple() else _Layer
         output: Tensor = layer.apply(store, self, *self.inputs(), *self.weights)  # type: ignore[no-untyped-call]
         return output
 
     def without_inputs(self) -> "LayerCall":
-        """The call, for other inputs; it does not hold those that it had."""
+        """A copy of the call that holds no inputs, for use with other ones."""
         call = copy(self)
         call.values = self._values([None] * len(self.positions))
         return call
@@ -210,7 +210,7 @@ class LayerCall:
         return values
 
     def with_inputs(self, inputs: Iterable[Tensor]) -> Any:
-        """The result with other inputs."""
+        """Call the layer with other inputs."""
         values = self._values(inputs)
         positional = len(values) - len(self.names)
         return self.function(
@@ -220,8 +220,8 @@ class LayerCall:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer in the forward; in the backward, the gradient of its input, while those of
-    its weights are deferred.
+    """A linear layer whose backward computes the gradient of its input, and defers those of its
+    weights.
     """
 
     @staticmethod
@@ -230,13 +230,12 @@ class _Linear(torch.autograd.Function):
         ctx.store = store
         ctx.weights = call.weights
         ctx.save_for_backward(*call.values[:2])
-        # Without this it may be a view, which nothing may change in place.
+        # `detach`, since the result may be a view, which must not be changed in place.
         return F.linear(*call.values).detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        # Of the arguments of `forward`, the first two are no tensors; then come inputs, then
-        # weights.
+        # The first two arguments of `forward` are no tensors; then come inputs, then weights.
         inputs = len(ctx.needs_input_grad) - 2 - len(ctx.weights)
         if gradient is None:
             return (None,) * len(ctx.needs_input_grad)
@@ -262,11 +261,10 @@ def _of_linear(gradient: Tensor, input: Tensor, weights: int) -> list[Tensor]:
 
 
 class _Layer(torch.autograd.Function):
-    """A call in the forward; in the backward, the gradients of its inputs, while those of its
-    weights are deferred.
+    """A layer whose backward computes the gradients of its inputs, and defers those of its weights.
 
-    What the layer's own graph would save, this node saves in its place: so a checkpoint drops it,
-    and makes all of it again once, in B.
+    This node saves the tensors that the layer's own graph would save. So a checkpoint can drop
+    them, and recomputes them once, in B.
     """
 
     @staticmethod
@@ -282,14 +280,14 @@ class _Layer(torch.autograd.Function):
         ):
             starts = _Start.apply(_ANCHOR, inputs)  # type: ignore[no-untyped-call]
             output: Tensor = call.with_inputs(starts)
-        # The own graph saves its inputs too, mostly, so these take no memory; but not where it
-        # saves what a cast has made of them.
+        # The layer's own graph mostly saves its inputs, so to save them here takes no memory. Under
+        # autocast it saves casts of them instead.
         ctx.has_inputs = not torch.is_autocast_enabled(output.device.type)
         ctx.call = call.without_inputs()
         ctx.save_for_backward(*ctx.saved, *(inputs if ctx.has_inputs else []))
         ctx.own = len(ctx.saved)
         ctx.saved.clear()
-        # Edges and not tensors: a tensor would keep its memory until the backward.
+        # Gradient edges instead of tensors, which would keep their memory until the backward.
         ctx.starts = tuple(map(get_gradient_edge, starts))
         ctx.end = get_gradient_edge(output)
         return output.detach()
@@ -311,7 +309,7 @@ class _Layer(torch.autograd.Function):
 
 
 def _whole(ctx: Any, gradient: Tensor) -> Sequence[Tensor | None]:
-    """The gradients of a layer's inputs and weights; they have a graph where one is asked for."""
+    """The gradients of a layer's inputs and weights, with a graph if gradients are enabled."""
     has_graph = torch.is_grad_enabled()
     if not (has_graph and ctx.starts):
         ctx.saved[:] = ctx.saved_tensors[: ctx.own]
@@ -325,8 +323,8 @@ def _whole(ctx: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         )
         ctx.saved.clear()
         return gradients
-    # The layer's own graph does not go on to the layers before: it is made again, with one that
-    # does.
+    # The layer's own graph does not continue to the layers before it. So the layer is recomputed,
+    # with a graph that does.
     if not ctx.has_inputs:
         raise RuntimeError(
             "inside autocast a stage cannot differentiate its own layers twice "
@@ -346,8 +344,8 @@ def _whole(ctx: Any, gradient: Tensor) -> Sequence[Tensor | None]:
 
 
 class _Start(torch.autograd.Function):
-    """The start of a layer's own graph. It does not start at leaves, which would hold the inputs
-    even if a checkpoint drops them.
+    """The start of a layer's own graph, in place of leaves: these would hold the inputs even if a
+    checkpoint drops them.
     """
 
     @staticmethod

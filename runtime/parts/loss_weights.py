@@ -1,5 +1,5 @@
-"""Whether the weights of a loss are weights of its stage: others would be in no norm that is
-clipped, in no sum over replicas and in no file.
+"""Checks that the weights of a loss function are weights of its stage. Other weights would be
+missing in the clipped norm, in sums over replicas, and in checkpoints.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from schedlang.runtime.values import wants_gradient
 
 
 class LossWeights(Part):
-    """Looks at the weights of the loss, in the first forward of a last stage."""
+    """Checks the weights of the loss, in the first forward of a last stage."""
 
     _stage: Stage
 
@@ -25,18 +25,18 @@ class LossWeights(Part):
         self._is_known = False
 
     def bind(self, stage: Stage) -> None:
-        """The last stage."""
+        """Keep the last stage."""
         self._stage = stage
 
     def recorded(self, run: Forward) -> None:
-        """PipelineError where `loss_fn` has weights that are no weights of the stage."""
+        """PipelineError if `loss_fn` has weights that are no weights of the stage."""
         if self._is_known:
             return
         self._is_known = True
-        # Targets may want gradients, for the script's own use.
+        # Targets may require gradients, for the script's own use.
         if wants_gradient(run.target):
             return
-        # Where the stage reads late weights, these are other tensors than its own.
+        # With late weights, a stage reads other tensors than its own parameters.
         weights = dict(self._stage.module.named_parameters()) | run.substitutes
         own = set(map(id, chain(weights.values(), run.leaves)))
         # A last stage may return anything that its loss takes.
@@ -65,7 +65,7 @@ class LossWeights(Part):
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, LossWeights]]:
-    """Those of last stages that have a loss and a backward."""
+    """Make the part for last stages with a loss and a backward."""
     for number in site.modules:
         if site.loss_of(number) is not None and site.plan.layout.has_backward[number]:
             yield number, LossWeights()

@@ -1,5 +1,5 @@
 """Activations that are copied to the host's memory and back (PipeOffload, arXiv 2503.01328), or to
-that of another rank (BPipe, Kim et al. 2023).
+another rank's (BPipe, Kim et al. 2023).
 
 F ── on the device ──► OFFLOAD ── on the host ──► RELOAD ── on the device ──► B
 """
@@ -21,7 +21,7 @@ from schedlang.schedule.kinds import AWAY
 
 
 class Offload(Part):
-    """The ops OFFLOAD and RELOAD of a stage, for some of its microbatches, by `copies`."""
+    """The ops OFFLOAD and RELOAD of a stage, for some of its microbatches."""
 
     def __init__(
         self,
@@ -36,13 +36,13 @@ class Offload(Part):
         self._device = device
         self._microbatches = microbatches
         self.copies = copies
-        #: From F to RELOAD.
+        #: The activations of each microbatch, from F to RELOAD.
         self._activations: dict[int, Activations] = {}
-        #: From RELOAD to the backward: what waits until they are back.
+        #: From RELOAD to the backward: functions that wait until activations are back.
         self._arrivals: dict[int, Callable[[], None]] = {}
 
     def before_forward(self, run: Forward) -> None:
-        """Keep hold of what autograd will save."""
+        """Record the tensors that autograd will save."""
         if run.microbatch not in self._microbatches or not run.has_graph:
             return
         weights = [*self._module.parameters(), *run.substitutes.values()]
@@ -57,22 +57,22 @@ class Offload(Part):
         run.contexts = [*run.contexts, activations]
 
     def offload(self, microbatch: int) -> None:
-        """OFFLOAD: what the backward needs goes to the host, or to the rank that keeps it."""
+        """OFFLOAD: copy the activations to the host, or to the rank that keeps them."""
         memories = self._activations[microbatch].memories
         check_unchanged(memories, self._stage, microbatch)
         self.copies.offload(memories, self._stage, microbatch)
 
     def reload(self, microbatch: int) -> None:
-        """RELOAD: it comes back."""
+        """RELOAD: copy the activations back."""
         activations = self._activations.pop(microbatch)
         self._arrivals[microbatch] = self.copies.reload(
             activations.memories, self._stage, microbatch
         )
-        # From now on the graph holds them, and lets them go.
+        # From now on only the graph holds them, and frees them after the backward.
         activations.forget()
 
     def before_backward(self, run: Backward) -> None:
-        """Wait until it is back."""
+        """Wait until the activations are back."""
         if run.microbatch in self._arrivals:
             self._arrivals.pop(run.microbatch)()
 
@@ -85,7 +85,7 @@ class Memory:
     def __init__(self, bytes: Tensor) -> None:
         self.bytes = bytes
         self.size = bytes.numel()
-        #: The tensors that were saved, and how often each had been changed in place by then.
+        #: The saved tensors, each with its count of changes in place at that time.
         self.saved: list[tuple[Tensor, int]] = []
 
 
@@ -119,9 +119,9 @@ class CopiesOfCpu:
 
 
 def check_unchanged(memories: Sequence[Memory], stage: int, microbatch: int) -> None:
-    """PipelineError where what a microbatch has saved was changed in place since then.
+    """PipelineError if a saved tensor of a microbatch was changed in place.
 
-    Autograd looks for that itself, but not where hooks have put something else in place of it.
+    Autograd checks that by itself, but not for tensors that hooks have packed.
     """
     for memory in memories:
         if any(changes_of(tensor) != changes for tensor, changes in memory.saved):
@@ -144,27 +144,27 @@ class _View:
 
 
 class Activations(saved_tensors_hooks):
-    """The activations of one microbatch on one stage: what autograd saves in a forward that runs
-    inside these hooks.
+    """The activations of one microbatch on one stage: the tensors that autograd saves in a forward
+    that runs inside these hooks.
 
-    The memory of the tensors in `stays`, weights and inputs, is not copied, since others hold it as
-    well.
+    The memory of the tensors in `stays`, which are weights and inputs, is not copied, since it is
+    held elsewhere anyway.
     """
 
     def __init__(self, device: torch.device, stays: Iterable[Tensor]) -> None:
         super().__init__(self._pack, self._unpack)
         self._device = device
         self._stays = {tensor.untyped_storage().data_ptr() for tensor in stays}
-        #: By address; tensors that are views of one another are copied once.
+        #: By address, so that the memory of several views is copied once.
         self._memories: dict[int, Memory] = {}
 
     @property
     def memories(self) -> list[Memory]:
-        """What was saved, until it is forgotten."""
+        """The memories of saved tensors; none after `forget`."""
         return [*self._memories.values()]
 
     def forget(self) -> None:
-        """Leave what was saved to the graph."""
+        """Drop the references to saved tensors, which the graph still holds."""
         self._memories.clear()
 
     def _pack(self, tensor: Tensor) -> Tensor | _View:
@@ -181,7 +181,7 @@ class Activations(saved_tensors_hooks):
                 torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
             )
         memory = self._memories[address]
-        # Without its graph, which holds this.
+        # Detached, since the tensor's graph holds this object.
         memory.saved.append((tensor.detach(), changes_of(tensor)))
         return _View(
             memory,
@@ -200,7 +200,7 @@ class Activations(saved_tensors_hooks):
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Offload]]:
-    """Those of stages of which the plan offloads microbatches; a rank has one list of copies."""
+    """Make the part for stages whose microbatches the plan offloads; they share one `copies`."""
     copies: Copies = CopiesOfCpu()
     if site.device.type == "cuda":
         copies = load("gpu_copies").of_device(site.device)

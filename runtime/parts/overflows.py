@@ -1,8 +1,8 @@
-"""What `torch.amp.GradScaler` finds in the gradients of one rank, told to all of them.
+"""Overflows that `torch.amp.GradScaler` finds in the gradients of one rank, shared with all ranks.
 
-Where a gradient is not finite, a scaler skips the optimizer's step and makes its scale smaller. In
-one process it sees the gradients of the whole model, here those of a rank's stages. So all ranks
-tell each other, when a scaler looks at gradients for the first time after a step:
+If a gradient is not finite, a scaler skips the optimizer's step and lowers its scale. In one
+process it sees the gradients of the whole model, here only those of a rank's stages. So all ranks
+exchange what they have found, when a scaler looks at gradients for the first time after a step:
 
     rank 0   step │ all are finite ──────┐       ┌─► skip the update, smaller scale
     rank 1   step │ one has overflowed ──┴─ max ─┴─► skip the update, smaller scale
@@ -32,14 +32,14 @@ from schedlang.runtime.torch_private.grad_scaler import looks_as_known, share_ov
 from schedlang.runtime.watchdog import Watchdog
 from schedlang.runtime.wire import InFlight, Wire
 
-#: Those of all pipelines of this process.
+#: The parts of all pipelines in this process.
 _known: "WeakSet[Overflows]" = WeakSet()
 _numbers = count()
 
 
 class Overflows(Part):
-    """The gradients of a rank that are not finite, after each step, and those of all other ranks,
-    for the `scaler` that scales the losses.
+    """Whether any gradient of the whole pipeline is not finite after a step, for the `scaler` that
+    scales the losses.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Overflows(Part):
         self._wire = wire
         self._watchdog = watchdog
         self._group = group_apart(wire.processes)
-        #: Whether there was a step since a scaler has looked; the reduction over ranks, if it has
-        #: begun; and what was found after the last step.
+        #: Whether there was a step since a scaler has looked; the all-reduce, if it has begun; and
+        #: its result after the last step.
         self._has_stepped = False
         self._in_flight: InFlight = []
         self._found: Tensor | None = None
@@ -65,15 +65,15 @@ class Overflows(Part):
         _known.add(self)
 
     def begin_step(self) -> None:
-        """Gradients will be others. The scaler learns of the device of its scale."""
+        """Forget the last result. The scaler learns the device of its scale."""
         self._found = None
         self._scaler.scale(torch.zeros((), device=self._device))
 
     def end_step(self) -> None:
-        """The gradients are there, and there is something to look at."""
+        """Note that there are new gradients."""
         self._has_stepped = True
-        # A rank that trains nothing has no optimizer, so no scaler looks at gradients there, and
-        # it says at once that none has overflowed. Others wait for that.
+        # A rank that trains nothing has no optimizer, so no scaler will look at gradients there. It
+        # reports at once that none has overflowed, since others wait for it.
         trains = any(weight.requires_grad for weight in self._weights())
         if not trains and not self._in_flight:
             self._begin(_flag(False))
@@ -83,8 +83,8 @@ class Overflows(Part):
         return has_weights_of(optimizer, self._modules)
 
     def found_by(self, scaler: GradScaler, own: Iterable[Tensor]) -> Tensor | None:
-        """1 where any rank has found an overflow since the last step, in the gradients of its
-        stages or by the scaler itself (`own`), or 0; None where there was no step.
+        """1 if any rank has found an overflow after the last step, in the gradients of its stages
+        or by the scaler itself (`own`), otherwise 0; None if there was no step.
         """
         if scaler is not self._scaler and self._has_stepped:
             raise unknown(scaler, self._modules)
@@ -99,9 +99,7 @@ class Overflows(Part):
         return self._found
 
     def updates(self, scaler: GradScaler) -> Tensor | None:
-        """What the scaler is to know where it updates its scale, also on a rank without an
-        optimizer.
-        """
+        """The result for a scaler that updates its scale, also on a rank without an optimizer."""
         if scaler is not self._scaler:
             return None
         with self._watchdog.guard("in GradScaler.update"):
@@ -110,22 +108,22 @@ class Overflows(Part):
         return found
 
     def looks(self, scaler: GradScaler, own: Iterable[Tensor]) -> Tensor | None:
-        """The same where it looks at the gradients of an optimizer."""
+        """The result for a scaler that looks at the gradients of an optimizer."""
         with self._watchdog.guard("in GradScaler.unscale_"):
             return self.found_by(scaler, own)
 
     def _begin(self, found: Tensor) -> None:
-        """Tell all ranks what was found here."""
+        """Begin the all-reduce with the result of this rank."""
         self._in_flight = self._wire.begin_reduce(found, dist.ReduceOp.MAX, self._group)
 
     def _look(self, own: Iterable[Tensor]) -> Tensor:
-        """1 where a gradient that an optimizer uses is not finite, or 0; on the CPU, since the host
-        has to know it.
+        """1 if a gradient that an optimizer uses is not finite, otherwise 0; on the CPU, since the
+        host needs to read it.
         """
         weights = [*self._weights()]
         if not _are_finite(weights):
-            # A scaler looks at the weights of its optimizers alone, and not all of these may have
-            # been looked at yet. To look for them takes long, so it waits until it matters.
+            # A scaler ignores weights without an optimizer. To find all optimizers is slow, so it
+            # is done only if some gradient is not finite.
             optimized = _optimized()
             weights = [each for each in weights if id(each) in optimized]
         return _flag(not _are_finite(weights) or any(map(bool, own)))
@@ -141,21 +139,21 @@ class Overflows(Part):
 
 
 def _are_finite(weights: Iterable[nn.Parameter]) -> bool:
-    """Whether the gradients of some weights are."""
+    """Whether the gradients of these weights are finite."""
     gradients = [
         weight.grad.coalesce().values() if weight.grad.is_sparse else weight.grad
         for weight in weights
         if weight.grad is not None
     ]
     largest = get_total_norm(gradients, inf)
-    # That of gradients that FSDP has sharded is in parts.
+    # The norm of gradients that FSDP has sharded is a DTensor.
     if hasattr(largest, "full_tensor"):
         largest = largest.full_tensor()
     return bool(largest.isfinite())
 
 
 def _optimized() -> set[int]:
-    """The ids of all weights that an optimizer of this process has."""
+    """The ids of the weights of all optimizers in this process."""
     optimizers = [
         each for each in gc.get_objects() if issubclass(type(each), Optimizer)
     ]
@@ -164,37 +162,37 @@ def _optimized() -> set[int]:
 
 
 def _flag(found: bool) -> Tensor:
-    """What a scaler notes where it has found an overflow, or none."""
+    """The tensor in which a scaler notes whether it has found an overflow."""
     return torch.tensor(found, dtype=torch.float32)
 
 
 @cache
 def _share() -> None:
-    """From now on, all scalers of this process share what they find."""
+    """Register the hooks by which all scalers of this process share their overflows."""
     share_overflows(_looked, _updated)
 
 
 def _looked(
     scaler: GradScaler, optimizer: Optimizer, own: Sequence[Tensor]
 ) -> list[Tensor]:
-    """What the pipelines of an optimizer's weights have found."""
+    """The results of the pipelines that have weights of this optimizer."""
     found = [each.looks(scaler, own) for each in _in_order() if each.are_of(optimizer)]
     return [each for each in found if each is not None]
 
 
 def _updated(scaler: GradScaler) -> list[Tensor]:
-    """What all pipelines that know a scaler have found."""
+    """The results of all pipelines that know this scaler."""
     found = [each.updates(scaler) for each in _in_order()]
     return [each for each in found if each is not None]
 
 
 def _in_order() -> list[Overflows]:
-    """The pipelines of this process, in the order in which all ranks have built theirs."""
+    """The parts of this process in the order in which all ranks have built their pipelines."""
     return sorted(_known, key=attrgetter("_number"))
 
 
 def of_rank(rank: Rank) -> Iterator[Overflows]:
-    """Those of this rank's stages."""
+    """Make the part for this rank's stages; PipelineError for an unknown kind of scaler."""
     setup = rank.site.setup
     scaler = setup.scaler
     assert scaler is not None

@@ -1,7 +1,7 @@
-"""A script that clips gradients by the norm of one rank's stages.
+"""A warning for scripts that clip gradients by the norm of a single rank.
 
-`torch.nn.utils.clip_grad_norm_` sees the gradients of this rank alone: so each rank would scale its
-own by another factor, and no rank as one process does. The run asks whether that is what is meant.
+`torch.nn.utils.clip_grad_norm_` sees only the gradients of this rank. So each rank would scale its
+gradients by another factor, and by another one than a single process would.
 """
 
 import warnings
@@ -15,12 +15,12 @@ from schedlang.runtime.door import Site
 from schedlang.runtime.part import Part
 from schedlang.runtime.torch_private.clip_grad import tell_what_is_clipped
 
-#: Those of all pipelines of this process.
+#: The parts of all pipelines in this process.
 _known: "WeakSet[OwnNorms]" = WeakSet()
 
 
 class OwnNorms(Part):
-    """The weights of one stage, whose model has stages on other ranks, too."""
+    """The weights of a stage whose model has stages on other ranks, too."""
 
     def __init__(self, stage: int, module: nn.Module) -> None:
         self._stage = stage
@@ -30,8 +30,8 @@ class OwnNorms(Part):
         _known.add(self)
 
     def look(self, clipped: Sequence[Tensor]) -> None:
-        """Ask, once, where all gradients of the stage are clipped. A script may clip single layers
-        by norms of their own.
+        """Warn once if all gradients of the stage are clipped. Scripts may clip single layers by
+        their own norms.
         """
         own = {id(each) for each in self._module.parameters() if each.grad is not None}
         if not own or self._has_asked or not own <= set(map(id, clipped)):
@@ -47,7 +47,7 @@ class OwnNorms(Part):
 
 @cache
 def _share() -> None:
-    """From now on, all pipelines of this process are told what is clipped."""
+    """Register the hook that tells all pipelines of this process which weights are clipped."""
     tell_what_is_clipped(_clipped)
 
 
@@ -57,7 +57,7 @@ def _clipped(weights: Sequence[Tensor]) -> None:
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, OwnNorms]]:
-    """Those of stages of a model that is not whole on this rank."""
+    """Make the part for stages of models that have other stages on other ranks."""
     layout = site.plan.layout
     for number, module in site.modules.items():
         pipeline = layout.pipeline_of[number]

@@ -1,18 +1,18 @@
-"""Updates that do not wait for the norm of all gradients, by which they are to be clipped
-(post-validation: Qi et al. 2024, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4).
+"""Post-validation: updates that do not wait for the norm by which gradients are clipped (Qi et al.
+2024, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4).
 
-To wait would let all ranks begin their next step together, and a schedule has no bubble only if
-they need not. So each rank updates its stages as if there was nothing to clip, and begins the next
-step. The norm is there at the end of that step's warm-up, as a rule:
+Waiting for the norm would be a barrier between steps, and add a bubble to schedules that have none.
+So each rank updates its stages as if nothing had to be clipped, and begins the next step. The norm
+usually arrives before the end of that step's warm-up:
 
-    rank 0   … W │ U │ F0 F1 F2 F3 ▼ …           ▼ the norm is looked at
-    rank 3              … W │ U │ F0 ▼ I0 …      U the sum over all ranks begins, and the update
+    rank 0   … W │ U │ F0 F1 F2 F3 ▼ …           ▼ check the norm
+    rank 3              … W │ U │ F0 ▼ I0 …      U begin the all-reduce of the norm, and update
 
-If there was something to clip, each rank puts back what its optimizers have changed, makes the
-update with clipped gradients, and runs its warm-up once more (`schedlang.ranks.warm_up`).
+If gradients must be clipped, each rank restores the state from before the update, updates with
+clipped gradients, and runs its warm-up once more (`schedlang.ranks.warm_up`).
 
-No rank waits in vain: each has its part of a norm before the step that looks at it, and all look at
-one norm, so that all start over or none does.
+This cannot deadlock: each rank has its part of a norm before the step that checks it. And all ranks
+check the same norm, so either all of them start over or none.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,15 +37,15 @@ from schedlang.runtime.stage import Stage
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.wire import InFlight, Wire
 
-#: Where the norm is summed: the host, which has to know it, waits for no kernel then.
+#: The norm is summed on the CPU, so that the host can read it without waiting for kernels.
 _HOST = torch.device("cpu")
 
 
 class PostValidation(Part):
     """The updates of a rank's stages, one after each step, with gradients clipped to `max_norm`.
 
-    An update is made ahead of its norm if the one before was not clipped, for those that are
-    clipped come together.
+    An update is made ahead of its norm only if the last one was not clipped, since updates that
+    need clipping come in rows.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class PostValidation(Part):
         optimizers = {id(stage.optimizer): stage.optimizer for stage in stages.values()}
         self._optimizers = [each for each in optimizers.values() if each is not None]
         self._in_flight: InFlight = []
-        #: What the last update has changed, if its norm is not known yet; and how often each weight
-        #: had been changed by then.
+        #: The state from before the last update, while its norm is unknown; and each weight's count
+        #: of changes in place after that update.
         self._ahead: list[Undo] = []
         self._changed: list[int] = []
-        #: Whether the last update was made ahead of its norm; and whether it was clipped, as far
-        #: as that is known.
+        #: Whether the last update was made ahead of its norm; and whether the last update whose
+        #: norm is known was clipped.
         self.was_ahead = False
         self.was_clipped = True
 
     def after_step(self) -> None:
-        """Update all stages, whose gradients are there, and let go of these."""
+        """Update all stages, and drop the gradients."""
         square = own_norm(self._shared, 2.0, _HOST, self._wire.processes.own) ** 2
         self._in_flight = self._wire.begin_reduce(
             square, dist.ReduceOp.SUM, self._group
@@ -104,7 +104,7 @@ class PostValidation(Part):
     def walk_warm_up(
         self, walk: Callable[[], None], start_over: Callable[[], None]
     ) -> None:
-        """The walk over the warm-up, and once more where the update before it was made anew."""
+        """Run the warm-up, and once more if the update before it had to be repeated."""
         self._check()
         before = BeforeForwards(self._stages, self._device)
         walk()
@@ -116,9 +116,7 @@ class PostValidation(Part):
             walk()
 
     def _check(self) -> None:
-        """PipelineError where somebody else has changed a weight, whose update may yet be made
-        anew.
-        """
+        """PipelineError if the script has changed a weight whose update may have to be repeated."""
         if self._ahead and [*map(changes_of, self._weights)] != self._changed:
             raise PipelineError(
                 "a weight was changed after a step, whose update may have to be made anew: call "
@@ -126,8 +124,8 @@ class PostValidation(Part):
             )
 
     def validate(self) -> None:
-        """Wait for the norm of the last update, if it is not known. If there was something to clip,
-        the update is made anew.
+        """Wait for the norm of the last update, if it is unknown. If gradients must be clipped,
+        undo the update and repeat it.
         """
         if not self._in_flight:
             return
@@ -154,12 +152,12 @@ class PostValidation(Part):
     def _let_go(self) -> None:
         for weight in self._weights:
             weight.grad = None
-        # Where a step is inside `torch.autocast`, that keeps casts of the weights as they were.
+        # Inside `torch.autocast`, the cache has casts of the old weights.
         torch.clear_autocast_cache()
 
 
 def _scales(norm: Tensor, max_norm: float) -> bool:
-    """Whether gradients of such a norm are clipped, or become no numbers; torch is asked."""
+    """Whether torch scales gradients of this norm, or turns them into NaN."""
     one = nn.Parameter(torch.ones_like(norm))
     one.grad = torch.ones_like(norm)
     clip_grads_with_norm_(one, max_norm, norm)
@@ -167,10 +165,10 @@ def _scales(norm: Tensor, max_norm: float) -> bool:
 
 
 class Undo:
-    """A step of an optimizer that may have to be made anew, and what it changes, as it was before.
+    """A step of an optimizer that can be undone and repeated: the state from before the step.
 
-    Weights and state are copies: these are exact for every optimizer, which a step computed
-    backwards is not. The gradients are those that were there.
+    Weights and the optimizer's state are copied, which is exact for every optimizer; to compute a
+    step backwards would not be. Gradients are not copied.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -178,25 +176,25 @@ class Undo:
         weights = [
             weight for group in optimizer.param_groups for weight in group["params"]
         ]
-        #: Each with its gradient, and what it was.
+        #: Each weight with its gradient and a copy.
         self._weights = [
             (weight, weight.grad, weight.detach().clone())
             for weight in weights
             if weight.grad is not None
         ]
         self._state = {key: deepcopy(value) for key, value in optimizer.state.items()}
-        # What groups say of their weights: a step may change it, and so may the script after it.
+        # The options of parameter groups: a step may change them, and so may the script after it.
         self._before = _groups(optimizer)
         self._after = self._before
         self._since = self._before
 
     def step(self) -> None:
-        """The step, as if there was nothing to clip."""
+        """Make the step with unclipped gradients."""
         self._optimizer.step()
         self._after = _groups(self._optimizer)
 
     def undo(self) -> None:
-        """Put back all that the step has changed, and the gradients."""
+        """Restore weights, state, options and gradients."""
         self._since = _groups(self._optimizer)
         for group, before in zip(
             self._optimizer.param_groups, self._before, strict=True
@@ -210,8 +208,8 @@ class Undo:
                 weight.grad = gradient
 
     def step_anew(self) -> None:
-        """The step with what the gradients are now; then what the script has changed since the
-        first one, as learning rates, is as it was.
+        """Repeat the step with the current gradients. Options that the script has changed since the
+        first step, such as learning rates, keep their new values.
         """
         self._optimizer.step()
         groups = zip(
@@ -228,7 +226,7 @@ class Undo:
 
 
 def _groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What an optimizer's groups have beside weights."""
+    """Copies of the options of an optimizer's groups."""
     return [
         {name: deepcopy(value) for name, value in group.items() if name != "params"}
         for group in optimizer.param_groups
@@ -242,7 +240,7 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def _check_optimizers(setup: Setup) -> None:
-    """Whether all stages of a rank have an optimizer for the update after each step."""
+    """PipelineError unless all trained stages of a rank have an optimizer."""
     trained = {
         stage
         for stage, module in setup.modules.items()
@@ -257,7 +255,7 @@ def _check_optimizers(setup: Setup) -> None:
 
 
 def of_rank(rank: Rank) -> Iterator[PostValidation]:
-    """The updates of all stages."""
+    """Make the part for the updates of all stages."""
     max_norm = rank.site.setup.max_norm
     assert max_norm is not None
     _check_optimizers(rank.site.setup)

@@ -1,11 +1,11 @@
-"""Forwards that are run again (R), and whether the second run is the first one over again.
+"""Forwards that are recomputed (R), and checks that the second run repeats the first one.
 
     F ── input, random state ──► R ──── graph ────► B, or I and W
 
-The second run makes the graph for the backward. Where it computes anything else than the first,
-whose output the later stages have, gradients are wrong without a word. Torch's random numbers and
-the buffers are put back for it (`schedlang.runtime.parts.buffers`). What else a forward may read
-and change is found out:
+The second run makes the graph for the backward. Later stages have the output of the first run, so
+if the second one differs, gradients are silently wrong. Torch's random state and the buffers are
+restored for it (`schedlang.runtime.parts.buffers`). Other state that a forward may read and change
+is detected:
 
     F    inputs, and how often they were changed ──► the same after it?
     F    some numbers of what is returned ─────────► the same in R?
@@ -36,22 +36,22 @@ from schedlang.schedule.kinds import REPEATS
 
 
 class Recomputed(WithoutGraph):
-    """The ops F and R of microbatches that are `recomputed`: two runs of the module, with the same
-    random numbers. Other microbatches have one.
+    """The ops F and R of `recomputed` microbatches: two runs of the module with the same random
+    numbers. Other microbatches have one run.
     """
 
     def __init__(self, recomputed: Container[int]) -> None:
         super().__init__()
         self._recomputed = recomputed
-        #: From F to R: the input, the random state, and what of the outputs wants a gradient.
+        #: From F to R: the input, the random state, and which outputs want a gradient.
         self._again: dict[int, tuple[Value, State, Wants]] = {}
-        #: While a forward is repeated, the state of the random numbers to come.
+        #: During R, the random state with which the rank continues afterwards.
         self._goes_on_with: State = {}
-        #: While a first run makes a graph, the weights and their gradients before.
+        #: While a first run makes a graph, the weights and their earlier gradients.
         self._gradients: list[tuple[nn.Parameter, Tensor | None]] = []
 
     def forward(self, microbatch: int) -> None:
-        """F: the output. The last stage has its loss in R."""
+        """F: compute the output. The last stage computes its loss in R."""
         stage = self.stage
         if microbatch not in self._recomputed:
             stage.forward(microbatch)
@@ -59,7 +59,7 @@ class Recomputed(WithoutGraph):
         input = stage.take_input(microbatch)
         state = random_state(stage.device)
         options = stage.options_of(microbatch)
-        # Tensors of its own, or R would call the hooks that this run registers as well.
+        # A copy of the tensors, or R would also call the hooks that this run registers.
         run = Forward(microbatch, of_its_own(input), options, has_graph=False)
         run.has_loss = False
         output = self.run(run)
@@ -68,9 +68,10 @@ class Recomputed(WithoutGraph):
         self._again[microbatch] = input, state, run.wants
 
     def recompute(self, microbatch: int) -> None:
-        """R: the forward again, with the random numbers of the first time.
+        """R: run the forward again with the random numbers of the first run.
 
-        PipelineError where other outputs want a gradient than later stages were told.
+        PipelineError if other outputs want a gradient than in the first run, which later stages
+        know.
         """
         stage = self.stage
         input, state, told = self._again.pop(microbatch)
@@ -86,8 +87,8 @@ class Recomputed(WithoutGraph):
             stage.outputs[microbatch] = output
 
     def before_forward(self, run: Forward) -> None:
-        """A forward may have a backward inside, for a loss of its own. What it does in a first run
-        that makes a graph, it does once more in R: so its gradients are for nobody.
+        """Set gradients aside in a first run that makes a graph. A backward inside the forward, for
+        a loss of its own, runs again in R, so its gradients here must not count.
         """
         super().before_forward(run)
         if run.known is None and not run.has_graph and not run.is_evaluation:
@@ -97,7 +98,7 @@ class Recomputed(WithoutGraph):
                 weight.grad = None
 
     def after_forward(self, run: Forward) -> None:
-        """Go on with the gradients and the random numbers of before."""
+        """Restore the gradients, and after R the random state."""
         for weight, gradient in self._gradients:
             weight.grad = gradient
         self._gradients = []
@@ -106,8 +107,8 @@ class Recomputed(WithoutGraph):
 
 
 class Repeats(Part):
-    """The forwards of one stage that are `recomputed`. What they return is compared in the first
-    step, always or never, as `verify` says.
+    """Compares the two runs of `recomputed` forwards of one stage: in the first step, always or
+    never, as `verify` says.
     """
 
     def __init__(
@@ -118,14 +119,14 @@ class Repeats(Part):
         self._recomputed = recomputed
         self._verify = verify
         self._steps = 0
-        #: Whether what is run without a graph was compared: the first run for inputs of some shapes
-        #: makes one, and a stage may compute something else without.
+        #: Whether a first run without a graph was compared. The first run for each shape of inputs
+        #: makes a graph, and a stage may compute something else without one.
         self._has_compared = False
-        #: Of the forward that runs, and how often each had been changed in place before.
+        #: The inputs of the current forward, each with its count of changes in place.
         self._inputs: list[tuple[Tensor, int]] = []
-        #: By microbatch, from F to R: its weights, and how often each had been changed in place.
+        #: By microbatch, from F to R: its weights, each with its count of changes in place.
         self._weights: dict[int, list[tuple[Tensor, int]]] = {}
-        #: By microbatch, from F to R.
+        #: By microbatch, from F to R: samples of its outputs.
         self._samples: dict[int, list[Tensor]] = {}
 
     def begin_step(self) -> None:
@@ -133,8 +134,8 @@ class Repeats(Part):
         self._steps += 1
 
     def before_forward(self, run: Forward) -> None:
-        """Note how often the inputs of a first run have been changed; see whether the weights of a
-        second one are those of the first.
+        """Before a first run, keep its inputs' counts of changes. Before a second one, check that
+        weights have not changed.
         """
         if self._is_first_of_two(run):
             self._inputs = [(tensor, changes_of(tensor)) for tensor in _inputs(run)]
@@ -146,11 +147,11 @@ class Repeats(Part):
             )
 
     def after_forward(self, run: Forward) -> None:
-        """See whether the inputs of a first run are as they were; and whether a second run returns
-        what the first one did.
+        """After a first run, check that its inputs are unchanged. After a second one, compare the
+        outputs.
         """
         if self._is_first_of_two(run):
-            # Where a plan keeps several versions of the weights, the forward read one of those.
+            # If the plan keeps several versions of the weights, the forward has read one of these.
             weights = (
                 self._module.parameters()
                 if not run.substitutes
@@ -183,8 +184,8 @@ class Repeats(Part):
         )
 
     def _compare(self, run: Forward, first: list[Tensor]) -> None:
-        """PipelineError where what two runs have returned is not the same, up to rounding: on a
-        GPU sums may come in another order.
+        """PipelineError if two runs have returned different outputs, up to rounding: a GPU may add
+        in another order.
         """
         second = _samples(run)
         is_alike = [(one.shape, one.dtype) for one in first] == [
@@ -216,7 +217,7 @@ def _samples(run: Forward) -> list[Tensor]:
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:
-    """Whether numbers are the same up to rounding."""
+    """Whether two tensors are equal up to rounding."""
     if torch.equal(one, other):
         return True
     if not one.is_floating_point() and not one.is_complex():
@@ -228,7 +229,7 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
-    """Those of stages whose forwards the plan repeats."""
+    """Make the parts for stages whose forwards the plan recomputes."""
     for stage, module in site.modules.items():
         recomputed = site.plan.microbatches_with(REPEATS, stage)
         if recomputed:

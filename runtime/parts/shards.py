@@ -1,14 +1,12 @@
-"""The weights of stages that FSDP2 has sharded, gathered and let go of when the plan's order says
-so.
+"""Stages that FSDP2 has sharded: their weights are gathered and resharded by the plan's order.
 
-FSDP gathers weights before a forward and a backward, and reduces gradients after a backward: in a
-pipeline, for each microbatch. Here its hooks find the weights gathered, and keep both them and the
-gradients:
+By itself, FSDP gathers weights before each forward and backward, and reduces gradients after each
+backward: in a pipeline, for every microbatch. Here its hooks find the weights already gathered, and
+leave weights and gradients alone:
 
     UNSHARD ─► F F B F B … ─► REDUCE_GRAD ─► RESHARD
 
-Where the plan has these actions, they are done there; where it has none, `schedlang.ranks.shards`
-has the policy.
+If the plan has these actions, they run at their places; otherwise `schedlang.ranks.shards` decides.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,9 +26,7 @@ from schedlang.schedule.kinds import Kind
 
 
 class Shards(Part):
-    """The sharded stages of a rank, of which at most `max_gathered` are gathered at once, by
-    default all.
-    """
+    """The sharded stages of a rank; at most `max_gathered` are gathered at once, by default all."""
 
     def __init__(
         self, modules: Mapping[int, nn.Module], max_gathered: int | None
@@ -48,7 +44,9 @@ class Shards(Part):
         }
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
-        """What the policy says, and what FSDP does around a backward that it does not see, W."""
+        """The steps of the policy; and around each W, the work of FSDP's hooks, which W does not
+        call.
+        """
         actions = plan.ranks[rank]
         policy = shards(actions, self._stages, self._max_gathered)
         for index, steps in policy.before.items():
@@ -58,8 +56,8 @@ class Shards(Part):
         for index, (op, number) in enumerate(
             zip(actions.kind, actions.stage, strict=True)
         ):
-            # FSDP waits for gathered weights in its hooks of a forward and a backward, and W is
-            # none of these.
+            # FSDP waits for gathered weights in its hooks of a forward and a backward; W calls
+            # neither.
             if op == Kind.W and number in self._stages:
                 module = self._stages[number]
                 yield ExtraCall(index, When.BEFORE, module.wait)
@@ -71,7 +69,7 @@ class Shards(Part):
 
 
 class ShardedModule:
-    """The parts of a stage's module that `fully_shard` has sharded, in the hands of a pipeline."""
+    """The parts of a stage's module that `fully_shard` has sharded, under a pipeline's control."""
 
     def __init__(self, module: nn.Module) -> None:
         self._parts = sharded_parts(module)
@@ -87,11 +85,11 @@ class ShardedModule:
         self._reduce_in_backward(False)
 
     def do_written(self, kind: Kind, _: int) -> None:
-        """A step that the plan has: it is of no microbatch."""
+        """Do a step that the plan writes; it has no microbatch."""
         self.do(kind)
 
     def do(self, kind: Kind) -> None:
-        """One of the steps of the policy."""
+        """Do a step of the policy."""
         methods_of(self)[kind]()
 
     def unshard(self) -> None:
@@ -104,29 +102,29 @@ class ShardedModule:
             gather.wait()
 
     def reshard(self) -> None:
-        """Let go of the gathered weights, also of a part that nothing has used."""
+        """Free the gathered weights, also of parts that no op has used."""
         self.wait()
         for part in self._parts:
             part.reshard()
 
     def reduce(self) -> None:
-        """Reduce the gradients, which then add up in those of the shards."""
+        """Reduce and scatter the gradients, which add up in the gradients of the shards."""
         self._reduce_in_backward(True)
         self.end_backward()
         self._reduce_in_backward(False)
 
     def end_backward(self) -> None:
-        """What FSDP does at the end of a backward."""
+        """Run FSDP's hooks for the end of a backward."""
         for end in fsdp_roots(self._parts):
             end()
 
     def _reduce_in_backward(self, now: bool) -> None:
-        """Whether the end of a backward is the last one, after which gradients are reduced."""
+        """Set whether the next end of a backward reduces gradients."""
         for part in self._parts:
             part.set_requires_gradient_sync(now, recurse=False)
             part.set_is_last_backward(now)
 
 
 def of_rank(rank: Rank) -> Iterator[Shards]:
-    """Those of this rank, in one part."""
+    """Make one part for all sharded stages of this rank."""
     yield Shards(rank.site.modules, rank.site.setup.max_gathered)

@@ -1,9 +1,9 @@
-"""Random numbers that stages of two ranks both draw.
+"""A warning if stages on two ranks draw the same random numbers.
 
-In one process all stages draw from one sequence, so no two of them leave out the same positions by
-dropout. Here each rank has a sequence of its own. Where a script seeds all of them alike, as for
-batches that are the same everywhere, their stages draw the same numbers. That computes something,
-and no stage sees it: so it is asked about, once.
+In one process all stages draw from one sequence, so their dropout masks differ. Here each rank has
+its own generator. If a script seeds all ranks alike, for example to make the same batches
+everywhere, their stages draw the same numbers. No stage can see that, so ranks compare their
+states once.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from schedlang.schedule.layout import Layout
 
 
 class Draws(Part):
-    """From where the first forward of a stage draws random numbers, as a number; 0 if it draws
-    none.
+    """A hash of the random state from which the first forward of a stage draws; 0 if it draws
+    nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -39,7 +39,7 @@ class Draws(Part):
             self._state = random_state(self._device)
 
     def after_forward(self, run: Forward) -> None:
-        """See whether some were drawn."""
+        """Compute the hash if the forward has drawn random numbers."""
         if self._state is None:
             return
         now = random_state(self._device)
@@ -55,7 +55,7 @@ class Draws(Part):
 
 
 class SharedDraws(Part):
-    """What all ranks say after the first step, about the random numbers of each stage."""
+    """Compares the random states of all stages after the first step."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class SharedDraws(Part):
         self._is_first = True
 
     def end_step(self) -> None:
-        """Ask, on rank 0, about the first two stages of different ranks that draw the same."""
+        """Warn, on rank 0, of the first two stages that draw the same random numbers."""
         if not self._is_first:
             return
         self._is_first = False
@@ -98,13 +98,13 @@ def _warn_of(one: int, other: int) -> None:
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Draws]]:
-    """Those of all stages."""
+    """Make the part for every stage."""
     for stage in site.modules:
         yield stage, Draws(site.device)
 
 
 def of_rank(rank: Rank) -> Iterator[SharedDraws]:
-    """What ranks say of their stages' own."""
+    """Make the part that compares all ranks."""
     layout = rank.site.plan.layout
     own = parts_by_stage(Draws, rank.site.parts)
     yield SharedDraws(layout, own, rank.wire, rank.site.device)

@@ -1,14 +1,14 @@
-"""Hooks of the tensors that pass between stages.
+"""A warning if two neighbouring stages both have hooks of the tensor that passes between them.
 
-Alone, what a stage returns and what the next one takes is one tensor. Its hooks are called in the
-order in which they were registered: those of the earlier stage first. In a pipeline each stage has
-a tensor of its own, and a gradient comes to the later stage first:
+In one process, the output of a stage and the input of the next one are one tensor. Its hooks are
+called in the order of their registration: those of the earlier stage first. In a pipeline each
+stage has its own tensor, and the gradient comes to the later stage first:
 
     alone       hooks of stage 0 ──► hooks of stage 1 ──► backward of stage 0
     pipeline    hooks of stage 1 ──► hooks of stage 0 ──► backward of stage 0
 
-Where both change the gradient, it may come out another one. That cannot be seen by either of them,
-so it is asked about, once.
+If both change the gradient, the result may differ. Neither stage can see that, so ranks compare
+their hooks once.
 """
 
 import warnings
@@ -27,7 +27,7 @@ from schedlang.schedule.layout import Layout
 
 
 class BoundaryHooks(Part):
-    """Whether the first forward of a stage registers hooks of its input, and of what it returns."""
+    """Whether the first forward of a stage registers hooks of its input, and of its output."""
 
     def __init__(self) -> None:
         self.of_input = False
@@ -35,7 +35,7 @@ class BoundaryHooks(Part):
         self._is_first = True
 
     def after_forward(self, run: Forward) -> None:
-        """See which tensors have hooks by now."""
+        """Find out which tensors have hooks."""
         if self._is_first and run.has_graph:
             self._is_first = False
             # A last stage may return anything that its loss takes.
@@ -46,7 +46,7 @@ class BoundaryHooks(Part):
 
 
 class SharedHooks(Part):
-    """What all ranks say after the first step, about the hooks of each stage."""
+    """Compares the hooks of all stages after the first step."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class SharedHooks(Part):
         self._is_first = True
 
     def end_step(self) -> None:
-        """Ask, on rank 0, about the first two neighbours that both have hooks of the tensor that
+        """Warn, on rank 0, of the first two neighbours that both have hooks of the tensor that
         passes between them.
         """
         if not self._is_first:
@@ -74,7 +74,7 @@ class SharedHooks(Part):
             hooks[0, stage] = own.of_input
             hooks[1, stage] = own.of_output
         self._wire.reduce(hooks, dist.ReduceOp.MAX)
-        # By now all ranks know the hooks of all stages, also of those elsewhere.
+        # Now all ranks know the hooks of all stages.
         of_input, of_output = hooks.tolist()
         for later, before in enumerate(self._layout.before):
             for earlier in before:
@@ -94,13 +94,13 @@ def _warn_of(earlier: int, later: int) -> None:
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, BoundaryHooks]]:
-    """Those of all stages."""
+    """Make the part for every stage."""
     for stage in site.modules:
         yield stage, BoundaryHooks()
 
 
 def of_rank(rank: Rank) -> Iterator[SharedHooks]:
-    """What ranks say of their stages' own."""
+    """Make the part that compares all ranks."""
     layout = rank.site.plan.layout
     own = parts_by_stage(BoundaryHooks, rank.site.parts)
     yield SharedHooks(layout, own, rank.wire, rank.site.device)

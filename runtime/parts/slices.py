@@ -1,8 +1,8 @@
-"""Microbatches that are cut into slices of their sequence, which pass a stage one after the other.
+"""Microbatches that are cut along their sequence into slices, which run through a stage one by one.
 
-What attention needs of the slices before, its keys and values, the module returns beside its
-output, and is given with the next slice (TeraPipe, Li et al. 2021, arXiv 2102.07988, section 3).
-The gradient of this `past` takes the same way back:
+Attention needs the keys and values of earlier slices. The module returns them as its `past` with
+the output, and gets them with the next slice (TeraPipe, Li et al. 2021, arXiv 2102.07988, section
+3). The gradient of the past goes the other way:
 
     F   slice 0 ──past──► slice 1 ──past──► slice 2
     B   slice 0 ◄──grad── slice 1 ◄──grad── slice 2
@@ -19,25 +19,26 @@ from schedlang.runtime.values import Value, flatten, has_gradient, leaves_of, of
 
 
 class Past(Part):
-    """What the slices of a microbatch leave to the next one, on a stage.
+    """The past of each slice on a stage.
 
-    Slices are numbered on from microbatch to microbatch, and are all that the stage knows of
-    microbatches. The module gets `past`, which is None with a microbatch's first slice, and what it
-    returned for the slice before with the others. It returns its output and the `past` of the next
-    slice: a tensor, or tensors in tuples, lists and dictionaries.
+    Slices are numbered consecutively over all microbatches, and the stage treats them as
+    microbatches. The module gets `past`: None for a microbatch's first slice, otherwise the value
+    that it returned for the previous slice. It returns its output and the `past` of the next slice:
+    a tensor, or tensors in tuples, lists and dictionaries.
     """
 
     def __init__(self, stage: int, slices: int, has_backward: bool) -> None:
         self._stage = stage
         self._slices = slices
         self._has_backward = has_backward
-        #: What a slice is given, until its backward.
+        #: The past that each slice gets, until its backward.
         self._past: dict[int, Value] = {}
-        #: The gradients of what a slice has left, from the next one's backward to its own.
+        #: The gradients of the past that a slice has made, from the next slice's backward to its
+        #: own.
         self._gradients: dict[int, list[Tensor | None]] = {}
 
     def before_forward(self, run: Forward) -> None:
-        """Give the module what the slice before has left."""
+        """Pass the past of the previous slice to the module."""
         slice = run.microbatch
         run.slice = slice % self._slices
         past = self._past.get(slice)
@@ -53,7 +54,7 @@ class Past(Part):
             del self._past[slice]
 
     def after_forward(self, run: Forward) -> None:
-        """Leave what the module returned for the next slice."""
+        """Keep the past that the module returned, for the next slice."""
         returned = run.returned
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise PipelineError(
@@ -62,7 +63,7 @@ class Past(Part):
                 "the next slice"
             )
         run.returned, left = returned
-        # The last slice of a microbatch leaves nothing: the next one begins another sequence.
+        # The last slice of a microbatch leaves no past: the next slice begins another sequence.
         if (run.microbatch + 1) % self._slices == 0:
             return
         what = f"the past of stage {self._stage}"
@@ -74,11 +75,11 @@ class Past(Part):
             self._past[run.microbatch + 1] = past
 
     def before_backward(self, run: Backward) -> None:
-        """Add the gradients of what this slice has left, which the next slice knows."""
+        """Start also from the gradients of this slice's past, which the next slice has computed."""
         run.gradients += self._gradients.pop(run.microbatch, [])
 
     def after_backward(self, run: Backward) -> None:
-        """Keep the gradients of what this slice was given for the slice before."""
+        """Keep the gradients of the past that this slice got, for the previous slice."""
         slice = run.microbatch
         past = self._past.pop(slice, None)
         if past is not None:
@@ -86,7 +87,7 @@ class Past(Part):
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Past]]:
-    """Those of all stages."""
+    """Make the part for every stage."""
     layout = site.plan.layout
     for stage in site.modules:
         yield stage, Past(stage, layout.slices, layout.has_backward[stage])

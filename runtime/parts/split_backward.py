@@ -1,15 +1,15 @@
 """A backward in two halves: B computes the gradient of the input, W adds up those of the weights.
 
-Autograd by itself splits a backward only by walking its graph twice. Here the forward takes the
-layers out of its graph (`schedlang.runtime.parts.layers`). B computes the gradients of their
-inputs, and keeps what W needs: the layers' inputs, and the gradients of their outputs. W does the
-rest, with torch's own kernels: together they are one whole backward, to the bit. It is the idea of
-the zero-bubble authors' weight gradient store (arXiv 2401.10241, section 4).
+Plain autograd can split a backward only by walking its graph twice. Here the forward replaces
+layers in its graph by nodes of their own (`schedlang.runtime.parts.layers`). B computes the
+gradients of their inputs, and keeps for W the layers' inputs and the gradients of their outputs. W
+does the rest with torch's own kernels, so both together equal a whole backward to the bit. The idea
+is the zero-bubble authors' weight gradient store (arXiv 2401.10241, section 4).
 
-The gradients of some weights are computed in B, and kept for W. Some take little work, as those of
-norms and of narrow layers, and to split them would take longer. Others cannot be split: those of
-other functions, of a script's own autograd functions, of blocks that are compiled in another way
-than by `schedlang.runtime.parts.compiled`.
+The gradients of some weights are computed in B and kept for W. For norms and narrow layers,
+splitting would take longer than the gradients. Other functions, a script's own autograd functions,
+and blocks that are compiled by another backend than `schedlang.runtime.parts.compiled` cannot be
+split.
 """
 
 import warnings
@@ -60,14 +60,14 @@ class Split(TorchFunctionMode):
     """The two halves of the backward of one microbatch on one stage. The forward runs inside this
     mode.
 
-    A reentrant checkpoint in the forward makes a backward inside the backward, which adds to
-    `.grad` at once, so B cannot keep gradients for W. Then all layers are to be split, also light
-    ones (`splits_all`), and the gradients of other weights add up in B.
+    A reentrant checkpoint in the forward runs a backward inside the backward, which adds to `.grad`
+    at once, so B cannot keep gradients for W. Then all layers are split, also light ones
+    (`splits_all`), and the gradients of other weights add up in B.
     """
 
     def __init__(self, splits_all: bool = False) -> None:
         super().__init__()
-        #: What B leaves to W; and the weights whose gradients are among that, ready.
+        #: The gradients that B leaves to W; and the weights whose gradients B has already computed.
         self._store = Store()
         self.others: Sequence[Tensor] = ()
         self.splits_all = splits_all
@@ -91,12 +91,12 @@ class Split(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        # All calls of the forward come by here, and those of a checkpoint that runs it again:
+        # This handles all calls of the forward, and those of a checkpoint that runs it again:
         #
         #     a layer               becomes a node that leaves its weights to W, if that pays
         #     Tensor.backward       is `torch.autograd.backward`
-        #     attention, backward   are entered, so that the layers that they call come by, too
-        #     anything else         is left as it is
+        #     attention, backward   run inside this mode, which then handles the layers they call
+        #     anything else         runs unchanged
         if function in _LAYERS and torch.is_grad_enabled() and _is_plain():
             if (
                 self.splits_all or function not in LIGHT_LAYERS
@@ -121,8 +121,8 @@ class Split(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _is_of_the_forward(self, function: Callable[..., Any]) -> bool:
-        """Whether it is a backward that the forward makes. In a backward, reentrant checkpoints
-        call `torch.autograd.backward`, which is a part of that backward.
+        """Whether the function is a backward that the forward itself runs. The calls of
+        `torch.autograd.backward` by reentrant checkpoints are part of the stage's backward.
         """
         return function is torch.autograd.grad or (
             function is torch.autograd.backward and not self._is_backward
@@ -134,17 +134,17 @@ class Split(TorchFunctionMode):
         gradients: Sequence[Tensor],
         inputs: Sequence[Tensor],
     ) -> Sequence[Tensor | None]:
-        """B: the gradients of the inputs, from those of the outputs; None for an input that these
-        do not depend on.
+        """B: the gradients of the inputs, from those of the outputs; None for an input on which no
+        output depends.
         """
-        # Where autograd stops, and what becomes of what it finds there:
+        # The leaves at which autograd stops, and where their gradients go:
         #
         #     outputs ◄── linear ◄── norm ◄── linear ◄── inputs        found by B, handed on
         #                   ▲          ▲         ▲
         #                 left to W    │       left to W               not in the graph at all
         #                         weights of the norm                  found by B, kept for W
         #
-        # All are found in one walk: a second one would go through the graph again.
+        # One walk finds all of them; a second one would go through the graph again.
         self._is_backward = True
         if not outputs:
             return [None] * len(inputs)
@@ -179,12 +179,12 @@ class Split(TorchFunctionMode):
         return [next(of_inputs) if input.requires_grad else None for input in inputs]
 
     def backward_weight(self) -> None:
-        """W: the gradients of the weights, which add up in `.grad`; hooks see each weight's
+        """W: add up the gradients of the weights in `.grad`; hooks see the gradient of each weight
         once.
         """
-        # A weight that several layers use is to be seen by its hooks once, with the whole gradient,
-        # and a hook of several weights (`register_multi_grad_hook`) with all of theirs: so those
-        # layers wait for each other, and hold what they hold until the last of them.
+        # The hooks of a weight that several layers use must see its whole gradient once, and a hook
+        # of several weights (`register_multi_grad_hook`) all of their gradients. So such layers run
+        # together, and hold their memory until then.
         deferred = self._store.deferred
         uses = Counter(id(weight) for layer in deferred for weight in layer.weights)
         tied: list[Deferred] = []
@@ -199,7 +199,7 @@ class Split(TorchFunctionMode):
                 else untied
             ).append(layer)
         deferred.clear()
-        # One by one: what a layer has held is freed before the next one needs memory.
+        # One by one, so that a layer's memory is freed before the next layer needs some.
         while untied:
             accumulate([untied.popleft()])
         if tied:
@@ -207,16 +207,14 @@ class Split(TorchFunctionMode):
 
 
 def _is_plain() -> bool:
-    """Whether a call is what it seems: not traced by `torch.compile`, nor changed by another mode
-    around the step.
+    """Whether a call runs as it is: neither `torch.compile` traces it, nor does another mode around
+    the step change it.
     """
     return not (torch.compiler.is_compiling() or has_other_modes())
 
 
 def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:
-    """Warn that the gradients of some weights of a stage are not left to W, with the modules that
-    have them.
-    """
+    """Warn that B computes the gradients of these weights, and name their modules."""
     ids = {id(weight) for weight in weights}
     names = [
         f"`{name}` ({type(part).__name__})" if name else type(part).__name__
@@ -237,26 +235,26 @@ def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:
 
 
 class SplitBackwards(Part):
-    """The halves of the backwards of some microbatches of a stage: of these, B or I is the input
-    half, and W the other one.
+    """The split backwards of some microbatches of a stage: B or I is the input half, W the other
+    one.
     """
 
     _stage: Stage
 
     def __init__(self, microbatches: Container[int]) -> None:
         self._microbatches = microbatches
-        #: From F (or R) to W.
+        #: By microbatch, from F (or R) to W.
         self._splits: dict[int, Split] = {}
         #: Whether the module has reentrant checkpoints; the first split forward shows it.
         self._is_reentrant: bool | None = None
         self._has_warned = False
 
     def bind(self, stage: Stage) -> None:
-        """The stage whose backwards these are."""
+        """Keep the stage."""
         self._stage = stage
 
     def before_forward(self, run: Forward) -> None:
-        """Take the layers out of the graph."""
+        """Run the forward inside the mode that splits its layers."""
         if not run.has_graph or run.microbatch not in self._microbatches:
             return
         split = Split(splits_all=self._is_reentrant is not False)
@@ -266,8 +264,8 @@ class SplitBackwards(Part):
             run.input = changeable(run.input)
 
     def recorded(self, run: Forward) -> None:
-        """See whether there is a reentrant checkpoint. The first split forward did not know it, and
-        has split all layers, which is right in both cases.
+        """Find out whether there is a reentrant checkpoint. The first split forward has split all
+        layers, which is correct in both cases.
         """
         if run.microbatch in self._microbatches and self._is_reentrant is None:
             self._is_reentrant = has_reentrant_checkpoint(
@@ -275,12 +273,12 @@ class SplitBackwards(Part):
             )
 
     def before_backward(self, run: Backward) -> None:
-        """Walk to the inputs alone."""
+        """Let the backward compute only the gradients of inputs."""
         if run.microbatch in self._splits:
             run.walk = self._splits[run.microbatch].backward_input
 
     def after_backward(self, run: Backward) -> None:
-        """Warn once of gradients of weights that B has computed."""
+        """Warn once if B has computed gradients of weights."""
         split = self._splits.get(run.microbatch)
         if split is None or self._has_warned:
             return
@@ -289,13 +287,13 @@ class SplitBackwards(Part):
             warn_of(split.others, self._stage.module, self._stage.number)
 
     def backward_weight(self, microbatch: int) -> None:
-        """W: the gradients of the weights, which add up."""
+        """W: add up the gradients of the weights."""
         with without_autocast(self._stage.device):
             self._splits.pop(microbatch).backward_weight()
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, SplitBackwards]]:
-    """Those of stages of which the plan splits backwards."""
+    """Make the part for stages whose backwards the plan splits."""
     for number in site.modules:
         microbatches = site.plan.microbatches_with([Kind.W], number)
         if microbatches:

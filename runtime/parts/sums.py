@@ -1,14 +1,14 @@
 """Sums of gradients: over the stages and replicas that share a weight, and over replicas of the
 pipeline (data parallelism).
 
-The sum of a stage over replicas of the pipeline begins as soon as its gradients are whole, and goes
-on while other stages work:
+The all-reduce of a stage's gradients over replicas of the pipeline begins as soon as they are
+complete, and runs while other stages compute:
 
     rank 1   … B of the stage │ begin ─ ─ ─ other ops ─ ─ ─ end of the step │ end
     replica  … B of the stage     │ begin ─ ─ ─ other ops ─ ─ ─ │ end
 
-Where the plan updates the stage, the sum is made before each `U`. Weights that several stages have
-are summed at the end of a step, or where the plan updates them, for each update
+If the plan updates the stage, the sum is complete before each `U`. Weights that several stages
+share are summed at the end of a step, or if the plan updates them, for each update
 (`schedlang.runtime.parts.updates`).
 """
 
@@ -29,15 +29,15 @@ from schedlang.runtime.values import on_device
 from schedlang.runtime.wire import InFlight, Wire
 from schedlang.schedule.kinds import MAKERS, STEPS, Kind, kinds_of
 
-#: The sums that a plan has.
+#: The kinds of ops in a plan that sum gradients.
 SUMS = kinds_of(lambda op: op.gradients == "sum")
 
 
 class ReplicaSum:
-    """The sum over replicas of the gradients that some weights have when it begins.
+    """The sum of some weights' gradients over replicas.
 
-    `copies` gives these weights: a list for each of the replicas that this process has. The other
-    replicas are in other processes of a group.
+    `copies` returns the weights: one list for each replica in this process. Other replicas are in
+    other processes of a group.
     """
 
     def __init__(
@@ -54,24 +54,24 @@ class ReplicaSum:
         self._in_flight: InFlight = []
 
     def begin(self) -> None:
-        """Begin the sum. Where a weight has no gradient in this replica, it may have one in
-        others: so it is counted, too, how many have one.
+        """Begin the sum. It also counts the replicas in which each weight has a gradient, since a
+        weight without one here may have one elsewhere.
         """
-        # What is summed, of three weights of which this replica has no gradient of the second:
+        # The flat tensor for three weights, the second of which has no gradient in this replica:
         #
-        #     g0 g0 g0 g0 │ 0 0 │ g2 g2 g2 │ 1 0 1      numbers of all, then who has a gradient
+        # g0 g0 g0 g0 │ 0 0 │ g2 g2 g2 │ 1 0 1      all gradients, then one count for each weight
         #
-        # A sum of counts that is 0 says that nobody has one. Zeros in its place would not do: an
-        # optimizer lets a weight with a gradient of zeros decay, and one without alone.
+        # If a count sums up to 0, no replica has a gradient. The weight then gets none instead of
+        # zeros, since an optimizer applies weight decay for a gradient of zeros.
         self._weights = [list(copy) for copy in self._copies()]
         if any(self._weights):
-            # In one piece: a message for each would take longer.
+            # One flat tensor, since a message for each weight would take longer.
             self._total = _total(map(_in_one_piece, self._weights))
             self._in_flight = self._wire.begin_sum(self._total, self._replicas)
 
     def end(self) -> None:
-        """Wait for the sum, which all copies of the weights then have; without a gradient in any
-        replica, a weight has none.
+        """Wait for the sum, and set it as the gradient of all copies of a weight; without a
+        gradient in any replica, a weight gets none.
         """
         if self._total is None:
             return
@@ -89,10 +89,9 @@ class ReplicaSum:
 
 
 class StageSum(Part):
-    """The sum of a stage's own gradients over the replicas of the pipeline, without those of tied
-    weights.
+    """The sum of a stage's gradients over replicas of the pipeline, without those of tied weights.
 
-    All replicas of a rank come to their sums in the same order.
+    All replicas of a rank begin their sums in the same order.
     """
 
     def __init__(
@@ -107,8 +106,8 @@ class StageSum(Part):
         return [[weight for weight in weights if id(weight) not in self._tied]]
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
-        """It begins when the last backward is done, or where the plan says it, and is there at the
-        end of the step; where the plan updates the stage, it is made right before that.
+        """Begin the sum after the last backward, or where the plan says so, and end it at the end
+        of the step. If the plan updates the stage, end it right before the update.
         """
         actions = plan.ranks[rank]
         own = [
@@ -117,7 +116,7 @@ class StageSum(Part):
             if stage == self._stage.number
         ]
         updates = [index for index in own if actions.kind[index] in STEPS]
-        # Of several that are written for an update, the last one is of all its gradients.
+        # If the plan has several sums for an update, the last one has all of its gradients.
         written = [index for index in own if actions.kind[index] in SUMS]
         backwards = [index for index in own if actions.kind[index] in MAKERS[Kind.W]]
         for index in updates:
@@ -132,21 +131,21 @@ class StageSum(Part):
 
 
 class SharedSums(Part):
-    """The sums, at the end of a step, of the gradients of shared weights; they add up with those of
+    """The sums of the gradients of shared weights at the end of a step; they are added to those of
     earlier steps.
     """
 
     def __init__(self, shared: Sequence[SharedWeights], wire: Wire) -> None:
         self._wire = wire
         self._rank = wire.processes.own
-        # The gradients of weights that travel come home by themselves.
+        # The gradients of weights that hop are summed on their way home.
         self._shared = [
             each for each in shared if each.are_shared and each.home is None
         ]
         replicas = wire.processes.replicas
         summed = shared if replicas.are_several else self._shared
         self._parameters = [weight for each in summed for weight in each.parameters]
-        #: Of tied weights, whose gradients are whole when all of their stages are through.
+        #: The sum of tied weights, whose gradients are complete after all of their stages.
         self._over_replicas: ReplicaSum | None = None
         if replicas.are_several:
             tied = _trained(
@@ -157,7 +156,7 @@ class SharedSums(Part):
 
     def begin_step(self) -> None:
         """Set the gradients of earlier steps aside, which are sums already."""
-        # Summed once more, they would count for as often as there are copies.
+        # To sum them again would multiply them by the number of copies.
         self._earlier = [weight.grad for weight in self._parameters]
         for weight in self._parameters:
             weight.grad = None
@@ -174,11 +173,11 @@ class SharedSums(Part):
         self._earlier = []
 
     def _sum_in_pipeline(self) -> None:
-        """Every rank sends its gradients to all others that share the weights, and adds them up in
-        the order of the ranks: so all have the same sum, to the bit.
+        """Every rank sends its gradients to all other ranks that share the weights, and adds them
+        up in the order of ranks: so all have the same sum, to the bit.
         """
-        # Each set of weights has ranks of its own, so nobody could call one collective for all of
-        # them. Instead everything goes in one exchange of messages:
+        # Each set of weights belongs to other ranks, so no single collective could sum all of them.
+        # Instead all gradients go in one exchange of messages:
         #
         #     by_rank    weights of ranks 0, 1    weights of ranks 0, 1, 3      on rank 1
         #     from 0     received                 received
@@ -232,7 +231,7 @@ def _trained(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def _in_one_piece(weights: Sequence[Tensor]) -> Tensor:
-    """The gradients of some weights, and for each weight 1 if it has one, or 0."""
+    """The gradients of some weights as a flat tensor, and for each weight 1 if it has one, or 0."""
     return torch.cat(
         [
             *(_gradient(weight).flatten() for weight in weights),
@@ -242,24 +241,24 @@ def _in_one_piece(weights: Sequence[Tensor]) -> Tensor:
 
 
 def _counts(weights: Sequence[Sequence[Tensor]]) -> Tensor:
-    """For each weight, how many of its copies have a gradient."""
+    """For each weight, the number of its copies that have a gradient."""
     counts = [sum(copy.grad is not None for copy in copies) for copies in weights]
     like = weights[0][0] if weights else torch.empty(0)
     return on_device(torch.tensor(counts, dtype=like.dtype), like.device)
 
 
 def _have_gradients(weights: Sequence[Sequence[Tensor]], counts: Tensor) -> list[bool]:
-    """For each weight, whether any of its copies has a gradient, of which all processes together
-    have so many.
+    """For each weight, whether any copy in any process has a gradient; `counts` are the numbers of
+    these copies.
     """
     own = [any(copy.grad is not None for copy in copies) for copies in weights]
-    # Whoever reads numbers of a GPU waits for it, so they are read only where it takes them.
+    # Reading values from a GPU synchronises, so the counts are read only if they matter.
     return own if all(own) else [count > 0 for count in counts.tolist()]
 
 
 def _gradient(weight: Tensor) -> Tensor:
-    """The gradient of a weight, zeros where it has none; where the weight is sharded, this
-    process's shard of it, which is the same rows for all that share it.
+    """The gradient of a weight, or zeros without one. If the weight is sharded, it is this
+    process's shard, which has the same rows in all processes that share it.
     """
     gradient = gradient_of(weight)
     if gradient is None:
@@ -268,7 +267,7 @@ def _gradient(weight: Tensor) -> Tensor:
 
 
 def _put(weight: Tensor, total: Tensor) -> None:
-    """Give a weight the sum of its gradients; it stays sparse where it was."""
+    """Set the gradient of a weight to a sum; a sparse gradient stays sparse."""
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     if weight.grad.is_sparse:
@@ -282,7 +281,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _total(tensors: Iterable[Tensor]) -> Tensor:
-    """The sum of some tensors, in their order; numbers of 16 bits are rounded once, at the end."""
+    """The sum of some tensors, in order; 16-bit numbers are added in 32 bits and rounded once."""
     first, *others = tensors
     if not others or first.element_size() > 2:
         return reduce(torch.add, others, first)
@@ -290,10 +289,10 @@ def _total(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def of_rank(rank: Rank) -> Iterator[Part]:
-    """The sums over replicas of each stage, and those of shared weights."""
+    """Make the sums over replicas of each stage, and those of shared weights."""
     if rank.wire.processes.replicas.are_several:
         for stage in rank.stages.values():
             yield StageSum(stage, rank.site.shared, rank.wire)
-    # Replicas whose updates are in the plan have made their sums by the end of a step.
+    # If the plan updates replicas, their sums are complete before the end of a step.
     if not rank.site.asks_for("updates of replicas"):
         yield SharedSums(rank.site.shared, rank.wire)

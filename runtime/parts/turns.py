@@ -1,4 +1,4 @@
-"""Forwards and backwards that the plan overlaps: they take turns, component by component
+"""Forwards and backwards that the plan overlaps: they alternate, component by component
 (`schedlang.runtime.components`), or as the module's own method `overlapped` says.
 """
 
@@ -27,9 +27,9 @@ _LOG = logging.getLogger("schedlang.runtime")
 
 
 class Overlaps(Part):
-    """The forwards of a stage in whose midst a backward goes on, and its backwards that go on in
-    the midst of a forward: those of the microbatches that are `overlapped`. `own` is the module's
-    own method for both, if it has one.
+    """The forwards of a stage during which a backward runs, and its backwards that run during a
+    forward: those of the `overlapped` microbatches. `own` is the module's method for such a pair,
+    if it has one.
     """
 
     _stage: Stage
@@ -39,16 +39,16 @@ class Overlaps(Part):
     ) -> None:
         self._overlapped = overlapped
         self._own = own
-        #: Whether a forward and a backward have ever taken turns.
+        #: Whether a forward and a backward have ever alternated.
         self.has_taken_turns = own is not None
-        #: The backward beside the forward that runs now, and the components of that.
+        #: The backward that runs during the current forward, and the forward's components.
         self._beside: OverlappedBackward | None = None
         self._running: Components | None = None
-        #: Of forwards that were cut where components end, from F (or R) to the backward.
+        #: The components of forwards whose graph was cut, from F (or R) to the backward.
         self._components: dict[int, Components] = {}
 
     def bind(self, stage: Stage) -> None:
-        """The stage whose forwards and backwards these are."""
+        """Keep the stage."""
         self._stage = stage
 
     def overlap(
@@ -57,8 +57,8 @@ class Overlaps(Part):
         microbatch: int,
         backward: OverlappedBackward,
     ) -> None:
-        """F, and in its midst components of the backward of another microbatch, of this stage or
-        another one of the rank.
+        """Run F, and during it components of the backward of another microbatch, on this stage or
+        on another one of the rank.
         """
         self._beside = backward
         try:
@@ -68,19 +68,19 @@ class Overlaps(Part):
         self.has_taken_turns = self.has_taken_turns or backward.has_begun
 
     def overlapped_backward(self, microbatch: int) -> OverlappedBackward:
-        """B, or I, which goes on one component at a time."""
+        """B or I as an object that runs one component at a time."""
         components = self._components.get(microbatch)
         count = 1 if components is None else len(components.ends) + 1
         return OverlappedBackward(self._pieces(microbatch), count)
 
     def backward(self, microbatch: int) -> None:
-        """B, or I, with nothing beside it."""
+        """Run B or I alone."""
         for _ in self._pieces(microbatch):
             pass
 
     def before_forward(self, run: Forward) -> None:
-        """Cut the graph where components end, for a backward that is to be overlapped; and let the
-        backward beside this forward go on there.
+        """Cut the graph where components end, if this microbatch's backward will be overlapped. Let
+        the backward that runs during this forward advance at these ends.
         """
         components = None
         if run.has_graph and run.microbatch in self._overlapped:
@@ -89,8 +89,8 @@ class Overlaps(Part):
         self._running = components
         if self._beside is not None:
             run.is_overlapped = True
-            # This forward's own backward may be whole: its components are counted here for the
-            # other one's sake, which goes on at each end.
+            # The backward of this forward may be whole. Its components are still found, since the
+            # other backward advances at the end of each.
             components = Components() if components is None else components
             if self._own is None:
                 components.at_end = self._beside.advance
@@ -112,8 +112,8 @@ class Overlaps(Part):
         return overlapped(forward=forward, backward=backward)
 
     def recorded(self, run: Forward) -> None:
-        """Keep the components of a graph that was cut: a module that names no ends of components
-        has a backward in one piece.
+        """Keep the components of a graph that was cut. A module that marks no ends of components
+        has a whole backward.
         """
         components = self._running
         if components is None:
@@ -125,12 +125,12 @@ class Overlaps(Part):
             run.made = [made for end in components.ends for made in end.made]
 
     def _pieces(self, microbatch: int) -> Iterator[None]:
-        """A backward, which stops after each component."""
+        """A generator that runs a backward and pauses after each component."""
         stage = self._stage
         run = stage.begin_backward(microbatch)
 
-        # A generator must not be inside a context while it pauses: what runs between two components
-        # is another microbatch's forward.
+        # A generator must not pause inside a context, since another microbatch's forward runs
+        # between two components.
         def walk_inside(
             roots: Sequence[Tensor],
             gradients: Sequence[Tensor],
@@ -158,9 +158,9 @@ class Overlaps(Part):
 
 
 class Turns(Part):
-    """The pairs of a rank that take turns: of stages that are not sharded, since FSDP ends a
-    backward where autograd ends, and gathers weights for a forward at once. Rank 0 says after the
-    first step which stages have run forwards and backwards one after the other.
+    """The forwards and backwards of a rank that alternate. Sharded stages do not, since FSDP ends a
+    backward when autograd returns, and gathers all weights of a forward at once. Rank 0 logs after
+    the first step which stages did not alternate.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -169,7 +169,7 @@ class Turns(Part):
         self._is_first = rank.site.rank == 0
 
     def pairs(self, plan: Plan, rank: int) -> Mapping[int, Together]:
-        """Each forward that takes turns, with its backward."""
+        """Each forward that alternates with a backward, by its index."""
         actions = plan.ranks[rank]
         found = {}
         for first, second in overlapped_pairs(actions).items():
@@ -188,7 +188,7 @@ class Turns(Part):
         return found
 
     def end_step(self) -> None:
-        """Say it, once."""
+        """Log the stages that did not alternate, once."""
         if not self._is_first:
             return
         self._is_first = False
@@ -210,8 +210,8 @@ class Turns(Part):
 
 
 class _Pair:
-    """A forward and a backward that take turns, in two calls: the forward, with components of the
-    backward in its midst, and what is left of the backward.
+    """A forward and a backward that alternate, in two calls: the forward with components of the
+    backward, and then the rest of the backward.
     """
 
     def __init__(
@@ -228,19 +228,19 @@ class _Pair:
         self._rest: OverlappedBackward | None = None
 
     def begin(self) -> None:
-        """The forward, with components of the backward in its midst."""
+        """Run the forward, and during it components of the backward."""
         self._rest = self._overlapped_backward(self._backward)
         self._overlap(self._forward, self._rest)
 
     def end(self) -> None:
-        """What is left of the backward."""
+        """Run the rest of the backward."""
         assert self._rest is not None
         self._rest.finish()
         self._rest = None
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Overlaps]]:
-    """Those of stages with a forward or a backward that the plan overlaps."""
+    """Make the part for stages with a forward or a backward that the plan overlaps."""
     actions = site.plan.ranks[site.rank]
     pairs = overlapped_pairs(actions)
     forwards = {actions.stage[index] for index in pairs}
@@ -257,5 +257,5 @@ def of_stages(site: Site) -> Iterator[tuple[int, Overlaps]]:
 
 
 def of_rank(rank: Rank) -> Iterator[Turns]:
-    """The pairs of this rank."""
+    """Make the part for the pairs of this rank."""
     yield Turns(rank)

@@ -1,7 +1,7 @@
-"""GradScalers that a pipeline does not know.
+"""An error for GradScalers that a pipeline does not know.
 
-A scaler decides by the gradients of one process whether an update is made. Each rank would decide
-for its own stages. So a pipeline must know it (`loss_scale`): then all ranks decide together
+A scaler decides from the gradients of one process whether the optimizer steps, so ranks could
+decide differently. If the pipeline gets the scaler as `loss_scale`, all ranks decide together
 (`schedlang.runtime.parts.overflows`).
 """
 
@@ -20,12 +20,12 @@ from schedlang.runtime.part import Part
 from schedlang.runtime.torch_private.scaler_looks import before_looks
 from schedlang.runtime.watchdog import Watchdog
 
-#: Those of all pipelines of this process that know no scaler.
+#: The parts of all pipelines in this process that know no scaler.
 _known: "WeakSet[UnknownScalers]" = WeakSet()
 
 
 class UnknownScalers(Part):
-    """The stages of a pipeline that knows no scaler: none may look at their gradients."""
+    """The stages of a pipeline without a scaler: no scaler may look at their gradients."""
 
     def __init__(self, modules: Mapping[int, nn.Module], watchdog: Watchdog) -> None:
         self._modules = modules
@@ -35,11 +35,11 @@ class UnknownScalers(Part):
         _known.add(self)
 
     def end_step(self) -> None:
-        """The gradients are there, and there is something to look at."""
+        """Note that there are gradients."""
         self._has_stepped = True
 
     def refuse(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        """PipelineError where an optimizer has weights of the pipeline."""
+        """PipelineError if an optimizer of the scaler has weights of the pipeline."""
         if not self._has_stepped or not has_weights_of(optimizer, self._modules):
             return
         with self._watchdog.guard("in GradScaler.unscale_"):
@@ -47,14 +47,14 @@ class UnknownScalers(Part):
 
 
 def has_weights_of(optimizer: Optimizer, modules: Mapping[int, nn.Module]) -> bool:
-    """Whether an optimizer has weights of some stages."""
+    """Whether an optimizer has weights of these stages."""
     weights = chain.from_iterable(module.parameters() for module in modules.values())
     groups = (group["params"] for group in optimizer.param_groups)
     return not set(map(id, weights)).isdisjoint(map(id, chain.from_iterable(groups)))
 
 
 def unknown(scaler: GradScaler, modules: Mapping[int, nn.Module]) -> PipelineError:
-    """The error where a pipeline of some stages does not know a scaler."""
+    """The error for a scaler that the pipeline of these stages does not know."""
     return PipelineError(
         f"a {type(scaler).__name__} looks at gradients of stages {[*modules]}, and the pipeline "
         "does not know it: each rank would decide by itself whether to skip an update. Give the "
@@ -65,7 +65,7 @@ def unknown(scaler: GradScaler, modules: Mapping[int, nn.Module]) -> PipelineErr
 
 @cache
 def _refuse_all() -> None:
-    """From now on, all scalers of this process are refused by these pipelines."""
+    """Register the hook by which these pipelines refuse all scalers of this process."""
     before_looks(_look)
 
 
@@ -75,5 +75,5 @@ def _look(scaler: GradScaler, optimizer: Optimizer) -> None:
 
 
 def of_rank(rank: Rank) -> Iterator[UnknownScalers]:
-    """That of this rank."""
+    """Make the part for this rank."""
     yield UnknownScalers(rank.site.setup.modules, rank.watchdog)

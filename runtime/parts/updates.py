@@ -1,9 +1,9 @@
-"""Optimizer steps of stages that have replicas in other pipelines of the plan, on gradients summed
-over all of them.
+"""Optimizer steps of stages with replicas in other pipelines of the plan, on the sums of all
+replicas' gradients.
 
-Each rank joins the sum for an update when it has done its part, the last backward of its replicas,
-and waits for the sum at the first `U`. Sums of different stages need not come in the same order on
-all ranks, so each has a process group of its own.
+Each rank begins the sum for an update after the last backward of its replicas, and waits for it at
+the first `U`. Ranks may begin the sums of different stages in different orders, so each sum has its
+own process group.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,8 +25,8 @@ from schedlang.schedule.kinds import MAKERS, STEPS, Kind
 
 
 class ReplicaUpdates(Part):
-    """The op `U` of the replicas of one stage that are on this rank; those with one module make one
-    step.
+    """The op `U` of the replicas of one stage on this rank. Replicas that are one module make one
+    optimizer step.
     """
 
     def __init__(self, stages: Sequence[Stage], wire: Wire, replicas: Replicas) -> None:
@@ -42,8 +42,8 @@ class ReplicaUpdates(Part):
         }
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
-        """The sum for an update begins after the last backward of all replicas on this rank, or
-        where the plan says it.
+        """Begin the sum for an update after the last backward of all replicas on this rank, or
+        where the plan says so.
         """
         last = dict[int, int]()
         numbers = {stage.number for stage in self._stages}
@@ -71,7 +71,7 @@ class ReplicaUpdates(Part):
     def _update(self, stage: Stage, _: int) -> None:
         if not self._updated:
             self._sum.end()
-        # Two replicas that are one module have one set of weights, which one step updates.
+        # Replicas that are one module share their weights, which one step updates.
         if all(stage.module is not other.module for other in self._updated):
             stage.end_update()
         self._updated.append(stage)
@@ -80,7 +80,7 @@ class ReplicaUpdates(Part):
 
 
 def of_rank(rank: Rank) -> Iterator[ReplicaUpdates]:
-    """Those of this rank; all ranks make all process groups."""
+    """Make the parts for this rank; all ranks create all process groups."""
     layout = rank.site.plan.layout
     processes = rank.wire.processes.pipeline
     if len(processes) < dist.get_world_size():

@@ -1,19 +1,18 @@
-"""The weights that a stage reads in schedules whose gradients are late: its versions of them
-(PipeDream-2BW, arXiv 2006.09503), or the newest ones at every moment (PipeMare, arXiv 1910.05124).
+"""The weights that a stage reads in schedules with late gradients: one of several versions
+(PipeDream-2BW, arXiv 2006.09503), or always the newest ones (PipeMare, arXiv 1910.05124).
 
-Version v is what the weights are after v updates. With a delay of d, the microbatches of update k
-read version max(k - d, 0), and the update starts from version k; so d + 1 versions are held:
+Version v is the weights after v updates. With a delay of d, the microbatches of update k read
+version max(k - d, 0), and the update starts from version k; so d + 1 versions are held:
 
     delay 1     update          0     1     2     3
                 reads version   0     0     1     2
                 makes version   1     2     3     4
 
-The module's own parameters are the newest version. No graph is made with them: a forward runs with
+The module's own parameters are the newest version, but no graph uses them. A forward runs with
 leaves that share the memory of their version, and a backward adds to the gradients of these leaves.
-So versions can change places in memory without autograd's knowing: it would not notice every change
-of a weight between forward and backward, least of all one by a fused optimizer. Where no version is
-kept, all forwards share one set of leaves, in the memory of the parameters, and that is how a
-backward comes to read what updates have put there since.
+So versions can move in memory without autograd's checks, which would not notice every change
+between forward and backward anyway, such as one by a fused optimizer. If no version is kept, all
+forwards share one set of leaves in the memory of the parameters: a backward reads the newest ones.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,9 +34,9 @@ from schedlang.schedule.kinds import STEPS, Kind
 
 
 class LateWeights(Part):
-    """The weights that one stage's microbatches read, in place of the module's own parameters."""
+    """Replaces the parameters of a stage's module by the weights that its microbatches read."""
 
-    #: What happens to the weights between a forward and its backward, for messages.
+    #: A clause for error messages: what happens to weights between a forward and its backward.
     _what_happens: str
 
     def __init__(self, stage: int, module: nn.Module) -> None:
@@ -46,28 +45,27 @@ class LateWeights(Part):
         self._parameters = _trained(module)
         #: Whether the next update has begun.
         self._has_begun = False
-        #: How often each weight had been changed in place before a forward.
+        #: The count of changes in place of each weight, before a forward.
         self._changes: list[int] = []
 
     def before_forward(self, run: Forward) -> None:
-        """Let the module read the weights that the microbatch is to read; an evaluation reads the
-        newest ones, which are the module's own.
+        """Substitute the weights that the microbatch must read; an evaluation reads the newest
+        ones, which are the module's own.
         """
         if not run.is_evaluation:
             weights = self._read(run)
             for name, leaf in weights.items():
                 parameter = self._parameters[name]
                 if has_hooks(parameter) and not has_hooks(leaf):
-                    # A hook of the weight would never see the gradient of a leaf that takes its
-                    # place.
+                    # Hooks of the weight would not see the gradient of the leaf that replaces it.
                     hand_on = partial(_add_to, parameter)
                     leaf.register_post_accumulate_grad_hook(hand_on)  # type: ignore[no-untyped-call]
             run.substitutes |= weights
             self._changes = [changes_of(leaf) for leaf in weights.values()]
 
     def after_forward(self, run: Forward) -> None:
-        """See whether the forward has left the weights alone: another version would not be
-        changed.
+        """PipelineError if the forward has changed a weight: other versions would not have the
+        change.
         """
         if run.is_evaluation:
             return
@@ -86,9 +84,9 @@ class LateWeights(Part):
         run.substitutes |= self._read(run)
 
     def before_update(self) -> None:
-        """Give the module's parameters the gradient of the update.
+        """Move the gradients of the update to the module's parameters.
 
-        Where replicas sum their gradients, the sum asks for that first, and `U` once more.
+        With replicas, this is called before the sum of gradients, and again before `U`.
         """
         if self._has_begun:
             return
@@ -103,7 +101,7 @@ class LateWeights(Part):
         self._make_room()
 
     def after_update(self) -> None:
-        """There is a new version."""
+        """End the update."""
         self._has_begun = False
 
     def _read(self, run: Forward | Backward) -> dict[str, Tensor]:
@@ -111,20 +109,18 @@ class LateWeights(Part):
         raise NotImplementedError
 
     def _with_gradients(self) -> dict[str, Tensor]:
-        """The weights that the microbatches of the update that begins have read."""
+        """The weights that the microbatches of the current update have read."""
         raise NotImplementedError
 
     def _make_room(self) -> None:
-        """Get the memory of the parameters ready for the update."""
+        """Prepare the memory of the parameters for the update."""
 
     def _newest(self) -> dict[str, Tensor]:
         return _leaves({name: weight.data for name, weight in self._parameters.items()})
 
 
 class WeightVersions(LateWeights):
-    """The weights of one stage, by version. `per_update` is the number of microbatches of an
-    update.
-    """
+    """The weights of one stage, by version. An update has `per_update` microbatches."""
 
     _what_happens = "the plan keeps several versions of the weights"
 
@@ -134,14 +130,14 @@ class WeightVersions(LateWeights):
         super().__init__(stage, module)
         self._delay = delay
         self._per_update = per_update
-        #: Updates done, and those done before this step.
+        #: The number of updates so far, and before this step.
         self._updates = 0
         self._before = 0
         self._versions = {0: self._newest()}
 
     def begin_step(self) -> None:
-        """Microbatches are numbered from 0 in every step. PipelineError where a weight was frozen
-        or thawed since the versions were made.
+        """Keep the number of updates, since each step counts its microbatches from 0. PipelineError
+        if a weight was frozen or unfrozen since the versions were made.
         """
         self._before = self._updates
         for name, weight in self._module.named_parameters():
@@ -154,13 +150,13 @@ class WeightVersions(LateWeights):
                 )
 
     def after_update(self) -> None:
-        """There is a new version."""
+        """Add a new version."""
         super().after_update()
         self._updates += 1
         self._versions[self._updates] = self._newest()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the module's weights: the number of updates, and the older
+        """The state for a checkpoint besides the module's weights: the number of updates, and older
         versions.
         """
         older = [self._versions[version] for version in sorted(self._versions)[:-1]]
@@ -171,7 +167,7 @@ class WeightVersions(LateWeights):
         return {"updates": self._updates, "older": copies}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint was made, whose weights the module has by now."""
+        """Load the state of a checkpoint; the module has its weights already."""
         self._updates = state["updates"]
         older = state["older"]
         fits = all(weights.keys() == self._parameters.keys() for weights in older)
@@ -187,7 +183,7 @@ class WeightVersions(LateWeights):
         self._versions[self._updates] = self._newest()
 
     def _read(self, run: Forward | Backward) -> dict[str, Tensor]:
-        # Microbatches are counted anew in each step, updates from the first one on.
+        # Microbatches are counted in each step, updates from the first step on.
         update = self._before + run.microbatch // self._per_update
         return self._versions[self._version_read(update)]
 
@@ -195,14 +191,14 @@ class WeightVersions(LateWeights):
         return self._versions[self._version_read(self._updates)]
 
     def _make_room(self) -> None:
-        """Keep the memory of the newest version for those that still read it."""
-        # The memory of a version, with a delay of 1, around the update that makes version 2:
+        """Move the parameters to other memory, so that the newest version stays for its readers."""
+        # The memory of versions, with a delay of 1, around the update that makes version 2:
         #
-        #     memory A    version 0     │ nobody reads it any more │ copy of 1, becomes version 2
+        #     memory A    version 0     │ has no readers any more  │ copy of 1, becomes version 2
         #     memory B    version 1     │ stays as it is           │ version 1
         #
-        # The parameters move on to A, so that the optimizer, which changes them in place, leaves
-        # version 1 alone.
+        # The parameters move to A, so that the optimizer, which changes them in place, does not
+        # change version 1.
         free = self._versions.pop(self._updates - self._delay, None)
         for name, parameter in self._parameters.items():
             memory = (
@@ -215,11 +211,11 @@ class WeightVersions(LateWeights):
 
 
 class UnstashedWeights(LateWeights):
-    """The weights of one stage that keeps no version: each op reads what is there, so a backward
-    goes through other weights than its forward has, as in PipeMare.
+    """The weights of a stage that keeps no versions: each op reads the newest weights, so a
+    backward may read other weights than its forward has, as in PipeMare.
 
-    What a forward computes from weights alone, as a cast, its backward would read as it was: such
-    stages are refused, where they can be told.
+    If a forward computes values from weights alone, such as a cast, its backward would read the old
+    values. Such stages are refused if they can be detected.
     """
 
     _what_happens = "the plan updates weights between a forward and its backward"
@@ -236,7 +232,7 @@ class UnstashedWeights(LateWeights):
         self._all = self._newest()
 
     def begin_step(self) -> None:
-        """Nothing is on its way, so weights may have been frozen, thawed or replaced."""
+        """Read the parameters again, which the script may have frozen, unfrozen or replaced."""
         self._parameters = _trained(self._module)
         self._all = self._newest()
 
@@ -251,12 +247,12 @@ class UnstashedWeights(LateWeights):
         super().before_forward(run)
 
     def before_backward(self, run: Backward) -> None:
-        """Let no checkpoint run the forward again, with other weights than the first time."""
+        """Make checkpoints fail that would run the forward again with other weights."""
         run.substitutes |= dict.fromkeys(self._all, _ABSENT)
 
     def after_update(self) -> None:
-        """PipelineError where the optimizer has not changed the weights in place: backwards to come
-        would read what they were.
+        """PipelineError if the optimizer has not changed the weights in place: the following
+        backwards would read the old values.
         """
         super().after_update()
         for name, leaf in self._all.items():
@@ -274,9 +270,9 @@ class UnstashedWeights(LateWeights):
 
 
 class _Absent(Tensor):
-    """Stands for a weight while nothing may compute with it."""
+    """Stands in for a weight while no op may read it."""
 
-    # All that a module asks of a tensor before it takes it for a parameter.
+    # A module checks these two attributes before it accepts a tensor as a parameter.
     _is_param = True
     grad_fn = None
 
@@ -289,12 +285,12 @@ class _Absent(Tensor):
 
 
 _ABSENT = torch.empty(0, device="cpu").as_subclass(_Absent)
-#: The way out where a backward cannot read the newest weights.
+#: Advice for stages whose backward cannot read the newest weights.
 _KEEP = "take a schedule that keeps versions of them, such as `weights stash`"
 
 
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of a module that want a gradient, by name."""
+    """The parameters of a module that require a gradient, by name."""
     return {
         name: weight
         for name, weight in module.named_parameters()
@@ -303,9 +299,10 @@ def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _add_to(parameter: nn.Parameter, leaf: Tensor) -> None:
-    """Hand a gradient on to a parameter at once: it has hooks, which see every gradient."""
+    """Pass a leaf's gradient on to a parameter at once, so that the parameter's hooks see it."""
     gradient = leaf.grad
-    # Autograd calls this also where none came, as for a weight of a checkpoint that is left to W.
+    # Autograd also calls this without a gradient, as for a weight of a checkpoint that is left to
+    # W.
     if gradient is None:
         return
     leaf.grad = None
@@ -319,14 +316,12 @@ def _add_to(parameter: nn.Parameter, leaf: Tensor) -> None:
 
 
 def _leaves(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # `data` counts its own changes in place. They are parameters, or their backward is not split.
+    # `data` has its own count of changes. Leaves are parameters, or their backward is not split.
     return {name: nn.Parameter(tensor.data) for name, tensor in tensors.items()}
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, LateWeights]]:
-    """Those of stages that read late weights; stages that are one module, which are replicas, have
-    them together.
-    """
+    """Make the part for stages that read late weights; replicas that are one module share it."""
     layout = site.plan.layout
     behind = delays(site.plan, site.rank)
     first: dict[int, tuple[int, bool, int, int]] = {}
@@ -334,7 +329,7 @@ def of_stages(site: Site) -> Iterator[tuple[int, LateWeights]]:
     for number, module in site.modules.items():
         keeps_none = site.plan.weights_of(number).keeps_none
         delay = behind[number]
-        # How many microbatches an update has says nothing where all read the latest weights.
+        # The number of microbatches of an update does not matter without a delay.
         per_update = layout.units(number) // layout.updates if delay else 0
         known = first.setdefault(id(module), (number, keeps_none, delay, per_update))
         if known[1:] != (keeps_none, delay, per_update):
@@ -354,11 +349,11 @@ def of_stages(site: Site) -> Iterator[tuple[int, LateWeights]]:
 
 
 def delays(plan: Plan, rank: int) -> dict[int, int]:
-    """For each stage of a rank, by how many updates the weights that the forwards of its
-    microbatches read are behind, at most.
+    """For each stage of a rank, the largest number of updates that the weights of its forwards
+    lack.
 
-    PipelineError where it is not the same for all updates, but for the first ones, which read the
-    first version; unless the stage reads whatever is there.
+    PipelineError unless all updates have the same delay, except for the first ones, which read the
+    first version. Stages that always read the newest weights may have several delays.
     """
     by_stage: dict[int, int] = dict.fromkeys(plan.stages_of(rank), 0)
     reads: set[tuple[int, int, int]] = set()

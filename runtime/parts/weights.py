@@ -1,12 +1,11 @@
-"""Whether forwards and backwards leave the weights alone.
+"""Checks that forwards and backwards do not change the weights.
 
-Autograd counts changes of a tensor in place, and refuses a backward whose weights were changed
-after its forward. It does not see what is done by way of `weight.data`. Alone every forward is
-followed by its backward; in a pipeline the forwards of other microbatches come between them, and
-the gradients would be those of other weights, without a word. So they would where a hook steps an
-optimizer as soon as a gradient is there. And where the plan updates the weights, forwards of the
-next update may come before the last backwards of this one: a gradient that a forward adds up by
-itself would be counted for the wrong update.
+Autograd counts changes of a tensor in place, and refuses a backward whose weights have changed
+since its forward; but it does not see changes of `weight.data`. In a pipeline, the forwards of
+other microbatches run between a forward and its backward, so such a change would silently give
+gradients of other weights. The same holds for a hook that steps an optimizer as soon as a gradient
+is ready. And if the plan updates weights, forwards of the next update may run before the last
+backwards of this one: a gradient that a forward adds by itself would count for the wrong update.
 """
 
 from collections.abc import Iterator
@@ -23,8 +22,8 @@ from schedlang.runtime.values import are_same, sample
 
 
 class SameWeights(Part):
-    """The parameters of one stage, which must be those with which the pipeline was built: norms,
-    sums over ranks and versions are of these.
+    """Checks that a stage still has the parameters with which the pipeline was built, since norms,
+    sums over ranks and weight versions refer to these.
     """
 
     def __init__(self, stage: int, module: nn.Module) -> None:
@@ -33,7 +32,7 @@ class SameWeights(Part):
         self._built_with = dict(module.named_parameters())
 
     def begin_step(self) -> None:
-        """PipelineError where the module has others by now."""
+        """PipelineError if the module has other parameters now."""
         now = dict(self._module.named_parameters())
         before = self._built_with
         wrong = [f"`{name}` is new" for name in now.keys() - before.keys()]
@@ -54,9 +53,9 @@ class SameWeights(Part):
 
 
 class Weights(Part):
-    """The weights of one stage, which the first forward must not change behind autograd's back; and
-    where the plan does not update them (`is_updated`), no hook within a step. Where it does, no
-    forward may add to their gradients.
+    """Checks the weights of one stage. The first forward must not change them through `.data`.
+    Unless the plan updates them (`is_updated`), no hook may change them within a step; if it does,
+    no forward may add to their gradients.
     """
 
     def __init__(self, stage: int, module: nn.Module, is_updated: bool) -> None:
@@ -64,16 +63,17 @@ class Weights(Part):
         self._module = module
         self._is_updated = is_updated
         self._is_first = True
-        #: Before the first forward, by name: how often each was changed in place, and some numbers.
+        #: Before the first forward, by name: each weight, its count of changes in place, and a
+        #: sample of its values.
         self._before: dict[str, tuple[Tensor, int, Tensor]] = {}
-        #: Of weights with a hook that sees what has added up, by name, at the begin of a step.
+        #: At the begin of a step, by name: weights with hooks after accumulation, and their counts.
         self._hooked: dict[str, tuple[Tensor, int]] = {}
-        #: Before a forward, where the plan updates weights: each weight by its name, its gradient,
-        #: and how often that was changed in place.
+        #: Before a forward, if the plan updates weights, by name: each weight, its gradient, and
+        #: the gradient's count of changes in place.
         self._gradients: dict[str, tuple[Tensor, Tensor | None, int]] = {}
 
     def begin_step(self) -> None:
-        """Note how often weights with hooks have been changed."""
+        """Keep the counts of changes of weights with hooks."""
         if not self._is_updated:
             self._hooked = {
                 name: (weight, changes_of(weight))
@@ -82,11 +82,11 @@ class Weights(Part):
             }
 
     def begin_anew(self) -> None:
-        """Note it once more: weights have been changed, and by no hook."""
+        """Keep the counts again, since the runtime has changed weights."""
         self.begin_step()
 
     def end_step(self) -> None:
-        """PipelineError where a hook has changed one."""
+        """PipelineError if a hook has changed a weight."""
         for name, (weight, changes) in self._hooked.items():
             if changes_of(weight) != changes:
                 raise PipelineError(
@@ -96,11 +96,11 @@ class Weights(Part):
                 )
 
     def before_forward(self, run: Forward) -> None:
-        """Keep some numbers of each weight, and where the plan updates it, what its gradient is."""
+        """Keep a sample of each weight's values, and its gradient if the plan updates it."""
         if run.is_evaluation or not (self._is_first or self._is_updated):
             return
         weights = dict(self._module.named_parameters()) | run.substitutes
-        # A backward in the midst of the forward does add to gradients.
+        # A backward that overlaps with the forward may add to gradients.
         if self._is_updated and not run.is_overlapped:
             self._gradients = {
                 name: (weight, weight.grad, _changes_of_gradient(weight))
@@ -113,7 +113,7 @@ class Weights(Part):
             }
 
     def after_forward(self, run: Forward) -> None:
-        """PipelineError where one has changed uncounted, or its gradient has."""
+        """PipelineError if a weight has changed uncounted, or if its gradient has changed."""
         for name, (weight, gradient, changes) in self._gradients.items():
             if weight.grad is not gradient or _changes_of_gradient(weight) != changes:
                 raise PipelineError(
@@ -137,12 +137,12 @@ class Weights(Part):
 
 
 def _changes_of_gradient(weight: Tensor) -> int:
-    """How often a weight's gradient was changed in place; 0 where there is none."""
+    """The count of changes in place of a weight's gradient; 0 without a gradient."""
     return 0 if weight.grad is None else changes_of(weight.grad)
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
-    """Those of all stages; the weights of sharded ones come and go."""
+    """Make the parts for every stage; sharded weights come and go, so they are not compared."""
     for stage, module in site.modules.items():
         yield stage, SameWeights(stage, module)
         if not is_sharded(module):

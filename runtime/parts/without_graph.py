@@ -1,8 +1,8 @@
-"""Forwards that no backward follows: of a frozen stage, and the first of two (`parts.repeats`).
+"""Forwards without a graph: those of a frozen stage, and the first of two runs (`parts.repeats`).
 
-Later stages are told what of the outputs wants a gradient, as the graph of a backward would say.
-The first run that is given such tensors finds that out: it makes the graph, which is dropped with
-it. So no forward is run more often than the plan says.
+Later stages must know which outputs want a gradient, which only a graph shows. So the first run for
+each shape of inputs makes a graph, which is dropped afterwards. No forward runs more often than the
+plan says.
 """
 
 from collections.abc import Hashable, Iterator
@@ -26,27 +26,27 @@ class WithoutGraph(Part):
     stage: Stage
 
     def __init__(self) -> None:
-        #: What of the outputs wants a gradient, by what the module was given.
+        #: Which outputs want a gradient, by the look of the inputs.
         self._wants: dict[Hashable, Wants] = {}
 
     def bind(self, stage: Stage) -> None:
-        """The stage whose forwards these are."""
+        """Keep the stage."""
         self.stage = stage
 
     def run(self, run: Forward) -> Value:
-        """The output of a run that no backward follows."""
+        """Run the module without a graph, and return its output."""
         with torch.no_grad():
             return self.stage.run(run)
 
     def before_forward(self, run: Forward) -> None:
-        """Let a run without a graph know what of its outputs wants a gradient. The module is about
-        to run: this part is the innermost one.
+        """Let a run without a graph know which of its outputs want a gradient, or make the graph to
+        find out. This part is the innermost one, right around the module.
         """
         if run.is_evaluation or run.is_repeated:
             return
         look = _look_of(run, self.stage.module)
         if run.has_graph:
-            # Of the same stage, other microbatches are run without one.
+            # Other microbatches of the stage run without a graph.
             self._wants.setdefault(look, run.wants)
             return
         run.known = self._wants.get(look)
@@ -54,12 +54,12 @@ class WithoutGraph(Part):
             self._wants[look] = run.wants
             run.contexts = [torch.enable_grad(), *run.contexts]
             with torch.enable_grad():
-                # Where there is no graph, a leaf may be changed in place.
+                # Without a graph the module may change its input in place; a leaf would refuse.
                 run.input = changeable(run.input)
 
 
 def _look_of(run: Forward, module: nn.Module) -> Hashable:
-    """All on which it depends what of the outputs wants a gradient."""
+    """A key of everything that decides which outputs want a gradient."""
     given: list[Any]
     given, _ = tree_flatten((run.input, dict(run.options)))
     trained = tuple(weight.requires_grad for weight in module.parameters())
@@ -70,11 +70,11 @@ class Frozen(WithoutGraph):
     """The op F of a stage without a backward."""
 
     def forward(self, microbatch: int) -> None:
-        """F: the output, or on the last stage the loss, without a graph."""
+        """F: compute the output, or the loss on the last stage, without a graph."""
         stage = self.stage
         input = stage.take_input(microbatch)
-        # What an earlier frozen stage hands on may want a gradient, as with adapters, and gets none
-        # alone.
+        # The output of an earlier frozen stage may want a gradient, for example with adapters; it
+        # gets none in one process either.
         if stage.plan.is_first and wants_gradient(input):
             raise PipelineError(
                 f"`inputs` of stage {stage.number} want a gradient, and the stage is frozen in the "
@@ -89,7 +89,7 @@ class Frozen(WithoutGraph):
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Frozen]]:
-    """Those of stages without a backward."""
+    """Make the part for stages without a backward."""
     for number in site.modules:
         if not site.plan.layout.has_backward[number]:
             yield number, Frozen()

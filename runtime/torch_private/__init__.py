@@ -1,10 +1,10 @@
-"""All private parts of torch that the runtime uses, one file for each use of them.
+"""All private parts of torch that the runtime uses, one file for each use.
 
-Nothing else in the runtime reads a name of torch with an underscore in front. A file says why it
-needs such a part, tries it when it is imported, and has another way where a version of torch lacks
-it: slower, or with fewer layers whose backward is split. A warning then names the part. FSDP2 and
-GradScaler have no other way: without their parts, sharded stages and scalers are refused when a
-pipeline is built.
+Nothing else in the runtime reads a private name of torch. Each file says why it needs its part, and
+tries it when it is imported. If a version of torch lacks the part, the file has a fallback, which
+is slower or splits the backwards of fewer layers, and a warning names the part. There is no
+fallback for FSDP2 and GradScaler: without their parts, sharded stages and scalers are refused when
+a pipeline is built.
 """
 
 import warnings
@@ -17,18 +17,18 @@ _Part = TypeVar("_Part")
 
 
 def private(owner: object, *names: str) -> Any:
-    """A private attribute of an attribute of an object."""
+    """Follow a path of attributes from an object to a private one."""
     for name in names:
         owner = getattr(owner, name)
     return owner
 
 
 def instead(name: str, part: Callable[[], _Part], other: _Part, but: str) -> _Part:
-    """A part as a function finds and tries it; or where that fails, the other way, with a warning
-    that says what is not as good.
+    """The part that a function finds and tries. If that fails, return the fallback `other`, and
+    warn of its drawback, `but`.
     """
     try:
-        # As in a process that does nothing else.
+        # The modes that may be on at import must not change the trial.
         with torch.inference_mode(False), torch.enable_grad():
             return part()
     except Exception as error:
@@ -41,6 +41,6 @@ def instead(name: str, part: Callable[[], _Part], other: _Part, but: str) -> _Pa
 
 
 def must(holds: object) -> None:
-    """ValueError where a part does something else than what is wanted of it."""
+    """ValueError if a part does not work as expected."""
     if not holds:
         raise ValueError("it does something else")

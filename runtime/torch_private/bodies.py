@@ -1,8 +1,8 @@
-"""Functions of torch whose inner calls a TorchFunctionMode is given.
+"""Functions of torch whose inner calls a TorchFunctionMode must see.
 
-A mode is given calls of these Python functions as a whole, and must be given the calls inside
-them. Torch has no way to ask for that: their first lines hand the call to whatever mode is on. So
-they are copied with a `has_torch_function` that always says no.
+A mode sees a call of such a Python function as a whole, since its first lines pass the call to the
+mode, and torch has no option to change that. So the functions are copied with a
+`has_torch_function` that always returns False.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from schedlang.runtime.torch_private import instead, must
 
 
 def _body_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A Python function of torch without its first lines, which hand the call to a mode."""
+    """A copy of a Python function of torch whose first lines do not pass the call to a mode."""
     must(isinstance(function, FunctionType))
     assert isinstance(function, FunctionType)
     must("has_torch_function" in function.__code__.co_names)
@@ -35,14 +35,14 @@ def _body_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _entered(function: Callable[..., Any], but: str) -> dict[Callable[..., Any], Any]:
-    """A function with its body, if that can be had."""
+    """A dictionary from a function to its copy; empty if it cannot be copied."""
     body = instead(
         f"{function.__name__}.__code__", partial(_body_of, function), None, but
     )
     return {} if body is None else {function: body}
 
 
-#: Functions that are no layers, but call some. Backwards do so where there is a checkpoint in them.
+#: Functions that are no layers, but call some. Backwards do if they have a checkpoint.
 BODIES = {
     **_entered(
         F.multi_head_attention_forward, "B computes the weight gradients of attention"
@@ -61,8 +61,8 @@ def public_engine(
     allow_unused: bool,
     adds_up: bool,
 ) -> Sequence[Tensor | None]:
-    """Autograd's engine by torch's public functions, which would hand the call to a mode: see
-    `schedlang.runtime.torch_private.engine`.
+    """Autograd's engine by copies of torch's public functions, which do not pass the call to a
+    mode: see `schedlang.runtime.torch_private.engine`.
     """
     if adds_up:
         backward = BODIES.get(torch.autograd.backward, torch.autograd.backward)

@@ -1,6 +1,6 @@
-"""A look at the weights that a script gives to `torch.nn.utils.clip_grad_norm_`.
+"""See the weights that a script passes to `torch.nn.utils.clip_grad_norm_`.
 
-Scripts import that function by its name, so it is what the function calls that is wrapped.
+Scripts import that function by name, so a private function that it calls is wrapped instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ _NAME = "_clip_grads_with_norm_"
 
 
 def tell_what_is_clipped(tell: Callable[[Sequence[Tensor]], None]) -> None:
-    """From now on, call `tell` with the weights of each call of `clip_grad_norm_`."""
+    """Call `tell` with the weights of every following call of `clip_grad_norm_`."""
     instead(
         f"nn.utils.clip_grad.{_NAME}",
         lambda: _wrap(tell),
@@ -35,7 +35,7 @@ def _wrap(tell: Callable[[Sequence[Tensor]], None]) -> None:
     ) -> Callable[..., None]:
         @wraps(clip)
         def clip_and_tell(parameters: Any, *given: Any, **options: Any) -> None:
-            # `clip_grad_norm_` gives a list, which may be gone through twice.
+            # `clip_grad_norm_` passes a list, which can be read twice.
             to(parameters)
             clip(parameters, *given, **options)
 

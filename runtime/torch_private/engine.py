@@ -1,8 +1,8 @@
-"""The engine of autograd.
+"""Autograd's engine.
 
-`torch.autograd.backward` and `torch.autograd.grad` check their arguments and then call it. The
-checks take 30 microseconds, as long as the backward of a small layer, and the runtime makes several
-calls for each action.
+`torch.autograd.backward` and `torch.autograd.grad` check their arguments and then call the engine.
+These checks take 30 microseconds, as long as the backward of a small layer, and the runtime makes
+several calls for each action.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ def _torchs_engine() -> Callable[..., Any]:
     return run  # type: ignore[no-any-return]
 
 
-# Its arguments: outputs, their gradients, whether to keep the graph, whether to make a graph of the
-# backward, inputs, whether some of these may be unused, whether to add up in `.grad`.
+# The engine's arguments: outputs, their gradients, whether to keep the graph, whether to make a
+# graph of the backward, inputs, whether some of these may be unused, whether to add up in `.grad`.
 _run_engine = instead(
     "Variable._execution_engine",
     _torchs_engine,
@@ -41,9 +41,7 @@ def run_backward(
     gradients: Sequence[Tensor],
     leaves: Sequence[Tensor] = (),
 ) -> None:
-    """Add up gradients in `.grad` of some leaves, by default of all, as `torch.autograd.backward`
-    does.
-    """
+    """Add up gradients in `.grad` of these leaves, by default of all leaves."""
     _run_engine(
         tuple(outputs), tuple(gradients), False, False, tuple(leaves), True, True
     )
@@ -56,7 +54,7 @@ def gradients_of(
     keep_graph: bool = False,
     allow_unused: bool = False,
 ) -> Sequence[Tensor | None]:
-    """The gradients of some inputs, as `torch.autograd.grad` gives them."""
+    """The gradients of some inputs, as by `torch.autograd.grad`."""
     found: Sequence[Tensor | None] = _run_engine(
         tuple(outputs),
         tuple(gradients),

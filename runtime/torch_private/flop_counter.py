@@ -1,8 +1,8 @@
 """Torch's counter of floating-point operations, around a part of a model.
 
-`FlopCounterMode` also tracks modules, for a table of them, by hooks on all tensors between them. A
-backward in two halves would meet these hooks, so the tracker is left out. Attention on CPUs has an
-operator of its own, which the counter does not know.
+`FlopCounterMode` also tracks modules for a table, by hooks on all tensors between them. A backward
+in two halves would run into these hooks, so the tracker is left out. Attention on CPUs is a
+separate operator, which the counter does not know.
 """
 
 from typing import Any, cast
@@ -14,7 +14,7 @@ from schedlang.runtime.torch_private import instead, must, private
 
 
 def _known() -> dict[Any, Any]:
-    """What to count of attention on CPUs."""
+    """The counting function for attention on CPUs, by operator."""
     aten = torch.ops.aten
     of_cpus = private(aten, "_scaled_dot_product_flash_attention_for_cpu")
     others = private(aten, "_scaled_dot_product_flash_attention")
@@ -31,7 +31,7 @@ _MORE: dict[Any, Any] = instead(
 
 
 class _NoTracker:
-    """In place of torch's tracker of modules: all is one."""
+    """Replaces torch's tracker of modules: everything counts for one module."""
 
     parents = ("Global",)
 
@@ -41,7 +41,7 @@ class _NoTracker:
 
 
 class FlopCounter(FlopCounterMode):
-    """Counts the floating-point operations of what runs inside."""
+    """A context that counts the floating-point operations inside it."""
 
     def __init__(self) -> None:
         super().__init__(display=False)

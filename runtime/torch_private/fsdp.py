@@ -1,8 +1,8 @@
 """The end of a backward of FSDP2.
 
-FSDP2 ends a backward in a callback of its root module, which waits for the reduced gradients. A
-backward that FSDP has not seen, as a weight half, must call it by itself: there is no public call
-that reduces gradients. Torch's own pipelining uses the same private one.
+FSDP2 ends a backward in a callback of its root module, which waits for the reduced gradients. FSDP
+does not see some backwards, such as a weight half, so the runtime must call it: there is no public
+call that reduces gradients. Torch's own pipelining uses the same private one.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ from schedlang.runtime.torch_private import private
 
 
 def check_fsdp(parts: Iterable[nn.Module]) -> None:
-    """PipelineError where FSDP2 does not end a backward as `fsdp_roots` takes it to."""
+    """PipelineError if FSDP2 lacks the private parts that `fsdp_roots` needs."""
     for part in parts:
         try:
             state = private(part, "_get_fsdp_state")()
@@ -31,7 +31,7 @@ def check_fsdp(parts: Iterable[nn.Module]) -> None:
 
 
 def fsdp_roots(parts: Iterable[nn.Module]) -> list[Callable[[], None]]:
-    """Of some modules that FSDP2 has sharded, what the root ones do at the end of a backward.
+    """The callbacks at the end of a backward, of those sharded modules that are roots.
 
     FSDP decides in the first forward which modules are roots.
     """

@@ -1,7 +1,7 @@
-"""The decision of a GradScaler, taken by all ranks together.
+"""Let all ranks decide together whether a GradScaler skips an update.
 
-A scaler decides by the gradients of one process whether an update is made. There is no public
-place between its look at them and the decision; FSDP1's own scaler takes the same private one.
+A scaler decides from the gradients of one process. No public call lies between its look at
+gradients and the decision; FSDP1's own scaler overrides the same private one.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ def share_overflows(
     looked: Callable[[GradScaler, Optimizer, Sequence[Tensor]], Sequence[Tensor]],
     updated: Callable[[GradScaler], Sequence[Tensor]],
 ) -> None:
-    """Let all scalers decide by what `looked` gives: it is told what one has found in the gradients
-    of an optimizer. And by what `updated` gives before a scaler changes its scale. Where these give
-    nothing, all is as without them.
+    """Let all scalers use the results of `looked`, which gets what a scaler has found in the
+    gradients of an optimizer, and of `updated` before a scaler changes its scale. If these return
+    nothing, scalers work as without them.
 
-    PipelineError where torch's scaler does not work as known.
+    PipelineError if torch's scaler does not work as expected.
     """
     try:
         look = private(GradScaler, "_unscale_grads_")
@@ -52,7 +52,7 @@ def share_overflows(
     @wraps(update)
     def update_everywhere(scaler: GradScaler, *given: Any, **options: Any) -> None:
         for number, found in enumerate(updated(scaler)):
-            # As though one more optimizer had been looked at.
+            # Enter the result as if it were that of one more optimizer.
             state = private(scaler, "_per_optimizer_states")[-1 - number]
             state["found_inf_per_device"] = {found.device: found}
         update(scaler, *given, **options)
@@ -62,15 +62,13 @@ def share_overflows(
 
 
 def looks_as_known(scaler: GradScaler) -> bool:
-    """Whether a scaler looks at gradients as torch's own does, and not in a way of its own."""
+    """Whether a scaler looks at gradients by torch's own method."""
     name = "_unscale_grads_"
     return getattr(type(scaler), name, None) is getattr(GradScaler, name, None)
 
 
 def _check_scaler() -> None:
-    """An error where a scaler does not look at gradients, or does not note what it found, as it
-    is known to.
-    """
+    """Raise an error if a scaler does not look at gradients, or record its result, as expected."""
     scaler = GradScaler("cpu", init_scale=4.0)
     scaler.scale(torch.ones((), device="cpu"))
     weight = nn.Parameter(torch.ones(1, device="cpu"))
@@ -81,7 +79,7 @@ def _check_scaler() -> None:
     found = states[id(optimizer)]["found_inf_per_device"]
     (own,) = found.values()
     must(own == 1)
-    # What counts is noted there, also for something else than an optimizer.
+    # The scaler decides from these entries, also from one that belongs to no optimizer.
     states[id(optimizer)]["found_inf_per_device"] = {own.device: torch.zeros_like(own)}
     states[-1]["found_inf_per_device"] = found
     scaler.update()

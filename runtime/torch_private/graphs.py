@@ -1,4 +1,4 @@
-"""What a node of autograd's graph knows of itself."""
+"""Private attributes of nodes in autograd's graph."""
 
 from collections.abc import Callable
 
@@ -26,9 +26,9 @@ def _torchs_nodes() -> _Nodes:
 
 _NO_NODES: _Nodes = (lambda _: None), (lambda _: True)
 
-#: The leaf whose gradient adds up at a node, if it is one of those; and whether nodes of a type are
-#: what reentrant checkpoints leave in the graph. Where that is not known, no leaves are found, and
-#: every type is taken for one: so gradients of leaves add up in B.
+#: The leaf whose gradient adds up at a node, if there is one; and whether a type of nodes is that
+#: of reentrant checkpoints. Without the private part, no leaves are found, and every type counts as
+#: a checkpoint, so the gradients of leaves add up in B.
 leaf_of, is_reentrant_checkpoint = instead(
     "AccumulateGrad.variable",
     _torchs_nodes,
@@ -36,9 +36,9 @@ leaf_of, is_reentrant_checkpoint = instead(
     "B computes all weight gradients, and W none",
 )
 
-#: Whether layers may be split. Not where backwards cannot be entered: a checkpoint would make whole
-#: layers in the backward, in place of the split ones that it made in the forward. And not where
-#: leaves are not known.
+#: Whether layers may be split. They may not if a mode cannot see the calls inside backwards, since
+#: a checkpoint would make whole layers there in place of the split ones of its forward; nor if
+#: leaves are unknown.
 MAY_SPLIT = (
     BODIES.keys() >= {torch.autograd.backward, torch.autograd.grad}
     and leaf_of is not _NO_NODES[0]
@@ -54,8 +54,8 @@ def _torchs_order() -> Callable[[Node], int]:
     return lambda node: private(node, "_sequence_nr")()
 
 
-#: When the node of a tensor was made in its forward: later ones have higher numbers. -1 for a leaf;
-#: where it is not known, for all.
+#: The sequence number of a tensor's node: later nodes have higher numbers. -1 for a leaf, or for
+#: all if it is unknown.
 _order: Callable[[Node], int] = instead(
     "Node._sequence_nr",
     _torchs_order,
@@ -65,5 +65,5 @@ _order: Callable[[Node], int] = instead(
 
 
 def order_of(tensor: Tensor) -> int:
-    """When a tensor was made, as a number that is higher for later ones; -1 for a leaf."""
+    """A number that is higher for tensors that were made later; -1 for a leaf."""
     return -1 if tensor.grad_fn is None else _order(tensor.grad_fn)

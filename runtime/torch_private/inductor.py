@@ -1,8 +1,8 @@
-"""The compiler, with another way to compile the graph of a backward.
+"""Inductor, with another function that compiles the graph of a backward.
 
-`torch.compile` has a documented way to name a backend, but none to be inductor in all but how the
-graph of a backward is compiled. `compile_fx` takes that as an argument, for torch's own use. It
-is imported when a block is compiled: that takes seconds.
+`torch.compile` has a documented interface for backends, but none for inductor with a change only in
+how graphs are compiled. `compile_fx` takes that function as an argument, for torch's own use. It is
+imported when a block is compiled, since that takes seconds.
 """
 
 import inspect
@@ -22,10 +22,11 @@ def compile_with(
     mode: str | None,
     options: Mapping[str, Any] | None,
 ) -> Callable[..., Any]:
-    """Compile as inductor does, but each graph, of the forward and of the backward, by `inner`.
+    """Compile as inductor does, but compile each graph, of the forward and of the backward, by
+    `inner`.
 
-    PipelineError where CUDA graphs are asked for: each run of one writes over what the run before
-    has left for W.
+    PipelineError for CUDA graphs: each run of one overwrites the tensors that the run before it has
+    left for W.
     """
     import torch._functorch.config
     import torch._inductor.compile_fx as inductor
@@ -50,8 +51,8 @@ def compile_with(
             "`triton.cudagraphs` out of the options"
         )
     chosen["triton.cudagraphs"] = False
-    # A cache of all graphs together would not ask for them one by one; and what a forward has saved
-    # must not be written over by the first half of the backward, for the second reads it too.
+    # The cache of autograd would bypass `inner`. And the first half of a backward must not
+    # overwrite saved tensors, since the second half reads them, too.
     with torch._functorch.config.patch(
         enable_autograd_cache=False, donated_buffer=False
     ):
@@ -74,7 +75,7 @@ def compile_graph(
 
 
 def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Let torch give a compiled graph its arguments in a list, which it may empty."""
+    """Mark a function as one that takes its arguments in a list, which it may empty."""
 
     def run(arguments: list[Any]) -> Any:
         return function(arguments)

@@ -1,6 +1,7 @@
-"""Hooks of leaves.
+"""The hooks of leaves.
 
-Torch has no way to ask for them, but whoever registers one gets a handle that knows them all.
+Torch has no call that returns them, but registering a hook returns a handle that refers to them
+all.
 """
 
 from collections.abc import Callable
@@ -14,18 +15,18 @@ from torch.utils.hooks import RemovableHandle
 Hook = Callable[[Any], Tensor | None]
 Hooks = dict[int, Hook]
 
-#: The hooks of leaves that were asked for, by the leaf's id: it alone holds them.
+#: The hooks of leaves, by the leaf's id; only the leaf keeps them alive.
 _before: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _after: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def hooks_before(leaf: Tensor) -> Hooks:
-    """Those that see the gradient of a leaf (`Tensor.register_hook`)."""
+    """The hooks that see a gradient of a leaf (`Tensor.register_hook`)."""
     return _hooks_of(leaf, _before, leaf.register_hook)
 
 
 def hooks_after(leaf: Tensor) -> Hooks:
-    """Those that see what a leaf's gradients have added up to."""
+    """The hooks that see the sum of a leaf's gradients, after accumulation."""
     return _hooks_of(leaf, _after, leaf.register_post_accumulate_grad_hook)
 
 
@@ -48,30 +49,28 @@ def no_hook(_: Tensor) -> None:
 
 
 def has_hooks(leaf: Tensor) -> bool:
-    """Whether hooks are registered that see the gradient of a leaf, if it has one."""
+    """Whether a leaf that requires a gradient has any hooks."""
     return leaf.requires_grad and bool(hooks_before(leaf) or hooks_after(leaf))
 
 
 def has_hooks_before(tensor: Tensor) -> bool:
-    """Whether hooks are registered that see the gradient of a tensor, which need not be a leaf."""
+    """Whether a tensor, which need not be a leaf, has hooks that see its gradient."""
     if not tensor.requires_grad:
         return False
     handle = tensor.register_hook(no_hook)  # type: ignore[no-untyped-call]
     hooks = handle.hooks_dict_ref()
-    # Not kept by the tensor's id: the graph of one that is no leaf keeps its hooks when it is gone.
+    # Not cached by id, since the graph keeps the hooks of a tensor that is no leaf after its end.
     handle.remove()
     return bool(hooks)
 
 
 def has_hooks_after(leaf: Tensor) -> bool:
-    """Whether hooks are registered that see what a leaf's gradients have added up to."""
+    """Whether a leaf has hooks that see the sum of its gradients."""
     return leaf.requires_grad and bool(hooks_after(leaf))
 
 
 def has_hooks_of_both(module: nn.Module) -> bool:
-    """Whether hooks of a module's forward and of its backward are registered, as far as torch says
-    so.
-    """
+    """Whether a module has hooks of its forward and hooks of its backward."""
     return all(
         any(getattr(module, f"_{which}{kind}_hooks", ()) for kind in ("", "_pre"))
         for which in ("forward", "backward")
@@ -79,5 +78,5 @@ def has_hooks_of_both(module: nn.Module) -> bool:
 
 
 def has_hooks_of_all_modules() -> bool:
-    """Whether hooks are registered for all modules, as `FlopCounterMode` does."""
+    """Whether there are global module hooks, such as those of `FlopCounterMode`."""
     return bool(getattr(torch.nn.modules.module, "_global_forward_pre_hooks", None))

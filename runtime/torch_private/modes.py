@@ -26,19 +26,19 @@ _is_other: Callable[[], bool] = instead(
     "within `torch.device`, B computes all weight gradients, and W none",
 )
 
-#: A tensor that is handed to a mode, if one is on.
+#: A tensor as the argument of `has_torch_function`.
 _ANY = (torch.zeros((), device="cpu"),)
 
 
 def has_other_modes() -> bool:
-    """Whether a call inside a mode is also inside other ones, which may change what it does; not
-    those of `torch.device`, which only say where new tensors are.
+    """Whether a call inside a mode is also inside other modes, which may change its result. Modes
+    of `torch.device` do not count, since they only place new tensors.
     """
     return has_torch_function(_ANY) and _is_other()
 
 
 class _Probe(torch.autograd.Function):
-    """A function that says nothing of transforms, so that torch refuses it inside of them."""
+    """A function without support for transforms, so that torch refuses it inside them."""
 
     @staticmethod
     def forward(ctx: Any) -> None: ...
@@ -48,9 +48,7 @@ class _Probe(torch.autograd.Function):
 
 
 def is_transformed() -> bool:
-    """Whether a call is inside a transform of `torch.func`, whose tensors are not what they
-    seem.
-    """
+    """Whether a call is inside a transform of `torch.func`, where tensors are wrappers."""
     try:
         _Probe.apply()  # type: ignore[no-untyped-call]
     except RuntimeError:

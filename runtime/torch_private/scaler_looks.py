@@ -1,7 +1,7 @@
-"""The moment at which a GradScaler looks at gradients.
+"""A hook for the moment at which a GradScaler looks at gradients.
 
-`GradScaler.unscale_` is no such moment: fused optimizers go past it. FSDP1's own scaler takes the
-same private one.
+`GradScaler.unscale_` cannot be used, since fused optimizers bypass it. FSDP1's own scaler overrides
+the same private method.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ _LOOK = "_unscale_grads_"
 
 
 def before_looks(call: Callable[[GradScaler, Optimizer], None]) -> None:
-    """Call a function before any scaler of this process looks at the gradients of an optimizer; not
-    in a version of torch that has no such moment.
+    """Call a function before any scaler of this process looks at the gradients of an optimizer. It
+    is never called if this version of torch lacks the private method.
     """
     look = getattr(GradScaler, _LOOK, None)
     if look is None:

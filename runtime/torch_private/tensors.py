@@ -1,4 +1,4 @@
-"""What a tensor knows about itself."""
+"""Private attributes of tensors: the base of a view, and the count of changes in place."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -15,7 +15,7 @@ def _torchs_base() -> Callable[[Tensor], Tensor]:
     return lambda tensor: tensor if tensor._base is None else tensor._base
 
 
-#: The tensor that this one is a view of, or itself; torch only prints it.
+#: The tensor of which this one is a view, or itself.
 base_of: Callable[[Tensor], Tensor] = instead(
     "Tensor._base",
     _torchs_base,
@@ -31,14 +31,13 @@ def _torchs_changes() -> Callable[[Tensor], int]:
     tensor[0] = 1
     after = changes(tensor)
     must(changes(tensor) == after != before)
-    # Of what `torch.inference_mode` has made, a weight or a buffer, torch does not count changes.
+    # Torch does not count changes of tensors from `torch.inference_mode`, such as weights or
+    # buffers.
     return lambda tensor: _content(tensor) if tensor.is_inference() else changes(tensor)
 
 
 def _content(tensor: Tensor, /) -> int:
-    """A number that follows from a tensor's bytes; where it is sharded, from those of this
-    process's shard.
-    """
+    """A hash of a tensor's bytes; of a sharded tensor, of this process's shard."""
     if tensor.is_meta:
         return 0
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -49,13 +48,13 @@ def _content(tensor: Tensor, /) -> int:
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    """The numbers of a dense tensor."""
+    """The bytes of a dense tensor."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return bytes(plain.view(-1).view(torch.uint8).numpy().tobytes())
 
 
-#: How often a tensor has been changed in place; torch's notes on autograd name it `_version`, and
-#: have no other way to ask. Any number will do that is another one after a change.
+#: A number that differs after each change of a tensor in place. Torch's notes on autograd call it
+#: `_version`, and there is no public way to get it.
 changes_of: Callable[[Tensor], int] = instead(
     "Tensor._version",
     _torchs_changes,

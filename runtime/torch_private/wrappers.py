@@ -1,6 +1,7 @@
-"""What torch wraps a module in: to sum its gradients in each backward, or to shard its weights.
+"""Find out whether torch has wrapped a module: to sum its gradients in each backward, or to shard
+it.
 
-The composable form of DDP is known by a class of a private module alone.
+The composable form of DDP can be recognised only by a class in a private module.
 """
 
 import sys
@@ -8,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-#: Where the classes of wrapped modules are, by module. One that nothing has imported wraps nothing,
-#: and to import it for the question takes a second.
+#: The classes of wrappers, by module. A module that was not imported wraps nothing, and to import
+#: it just for the check takes a second.
 _WRAPPERS = {
     "torch.nn.parallel": "DistributedDataParallel",
     "torch.distributed.fsdp": "FullyShardedDataParallel",
@@ -29,8 +30,7 @@ def sums_in_backwards(module: nn.Module) -> bool:
 
 def sharded_parts(module: nn.Module) -> list[Any]:
     """The parts of a module that `fully_shard` has sharded."""
-    # If nothing has imported FSDP, nothing is sharded; to import it for the question alone would
-    # take a second.
+    # If FSDP was not imported, nothing is sharded; to import it just for the check takes a second.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return []

@@ -170,7 +170,9 @@ def output(word: str, help: str) -> Options:
 
 
 PARAMS: Options = {
-    "-p NAME=VALUE": given("set a parameter of the program", dest="params")
+    "-p NAME=VALUE": given(
+        "set a parameter of the program; a list as depth=3,2,1", dest="params"
+    )
 }
 TRANSPORT_OR_ALL: Options = {
     "--transport NAME": given(

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 
 
 class Executed(NamedTuple):
-    """A plan that was executed, and how many seconds a unit of its time has, if that is known."""
+    """A plan that was executed, how many seconds a unit of its time has, if that is known, and what
+    there is to note of a run.
+    """
 
     plan: Plan
     execution: Execution
     seconds: float | None
+    notes: tuple[str, ...] = ()
 
 
 def pictures_of(options: argparse.Namespace, files: Sequence[str]) -> list[Picture]:
@@ -51,7 +54,8 @@ def pictures_of(options: argparse.Namespace, files: Sequence[str]) -> list[Pictu
         found, at_shares(executions, costs, unit, options.ideal), strict=True
     ):
         with progress(f"laying out {each.plan.name}"):
-            pictures.append(lay_out(each.plan, execution, each.seconds, share))
+            picture = lay_out(each.plan, execution, each.seconds, share)
+            pictures.append(evolve(picture, notes=each.notes))
     return pictures
 
 
@@ -83,7 +87,9 @@ def executed(
     from schedlang.report.views.units import SECONDS
 
     if file in runs:
-        return Executed(runs[file].plan, runs[file].execution(), SECONDS["us"])
+        run = runs[file]
+        notes = tuple(extra("measured").notes_of(run))
+        return Executed(run.plan, run.execution(), SECONDS["us"], notes)
     if not runs:
         plan, costs = load_to_execute(options, file)
         seconds = (

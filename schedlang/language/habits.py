@@ -47,6 +47,12 @@ _NOTHING_TO_DO = (
     "and nothing else happens in it: leave it out"
 )
 
+_NO_PHASES = (
+    "phases have no names: write their ops one after the other, `repeat n { F(next) }`; "
+    "`warmup { … }` and `steady { … }` are for schedules without a flush, whose cool-down "
+    "follows from the two"
+)
+
 #: What begins a statement, behind a value on the same line.
 _NEXT_STATEMENT = (
     rf"\s(?:repeat|for|let|fn|assert|exchange|overlap|steady|(?:{_OP})\s*\()"
@@ -169,6 +175,18 @@ HABITS = (
     Habit(r"(?P<at>foreach)\b", "for"),
     Habit(r"(?P<at>while|until|loop|do)\b", None, _NO_LOOP),
     Habit(rf"repeat\s+(?P<n>{_TERM})\s*(?P<at>times|x|\*)", r"repeat \g<n>"),
+    Habit(
+        r"(?P<at>warmup|steady)\s*(?=\{)",
+        None,
+        "`warmup { … }` and `steady { … }` stand directly in `rank r { … }`; a loop or an `if` "
+        "stands within them",
+    ),
+    Habit(
+        r"(?i)(?P<at>(?!warmup\b)(?:phase\s+)?(?:(?:warm|cool|ramp|wind)_?(?:up|down)|drain|fill|prologue|epilogue|"
+        r"main|kernel|body|steady_?state|one_?f_?one_?b)(?:_phase)?|phase(?:\s+\w+)?)\s*(?=\{)",
+        None,
+        _NO_PHASES,
+    ),
     Habit(
         r"(?P<at>break|continue|return|yield|goto|pass|end|begin|done|fi)\b;?",
         None,

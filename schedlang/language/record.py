@@ -433,7 +433,8 @@ def make_stream(
     if not sites.parts:
         return None
     if "steady" not in sites.parts:
-        raise Fault("missing-part", "rank 0 has no `steady`, which other ranks have", 0)
+        help = "in a schedule with a flush, write the ops of `warmup` before the others"
+        raise Fault("missing-part", "there is a `warmup`, but no `steady`", 0, help)
     columns = columns_of(orders)
     parts = {location: site.part for location, site in sites.ops.items()}
     outside = [location for location, part in parts.items() if not part]

@@ -16,13 +16,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import evolve, frozen
 
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.on_demand import on_demand
+from schedlang.proof.edges import own_ideal_events
 from schedlang.proof.graph import NOTHING
 from schedlang.proof.presence import presence
 from schedlang.proof.threads import Threads
@@ -40,12 +39,6 @@ from schedlang.schedule.findings import Finding, ranks_text
 from schedlang.schedule.kinds import MEETS, OF_HOPS, OPS, kinds_of
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule, once
-
-if TYPE_CHECKING:
-    from schedlang.proof.edges import own_ideal_events
-else:
-    # The event graph has collectives in it, and so needs this module.
-    own_ideal_events = on_demand("schedlang.proof.edges.own_ideal_events")
 
 #: The collectives that meet all replicas of their stage.
 _OF_ALL = kinds_of(lambda op: op.meets == "replicas")

@@ -1,7 +1,8 @@
-"""What a rank gives its GPU in a step, stream by stream: from the rank's own order alone.
+"""The work that a rank gives to its GPU in a step, stream by stream. It follows from the rank's
+order.
 
 The host gives work to streams and goes on at once. The work of one stream runs in its order. The
-work of two streams runs in any order, unless one stream records an event behind its work and the
+work of two streams runs in any order, unless one stream records an event after its work and the
 other one waits for that event:
 
     compute       F0 ● ─ F1 ───────────── ○ B0        ● records an event
@@ -28,7 +29,7 @@ and waits for exactly these events.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from attrs import frozen
 
@@ -43,9 +44,9 @@ from schedlang.schedule.transports import Transport
 
 @frozen
 class Event:
-    """The event with which an action begins, on the compute stream, or `is_end`, with which it ends
-    on its own; the action is given by its index. Transfers that are issued as one have the events
-    of the first of them.
+    """An event of an action, which is given by its index: the event on the compute stream with
+    which it begins, or with `is_end`, the event on its own stream with which it ends. Transfers of
+    a batch share the events of the first of them.
     """
 
     action: int
@@ -54,7 +55,7 @@ class Event:
 
 @frozen
 class Take:
-    """A tensor takes its memory. It is named by the index of the action that makes it, or of the
+    """A tensor allocates its memory. Its number is the index of the action that makes it, or of the
     transfer that sends it.
     """
 
@@ -63,7 +64,7 @@ class Take:
 
 @frozen
 class Free:
-    """A tensor gives its memory back."""
+    """A tensor frees its memory."""
 
     tensor: int
 
@@ -78,7 +79,7 @@ class Run:
 
 @frozen
 class Record:
-    """A stream records an event behind what it was given so far."""
+    """A stream records an event after its work so far."""
 
     stream: str
     event: Event
@@ -86,7 +87,7 @@ class Record:
 
 @frozen
 class Wait:
-    """A stream waits for an event before it runs what it is given next."""
+    """A stream waits for an event before its next work."""
 
     stream: str
     event: Event
@@ -96,7 +97,7 @@ Step = Take | Free | Run | Record | Wait
 
 
 def gpu_steps(schedule: Schedule, rank: int, transport: Transport) -> list[Step]:
-    """What the host of a rank gives its GPU, in order, where messages go by a transport."""
+    """The steps that a rank's host gives to its GPU, in order, on a transport."""
     return _Host(schedule, rank, transport).steps
 
 
@@ -331,18 +332,15 @@ class _Host:
     def _end(self) -> None:
         """The end of the step: wait for all that goes on, and take the gradients that came."""
         self._end_sends(len(self.actions))
-        for stage in [*self.passed_on]:
+        for stage in sorted({*self.passed_on, *self.gradients, *self.sums}):
             self._end_passing_on(stage)
-        for action in self._left(self.sums, self.gradients):
-            self._wait(Event(action, is_end=True))
-            self.steps.append(Run(COMPUTE, (action,)))
-            self._free(action)
-
-    @staticmethod
-    def _left(*of_stages: dict[int, list[int]]) -> Iterator[int]:
-        for of_stage in of_stages:
-            for actions in of_stage.values():
-                yield from actions
+            came = [*self.gradients.pop(stage, ()), *self.sums.pop(stage, ())]
+            for action in came:
+                self._wait(Event(action, is_end=True))
+            if came:
+                self.steps.append(Run(COMPUTE, tuple(came)))
+            for action in came:
+                self._free(action)
 
     def _issue(
         self, stream: str, actions: Sequence[int], events: Sequence[Event] = ()

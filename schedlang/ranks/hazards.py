@@ -70,7 +70,7 @@ Clock = dict[str, int]
 @define
 class _Tensor:
     """A tensor whose memory is taken: by which step it was written last, as the stream and its
-    count, and the last step of each stream that has read it since then.
+    count, and the last step of each stream that has read it.
     """
 
     written: tuple[str, int]
@@ -79,7 +79,7 @@ class _Tensor:
 
 
 def hazards(schedule: Schedule, rank: int, steps: Iterable[Step]) -> Iterator[Hazard]:
-    """The hazards of the steps that a rank gives its GPU."""
+    """The hazards in the steps that a rank gives to its GPU."""
     uses = uses_of(schedule, rank)
     clocks: dict[str, Clock] = defaultdict(dict)
     events: dict[Event, Clock] = {}
@@ -129,20 +129,19 @@ def hazards(schedule: Schedule, rank: int, steps: Iterable[Step]) -> Iterator[Ha
                         if is_write:
                             tensor.written = now
                             tensor.is_filled = True
-                            tensor.reads = {}
                         else:
                             tensor.reads[stream] = now[1]
 
 
 def uses_of(schedule: Schedule, rank: int) -> dict[tuple[int, bool], Use]:
-    """What each action of a rank reads and writes, by its index, on the compute stream (True) and
-    on another one (False).
+    """The tensors that each action of a rank reads and writes, by its index, on the compute stream
+    (True) and on another one (False).
     """
     return _Uses(schedule, rank).found
 
 
 class _Uses:
-    """Reads the rows of a rank's actions, and remembers where things are by then."""
+    """Reads the rows of a rank's actions, and tracks where each tensor is."""
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self.schedule = schedule
@@ -195,7 +194,7 @@ class _Uses:
     def _messages(
         self, kinds: dict[int, Kind], kind: int, stage: int, microbatch: int
     ) -> set[int]:
-        """The transfers of what an op reads, or hands on, by their indices."""
+        """The indices of the transfers that an op reads or hands on."""
         if kind not in kinds:
             return set()
         transfer = kinds[kind]

@@ -21,7 +21,7 @@ from schedlang.proof.prove import simulate
 from schedlang.report.bubbles.account import Account
 from schedlang.report.figures import figures
 from schedlang.report.model_share import MODEL, Share, shares_of
-from schedlang.report.text_table import aligned
+from schedlang.report.text_table import aligned, rounded
 from schedlang.schedule.costs import Costs, WrongNumber
 from schedlang.schedule.transports import PORTABLE
 
@@ -207,7 +207,7 @@ def _cells(entry: Entry, figures: dict[str, Any], columns: list[str]) -> list[st
         "over ideal": f"{bubble['over_ideal']:.2%}",
         "over makespan": f"{bubble['over_makespan']:.2%}",
         "of span": f"{bubble['span']:.2%}",
-        "exposed": f"{figures['exposed']:.6g}",
+        "exposed": rounded(figures["exposed"]),
         "activations": str(max(figures["peak_activations"])),
         "bytes": f"{max(figures.get('peak_bytes', [0])):,.0f}",
         "versions": str(max(figures["versions"])),

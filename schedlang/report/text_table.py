@@ -3,6 +3,14 @@
 from collections.abc import Sequence
 
 
+def rounded(value: float, digits: int = 6, sign: str = "") -> str:
+    """A number to some significant digits. A large one has its whole part and no exponent, as
+    17330800. With the `sign` "+", a positive number has one, too.
+    """
+    has_more = abs(value) >= 10**digits - 0.5
+    return f"{value:{sign}.0f}" if has_more else f"{value:{sign}.{digits}g}"
+
+
 def explained(rows: Sequence[tuple[str, str, str]]) -> list[str]:
     """Names, values and what these mean, as lines."""
     width = max(len(value) for _, value, _ in rows)

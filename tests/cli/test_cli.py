@@ -562,6 +562,27 @@ def test_runs_with_noise(capsys: pytest.CaptureFixture[str]) -> None:
     assert "noise" not in capsys.readouterr().out
 
 
+@pytest.mark.core
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["simulate", "1f1b", "--jitter", "0.1"],
+        ["simulate", "1f1b", "--why"],
+        ["compare", "1f1b"],
+        ["compare", "gpipe", "1f1b", "--diff"],
+    ],
+)
+def test_large_times_have_no_exponent(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those of costs in nanoseconds."""
+    times = ["--forward-times", "10402000", "--backward-times", "17946000"]
+    assert main([*command, *times, "--p2p-time", "460000"]) in (0, 1)
+    printed = capsys.readouterr().out
+    assert re.search(r"\b\d{8,}\b", printed)
+    assert not re.search(r"\de\+\d", printed)
+
+
 def test_compare_on_a_transport(tmp_path: Path) -> None:
     """Of programs, and of a plan that was compiled for another one."""
     plan = str(tmp_path / "plan.json")

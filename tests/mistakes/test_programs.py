@@ -64,6 +64,13 @@ STATEMENTS = (
     "let x = r \N{MULTIPLICATION SIGN} 2",
     "if r \N{LESS-THAN OR EQUAL TO} 2 { F(0) }",
     "let \N{GREEK SMALL LETTER ALPHA} = 3",
+    # Phases.
+    "repeat 3 { F(next) } cooldown { repeat 3 { B(next) } }",
+    "warm_up { F(0) } steady_state { B(0) F(1) } drain { B(1) }",
+    "phase 1 { F(next) }",
+    "warmup { F(0) } steady { for m in 0 .. microbatches { F(m + 1) B(m) } U } Cooldown { B(next) }",
+    "warmup { F(0) } repeat microbatches { B(next) }",
+    "if r > 0 { warmup { F(0) } } steady { F(1) B(0) U }",
     # Words.
     "let W = 3",
     "let x = 3 let next = 4",

@@ -793,6 +793,12 @@ RUNTIME: dict[str, Mistake] = {
         "`loss_fn` is the class Sequential",
         "an instance, such as Sequential()",
     ),
+    "Pipeline: what skips a batch, as text": (
+        lambda plan: pipeline(plan, skip_if="nan"),
+        TypeError,
+        "`skip_if` is 'nan'",
+        "it must be a type of exceptions, several in a tuple, or a function of the losses",
+    ),
     "Pipeline: a name for the mesh": (
         lambda plan: pipeline(plan, mesh="pp"),
         TypeError,

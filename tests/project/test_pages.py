@@ -316,6 +316,13 @@ def test_commands_within_the_text_have_these_options(
             assert target[2] in WHATS[target[1]], f"{name}: `{span}`"
 
 
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_begins_with_what_it_answers(page: Path) -> None:
+    """Its title or its first paragraph asks a question."""
+    title, paragraph, *_ = TEXTS[page.stem].split("\n\n")
+    assert "?" in title + paragraph
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 def test_links_lead_somewhere(name: str) -> None:
     page = next(page for page in PAGES if page.stem == name)

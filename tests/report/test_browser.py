@@ -21,12 +21,22 @@ from xml.etree import ElementTree
 
 import pytest
 
+import schedlang
+from schedlang import Costs
 from schedlang.cli.main import main
 from tests.support.chromium import chromium, violations
 from tests.support.paths import GALLERY, PROGRAMS, ROOT
+from tests.support.recorded import recorded_as
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Route
+    from playwright.sync_api import (
+        Browser,
+        CDPSession,
+        ConsoleMessage,
+        Locator,
+        Page,
+        Route,
+    )
 
 pytestmark = pytest.mark.browser
 
@@ -112,6 +122,8 @@ def test_a_cell_of_a_notebook(
     page.goto(cell.as_uri())
     frame = page.frame_locator("iframe")
     frame.locator("canvas").first.wait_for()
+    # In a small frame they are folded away.
+    frame.get_by_role("button", name="controls and legend").click()
     frame.get_by_text("d is down, u is up").wait_for()
     colour = frame.locator("body").evaluate(
         "(body) => getComputedStyle(body).backgroundColor"
@@ -467,6 +479,13 @@ def test_many_ranks_scroll_and_zoom(page: Page, tmp_path: Path) -> None:
     assert colour(page, 20, 0, below=3) == "#97d0f1"
     mixed = colour(page, 800, 40, below=3)
     assert "#317e42" < mixed < "#97d0f1"
+    # Where forwards and backwards alternate, faster than pixels do, no stripes are seen.
+    greens = page.evaluate(
+        "(() => { const { canvas } = timelines[0];"
+        "const { data } = canvas.getContext('2d').getImageData(timelines[0].x(700), timelines[0].y(40) + 3, 100, 1);"
+        "return [...data].filter((_, at) => at % 4 === 1); })()"
+    )
+    assert max(greens) - min(greens) < 20
     for _ in range(4):
         page.get_by_role("button", name="higher rows").click()
     page.wait_for_function("timelines[0].pitch > 30")
@@ -618,6 +637,276 @@ def test_more_than_two_stand_in_a_column(page: Page, tmp_path: Path) -> None:
     assert len(tops) == 4
     assert tops == sorted(set(tops))
     assert page.evaluate("Math.min(...timelines.map((each) => each.height))") > 60
+    # None is out of sight.
+    assert (
+        page.evaluate(
+            "Math.max(...timelines.map((each) => each.section.getBoundingClientRect().bottom))"
+        )
+        <= 800
+    )
+
+
+def test_a_run_stands_beside_its_prediction(page: Page, tmp_path: Path) -> None:
+    """Rank 2 is twice as slow in the forward as predicted: in colour, op by op, and in words."""
+    plan = schedlang.load("1f1b")
+    took = Costs(forward_times=[1000, 1000, 2000, 1000], backward_times=[2000])
+    run = recorded_as(tmp_path / "run.json", plan, took, took)
+    given = ["--forward-times", "1000", "--backward-times", "2000"]
+    view(page, tmp_path, program("1f1b"), str(run), *given)
+    titles = page.locator("h2").all_inner_texts()
+    assert "predicted" in titles[0]
+    assert "measured" in titles[1]
+    assert not any("moved" in title for title in titles)
+    notes = page.locator(".notes").inner_text().splitlines()
+    assert notes[0] == "rank 2 works 8 ms longer than predicted (+33%)"
+    assert any(note.startswith("slow: stage 2 on rank 2") for note in notes)
+    # Of rank 2 the second forward, which was predicted from 3 to 4.
+    start = page.evaluate("""(() => {
+        const [, { schedule }] = timelines, box = schedule.ops[2].first + 1;
+        return (schedule.start[box] + schedule.end[box]) / 2;
+    })()""")
+    x, y = page.evaluate(
+        f"[timelines[1].over.getBoundingClientRect().x + timelines[1].x({start}),"
+        " timelines[1].over.getBoundingClientRect().y + timelines[1].y(2) + 8]"
+    )
+    page.mouse.move(x, y)
+    tip = page.locator("#tip").inner_text()
+    assert tip.startswith("2F1 forward")
+    assert "predicted 3 ms to 4 ms, takes 1 ms; the run took +100%" in tip
+    # The same op is marked in the prediction, at its own time.
+    word = page.evaluate(
+        "(() => { const { linked, schedule } = timelines[0];"
+        "return [schedule.word(linked.box), linked.time]; })()"
+    )
+    assert word == ["2F1", pytest.approx(start, rel=0.1)]
+    fills = "timelines.map((each) => each.fill(each.schedule.ops[2].first + 1))"
+    assert page.evaluate(fills) == ["#97d0f1", "#b2182b"]
+    assert "over 1.5 times the predicted time" in page.locator("#legend").inner_text()
+    page.get_by_label("measured over predicted").uncheck()
+    assert page.evaluate(fills) == ["#97d0f1", "#97d0f1"]
+    page.get_by_text("error by kind and rank").click()
+    rows = page.locator("tr:visible").all_inner_texts()
+    assert "forward, all ranks\t32 ms\t40 ms\t+25%" in rows
+    assert any(row.startswith("rank 2\t24 ms\t32 ms\t+33%\t") for row in rows)
+    assert any(row.startswith("makespan\t33 ms\t") for row in rows)
+    assert violations(page) == []
+
+
+#: The controls that are less than 32 pixels high or wide.
+SMALL = """[...document.querySelectorAll('button, input, select, summary')]
+    .filter((each) => each.checkVisibility())
+    .map((each) => [each.id || each.outerHTML, each.getBoundingClientRect()])
+    .filter(([, { width, height }]) => width < 32 || height < 32).map(([name]) => name)"""
+
+
+@pytest.fixture
+def phone(browser: Browser, tmp_path: Path) -> Iterator[Page]:
+    """Two schedules on a phone."""
+    context = browser.new_context(
+        viewport={"width": 390, "height": 844}, has_touch=True
+    )
+    page = context.new_page()
+    page.set_default_timeout(30 * SECOND)
+    view(page, tmp_path, program("zb_h1"), program("zb_v"))
+    yield page
+    context.close()
+
+
+def touch(session: CDPSession, kind: str, *points: tuple[float, float]) -> None:
+    """Fingers on the screen: they come, move or go."""
+    at = [{"x": x, "y": y, "id": finger} for finger, (x, y) in enumerate(points)]
+    session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": at})
+
+
+def test_a_tap_is_a_click(phone: Page) -> None:
+    """It says what is there, as long as nothing else is tapped, and follows its microbatch."""
+    canvas = canvas_of(phone).bounding_box()
+    assert canvas
+    x, y = phone.evaluate("[timelines[0].x(2.5), timelines[0].y(0) + 8]")
+    phone.touchscreen.tap(canvas["x"] + x, canvas["y"] + y)
+    tip = phone.locator("#tip")
+    assert tip.inner_text().startswith("0F2 forward")
+    assert phone.locator("#flight").text_content().startswith("2: 2 to ")
+    box = tip.bounding_box()
+    assert box
+    assert box["y"] + box["height"] <= 844
+    x = phone.evaluate("timelines[0].x(5)")
+    phone.touchscreen.tap(canvas["x"] + x, canvas["y"] + y)
+    assert tip.inner_text().startswith("idle: ")
+    assert phone.locator("#flight").text_content() == "all"
+
+
+def test_two_fingers_zoom_and_one_scrolls(phone: Page) -> None:
+    canvas = canvas_of(phone).bounding_box()
+    assert canvas
+    middle, y = canvas["x"] + canvas["width"] / 2, canvas["y"] + 60
+    time = phone.evaluate(f"timelines[0].time({canvas['width'] / 2})")
+    screen = phone.context.new_cdp_session(phone)
+    touch(screen, "touchStart", (middle - 40, y))
+    touch(screen, "touchStart", (middle - 40, y), (middle + 40, y))
+    touch(screen, "touchMove", (middle - 80, y), (middle + 80, y))
+    phone.wait_for_function("view.to - view.from < 20")
+    start, end = phone.evaluate("[view.from, view.to]")
+    assert end - start == pytest.approx(13.5, rel=0.1)
+    now = phone.evaluate(f"timelines[0].time({canvas['width'] / 2})")
+    assert now == pytest.approx(time, abs=0.3)
+    touch(screen, "touchEnd")
+    # Sideways, a finger moves the picture in time.
+    touch(screen, "touchStart", (middle, y))
+    touch(screen, "touchMove", (middle - 60, y))
+    touch(screen, "touchMove", (middle - 80, y))
+    touch(screen, "touchEnd")
+    phone.wait_for_function(f"view.from > {start + 1}")
+    # Up and down, it scrolls the page, if there is more of it.
+    phone.set_viewport_size({"width": 390, "height": 560})
+    for kind, at in [
+        ("touchStart", 400),
+        *(("touchMove", y) for y in range(380, 180, -20)),
+    ]:
+        touch(screen, kind, (middle, at))
+        phone.wait_for_timeout(SECOND / 50)
+    touch(screen, "touchEnd")
+    phone.wait_for_function("scrollY > 100")
+    assert phone.locator("#tip").is_hidden()
+
+
+def test_a_phone_has_room(phone: Page) -> None:
+    """Schedules stand below each other, controls are folded away, and nothing is too wide."""
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    boxes = [canvas_of(phone, panel).bounding_box() for panel in (0, 1)]
+    assert boxes[0]["y"] + boxes[0]["height"] <= boxes[1]["y"]
+    assert not phone.locator("#in").is_visible()
+    assert phone.evaluate(SMALL) == []
+    phone.get_by_role("button", name="controls and legend").click()
+    assert phone.locator("#in").is_visible()
+    assert phone.evaluate(SMALL) == []
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    assert violations(phone) == []
+
+
+def test_nothing_moves_with_a_click(page: Page, tmp_path: Path) -> None:
+    """Neither the bar of controls nor the picture below it; what is said stands beside the rows."""
+    view(page, tmp_path, program("zb_h1"), program("zb_v"))
+
+    def places() -> list[float]:
+        found: list[float] = page.evaluate(
+            "[document.querySelector('header').offsetHeight, ...timelines.flatMap((each) => {"
+            "const { x, y, width, height } = each.over.getBoundingClientRect();"
+            "return [x, y, width, height]; })]"
+        )
+        return found
+
+    before = places()
+    # Ranks of both stand on one line, however long the titles are.
+    assert before[2] == before[6]
+    hover(page, 2.5, 0)
+    page.mouse.click(*point(page, 2.5, 0))
+    assert "in flight as it starts" in page.locator("#flight").inner_text()
+    page.get_by_label("critical path").check()
+    page.get_by_label("causes of idle time").uncheck()
+    page.evaluate("show(3.123456, 4.123456)")
+    page.wait_for_function("view.to < 5")
+    assert places() == before
+    tip = page.locator("#tip").bounding_box()
+    canvas = canvas_of(page, 1).bounding_box()
+    assert tip is None or (canvas and tip["x"] >= canvas["x"] + canvas["width"])
+    assert page.evaluate(SMALL) == []
+
+
+def test_rows_and_letters_grow_with_the_window(
+    browser: Browser, page: Page, tmp_path: Path
+) -> None:
+    view(page, tmp_path, program("1f1b"))
+    small = page.evaluate("timelines[0].pitch")
+    large = browser.new_page(viewport={"width": 3840, "height": 2160})
+    large.goto(page.url)
+    large.wait_for_function("performance.getEntriesByName('drawn').length")
+    height = large.evaluate("timelines[0].contentHeight")
+    assert height > 2160 / 2
+    assert large.evaluate("timelines[0].pitch") > 2 * small
+    assert large.evaluate("parseFloat(timelines[0].font(12))") > 20
+    large.close()
+
+
+def test_zoom_by_keys_stays_on_the_op(page: Page, tmp_path: Path) -> None:
+    view(page, tmp_path, program("1f1b"))
+    page.mouse.click(*point(page, 2.5, 0))
+    page.mouse.move(1, 1)
+    for _ in range(6):
+        page.keyboard.press("w")
+    page.wait_for_function("view.to - view.from < 5")
+    start, end = page.evaluate("[view.from, view.to]")
+    assert start < 2.5 < end
+    page.keyboard.press("0")
+    canvas_of(page).focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    for _ in range(6):
+        page.keyboard.press("w")
+    page.wait_for_function("view.to - view.from < 5")
+    start, end = page.evaluate("[view.from, view.to]")
+    assert start < 2.5 < end
+
+
+def test_the_legend_is_of_what_is_drawn(page: Page, tmp_path: Path) -> None:
+    """Where columns have shares, idle time has no patterns; rows that are low have no memory."""
+    patterns = (
+        "[...document.querySelectorAll('#legend i')]"
+        ".filter((each) => each.style.background.includes('url')).length"
+    )
+    view(page, tmp_path, program("1f1b"))
+    assert page.evaluate(patterns) > 0
+    view(page, tmp_path, program("1f1b"), "-p", "ranks=64", "-p", "microbatches=512")
+    legend = page.locator("#legend")
+    assert page.evaluate(patterns) == 0
+    assert "each column: the shares of its time" in legend.inner_text()
+    assert "memory: in higher rows" in legend.inner_text()
+    page.evaluate("view.rows = 8; show(0, 40)")
+    page.wait_for_function(
+        "!document.getElementById('legend').textContent.includes('column')"
+    )
+    assert page.evaluate(patterns) > 0
+    assert "memory: in higher rows" not in legend.inner_text()
+
+
+#: Where the text that goes on longest ends.
+WIDEST = (
+    "all => Math.max(...all.map((each) => each.getBBox().x + each.getBBox().width))"
+)
+
+
+def test_paper_has_what_is_seen_and_nothing_else(page: Page, tmp_path: Path) -> None:
+    """What is saved ends below its legend, and what is printed fits on its sheet, in black on white."""
+    page.emulate_media(color_scheme="dark")
+    view(page, tmp_path, program("1f1b"))
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG", exact=True).click()
+    download.value.save_as(tmp_path / "saved.svg")
+    root = ElementTree.parse(tmp_path / "saved.svg").getroot()
+    last = max(float(text.attrib["y"]) for text in root.iter(f"{SVG}text"))
+    assert float(root.attrib["height"]) - last < 30
+    # The legend stands right below the last row.
+    rows = page.evaluate("timelines[0].contentHeight")
+    assert float(root.attrib["height"]) < rows + 26 + 3 * 20
+    page.emulate_media(media="print", color_scheme="dark")
+    drawing = page.locator("#print svg")
+    drawing.wait_for()
+    box = drawing.bounding_box()
+    assert box
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 1280
+    assert not page.locator("header").is_visible()
+    assert not page.locator("canvas").first.is_visible()
+    assert page.locator("#print svg > rect").first.get_attribute("fill") == "#ffffff"
+    assert page.locator("#print text", has_text="rank 3").count() == 1
+    # No title is cut.
+    assert page.locator("#print text").evaluate_all(WIDEST) <= 1040
+    page.emulate_media(media="screen")
+    assert page.locator("header").is_visible()
+    view(page, tmp_path, program("zb_h1"), program("zb_v"))
+    page.emulate_media(media="print")
+    page.locator("#print svg").wait_for()
+    assert page.locator("#print text").evaluate_all(WIDEST) <= 1040
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -117,6 +117,7 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert empty == ""
 
 
+@pytest.mark.core
 def test_stages_take_their_share_of_the_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -23,6 +23,7 @@ from schedlang.schedule.costs import read_costs
 from schedlang.schedule.costs.measured import measured_costs
 from tests.support.paths import CASES, GOLDEN, PROGRAMS
 from tests.support.programs import plan_of
+from tests.support.recorded import recorded_as
 
 RECORDED = CASES / "run.json"
 #: The program of the recorded run.
@@ -39,23 +40,6 @@ GIVEN = [
 def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert main(list(map(str, arguments))) == 0
     return capsys.readouterr().out
-
-
-def recorded_as(path: Path, plan: Plan, *steps: Costs) -> Path:
-    """The trace of a run each of whose steps went as the simulation at some costs."""
-    events = []
-    begin = 1000.0
-    for costs in steps:
-        timeline = simulate(plan, costs).timeline
-        for rank, bars in enumerate(timeline.ranks):
-            for bar in bars:
-                times = {"ts": begin + bar.start, "dur": bar.end - bar.start}
-                events.append({"name": str(bar), "ph": "X", "pid": rank, **times})
-        begin += timeline.makespan + 50
-    path.write_text(
-        json.dumps({"traceEvents": events, "otherData": {"plan": plan.to_json()}})
-    )
-    return path
 
 
 def test_the_recorded_run() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from schedlang import compile
-from schedlang.runtime import Pipeline, PipelineError, split
+from schedlang.runtime import Pipeline, PipelineError, measure, split
 from tests.support.models import program
 from tests.support.ranks import Run
 
@@ -365,6 +365,23 @@ def test_inputs_may_be_keyword_arguments() -> None:
     for others in (tokens, {"tokens": tokens}):
         with pytest.raises(PipelineError, match="a dictionary of tokens, mask"):
             stages[0](others, **options)
+
+
+def test_the_calls_of_their_blocks_are_measured() -> None:
+    """As many as `split` shares out; on the meta device too, and the model stays as it is."""
+    model, inputs = whole_and_inputs(Twice)
+    model.layers[1].inner = nn.Sequential(
+        nn.Linear(WIDTH, 2**15), nn.Linear(2**15, WIDTH)
+    )
+    plan = compile("1f1b", {"ranks": 3, "microbatches": 3})
+    for whole in (model, copy.deepcopy(model).to("meta")):
+        costs = measure(whole, inputs)
+        assert len(costs) == 11
+        assert not any(part._forward_hooks for part in whole.modules())
+        # The wide layer is called twice.
+        assert {*sorted(range(11), key=costs.__getitem__)[-2:]} == {2, 7}
+        parts = split(whole, plan, inputs=inputs, costs=costs, rank=0).partition
+        assert parts.cuts[1] <= 7
 
 
 class Looking(Model):

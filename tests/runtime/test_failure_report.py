@@ -8,6 +8,8 @@ import pytest
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 
 from tests.support.processes import torchrun
+from tests.support.ranks import Run
+from tests.support.training import run_script
 
 pytestmark = pytest.mark.processes
 
@@ -90,3 +92,53 @@ def test_a_training_that_fails_prints_one_report(tmp_path: Path, fails: str) -> 
     # Each process says so, also the one that torchrun takes for the cause since it ended first.
     causes = re.findall(rf"traceback : {CAUSES[fails]}$", summary, re.M)
     assert len(causes) == 3, summary
+
+
+READING = """
+import torch.distributed as dist
+
+import schedlang
+from schedlang.runtime import Pipeline
+
+{before}
+{reading}
+"""
+#: How a script gets a plan that is wrong, and what the report says.
+MISTAKES = {
+    "read_plan": (
+        'schedlang.read_plan("plan.json")',
+        "error[unreadable]: cannot read `plan.json`: No such file or directory",
+    ),
+    "open_plan": (
+        'schedlang.open_plan("plan.json")',
+        "error[unreadable]: cannot read `plan.json`: No such file or directory",
+    ),
+    "compile": (
+        'schedlang.compile("1f1b", {"ranks": 0})',
+        "error[parameter]: `ranks` is 0, it must be 1 or more",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "joins"),
+    [
+        pytest.param("read_plan", False, marks=pytest.mark.core),
+        ("open_plan", True),
+        ("compile", False),
+        ("compile", True),
+    ],
+)
+def test_a_wrong_plan_is_one_report_of_all_ranks(
+    run_ranks: Run, tmp_path: Path, name: str, joins: bool
+) -> None:
+    reading, said = MISTAKES[name]
+    script = tmp_path / "script.py"
+    before = 'dist.init_process_group("gloo")' if joins else ""
+    script.write_text(READING.format(before=before, reading=reading))
+    done = run_script(run_ranks, tmp_path, 3, script)
+    assert any(done.codes)
+    assert done.stderr.count(said) == 1, done.stderr
+    line = len(READING.format(before=before, reading="").splitlines())
+    assert f"script.py:{line}, in <module>: {reading}" in done.stderr
+    assert "Traceback" not in done.stderr

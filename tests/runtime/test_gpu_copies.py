@@ -22,10 +22,11 @@ from schedlang.ranks.gpu_streams import Event, Record, Wait, gpu_steps
 from schedlang.ranks.gpu_streams import Run as RunOn
 from schedlang.runtime.parts.edge_wire import EdgeWire
 from schedlang.runtime.parts.gpu_copies import CopiesOfGpu, Streams
+from schedlang.runtime.parts.hops import Ring
 from schedlang.runtime.parts.offload import Offload
 from schedlang.runtime.stage import Stage, StagePlan
 from schedlang.runtime.wire import Wire
-from schedlang.schedule.actions import is_beside, is_transfer
+from schedlang.schedule.actions import is_beside, is_collective, is_transfer
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.transports import NCCL_EDGE
 from tests.runtime.test_gradients import compare, in_one_process
@@ -114,6 +115,17 @@ def noted_step(plan: Plan) -> list[tuple[str, str, int]]:
 
         return noted
 
+    def hop(begin: Any, stream: NotedStream) -> Any:
+        def noted(ring: Ring, tensors: Any) -> Any:
+            stream.wait_event(log.record("compute"))
+            log.entries.append(("run", stream.name, at()))
+            in_flight = begin(ring, tensors)
+            ((work, _),) = in_flight
+            log.record(stream.name, work)
+            return in_flight
+
+        return noted
+
     def wait(wire: Wire, in_flight: Any, peer: int) -> None:
         for work, _ in in_flight:
             if work in log.events:
@@ -136,6 +148,8 @@ def noted_step(plan: Plan) -> list[tuple[str, str, int]]:
     with (
         patch.object(EdgeWire, "post_send", post(EdgeWire.post_send, True)),
         patch.object(EdgeWire, "post_receive", post(EdgeWire.post_receive, False)),
+        patch.object(Ring, "send", hop(Ring.send, NotedStream("hops out", log))),
+        patch.object(Ring, "receive", hop(Ring.receive, NotedStream("hops in", log))),
         patch.object(Wire, "wait", wait),
     ):
         for step in range(2):
@@ -145,7 +159,8 @@ def noted_step(plan: Plan) -> list[tuple[str, str, int]]:
 
 
 def expected_step(plan: Plan, rank: int) -> list[tuple[str, str, int]]:
-    """What the plan's streams have."""
+    """What the plan's streams have, without what is computed of weights and gradients that travel."""
+    kinds = plan.ranks[rank].kind
     numbers: dict[Event, int] = {}
     entries = []
     for step in gpu_steps(plan, rank, NCCL_EDGE):
@@ -155,6 +170,8 @@ def expected_step(plan: Plan, rank: int) -> list[tuple[str, str, int]]:
                 entries.append(("record", stream, numbers[event]))
             case Wait(stream, event):
                 entries.append(("wait", stream, numbers[event]))
+            case RunOn("compute", (action, *_)) if is_collective(kinds[action]):
+                pass
             case RunOn(stream, (action,)):
                 entries.append(("run", stream, action))
     return entries
@@ -169,6 +186,9 @@ def plan_of(name: str, ranks: int, microbatches: int) -> Plan:
 PLANS = (
     pytest.param("pipe_offload", 2, 8, marks=pytest.mark.core),
     ("1f1b", 3, 5),
+    ("weipipe", 2, 4),
+    ("weipipe", 4, 8),
+    ("unet_1f1b", 2, 4),
     ("zb_v", 2, 4),
     ("interleaved_1f1b", 2, 4),
 )

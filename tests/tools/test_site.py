@@ -56,6 +56,12 @@ schedule warm {
 }
 """
 
+#: The controls that are less than 32 pixels high or wide; 1 pixel is for who does not see them.
+SMALL = """[...document.querySelectorAll('button, input, select, summary, label[for], [role=button]')]
+    .filter((each) => each.checkVisibility({ visibilityProperty: true, opacityProperty: true }))
+    .map((each) => [each.outerHTML.slice(0, 80), each.getBoundingClientRect()])
+    .filter(([, { width, height }]) => width > 1 && (width < 32 || height < 32)).map(([name]) => name)"""
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -117,6 +123,16 @@ def test_accessible(
     page.emulate_media(color_scheme=scheme)
     page.goto(address + path)
     assert violations(page) == []
+
+
+@pytest.mark.parametrize("path", [*PAGES, "playground/index.html"])
+def test_a_phone_has_room(page: Page, address: str, path: str) -> None:
+    """No page is wider than the screen, and no control is smaller than a finger."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(address + path)
+    page.wait_for_timeout(SECOND)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate(SMALL) == []
 
 
 def test_diagrams_are_drawn(page: Page, address: str) -> None:

@@ -27,8 +27,8 @@ shows whether ranks hang, compute the right gradients and wait for the GPU. It s
 GPUs, and nothing here has run on more than one.
 
 The table below is of three runs on one day, of each check the last one. Since then some of the runtime was added that has
-not run on a GPU: batches that ranks compare, gradient scalers, how the watchdog tells work from waiting, and copies to
-the host by the events of [the proof](../proof.md#on-a-gpu), without `record_stream`.
+not run on a GPU: batches that ranks compare, gradient scalers, and how the watchdog tells work from waiting. Copies to
+the host have not run on one at all: the plan of `copies_to_the_host` offloaded nothing then.
 """
 
 

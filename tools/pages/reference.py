@@ -76,6 +76,8 @@ SECTIONS = {
             "load_model",
             "load_optimizers",
             "load_state",
+            "dcp_state",
+            "load_dcp",
         ],
         "Losses": ["add_loss", "added_losses"],
         "Overlap": ["end_component", "OverlappedForward", "OverlappedBackward"],

@@ -9,7 +9,7 @@ from schedlang.diagnostics.style import Style
 from schedlang.extras.difference.difference import Difference, RankDifference, Side
 from schedlang.report.alignment import Change, Run
 from schedlang.report.bubbles.op_waits import ROUNDING
-from schedlang.report.text_table import aligned
+from schedlang.report.text_table import aligned, rounded
 from schedlang.schedule.actions import SHOWN, first_words
 from schedlang.schedule.findings import ranks_text
 
@@ -124,7 +124,7 @@ def _row(name: str, before: float, after: float, is_time: bool = False) -> list[
     """A row of the summary; what a time has become is also told in percent."""
     change = ""
     if abs(after - before) > ROUNDING * max(abs(before), abs(after)):
-        change = f"{after - before:+.6g}"
+        change = rounded(after - before, sign="+")
         if is_time and before:
             change += f" ({after / before - 1:+.1%})"
     return [name, f"{before:.10g}", f"{after:.10g}", change]
@@ -180,7 +180,7 @@ def _figures(found: Difference, rank: int) -> Iterator[str]:
         for cause, times in before.idle.items()
     }
     causes = [
-        f"{cause} {change:+.6g}"
+        f"{cause} {rounded(change, sign='+')}"
         for cause, change in changes.items()
         if abs(change) > least
     ]
@@ -188,7 +188,7 @@ def _figures(found: Difference, rank: int) -> Iterator[str]:
         idle = [
             sum(times[rank] for times in side.idle.values()) for side in (before, after)
         ]
-        yield f"idle {idle[0]:.6g} -> {idle[1]:.6g}: {', '.join(causes)}"
+        yield f"idle {rounded(idle[0])} -> {rounded(idle[1])}: {', '.join(causes)}"
     for title, of_before, of_after in _peaks(found):
         if of_before[rank] != of_after[rank]:
             yield f"{title} {of_before[rank]:.10g} -> {of_after[rank]:.10g}"

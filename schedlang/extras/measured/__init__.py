@@ -1,7 +1,11 @@
 """Recorded runs of plans: what their ops took, and how well a simulation predicts them."""
 
 from schedlang.extras.measured.comparison import Comparison, compare, predict
-from schedlang.extras.measured.comparison_text import comparison_json, comparison_text
+from schedlang.extras.measured.comparison_text import (
+    comparison_json,
+    comparison_text,
+    notes_of,
+)
 from schedlang.extras.measured.run import Run, read_run, run_of
 
 __all__ = [
@@ -10,6 +14,7 @@ __all__ = [
     "compare",
     "comparison_json",
     "comparison_text",
+    "notes_of",
     "predict",
     "read_run",
     "run_of",

@@ -91,8 +91,17 @@ def compare(plan: Plan, run: Run, costs: Costs = UNIT) -> Comparison:
         )
     predicted = predict(plan, run, costs)
     durations = tuple(_durations(run))
-    stragglers = *_slow_ranks(run, durations), *_unsteady_ranks(run, durations)
+    stragglers = _stragglers(run, durations)
     return Comparison(run, predicted.costs, predicted.timeline, durations, stragglers)
+
+
+def stragglers_of(run: Run) -> tuple[Straggler, ...]:
+    """The ranks of a run that hold up the others: the slow ones, then the unsteady ones."""
+    return _stragglers(run, tuple(_durations(run)))
+
+
+def _stragglers(run: Run, durations: tuple[Durations, ...]) -> tuple[Straggler, ...]:
+    return *_slow_ranks(run, durations), *_unsteady_ranks(run, durations)
 
 
 def predict(plan: Plan, run: Run, costs: Costs = UNIT) -> Execution:

@@ -6,7 +6,13 @@ from typing import Any
 from attrs import asdict
 
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.extras.measured.comparison import Comparison, Straggler
+from schedlang.extras.measured.comparison import (
+    SLOW,
+    Comparison,
+    Straggler,
+    stragglers_of,
+)
+from schedlang.extras.measured.run import Run
 from schedlang.report.text_table import aligned
 from schedlang.report.views.terminal import draw_both
 from schedlang.report.views.units import PRINTED, SECONDS, time_text, unit_of
@@ -138,6 +144,18 @@ def _straggler_text(names: Names, straggler: Straggler) -> str:
         f"unsteady: {where}: the middle half of the ops of a kind spreads over "
         f"{straggler.spread:.0%} of the median"
     )
+
+
+def notes_of(run: Run) -> list[str]:
+    """What stands out in a run: slow and unsteady ranks, and a first step that took longer."""
+    names = run.plan.names
+    notes = [_straggler_text(names, straggler) for straggler in stragglers_of(run)]
+    first = run.steps[0].makespan
+    usual = run.median.makespan
+    if usual and first > SLOW * usual:
+        ratio = f"{first / usual:.2f}x the median of {counted(len(run.steps), 'step')}"
+        notes.append(f"the first step took {_time(first)}, {ratio}")
+    return notes
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from schedlang.extras.noise.runs import Runs
-from schedlang.report.text_table import explained
+from schedlang.report.text_table import explained, rounded
 
 #: How many ranks are named that the delay is due to; a table of all is in the document.
 _NAMED = 4
@@ -43,7 +43,7 @@ def runs_text(runs: Runs) -> str:
         (
             "without noise",
             _number(runs.makespan),
-            "the makespan at the costs as they are",
+            "the makespan at the costs as they are, and in their unit",
         )
     ]
     if runs.noise.jitter:
@@ -99,10 +99,14 @@ def _due(runs: Runs) -> str:
     terms += [("transfers", delays.transfers), ("slack", -delays.slack)]
     # What is nothing but rounding is left out.
     least = 1e-9 * max(runs.makespan, 1.0)
-    shown = [f"{what} {delay:+.3g}" for what, delay in terms if abs(delay) > least]
+    shown = [
+        f"{what} {rounded(delay, 3, '+')}"
+        for what, delay in terms
+        if abs(delay) > least
+    ]
     return f"of the mean: {', '.join(shown) or 'none'}"
 
 
 def _number(value: float) -> str:
     """A number to as many digits as a sample of runs has a use for."""
-    return f"{value:.5g}"
+    return rounded(value, 5)

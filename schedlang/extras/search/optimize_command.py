@@ -1,6 +1,6 @@
 """`schedc optimize`: the best order of a program's ops, and how good it is.
 
-What takes time to import is imported by the functions: `schedc --help` loads this file.
+Functions import slow modules themselves, since `schedc --help` loads this file.
 """
 
 import argparse
@@ -62,7 +62,7 @@ COMMAND = Command(
 
 
 def optimize(options: argparse.Namespace) -> int:
-    """Look for the best order, say how good it is, and write it as a program."""
+    """Search the best order, print how good it is, and write it as a program."""
     if options.output and not options.output.endswith(".sched"):
         raise UsageError(f"`{options.output}` is to be a program: -o NAME.sched")
     from attrs import evolve
@@ -74,7 +74,7 @@ def optimize(options: argparse.Namespace) -> int:
     from schedlang.extras.search.optimize.problem import Answer, Problem
     from schedlang.extras.search.optimize.program_text import program_of
 
-    # Before the program is compiled: without the extra, there is nothing to search with.
+    # Before the program is compiled, since nothing works without the solver.
     try:
         check_solver()
     except ImportError as error:
@@ -90,13 +90,13 @@ def optimize(options: argparse.Namespace) -> int:
         problem = Problem.of(plan, limits)
     except ValueError as error:
         raise UsageError(f"`{options.file}` cannot be optimized: {error}") from None
-    # What the program's own order takes, before stages move: the answer is told beside it.
+    # The value of the program's own order, before stages move, is printed with the answer.
     given = problem.value(problem.graph.order)
     if options.block:
         return _block(options, plan, problem)
     if options.place:
         problem = _placed(options.file, problem)
-    # Kept outside of the loop, so that Ctrl-C leaves the best so far.
+    # Kept outside the loop, so that the best answer is left after Ctrl-C.
     answer: Answer | None = None
     try:
         with progress(f"optimizing {plan.name}"):
@@ -105,8 +105,7 @@ def optimize(options: argparse.Namespace) -> int:
             ):
                 answer = better
     except KeyboardInterrupt:
-        # Who has seen enough wants what there is.
-        # Before the first order within memory, there is nothing to keep.
+        # Ctrl-C ends the search with the best answer, unless no order fits into memory yet.
         if answer is None or answer.value == inf:
             raise
         print("interrupted: this is the best so far", file=sys.stderr)
@@ -114,10 +113,10 @@ def optimize(options: argparse.Namespace) -> int:
     if answer.value == inf:
         print(_too_little(problem, "order"), file=sys.stderr)
         return WRONG
-    # The order is that of the placement, which is no longer the given one.
+    # After a placement, the problem's own order is not the one that the user gave.
     if options.place and answer.source == "as given":
         answer = evolve(answer, source="the placement of its stages")
-    # What was found is kept, whatever comes of it.
+    # The program is written first, so that it is kept if its proof fails.
     _write(options.output, program_of(problem, answer))
     result = None
     wrong: CompileError | None = None
@@ -133,7 +132,7 @@ def optimize(options: argparse.Namespace) -> int:
 
 
 def _too_little(problem: Any, what: str) -> str:
-    """What is said where no order or block holds as little as it must."""
+    """The error if no order or block stays within the memory."""
     graph = problem.graph
     most = max(problem.limits)
     least = max(
@@ -148,7 +147,7 @@ def _too_little(problem: Any, what: str) -> str:
 
 
 def _block(options: argparse.Namespace, plan: Any, problem: Any) -> int:
-    """Look for the best block that repeats, say what it takes, and write it as a program."""
+    """Search the best repeating block, print its figures, and write it as a program."""
     from schedlang.cli.progress import progress
     from schedlang.diagnostics.diagnostic import CompileError
     from schedlang.extras.search.optimize.blocks import best_block
@@ -196,7 +195,7 @@ def _tell(
     text_of: Callable[[dict[str, Any], str], str],
     title: str,
 ) -> None:
-    """Print what was found, as the options say, and what was written."""
+    """Print the result as text or JSON, and the file that was written."""
     if options.format == "json":
         print(json_text(document | {"output": options.output}))
         return
@@ -218,7 +217,7 @@ def _compiled(output: str | None, text: str, plan: Any) -> Any:
 
 
 def _text_of_block(document: dict[str, Any], title: str) -> str:
-    """What a block takes, for people."""
+    """The figures of a block as text."""
     from schedlang.report.text_table import explained
 
     together = document["microbatches"]
@@ -248,7 +247,7 @@ def _text_of_block(document: dict[str, Any], title: str) -> str:
 
 
 def _write(output: str | None, text: str) -> None:
-    """Write a program, if it is to be written."""
+    """Write a program to the output file, if the user wants one."""
     if output:
         from schedlang.files.writing import write_text
 
@@ -256,7 +255,7 @@ def _write(output: str | None, text: str) -> None:
 
 
 def _placed(file: str, problem: Any) -> Any:
-    """The problem with its stages on other ranks, where that is better."""
+    """The problem with its stages on the best ranks that are found."""
     from schedlang.cli.progress import progress
     from schedlang.extras.search.partition.place import place
 
@@ -268,7 +267,7 @@ def _placed(file: str, problem: Any) -> Any:
 
 
 def _document(problem: Any, given: float, answer: Any, result: Any) -> dict[str, Any]:
-    """What was found, for programs."""
+    """The result as JSON."""
     schedule = problem.graph.schedule
     return {
         "schedule": schedule.name,
@@ -289,7 +288,7 @@ def _document(problem: Any, given: float, answer: Any, result: Any) -> dict[str,
 
 
 def _text(document: dict[str, Any], title: str) -> str:
-    """The same, for people."""
+    """The result as text."""
     from schedlang.report.text_table import explained
 
     objective = document["objective"]

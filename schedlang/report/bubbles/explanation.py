@@ -13,6 +13,7 @@ from schedlang.report.bubbles.account import Account
 from schedlang.report.bubbles.attribution import CAUSES, IdleTime
 from schedlang.report.bubbles.critical_path import Segment
 from schedlang.report.bubbles.op_waits import Step
+from schedlang.report.text_table import rounded
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import OPS, Kind
 
@@ -181,10 +182,10 @@ def _causes_text(explanation: Explanation) -> list[str]:
         if subjects:
             time = sum(time for _, time, _ in subjects)
             share = _share(time, explanation.idle_time)
-            lines.append(f"  {time:>10.6g} {share:>6.1%}  {cause:<11} {meaning}")
+            lines.append(f"  {rounded(time):>10} {share:>6.1%}  {cause:<11} {meaning}")
         shown = [each for each in subjects if each[0]][:_SHOWN]
         lines += [
-            f"  {time:>10.6g} {'':6}  {'':11} {_about(explanation.plan, subject)}"
+            f"  {rounded(time):>10} {'':6}  {'':11} {_about(explanation.plan, subject)}"
             for subject, time, _ in shown
         ]
     return lines
@@ -234,9 +235,8 @@ def _path_text(explanation: Explanation) -> list[str]:
         what = ", ".join(
             f"{count}{word}" for word, count in counts[place].most_common(_SHOWN)
         )
-        lines.append(
-            f"  {time:>10.6g} {_share(time, explanation.makespan):>6.1%}  {place:<{width}}  {what}"
-        )
+        share = _share(time, explanation.makespan)
+        lines.append(f"  {rounded(time):>10} {share:>6.1%}  {place:<{width}}  {what}")
     return lines
 
 
@@ -247,6 +247,7 @@ def _faster_text(explanation: Explanation) -> list[str]:
     for each in explanation.faster:
         change = _share(each.makespan - explanation.makespan, explanation.makespan)
         stage = explanation.plan.names.stage(each.stage)
-        op = f"{each.field} on stage {stage}: {each.duration:.6g} -> {each.duration * _FACTOR:.6g}"
-        lines.append(f"  {each.makespan:>10.6g} {change:>+6.1%}  {op}")
+        faster = rounded(each.duration * _FACTOR)
+        op = f"{each.field} on stage {stage}: {rounded(each.duration)} -> {faster}"
+        lines.append(f"  {rounded(each.makespan):>10} {change:>+6.1%}  {op}")
     return lines

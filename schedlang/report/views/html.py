@@ -41,6 +41,7 @@ _SCRIPTS = (
     "lanes.js",
     "memory.js",
     "overlays.js",
+    "measured.js",
     "svg.js",
     "tip.js",
     "state.js",
@@ -71,8 +72,16 @@ def page(pictures: Sequence[Picture], served: dict[str, Any] | None = None) -> s
 def page_data(pictures: Sequence[Picture]) -> list[dict[str, Any]]:
     """The data of all schedules on a page."""
     marks = marks_of(*pictures) if len(pictures) == 2 else [[] for _ in pictures]
-    both = zip(pictures, marks, strict=True)
-    return [_data(picture, of_picture) for picture, of_picture in both]
+    both = zip(pictures, marks, _roles(pictures), strict=True)
+    return [_data(picture, of_picture, role) for picture, of_picture, role in both]
+
+
+def _roles(pictures: Sequence[Picture]) -> list[str]:
+    """For a run and its prediction which is which; nothing for other pictures."""
+    measured = [picture.measured for picture in pictures]
+    if len(pictures) != 2 or all(measured) or not any(measured):
+        return [""] * len(pictures)
+    return ["measured" if each else "predicted" for each in measured]
 
 
 def _written(data: Any) -> str:
@@ -144,7 +153,7 @@ def _looks() -> dict[str, Any]:
     }
 
 
-def _data(picture: Picture, marks: Sequence[Mark]) -> dict[str, Any]:
+def _data(picture: Picture, marks: Sequence[Mark], role: str) -> dict[str, Any]:
     """The data of a picture; data.js and schedule.js say what they read."""
     timeline = picture.timeline
     layout = picture.layout
@@ -153,8 +162,12 @@ def _data(picture: Picture, marks: Sequence[Mark]) -> dict[str, Any]:
     causes = causes_of(picture)
     chunk_of = {box.bar.stage: box.chunk for box in picture.boxes}
     return {
-        "title": picture.title,
-        "figures": _figures(picture, marks),
+        "title": f"{picture.title}, predicted"
+        if role == "predicted"
+        else picture.title,
+        "role": role,
+        "notes": picture.notes,
+        "figures": picture.figures if role else _figures(picture, marks),
         "wrong": picture.wrong_texts,
         "wrongRanks": picture.wrong_ranks,
         "seconds": picture.seconds,

@@ -100,7 +100,8 @@ class Picture:
     `lanes` are the resources of the ranks, where ops have components. `account` knows why ranks
     are idle.
     `wrong` are the claims that do not hold. Beside schedules with other numbers of stages, `share`
-    is the part of the model that a stage is, and its ops take this part of the time.
+    is the part of the model that a stage is, and its ops take this part of the time. `notes` say
+    what stands out in a recorded run.
     `memory[r]` is what rank r holds, in bytes where the costs give these. A unit of time has so
     many `seconds`, where that is known: in a recorded run, which is `measured`, it is a
     microsecond.
@@ -120,6 +121,7 @@ class Picture:
     seconds: float | None = None
     wrong: tuple[Diagnostic, ...] = ()
     share: Share | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def execution(self) -> Execution:

@@ -1,7 +1,8 @@
-"""How many layers each stage has, which rank each stage is on, and the schedule, together.
+"""Search the partition of a model into stages, the placement of stages on ranks, and the schedule.
 
-`partition` shares layers out evenly for a schedule; `fit` also moves layers to where a simulation
-shows them to do most, in turn with the schedule's passes.
+`partition` balances the ranks' work for a given schedule. `fit` also moves layers between stages as
+long as that shortens the simulated step, and runs the schedule's passes again in between. `solve`
+also moves stages to other ranks.
 """
 
 from schedlang.extras.search.partition.balance import Sizes, partition

@@ -1,5 +1,5 @@
-"""Layers shared out so that the slowest rank is as fast as can be, within the memory of the ranks:
-where a search for the best partition begins.
+"""Partition layers so that the slowest rank is as fast as possible, within the ranks' memory.
+Searches for the best partition begin with it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,33 +29,33 @@ from schedlang.schedule.schedule import Schedule
 
 #: The bytes of each rank, or the same for all of them.
 Capacity = Sequence[float] | float
-#: How many layers each stage of the model has.
+#: The number of layers of each stage.
 Sizes = tuple[int, ...]
-#: The share by which the slowest rank may be slower than it need be, if stages are more even then:
-#: the first and the last microbatch go through all stages alone.
+#: The share by which the slowest rank may exceed the optimum to make stages more even: the first
+#: and the last microbatch go through all stages while other ranks idle.
 _MORE = 0.01
-#: The most cuts at once for the exact partition: with more, a hundred layers take minutes.
+#: The limit of cuts at once for the exact partition: with more, a hundred layers take minutes.
 _MOST_AT_ONCE = 3
 
 
 def partition(
     layers: Sequence[Layer], schedule: Schedule, capacity: Capacity | None = None
 ) -> Sizes:
-    """How many layers each stage of the model has, so that the slowest rank is as fast as can be;
-    and of partitions whose slowest rank is within 1 % of that, the slowest stage. Every stage has a
-    layer or more.
+    """The number of layers of each stage, so that the slowest rank is as fast as possible. Among
+    the partitions within 1 % of that, the one with the fastest slowest stage. Every stage has a
+    layer.
 
-    A rank's load is the work of all of its stages, one or many, wherever they are placed: a V, a
-    loop, two pipelines (then in the middle over both). With a `capacity` in bytes, one number or
-    one for each rank, no rank holds more: the weights of its stages, and of each as many
-    activations as it holds in an execution at unit costs. A search that goes on from here
-    (`fit`) takes those of the execution that it finds.
+    A rank's load is the work of all of its stages, at any placement: a V, a loop, or two pipelines,
+    which share the microbatches. With a `capacity` in bytes, one number or one for each rank, no
+    rank holds more than that: the weights of its stages, and for each stage as many activations as
+    it holds in an execution at unit costs. `fit`, which starts here, counts those of its own
+    executions.
 
-    Exact for one stage or two on each rank, and whatever else cuts at no more than three places
-    with the same rank on one side; for more stages the best that moving one layer at a time finds.
+    The result is optimal with up to two stages on each rank, and for other layouts in which a rank
+    has at most three cuts. For more stages it is a local optimum of moving one layer at a time.
 
-    `schedule` is a plan, or any schedule of one. TypeError or ValueError for wrong layers, too few
-    of them, or where they do not fit.
+    `schedule` is a plan or another schedule. TypeError or ValueError for wrong layers, too few
+    layers, or layers that do not fit.
     """
     execution = simulate(schedule, UNIT, ideal=True)
     return balanced(layers, schedule, held_activations(execution), capacity)
@@ -67,9 +67,7 @@ def balanced(
     held: Sequence[int],
     capacity: Capacity | None = None,
 ) -> Sizes:
-    """`partition` where a stage holds the activations of so many microbatches when its rank is
-    fullest.
-    """
+    """`partition`, where each stage holds activations of `held` microbatches at its rank's peak."""
     check_layers(layers, schedule.layout.pieces)
     limits = [] if capacity is None else _memory(layers, schedule, held, capacity)
     try:
@@ -84,8 +82,8 @@ def most_even(
     limits: Sequence[Limit] = (),
     exact_up_to: int = _MOST_AT_ONCE,
 ) -> Sizes:
-    """The partition for a layout, whatever the order of the ops, as `partition` describes it; exact
-    where it takes so many cuts at once. NoCuts where none keeps the limits.
+    """The partition that `partition` describes, from the layout alone. It is exact for layouts with
+    up to `exact_up_to` cuts at once. NoCuts if none keeps the limits.
     """
     loads = loads_of_ranks(layout)
     is_small = cuts_at_once(layout.pieces, loads) <= exact_up_to
@@ -95,12 +93,12 @@ def most_even(
 def _exactly(
     layers: Sequence[Layer], pieces: int, loads: Sequence[Load], limits: Sequence[Limit]
 ) -> Sizes:
-    """The partition by two dynamic programs, for the ranks and then the stages; NoCuts if there is
-    none.
+    """The optimal partition, by dynamic programming for the ranks, and then for the stages; NoCuts
+    if there is none.
     """
-    # First how fast the slowest rank can be. There are many partitions as fast as that, and nearly;
-    # of these the second program takes the one with the fastest slowest stage: a fill and a drain
-    # go through one stage after the other.
+    # The first program minimises the slowest rank. Among the many partitions at that optimum or
+    # near it, the second program minimises the slowest stage, since the first and the last
+    # microbatch run through one stage after the other.
     costs = [layer.time for layer in layers]
     cuts, most = best_cuts(costs, pieces, loads, limits)
     if any(len(load) > 1 for load in loads):
@@ -114,9 +112,9 @@ def _exactly(
 def _nearly(
     layers: Sequence[Layer], pieces: int, loads: Sequence[Load], limits: Sequence[Limit]
 ) -> Sizes:
-    """A partition where the exact one would take too long: from equal stages, and from the most
-    even ones, one layer after another goes to where it lets ranks hold less than too much, and work
-    evenly. NoCuts if that leads to none that fits.
+    """A partition by local search, for layouts where the exact one would take too long. It starts
+    from equal and from the most even stages, and moves one layer at a time, to fit into memory and
+    to balance the work. NoCuts if none is found that fits.
     """
     costs = [layer.time for layer in layers]
 
@@ -137,7 +135,7 @@ def _nearly(
 
 
 def _descended(sizes: Sizes, value: Callable[[Sizes], tuple[float, ...]]) -> Sizes:
-    """The partition that is reached by the best moves of a layer, while they make it better."""
+    """Make the best move of one layer as long as that lowers the value."""
     best = value(sizes)
     while True:
         moved = min(neighbours(sizes), key=value, default=sizes)
@@ -148,28 +146,28 @@ def _descended(sizes: Sizes, value: Callable[[Sizes], tuple[float, ...]]) -> Siz
 
 
 def evenest_stages(layers: Sequence[Layer], stages: int) -> Sizes:
-    """The partition whose slowest stage is as fast as can be."""
+    """The partition whose slowest stage is as fast as possible."""
     costs = [layer.time for layer in layers]
     cuts, _ = best_cuts(costs, stages, [{stage: 1.0} for stage in range(stages)])
     return sizes_of(cuts)
 
 
 def equal_sizes(layers: int, stages: int) -> Sizes:
-    """As many layers in each stage; those left over go to the first ones."""
+    """Equally many layers in each stage; the remainder goes to the first stages."""
     share, more = divmod(layers, stages)
     return tuple(share + (stage < more) for stage in range(stages))
 
 
 def _held(limit: Limit, cuts: Cuts) -> float:
-    """What the pieces of a limit hold together."""
+    """The memory of all pieces of a limit together."""
     return sum(
         sum(of[cuts[piece] : cuts[piece + 1]]) for piece, of in limit.amounts.items()
     )
 
 
 def neighbours(sizes: Sizes) -> Iterator[Sizes]:
-    """The partitions with one layer less in one stage and one more in another; what is between them
-    moves on by a layer.
+    """The partitions with one layer less in one stage and one more in another; stages between them
+    shift by a layer.
     """
     for giver, taker in permutations(range(len(sizes)), 2):
         if sizes[giver] > 1:
@@ -180,14 +178,14 @@ def neighbours(sizes: Sizes) -> Iterator[Sizes]:
 
 
 def sizes_of(cuts: Cuts) -> Sizes:
-    """How many layers there are between cuts."""
+    """The number of layers between cuts."""
     return tuple(end - begin for begin, end in pairwise(cuts))
 
 
 def _memory(
     layers: Sequence[Layer], schedule: Schedule, held: Sequence[int], capacity: Capacity
 ) -> list[Limit]:
-    """For each rank what its stages hold, and how much it may."""
+    """For each rank, the memory that each layer would take in its stages, and the rank's limit."""
     layout = schedule.layout
     versions = follow_weights(schedule).held_of
     limits = []
@@ -230,8 +228,8 @@ def _does_not_fit(
 
 
 def held_activations(execution: Execution) -> list[int]:
-    """Of each stage, how many microbatches' activations its rank holds when it is fullest: by bytes
-    where the costs give any, by number where not.
+    """For each stage, the number of microbatches whose activations its rank holds at its peak: the
+    peak in bytes if the costs have any, otherwise in activations.
     """
     schedule = execution.schedule
     stages = len(schedule.placement)
@@ -249,11 +247,11 @@ def held_activations(execution: Execution) -> list[int]:
         if not len(kind):
             continue
         # One row for each op of the rank, one column for each stage; the row with the most bytes is
-        # when the rank is fullest:
+        # the rank's peak:
         #
         #     op      changes     counts      bytes
         #     0F0     +1  0       1  0
-        #     3F0      0 +1       1  1        ◄ fullest
+        #     3F0      0 +1       1  1        ◄ peak
         #     3B0      0 -1       1  0
         changes: Ints = np.zeros((len(kind), stages), np.int64)
         stays = schedule.keeps_all(kind, stage, microbatch)
@@ -268,7 +266,7 @@ def held_activations(execution: Execution) -> list[int]:
 
 
 def work_of_ranks(layers: Sequence[Layer], sizes: Sizes, layout: Layout) -> list[float]:
-    """How long each rank works for a microbatch."""
+    """The work of each rank for a microbatch."""
     cuts = tuple(accumulate(sizes, initial=0))
     work = costs_of_pieces([layer.time for layer in layers], cuts)
     loads = loads_of_ranks(layout)

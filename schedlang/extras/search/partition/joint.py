@@ -1,8 +1,8 @@
-"""The partition and the schedule in turn, each at what the other one has become.
+"""Optimise the partition and the schedule by turns.
 
-With the order of the ops as it is, layers move from stage to stage as long as that makes the
-simulated step shorter; then the program is compiled anew at the costs of these stages, which its
-passes see; and so on, until neither finds more.
+First the order of the ops is fixed, and layers move between stages as long as that shortens the
+simulated step. Then the program is compiled again with the costs of the new stages, so that its
+passes see them. This repeats until neither gains anything.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,18 +42,18 @@ from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
-#: A turn that gains less than this share of the makespan is the last.
+#: The search ends when a turn gains less than this share of the makespan.
 _LEAST_GAIN = 1e-6
-#: A program whose first step takes longer than the best one's by this factor is left out.
+#: A program is left out if its first step takes this many times the best program's.
 _FAR = 1.15
-#: The most turns of partition and schedule; two or three are usual.
+#: The limit of turns of partition and schedule; two or three are usual.
 _MOST_TURNS = 8
 
 
 @frozen(kw_only=True)
 class Partitioned:
-    """A model in stages: `sizes` are how many layers each has, `costs` what stages of these layers
-    cost, and `execution` what their schedule does at these costs.
+    """A model in stages: the number of layers of each (`sizes`), the `costs` of these stages, and
+    the `execution` of their schedule at these costs.
     """
 
     sizes: Sizes
@@ -62,7 +62,7 @@ class Partitioned:
 
     @property
     def makespan(self) -> float:
-        """From the first start to the last end, in the unit of the layers' times."""
+        """The time from the first start to the last end, in the unit of the layers' times."""
         return self.execution.timeline.makespan
 
     def layout(self, layers: Sequence[Layer]) -> list[list[str]]:
@@ -72,8 +72,8 @@ class Partitioned:
 
 @frozen(kw_only=True)
 class Fit(Partitioned):
-    """A partition for a `program`, a name of the gallery or a text, with its `params`: the `plan`
-    is compiled at the costs of these stages.
+    """A partition for a `program` (a name of the gallery, or a text) and its `params`, with the
+    `plan` that was compiled at the costs of these stages.
     """
 
     program: Source | str = field(repr=False)
@@ -90,15 +90,14 @@ def fit(
     starts: Iterable[Sizes] = (),
     fixed: Layer = NOTHING,
 ) -> Fit:
-    """The best partition that is found for a program, and its plan: what `compile` gives at the
-    costs of these stages.
+    """Search the best partition for a program, and compile its plan at the costs of these stages.
 
-    `links`, `fixed` and `capacity` are those of `costs_of_stages` and `partition`. It starts from
-    `partition`, from the most even stages, from equal ones, and from further `starts`, and is never
-    worse than any of these that fits.
+    `links`, `fixed` and `capacity` are those of `costs_of_stages` and `partition`. The search
+    starts from `partition`, from the most even stages, from equal ones, and from further `starts`;
+    its result is never worse than any of these that fits.
 
-    CompileError for a program that does not compile; ValueError where there are too few layers, or
-    none of the partitions fits.
+    CompileError for a program that does not compile; ValueError if there are too few layers, or no
+    partition fits.
     """
     return _Attempt.of(
         Fitting(layers, links, capacity, fixed), program, params, starts
@@ -112,18 +111,17 @@ def search(
     capacity: Capacity | None = None,
     fixed: Layer = NOTHING,
 ) -> list[Fit]:
-    """The best partitions for some programs of the gallery, each a name with its parameters, the
-    one with the shortest step first.
+    """Search the best partitions for programs of the gallery, each a name with its parameters.
+    Return them sorted by the time of a step.
 
-    A program is left out that takes 15 % longer than the best when its layers are first shared out;
-    so is one that does not compile at its parameters, has more stages than there are layers, or
-    does not fit.
+    A program is left out if its first partition takes 15 % longer than the best program's, if it
+    does not compile at its parameters, has more stages than there are layers, or does not fit.
     """
     search = Fitting(layers, links, capacity, fixed)
     attempts = []
     for program, params in programs:
         doing(f"{program}: sharing out {len(layers)} layers")
-        # Another program may do; where none does, the list is empty.
+        # A program that fails is left out, so the list may be empty.
         with suppress(CompileError, ValueError):
             attempts.append(_Attempt.of(search, program, params))
     fits: list[Fit] = []
@@ -139,9 +137,9 @@ def search(
 
 
 def gallery(ranks: int, microbatches: int) -> Iterator[tuple[str, dict[str, int]]]:
-    """The programs of the gallery that train one model with a flush, on each microbatch as it is:
-    no updates within a step, no second pipeline with a replica, no slices, skips, frozen stages, or
-    copies to the host. All at their defaults, but for the sizes.
+    """The programs of the gallery that train one model with a flush, and their parameters: sizes as
+    given, others at their defaults. Programs with updates, a second pipeline, slices, skips, frozen
+    stages or copies to the host are left out.
     """
     params = {"ranks": ranks, "microbatches": microbatches}
     for name in names():
@@ -159,7 +157,7 @@ def gallery(ranks: int, microbatches: int) -> Iterator[tuple[str, dict[str, int]
 
 @frozen
 class _Attempt:
-    """A program, and the partitions to begin with under it."""
+    """A program, and a trial for each partition from which its search starts."""
 
     search: "Fitting"
     program: Source | str
@@ -175,7 +173,7 @@ class _Attempt:
         params: Mapping[str, int],
         starts: Iterable[Sizes] = (),
     ) -> "_Attempt":
-        """A program with the partitions that `fit` begins with, and its errors."""
+        """Compile a program for each partition from which `fit` starts; raises as `fit` does."""
         plan = compile(program, params, search.links)
         check_layers(search.layers, plan.layout.pieces)
         attempt = cls(search, program, params, plan.layout, [])
@@ -185,17 +183,17 @@ class _Attempt:
 
     @property
     def first(self) -> "Trial":
-        """The best partition to begin with."""
+        """The best partition among those at the start."""
         return min(self.trials, key=value_of)
 
     def compiled(self, sizes: Sizes) -> "Trial":
-        """A partition; since passes see the costs, each has a plan of its own."""
+        """Compile the program at the costs of a partition, which its passes see."""
         search = self.search
         costs = search.costs(sizes, self.layout)
         return search.at(compile(self.program, self.params, costs), sizes)
 
     def fit(self) -> Fit:
-        """The best that is found; ValueError if it does not fit."""
+        """Improve all trials and return the best one; ValueError if it does not fit."""
         best = min(map(self.improved, self.trials), key=value_of)
         if best.excess > 0:
             raise ValueError(
@@ -214,9 +212,7 @@ class _Attempt:
         )
 
     def improved(self, best: "Trial") -> "Trial":
-        """Layers that move under the order as it is, and the order at what the stages are then, in
-        turn.
-        """
+        """Move layers under the plan's order, then compile an order for these stages, by turns."""
         for _ in range(_MOST_TURNS):
             following = self.compiled(self.search.descended(best).sizes)
             if value_of(following) >= _less(value_of(best)):
@@ -227,8 +223,8 @@ class _Attempt:
 
 @frozen
 class Trial:
-    """A partition under a plan, or a schedule with its transfers, and by how many bytes ranks hold
-    too much.
+    """A partition under a plan, or under a schedule with transfers, and the bytes by which ranks
+    exceed their memory (`excess`).
     """
 
     sizes: Sizes
@@ -239,12 +235,12 @@ class Trial:
 
     @property
     def makespan(self) -> float:
-        """How long a step takes."""
+        """The time of a step."""
         return self.execution.timeline.makespan
 
 
 def value_of(trial: Trial) -> tuple[float, float]:
-    """What is minimised: first what does not fit, then time."""
+    """The value that is minimised: first the excess of memory, then the time."""
     return trial.excess, trial.makespan
 
 
@@ -256,7 +252,7 @@ def _less(value: tuple[float, float]) -> tuple[float, float]:
 
 @frozen
 class Fitting:
-    """Partitions of some layers, under one plan or another."""
+    """Evaluates partitions of a model's layers under a plan."""
 
     layers: Sequence[Layer]
     links: Costs
@@ -264,11 +260,11 @@ class Fitting:
     fixed: Layer
 
     def costs(self, sizes: Sizes, layout: Layout) -> Costs:
-        """What the stages of a partition cost."""
+        """The costs of the stages of a partition."""
         return costs_of_stages(self.layers, sizes, layout, self.links, self.fixed)
 
     def at(self, plan: Schedule, sizes: Sizes) -> Trial:
-        """A partition under a plan."""
+        """Simulate a plan at the costs of a partition."""
         costs = self.costs(sizes, plan.layout)
         execution = simulate(plan, costs)
         excess = 0.0
@@ -282,9 +278,7 @@ class Fitting:
         return Trial(sizes, plan, costs, execution, excess)
 
     def descended(self, trial: Trial) -> Trial:
-        """What is reached by moving a layer wherever that makes the execution better, under the
-        same plan.
-        """
+        """Move single layers as long as that improves the execution of the same plan."""
         while True:
             better = self._first_better(trial)
             if better is None:
@@ -297,7 +291,7 @@ class Fitting:
         def slowest(sizes: Sizes) -> float:
             return max(work_of_ranks(self.layers, sizes, trial.plan.layout))
 
-        # Those first that give the slowest rank least to do.
+        # Neighbours with the least work on their slowest rank come first.
         for sizes in sorted(neighbours(trial.sizes), key=slowest):
             moved = self.at(trial.plan, sizes)
             if value_of(moved) < enough:
@@ -311,14 +305,15 @@ def _starts(
     capacity: Capacity | None,
     others: Iterable[Sizes],
 ) -> list[Sizes]:
-    """The partitions to begin with."""
+    """The partitions from which the search starts."""
     layout: Layout = plan.layout
     starts = {equal_sizes(len(layers), layout.pieces), *others}
     held = held_activations(simulate(plan, UNIT, ideal=True))
     starts.add(balanced(layers, plan, held))
     starts.add(evenest_stages(layers, layout.pieces))
     if capacity is not None:
-        # Where none fits, some may all the same: what is held depends on the costs too.
+        # If none fits by this estimate, the search may still find one: the activations that are
+        # held depend on costs, too.
         with suppress(ValueError):
             starts.add(balanced(layers, plan, held, capacity))
     return sorted(starts)

@@ -1,4 +1,4 @@
-"""What the layers of a model cost, and what stages made of them do."""
+"""The costs of a model's layers, and the costs of stages made of these layers."""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
@@ -16,16 +16,16 @@ from schedlang.schedule.layout import Layout
 
 @frozen
 class Layer:
-    """What a layer of a model costs, of one microbatch (or slice): times in any unit, the same for
-    all layers and links, and bytes.
+    """The costs of a layer for one microbatch (or slice): times, in one unit for all layers and
+    links, and bytes.
 
-    `input` and `weight` are the halves of its backward, `backward` is a whole one, by default as
-    long as both. Of the `activation_bytes` that a forward leaves until the last use, an input half
-    leaves `kept_bytes` until its weight half, by default all. `boundary_bytes` is what the layer
-    hands on, should it be the last one of a stage. `weights_bytes` is one version of its weights;
-    add what the optimizer keeps, if it is to count.
+    `input` and `weight` are the halves of its backward; `backward` is the whole one, by default as
+    long as both. A forward keeps `activation_bytes` until the last use; after the input half,
+    `kept_bytes` of these remain until the weight half, by default all. `boundary_bytes` is the size
+    of the layer's output, which is sent if the layer is the last one of a stage. `weights_bytes` is
+    the size of one version of its weights; add the optimizer's state if that should count.
 
-    TypeError or ValueError for what is no number from 0.
+    TypeError or ValueError unless all are numbers from 0.
     """
 
     forward: float
@@ -57,25 +57,25 @@ class Layer:
 
     @property
     def time(self) -> float:
-        """What a microbatch takes in it, forward and backward."""
+        """The time of a microbatch in this layer, forward and backward."""
         return self.forward + max(self.backward, self.input + self.weight)
 
 
-#: What ops `Costs` and layers call by these names take.
+#: The times of ops, as `Layer` names them; `Costs` has a field with the ending `_times` for each.
 _OPS = ("forward", "input", "weight", "backward")
 _BYTES = ("activation_bytes", "kept_bytes", "weights_bytes")
 _HANDED_ON = "boundary_bytes"
 _NUMBERS = (*_OPS, *_BYTES, _HANDED_ON)
-#: The fields of `Costs` that have a number for each layer, as elsewhere for each stage. All add up
-#: over the layers of a stage, but for what it hands on, which is its last layer's.
+#: The fields of `Costs` with a number for each stage, or here for each layer. A stage's number is
+#: the sum over its layers, except for `boundary_bytes`, which is its last layer's.
 PER_LAYER = tuple(
     name for name, cost in COSTS.items() if cost.shape in ("stage", "unit")
 )
 
 
 def check_layers(layers: Sequence[Layer], stages: int) -> None:
-    """TypeError unless these are layers, ValueError unless they are enough for so many stages, and
-    take any time.
+    """TypeError unless these are layers; ValueError if there are fewer layers than stages, or if no
+    layer takes any time.
     """
     check_type("layers", layers, Sequence, "a list of Layer")
     for index, layer in enumerate(layers):
@@ -91,7 +91,7 @@ def check_layers(layers: Sequence[Layer], stages: int) -> None:
         )
 
 
-#: What ops take besides the layers of their stages, where nothing is known of it.
+#: No fixed costs of ops besides those of layers.
 NOTHING = Layer(0.0, 0.0, 0.0)
 
 
@@ -102,13 +102,13 @@ def costs_of_stages(
     links: Costs = UNIT,
     fixed: Layer = NOTHING,
 ) -> Costs:
-    """What the stages of a layout cost, where stage i of the model has so many layers, `sizes[i]`;
-    of two pipelines both have all.
+    """The costs of a layout's stages, if stage i of the model has `sizes[i]` layers. With two
+    pipelines, each has all layers.
 
-    `fixed` is what the ops of every stage take besides its layers, however many it has, so that
-    more stages cost more (`fixed_of_runs`). `links` says how long transfers take (`p2p_time`, or
-    latencies and bandwidths, in whose place of `boundary_bytes` those of the layers come), and what
-    else is not of layers, such as `update_times`.
+    `fixed` are costs of each stage's ops besides those of its layers, so that more stages cost more
+    (`fixed_of_runs`). `links` has the costs of transfers: `p2p_time`, or latencies and bandwidths,
+    which are used with the `boundary_bytes` of the layers. It also has costs that do not depend on
+    layers, such as `update_times`.
     """
     layers_by_stage(layers, sizes)
     fields = {f"{op}_times": op for op in _OPS}
@@ -135,8 +135,8 @@ def merged(
     layout: Layout,
     names: Iterable[str] = PER_LAYER,
 ) -> Costs:
-    """The costs of stages that have so many layers each, from `costs` that have a number for each
-    layer where some `names` have one for each stage; of several pipelines each has all layers.
+    """The costs of stages with `sizes[i]` layers each. The fields `names` of the given costs have a
+    number for each layer. With several pipelines, each has all layers.
     """
     cuts = list(accumulate(sizes, initial=0))
     of_stages: dict[str, Any] = {}
@@ -156,8 +156,8 @@ def merged(
 
 
 def divided(costs: Costs, layers: Sequence[int]) -> Costs:
-    """The costs of layers, from those of stages which have so many layers each, all alike within a
-    stage; one number of layers is for all stages. ValueError for another number of stages.
+    """Divide the costs of stages among their layers, in equal parts. `layers` has the number of
+    layers of each stage, or one number for all. ValueError for another number of stages.
     """
     stages = layers_in(costs)
     if len(layers) not in (1, stages):
@@ -179,7 +179,7 @@ def divided(costs: Costs, layers: Sequence[int]) -> Costs:
 
 
 def layers_in(costs: Costs) -> int:
-    """How many layers, or stages, costs have numbers for; ValueError unless it is one number."""
+    """The number of layers, or stages, in these costs; ValueError if fields differ in it."""
     lengths: dict[int, str] = {}
     for name in PER_LAYER:
         values = getattr(costs, name)
@@ -192,14 +192,14 @@ def layers_in(costs: Costs) -> int:
 
 
 def of_layer(values: Sequence[float], index: int) -> float:
-    """The number of a layer, where one may stand for all."""
+    """The number of a layer; a single number stands for all layers."""
     return values[index] if len(values) > 1 else values[0]
 
 
 def layers_by_stage(
     layers: Sequence[Layer], sizes: Sequence[int]
 ) -> list[Sequence[Layer]]:
-    """The layers of each stage of the model; ValueError unless these are all layers."""
+    """The layers of each stage of the model; ValueError unless the sizes add up to all layers."""
     if sum(sizes) != len(layers):
         raise ValueError(f"`sizes` has {sum(sizes)} layers, there are {len(layers)}")
     cuts = accumulate(sizes, initial=0)
@@ -212,14 +212,13 @@ def names_by_stage(layers: Sequence[Layer], sizes: Sequence[int]) -> list[list[s
 
 
 def fixed_of_runs(runs: Sequence[tuple[Costs, int]]) -> Layer:
-    """What ops take however many layers their stage has: starting kernels, handing on tensors. From
-    runs of one model in different numbers of stages, each the costs of its trace (`read_costs`) and
-    its number of stages.
+    """The fixed times of ops, such as starting kernels and passing on tensors, which do not depend
+    on the number of layers. They are computed from runs of one model in different numbers of
+    stages: for each run, the costs of its trace (`read_costs`), and its number of stages.
 
-    All stages together take as long as all layers, and as often what is fixed as there are stages:
-    a line whose slope is looked for (by least squares, where there are more than two runs).
-    Measured times scatter, so a slope below 0 is taken for 0. ValueError for runs that all have the
-    same number of stages.
+    The time of all stages together is that of all layers, plus the fixed time once for each stage:
+    a line with the fixed time as its slope, found by least squares. Measured times scatter, so a
+    negative slope counts as 0. ValueError if all runs have the same number of stages.
     """
     stages = [count for _, count in runs]
     if len(set(stages)) < 2:
@@ -244,14 +243,14 @@ def layers_of_run(
     names: Sequence[str],
     fixed: Layer = NOTHING,
 ) -> list[Layer]:
-    """The layers of a model that has run with so many in each stage, where `costs` are those of the
-    run (`read_costs` of its trace) and `shares` say how the layers of a stage divide its time, as
-    what `measure` of the runtime gives for them; but for what is `fixed` for each op
-    (`fixed_of_runs`).
+    """The costs of a model's layers, from a run with `sizes[i]` layers in stage i. `costs` are
+    those of the run (`read_costs` of its trace), without the `fixed` times of ops
+    (`fixed_of_runs`). `shares` say how the layers of a stage share its time, such as the times from
+    `measure` of the runtime.
 
-    Where the run had whole backwards only, either half is half of one. Transfers and bytes are not
-    of layers: give the run's `p2p_time` as `links`. ValueError unless there are a share and a name
-    for each layer, and a cost for each stage.
+    If the run had only whole backwards, each half counts as half of one. Layers get no transfers
+    and no bytes: give the run's `p2p_time` as `links`. ValueError unless there are a share and a
+    name for each layer, and a cost for each stage.
     """
     if not len(shares) == len(names) == sum(sizes):
         raise ValueError(

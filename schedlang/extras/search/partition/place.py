@@ -1,9 +1,8 @@
-"""Which rank has which stage, also several of them, and not as many on each: placement and order
-together.
+"""Search the placement of stages on ranks, together with an order. Ranks may have different numbers
+of stages.
 
-A placement is judged by the best of a few orders for it, which greedy executions forwards and
-backwards in time find. Stages move to other ranks, and change places, as long as that makes the
-step shorter.
+The value of a placement is that of the best of a few greedy orders. Stages move to other ranks, or
+two stages swap their ranks, as long as that shortens the step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +24,9 @@ from schedlang.schedule.schedule import Schedule
 
 #: The rank of each stage.
 Placement = tuple[int, ...]
-#: The orders that are tried for a placement.
+#: The number of orders to try for a placement.
 _ORDERS = 4
-#: Of a microbatch on one stage, which op comes before which.
+#: The order of a microbatch's ops on one stage.
 _TURN = {
     kind: turn
     for turn, kinds in enumerate(((Kind.F,), REPEATS, MAKERS[Kind.B], (Kind.W,)))
@@ -36,13 +35,13 @@ _TURN = {
 
 
 def place(problem: Problem, weights: Sequence[float] = ()) -> Problem:
-    """The problem on the best placement that is found, with `graph.order` the best order found for
-    it, within the same limits: never worse than the placement and the order that it has, if these
-    hold no more than they may. Where the `weights` of each stage count as well, in the unit of the
-    limits, a rank's limit is less by those that it has then.
+    """The problem on the best placement that is found; its `graph.order` is the best order found
+    there. It is never worse than the given placement and order, if these stay within the limits.
+    With the `weights` of stages, in the unit of the limits, a rank's limit is lowered by those of
+    its stages.
 
-    Every rank has a stage or more. ValueError for a schedule whose stages cannot move one by one:
-    it has several pipelines, slices, updates of its own, or ops that overlap.
+    Every rank has at least one stage. ValueError for a schedule whose stages cannot move one by
+    one: it has several pipelines, slices, updates of its own, or overlapped ops.
     """
     schedule = problem.graph.schedule
     wrong = _why_not(schedule)
@@ -63,7 +62,7 @@ def place(problem: Problem, weights: Sequence[float] = ()) -> Problem:
 
 
 def _why_not(schedule: Schedule) -> str | None:
-    """Why the stages of a schedule cannot move one by one."""
+    """The reason why the stages of a schedule cannot move one by one; None if they can."""
     layout = schedule.layout
     if len(layout.pipelines) > 1:
         return "it has several pipelines: each has its stages on all ranks"
@@ -77,7 +76,7 @@ def _why_not(schedule: Schedule) -> str | None:
 
 
 def _work(problem: Problem) -> list[float]:
-    """What each stage takes, for all microbatches."""
+    """The work of each stage for all microbatches."""
     graph = problem.graph
     work = [0.0] * len(graph.schedule.placement)
     for ops, time in zip(graph.ops, graph.time, strict=True):
@@ -87,7 +86,7 @@ def _work(problem: Problem) -> list[float]:
 
 @frozen
 class _Placed:
-    """A placement with an order for it, and what that comes to."""
+    """A placement with an order for it, and the value of that order."""
 
     problem: Problem
     value: float
@@ -101,14 +100,14 @@ class _Placing:
     work: list[float]
 
     def problem(self, schedule: Schedule, placement: Placement) -> Problem:
-        """A schedule with what its ranks may hold beside their weights."""
+        """The problem of a schedule, whose ranks' limits are lowered by their weights."""
         left = list(self.limits)
         for weight, rank in zip(self.weights, placement, strict=True):
             left[rank] -= weight
         return Problem.of(schedule, left)
 
     def placed(self, placement: Placement) -> _Placed:
-        """A placement with the best of a few orders for it."""
+        """Find the best of a few orders for a placement."""
         doing(f"stages on ranks {' '.join(map(str, placement))}")
         problem = self.problem(moved(self.schedule, placement), placement)
         orders = islice(starts(Instance.of(problem)), _ORDERS)
@@ -118,11 +117,11 @@ class _Placing:
         return _Placed(Problem.of(problem.graph.reordered(best), problem.limits), value)
 
     def first_better(self, placed: _Placed) -> _Placed | None:
-        """The first neighbour that is better, those first whose ranks have even work."""
+        """The first better neighbour; neighbours with more even work come first."""
         enough = placed.value * (1 - ROUNDING)
         placement = placed.problem.graph.schedule.layout.placement
         for neighbour in sorted(self._neighbours(placement), key=self._slowest):
-            # All that follow have a slower rank yet, and no order is faster than its slowest rank.
+            # The remaining neighbours have even slower ranks, and no order is faster than those.
             if self._slowest(neighbour) >= enough:
                 return None
             moved_there = self.placed(neighbour)
@@ -131,14 +130,14 @@ class _Placing:
         return None
 
     def _slowest(self, placement: Placement) -> float:
-        """The work of the slowest rank: no order takes less."""
+        """The work of the slowest rank, a lower bound of the step."""
         loads = [0.0] * len(self.limits)
         for work, rank in zip(self.work, placement, strict=True):
             loads[rank] += work
         return max(loads)
 
     def _neighbours(self, placement: Placement) -> Iterator[Placement]:
-        """The placements with one stage on another rank, or two stages in each other's place."""
+        """The placements with one stage on another rank, or with two stages swapped."""
         for stage, rank in enumerate(placement):
             if placement.count(rank) > 1:
                 for other in range(len(self.limits)):
@@ -153,7 +152,7 @@ class _Placing:
 
 
 def _first_placements(work: Sequence[float], ranks: int) -> Iterator[Placement]:
-    """In a row, as even as can be; a loop; a V and back again."""
+    """Consecutive stages with balanced work; a loop; and repeated Vs."""
     stages = len(work)
     cuts, _ = best_cuts(work, ranks, [{rank: 1.0} for rank in range(ranks)])
     yield tuple(
@@ -165,8 +164,8 @@ def _first_placements(work: Sequence[float], ranks: int) -> Iterator[Placement]:
 
 
 def moved(schedule: Schedule, placement: Placement) -> Schedule:
-    """The ops of a schedule with its stages on other ranks, where a microbatch begins when the one
-    before is over: that fits wherever anything does.
+    """The ops of a schedule with its stages on other ranks, one microbatch after the other: no
+    order holds less.
     """
     columns = schedule.columns
     rank = np.array(placement)[columns.stage]

@@ -1,4 +1,4 @@
-"""Partition, placement and order, each in turn at what the others have become."""
+"""Optimise partition, placement and order by turns, each for the current state of the others."""
 
 from collections.abc import Sequence
 
@@ -21,14 +21,14 @@ from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import INPUT_HALVES, Kind
 from schedlang.schedule.schedule import Schedule
 
-#: The most turns of placement and partition; two or three are usual.
+#: The limit of turns of placement and partition; two or three are usual.
 _MOST_TURNS = 8
 
 
 @frozen(kw_only=True)
 class Solution(Partitioned):
-    """A partition with a `schedule` of its own: the ops of its stages on ranks, in order, with
-    their transfers.
+    """A partition with its own `schedule`: the ops of its stages on ranks, in order, with
+    transfers.
     """
 
     schedule: Schedule = field(repr=False)
@@ -47,10 +47,11 @@ def solve(
     capacity: Capacity | None = None,
     fixed: Layer = NOTHING,
 ) -> Solution:
-    """Partition, placement and order together, from programs that were fitted before: the best that
-    is found from any of these, and never worse.
+    """Optimise partition, placement and order together, starting from each of the given fits; the
+    result is at least as good as the best of them.
 
-    There are as many stages as a program has, on any ranks. ValueError without programs.
+    The number of stages is that of the program, and stages may be on any ranks. ValueError without
+    fits.
     """
     if not fits:
         raise ValueError("there is no program to begin with: none was found that fits")
@@ -62,14 +63,14 @@ def solve(
 
 
 def _solved(search: Fitting, fit: Fit) -> Trial:
-    """The best that is found from one program."""
+    """The best trial that is found from one fit."""
     best = search.at(fit.plan, fit.sizes)
     for _ in range(_MOST_TURNS):
         try:
             weights = best.costs.bytes_of_weights(len(best.plan.placement))
             placed = place(_problem(best, search.capacity), weights).graph
         except ValueError:
-            # A program whose stages cannot move stays as it is.
+            # The stages of this program cannot move.
             return best
         schedule = evolve(placed.reordered(placed.order), costs=best.costs)
         lowered = choose_lowering(schedule, best.costs).schedule
@@ -81,9 +82,7 @@ def _solved(search: Fitting, fit: Fit) -> Trial:
 
 
 def _problem(trial: Trial, capacity: Capacity | None) -> Problem:
-    """The ops at their costs, to be put in order on other ranks; where there is a capacity, memory
-    is in bytes.
-    """
+    """The problem of a trial's ops at its costs; with a capacity, memory is counted in bytes."""
     costs = trial.costs
     ranks = len(trial.plan.ranks)
     in_bytes = costs.bytes(len(trial.plan.placement))

@@ -1,4 +1,4 @@
-"""What no schedule of some stages can beat, whatever its order: known before it is compiled."""
+"""Lower bounds of time and memory for all schedules of a layout, known before any is compiled."""
 
 from collections.abc import Iterable, Sequence
 from operator import add
@@ -17,8 +17,8 @@ _KINDS = {"forward": Kind.F, "backward": Kind.B, "input": Kind.I, "weight": Kind
 
 @frozen
 class Bounds:
-    """The least time of a training step, in the unit of the costs, and the fewest bytes that the
-    rank with the most holds.
+    """Lower bounds of a training step: its time, in the unit of the costs, and the bytes that the
+    fullest rank holds.
     """
 
     time: float
@@ -26,12 +26,12 @@ class Bounds:
 
 
 def bounds_of(layout: Layout, costs: Costs) -> Bounds:
-    """The bounds of a layout at some costs.
+    """The bounds of a layout at these costs.
 
-    Every microbatch goes forward and backward through all stages. So a rank has its work to do,
-    once the first microbatch has come to it; and behind the last gradient of an input that it
-    makes, the stages before it have theirs to make. It holds its weights, and the activations of
-    one microbatch on one of its stages at least.
+    Every microbatch goes forward and backward through all stages. So a rank's work can begin only
+    when the first microbatch has reached it, and after its last input gradient the stages before
+    it still have a backward to run. A rank holds at least its weights, and the activations of one
+    microbatch on one of its stages.
     """
     stages = range(len(layout.placement))
     durations = costs.durations(len(stages))
@@ -40,7 +40,7 @@ def bounds_of(layout: Layout, costs: Costs) -> Bounds:
     # A schedule may split its backwards.
     gradient = _least(times["backward"], times["input"])
     whole = _least(times["backward"], map(add, times["input"], times["weight"]))
-    # What a rank cannot do at the same time as something else, even in an overlap.
+    # The times in which a rank can run no other op, even in an overlap.
     alone = {
         name: [_share_alone(durations, kind) * time for time in times[name]]
         for name, kind in _KINDS.items()
@@ -75,8 +75,8 @@ def bounds_of(layout: Layout, costs: Costs) -> Bounds:
 
 
 def _share_alone(durations: Durations, kind: Kind) -> float:
-    """The share of an op's time in which its rank computes, for it alone: in an overlap, that of
-    its components which compute.
+    """The share of an op's time in which no other op can compute. In an overlap that is the share
+    of its components that compute.
     """
     if durations.overlap is not None:
         return 0.0
@@ -98,8 +98,8 @@ def _ways(
     gradient: Sequence[float],
     whole: Sequence[float],
 ) -> tuple[list[float], list[float]]:
-    """For each stage how long a microbatch takes to it from the start, and from the gradient that
-    it makes to the end.
+    """For each stage, the time of a microbatch from the start to this stage, and the time from the
+    stage's input gradient to the end.
     """
     transfers = costs.transfers(len(layout.placement))
     reached = []
@@ -114,7 +114,7 @@ def _ways(
         way = transfers.time(Kind.F, before, *ranks)
         back = transfers.time(Kind.B, before, *reversed(ranks))
         reached.append(reached[before] + forward[before] + way)
-        # The first stage has no gradient to hand on, so the end waits for all of its backward.
+        # The first stage sends no gradient, so the step ends after its whole backward.
         own = whole[before] if layout.is_first(before) else gradient[before]
         left.append(back + own + left[before])
     return reached, left

@@ -1,4 +1,4 @@
-"""What may be tried: programs with their parameters, at all sizes of a training."""
+"""The candidates of a search: programs with their parameters, at all sizes of a training."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,20 +17,20 @@ from schedlang.schedule.costs import Costs
 from schedlang.schedule.cuts import best_cuts
 from schedlang.schedule.layout import Layout
 
-#: The most even split is found exactly where each rank has one stage; for a V and a hundred layers
-#: that would take a second for each layout, for a loop minutes.
+#: The most even split is exact only with one stage on each rank. For a V and a hundred layers, that
+#: would take a second for each layout, and for a loop minutes.
 _EXACT_UP_TO = 1
 
 
 @frozen
 class Training:
-    """What is to be trained: a model by its layers, at each size of microbatch that may be taken;
-    on how many ranks, with how many samples in a batch.
+    """A training: the layers of a model, for each size of microbatch that may be used, the number
+    of ranks, and the samples of a batch.
 
-    `memory` is how many bytes a rank may hold. `params` are parameters of the programs that are
-    not open, and plans are for a `transport`. With a `jitter` (see `Noise`), what counts is the
-    makespan that 95 of 100 runs stay below. Steps whose times differ by no more than the `margin`,
-    relative to their size, are a tie: the costs do not know more.
+    `memory` is the limit of a rank in bytes. `params` are fixed parameters of the programs, and
+    plans are for a `transport`. With a `jitter` (see `Noise`), candidates are ranked by the 95th
+    percentile of their makespans. Steps whose times differ by less than the relative `margin` are a
+    tie, since costs are not more accurate.
     """
 
     layers: Sequence[Layers]
@@ -45,8 +45,8 @@ class Training:
 
 @frozen
 class Size:
-    """How a training is divided: into `replicas` of a pipeline of so many `ranks`, each with its
-    share of the batch in so many `microbatches` of some `samples`.
+    """The division of a training: the number of `replicas`, the `ranks` of each replica's pipeline,
+    its `microbatches`, and the `samples` of a microbatch.
     """
 
     replicas: int
@@ -57,12 +57,11 @@ class Size:
 
 @frozen(eq=False)
 class Candidate:
-    """A program at a size with the `params` that are given beside it, and the costs of its stages.
+    """A program at a size, its other parameters (`params`), and the costs of its stages.
 
-    `shares` are how many layers each stage of the model has, and a rank has at most so many
-    `chunks`, its stages. Behind the schedule, replicas sum
-    gradients for a time `sums`. `bounds` are those of the step, with these sums and all that a rank
-    holds.
+    `shares` are the numbers of layers of the stages, and `chunks` is the largest number of stages
+    on a rank. After the schedule, replicas all-reduce their gradients in the time `sums`. `bounds`
+    are those of the step with this time, and of a rank's memory.
     """
 
     program: Program
@@ -77,14 +76,14 @@ class Candidate:
 
     @property
     def all_params(self) -> dict[str, int]:
-        """The parameters that the program is given."""
+        """All parameters of the program, with its sizes."""
         sizes = {"ranks": self.size.ranks, "microbatches": self.size.microbatches}
         return sizes | self.params
 
 
 def sizes(training: Training, layers: Layers) -> Iterator[Size]:
-    """How a training can be divided, with microbatches of a size: every replica has as many ranks,
-    and as many microbatches. Pipelines have at most as many ranks as there are layers.
+    """All divisions of a training into equal replicas, with microbatches of one size. Pipelines
+    have at most as many ranks as there are layers.
     """
     for ranks in range(1, min(training.ranks, layers.count) + 1):
         replicas, rest = divmod(training.ranks, ranks)
@@ -103,8 +102,8 @@ def sizes(training: Training, layers: Layers) -> Iterator[Size]:
 def candidates(
     program: Program, training: Training, deadline: float = inf
 ) -> list[Candidate]:
-    """All that may be tried of a program, by the least time that it may take, and then by the
-    fewest bytes; or what of it is known by a `deadline`, as `time.monotonic` counts.
+    """All candidates of a program, sorted by their lower bounds of time and then of bytes; at the
+    `deadline` (of `time.monotonic`) those that are known.
     """
     fixed = {
         name: training.params[name]
@@ -138,8 +137,8 @@ def candidates(
 
 @frozen
 class _Priced:
-    """What follows from where stages are: how the layers are shared out among them, what stages and
-    sums of gradients cost, and what no order can beat.
+    """The partition of layers for a layout, the costs of its stages, the time of summing gradients,
+    and the lower bounds.
     """
 
     shares: Sizes
@@ -150,7 +149,7 @@ class _Priced:
 
 @cache
 def _priced(layout: Layout, layers: Layers, size: Size) -> tuple[_Priced, ...]:
-    """What follows from a layout, for each way to share out the layers."""
+    """The costs and bounds of a layout, for each partition of the layers."""
     ways = []
     layers = layers.with_exchanges(size.ranks)
     for shares in _shares(layers.work, _with_few(layout)):
@@ -166,8 +165,8 @@ def _priced(layout: Layout, layers: Layers, size: Size) -> tuple[_Priced, ...]:
 
 @cache
 def _shares(work: tuple[float, ...], layout: Layout) -> tuple[Sizes, ...]:
-    """How many layers each stage may have: so that the slowest rank is as fast as can be, and so
-    that the slowest stage is, if that is another way.
+    """Partitions of the layers: the one with the fastest slowest rank, and the one with the fastest
+    slowest stage, if it differs.
     """
     stages = [{piece: 1.0} for piece in range(layout.pieces)]
     cuts, _ = best_cuts(work, layout.pieces, stages)
@@ -177,10 +176,10 @@ def _shares(work: tuple[float, ...], layout: Layout) -> tuple[Sizes, ...]:
 
 
 def _with_few(layout: Layout) -> Layout:
-    """A layout with as few microbatches as there can be, each pipeline with the share that it has:
-    as far as the layers are concerned, it is the same.
+    """The layout with the fewest microbatches in the same proportion between pipelines, which has
+    the same best partitions.
     """
-    # So that candidates with other numbers of microbatches share the result from the cache.
+    # Then candidates that differ only in microbatches share one cached result.
     common = gcd(*(pipeline.microbatches for pipeline in layout.pipelines))
     pipelines = [
         evolve(pipeline, microbatches=pipeline.microbatches // common)
@@ -190,19 +189,18 @@ def _with_few(layout: Layout) -> Layout:
 
 
 def _per_node(per_node: int, size: Size) -> int:
-    """How many ranks of a pipeline are on one node, where nodes hold several replicas, or replicas
-    several nodes.
+    """The number of consecutive ranks of a pipeline on one node, with several replicas on a node,
+    or several nodes for a replica.
 
-    Where one node holds not all replicas, and neither number divides the other, replicas begin at
-    different places of a node. Then every link counts as one between nodes that is so in any of
-    them.
+    If neither number divides the other, replicas begin at different places of a node. Then a link
+    counts as one between nodes if it is one in any replica.
     """
     holds_whole = per_node % size.ranks == 0 or size.replicas * size.ranks <= per_node
     return per_node if holds_whole else gcd(per_node, size.ranks)
 
 
 def _time_of_sums(layers: Layers, shares: Sizes, layout: Layout, size: Size) -> float:
-    """How long replicas take to sum their gradients behind the schedule, over the slowest link."""
+    """The time in which replicas sum their gradients after the schedule, over the slowest link."""
     costs = layers.costs
     is_one_node = size.replicas * size.ranks <= (costs.ranks_per_node or size.ranks)
     bandwidth = costs.bandwidth_in_node

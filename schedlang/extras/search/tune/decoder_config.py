@@ -1,7 +1,7 @@
-"""The shapes of a decoder from its configuration, as transformers or Megatron writes it.
+"""Read the shapes of a decoder from a configuration of transformers or Megatron.
 
-The keys of the configuration and the row of its family say of which parts each layer is made. What
-else a key says is refused by that key, and so is a `model_type` that has no row.
+The parts of each layer follow from the configuration's keys and from the row of its family. Keys
+that describe anything else are refused by name, and so is a `model_type` without a row.
 """
 
 import re
@@ -18,10 +18,11 @@ from schedlang.extras.search.tune.decoder_costs import Decoder, Layer
 from schedlang.extras.search.tune.families import FAMILIES, OTHER_NAMES, Family
 from schedlang.extras.search.tune.layer_parts import Part
 
-#: A file without a family, such as Megatron's arguments: its keys say all.
+#: The family of a file without a `model_type`, such as Megatron's arguments.
 _BY_KEYS = Family(has=frozenset({"experts", "latent"}))
 
-#: Keys that say that a model is of some kind, and what they say; a family that `has` it is counted.
+#: Patterns of keys that only some kinds of models have, and what these keys say. They are refused
+#: unless the model's family `has` the kind.
 _KINDS = {
     "experts": (
         r"(num|n|moe_num)_(\w+_)?experts(_per_tok)?|moe_intermediate_size",
@@ -59,31 +60,31 @@ _KINDS = {
         "it has more than its layers",
     ),
 }
-#: Keys that Megatron's arguments have for any model, as they have `multi_latent_attention`.
+#: Keys that Megatron's arguments have for any model; `multi_latent_attention` shows such a file.
 _OF_ANY = r"(q|kv)_lora_rank|(mamba|linear)_\w+"
-#: What an entry of `layer_types` may say: of which tokens a layer sees, and not of its weights.
+#: Entries of `layer_types` that only say which tokens a layer sees, so that its weights are alike.
 _LAYER_TYPE = re.compile(r"(full|sliding|chunked|global|local)(_attention)?|attention")
-#: What an entry of a list of layers, or a letter of a pattern, calls a part of a layer.
+#: Names of a layer's parts, as entries in lists of layers or as letters of a pattern.
 _PARTS = {
     "recurrence": ("mamba", "linear_attention", "M"),
     "attention": ("attention", "full_attention", "*"),
     "mlp": ("mlp", "-"),
     "experts": ("moe", "E"),
 }
-#: Lists with an entry for each layer: what differs there is no difference in weights, or is read.
+#: Lists with an entry for each layer whose differences do not change weights, or are read.
 _LISTS = {"layer_types", "no_rope_layers", "attention_layers"}
 _LISTS_OF_PARTS = {
     *("layers_block_type", "attn_layer_indices"),
     *("mlp_layer_types", "moe_layers", "mlp_only_layers", "moe_layer_freq"),
 }
-#: What a part of a model for other inputs is called.
+#: Keys of a model's parts for other inputs.
 _PART = re.compile(r"(vision|visual|image|video|audio|speech|encoder)")
-#: What calls the decoder in a configuration of several models.
+#: Keys of the decoder in a configuration of several models.
 _DECODERS = ("text_config", "llm_config", "language_config")
 
 
 def read_decoder(path: str | Path) -> Decoder:
-    """The decoder of a configuration, config.json; CompileError says what is wrong with it."""
+    """Read the decoder of a configuration, config.json; CompileError if it is wrong or unknown."""
     from schedlang.files.documents import read_document
 
     try:
@@ -97,7 +98,7 @@ def read_decoder(path: str | Path) -> Decoder:
 
 
 def decoder_of(config: Any) -> Decoder:
-    """The same from an object; ValueError says what is wrong."""
+    """The decoder of a configuration that was read; ValueError if it is wrong or unknown."""
     if not isinstance(config, dict):
         raise ValueError('it must be an object, such as {"hidden_size": 4096, …}')
     config = _decoder(config)
@@ -119,7 +120,7 @@ def decoder_of(config: Any) -> Decoder:
     positions = 0
     if learned is not None:
         positions = _whole(config, "max_position_embeddings") + learned
-    # Megatron says the opposite.
+    # Megatron's key has the opposite meaning.
     is_tied = config.get("untie_embeddings_and_output_weights") is False
     vocabulary = "vocab_size"
     if config.get("padded_vocab_size") is not None:
@@ -158,7 +159,7 @@ def _layers(
 def _names_of_parts(
     config: Mapping[str, Any], name: str, family: Family
 ) -> list[tuple[str, ...]]:
-    """What the parts of each layer are called."""
+    """The names of the parts of each layer."""
     pattern = config.get("layers_block_type") or config.get("hybrid_override_pattern")
     if family.single and pattern:
         return [(_part_called(word),) for word in pattern]
@@ -178,7 +179,7 @@ def _names_of_parts(
 
 
 def _mixers(config: Mapping[str, Any], count: int, family: Family) -> list[str]:
-    """Which layers have attention, and which a recurrence."""
+    """For each layer, "attention" or "recurrence"."""
     if "recurrence" not in family.has:
         return ["attention"] * count
     types = config.get("layer_types")
@@ -209,7 +210,7 @@ def _part_called(word: str) -> str:
 
 
 def _has_experts(config: Mapping[str, Any], name: str) -> bool:
-    """Whether some layers have experts; ValueError where a family leaves that to its default."""
+    """Whether some layers have experts; ValueError if a family's configuration has no such key."""
     keys = [key for key in _names("num_experts") if key in config]
     if not keys and name:
         raise ValueError("it has no `num_experts`, or `num_local_experts`")
@@ -217,7 +218,7 @@ def _has_experts(config: Mapping[str, Any], name: str) -> bool:
 
 
 def _is_sparse(config: Mapping[str, Any], layer: int) -> bool:
-    """Whether a layer has experts in place of one MLP: each of these keys may deny it."""
+    """Whether a layer has experts in place of one MLP; each of these keys may rule them out."""
     if isinstance(config.get("mlp_layer_types"), list):
         return bool(config["mlp_layer_types"][layer] == "sparse")
     if isinstance(config.get("moe_layers"), list):
@@ -287,11 +288,11 @@ def _recurrence(config: Mapping[str, Any], family: Family, hidden: int) -> Part:
         if config.get("time_step_rank", config.get("mamba_dt_rank")) != "auto":
             rank = _whole(config, "time_step_rank", rank)
         inner = hidden * _whole(config, "expand", 2)
-        # Alone, it may say so itself.
+        # A model of Mamba alone may give this width itself.
         if family.single:
             inner = _whole(config, "intermediate_size", inner)
         return layer_parts.mamba(hidden, inner, state, rank, width)
-    # Mamba-2 alone has no heads but its own.
+    # A model of Mamba-2 alone has no heads of attention, so its keys have no prefix.
     prefix = "" if family.single and "mamba_num_heads" not in config else "mamba_"
     heads = _whole(config, f"{prefix}num_heads")
     size = config.get("mamba_d_head")
@@ -305,15 +306,15 @@ def _recurrence(config: Mapping[str, Any], family: Family, hidden: int) -> Part:
 
 def _mlp(config: Mapping[str, Any], name: str, family: Family, hidden: int) -> Part:
     width = None if family.gated else 4 * hidden
-    # Llama 4 calls its experts' width so.
+    # In Llama 4, `intermediate_size` is the width of its experts.
     if config.get("intermediate_size_mlp") is not None:
         width = _whole(config, "intermediate_size_mlp")
-    # Granite's hybrids without experts have the shared MLP alone.
+    # Granite's hybrids without experts have only the shared MLP.
     elif name == "granitemoehybrid":
         width = _whole(config, "shared_intermediate_size")
     else:
         width = _whole(config, "intermediate_size", width)
-    # The first Qwen counts the two halves of a gated one together.
+    # The first Qwen gives the width of both halves of its gated MLP.
     return layer_parts.mlp(
         hidden, width // 2 if name == "qwen" else width, family.gated
     )
@@ -338,8 +339,8 @@ def _experts(config: Mapping[str, Any], family: Family, hidden: int) -> Part:
 
 
 def _decoder(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of the decoder, which may be a part of the whole; ValueError for a model of
-    another kind, or of several parts.
+    """The configuration of the decoder, which may be a part of the file; ValueError for another
+    kind of model, or for one with further parts.
     """
     parts = {key: value for key, value in config.items() if _is_part(key, value)}
     decoder = next((key for key in _DECODERS if key in parts), None)
@@ -363,7 +364,7 @@ def _decoder(config: dict[str, Any]) -> dict[str, Any]:
             f"its decoder is in `{decoder}`, beside `{others[0]}`, which is not counted here: give "
             f"what stands in `{decoder}` as a file of its own to count the decoder alone"
         )
-    # What is said of the whole is said of its one part, but for its family.
+    # Keys of the whole model count for its only part, too, except for the family.
     outside = {key: value for key, value in config.items() if key not in parts}
     family = f"{config.get('model_type', '')}_text"
     whole: dict[str, Any] = outside | {"model_type": family} | parts[decoder]
@@ -371,21 +372,21 @@ def _decoder(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_part(key: str, value: Any) -> bool:
-    """Whether a value is the configuration of a part of a model, maybe without its sizes."""
+    """Whether a value configures a part of a model, even if it has no sizes."""
     if not isinstance(value, dict) or not value:
         return False
     return _is_model(value) or "model_type" in value or bool(_PART.match(key))
 
 
 def _is_model(value: Any) -> bool:
-    """Whether a value is the configuration of a model, or of a part of one."""
+    """Whether a value configures a model or a part of one: it has sizes."""
     names = OTHER_NAMES["hidden_size"], OTHER_NAMES["num_hidden_layers"]
     sizes = {"hidden_size", "num_hidden_layers", "depth", *names[0], *names[1]}
     return isinstance(value, dict) and not sizes.isdisjoint(value)
 
 
 def _check_kind(config: Mapping[str, Any], family: Family, where: str = "") -> None:
-    """ValueError for a key that says that a model is of a kind that its family has not."""
+    """ValueError for a key of a kind of model that the family does not have."""
     name = config.get("model_type")
     of_any = _OF_ANY if "multi_latent_attention" in config else ""
     for kind, (pattern, says) in _KINDS.items():
@@ -402,8 +403,8 @@ def _check_kind(config: Mapping[str, Any], family: Family, where: str = "") -> N
 
 
 def _family(config: Mapping[str, Any]) -> str:
-    """The family whose layers a model has, "" where nothing says it; ValueError for one that is not
-    known here.
+    """The family of a model, "" if the configuration does not name it; ValueError for an unknown
+    one.
     """
     name = config.get("model_type")
     if not name:
@@ -422,14 +423,14 @@ def _family(config: Mapping[str, Any]) -> str:
 
 
 def _says_gated(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration without a family says that its MLP is gated."""
+    """Whether a configuration without a family describes a gated MLP."""
     activation = config.get("hidden_act") or config.get("activation_function") or ""
     is_of_glu = str(activation).endswith("glu")
     return is_of_glu or activation in ("silu", "swish") or bool(config.get("swiglu"))
 
 
 def _check_layers(config: Mapping[str, Any], layers: int, family: Family) -> None:
-    """ValueError for a key that says that the layers differ in a way that is not read."""
+    """ValueError for a list that makes layers differ in a way that is not supported."""
     for key, value in config.items():
         if not isinstance(value, list):
             continue
@@ -447,16 +448,16 @@ def _check_layers(config: Mapping[str, Any], layers: int, family: Family) -> Non
 
 
 def _is_read(kind: str, family: Family) -> bool:
-    """Whether an entry of `layer_types` is known of a family."""
+    """Whether an entry of `layer_types` is supported for a family."""
     is_recurrent = "recurrence" in family.has and kind in _PARTS["recurrence"]
     return is_recurrent or bool(_LAYER_TYPE.fullmatch(kind))
 
 
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
-    """How many heads keys and values have."""
+    """The number of heads of keys and values."""
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         return 1
-    # Megatron has a number of groups also where it has no groups.
+    # Megatron's files have a number of groups even if the model has no groups.
     if config.get("group_query_attention") is False:
         return heads
     return _whole(config, "num_key_value_heads", heads)
@@ -468,19 +469,19 @@ def _names(key: str) -> Iterator[str]:
 
 
 def _given(config: Mapping[str, Any], key: str) -> str | None:
-    """The name under which a configuration has a key, if it has."""
+    """The name under which a configuration has a key; None if it lacks the key."""
     return next((name for name in _names(key) if config.get(name)), None)
 
 
 def _whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A number of the configuration, from 1."""
+    """A whole number from 1, by any name of its key; ValueError if it is missing or wrong."""
     given = [name for name in _names(key) if config.get(name) is not None]
     if not given:
         if default is None:
             raise ValueError(f"it has no `{key}`")
         return default
     value = config[given[0]]
-    # Not `isinstance`: for Python, true is a whole number.
+    # Not `isinstance`, since bool is a subclass of int.
     if type(value) is not int or value < 1:
         raise ValueError(f"`{given[0]}` is {value!r}, it must be a whole number from 1")
     return value

@@ -1,29 +1,29 @@
-"""What the layers of a decoder cost, from its configuration alone: before anything was trained.
+"""The costs of a decoder's layers, computed from its configuration, without a run.
 
-Every formula is of one layer and one microbatch; b is its samples, s the length of a sequence, h
-the hidden size. Numbers are held in 16 bits, so in 2 bytes, unless it is said otherwise.
+Every formula is for one layer and one microbatch; b is its samples, s the sequence length, h the
+hidden size. Numbers have 16 bits, so 2 bytes, unless noted.
 
-- **Operations.** A product of matrices takes 2 for each weight and token, forward; the gradient of
-  its input as many, and so does that of its weights. Attention takes 4 b s² h forward and twice
-  that for the gradients of its inputs, and has no weights (Narayanan et al. 2021, arXiv 2104.04473,
-  appendix; by halves of the backward in Qi et al. 2023, arXiv 2401.10241, table 1). What a causal
-  mask or a window leaves out is counted too, as there. Of experts, those count to which a token
-  goes. A recurrence takes 9 operations for each number of its state (Gu and Dao 2023), 6 in
-  Mamba-2, 8 under the delta rule, and twice that for the gradients of its inputs.
-- **Time.** The larger of two: operations over the device's rate, of which a share is reached, and
-  bytes of weights and activations over the bandwidth of its memory (the roofline of Williams et al.
-  2009). The embedding is a copy, so the second one decides.
+- **Operations.** A matrix product takes 2 for each weight and token in the forward, as many for the
+  gradient of its input, and as many for that of its weights. Attention takes 4 b s² h in the
+  forward and twice that for the gradients of its inputs, and has no weights (Narayanan et al. 2021,
+  arXiv 2104.04473, appendix; by halves of the backward in Qi et al. 2023, arXiv 2401.10241, table
+  1). As there, tokens that a causal mask or a window hides count, too. Only the experts count to
+  which a token goes. A recurrence takes 9 operations for each number of its state (Gu and Dao
+  2023), 6 in Mamba-2, 8 with the delta rule, and twice that for the gradients of its inputs.
+- **Time.** The maximum of two: operations over the rate that the device reaches, and bytes of
+  weights and activations over its memory bandwidth (the roofline of Williams et al. 2009). The
+  embedding is a copy, so its time is the second one.
 - **Activations.** Korthikanti et al. 2022, arXiv 2205.05198, section 4.1, term by term: 34 s b h
-  for the layers of that paper. The scores of attention are not kept, since its kernels make them
-  again (section 5; Dao et al. 2022, arXiv 2205.14135), and neither are the states of a recurrence.
-  The last layer keeps its logits in 32 bits (section 4.3). Of a checkpointed layer only the input
-  is kept, 2 s b h, and its forward runs again in the backward.
+  for the layers of that paper. Attention scores are not kept, since its kernels recompute them
+  (section 5; Dao et al. 2022, arXiv 2205.14135), and neither are the states of a recurrence. The
+  last layer keeps its logits in 32 bits (section 4.3). A checkpointed layer keeps only its input, 2
+  s b h, and its forward runs again in the backward.
 - **Copies to the host** take the bytes of the activations over the bandwidth of PCIe.
 - **Between the halves of a backward.** The inputs of the products, and the gradients of their
   outputs: 32 s b h (Qi et al. 2023, table 1).
 - **Weights.** 16 bytes each: 2 for the weight, 2 for its gradient and 12 for Adam's copy and
-  moments in 32 bits (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1). If replicas share
-  out the experts, each rank holds its share of them (Lepikhin et al. 2020, arXiv 2006.16668).
+  moments in 32 bits (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1). If experts are
+  sharded over replicas, each rank holds its shard (Lepikhin et al. 2020, arXiv 2006.16668).
 """
 
 from collections.abc import Callable
@@ -37,13 +37,13 @@ from schedlang.schedule.costs import Costs
 from schedlang.schedule.costs.devices import Device
 
 _BYTES = 2
-#: Of a weight: itself, its gradient, and what Adam keeps.
+#: Bytes of a weight, its gradient, and Adam's state.
 _BYTES_PER_WEIGHT = 16
-#: Of a logit.
+#: Bytes of a logit.
 _LOGIT_BYTES = 4
 
 
-#: A layer: its parts, each behind a norm.
+#: A layer: its parts, each after a norm.
 Layer = tuple[Part, ...]
 
 
@@ -51,9 +51,9 @@ Layer = tuple[Part, ...]
 class Decoder:
     """The shapes of a decoder: its `layers`, and embeddings of `vocabulary` tokens.
 
-    With `dropout`, its masks are kept. It may learn an embedding for each of so many `positions`;
-    if it is `tied`, its embedding is the head as well. `left_out` says what the configuration has
-    beside, which is not counted.
+    With `dropout`, its masks are kept. A decoder may learn embeddings of `positions`. If it is
+    `tied`, its embedding and its head share weights. `left_out` names parts of the configuration
+    that are not counted.
     """
 
     hidden: int
@@ -66,28 +66,28 @@ class Decoder:
 
     @property
     def weights_of_embedding(self) -> int:
-        """How many weights the embedding of tokens has, and the head as many: also where they are
-        one, each of the two stages holds it.
+        """The number of weights of the token embedding, and of the head. If they are tied, each of
+        the two stages holds a copy.
         """
         return self.vocabulary * self.hidden
 
     @property
     def parameters(self) -> int:
-        """How many weights the model has."""
+        """The number of weights of the model."""
         embeddings = self.weights_of_embedding * (1 if self.tied else 2)
         of_layers = sum(self.weights_of(layer) for layer in self.layers)
         return of_layers + embeddings + (self.positions + 1) * self.hidden
 
     @property
     def active_parameters(self) -> int:
-        """How many of them a token uses: of experts, those that it goes to."""
+        """The number of weights that a token uses, with only the experts to which it goes."""
         parts = [part for layer in self.layers for part in layer]
         unused = sum(part.weights - part.used_weights for part in parts)
         return self.parameters - unused
 
     @property
     def experts(self) -> int:
-        """How many experts a layer has, 0 if it has none: of layers that differ, their greatest
+        """The number of experts of a layer, 0 without experts; if layers differ, the greatest
         common divisor.
         """
         parts = [part for layer in self.layers for part in layer]
@@ -101,11 +101,11 @@ class Decoder:
         )
 
     def weights_of(self, layer: Layer) -> int:
-        """How many weights a layer has, with a norm before each part."""
+        """The number of weights of a layer, with a norm before each part."""
         return sum(part.weights + self.hidden for part in layer)
 
     def activations_of(self, layer: Layer) -> int:
-        """The bytes that a layer keeps of a token from its forward to its backward."""
+        """The bytes that a layer keeps for a token from its forward to its backward."""
         numbers = sum(self.hidden + part.given + part.taken for part in layer)
         masks = len(layer) * self.hidden if self.dropout else 0
         return _BYTES * numbers + masks
@@ -113,9 +113,7 @@ class Decoder:
 
 @frozen
 class _Amounts:
-    """What a layer does and holds: operations of its forward and of the halves of its backward, and
-    bytes.
-    """
+    """The operations of a layer's forward and of the halves of its backward, and its bytes."""
 
     forward: float
     input: float
@@ -135,12 +133,12 @@ def layer_costs(
     efficiency: float,
     experts_over: int = 1,
 ) -> Costs:
-    """What each layer of a model costs for a microbatch of so many samples, in seconds and bytes:
-    first the embedding, then the layers, then the head with its loss.
+    """The costs of each layer for a microbatch of `samples`, in seconds and bytes: first the
+    embedding, then the layers, then the head with its loss.
 
-    Of `checkpointed` layers the input alone is kept, and the forward runs again. `efficiency` is
-    the share of the device's operations that is reached. `experts_over` replicas share out the
-    experts; the time in which tokens go to them is not in these costs.
+    A `checkpointed` layer keeps only its input, and its forward runs again. `efficiency` is the
+    share of the device's operations that a training reaches. Experts are sharded over
+    `experts_over` replicas; the time in which tokens go there is not in these costs.
     """
     tokens = samples * sequence
     blocks = [
@@ -189,7 +187,7 @@ def layer_costs(
 
 
 def activations_of_one_layer(model: Decoder, sequence: int, samples: int) -> float:
-    """The bytes of the activations of the largest layer for a microbatch: what a rank holds besides
+    """The bytes of the largest layer's activations for a microbatch. A rank holds them in addition
     while the forward of a checkpointed layer runs again.
     """
     return float(samples * sequence * max(map(model.activations_of, set(model.layers))))
@@ -202,16 +200,14 @@ def bytes_of_experts(model: Decoder) -> tuple[float, ...]:
 
 
 def bytes_to_experts(model: Decoder, sequence: int, samples: int) -> tuple[float, ...]:
-    """The bytes of a microbatch that each layer sends to experts, which send as many back."""
+    """The bytes that each layer sends to experts for a microbatch; experts send as many back."""
     numbers = [sum(part.sent for part in layer) for layer in model.layers]
     tokens = samples * sequence
     return (0.0, *(float(_BYTES * tokens * number) for number in numbers), 0.0)
 
 
 def gradient_bytes(weights_bytes: float) -> float:
-    """The bytes of the gradients of a stage, from those of its weights with all that belongs to
-    them.
-    """
+    """The bytes of a stage's gradients, from those of its weights, gradients and Adam's state."""
     return weights_bytes * _BYTES / _BYTES_PER_WEIGHT
 
 

@@ -1,8 +1,8 @@
-"""The families of decoders that are counted: a row for each `model_type` of transformers.
+"""The supported families of decoders: a row for each `model_type` of transformers.
 
-A row says what a configuration does not: how the MLP is built, what transformers takes for keys
-that are absent, and which keys say what is counted beside attention and MLP. A key that no row
-reads is refused (`decoder_config.py`), since a count of other layers would look like any other.
+A row has facts that a configuration omits: the kind of MLP, the defaults of absent keys in
+transformers, and the parts of a layer besides attention and MLP. A key that no row reads is refused
+(`decoder_config.py`), since wrong costs would not be noticed otherwise.
 `tests/search/test_model_config.py` holds each row against the parameters of transformers' model.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-#: What keys are called elsewhere: in other families, and among Megatron's arguments.
+#: Other names of keys, in other families and among Megatron's arguments.
 OTHER_NAMES = {
     "hidden_size": ("n_embd", "n_embed", "d_model"),
     "num_hidden_layers": ("n_layer", "num_layers"),
@@ -50,14 +50,14 @@ OTHER_NAMES = {
 
 @frozen
 class Family:
-    """How the models of one `model_type` are built.
+    """The architecture of the models of one `model_type`.
 
-    `absent` are the values of keys that a configuration does not have. `positions` are the rows of
-    a learned embedding of positions beside `max_position_embeddings`; None: there is no such
-    embedding. `has` names what its keys may say: `experts`, which may have a `width` of their own;
-    `latent` attention, or a `gate` behind it; a `recurrence`, one of `mamba`, `mamba2` and
-    `delta_rule`; and `predictions` of further tokens, which are not counted. A layer is attention
-    or a recurrence with an MLP behind it; or one of these three, if layers are `single`.
+    `absent` are the defaults of keys. `positions` is the number of rows of a learned embedding of
+    positions beyond `max_position_embeddings`, or None without such an embedding. `has` names the
+    parts that its keys may describe: `experts`, which may have their own `width`; `latent`
+    attention, or a `gate` after it; a `recurrence`, one of `mamba`, `mamba2` and `delta_rule`; and
+    `predictions` of further tokens, which are not counted. A layer is attention or a recurrence,
+    followed by an MLP; if layers are `single`, a layer is one of these three.
     """
 
     gated: bool = True
@@ -85,7 +85,7 @@ def _recurrent(recurrence: str, *has: str, **absent: Any) -> Family:
     return Family(absent=absent, has=kinds, recurrence=recurrence)
 
 
-#: An embedding that is the head as well.
+#: The embedding and the head share their weights.
 _TIED = {"tie_word_embeddings": True}
 
 FAMILIES = {

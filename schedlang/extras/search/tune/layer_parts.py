@@ -1,9 +1,9 @@
-"""What the parts of a layer hold and compute for one token: attention, MLP, experts, recurrence.
+"""The parts of a layer: attention, MLP, experts, recurrence; their weights, activations and work.
 
-A layer is a list of parts, each behind a norm. A part is its products of matrices and what it keeps
-and computes beside them; costs follow from these alone. A new kind of part is one function here.
+A layer is a list of parts, each after a norm. A part has matrix products, and further activations
+and operations; costs follow from these alone. A new kind of part is one function here.
 
-Sizes are numbers of elements: a product takes `given` numbers of a token and makes `made` of them.
+Sizes are numbers of elements for one token: a product has `given` inputs and `made` outputs.
 """
 
 from attrs import frozen
@@ -11,8 +11,8 @@ from attrs import frozen
 
 @frozen
 class Product:
-    """A product with a matrix of weights. Of `held` such matrices, a token uses `used`: of experts
-    all are held, and a token goes to a few.
+    """A product with a matrix of weights. There are `held` such matrices, of which a token uses
+    `used`: a layer has many experts, and a token goes to a few.
     """
 
     given: int
@@ -22,12 +22,12 @@ class Product:
 
     @property
     def weights(self) -> int:
-        """The weights of all matrices that are held."""
+        """The number of weights of all matrices."""
         return self.held * self.given * self.made
 
     @property
     def used_weights(self) -> int:
-        """The weights that a token is multiplied with."""
+        """The number of weights that a token uses."""
         return self.used * self.given * self.made
 
 
@@ -35,10 +35,10 @@ class Product:
 class Part:
     """A part of a layer.
 
-    `taken` are the numbers of a token that are kept for the backward beside the inputs of the
-    products, such as the queries, keys and values of attention. `vectors` are weights outside the
-    matrices. Attention multiplies each pair of tokens `pairs` times, forward: the sizes of all
-    queries and values. A recurrence does `steps` operations for a token.
+    `taken` is the number of activations that are kept for the backward besides the inputs of the
+    products, such as queries, keys and values. `vectors` are weights outside the matrices.
+    Attention multiplies each pair of tokens `pairs` times in the forward: the sizes of all queries
+    and values. A recurrence takes `steps` operations for a token.
     """
 
     products: tuple[Product, ...]
@@ -49,32 +49,32 @@ class Part:
 
     @property
     def weights(self) -> int:
-        """All weights of the part."""
+        """The number of weights of the part."""
         return self.vectors + sum(product.weights for product in self.products)
 
     @property
     def used_weights(self) -> int:
-        """The weights that a token is multiplied with."""
+        """The number of weights that a token uses."""
         return self.vectors + sum(product.used_weights for product in self.products)
 
     @property
     def weights_of_experts(self) -> int:
-        """The weights of which each token uses a share: ranks may share them out."""
+        """The number of weights of experts, which may be sharded over ranks."""
         return sum(product.weights for product in self.products if product.held > 1)
 
     @property
     def given(self) -> int:
-        """The inputs of all products of a token."""
+        """The number of inputs of all products for a token."""
         return sum(product.used * product.given for product in self.products)
 
     @property
     def made(self) -> int:
-        """The outputs of all products of a token."""
+        """The number of outputs of all products for a token."""
         return sum(product.used * product.made for product in self.products)
 
     @property
     def sent(self) -> int:
-        """The numbers of a token that go to experts on other ranks."""
+        """The number of elements that a token sends to experts on other ranks."""
         inputs = (
             product.used * product.given
             for product in self.products
@@ -86,8 +86,8 @@ class Part:
 def attention(
     hidden: int, heads: int, kv_heads: int, head_size: int, gated: bool = False
 ) -> Part:
-    """Attention with a key-value head for each head, or for a group of them. `gated`: its output
-    is multiplied with a gate as large as the queries.
+    """Attention with a key-value head for each head, or for a group of heads. If `gated`, its
+    output is multiplied with a gate of the size of the queries.
     """
     queries = heads * head_size
     keys_and_values = 2 * kv_heads * head_size
@@ -111,9 +111,10 @@ def latent_attention(
     rotary_size: int,
     value_size: int,
 ) -> Part:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values are
-    made of a vector of `kv_rank` numbers, and queries of one of `query_rank`, or of the input if
-    that is 0. A head has `head_size` numbers without a position, and `rotary_size` with one.
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). Keys and values are
+    computed from a vector of size `kv_rank`, and queries from one of size `query_rank`, or from the
+    input if that is 0. A head has `head_size` elements without a position, and `rotary_size` with
+    one.
     """
     key = head_size + rotary_size
     first = Product(hidden, (query_rank or heads * key) + kv_rank + rotary_size)
@@ -133,7 +134,7 @@ def latent_attention(
 
 
 def mlp(hidden: int, width: int, gated: bool) -> Part:
-    """Two products with an activation function between them; or three, if it is `gated`."""
+    """Two products with an activation function between them; a `gated` MLP has three products."""
     up = width * (2 if gated else 1)
     return Part((Product(hidden, up), Product(width, hidden)), taken=up)
 
@@ -141,7 +142,7 @@ def mlp(hidden: int, width: int, gated: bool) -> Part:
 def experts(
     hidden: int, width: int, gated: bool, held: int, used: int, shared: int = 0
 ) -> Part:
-    """A mixture of experts: of `held` MLPs a token goes to `used`, and to one of width `shared`."""
+    """A mixture of experts: a token goes to `used` of `held` MLPs, and to one of width `shared`."""
     up = width * (2 if gated else 1)
     products = [
         # The router.
@@ -159,7 +160,7 @@ def experts(
 
 def mamba(hidden: int, inner: int, state: int, rank: int, width: int) -> Part:
     """Mamba's selective state space (Gu and Dao 2023, arXiv 2312.00752): each of `inner` channels
-    has a `state`; time steps come from a vector of `rank` numbers; the convolution is of `width`.
+    has a `state`; time steps come from a vector of size `rank`; the convolution has a `width`.
     """
     return Part(
         (
@@ -168,7 +169,7 @@ def mamba(hidden: int, inner: int, state: int, rank: int, width: int) -> Part:
             Product(rank, inner),
             Product(inner, hidden),
         ),
-        # Input and gate, time steps, and what is read and written.
+        # Input, gate and time steps, and the vectors that read and write the state.
         taken=3 * inner + 2 * state,
         # The convolution with its biases, decays, skips, and the biases of time steps.
         vectors=inner * (width + 1) + inner * (state + 2),
@@ -187,7 +188,7 @@ def mamba2(
     projected = inner + mixed + heads
     return Part(
         (Product(hidden, projected), Product(inner, hidden)),
-        # The projection, what comes out of the convolution, and the input of the norm.
+        # The projection, the output of the convolution, and the input of the norm.
         taken=projected + mixed + inner,
         vectors=mixed * (width + 1) + 3 * heads + inner,
         steps=6 * inner * state,

@@ -1,4 +1,4 @@
-"""The layers of a training, from what a user has: a model's configuration, or measured costs."""
+"""The layers of a training, from a model's configuration or from measured costs."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -19,8 +19,8 @@ from schedlang.extras.search.tune.stage_costs import Experts, Layers
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.costs.devices import Device
 
-#: The share of a device's operations that a training reaches where nobody says so: 44 to 52 % were
-#: measured on A100 (Narayanan et al. 2021, arXiv 2104.04473, table 1).
+#: The default share of a device's operations that a training reaches: 44 to 52 % were measured on
+#: A100 (Narayanan et al. 2021, arXiv 2104.04473, table 1).
 EFFICIENCY = 0.5
 
 
@@ -33,9 +33,9 @@ def layers_of_model(
     efficiency: float = EFFICIENCY,
     ranks: int = 1,
 ) -> list[Layers]:
-    """The layers of a model for microbatches of some sizes, in samples; each as they are, and
-    checkpointed; and with experts whole on each rank, or shared out over some of so many ranks.
-    Sizes of which one layer alone does not fit into the memory are left out.
+    """The layers of a model for microbatches of these sizes, in samples. For each size there are
+    layers with and without checkpointing, and with experts on every rank or sharded over some of
+    the ranks. A size is left out if a single layer exceeds the memory.
     """
     choices = []
     common = gcd(model.experts or 1, ranks)
@@ -66,10 +66,10 @@ def layers_of_model(
 
 
 def layers_of_costs(costs: Costs, samples: int, counts: Sequence[int] | None) -> Layers:
-    """The layers of which costs are given by stage, for a microbatch of so many samples.
+    """The layers of a model whose costs are given by stage, for a microbatch of `samples`.
 
-    A stage is one layer, which is not divided, unless `counts` say how many it has. ValueError
-    where nobody says how many there are, and for costs that are not of layers.
+    Each stage counts as one layer, unless `counts` has the number of its layers. ValueError if the
+    number of layers is unknown, and for costs that are not of layers.
     """
     if costs.differ_by_microbatch:
         raise ValueError(
@@ -93,5 +93,5 @@ def layers_of_costs(costs: Costs, samples: int, counts: Sequence[int] | None) ->
 
 
 def powers_of_two(most: int) -> list[int]:
-    """1, 2, 4, … up to a number."""
+    """The powers of two from 1 up to `most`."""
     return [2**power for power in range(most.bit_length())]

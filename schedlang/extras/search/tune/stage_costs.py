@@ -1,4 +1,4 @@
-"""What a plan's stages cost, from what the layers of a model cost."""
+"""The costs of a plan's stages, from the costs of a model's layers."""
 
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -13,18 +13,18 @@ from schedlang.schedule.costs import Costs
 from schedlang.schedule.fixed_point import added
 from schedlang.schedule.layout import Layout
 
-#: The kinds of ops whose times there are, as their components are called.
+#: The fields of `Costs` with times of ops, and the names of these ops for their components.
 _OF_TIMES = {"forward_times": "F", "input_times": "I", "backward_times": "B"}
-#: To how many digits layers are compared.
+#: The number of digits by which layers are compared.
 _DIGITS = 9
 
 
 @frozen
 class Experts:
-    """How a model's experts are shared out: over so many replicas, each of which has a part.
+    """The experts of a model, sharded over `over` replicas.
 
-    Of a microbatch, `sent[i]` bytes go from layer i to experts, and as many come back.
-    `gradients[i]` are the bytes of the gradients of all experts of that layer.
+    For a microbatch, layer i sends `sent[i]` bytes to experts, and receives as many. `gradients[i]`
+    are the bytes of the gradients of all experts of that layer.
     """
 
     over: int
@@ -34,11 +34,11 @@ class Experts:
 
 @frozen
 class Layers:
-    """A model's layers at one size of microbatch, of so many `samples`.
+    """The layers of a model for microbatches of `samples`.
 
-    `costs` has a number for each layer where it is said to have one for each stage. Beside what a
-    plan counts, a rank holds `beside` bytes. `checkpointed` says that the layers keep their inputs
-    only. `summed[i]` are the bytes of the gradients of layer i on a rank, which replicas sum.
+    `costs` has a number for each layer, in the fields that have one for each stage elsewhere. A
+    rank holds `beside` bytes that a plan does not count. `checkpointed` layers keep only their
+    inputs. `summed[i]` are the bytes of the gradients of layer i, which replicas all-reduce.
     """
 
     costs: Costs
@@ -50,13 +50,13 @@ class Layers:
 
     @cached_property
     def count(self) -> int:
-        """How many layers there are."""
+        """The number of layers."""
         return layers_in(self.costs)
 
     @cached_property
     def work(self) -> tuple[float, ...]:
-        """The part of each layer in the time that a microbatch takes: at sizes that differ only by
-        a factor, they are the same.
+        """The share of each layer in the time of a microbatch. Sizes whose times differ only by a
+        factor have the same shares.
         """
         durations = self.costs.every_duration(self.count)
         names = ("forward", "backward", "input", "weight")
@@ -69,15 +69,13 @@ class Layers:
         return tuple(round(time / sum(times), _DIGITS) for time in times)
 
     def of_stages(self, sizes: Sizes, layout: Layout) -> Costs:
-        """The costs of a plan whose stages have so many layers; each of several pipelines has all
-        of them.
-        """
+        """The costs of a plan whose stages have `sizes[i]` layers; each pipeline has all layers."""
         return merged(self.costs, sizes, layout)
 
     def passed_by_rank(
         self, sizes: Sizes, layout: Layout, replicas: int
     ) -> list[float]:
-        """The bytes that each rank passes on while so many replicas sum their gradients."""
+        """The bytes that each rank sends while replicas all-reduce their gradients in a ring."""
         of_ranks = [0.0] * (max(layout.placement) + 1)
         if self.summed:
             passed = self._passed(replicas)
@@ -88,7 +86,9 @@ class Layers:
         return of_ranks
 
     def _passed(self, replicas: int) -> list[float]:
-        """The same for each layer. Experts are summed by the replicas that have the same ones."""
+        """The bytes sent for each layer. Experts are summed only by replicas that have the same
+        ones.
+        """
         if self.experts is None:
             return [_around_ring(replicas) * each for each in self.summed]
         over = self.experts.over
@@ -104,9 +104,9 @@ class Layers:
         return passed
 
     def with_exchanges(self, ranks: int) -> "Layers":
-        """These layers, if each replica has so many ranks, with the time in which tokens go to
-        their experts on other replicas, and come back: an all-to-all each way, in the forward and
-        in the backward. The rank waits, unless the program overlaps the op with another one.
+        """The layers with the time in which tokens go to experts on other replicas and come back,
+        if each replica has so many ranks. There is an all-to-all each way, in the forward and in
+        the backward. The rank waits for it, unless the program overlaps the op with another one.
         """
         if self.experts is None or self.experts.over == 1:
             return self
@@ -129,8 +129,8 @@ class Layers:
         return evolve(self, costs=costs)
 
     def _time_of_exchanged_byte(self, ranks: int) -> float:
-        """How long it takes to send one byte to each expert's replica in turn: replicas on the
-        same node are reached by its links, and at the same time others by the network.
+        """The time to exchange one byte in an all-to-all among the experts' replicas. Links inside
+        a node and the network between nodes work at the same time.
         """
         assert self.experts is not None
         costs = self.costs
@@ -144,8 +144,8 @@ class Layers:
 
 
 def _in_turn(computed: float) -> list[str]:
-    """The components of an op that computes for some share of its time and exchanges tokens for the
-    rest, there and back.
+    """The components of an op that computes for this share of its time, and exchanges tokens in the
+    rest: to the experts and back.
     """
     half = computed / 2
     way = (1 - computed) / 2
@@ -158,7 +158,7 @@ def _in_turn(computed: float) -> list[str]:
 
 
 def _around_ring(replicas: int) -> float:
-    """How often each byte goes over a link while a ring of replicas sums it (Patarasuk and Yuan
-    2009, Bandwidth optimal all-reduce algorithms, section 3).
+    """The bytes that a link carries in a ring all-reduce, for each byte that is summed (Patarasuk
+    and Yuan 2009, Bandwidth optimal all-reduce algorithms, section 3).
     """
     return 2 * (replicas - 1) / replicas

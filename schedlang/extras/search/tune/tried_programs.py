@@ -1,4 +1,4 @@
-"""Programs that may train a model: what each is for, and which values its parameters may take."""
+"""Programs that may train a model: whether each is suitable, and which parameters to try."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -21,7 +21,7 @@ from schedlang.schedule.layout import Layout
 
 #: The parameters that the size of the training sets.
 SIZES = ("ranks", "microbatches")
-#: What a program says beside its ops, and where it writes transfers and overlaps itself.
+#: Statements besides ops that make a program less simple, with its own transfers and overlaps.
 _DIRECTIVES = (
     syntax.Pass,
     syntax.Fill,
@@ -32,16 +32,15 @@ _DIRECTIVES = (
     syntax.Transfer,
     syntax.Exchange,
 )
-#: The shares of its default at which a parameter is tried, beside powers of two.
+#: Multiples of its default at which a parameter is tried, besides powers of two.
 _SHARES = ((1, 2), (3, 4), (3, 2), (2, 1))
-#: The powers of two go up to twice the default, and up to this: a small default says little of how
-#: large a parameter may be.
+#: Powers of two go up to twice the default, and at least up to this.
 _MOST_AT_LEAST = 8
 
 
 @frozen
 class Program:
-    """A program as it was given, and the `word` that names it at a command."""
+    """A program, and the `word` that names it on the command line."""
 
     word: str
     source: Source = field(repr=False)
@@ -53,19 +52,19 @@ class Program:
 
     @property
     def parameters(self) -> list[str]:
-        """The names of its parameters but for the sizes."""
+        """The names of its parameters, without sizes."""
         items = [item for item in self.tree.items if isinstance(item, syntax.Param)]
         return [item.name.text for item in items if item.name.text not in SIZES]
 
     @property
     def simplicity(self) -> "Simplicity":
-        """How much there is to it."""
+        """How simple the program is."""
         return _simplicity(self.source)
 
     @property
     def placing(self) -> set[str]:
-        """The parameters that say where stages are: they stand in the lines of stages and
-        pipelines, or in values and functions that stand there.
+        """The names on which the placement of stages depends: those in statements of stages and
+        pipelines, and in values and functions that are used there.
         """
         items = self.tree.items
         places = [
@@ -79,7 +78,7 @@ class Program:
         known: dict[str, syntax.Node] = {item.name.text: item for item in values}
         left: list[syntax.Node] = [*places]
         used: set[str] = set()
-        # From the lines that place stages back through the values that they use.
+        # From the statements that place stages back through the values that they use.
         while left:
             words = _words(left.pop())
             left += [known[word] for word in words - used if word in known]
@@ -89,15 +88,15 @@ class Program:
 
 @cache
 def loaded(source: Source) -> tuple[Source, syntax.Schedule]:
-    """A program with what it imports, read once by each process."""
+    """A program with its imports, loaded once in each process."""
     return load(source)
 
 
 @frozen
 class Simplicity:
-    """How much there is to a program: `kinds` of ops beyond F and B; `directives`, of which a pass,
-    a `fill`, a `keep`, an `overlap` or a written transfer is one; and `lines` of text without
-    comments. Less is simpler.
+    """The simplicity of a program; less is simpler: the number of `kinds` of ops besides F and B,
+    of `directives` (such as a pass, a `fill`, a `keep`, an `overlap` or a transfer), and of `lines`
+    without comments.
     """
 
     kinds: int
@@ -107,7 +106,7 @@ class Simplicity:
 
 @cache
 def _simplicity(source: Source) -> Simplicity:
-    """`Program.simplicity` of a program, worked out once by each process."""
+    """`Program.simplicity`, computed once in each process."""
     nodes = list(syntax.walk(loaded(source)[1]))
     kinds = {node.kind for node in nodes if isinstance(node, syntax.Op)}
     if any(isinstance(node, syntax.Fill) for node in nodes):
@@ -130,8 +129,8 @@ def _words(item: syntax.Node) -> set[str]:
 
 
 def read_programs(paths: Iterable[str]) -> list[Program]:
-    """The programs at some paths; all of the gallery, if there are none. CompileError for one that
-    cannot be read, or that is wrong at every size.
+    """Read the programs at these paths, or the whole gallery without paths. CompileError for a
+    program that cannot be read, or that is wrong at every size.
     """
     chosen = list(paths) or [str(path_of(name)) for name in names()]
     programs = [Program(_word(path), source_of(path)) for path in chosen]
@@ -143,14 +142,14 @@ def read_programs(paths: Iterable[str]) -> list[Program]:
 
 
 def _word(path: str) -> str:
-    """What names a program at a command: of one of the gallery, its name."""
+    """The word that names a program on the command line: its path, or its name in the gallery."""
     name = Path(path).stem
     return name if path == str(path_of(name)) and may_name(name) else path
 
 
 def unlike(program: Program, fixed: Mapping[str, int]) -> str | None:
-    """Why a program cannot stand for another one in training: it computes other gradients, or it is
-    for other models, or has a parameter that is neither `fixed` nor has a default. None if it can.
+    """The reason why a program is no alternative for training: it computes other gradients, needs
+    another model, or has a parameter that is neither `fixed` nor has a default. None if it is one.
     """
     items = [item for item in program.tree.items if isinstance(item, syntax.Param)]
     known = {*SIZES, *fixed}
@@ -186,7 +185,7 @@ def unlike(program: Program, fixed: Mapping[str, int]) -> str | None:
 
 @frozen
 class Setting:
-    """Values for some parameters of a program, and the layout that follows."""
+    """Values of some parameters of a program, and the resulting layout."""
 
     params: dict[str, int]
     layout: Layout
@@ -195,11 +194,11 @@ class Setting:
 def settings(
     program: Program, sizes: Mapping[str, int], fixed: Mapping[str, int]
 ) -> Iterator[Setting]:
-    """The settings of a program at a size that are worth a try.
+    """The settings of a program to try at a size.
 
-    The `fixed` parameters have their values. What says where stages are is tried in all
-    combinations. Of the other parameters one at a time has another value than its default: powers
-    of two, and halves and quarters of the default. Some of these the program may still refuse.
+    Parameters that place stages are tried in all combinations. Of the others that are not `fixed`,
+    one at a time has a value besides its default: a power of two, or a simple multiple of the
+    default. The program may still refuse some of these settings.
     """
     given = dict(fixed) | dict(sizes)
     free = [name for name in program.parameters if name not in given]
@@ -213,7 +212,7 @@ def settings(
         for name in others:
             for value in _values(values.get(name)):
                 changed = layout
-                # Another value may be what the program asks for.
+                # The program may require a value other than the default.
                 if changed is None:
                     _, changed = _declared(program, given | structure | {name: value})
                 if changed is not None:
@@ -223,7 +222,7 @@ def settings(
 def _combinations(
     program: Program, given: dict[str, int], names: list[str]
 ) -> Iterator[dict[str, int]]:
-    """Values for parameters in all combinations; the first one has none, which is all defaults."""
+    """All combinations of values for these parameters; the first one is empty: all defaults."""
     defaults, _ = _declared(program, given)
     choices: list[list[dict[str, int]]] = []
     for name in names:
@@ -233,7 +232,7 @@ def _combinations(
 
 
 def _values(default: int | None) -> list[int]:
-    """The values of a parameter that are worth a try, beside its default."""
+    """The values of a parameter to try, besides its default."""
     if default is None:
         return []
     most = max(2 * default, _MOST_AT_LEAST)
@@ -245,8 +244,8 @@ def _values(default: int | None) -> list[int]:
 def _declared(
     program: Program, params: Mapping[str, int]
 ) -> tuple[dict[str, int], Layout | None]:
-    """The values of all parameters, as far as the program gets with these; and the layout, or None
-    if it refuses them.
+    """The values of all parameters that the program declares before an error, and the layout, or
+    None if there is an error.
     """
     try:
         declared = declare(program.tree, params)

@@ -1,5 +1,5 @@
-"""The search: candidates in the order of what they may come to, and those left out that cannot be
-better than what is known by then.
+"""The search: simulate candidates in the order of their lower bounds, and leave out those whose
+bounds show that they cannot be better than known results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,8 @@ from schedlang.schedule.costs import Costs
 
 #: The candidates of each program that are simulated in one turn.
 _AT_ONCE = 4
-#: The fastest candidate is sought in the memory, and in each of so many equal steps below it.
+#: The number of equally spaced limits of memory; the search finds the fastest candidate within
+#: each.
 _LEVELS = 8
 #: The percentile of noisy runs by which candidates are ranked.
 _PERCENT = 95
@@ -33,9 +34,9 @@ _ROUNDING = 1e-9
 
 @frozen(eq=False)
 class Result:
-    """A candidate as it was proved and simulated: its makespan, the share of it that ranks are
-    idle, and for each rank the most activations that it holds, and the most bytes, if they are
-    known; and the makespan that 95 of 100 runs with noise stay below, if there is any.
+    """The simulation of a candidate: its makespan, the idle share of the ranks' time, and for each
+    rank its peak of activations, and of bytes (`held`) if the costs have any; and with noise, the
+    95th percentile of the makespan.
     """
 
     candidate: Candidate
@@ -47,26 +48,26 @@ class Result:
 
     @property
     def time(self) -> float:
-        """How long a training step takes, with the sums of gradients behind the schedule; with
-        noise, 95 of 100 steps.
+        """The time of a training step, with the sums of gradients after the schedule; with noise,
+        the 95th percentile.
         """
         makespan = self.makespan if self.with_noise is None else self.with_noise
         return makespan + self.candidate.sums
 
     @property
     def bytes(self) -> float:
-        """What the rank holds that holds the most; 0 where it is not known."""
+        """The peak bytes of the fullest rank; 0 if they are unknown."""
         return max(self.held) + self.candidate.layers.beside if self.held else 0.0
 
     @property
     def shown_time(self) -> float:
-        """The time to as many digits as there are without rounding: equal ones are a tie."""
+        """The time rounded to nine digits, so that equal times compare as equal."""
         return float(f"{self.time:.9g}")
 
     @property
     def plainness(self) -> tuple[int, int, int]:
-        """How plain the schedule is, the least first: without a pipeline, then by its kinds of ops
-        beyond F and B, then by the stages of a rank.
+        """A sort key with plain schedules first: those without a pipeline, then by the number of
+        kinds of ops besides F and B, then by the stages of a rank.
         """
         candidate = self.candidate
         kinds = candidate.program.simplicity.kinds
@@ -74,8 +75,8 @@ class Result:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """What results are sorted by: the fastest first; of a tie the plainest, then the one that
-        holds least, then the one whose program says least.
+        """A sort key for results: the fastest first; among equals the plainest, then the one with
+        the least memory, then the one with the shortest program.
         """
         program = self.candidate.program
         simplicity = program.simplicity
@@ -95,12 +96,12 @@ class Result:
 
 @define
 class Tuning:
-    """What a search has come to: its `results`, the best first; how many candidates there were,
-    how many of them the programs refused, and how many were left out, since they cannot be better;
-    and the fewest bytes of any of them, by its bounds.
+    """The state of a search: its `results`, the best first; the numbers of candidates, of those
+    that their programs refused, and of those that were left out by their bounds; and the lowest
+    bound of bytes among all candidates.
 
-    `unlike` are the programs that were not tried, and why. If `is_cut_off`, its time was over
-    before all was known.
+    `unlike` maps the programs that were not tried to the reasons. If `is_cut_off`, the time was
+    over before all candidates were judged.
     """
 
     training: Training
@@ -114,14 +115,14 @@ class Tuning:
 
     @property
     def fitting(self) -> list[Result]:
-        """The results within the memory of a rank."""
+        """The results that fit into the memory of a rank."""
         return [
             result for result in self.results if result.bytes <= self.training.memory
         ]
 
     @property
     def best_of_programs(self) -> list[Result]:
-        """The best result of each program that has one within the memory, the best first."""
+        """The best fitting result of each program, the best first."""
         best: dict[str, Result] = {}
         for result in self.fitting:
             best.setdefault(result.candidate.program.word, result)
@@ -129,16 +130,14 @@ class Tuning:
 
     @property
     def tied(self) -> list[Result]:
-        """The results that are slower than the best by no more than the costs can tell apart, with
-        the best; the plainest first.
-        """
+        """The best result, and those that are slower by at most the margin; the plainest first."""
         best = self.fitting[0].time * (1 + self.training.margin)
         tied = [result for result in self.fitting if result.time <= best]
         return sorted(tied, key=lambda result: (result.plainness, result.order))
 
     @property
     def frontier(self) -> list[Result]:
-        """The results than which no other is faster in as little memory, the fastest first."""
+        """The Pareto frontier of time and memory, the fastest result first."""
         frontier: list[Result] = []
         for result in sorted(
             self.results, key=lambda each: (each.shown_time, each.bytes)
@@ -154,13 +153,14 @@ def tune(
     seconds: float = inf,
     prune: bool = True,
 ) -> Tuning:
-    """Try programs for a training, and simulate all that may be the fastest of its program, or the
-    fastest in a share of the memory.
+    """Try programs for a training. Simulate every candidate that may be the fastest of its program,
+    or the fastest within a share of the memory.
 
-    After so many seconds it ends with what is known. Without `prune` everything is simulated.
+    After `seconds`, the search ends with the results that it has. Without `prune`, all candidates
+    are simulated.
 
-    Lower bounds are those without noise. With noise of mean 1 the mean of the makespans is no less,
-    since a makespan is a maximum of sums; nor is what 95 of 100 runs stay below.
+    Lower bounds are computed without noise. With noise of mean 1, the mean of the makespans is not
+    below them, since a makespan is a maximum of sums; nor is the 95th percentile.
     """
     deadline = monotonic() + seconds
     reasons = {program.word: unlike(program, training.params) for program in programs}
@@ -170,7 +170,7 @@ def tune(
     with processes() as workers:
         doing("listing candidates", 0, len(tried))
         waiting: list[list[Candidate]] = []
-        # Programs come one by one, as they are listed, in their order.
+        # The lists of programs arrive one by one, in order.
         for own in workers.map(
             candidates, tried, [training] * len(tried), [deadline] * len(tried)
         ):
@@ -182,8 +182,8 @@ def tune(
         while any(waiting) and not tuning.is_cut_off:
             batch = []
             for own in waiting:
-                # A few of each program in turn: what is known early of one leaves out candidates of
-                # all others.
+                # A few candidates of each program at a time: early results of one program let
+                # candidates of all others be left out.
                 batch += _taken(own, best if prune else None, tuning)
             figures = workers.map(
                 _figures,
@@ -212,7 +212,7 @@ def tune(
 def _taken(
     own: list[Candidate], best: "_Best | None", tuning: Tuning
 ) -> list[Candidate]:
-    """The next candidates of a program; those that cannot matter any more are left out."""
+    """Take the next candidates of a program, and leave out those that cannot matter any more."""
     taken: list[Candidate] = []
     while own and len(taken) < _AT_ONCE:
         candidate = own.pop(0)
@@ -224,8 +224,8 @@ def _taken(
 
 
 class _Best:
-    """The least times that are known: of each program within the memory, of all of them, and of all
-    of them within shares of the memory.
+    """The shortest known times: of each program within the memory, and of all programs within
+    shares of the memory.
     """
 
     def __init__(self, memory: float, margin: float) -> None:
@@ -236,7 +236,7 @@ class _Best:
         self._levels = {memory * share / _LEVELS: inf for share in shares}
 
     def may_matter(self, candidate: Candidate) -> bool:
-        """Whether a candidate may be better than what is known, or as good without a pipeline."""
+        """Whether a candidate may be better than known results, or as good without a pipeline."""
         time = candidate.bounds.time * (1 + _ROUNDING)
         least = candidate.bounds.bytes
         if least > self._memory:
@@ -251,7 +251,7 @@ class _Best:
         )
 
     def add(self, result: Result) -> None:
-        """Take note of a result."""
+        """Update the times with a result."""
         if result.bytes > self._memory:
             return
         word = result.candidate.program.word
@@ -271,7 +271,7 @@ def _figures(
     transport: str,
     jitter: float,
 ) -> _Figures | None:
-    """The figures of a result; None if the program refuses the parameters, or is wrong there."""
+    """The figures of a result; None if the program does not compile with these parameters."""
     whole, tree = loaded(source)
     try:
         plan = compile_tree(whole, tree, params, costs, transport=transport)

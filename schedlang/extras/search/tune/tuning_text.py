@@ -1,4 +1,4 @@
-"""What a search has come to: for people, and for programs."""
+"""The results of a search as text and as JSON."""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,16 +16,16 @@ from schedlang.schedule.costs import Costs
 from schedlang.schedule.transports import PORTABLE
 
 _GIGABYTE = 1e9
-#: The fastest in less memory is shown where it holds so little of what the row above it holds.
+#: A result with less memory is shown if it holds at most this share of the row above it.
 _SAVING = 0.9
-#: A rate from here on is told without fractions.
+#: Rates from here on are printed without decimals.
 _MANY = 1000
 
 
 @frozen
 class Units:
-    """In what a search is told: its times are `seconds`, or in the unit of the costs; a sample is
-    so many tokens. Of a `model` it says what was counted, and what was `assumed`.
+    """The units of the output: times are `seconds`, or in the unit of the costs; a sample has
+    `tokens`. With a `model`, the output has its parameters, and the values that were `assumed`.
     """
 
     seconds: bool
@@ -35,18 +35,18 @@ class Units:
 
     @property
     def rate(self) -> str:
-        """What the rate of a training counts."""
+        """The unit of a training's rate."""
         what = "samples" if self.tokens is None else "tokens"
         return f"{what}/s" if self.seconds else f"{what} per unit of time"
 
     def rate_of(self, result: Result) -> float:
-        """How many samples or tokens a training does in a unit of time."""
+        """The number of samples or tokens in a unit of time."""
         size = result.candidate.size
         samples = size.replicas * size.microbatches * size.samples
         return samples * (self.tokens or 1) / result.time
 
     def time(self, value: float) -> str:
-        """A time, with its unit."""
+        """The text of a time, with its unit."""
         return f"{value:.4g} s" if self.seconds else f"{value:.6g}"
 
 
@@ -63,7 +63,7 @@ _MEANINGS = {
 
 
 def tuning_text(tuning: Tuning, units: Units) -> str:
-    """The best of each program within the memory; the fastest in less memory; what was left out."""
+    """The best result of each program, the fastest ones in less memory, and what was left out."""
     parts = []
     if units.model is not None:
         parts.append("\n".join(_of_model(units.model, units.assumed)))
@@ -71,7 +71,7 @@ def tuning_text(tuning: Tuning, units: Units) -> str:
     if best:
         parts.append("\n".join(_table(best, tuning, units)))
         parts += filter(None, [_advice(tuning, units)])
-        # The best of all is on the frontier as well; the rest of it takes longer, in less memory.
+        # The frontier begins with the best result; its other ones are slower and need less memory.
         cheaper = _in_less_memory(tuning, best[0].bytes)
         if cheaper:
             lines = [
@@ -91,9 +91,7 @@ def tuning_text(tuning: Tuning, units: Units) -> str:
 
 
 def _of_model(model: Decoder, assumed: Mapping[str, str]) -> list[str]:
-    """What was counted, so that a person sees a model that is not the one that was meant; and what
-    was assumed.
-    """
+    """The size of the model, so that a user notices a wrong one, and the assumptions."""
     line = f"the model: {_many(model.parameters)} parameters"
     if model.experts:
         line += f", {_many(model.active_parameters)} of them used by a token"
@@ -119,7 +117,7 @@ def _table(results: Iterable[Result], tuning: Tuning, units: Units) -> list[str]
     if has_experts:
         head.append("experts over")
     rows = [[*head, "bytes"] if has_bytes else head]
-    #: The programs of each row, by what it says: rows that say the same are one.
+    #: The programs of each row; programs with equal rows share one.
     names: dict[tuple[str, ...], list[str]] = {}
     for result in results:
         size = result.candidate.size
@@ -144,13 +142,13 @@ def _table(results: Iterable[Result], tuning: Tuning, units: Units) -> list[str]
 
 
 def _experts_over(candidate: Candidate) -> str:
-    """How many replicas share out the experts."""
+    """The number of replicas over which experts are sharded."""
     experts = candidate.layers.experts
     return str(experts.over) if experts else "1"
 
 
 def _advice(tuning: Tuning, units: Units) -> str:
-    """How far the next program is behind the best, and which result of a tie is the simplest."""
+    """How much slower the next program is than the best, and the simplest result of a tie."""
     best = tuning.fitting[0]
     if best.candidate.size.ranks == 1:
         return _without_pipeline(best)
@@ -183,7 +181,7 @@ def _advice(tuning: Tuning, units: Units) -> str:
 
 
 def _without_pipeline(result: Result) -> str:
-    """What to do where each rank has the whole model."""
+    """Advice if each rank has the whole model."""
     replicas = result.candidate.size.replicas
     if replicas == 1:
         return "no pipeline is needed: there is one rank, with the whole model"
@@ -194,8 +192,8 @@ def _without_pipeline(result: Result) -> str:
 
 
 def _in_less_memory(tuning: Tuning, held: float) -> list[Result]:
-    """The frontier below some bytes, as far as each result saves a tenth of the one before; and the
-    one in the least memory.
+    """Results of the frontier below `held` bytes, each with a tenth less than the one before, and
+    the one with the least memory.
     """
     cheaper = [result for result in tuning.frontier if result.bytes < held]
     shown = []
@@ -207,8 +205,8 @@ def _in_less_memory(tuning: Tuning, held: float) -> list[Result]:
 
 
 def name_of(candidate: Candidate) -> str:
-    """A candidate's program, the parameters that it has beside its size, and whether its layers are
-    checkpointed.
+    """The name of a candidate: its program, its parameters without sizes, and whether its layers
+    are checkpointed.
     """
     words = [candidate.program.word]
     words += [f"{name}={value}" for name, value in candidate.params.items()]
@@ -218,12 +216,12 @@ def name_of(candidate: Candidate) -> str:
 
 
 def gigabytes(value: float) -> str:
-    """An amount of memory."""
+    """The text of an amount of memory."""
     return f"{value / _GIGABYTE:,.1f} GB"
 
 
 def _left_out(tuning: Tuning) -> list[str]:
-    """What was simulated and what not, and why."""
+    """The numbers of candidates that were simulated, left out and refused, with the reasons."""
     lines = [
         f"{counted(tuning.candidates, 'candidate')}: {len(tuning.results):,} proved and simulated, "
         f"{tuning.left_out:,} left out, since their lower bounds show that they are no better, "
@@ -234,7 +232,7 @@ def _left_out(tuning: Tuning) -> list[str]:
             "the time was over before all candidates had a turn: a longer --for may show better "
             "ones"
         )
-    # Measured costs do not say how large gradients are.
+    # Measured costs have no sizes of gradients.
     choices = tuning.training.layers
     is_summed = any(layers.summed or layers.costs.sum_times for layers in choices)
     if not is_summed and any(
@@ -244,7 +242,7 @@ def _left_out(tuning: Tuning) -> list[str]:
             "not counted: the time in which replicas sum their gradients, of which the costs say "
             "nothing; -p ranks=N keeps one number of ranks for a pipeline"
         )
-    # Programs with one reason share a line.
+    # Programs with the same reason share a line.
     words: dict[str, list[str]] = {}
     for word, reason in tuning.unlike.items():
         words.setdefault(reason, []).append(word)
@@ -254,8 +252,8 @@ def _left_out(tuning: Tuning) -> list[str]:
 
 
 def costs_within(candidate: Candidate, memory: float) -> Costs:
-    """The costs of a candidate's stages, and the capacity of its ranks, if there is a limit: its
-    plan is then proved to keep it.
+    """The costs of a candidate's stages. With a limit of memory, they have the capacity of ranks,
+    so that the plan is proved to stay within it.
     """
     if memory == inf:
         return candidate.costs
@@ -265,7 +263,7 @@ def costs_within(candidate: Candidate, memory: float) -> Costs:
 def command_of(
     candidate: Candidate, transport: str, costs: str | None, plan: str
 ) -> str:
-    """The command that compiles a candidate, with its costs if they are in a file."""
+    """The command that compiles a candidate; `costs` is a file with its costs."""
     words = ["schedc", "compile", candidate.program.word]
     for name, value in candidate.all_params.items():
         words += ["-p", f"{name}={value}"]
@@ -277,10 +275,10 @@ def command_of(
 
 
 def tuning_json(tuning: Tuning, units: Units) -> dict[str, Any]:
-    """All results for programs, the best first; `programs` and `frontier` are indices of those in
+    """All results as JSON, the best first; `programs` and `frontier` are indices of the results in
     the tables.
     """
-    # Results are compared by what they hold, and two may be equal: each is known by its object.
+    # Results are looked up by identity, since two of them may have equal figures.
     places = {id(result): place for place, result in enumerate(tuning.results)}
 
     def indices(results: Sequence[Result]) -> list[int]:

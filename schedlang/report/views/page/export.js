@@ -1,6 +1,8 @@
-// What is seen, as an SVG or a PNG: titles, rows, axes and the legend.
+// What is seen, as an SVG or a PNG, or on paper: titles, rows, axes and the legend, and nothing around them.
 
 const TITLE = 26, LINE = 20, SHARPNESS = 2;
+// A sheet of paper, across, without its margins.
+const PAPER = { width: 1040, height: 690 };
 
 function exported(pen) {
   const width = Math.max(...timelines.map((each) => each.width));
@@ -12,8 +14,9 @@ function exported(pen) {
     pen.fillStyle = ink;
     pen.textAlign = "left";
     pen.textBaseline = "middle";
-    pen.font = `600 13px ${FONT}`;
-    pen.fillText(`${timeline.schedule.title}: ${timeline.schedule.figures}`, 8, top + TITLE / 2 + 2);
+    const title = `${timeline.schedule.title}: ${timeline.schedule.figures}`;
+    pen.font = `600 ${sizeOf(title, width)}px ${FONT}`;
+    pen.fillText(title, 8, top + TITLE / 2 + 2);
     pen.fillStyle = timeline.colours.needs;
     pen.font = `12px ${FONT}`;
     timeline.schedule.wrong.forEach((text, line) => pen.fillText(text, 8, top + TITLE + LINE * line + LINE / 2));
@@ -26,6 +29,10 @@ function exported(pen) {
   exportLegend(pen, top + 6, width);
 }
 
+// The size of the letters of a title that is to be seen as a whole: letters of 1 are at most so wide on average.
+function sizeOf(title, width) {
+  return Math.max(Math.min(13, Math.floor((width - 16) / (0.67 * title.length) * 2) / 2), 8);
+}
 // The height of a title, and of the claims below it that do not hold.
 function headOf(timeline) {
   return TITLE + LINE * timeline.schedule.wrong.length;
@@ -52,6 +59,8 @@ function exportLegend(pen, top, width) {
 }
 
 function exportSize() {
+  // Below the last row there is nothing.
+  for (const timeline of timelines) timeline.height = timeline.contentHeight;
   const width = Math.max(...timelines.map((each) => each.width));
   const height = timelines.reduce((sum, each) => sum + headOf(each) + each.height, 0);
   // How many lines the legend has is known when it is written.
@@ -72,6 +81,22 @@ function pngOfView() {
   redraw();
   return new Promise((done) => canvas.toBlob(done, "image/png"));
 }
+
+// The part of time that is seen, with all ranks, as large as a sheet of paper.
+function layOutForPaper() {
+  if (!timelines.length) return;
+  const legend = exportLegend(new SvgPen(PAPER.width, 0), 6, PAPER.width);
+  for (const timeline of timelines) {
+    timeline.isOnPaper = true;
+    timeline.colours = theme();
+    timeline.place(PAPER.width, (PAPER.height - legend) / timelines.length - headOf(timeline));
+  }
+  byId("print").innerHTML = svgOfView();
+  for (const timeline of timelines) timeline.isOnPaper = false;
+}
+const onPaper = matchMedia("print");
+onPaper.addEventListener("change", () => { if (onPaper.matches) layOutForPaper(); });
+addEventListener("beforeprint", layOutForPaper);
 
 async function save(ending) {
   const blob = ending === "png" ? await pngOfView() : new Blob([svgOfView()], { type: "image/svg+xml" });

@@ -16,7 +16,7 @@ Object.assign(Timeline.prototype, {
     pen.textAlign = "right";
     pen.textBaseline = "middle";
     pen.fillStyle = colours.muted;
-    schedule.resources.forEach((resource, lane) => pen.fillText(resource, LEFT - 8, y + this.laneTop(lane) + LANE / 2 - 1));
+    schedule.resources.forEach((resource, lane) => pen.fillText(resource, this.left - 8, y + this.laneTop(lane) + LANE / 2 - 1));
   },
 
   drawComponents(rank, y) {

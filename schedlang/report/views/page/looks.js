@@ -20,14 +20,15 @@ function mixed(colour, share, other) {
   return "#" + a.map((part, at) => Math.round(part * share + b[at] * (1 - share)).toString(16).padStart(2, "0")).join("");
 }
 
-// The colours of the page as it is now.
+// The colours of the page as it is now; paper is white.
+const DARK = matchMedia("screen and (prefers-color-scheme: dark)");
 function theme() {
   const style = getComputedStyle(document.documentElement);
   const names = [
     "paper", "row", "ink", "muted", "line", "needs", "needed", "chosen", "held", "moved", "only", "path",
   ];
   const colours = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
-  const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const isDark = DARK.matches;
   colours.causes = looks.causes.map(([, , colour, pattern]) => {
     const ink = isDark ? mixed(colour, 0.5, "#ffffff") : colour;
     const tints = Object.entries(looks.shares).map(([name, share]) => [name, mixed(ink, share, colours.row)]);

@@ -6,22 +6,23 @@ Object.assign(Timeline.prototype, {
   drawMemoryAxis(rank, y) {
     const { pen, colours, schedule } = this, bottom = y + this.memoryHeight;
     pen.fillStyle = colours.muted;
-    pen.fillText(`peak ${schedule.amount(schedule.peaks[rank])}`, this.width - RIGHT + 8, y + this.memoryHeight / 2);
+    const peak = schedule.amount(schedule.peaks[rank]);
+    pen.fillText(this.isNarrow ? peak : `peak ${peak}`, this.width - this.right + 8, y + this.memoryHeight / 2);
     pen.strokeStyle = colours.line;
     pen.lineWidth = 1;
     const lines = this.memoryHeight >= 24 ? [0, this.mostMemory] : [0];
     for (const amount of lines) {
       const level = Math.round(this.level(amount, y)) + 0.5;
       pen.beginPath();
-      pen.moveTo(LEFT - 4, level);
-      pen.lineTo(this.width - RIGHT, level);
+      pen.moveTo(this.left - 4, level);
+      pen.lineTo(this.width - this.right, level);
       pen.stroke();
     }
     if (lines.length < 2) return;
-    pen.font = `9.5px ${FONT}`;
+    pen.font = this.font(9.5);
     pen.textAlign = "right";
-    pen.fillText(schedule.amount(this.mostMemory), LEFT - 7, y + 4);
-    pen.fillText("0", LEFT - 7, bottom - 3);
+    pen.fillText(schedule.amount(this.mostMemory), this.left - 7, y + 4);
+    pen.fillText("0", this.left - 7, bottom - 3);
   },
 
   drawMemory(rank, y) {
@@ -31,8 +32,8 @@ Object.assign(Timeline.prototype, {
     let step = firstWhere(first, stop, (each) => times[each] >= view.from) - 1;
     let level = step < first ? bottom : this.level(amounts[step], y);
     pen.beginPath();
-    pen.moveTo(LEFT, bottom);
-    pen.lineTo(LEFT, level);
+    pen.moveTo(this.left, bottom);
+    pen.lineTo(this.left, level);
     for (step++; step < stop && times[step] <= view.to;) {
       // Of many steps in one pixel, the highest fills it, and the last goes on.
       const x = this.x(times[step]), column = Math.floor(x);
@@ -65,7 +66,7 @@ Object.assign(Timeline.prototype, {
     pen.fillStyle = pen.strokeStyle = this.colours.ink;
     pen.lineWidth = 1;
     pen.beginPath();
-    pen.moveTo(LEFT, level);
+    pen.moveTo(this.left, level);
     pen.lineTo(x, level);
     pen.stroke();
     pen.fillRect(x - 2.5, level - 2.5, 5, 5);

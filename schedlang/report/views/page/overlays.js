@@ -58,35 +58,35 @@ Object.assign(Timeline.prototype, {
   drawAxis() {
     const { pen, colours, view, schedule } = this;
     pen.fillStyle = colours.paper;
-    pen.fillRect(0, 0, this.width, AXIS - 2);
+    pen.fillRect(0, 0, this.width, this.axis - 2);
     const [size, name] = schedule.seconds ? unitFor(view.to * schedule.seconds, TIMES) : [1, ""];
     const unit = schedule.seconds ? size / schedule.seconds : 1;
-    const raw = (view.to - view.from) / unit / Math.max((this.width - LEFT - RIGHT) / 90, 1);
+    const raw = (view.to - view.from) / unit / Math.max((this.width - this.left - this.right) / (90 * this.big), 1);
     const power = 10 ** Math.floor(Math.log10(raw));
     const step = [1, 2, 5, 10].find((factor) => factor * power >= raw) * power;
     pen.fillStyle = pen.strokeStyle = colours.muted;
     pen.lineWidth = 1;
-    pen.font = `11px ${FONT}`;
+    const middle = this.axis * 0.36, low = this.axis * 0.68;
+    pen.font = this.font(11);
     pen.textAlign = "center";
     pen.textBaseline = "middle";
     const origin = view.from / unit, end = view.to / unit;
     for (let tick = Math.ceil(origin / step - 1e-9); tick * step <= end + step * 1e-9; tick++) {
       const x = Math.round(this.x(tick * step * unit)) + 0.5;
-      pen.fillText(number(tick * step, 9), x, 8);
+      pen.fillText(number(tick * step, 9), x, middle);
       pen.beginPath();
-      pen.moveTo(x, 15);
-      pen.lineTo(x, AXIS - 3);
+      pen.moveTo(x, low);
+      pen.lineTo(x, this.axis - 3);
       pen.stroke();
     }
     pen.textAlign = "right";
-    pen.fillText(name || "time", LEFT - 14, 8);
-    if (schedule.axis) {
-      const wide = 6 * schedule.axis.length;
-      pen.fillStyle = colours.paper;
-      pen.fillRect(this.width - wide - 6, 0, wide + 6, 15);
-      pen.fillStyle = colours.muted;
-      pen.fillText(schedule.axis, this.width - 4, 8);
-    }
+    if (!this.isNarrow) pen.fillText(name || "time", this.left - 14, middle);
+    if (!schedule.axis) return;
+    const wide = 6 * this.big * schedule.axis.length + 6;
+    pen.fillStyle = colours.paper;
+    pen.fillRect(this.width - wide, 0, wide, low);
+    pen.fillStyle = colours.muted;
+    pen.fillText(schedule.axis, this.width - 4, middle);
   },
 
   drawArrow(from, to, colour, width) {
@@ -126,16 +126,26 @@ Object.assign(Timeline.prototype, {
   // What changes with the pointer, on a canvas of its own.
   drawOver() {
     this.pen = layer(this.over, this.width, this.height);
-    const { pointed, schedule } = this;
+    const { pointed, linked, schedule } = this;
+    if (linked) this.clipped(() => this.drawLinked(linked));
     if (!pointed) return;
     this.clipped(() => {
       if (pointed.box !== undefined) this.drawPointed(pointed.box);
       else if (pointed.idle !== undefined) this.drawChain(pointed);
       if (this.hasMemory) this.drawMemoryPoint(pointed.rank, pointed.time);
-      this.pen.fillStyle = this.colours.muted;
-      const bottom = Math.min(this.y(schedule.ranks), this.height);
-      this.pen.fillRect(this.x(pointed.time) - 0.5, AXIS - 3, 1, bottom - AXIS);
+      this.drawTime(pointed.time);
     });
+  },
+  drawTime(time) {
+    this.pen.fillStyle = this.colours.muted;
+    const bottom = Math.min(this.y(this.schedule.ranks), this.height);
+    this.pen.fillRect(this.x(time) - 0.5, this.axis - 3, 1, bottom - this.axis);
+  },
+  // What is pointed at in another schedule: the same op here, and the same time.
+  drawLinked({ time, box }) {
+    const { schedule } = this, height = box < schedule.firstCopy ? this.barHeight : 7;
+    this.drawTime(time);
+    if (box !== NONE) this.outline(schedule.start[box], schedule.end[box], this.middle(box) - height / 2, height);
   },
 
   drawPointed(box) {

@@ -23,6 +23,7 @@ async function present(data) {
   byId("state").textContent = "";
   document.body.classList.remove("outdated");
   pointNowhere();
+  clicked = null;
   byId("schedules").replaceChildren();
   timelines = data.map((schedule, index) => new Timeline(new Schedule(schedule, columns[index]), view, byId("schedules")));
   if (timelines.length === 2) timelines.forEach((each, index) => { each.other = timelines[1 - index]; });
@@ -38,7 +39,10 @@ async function present(data) {
   }
   timelines.forEach(listen);
   byId("microbatch").max = mostFlights();
-  byId("differ").hidden = !timelines.some((each) => each.schedule.differs);
+  const run = timelines.find((each) => each.schedule.role === "measured");
+  run?.addErrors();
+  byId("compared").hidden = !run;
+  byId("differ").hidden = run || !timelines.some((each) => each.schedule.differs);
   byId("arrange").hidden = timelines.length < 2;
   readState();
   setControls();
@@ -57,8 +61,9 @@ function drawAll() {
   cancelAnimationFrame(frame);
   frame = 0;
   for (const timeline of timelines) timeline.draw();
+  if (sceneOf() !== scene) legend();
   const { seconds } = timelines[0].schedule;
-  byId("range").textContent = `${timeText(view.from, seconds, view.to)} to ${timeText(view.to, seconds)}`;
+  byId("range").textContent = `${timeText(view.from, seconds, view.to, 6)} to ${timeText(view.to, seconds, view.to, 6)}`;
   repoint();
   writeState();
 }
@@ -74,7 +79,17 @@ function show(from, to) {
 }
 const span = () => view.to - view.from;
 const move = (time) => show(view.from + time, view.to + time);
-function zoom(factor, at = (view.from + view.to) / 2) {
+// What stays where it is when keys zoom: what they point at, or what was clicked, or the middle.
+function anchor() {
+  const { timeline, box, idle } = cursor ?? clicked ?? {};
+  if (!timeline || !timelines.includes(timeline)) return (view.from + view.to) / 2;
+  const { start, end, idleStart, idleEnd } = timeline.schedule;
+  const [first, last] = box === undefined ? [idleStart[idle], idleEnd[idle]] : [start[box], end[box]];
+  // As far as it is in sight.
+  const [from, to] = [Math.max(first, view.from), Math.min(last, view.to)];
+  return from <= to ? (from + to) / 2 : (first + last) / 2;
+}
+function zoom(factor, at = anchor()) {
   const width = Math.min(span() * factor, all.to - all.from);
   const from = at - (at - view.from) * (width / span());
   show(from, from + width);
@@ -110,34 +125,66 @@ function setControls() {
   byId("arrange").textContent = view.stacked ? "side by side" : "one above the other";
 }
 
+// How far a pointer may move and still mean a click: a finger is not as steady as a mouse.
+const STEADY = { mouse: 4, touch: 10, pen: 6 };
+
+// A mouse drags the picture. One finger moves it in time, while the browser scrolls; two fingers zoom.
 function listen(timeline) {
   const { over, scroll } = timeline;
-  let drag = null;
+  const pointers = new Map();
+  let drag = null, pinch = null, last = "mouse";
+  const middle = () => {
+    const [a, b] = [...pointers.values()];
+    return { x: (a.x + b.x) / 2 - over.getBoundingClientRect().left, apart: Math.max(Math.hypot(a.x - b.x, a.y - b.y), 1) };
+  };
   over.addEventListener("pointerdown", (event) => {
     if (event.button) return;
     over.setPointerCapture(event.pointerId);
-    drag = { x: event.clientX, y: event.clientY, from: view.from, top: scroll.scrollTop, moved: false };
+    last = event.pointerType;
+    const { clientX: x, clientY: y } = event;
+    pointers.set(event.pointerId, { x, y });
+    drag = pointers.size === 1 ? { x, y, from: view.from, top: scroll.scrollTop, moved: false } : null;
+    pinch = pointers.size === 2 ? { apart: middle().apart, span: span(), time: timeline.time(middle().x) } : null;
   });
   over.addEventListener("pointermove", (event) => {
+    const { clientX: x, clientY: y } = event;
+    if (pointers.has(event.pointerId)) pointers.set(event.pointerId, { x, y });
+    if (pinch) return spread(pinch, middle());
     if (!drag) {
+      if (pointers.size) return;
       cursor = null;
       return pointAtPointer(timeline, event);
     }
-    drag.moved ||= Math.hypot(event.clientX - drag.x, event.clientY - drag.y) > 4;
+    drag.moved ||= Math.hypot(x - drag.x, y - drag.y) > STEADY[event.pointerType];
     if (!drag.moved) return;
     pointNowhere();
-    const from = drag.from - (event.clientX - drag.x) / timeline.scale;
-    scroll.scrollTop = drag.top - (event.clientY - drag.y);
+    const from = drag.from - (x - drag.x) / timeline.scale;
+    if (event.pointerType === "mouse") scroll.scrollTop = drag.top - (y - drag.y);
     show(from, from + span());
   });
-  over.addEventListener("pointerup", () => {
-    if (drag && !drag.moved) chooseBox(timeline, timeline.pointed?.box);
-    drag = null;
+  // What was between two fingers stays there.
+  function spread({ apart, span, time }, now) {
+    pointNowhere();
+    const width = Math.min(span * apart / now.apart, all.to - all.from);
+    const from = time - (now.x - timeline.left) * width / (timeline.width - timeline.left - timeline.right);
+    show(from, from + width);
+  }
+  const lift = (event) => {
+    pointers.delete(event.pointerId);
+    pinch = drag = null;
+  };
+  over.addEventListener("pointerup", (event) => {
+    const isClick = drag && !drag.moved;
+    lift(event);
+    if (!isClick) return;
+    cursor = null;
+    pointAtPointer(timeline, event);
+    chooseBox(timeline, timeline.pointed?.box);
   });
-  over.addEventListener("pointercancel", () => { drag = null; });
-  over.addEventListener("pointerleave", () => { if (!cursor) pointNowhere(); });
+  over.addEventListener("pointercancel", lift);
+  over.addEventListener("pointerleave", (event) => { if (!cursor && event.pointerType === "mouse") pointNowhere(); });
   over.addEventListener("blur", () => { if (cursor) pointNowhere(); });
-  over.addEventListener("dblclick", fit);
+  over.addEventListener("dblclick", () => { if (last === "mouse") fit(); });
   over.addEventListener("wheel", (event) => {
     const sideways = event.shiftKey && !event.deltaX ? event.deltaY : event.deltaX;
     if (event.ctrlKey || event.metaKey) zoom(Math.exp(event.deltaY * 0.0025), timeline.time(event.offsetX));
@@ -154,7 +201,11 @@ function listen(timeline) {
   });
   scroll.addEventListener("scroll", redraw);
 }
-function chooseBox({ schedule }, box) {
+// The op that was clicked last.
+let clicked = null;
+function chooseBox(timeline, box) {
+  const { schedule } = timeline;
+  clicked = box === undefined ? null : { timeline, box };
   choose(box === undefined ? 0 : schedule.flights.indexOf(schedule.flight(box)) + 1);
 }
 
@@ -173,12 +224,13 @@ addEventListener("keydown", (event) => {
 
 // What the legend says: a name, and its swatches.
 function legendEntries() {
+  const isDense = timelines.every((each) => each.isDense);
   const { colours } = timelines[0], plain = (ground) => ({ pattern: "plain", ink: ground, ground });
   const kinds = new Map();
   for (const { schedule } of timelines) {
     for (const look of Object.values(schedule.kinds)) {
       const swatches = look.step ? [plain(colours.ink)] : [...new Set(look.fills)].map((fill) =>
-        look.hatched ? { pattern: RECOMPUTED, ink: colours.paper, ground: fill } : plain(fill));
+        look.hatched && !isDense ? { pattern: RECOMPUTED, ink: colours.paper, ground: fill } : plain(fill));
       if ((kinds.get(look.name)?.length ?? 0) < swatches.length) kinds.set(look.name, swatches);
     }
   }
@@ -187,24 +239,34 @@ function legendEntries() {
   for (const note of new Set(timelines.flatMap((each) => each.schedule.labelNotes))) entries.push({ name: note, swatches: [] });
   const versions = timelines.find((each) => each.schedule.versions.length)?.schedule.versions;
   if (versions) entries.push({ name: `strip: version of the weights, modulo ${versions.length}`, swatches: versions.map(plain) });
-  if (view.causes) entries.push(...causeEntries(colours));
+  if (view.causes) entries.push(...causeEntries(colours, isDense));
+  if (isDense) entries.push({ name: "each column: the shares of its time", swatches: [] });
+  if (view.memory && !timelines.some((each) => each.hasMemory)) {
+    entries.push({ name: "memory: in higher rows (r)", swatches: [] });
+  }
   if (view.path) entries.push({ name: "critical path", swatches: [plain(colours.path)] });
-  if (timelines.some((each) => each.schedule.differs)) {
+  if (timelines.some((each) => each.showsErrors())) entries.push(...ERRORS.map(({ name, fill }) => ({ name, swatches: [plain(fill)] })));
+  else if (timelines.some((each) => each.schedule.differs)) {
     entries.push({ name: "only in this schedule", swatches: [plain(colours.only)] }, { name: "moved", swatches: [plain(colours.moved)] });
   }
   return entries;
 }
 // Idle time by its cause, with the share that each cause has of it in each schedule.
-function causeEntries(colours) {
+function causeEntries(colours, isDense) {
   const sums = timelines.map((each) => each.schedule.causeTimes.reduce((a, b) => a + b, 0));
   return looks.causes.flatMap(([cause], index) => {
     const times = timelines.map((each) => each.schedule.causeTimes[index]);
     if (!times.some((time) => time > 0)) return [];
+    const swatchOf = (cause) => isDense ? { pattern: "plain", ink: cause.dense, ground: cause.dense } : cause;
     const shares = times.map((time, at) => sums[at] ? percent(time / sums[at]) : "0%");
-    return [{ name: `idle: ${cause} ${shares.join(" | ")}`, swatches: [colours.causes[index]], meaning: looks.causes[index][1] }];
+    return [{ name: `idle: ${cause} ${shares.join(" | ")}`, swatches: [swatchOf(colours.causes[index])], meaning: looks.causes[index][1] }];
   });
 }
+// How fine the picture is drawn, on which the legend depends.
+let scene = "";
+const sceneOf = () => [timelines.every((each) => each.isDense), timelines.some((each) => each.hasMemory)].join();
 function legend() {
+  scene = sceneOf();
   timelines.forEach((each) => { each.colours = theme(); });
   byId("legend").replaceChildren(...legendEntries().map(({ name, swatches, meaning }) => {
     const item = Object.assign(document.createElement("span"), { title: meaning ?? "" });
@@ -229,6 +291,10 @@ for (const name of Object.keys(SWITCHES)) {
     redraw();
   };
 }
+byId("fold").onclick = () => {
+  const isOpen = document.body.classList.toggle("unfolded");
+  byId("fold").setAttribute("aria-expanded", isOpen);
+};
 byId("microbatch").oninput = (event) => choose(Number(event.target.value));
 byId("arrange").onclick = () => {
   view.stacked = !view.stacked;
@@ -236,7 +302,7 @@ byId("arrange").onclick = () => {
   redraw();
 };
 for (const ending of ["svg", "png"]) byId(ending).onclick = () => save(ending);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { legend(); redraw(); });
+DARK.addEventListener("change", () => { legend(); redraw(); });
 new ResizeObserver(() => { if (timelines.length) redraw(); }).observe(byId("schedules"));
 // An editor that shows this page says so when its text has changed.
 addEventListener("message", ({ data }) => {

@@ -168,15 +168,20 @@ class Schedule {
     if (this.look(box).step || this.slices === 1) return op + unit;
     return `${op}(${this.microbatches[unit]})`;
   }
-  // What may stand on a box, from the longest text to the shortest, as in every other view.
+  // What may stand on a box, from the longest text to the shortest, as in every other view; where a run is compared with
+  // its prediction, also by how much it was off.
   boxLabels(box) {
     const { letters, step } = this.look(box), prefix = this.prefixes[this.stage[box]], unit = this.unit[box];
-    if (step || unit < 0) return [`${prefix}${letters}${unit < 0 ? "" : unit}`, letters];
-    const number = this.labels[unit];
-    return [prefix + letters + number, letters + number, number];
+    const ratio = this.pair.showsErrors() ? this.ratio(box) : undefined;
+    const isCounted = !step && unit >= 0, number = isCounted ? this.labels[unit] : unit < 0 ? "" : unit;
+    const labels = [`${prefix}${letters}${number}`, isCounted ? letters + number : letters];
+    if (isCounted) labels.push(number);
+    return ratio === undefined ? labels : [`${labels[1]} ${signed(ratio - 1)}`, ...labels];
   }
 
   time(value, like) { return timeText(value, this.seconds, like); }
+  // A time on the axis, which takes more digits than how long something takes.
+  moment(value) { return timeText(value, this.seconds, value, 5); }
   amount(value) { return amountText(value, this.memoryUnit); }
 
   // The box of a row that runs at a time; marks without a length count while they are `near`.
@@ -204,7 +209,7 @@ class Schedule {
     if (pipelines.length > 1) parts.push(`pipeline ${pipeline[0]}`);
     if (!this.look(box).step) parts.push(`microbatch ${this.flight(box).name}`);
     if (slices > 1 && !this.look(box).step) parts.push(`slice ${this.unit[box] % slices}`);
-    const facts = [`${this.time(start, end)} to ${this.time(end)}, takes ${this.time(end - start)}`];
+    const facts = [`${this.moment(start)} to ${this.moment(end)}, takes ${this.time(end - start)}`];
     if (versions.length) facts.push(`weights version ${this.version[box]}`);
     facts.push(`memory ${this.amount(this.held(rank, start))} held as it starts`);
     const lot = this.critical[box] ? ["on the critical path"] : [];
@@ -223,6 +228,7 @@ class Schedule {
 
   // What the other of two schedules has to say of a box.
   difference(box) {
+    if (this.role) return this.timeDifference(box);
     if (this.mark[box] === SAME) return [];
     if (this.mark[box] !== MOVED) return ["only in this schedule"];
     const { other: { schedule: other } } = this.pair, isOp = box < this.firstCopy, word = this.word(box);

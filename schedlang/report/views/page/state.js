@@ -1,6 +1,6 @@
 // What is seen of the schedules, in the address of the page: so that a link shows others the same.
 
-const SWITCHES = { memory: true, causes: true, path: false, arrows: false, marks: true };
+const SWITCHES = { memory: true, causes: true, path: false, arrows: false, marks: true, errors: true };
 const view = { from: 0, to: 1, rows: 1, chosen: 0, stacked: false, ...SWITCHES };
 
 function writeState() {

@@ -2,9 +2,14 @@
 // of the schedule is seen; on the upper one what changes with the pointer. Both are as large as what is seen, so the
 // number of boxes costs nothing but a search per row.
 
-const LEFT = 62, RIGHT = 74, AXIS = 22, STRIP = 4, MARK = 3, LANE = 9;
-// The distance of rows: least where all ranks are in sight, and most; and how much of it memory needs.
-const LEAST_PITCH = 3, MOST_PITCH = 100, WITH_MEMORY = 30;
+// What stands beside the rows and above them; in windows for which that is too much, less of it.
+const LEFT = 62, RIGHT = 74, AXIS = 22, NARROW = { width: 400, left: 30, right: 40 };
+const STRIP = 4, MARK = 3, LANE = 9;
+// The distance of rows: least where all ranks are in sight; most, with memory and without, also as a share of the height;
+// and how much of it memory needs.
+const LEAST_PITCH = 3, MOST_PITCH = { memory: [100, 1 / 6], rows: [44, 1 / 10] }, WITH_MEMORY = 30;
+// A window of this size has letters of the sizes that stand here; in larger ones they grow, up to so many times.
+const USUAL = { width: 1500, height: 800, most: 2.2 };
 
 class Timeline {
   constructor(schedule, view, parent) {
@@ -15,12 +20,14 @@ class Timeline {
   }
 
   build(parent) {
-    const { title, figures, wrong } = this.schedule;
+    const { title, figures, wrong, ranks } = this.schedule;
     const section = this.section = parent.appendChild(document.createElement("section"));
-    const heading = section.appendChild(document.createElement("h2"));
+    section.style.setProperty("--ranks", ranks);
+    const head = this.head = section.appendChild(document.createElement("div"));
+    const heading = head.appendChild(document.createElement("h2"));
     heading.append(title, Object.assign(document.createElement("small"), { textContent: figures }));
-    for (const text of wrong) Object.assign(section.appendChild(document.createElement("p")), { className: "wrong", textContent: text });
-    section.appendChild(this.table());
+    for (const text of wrong) Object.assign(head.appendChild(document.createElement("p")), { className: "wrong", textContent: text });
+    head.appendChild(this.table());
     this.scroll = section.appendChild(document.createElement("div"));
     this.scroll.className = "scroll";
     const stack = this.scroll.appendChild(document.createElement("div"));
@@ -39,13 +46,7 @@ class Timeline {
 
   // The figures of each rank, for who reads rather than looks.
   table() {
-    const { schedule } = this, details = document.createElement("details");
-    details.appendChild(document.createElement("summary")).textContent = "figures of each rank";
-    const scroll = details.appendChild(document.createElement("div"));
-    scroll.className = "figures";
-    scroll.tabIndex = 0;
-    scroll.setAttribute("role", "region");
-    scroll.setAttribute("aria-label", `figures of each rank of ${schedule.title}`);
+    const { schedule } = this;
     const seen = looks.causes.map((_, cause) => cause).filter((cause) => schedule.causeTimes[cause] > 0);
     const head = ["rank", "idle", `peak memory (${schedule.memoryUnit})`, ...seen.map((cause) => `idle: ${looks.causes[cause][0]}`)];
     const rows = schedule.idle.map((idle, rank) => {
@@ -53,29 +54,27 @@ class Timeline {
       for (let part = first; part < stop; part++) times[schedule.cause[part]] += schedule.idleEnd[part] - schedule.idleStart[part];
       return [rank, `${(idle * 100).toFixed(1)}%`, schedule.amount(schedule.peaks[rank]), ...seen.map((cause) => schedule.time(times[cause]))];
     });
-    const table = scroll.appendChild(document.createElement("table"));
-    const line = (cells, name) => {
-      const row = table.appendChild(document.createElement("tr"));
-      for (const cell of cells) row.appendChild(document.createElement(name)).textContent = cell;
-    };
-    line(head, "th");
-    for (const row of rows) line(row, "td");
-    return details;
+    return detailsOf("figures of each rank", `figures of each rank of ${schedule.title}`, [head, ...rows]);
   }
 
   // Geometry: all in pixels of the page.
   measure() {
     this.place(this.scroll.clientWidth, this.scroll.clientHeight);
-    this.spacer.style.height = `${Math.max(AXIS + this.schedule.ranks * this.pitch - this.height, 0)}px`;
+    this.spacer.style.height = `${Math.max(this.axis + this.schedule.ranks * this.pitch - this.height, 0)}px`;
     this.stack.style.height = `${this.height}px`;
   }
   place(width, height) {
     const { schedule, view } = this, lanes = LANE * ((schedule.copies.length ? 1 : 0) + schedule.lanes.length);
     this.width = width;
     this.height = height;
-    const fitting = Math.max((height - AXIS - 4) / schedule.ranks, LEAST_PITCH);
-    const most = view.memory ? MOST_PITCH : 44 + lanes;
-    this.pitch = Math.min(fitting, most) * view.rows;
+    this.big = Math.min(Math.max(Math.min(width / USUAL.width, height / USUAL.height), 1), USUAL.most);
+    this.isNarrow = width < NARROW.width;
+    this.left = this.isNarrow ? NARROW.left : Math.round(LEFT * this.big);
+    this.right = this.isNarrow ? NARROW.right : Math.round(RIGHT * this.big);
+    this.axis = Math.round(AXIS * this.big);
+    const fitting = Math.max((height - this.axis - 4) / schedule.ranks, LEAST_PITCH);
+    const [most, share] = MOST_PITCH[view.memory ? "memory" : "rows"];
+    this.pitch = Math.min(fitting, Math.max(most + (view.memory ? 0 : lanes), height * share)) * view.rows;
     if (this.pitch > 8) this.pitch = Math.floor(this.pitch);
     const hasMemory = this.hasMemory = view.memory && this.pitch >= WITH_MEMORY + lanes;
     const gap = this.pitch < 12 ? 1 : 4;
@@ -83,12 +82,17 @@ class Timeline {
     this.barHeight = hasMemory ? Math.floor((this.pitch - lanes) * 0.55) : Math.max(this.pitch - this.lane - gap, 2);
     this.memoryTop = this.barHeight + this.lane + 2;
     this.memoryHeight = this.pitch - this.memoryTop - 5;
-    this.scale = (width - LEFT - RIGHT) / (view.to - view.from);
+    this.scale = (width - this.left - this.right) / (view.to - view.from);
   }
-  get top() { return this.drawsAll ? 0 : this.scroll.scrollTop; }
-  x(time) { return LEFT + (time - this.view.from) * this.scale; }
-  time(x) { return this.view.from + (x - LEFT) / this.scale; }
-  y(rank) { return AXIS + rank * this.pitch - this.top; }
+  // How high all rows are with the axis above them, as far as they are in sight.
+  get contentHeight() {
+    return Math.min(this.height, Math.ceil(this.axis + this.schedule.ranks * this.pitch - this.top));
+  }
+  font(size) { return `${size * this.big}px ${FONT}`; }
+  get top() { return this.isOnPaper ? 0 : this.scroll.scrollTop; }
+  x(time) { return this.left + (time - this.view.from) * this.scale; }
+  time(x) { return this.view.from + (x - this.left) / this.scale; }
+  y(rank) { return this.axis + rank * this.pitch - this.top; }
   middle(box) {
     const isOp = box < this.schedule.firstCopy;
     return this.y(this.schedule.rank[box]) + (isOp ? this.barHeight / 2 : this.barHeight + 5);
@@ -96,7 +100,7 @@ class Timeline {
   // The ranks that are in sight.
   shown() {
     const first = Math.floor(this.top / this.pitch);
-    const stop = Math.ceil((this.top + this.height - AXIS) / this.pitch);
+    const stop = Math.ceil((this.top + this.height - this.axis) / this.pitch);
     return { first, stop: Math.min(stop, this.schedule.ranks) };
   }
   // The rows from `first` up to `stop` that are seen, by the times at which each starts and ends.
@@ -119,6 +123,7 @@ class Timeline {
     this.pen = pen;
     this.chosen = this.schedule.flights[view.chosen - 1] ?? null;
     this.seen = 0;
+    this.isDense = false;
     pen.fillStyle = this.colours.paper;
     pen.fillRect(0, 0, width, height);
     for (let rank = first; rank < stop; rank++) this.drawFrame(rank);
@@ -133,7 +138,7 @@ class Timeline {
     const { pen } = this;
     pen.save();
     pen.beginPath();
-    pen.rect(LEFT, 0, this.width - LEFT - RIGHT, this.height);
+    pen.rect(this.left, 0, this.width - this.left - this.right, this.height);
     pen.clip();
     draws();
     pen.restore();
@@ -143,30 +148,33 @@ class Timeline {
   drawFrame(rank) {
     const { pen, colours, schedule } = this, y = this.y(rank), middle = y + this.barHeight / 2;
     pen.fillStyle = colours.row;
-    pen.fillRect(LEFT, y, this.width - LEFT - RIGHT, this.barHeight);
+    pen.fillRect(this.left, y, this.width - this.left - this.right, this.barHeight);
     if (this.pitch > 12) {
       pen.strokeStyle = colours.line;
       pen.lineWidth = 1;
-      pen.strokeRect(LEFT + 0.5, y + 0.5, this.width - LEFT - RIGHT - 1, this.barHeight - 1);
+      pen.strokeRect(this.left + 0.5, y + 0.5, this.width - this.left - this.right - 1, this.barHeight - 1);
     }
-    const every = Math.max(1, 2 ** Math.ceil(Math.log2(12 / this.pitch)));
+    const every = Math.max(1, 2 ** Math.ceil(Math.log2(12 * this.big / this.pitch)));
     if (rank % every) return;
-    pen.font = `${this.pitch < 14 ? 10 : 12}px ${FONT}`;
+    pen.font = this.font(this.pitch < 14 ? 10 : 12);
     pen.textBaseline = "middle";
     pen.textAlign = "right";
     const wrong = schedule.wrongRanks.includes(rank);
     pen.fillStyle = wrong ? colours.needs : colours.ink;
-    const stages = schedule.stagesBeside[rank] ?? "", isBelow = stages && this.barHeight >= 22 && stages.length * 4.6 < LEFT - 10;
-    pen.fillText(wrong ? `rank ${rank}!` : `rank ${rank}`, LEFT - 8, isBelow ? middle - 6 : middle);
+    const name = this.isNarrow ? String(rank) : `rank ${rank}`, stages = schedule.stagesBeside[rank] ?? "";
+    const isBelow = stages && this.barHeight >= 22 && stages.length * 4.6 < this.left - 10;
+    pen.fillText(wrong ? `${name}!` : name, this.left - 8, isBelow ? middle - 6 : middle);
     if (isBelow) {
+      const { font } = pen;
       pen.font = `9px ${FONT}`;
       pen.fillStyle = colours.muted;
-      pen.fillText(stages, LEFT - 8, middle + 7);
-      pen.font = `12px ${FONT}`;
+      pen.fillText(stages, this.left - 8, middle + 7);
+      pen.font = font;
     }
     pen.textAlign = "left";
     pen.fillStyle = colours.muted;
-    pen.fillText(`${percent(schedule.idle[rank])} idle`, this.width - RIGHT + 8, middle);
+    const idle = percent(schedule.idle[rank]);
+    pen.fillText(this.isNarrow ? idle : `${idle} idle`, this.width - this.right + 8, middle);
     if (this.hasMemory) this.drawMemoryAxis(rank, y + this.memoryTop);
     if (this.lane) this.drawResources(y);
   }
@@ -182,8 +190,8 @@ class Timeline {
 
   // What is at a point of the canvas: a rank and a time there, with a box, or a part of idle time.
   at(x, y) {
-    const { schedule } = this, rank = Math.floor((y - AXIS + this.top) / this.pitch);
-    if (y < AXIS || rank < 0 || rank >= schedule.ranks || x < LEFT || x > this.width - RIGHT) return undefined;
+    const { schedule } = this, rank = Math.floor((y - this.axis + this.top) / this.pitch);
+    if (y < this.axis || rank < 0 || rank >= schedule.ranks || x < this.left || x > this.width - this.right) return undefined;
     const time = this.time(x), near = MARK / this.scale, below = y - this.y(rank);
     if (below > this.barHeight + this.lane + 1) return this.hasMemory ? { rank, time, memory: true } : { rank, time };
     const lane = below <= this.barHeight ? NONE : this.laneAt(below);
@@ -196,6 +204,25 @@ class Timeline {
     const idle = box === undefined && below <= this.barHeight ? schedule.idleAt(rank, time) : undefined;
     return { rank, time, box, idle };
   }
+}
+
+// A table below its title, to be opened; the first of its lines has the names of the columns.
+function detailsOf(title, name, [head, ...lines]) {
+  const details = document.createElement("details");
+  details.appendChild(document.createElement("summary")).textContent = title;
+  const scroll = details.appendChild(document.createElement("div"));
+  scroll.className = "figures";
+  scroll.tabIndex = 0;
+  scroll.setAttribute("role", "region");
+  scroll.setAttribute("aria-label", name);
+  const table = scroll.appendChild(document.createElement("table"));
+  const add = (cells, tag) => {
+    const row = table.appendChild(document.createElement("tr"));
+    for (const cell of cells) row.appendChild(document.createElement(tag)).textContent = cell;
+  };
+  add(head, "th");
+  for (const line of lines) add(line, "td");
+  return details;
 }
 
 // The pen of a canvas of some size in pixels of the page, emptied.

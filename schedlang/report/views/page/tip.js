@@ -1,24 +1,24 @@
-// What is pointed at, with the pointer or with the keys: what is written of it beside it, and said to who cannot see it.
+// What is pointed at, with the pointer or with the keys: what is written of it at the side, and said to who cannot see it.
 
 const pointer = { timeline: null, x: 0, y: 0 };
 
-// Point at what stands somewhere in a schedule, or at nothing; the tip is beside (x, y) in the window.
-function point(timeline, what, x, y) {
+// Point at what stands somewhere in a schedule, or at nothing.
+function point(timeline, what) {
   for (const each of timelines) {
     const before = each.pointed;
     each.pointed = each === timeline ? what : undefined;
-    if (before !== each.pointed) overFrame(each);
+    const linked = each.linked;
+    each.linked = what && each !== timeline ? { time: what.time, box: timeline.schedule.pair.other === each ? timeline.schedule.twin(what.box) : NONE } : undefined;
+    if (before !== each.pointed || linked !== each.linked) overFrame(each);
   }
   const lines = what && linesOf(timeline, what);
   const tip = byId("tip");
   tip.hidden = !lines;
+  byId("keys").hidden = Boolean(lines);
   if (!lines) return;
   const [word, ...more] = lines;
   const source = what.box === undefined ? [] : [element("code", more.pop())];
   tip.replaceChildren(element("b", word), ...more.map((text) => element("div", text)), ...source);
-  const { width, height } = tip.getBoundingClientRect();
-  tip.style.left = `${Math.max(Math.min(x + 14, innerWidth - width - 6), 6)}px`;
-  tip.style.top = `${y + 16 + height < innerHeight ? y + 16 : Math.max(y - height - 10, 6)}px`;
 }
 function linesOf({ schedule }, { rank, time, box, idle, memory, lane, component }) {
   if (component !== undefined) return schedule.describeComponent(lane, component);
@@ -51,7 +51,7 @@ function repoint() {
   if (cursor) return pointAtCursor();
   if (!timeline) return;
   const { left, top } = timeline.over.getBoundingClientRect();
-  point(timeline, timeline.at(x - left, y - top), x, y);
+  point(timeline, timeline.at(x - left, y - top));
 }
 function pointNowhere() {
   pointer.timeline = cursor = null;
@@ -64,11 +64,8 @@ let cursor = null;
 function pointAtCursor() {
   const { timeline, rank, box, idle } = cursor, { schedule } = timeline;
   const start = box === undefined ? schedule.idleStart[idle] : schedule.start[box];
-  const end = box === undefined ? schedule.idleEnd[idle] : schedule.end[box];
-  const time = box === undefined ? (start + end) / 2 : start;
-  const { left, top } = timeline.over.getBoundingClientRect();
-  const x = Math.min(Math.max(timeline.x((start + end) / 2), LEFT), timeline.width - RIGHT);
-  point(timeline, { rank, time, box, idle }, left + x, top + timeline.y(rank) + timeline.barHeight);
+  const time = box === undefined ? (start + schedule.idleEnd[idle]) / 2 : start;
+  point(timeline, { rank, time, box, idle });
 }
 function setCursor(timeline, rank, at) {
   if (!at) return;
@@ -77,7 +74,7 @@ function setCursor(timeline, rank, at) {
   const start = at.box === undefined ? schedule.idleStart[at.idle] : schedule.start[at.box];
   if (start < view.from || start >= view.to) show(start - span() / 2, start + span() / 2);
   const y = timeline.y(rank);
-  if (y < AXIS || y + timeline.pitch > timeline.height) timeline.scroll.scrollTop = rank * timeline.pitch - timeline.height / 2;
+  if (y < timeline.axis || y + timeline.pitch > timeline.height) timeline.scroll.scrollTop = rank * timeline.pitch - timeline.height / 2;
   pointAtCursor();
   byId("said").textContent = linesOf(timeline, { rank, time: start, ...at }).join(". ");
 }

@@ -42,7 +42,7 @@ Object.assign(Schedule.prototype, {
     return [
       `idle: ${cause}${this.subject(part)}`,
       meaning,
-      `rank ${rank}, ${this.time(start, end)} to ${this.time(end)}, takes ${this.time(end - start)}`,
+      `rank ${rank}, ${this.moment(start)} to ${this.moment(end)}, takes ${this.time(end - start)}`,
       ...this.chainText(rank, time),
     ];
   },
