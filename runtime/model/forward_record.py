@@ -14,7 +14,7 @@ before it.
 """
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from inspect import currentframe
 from pathlib import Path
@@ -238,6 +238,22 @@ def apart(value: Any, known: Collection[int]) -> Any:
     return tree_unflatten(found, tree)
 
 
+def replace_call(
+    module: nn.Module,
+    function: Callable[[nn.Module, Callable[..., Any], Any, Any], Any],
+) -> None:
+    """Have a function do the calls of a module. It is given the module, its own call, which also
+    runs its hooks, the arguments and the keyword arguments.
+    """
+    kind = type(module)
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return function(module, partial(kind.__call__, module), args, kwargs)
+
+    # Python looks for `__call__` in the class.
+    module.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+
+
 def line_of(frame: FrameType | None) -> str:
     """The line of the model that runs now."""
     while frame is not None:
@@ -329,8 +345,7 @@ class _Recorder(TorchFunctionMode):
         self._is_in_block = False
         self._weights = {id(weight): name for name, weight in model.named_parameters()}
         for name in blocks:
-            block = model.get_submodule(name)
-            block.forward = partial(self._call, name, block.forward)
+            replace_call(model.get_submodule(name), partial(self._call, name))
 
     def begin(self, inputs: Any) -> None:
         """The forward is given these positional and keyword arguments."""
@@ -364,15 +379,17 @@ class _Recorder(TorchFunctionMode):
             found.append(Constant(leaf) if known is None else known)
         return Returned(tree, tuple(found))
 
-    def _call(self, name: str, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        """A block is called."""
+    def _call(
+        self, name: str, _: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """A block is called, with its hooks."""
         if self._is_in_block:
-            return forward(*args, **kwargs)
+            return call(*args, **kwargs)
         line = line_of(currentframe())
         takes = self._ids_of(tensors_in(args, kwargs))
         self._is_in_block = True
         try:
-            result = apart(forward(*args, **kwargs), self._ids)
+            result = apart(call(*args, **kwargs), self._ids)
         finally:
             self._is_in_block = False
         for tensor in tensors_in(result):

@@ -18,7 +18,6 @@ when they are traced, and leave it out for a microbatch in which nothing is mask
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from functools import partial
 from inspect import currentframe
 from itertools import pairwise
 from typing import Any
@@ -41,6 +40,7 @@ from schedlang.runtime.model.forward_record import (
     line_of,
     name_of,
     record_forward,
+    replace_call,
     tensors_in,
     without_cache,
 )
@@ -52,33 +52,48 @@ from schedlang.runtime.values import has_gradient
 #: How Python reads the device of a tensor.
 _DEVICE = Tensor.device.__get__
 
+#: The attribute of a block with the stages that do its calls, or leave them out.
+_STAGES = "_schedlang_stages"
+
 #: In place of an id: a tensor that follows from values by an op that was not recorded.
 _NOT_RECORDED = -1
 
 
-def leave_out(block: nn.Module, name: str, forward: "StageForward") -> None:
-    """Make a module, a copy of a block of another stage, one whose calls are left out.
+def put_in_stage(block: nn.Module, name: str, forward: "StageForward") -> None:
+    """Have a stage do the calls of a block, or leave them out, while its forward runs.
 
-    It keeps its class and its attributes, which models look at. What has no weights in it are no
-    buffers and submodules of the stage any more, but plain attributes.
+    A block of the model itself may be in the stages of several plans.
     """
+    if _STAGES not in block.__dict__:
+        block.__dict__[_STAGES] = []
+        replace_call(block, _call_in_stage)
+    block.__dict__[_STAGES].append((forward, name))
+
+
+def _call_in_stage(
+    block: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """A block is called, with its hooks."""
+    for forward, name in block.__dict__[_STAGES]:
+        if forward.is_running:
+            return forward.call(name, call, args, kwargs)
+    # A checkpoint runs the block again, with the arguments that it was given.
+    return call(*without_fakes(args), **without_fakes(kwargs))
+
+
+def leave_out(block: nn.Module) -> None:
+    """Make plain attributes of the buffers of a module, and of its submodules without weights: it
+    is a copy of a block of another stage, of which models look at attributes.
+    """
+    block.__dict__.pop(_STAGES, None)
     for part in [*block.modules()]:
-        for own, buffer in [*part.named_buffers(recurse=False)]:
-            delattr(part, own)
-            part.__dict__[own] = buffer
-        for own, child in [*part.named_children()]:
+        for name, buffer in [*part.named_buffers(recurse=False)]:
+            delattr(part, name)
+            part.__dict__[name] = buffer
+        for name, child in [*part.named_children()]:
             if next(child.parameters(), None) is None:
-                delattr(part, own)
-                part.__dict__[own] = child
-    kind = type(block)
-    block.__dict__["_left_out"] = forward, name
-    block.__class__ = type(kind.__name__, (kind,), {"__call__": _left_out})
-
-
-def _left_out(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The call of a block of another stage."""
-    forward, name = block.__dict__["_left_out"]
-    return forward.left_out(name, args, kwargs)
+                delattr(part, name)
+                part.__dict__[name] = child
 
 
 @define
@@ -99,7 +114,8 @@ class _Place:
 
     def put(self, tensor: Tensor) -> None:
         """Have a tensor in place of the weight."""
-        self.module._parameters.pop(self.name, None)
+        if hasattr(self.module, self.name):
+            delattr(self.module, self.name)
         self.module.__dict__[self.name] = tensor
 
 
@@ -113,8 +129,7 @@ class _Run:
     `next` is the index of the next event. `ids` are the ids of values by the identity of the
     tensors that have them or stand in for them, all of which are `held`: where one was freed,
     another might be made. `data` are the values that are there, `tensors` also those of which the
-    shape is known. In a block, no op is looked at. `left_out` is the call of another stage that a
-    block of this stage has now.
+    shape is known.
     """
 
     def __init__(self, fake: FakeTensors) -> None:
@@ -125,8 +140,6 @@ class _Run:
         self.data: dict[int, Tensor] = {}
         self.tensors: dict[int, Tensor] = {}
         self.held: list[Tensor] = []
-        self.is_in_block = False
-        self.left_out: Event | None = None
 
     def stands_for(self, value: int, tensor: Tensor) -> None:
         """A tensor is met that has a value, or stands in for it."""
@@ -212,13 +225,8 @@ class StageForward(TorchFunctionMode):
         self._weights = self._place_weights(stage, [blocks[name] for name in own_names])
         for name, block in blocks.items():
             if name not in own_names:
-                leave_out(block, name, self)
-                continue
-            before = partial(self._before, name)
-            block.register_forward_pre_hook(before, with_kwargs=True)
-            block.register_forward_hook(self._after, always_call=True)
-            if record.blocks.count(name) > sum(record.blocks[i] == name for i in own):
-                block.forward = partial(self._own_or_not, block.forward)
+                leave_out(block)
+            put_in_stage(block, name, self)
         stage.forward = self.forward
         assert record.inputs is not None
         leaves = record.inputs.leaves
@@ -372,60 +380,30 @@ class StageForward(TorchFunctionMode):
             "same for all microbatches"
         )
 
-    def _before(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> Any:
-        """A block of this stage is about to run."""
-        run = self._run
-        if run is None:
-            # A checkpoint runs the block again, with the arguments that it was given.
-            return without_fakes((args, kwargs))
-        if not leave(self):
-            return None
-        event = self._next(run, name, run.ids_in(args, kwargs))
-        if event is None or event.place not in self._own:
-            enter(self)
-        if event is None:
-            raise self._another_way(run, f"block `{name}`")
-        if event.place not in self._own:
-            run.left_out = event
-            return None
-        run.is_in_block = True
-        return run.with_data(args), run.with_data(kwargs)
+    @property
+    def is_running(self) -> bool:
+        """Whether a forward is under way."""
+        return self._run is not None
 
-    def _own_or_not(
-        self, forward: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        """The forward of a block that other stages call, too."""
-        run = self._run
-        if run is None or run.left_out is None:
-            return forward(*args, **kwargs)
-        event = run.left_out
-        run.left_out = None
-        return self._in_place_of_event(run, event)
-
-    def _after(self, block: nn.Module, args: Any, output: Any) -> Any:
-        """A block of this stage has run, or raised an error: then it has no output."""
-        run = self._run
-        if run is None or not run.is_in_block:
-            return None
-        run.is_in_block = False
-        try:
-            if output is not None:
-                event = self._record.events[run.next - 1]
-                output = self._with_ids(run, event, output, ())
-        finally:
-            enter(self)
-        return output
-
-    def left_out(self, name: str, args: Any, kwargs: Any) -> Any:
-        """The forward comes to a block of another stage."""
+    def call(self, name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The forward comes to a block."""
         run = self._run
         assert run is not None
-        event = self._next(run, name, run.ids_in(args, kwargs))
-        if event is None:
-            raise self._another_way(run, f"block `{name}`")
-        return self._in_place_of_event(run, event)
+        if not leave(self):
+            # It is called by another block.
+            return call(*args, **kwargs)
+        try:
+            event = self._next(run, name, run.ids_in(args, kwargs))
+            if event is None:
+                raise self._another_way(run, f"block `{name}`")
+            if event.place in self._own:
+                output = call(*run.with_data(args), **run.with_data(kwargs))
+                return self._with_ids(run, event, output, ())
+            return self._leave_out(run, event)
+        finally:
+            enter(self)
 
-    def _in_place_of_event(self, run: _Run, event: Event) -> Any:
+    def _leave_out(self, run: _Run, event: Event) -> Any:
         """What stands in for what a call of another stage returns, or the end of the forward."""
         if event.place >= self._own.stop:
             raise _End

@@ -441,7 +441,7 @@ def test_stages_take_their_share_of_the_model(page: Page, tmp_path: Path) -> Non
     share = "a stage is 1/8 of the model and takes 1/2 of the time of 1/4"
     assert f"makespan 25.5, 5.9% idle; {share}" in titles[1]
     assert (
-        page.evaluate("timelines.map((each) => each.schedule.axis)")
+        page.evaluate("timelines.map((each) => each.schedule.unitText)")
         == ["of 1/4 model"] * 2
     )
     view(page, tmp_path, program("zb_h1"), program("zb_v"), "--unit", "stage")
@@ -690,6 +690,18 @@ def test_a_run_stands_beside_its_prediction(page: Page, tmp_path: Path) -> None:
     assert any(row.startswith("rank 2\t24 ms\t32 ms\t+33%\t") for row in rows)
     assert any(row.startswith("makespan\t33 ms\t") for row in rows)
     assert violations(page) == []
+
+
+def test_late_messages_explain_a_run(page: Page, tmp_path: Path) -> None:
+    plan = schedlang.load("1f1b")
+    took = Costs(forward_times=[1000], backward_times=[2000], p2p_time=500)
+    run = recorded_as(tmp_path / "run.json", plan, took, took)
+    view(page, tmp_path, program("1f1b"), str(run))
+    (note,) = page.locator(".notes li").all_inner_texts()
+    # Of its eight backwards, one is there when rank 0 comes to it; the others are half a
+    # millisecond on their way while it waits.
+    assert note == "messages to rank 0 come 3.5 ms later than predicted, added up"
+    assert page.evaluate("timelines[1].errorOf(0)") == 2
 
 
 #: The controls that are less than 32 pixels high or wide.

@@ -16,7 +16,13 @@ import pytest
 
 from schedlang import Bar, Costs, Kind, Plan, compile, read_source, simulate
 from schedlang.cli.main import main
-from schedlang.extras.measured import Comparison, compare, comparison_json, read_run
+from schedlang.extras.measured import (
+    Comparison,
+    compare,
+    comparison_json,
+    notes_of,
+    read_run,
+)
 from schedlang.report.views import lay_out
 from schedlang.report.views.causes import causes_of
 from schedlang.schedule.costs import read_costs
@@ -223,6 +229,21 @@ def test_stragglers_are_named(
         "\nunsteady: stage 1 on rank 1: the middle half of the ops of a kind spreads over 67% of the median\n"
         in text
     )
+
+
+def test_what_stands_out_in_a_run(tmp_path: Path) -> None:
+    """Ranks that hold up the others, and a first step that took longer; nothing in an even run."""
+    plan = plan_of("1f1b")
+    usual = Costs(forward_times=[1000], backward_times=[2000])
+    slow = Costs(forward_times=[2000], backward_times=[4000])
+    run = read_run(recorded_as(tmp_path / "run.json", plan, slow, usual, usual))
+    notes = notes_of(run)
+    assert notes[-1] == "the first step took 66 ms, 2.00x the median of 3 steps"
+    even = read_run(recorded_as(tmp_path / "run.json", plan, usual, usual))
+    assert notes_of(even) == []
+    uneven = Costs(forward_times=[1000, 1000, 4000, 1000], backward_times=[2000])
+    run = read_run(recorded_as(tmp_path / "run.json", plan, uneven))
+    assert [note.split(":")[0] for note in notes_of(run)] == ["slow"]
 
 
 def test_the_comparison_in_text(

@@ -209,6 +209,18 @@ class Checkpointed(Model):
         return self.head(x)
 
 
+class Hooked(Model):
+    """Hooks of blocks work on values before and after them, as those of gradient checkpointing and
+    of FSDP do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed.register_forward_hook(lambda *given: given[2] * 2.0)
+        for layer in self.layers:
+            layer.register_forward_pre_hook(lambda _, given: (given[0] + 1.0,))
+
+
 KINDS = [
     Model,
     Multiplied,
@@ -223,6 +235,7 @@ KINDS = [
     Twice,
     Reaching,
     Checkpointed,
+    Hooked,
 ]
 
 

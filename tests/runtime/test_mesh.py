@@ -180,7 +180,7 @@ def test_of_several_replicas_the_one_that_dies_is_named(run_ranks: Run) -> None:
 def test_of_several_replicas_the_one_that_stalls_is_named(run_ranks: Run) -> None:
     outcome = run_ranks(of_four, 4, sleep)
     assert outcome.codes == [1] * 4
-    cause = rf"(stopped|Error): {FOURTH} has made no progress for \d\.\d s at 0F1 "
+    cause = rf"{FOURTH} has made no progress for \d+\.\d s at 0F1 "
     assert all(re.search(cause, log) for log in outcome.logs), outcome.logs
     waits = rf"rank 0 \(dp 0, pp 0\) has waited \S+ s for rank 1 .* or rank 2 .* or {FOURTH} at 0B3"
     assert any(re.search(waits, log) for log in outcome.logs), outcome.logs

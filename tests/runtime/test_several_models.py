@@ -524,7 +524,8 @@ def test_the_command_trains_an_encoder_before_its_decoder(
 ) -> None:
     program = tmp_path / "encoder.sched"
     program.write_text(ENCODER)
-    command = ["-m", "schedlang", "run", program, *sizes, "--steps", "2", "--check"]
+    command = ["-m", "schedlang", "run", program, *sizes, "--steps", "2"]
+    command += ["--check", "--json"]
     done = python(*command, *options)
     assert done.returncode == 0, done.stderr
     checked = json.loads(done.stdout.splitlines()[-1])

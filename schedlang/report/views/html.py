@@ -171,7 +171,7 @@ def _data(picture: Picture, marks: Sequence[Mark], role: str) -> dict[str, Any]:
         "wrong": picture.wrong_texts,
         "wrongRanks": picture.wrong_ranks,
         "seconds": picture.seconds,
-        "axis": picture.share.axis if picture.share else "",
+        "unitText": picture.share.axis if picture.share else "",
         "memoryUnit": picture.memory_unit,
         "idle": timeline.idle,
         "slices": layout.slices,

@@ -79,7 +79,8 @@ Object.assign(Timeline.prototype, {
     const made = predicted.work(), took = schedule.work();
     const list = this.head.appendChild(document.createElement("ul"));
     list.className = "notes";
-    for (const text of [...whyLonger(schedule, predicted, made, took), ...schedule.notes]) list.append(element("li", text));
+    const reasons = [...whyLonger(schedule, predicted, made, took), ...schedule.notes];
+    list.append(...reasons.map((text) => element("li", text)));
     const row = (name, before, after) => [
       name, schedule.time(before), schedule.time(after), before ? signed(after / before - 1) : "",
     ];
@@ -104,8 +105,12 @@ function whyLonger(schedule, predicted, made, took) {
     .reduce((a, b) => b.more > a.more ? b : a);
   const slow = worst("worked"), late = worst("waited");
   if (slow.more > least) {
-    texts.push(`rank ${slow.rank} works ${schedule.time(slow.more)} longer than predicted (${signed(slow.more / slow.before)})`);
+    const error = signed(slow.more / slow.before);
+    texts.push(`rank ${slow.rank} works ${schedule.time(slow.more)} longer than predicted (${error})`);
   }
-  if (late.more > least) texts.push(`messages to rank ${late.rank} come ${schedule.time(late.more)} later than predicted, added up`);
+  if (late.more > least) {
+    const time = schedule.time(late.more);
+    texts.push(`messages to rank ${late.rank} come ${time} later than predicted, added up`);
+  }
   return texts.length ? texts : ["no rank works longer than predicted, and no messages come later"];
 }

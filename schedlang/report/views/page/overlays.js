@@ -81,12 +81,12 @@ Object.assign(Timeline.prototype, {
     }
     pen.textAlign = "right";
     if (!this.isNarrow) pen.fillText(name || "time", this.left - 14, middle);
-    if (!schedule.axis) return;
-    const wide = 6 * this.big * schedule.axis.length + 6;
+    if (!schedule.unitText) return;
+    const wide = 6 * this.big * schedule.unitText.length + 6;
     pen.fillStyle = colours.paper;
     pen.fillRect(this.width - wide, 0, wide, low);
     pen.fillStyle = colours.muted;
-    pen.fillText(schedule.axis, this.width - 4, middle);
+    pen.fillText(schedule.unitText, this.width - 4, middle);
   },
 
   drawArrow(from, to, colour, width) {

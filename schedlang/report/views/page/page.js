@@ -245,8 +245,9 @@ function legendEntries() {
     entries.push({ name: "memory: in higher rows (r)", swatches: [] });
   }
   if (view.path) entries.push({ name: "critical path", swatches: [plain(colours.path)] });
-  if (timelines.some((each) => each.showsErrors())) entries.push(...ERRORS.map(({ name, fill }) => ({ name, swatches: [plain(fill)] })));
-  else if (timelines.some((each) => each.schedule.differs)) {
+  if (timelines.some((each) => each.showsErrors())) {
+    entries.push(...ERRORS.map(({ name, fill }) => ({ name, swatches: [plain(fill)] })));
+  } else if (timelines.some((each) => each.schedule.differs)) {
     entries.push({ name: "only in this schedule", swatches: [plain(colours.only)] }, { name: "moved", swatches: [plain(colours.moved)] });
   }
   return entries;

@@ -8,7 +8,7 @@ function point(timeline, what) {
     const before = each.pointed;
     each.pointed = each === timeline ? what : undefined;
     const linked = each.linked;
-    each.linked = what && each !== timeline ? { time: what.time, box: timeline.schedule.pair.other === each ? timeline.schedule.twin(what.box) : NONE } : undefined;
+    each.linked = what && each !== timeline ? linkOf(timeline, what, each) : undefined;
     if (before !== each.pointed || linked !== each.linked) overFrame(each);
   }
   const lines = what && linesOf(timeline, what);
@@ -19,6 +19,10 @@ function point(timeline, what) {
   const [word, ...more] = lines;
   const source = what.box === undefined ? [] : [element("code", more.pop())];
   tip.replaceChildren(element("b", word), ...more.map((text) => element("div", text)), ...source);
+}
+// What another schedule shows of it: the same time, and of two schedules the same op.
+function linkOf(timeline, { time, box }, other) {
+  return { time, box: timeline.other === other ? timeline.schedule.twin(box) : NONE };
 }
 function linesOf({ schedule }, { rank, time, box, idle, memory, lane, component }) {
   if (component !== undefined) return schedule.describeComponent(lane, component);
