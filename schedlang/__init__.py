@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from schedlang.extras.noise.runs import Delays as Delays
     from schedlang.extras.noise.runs import Runs as Runs
     from schedlang.extras.noise.scripts import simulate_runs as simulate_runs
+    from schedlang.extras.plots.plot_scripts import Plot as Plot
+    from schedlang.extras.plots.plot_scripts import plot as plot
     from schedlang.extras.prove.pieces.prover import prove_for_all as prove_for_all
     from schedlang.extras.prove.result import Law as Law
     from schedlang.extras.prove.result import Proof as Proof
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from schedlang.proof.execution import Execution as Execution
     from schedlang.proof.prove import prove as prove
     from schedlang.python.builder import Builder as Builder
+    from schedlang.python.notebook import View as View
+    from schedlang.python.notebook import view as view
     from schedlang.python.simulation import simulate as simulate
     from schedlang.python.sweep import load as load
     from schedlang.python.sweep import sweep as sweep
@@ -67,15 +71,18 @@ _MODULES = {
     "ParameterError": "diagnostics.diagnostic",
     "Pipeline": "schedule.layout",
     "Plan": "plan.plan",
+    "Plot": "extras.plots.plot_scripts",
     "Proof": "extras.prove.result",
     "Runs": "extras.noise.runs",
     "Schedule": "schedule.schedule",
     "Source": "diagnostics.source",
     "Timeline": "schedule.timeline",
     "Verdict": "extras.prove.result",
+    "View": "python.notebook",
     "compile": "compiler",
     "load": "python.sweep",
     "open_plan": "plan.reader",
+    "plot": "extras.plots.plot_scripts",
     "prove": "proof.prove",
     "prove_for_all": "extras.prove.pieces.prover",
     "read_costs": "schedule.costs",
@@ -84,6 +91,7 @@ _MODULES = {
     "simulate": "python.simulation",
     "simulate_runs": "extras.noise.scripts",
     "sweep": "python.sweep",
+    "view": "python.notebook",
     "write_plan": "plan.plan",
     "write_view": "report.views",
 }
@@ -107,9 +115,21 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module `schedlang` has no `{name}`{there_is}", name=name)
     # Whoever has a plan has it by one of these names: so a notebook can draw it.
     import_module("schedlang.schedule.notebook").draw_with(_html)
+    # And whoever shows an error sees the repair that `schedc` proposes.
+    import_module("schedlang.diagnostics.diagnostic").advise_with(_advise)
     return getattr(import_module(f"schedlang.{_MODULES[name]}"), name)
 
 
 def _html(shown: Any) -> Any:
     """What a notebook shows of a plan or an execution; what draws is imported when it draws."""
     return import_module("schedlang.python.notebook").html(shown)
+
+
+def _advise(error: Any) -> None:
+    """Add advice to what is wrong with a program."""
+    import_module("schedlang.advice.advice").add_advice(error)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give a notebook the magic `%%sched`: `%load_ext schedlang` calls it."""
+    import_module("schedlang.python.notebook").register(shell)

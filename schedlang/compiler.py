@@ -90,7 +90,8 @@ def compile(
     they are about training.
 
     CompileError has everything that is wrong with the program, or with its file; where only claims
-    do not hold, it is a `ClaimError`, which has the plan. TypeError or
+    do not hold, it is a `ClaimError`, which has the plan. Its text has a repair that is proved, if
+    one is found. TypeError or
     ValueError names a wrong argument: an unknown transport, costs of another number of stages, and
     as a ParameterError, which is also a CompileError, parameters that the program does not have.
     """
@@ -98,8 +99,15 @@ def compile(
     check_costs(costs)
     check_flag("forward_only", forward_only)
     transports(transport)
-    whole, tree = load(source_of(source))
-    return compile_tree(whole, tree, params, costs, forward_only, transport)
+    given = source_of(source)
+    whole, tree = load(given)
+    try:
+        return compile_tree(whole, tree, params, costs, forward_only, transport)
+    except CompileError as error:
+        # Advice is for the costs of the program itself, and not for claims.
+        if costs == UNIT and not isinstance(error, ClaimError):
+            error.compiled = (given, params, forward_only, transport)
+        raise
 
 
 def compile_tree(

@@ -12,6 +12,7 @@ from schedlang.diagnostics.arguments import Params
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.repair import Repair
 from schedlang.diagnostics.source import Source
+from schedlang.files.reading import NO_FILE
 from schedlang.language import syntax
 from schedlang.language.expand import parameters
 from schedlang.language.expressions import Number
@@ -49,6 +50,14 @@ def advise(
             diagnostics[index] = adviser.advise(diagnostic)
             break
     return CompileError(diagnostics)
+
+
+def add_advice(error: CompileError) -> None:
+    """Add advice to an error of `compile`, once."""
+    if error.compiled is not None:
+        advised = advise(error, *error.compiled)
+        error.compiled = None
+        error.diagnostics[:] = advised.diagnostics
 
 
 @frozen
@@ -117,7 +126,9 @@ class _Adviser:
         return not any(self.codes(whole, tree, params, transport) for params in sizes)
 
     def command(self, params: Mapping[str, int]) -> str:
-        """The command that compiles the program at a size."""
+        """The command that compiles the program at a size; in a script, the parameters."""
+        if self.source.path == NO_FILE:
+            return ", ".join(f"{name} = {value}" for name, value in params.items())
         words = ["schedc", "compile", self.source.path]
         for item in self.tree.items:
             if isinstance(item, syntax.Param):

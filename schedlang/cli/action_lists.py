@@ -23,6 +23,9 @@ FORMS = ("actions", "bare", "compute", "frees", "shards")
 _OF_PICTURES = (
     "output",
     "serve",
+    "plot",
+    "font",
+    "no_legend",
     "memory",
     "causes",
     "window",

@@ -32,7 +32,7 @@ from schedlang.cli.options import (
 )
 from schedlang.cli.parser import Parser
 from schedlang.cli.usage import FINE, UsageError, near
-from schedlang.cli.values import dialect, natural, number, program
+from schedlang.cli.values import dialect, kind_of_plot, natural, number, program, width
 
 #: In the order of `schedc --help`: first what most people need first. Of an extra's command, the
 #: module in `schedlang.extras` that has its row.
@@ -116,28 +116,42 @@ COMMANDS: dict[str, Command | str] = {
         {
             **file("a program, a plan, or the trace of a run"),
             "others FILE*": given(
-                "others, beside it on a page; beside a run, a program has the costs that the run "
-                "shows",
+                "others, below it in a picture or beside it on a page; beside a run, a program has "
+                "the costs that the run shows",
                 program,
             ),
             **PARAMS,
             **output(
                 "VIEW",
-                "the file to write, instead of the terminal: NAME.svg or .png for papers, .html to "
-                "zoom and hover, .json a trace for Perfetto and Chrome",
+                "the file to write, instead of the terminal: NAME.svg, .pdf or .png for papers, "
+                ".html to zoom and hover, .json a trace for Perfetto and Chrome",
             ),
             "--serve": "show the page at an address of this machine only, drawn again each time "
             "the program is saved, with its parameters as sliders",
             "--actions": "print what each rank does, as text",
+            "--plot KIND": given(
+                "a plot of the schedules: bubble or scaling, at many sizes; memory over time; "
+                "frontier, of time against memory; bars of idle time; error of a prediction",
+                kind_of_plot,
+            ),
             **EXECUTION,
-            "--memory": "in an SVG or PNG, what ranks hold, below their rows",
             **more(
                 {
-                    "--causes": "in an SVG or PNG, idle time coloured by its cause",
-                    "--ranks RANKS": "only these ranks, 0..3,7, of --actions, or in an SVG or PNG",
-                    "--window A..B": "in an SVG or PNG, only the time from A to B, in the unit of "
-                    "the costs",
-                    "--width N": "an SVG or PNG so many pixels wide",
+                    "--for NAME=A..B": given(
+                        "with --plot, the values of a parameter", dest="ranges"
+                    ),
+                    "--memory": "in a picture, what ranks hold, below their rows",
+                    "--causes": "in a picture, idle time coloured by its cause",
+                    "--ranks RANKS": "only these ranks, 0..3,7, of --actions, or in a picture",
+                    "--window A..B": "in a picture, only the time from A to B, in the unit of the "
+                    "costs",
+                    "--width WIDTH": given(
+                        "a picture so many pixels wide; or as wide as a `column` or a `page` of a "
+                        "paper",
+                        width,
+                    ),
+                    "--no-legend": "a picture without its legend",
+                    "--font NAME": "the letters of a picture, such as Times",
                     **UNIT,
                     "--time-unit UNIT": given(
                         "what the costs count: us, ms or s; times are then written so (a run's are "

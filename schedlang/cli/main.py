@@ -7,6 +7,7 @@ What takes time to import is imported within `main`, where Ctrl-C is already in 
 from __future__ import annotations
 
 import atexit
+import codecs
 import errno
 import gc
 import io
@@ -154,11 +155,26 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+#: What stands for a character that a terminal or a pipe cannot show, as under the locale C.
+_STAND_INS = {
+    "│": "|", "─": "-", "├": "|", "└": "`", "┌": ".", "·": ".", "…": "...", "µ": "u",
+}  # fmt: skip
+
+
+def _stand_in(error: UnicodeError) -> tuple[str, int]:
+    """What is written for characters that cannot be encoded: others that look like them, or `?`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    characters = error.object[error.start : error.end]
+    return "".join(_STAND_INS.get(each, "?") for each in characters), error.end
+
+
 def replace_unknown_characters() -> None:
-    """A terminal or a pipe that cannot show a character gets a question mark from now on."""
+    """A terminal or a pipe that cannot show a character gets a similar one from now on."""
+    codecs.register_error("stand-in", _stand_in)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="stand-in")
 
 
 def _prepare_process() -> None:

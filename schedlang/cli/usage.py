@@ -16,7 +16,7 @@ CLOSED_PIPE = 141
 
 #: The kinds of files that one command writes, by their endings, and how it is called.
 WRITERS = {
-    **dict.fromkeys(("html", "svg", "png"), "schedc view FILE -o {}"),
+    **dict.fromkeys(("html", "svg", "pdf", "png"), "schedc view FILE -o {}"),
     "csv": "schedc export FILE --to torch-csv -o {}",
 }
 

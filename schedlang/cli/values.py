@@ -3,6 +3,7 @@
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 
+from schedlang.cli.extra import extra
 from schedlang.cli.usage import WRITERS, near
 
 #: What `run` can train with.
@@ -187,6 +188,20 @@ def device(text: str) -> str:
     from schedlang.schedule.costs.devices import DEVICES
 
     return one_of(*DEVICES)(text)
+
+
+def width(text: str) -> int | str:
+    """How wide a picture is: pixels, or a `column` or a `page` of a paper."""
+    if text.isdecimal():
+        return count(text)
+    from schedlang.report.views.svg import WIDTHS
+
+    return one_of(*WIDTHS)(text)
+
+
+def kind_of_plot(text: str) -> str:
+    """What `schedc view --plot` draws."""
+    return one_of(*extra("plots.plot_rows").PLOTS)(text)
 
 
 def dialect(text: str) -> str:

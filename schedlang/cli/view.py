@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from schedlang.cli.action_lists import FORMS, print_actions
 from schedlang.cli.diagnosed import has_colour
+from schedlang.cli.extra import extra
 from schedlang.cli.inputs import wrong_as_usage
 from schedlang.cli.pictures import pictures_of
 from schedlang.cli.printing import written
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 
 
 def view(options: argparse.Namespace) -> int:
-    """Draw executions: one in the terminal or in a file, any number of them on a page; or print
-    what each rank does.
-    """
+    """Draw executions, in the terminal or in a file; or print what each rank does."""
     if any(getattr(options, form) for form in FORMS):
         return print_actions(options)
+    if options.plot:
+        return int(extra("plots.plot_command").plot(options))
+    if options.ranges:
+        raise UsageError("--for is for --plot, or for schedc check")
     from schedlang.report.views import WHOLE, check_path, write_pictures
     from schedlang.report.views.terminal import view as draw
     from schedlang.report.views.trace import trace
@@ -36,8 +39,6 @@ def view(options: argparse.Namespace) -> int:
         return serve(options)
     files = [options.file, *options.others]
     part = _part(options)
-    if len(files) > 1 and not options.output:
-        raise UsageError("several schedules stand side by side on a page: -o NAME.html")
     if options.output:
         # Before the schedules are compiled, which may take a while.
         with wrong_as_usage():
@@ -49,7 +50,9 @@ def view(options: argparse.Namespace) -> int:
         # For programs, the picture is a trace.
         colour = has_colour(options, sys.stdout)
         is_json = options.format == "json"
-        print(trace(pictures[0]) if is_json else draw(pictures[0], colour=colour))
+        if is_json and len(pictures) > 1:
+            raise UsageError("a trace has one schedule")
+        print(trace(pictures[0]) if is_json else draw(pictures, colour=colour))
         return FINE
     try:
         with progress(f"drawing {options.output}"), wrong_as_usage():
@@ -67,7 +70,14 @@ def _part(options: argparse.Namespace) -> Part:
 
     start, end = options.window or (None, None)
     return Part(
-        options.ranks, start, end, options.width, options.memory, options.causes
+        options.ranks,
+        start,
+        end,
+        options.width,
+        options.memory,
+        options.causes,
+        not options.no_legend,
+        options.font,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
@@ -53,14 +53,29 @@ class Diagnostic:
         return evolve(self, waits=waits, labels=labels or self.labels)
 
 
+#: What adds advice to the diagnostics of an error that a script shows.
+_advise: list[Callable[[CompileError], None]] = []
+
+
+def advise_with(advise: Callable[[CompileError], None]) -> None:
+    """Say what adds advice to errors. It stands above what raises them, and takes many trials: so
+    it is asked when the text of an error is wanted.
+    """
+    _advise[:] = [advise]
+
+
 class CompileError(Exception):
     """All that is wrong with a program or a plan; `diagnostics` is never empty."""
 
     def __init__(self, diagnostics: list[Diagnostic]) -> None:
         super().__init__(diagnostics)
         self.diagnostics = diagnostics
+        #: The arguments of `advise` for what was compiled, until there is advice.
+        self.compiled: tuple[Any, ...] | None = None
 
     def __str__(self) -> str:
+        if _advise and self.compiled is not None:
+            _advise[0](self)
         to_text = on_demand("schedlang.diagnostics.rendering.to_text")
         return "\n\n".join(map(to_text, self.diagnostics))
 

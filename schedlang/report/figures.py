@@ -11,7 +11,7 @@ from schedlang.ranks.weights import follow_weights
 from schedlang.report.bubbles.account import Account
 from schedlang.report.bubbles.critical_path import path_by_ops
 from schedlang.report.text_table import explained
-from schedlang.report.views.terminal import draw
+from schedlang.report.views.terminal import draw, joined_ops
 
 
 def figures(plan: Plan, account: Account) -> dict[str, Any]:
@@ -69,7 +69,8 @@ def figures_text(plan: Plan, account: Account, ideal: float) -> str:
     """
     lines = explained(figure_rows(plan, account, ideal))
     wrong = {rank for diagnostic in plan.wrong for rank in diagnostic.ranks}
-    drawn = draw(account.execution.timeline, plan.names, wrong=wrong)
+    timeline = account.execution.timeline
+    drawn = draw(timeline, plan.names, wrong=wrong, joined=joined_ops(plan))
     return "\n".join([drawn, "", *lines])
 
 

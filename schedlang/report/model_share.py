@@ -10,8 +10,10 @@ from fractions import Fraction
 
 from attrs import frozen
 
-from schedlang.plan.plan import Plan
+from schedlang.proof.execution import Execution
+from schedlang.proof.prove import simulate
 from schedlang.schedule.costs import Costs
+from schedlang.schedule.schedule import Schedule
 
 #: What one unit of time is, where costs say no more: a part of the model, or any stage.
 MODEL = "model"
@@ -45,14 +47,14 @@ class Share:
         """What the axis counts, in a few letters."""
         return f"of 1/{self.unit} model"
 
-    def costs(self, plan: Plan, costs: Costs) -> Costs:
+    def costs(self, plan: Schedule, costs: Costs) -> Costs:
         """Costs with the durations that the plan's ops have on the axis."""
         every = costs.over(plan.costs)
         return every if self.factor == 1 else every.resized(self.factor, plan.layout)
 
 
 def shares_of(
-    plans: Sequence[Plan], costs: Costs, unit: str = MODEL
+    plans: Sequence[Schedule], costs: Costs, unit: str = MODEL
 ) -> list[Share | None]:
     """For each plan the part of the model that its stages are; None where the plans compare as they
     are, for a plan whose costs say for each stage what that takes, and where a stage is the `unit`.
@@ -67,3 +69,21 @@ def shares_of(
     if len(of_any) < 2:
         return [None] * len(plans)
     return [None if each is None else Share(each, min(of_any)) for each in pieces]
+
+
+def at_shares(
+    executions: Sequence[Execution],
+    costs: Costs,
+    unit: str = MODEL,
+    ideal: bool = False,
+) -> list[tuple[Execution, Share | None]]:
+    """Executions of plans at some costs as they are on one axis, and what stages are there."""
+    plans = [execution.schedule for execution in executions]
+    found: list[tuple[Execution, Share | None]] = []
+    for execution, plan, share in zip(
+        executions, plans, shares_of(plans, costs, unit), strict=True
+    ):
+        if share is not None and share.factor != 1:
+            execution = simulate(plan, share.costs(plan, costs), ideal)
+        found.append((execution, share))
+    return found

@@ -324,14 +324,14 @@ MISTAKES: list[tuple[str, int, str]] = [
         "`plan.json` is a plan, which `schedc check` proves again",
     ),
     (
-        "view my.sched other.sched",
+        "view my.sched --plot pie",
         USAGE,
-        "several schedules stand side by side on a page",
+        "there is no `pie`, there is `bubble`, `scaling`",
     ),
     (
-        "view my.sched other.sched -o both.svg",
+        "view my.sched other.sched -o both.json",
         USAGE,
-        "stand side by side on a page, NAME.html",
+        "a trace has one schedule, not 2: a picture has several, NAME.svg or .html",
     ),
     ("view my.sched -o picture.gif", USAGE, "`picture.gif` must end in"),
     (

@@ -19,11 +19,13 @@ from schedlang import (
     Source,
     compile,
     open_plan,
+    plot,
     prove,
     read_plan,
     read_source,
     simulate,
     simulate_runs,
+    view,
     write_plan,
     write_view,
 )
@@ -375,10 +377,36 @@ COMPILER: dict[str, Mistake] = {
         "it must be an Execution, of `simulate`",
     ),
     "write_view: an ending that is none": (
-        lambda plan: write_view(plan, simulate(plan), "plan.pdf"),
+        lambda plan: write_view(plan, simulate(plan), "plan.gif"),
         ValueError,
-        "`plan.pdf` must end in",
+        "`plan.gif` must end in",
         ".svg",
+    ),
+    "plot: a kind that there is not": (
+        lambda plan: plot("pie", plan),
+        ValueError,
+        "`kind` is 'pie': it must be one of",
+        "'bubble'",
+    ),
+    "plot: a parameter that no program has": (
+        lambda plan: plot("bubble", "1f1b", depth=3),
+        ValueError,
+        "no program has a parameter `depth`",
+    ),
+    "plot: costs that are none": (
+        lambda plan: plot("memory", plan, 3),  # type: ignore[arg-type]
+        TypeError,
+        "`costs`",
+    ),
+    "plot: no schedule": (
+        lambda plan: plot("memory", 3),  # type: ignore[arg-type]
+        TypeError,
+        "`schedules` is 3",
+    ),
+    "view: no schedule": (
+        lambda plan: view(3),  # type: ignore[arg-type]
+        TypeError,
+        "`schedules` is 3",
     ),
     "stages_of: a rank that there is not": (
         lambda plan: plan.stages_of(5),

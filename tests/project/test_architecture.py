@@ -22,8 +22,10 @@ CONTRACTS = PROJECT["tool"]["importlinter"]["contracts"]
 LATE_IMPORTS = {
     "difflib": "only a message about a misspelt name needs it",
     "fractions": "loads regular expressions; only decimal numbers need it",
+    "matplotlib": "the extra `plot`",
     "ortools.linear_solver": "loads the extra `prove`",
     "resvg_py": "the extra `png`",
+    "typst": "the extra `pdf`",
     "schedlang.advice.advice": "only a program that is wrong needs it",
     "schedlang.files.documents": "loads yaml; only costs in a file need it",
     "schedlang.extras.editor.server": "loads the extra `lsp`",

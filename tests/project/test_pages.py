@@ -59,7 +59,7 @@ ELSEWHERE = {
     ],
     "docs/reports/gpu.md": ["it needs a GPU"],
     "docs/training.md": ["two machines", "it needs a GPU", "machines that come and go"],
-    "docs/pictures.md": ["it needs pandas and matplotlib"],
+    "docs/pictures.md": ["it needs pandas", "it needs matplotlib"],
     "docs/torch.md": ["torchtitan"] * 4,
     "docs/train.md": [INSTALLS],
     "docs/clusters.md": ["a cluster with Slurm"],

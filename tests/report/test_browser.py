@@ -107,6 +107,35 @@ def view(page: Page, directory: Path, *arguments: str) -> None:
     )
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_cell_of_a_notebook(
+    page: Page, tmp_path: Path, scheme: Literal["light", "dark"]
+) -> None:
+    """The page of a plan in its frame: it draws, light or dark, and answers keys, though it has no
+    address of its own.
+    """
+    from schedlang import load
+
+    cell = tmp_path / "cell.html"
+    cell.write_text(f"<!doctype html><body>{load('chimera')._repr_html_()}</body>")
+    page.emulate_media(color_scheme=scheme)
+    page.goto(cell.as_uri())
+    frame = page.frame_locator("iframe")
+    frame.locator("canvas").first.wait_for()
+    # In a small frame they are folded away.
+    frame.get_by_role("button", name="controls and legend").click()
+    frame.get_by_text("d is down, u is up").wait_for()
+    colour = frame.locator("body").evaluate(
+        "(body) => getComputedStyle(body).backgroundColor"
+    )
+    red = int(re.findall(r"\d+", colour)[0])
+    assert (red < 80) == (scheme == "dark")
+    before = frame.locator("#range").text_content()
+    frame.locator("#in").click()
+    page.wait_for_timeout(200)
+    assert frame.locator("#range").text_content() != before
+
+
 def program(name: str) -> str:
     return str(PROGRAMS / f"{name}.sched")
 

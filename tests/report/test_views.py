@@ -1,10 +1,13 @@
 """Views: one picture of an execution, and what each format makes of it."""
 
 import json
+import os
 import re
+import subprocess
 import sys
 import zlib
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate, combinations, pairwise
 from pathlib import Path
@@ -194,7 +197,14 @@ def test_svg_shows_every_op(path: Path) -> None:
     longer = [
         box for row in picture.ops for box in row if box.bar.end - box.bar.start > least
     ]
-    assert sorted(map(str, numbers)) == sorted(box.label for box in longer)
+    # Each has its letter, and where there is no room at all its microbatch alone.
+    labels = [picture.names.labels(*box.bar[:3]) for box in longer]
+    wanted = Counter(of_op[-1] for of_op in labels)
+    shown = Counter(map(str, numbers))
+    shortest = {label: of_op[-1] for of_op in labels for label in of_op}
+    assert Counter(shortest[label] for label in shown.elements()) == wanted
+    is_wide = float(root.attrib["width"]) > 1600
+    assert is_wide or not [label for label in shown if label.isdigit()]
     shapes = [
         each for group in root.iter(f"{SVG}g") for each in group.iter(f"{SVG}rect")
     ]
@@ -214,8 +224,10 @@ def test_svg_shows_every_op(path: Path) -> None:
         assert 0 <= x <= x + wide <= width
         assert 0 <= y <= y + high <= height
     names = [text.text for text in root.iterfind(f"{SVG}text")]
-    assert names[0] == f"{picture.title}: {picture.figures}"
-    assert {OPS[kind].name for kind in picture.kinds} < set(names)
+    assert " ".join(names[:2]).startswith(
+        (f"{picture.title}: {picture.figures}", f"{picture.title} {picture.figures}")
+    )
+    assert {f"{kind.name}: {OPS[kind].name}" for kind in picture.kinds} < set(names)
 
 
 def test_svg_of_many_ops_is_no_wider_than_a_poster() -> None:
@@ -572,8 +584,8 @@ def test_terminal(path: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> 
     """
     monkeypatch.setenv("COLUMNS", str(columns))
     picture = drawn(path.stem)
-    text = view(picture, colour=False)
-    coloured = view(picture, colour=True)
+    text = view([picture], colour=False)
+    coloured = view([picture], colour=True)
     assert plain(coloured) == text.replace("─", " ")
     assert coloured.count("\x1b[0m") == coloured.count("\x1b[38;5;")
     rows = [line for line in text.splitlines() if "│" in line]
@@ -582,10 +594,110 @@ def test_terminal(path: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> 
     words = sum(len(re.findall(r"[A-Z]+[0-9]+", row)) for row in rows)
     complete = words == sum(box.bar.end > box.bar.start for box in picture.boxes)
     assert complete == (not text.endswith("a page zooms, -o NAME.html"))
-    # Where ranks have several stages, a label begins with one: a blank or a dash comes before it.
-    stage, behind = ("[0-9]+", "[ ─│]") if picture.chunks > 1 else ("", "[A-Z ─·│]")
+    # Where a label begins with the number of a stage, a blank or a dash comes before it.
+    has_numbers = any(prefix[:1].isdigit() for prefix in picture.names.prefixes)
+    if has_numbers and "some labels without stages" not in text:
+        stage, behind = "[0-9]+", "[ ─+│]"
+    else:
+        stage, behind = "[a-z]*", "[A-Za-z ─+·│]"
     word = rf"{stage}[A-Z]+[0-9]+(\.[0-9]+)?"
     assert not [row for row in rows if re.search(rf"{word}(?!([0-9.]|{behind}))", row)]
+
+
+@pytest.mark.core
+def test_several_schedules_in_the_terminal_have_one_axis(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Below each other, on one scale of time: ticks of each stand at the same columns."""
+    monkeypatch.setenv("COLUMNS", "120")
+    pictures = [drawn("1f1b"), drawn("zb_h1"), drawn("dualpipe")]
+    text = view(pictures, colour=False)
+    heads = [f"{picture.title}: {picture.figures}" for picture in pictures]
+    assert [line for line in text.splitlines() if line in heads] == heads
+    axes = [line for line in text.splitlines() if line.lstrip().startswith("time ")]
+    ticks = [axis.split()[1:] for axis in axes]
+    assert ticks[0] == ["0", "5", "10", "15", "20", "25", "30"]
+    assert ticks[1] == ticks[2] == ticks[0][:-1]
+    assert axes[0].startswith(axes[1].rstrip())
+    # A forward of one unit is as wide everywhere; 10 begins at the column of the axis' 10.
+    rows = [line for line in text.splitlines() if line.startswith("rank 0")]
+    widths = [row.index("F1") - row.index("F0") for row in rows]
+    assert len(set(widths)) == 1
+    assert axes[0].index("10") - axes[0].index("0") == 10 * widths[0]
+    assert text.count("F forward") == 1
+
+
+def test_ops_that_run_as_one_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    picture = drawn("dualpipe")
+    text = view([picture], colour=False)
+    groups = Counter(
+        (box.rank, box.overlap) for row in picture.ops for box in row if box.overlap
+    )
+    rows = "".join(line for line in text.splitlines() if line.startswith("rank"))
+    assert rows.count("+") == sum(count - 1 for count in groups.values())
+    assert re.search(r"d?F3─*\+uB1", rows)
+    assert "+ run as one" in text
+    assert "+" not in view([drawn("1f1b")], colour=False)
+
+
+@pytest.mark.core
+def test_ascii_stands_in_where_the_locale_has_no_more(tmp_path: Path) -> None:
+    """Frame, idle time and the rest of an op stay three different characters."""
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "COLUMNS": "100"}
+    environment |= {"PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    words = ["view", str(PROGRAMS / "1f1b.sched")]
+    command = [sys.executable, "-m", "schedlang", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    text = done.stdout.decode("ascii")
+    assert "rank 1 |..F0F1F2........B0- F3B1- " in text
+    assert "?" not in text
+
+
+def test_stills_of_several_schedules_have_one_axis_and_one_legend() -> None:
+    pictures = [drawn("1f1b"), drawn("dualpipe")]
+    root = ElementTree.fromstring(svg(*pictures, part=Part(font="Times", memory=True)))
+    assert root.attrib["font-family"].startswith("Times, ")
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    titles = [f"{picture.title}: {picture.figures}" for picture in pictures]
+    assert [text for text in texts if text in titles] == titles
+    assert texts.count("time") == 1
+    assert texts.count("F: forward") == 1
+    assert texts.count("down(0), up(3)") == 1
+    widths = {
+        each.attrib["width"]
+        for group in root.iter(f"{SVG}g")
+        for each in group.iter(f"{SVG}rect")
+        if group.attrib["fill"] == palette.fill(Kind.F, 0, 1)
+    }
+    assert len(widths) == 1
+    plain_root = ElementTree.fromstring(svg(*pictures, part=Part(legend=False)))
+    assert "F: forward" not in [text.text for text in plain_root.iter(f"{SVG}text")]
+    assert float(plain_root.attrib["height"]) < float(root.attrib["height"])
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+@pytest.mark.parametrize("width", ["column", "page"])
+def test_a_still_in_a_paper_has_all_text_within_it(path: Path, width: str) -> None:
+    """And no paper beside what is drawn: the rows reach the right edge, the legend the lower one."""
+    root = ElementTree.fromstring(svg(drawn(path.stem), part=Part(width=width)))
+    wide, high = (float(root.attrib[name]) for name in ("width", "height"))
+    lowest = 0.0
+    for text in root.iter(f"{SVG}text"):
+        x, y = float(text.attrib["x"]), float(text.attrib["y"])
+        size = 4.0 if text.get("font-size") == "8" else 5.0
+        room = size * len(text.text or "")
+        anchor = text.get("text-anchor")
+        if anchor == "end":
+            assert x - room >= 0
+        elif text.get("font-weight") == "600" or (text.text or "")[:2] in ("F:", "B:"):
+            assert x + room <= wide
+        assert 0 <= y <= high
+        lowest = max(lowest, y)
+    assert high - lowest <= 12
+    rows = [each for each in root.iterfind(f"{SVG}rect") if each.get("stroke")]
+    right = max(float(each.attrib["x"]) + float(each.attrib["width"]) for each in rows)
+    assert wide - right <= 12
 
 
 def test_where_ops_are_narrower_than_a_column_there_are_shares(
@@ -594,7 +706,7 @@ def test_where_ops_are_narrower_than_a_column_there_are_shares(
     """No row of letters, which would be a schedule that nobody has written."""
     monkeypatch.setenv("COLUMNS", "110")
     picture = drawn("interleaved_1f1b", ranks=8, microbatches=32, chunks=4)
-    rows = [line for line in view(picture, colour=False).splitlines() if "│" in line]
+    rows = [line for line in view([picture], colour=False).splitlines() if "│" in line]
     assert rows[0] == (
         "rank 0 │F71 B8 ·21 │F33 B67    │F34 B66    │F34 B66    │F33 B67    │F17 B72 ·11│B95 ·5     │"
         "   5% idle"
@@ -643,7 +755,7 @@ def test_a_part_of_a_picture() -> None:
     """A window of time and some ranks, in the width that is asked for, with what the ranks hold."""
     picture = drawn("zb_h1")
     part = Part(ranks=(0, 3), start=4, end=10.5, width=700, memory=True)
-    root = ElementTree.fromstring(svg(picture, part))
+    root = ElementTree.fromstring(svg(picture, part=part))
     assert root.attrib["width"] == "700"
     texts = [text.text for text in root.iter(f"{SVG}text")]
     assert texts[0] == "zb_h1 (ranks = 4, microbatches = 8): makespan 27, 11.1% idle"
@@ -671,7 +783,7 @@ def test_a_part_of_a_picture() -> None:
 def test_idle_time_in_a_picture_by_its_causes() -> None:
     """All of it, and its causes are those of the figures, each with a pattern of its own."""
     picture = drawn("zb_h1")
-    root = ElementTree.fromstring(svg(picture, Part(causes=True, width=1068)))
+    root = ElementTree.fromstring(svg(picture, part=Part(causes=True, width=1068)))
     idle = picture.account.idle
     # Without its left and right side.
     scale = 1000 / picture.timeline.makespan
@@ -695,7 +807,7 @@ def test_idle_time_in_a_picture_by_its_causes() -> None:
     part = Part(ranks=(3,), start=0, end=4, causes=True)
     (group,) = [
         each
-        for each in ElementTree.fromstring(svg(picture, part)).iter(f"{SVG}g")
+        for each in ElementTree.fromstring(svg(picture, part=part)).iter(f"{SVG}g")
         if each.attrib["fill"].startswith("url(")
     ]
     assert len(group) == 1
@@ -703,7 +815,7 @@ def test_idle_time_in_a_picture_by_its_causes() -> None:
 
 def test_memory_in_a_picture_is_steps() -> None:
     """Also where it rises and falls at one time."""
-    root = ElementTree.fromstring(svg(drawn("1f1b_recompute"), Part(memory=True)))
+    root = ElementTree.fromstring(svg(drawn("1f1b_recompute"), part=Part(memory=True)))
     curves = [each.attrib["d"] for each in root.iterfind(f"{SVG}path[@fill='#c6cbd2']")]
     assert len(curves) == 4
     assert all(re.fullmatch(r"M[\d. ]+([VH][\d.]+)+Z", curve) for curve in curves)
@@ -724,7 +836,7 @@ def test_memory_in_a_picture_is_steps() -> None:
         (["--ranks", "a"], "`a` is not numbers of ranks"),
         (["--ranks", "3..1"], "`3..1` names no rank"),
         (["--memory"], "a part is drawn in a file: -o NAME.svg or NAME.png"),
-        (["--width", "900", "-o", "x.html"], "a part is drawn in .svg and .png"),
+        (["--width", "900", "-o", "x.html"], "a part is drawn in .svg, .pdf and .png"),
     ],
 )
 def test_wrong_parts(
@@ -814,15 +926,16 @@ def test_colour_is_for_terminals_and_not_with_no_color(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["-o", "view.pdf"], "`view.pdf` must end in .svg, .png, .html or .json"),
-        (["-o", "view"], "`view` must end in .svg, .png, .html or .json"),
+        (["-o", "view.gif"], "`view.gif` must end in .svg, .pdf, .png, .html or .json"),
+        (["-o", "view"], "`view` must end in .svg, .pdf, .png, .html or .json"),
         (
-            [str(GALLERY[1])],
-            "several schedules stand side by side on a page: -o NAME.html",
+            [str(GALLERY[1]), "-o", "view.json"],
+            "a trace has one schedule, not 2: a picture has several, NAME.svg or .html",
         ),
+        ([str(GALLERY[1]), "--json"], "a trace has one schedule"),
         (
-            [str(GALLERY[1]), "-o", "view.svg"],
-            "several schedules stand side by side on a page, NAME.html",
+            ["-o", "view.svg", "--width", "poster"],
+            "there is no `poster`, there is `column`",
         ),
         (["--updates", "2"], "the plan has 1 update: no part of it repeats"),
     ],

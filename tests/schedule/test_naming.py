@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schedlang import CompileError, Plan, compile, simulate
+from schedlang import CompileError, Kind, Plan, compile, simulate
 from schedlang.cli.main import main
 from schedlang.diagnostics.source import Source
 from schedlang.report.views import lay_out
@@ -105,18 +105,29 @@ def test_every_view_has_these_names(
     )
 
 
+def test_labels_are_cut_between_words_and_tell_the_stages_of_a_rank_apart() -> None:
+    """Never within a parenthesis; the stage is left out first, then the letter of the kind."""
+    names = plan_of("weipipe", ranks=4, microbatches=8).names
+    assert names.tags == ("l0", "l1", "l2", "l3")
+    assert all("(" not in prefix for prefix in names.prefixes)
+    names = plan_of("chimera", ranks=4, microbatches=8).names
+    assert names.labels(Kind.B, 4, 3) == ["uB3", "B3", "3"]
+    assert names.stages_beside(0) == "down(0), up(3)"
+    names = plan_of("interleaved_1f1b", ranks=2, microbatches=4).names
+    assert names.labels(Kind.F, 3, 2) == ["3F2", "F2", "2"]
+    assert names.stages_beside(1) == "stages 1, 3"
+    names = plan_of("1f1b", ranks=2, microbatches=4).names
+    assert names.labels(Kind.F, 1, 2) == ["F2", "2"]
+
+
 def test_a_narrow_picture_says_what_its_numbers_stand_for() -> None:
     plan = plan_of("gems", ranks=2, microbatches=4)
     timeline = simulate(plan).timeline
-    assert "up(1)F0" in draw(timeline, plan.names, 250)
-    narrow = draw(timeline, plan.names, 120)
-    assert "3F0" in narrow
-    assert (
-        narrow.splitlines()[-1]
-        == "stages 0-1 are down(0) to down(1); 2-3 are up(0) to up(1)"
-    )
+    drawn = draw(timeline, plan.names, 120)
+    assert "uF0" in drawn
+    assert drawn.splitlines()[-1] == "d is down, u is up"
     # Where there is room for letters alone, there is nothing to explain.
-    assert "stages" not in draw(timeline, plan.names, 40)
+    assert " is " not in draw(timeline, plan.names, 40)
     slices = plan_of("seq1f1b", ranks=2, microbatches=2)
     drawn = draw(simulate(slices).timeline, slices.names, 120)
     assert "F1.1" in drawn

@@ -621,7 +621,7 @@ def test_the_picture(folder: Path) -> None:
         ),
         (f"{SMALL} --for soon", 2, "`soon` is not a time above 0, such as 60s"),
         (f"{SMALL} -p chunk=2", 2, "no program has a parameter `chunk`"),
-        (f"{SMALL} -o tune.png", 2, "`tune.png` must end in .svg or .html"),
+        (f"{SMALL} -o tune.gif", 2, "`tune.gif` must end in .svg, .pdf, .png or .html"),
         (
             f"{SMALL.replace('--layers 3', '--layers 3,3')}",
             2,

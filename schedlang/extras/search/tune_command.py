@@ -18,7 +18,7 @@ from schedlang.cli.options import (
     transport_for,
 )
 from schedlang.cli.printing import json_text
-from schedlang.cli.usage import FINE, WRONG, UsageError
+from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
 from schedlang.cli.values import counts, device, program
 
 #: The options that say something of a model.
@@ -60,7 +60,8 @@ COMMAND = Command(
             dest="seconds",
         ),
         **output(
-            "VIEW", "a picture of time against memory to write: NAME.svg or .html"
+            "VIEW",
+            "a plot of time against memory to write: NAME.svg, .pdf, .png or .html",
         ),
         **more(
             {
@@ -83,9 +84,10 @@ COMMAND = Command(
 def tune(options: argparse.Namespace) -> int:
     """Try programs for a training, and print the best."""
     from schedlang.cli.progress import progress
+    from schedlang.extras.plots.plot_files import check_plot_path, write_plot
     from schedlang.extras.search.tune.frontier_picture import (
-        check_picture,
-        write_frontier,
+        check_bytes,
+        frontier_chart,
     )
     from schedlang.extras.search.tune.tried_programs import read_programs
     from schedlang.extras.search.tune.tuning import tune as search
@@ -101,7 +103,8 @@ def tune(options: argparse.Namespace) -> int:
         training, units = _training(options)
         _check_programs(options, programs)
         if options.output:
-            check_picture(options.output, training)
+            check_bytes(training)
+            check_plot_path(options.output)
     except ValueError as error:
         raise UsageError(str(error)) from None
     with progress("looking for the fastest program"):
@@ -122,7 +125,12 @@ def tune(options: argparse.Namespace) -> int:
             costs_within(best, training.memory).to_json(), options.write_costs
         )
     if options.output:
-        write_frontier(tuning, units, options.output)
+        try:
+            chart = frontier_chart(tuning, units, options.transport)
+            write_plot(chart, options.output)
+        except ImportError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return USAGE
     if options.format != "json":
         _print_best(options, tuning)
     return FINE

@@ -157,7 +157,7 @@ def _data(picture: Picture, marks: Sequence[Mark], role: str) -> dict[str, Any]:
     """The data of a picture; data.js and schedule.js say what they read."""
     timeline = picture.timeline
     layout = picture.layout
-    names = Names(layout)
+    names = picture.names
     units = range(max(map(layout.units, range(len(layout.placement)))))
     causes = causes_of(picture)
     chunk_of = {box.bar.stage: box.chunk for box in picture.boxes}
@@ -179,6 +179,11 @@ def _data(picture: Picture, marks: Sequence[Mark], role: str) -> dict[str, Any]:
         "chunks": [chunk_of.get(stage, 0) for stage in range(len(layout.placement))],
         "microbatches": [names.microbatch(unit) for unit in units],
         "labels": [names.label(unit) for unit in units],
+        "prefixes": names.prefixes,
+        "labelNotes": [note for note in (names.tags_note, names.label_note) if note],
+        "stagesBeside": []
+        if names.are_ranks
+        else [names.stages_beside(rank) for rank in range(len(picture.ops))],
         "pipelines": [
             [pipeline.name, pipeline.start, pipeline.stop]
             for pipeline in layout.pipelines

@@ -23,6 +23,7 @@ from schedlang.report.views.units import bytes_text, time_text
 from schedlang.schedule.actions import Actions, is_transfer
 from schedlang.schedule.kinds import OF_STAGE, OPS, Kind
 from schedlang.schedule.layout import Layout
+from schedlang.schedule.naming import Names
 from schedlang.schedule.needs import all_needs_of
 from schedlang.schedule.timeline import Bar, Timeline
 
@@ -45,17 +46,20 @@ class Line:
 
 @frozen
 class Part:
-    """The part of a picture that is drawn, and how wide: the ranks `ranks`, or all; the times from
+    """The part of a picture that is drawn, and how: the ranks `ranks`, or all; the times from
     `start` to `end`, or to the first or last; in a drawing as wide as it needs, or of `width`
-    pixels; with what ranks hold, if `memory`; with idle time coloured by its cause, if `causes`.
+    pixels, or as wide as a `column` or a `page` of a paper; with what ranks hold, if `memory`; with
+    idle time coloured by its cause, if `causes`; with a `legend`; in the letters of a `font`.
     """
 
     ranks: tuple[int, ...] | None = None
     start: float | None = None
     end: float | None = None
-    width: int | None = None
+    width: int | str | None = None
     memory: bool = False
     causes: bool = False
+    legend: bool = True
+    font: str | None = None
 
     def ranks_of(self, picture: "Picture") -> tuple[int, ...]:
         """The ranks that are drawn; ValueError for one that is not there."""
@@ -128,6 +132,11 @@ class Picture:
     def boxes(self) -> list[Box]:
         """The ops of rank 0, 1, …, then the copies of rank 0, 1, …"""
         return [box for rows in (self.ops, self.copies) for row in rows for box in row]
+
+    @cached_property
+    def names(self) -> Names:
+        """What stages, microbatches and ops are called."""
+        return Names(self.layout)
 
     @cached_property
     def title(self) -> str:

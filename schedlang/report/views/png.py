@@ -1,9 +1,6 @@
-"""A picture as a PNG: the SVG, drawn by resvg."""
+"""An SVG as a PNG, drawn by resvg."""
 
-from attrs import evolve
-
-from schedlang.report.views.picture import WHOLE, Part, Picture
-from schedlang.report.views.svg import FONTS, svg
+from schedlang.report.views.svg import FONTS
 
 #: Pixels of the image for one of the SVG, so that it is sharp on paper and on fine screens.
 _ZOOM = 2.0
@@ -14,8 +11,13 @@ _LETTER = (
 )
 
 
-def png(picture: Picture, part: Part = WHOLE) -> bytes:
-    """The content of the file, with a part of a picture whose width is in pixels of the image.
+def of_image(width: int | str | None) -> int | str | None:
+    """The width of the SVG for an image of so many pixels; a word is the width of the SVG."""
+    return round(width / _ZOOM) if isinstance(width, int) else width
+
+
+def png_of(picture: str) -> bytes:
+    """The content of the file, of an SVG.
 
     ImportError says what is missing: the package that draws, or a font for the numbers.
     """
@@ -28,6 +30,4 @@ def png(picture: Picture, part: Part = WHOLE) -> bytes:
         raise ImportError(
             f"a PNG needs a font of these on this machine: {FONTS}; Debian has fonts-dejavu-core"
         )
-    if part.width is not None:
-        part = evolve(part, width=round(part.width / _ZOOM))
-    return svg_to_bytes(svg(picture, part), zoom=_ZOOM)
+    return svg_to_bytes(picture, zoom=_ZOOM)

@@ -1,15 +1,17 @@
-"""A picture as an SVG for papers.
+"""Pictures as an SVG for papers: one, or several below each other on one axis of time.
 
-It has a title, a row for each rank, numbers of microbatches on the boxes, white for idle time, and
-a legend; and if that is asked for, colours for the causes of idle time, and what the ranks hold.
-It is made of text and plain shapes only, so that all programs show it alike.
+It has titles, a row for each rank with its stages, ops with their letters and microbatches, white
+for idle time, and a legend; and if that is asked for, colours for the causes of idle time, and what
+the ranks hold. It is made of text and plain shapes only, so that all programs show it alike, and it
+is as large as what is drawn.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from math import ceil, floor, log10
+from textwrap import wrap
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from schedlang.report.views import idle, palette
 from schedlang.report.views.boxes import Box
@@ -17,9 +19,8 @@ from schedlang.report.views.picture import WHOLE, Part, Picture
 from schedlang.report.views.units import PRINTED, SECONDS, unit_of
 from schedlang.schedule.actions import is_beside, is_update
 from schedlang.schedule.kinds import OPS
-from schedlang.schedule.naming import Names
 
-# Sizes, in pixels. Around the rows:
+# Sizes, in pixels. Around the rows; on the left is at least so much room for names.
 _LEFT = 58
 _RIGHT = 10
 _TOP = 26
@@ -30,18 +31,26 @@ _PEAK = 92
 _ROW = 24
 _GAP = 4
 _LANE = 8
-# The axis of time, and a line of the legend.
+# The axis of time, a line of the legend, and what is between two pictures.
 _AXIS = 30
 _LINE = 20
-# The letters, and how wide one is.
+_BETWEEN = 16
+# The letters, how wide one is, and a small one.
 _FONT = 11
 _CHARACTER = 6.6
+_SMALL = 8
+_SMALL_CHARACTER = 4.7
 # The strip of a weight version, and the mark of an op that takes no time.
 _STRIP = 4
 _MARK = 3
-# The widest picture where no width is asked for, and the narrowest one.
+# Where no width is asked for: the widest picture, and the widest in which ops get room for their
+# letters; in a wider one they get room for their numbers alone.
 _WIDEST = 4000
-_NARROWEST = 640
+_LETTERED = 1600
+# A picture is made wider for its title up to this width; then it has several lines.
+_TITLED = 640
+#: The widths of a column and of a page of a paper, in pixels of which an inch has 96.
+WIDTHS = {"column": 320, "page": 672}
 # Boxes that are narrower on average have no lines between them, which would be all that is seen.
 _LINED = 2.0
 
@@ -52,33 +61,53 @@ ROUNDING = 1e-9
 FONTS = "Helvetica, Arial, Liberation Sans, DejaVu Sans, sans-serif"
 
 
-def svg(picture: Picture, part: Part = WHOLE) -> str:
-    """The document of a part of a picture; ValueError for a part that there is not.
+def svg(*pictures: Picture, part: Part = WHOLE) -> str:
+    """The document of a part of each picture; ValueError for a part that there is not.
 
-    It is as wide as the part says, or as its numbers need, up to a limit; beyond that, boxes
+    It is as wide as the part says, or as its labels need, up to a limit; beyond that, boxes
     without room for their number have none.
     """
-    frame = _frame(picture, part)
-    width = frame.width
-    legend, height = _legend(picture, frame)
-    title = escape(f"{picture.title}: {picture.figures}")
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="{FONTS}" '
-        f'font-size="{_FONT}" fill="{palette.INK}">',
-        f"<title>{escape(picture.title)}</title>",
-        *_hatches(picture),
-        *idle.patterns(frame.causes),
-        f'<rect width="{width}" height="{height}" fill="{palette.PAPER}"/>',
-        f'<text x="8" y="17" font-weight="600">{title}</text>',
-        *_wrong(picture),
-        *_rows(picture, frame),
-        *(_memory(picture, frame) if part.memory else ()),
-        *_axis(picture, frame),
-        *legend,
-        "</svg>",
+    frames = _frames(pictures, part)
+    width = frames[0].width
+    lines: list[str] = []
+    for picture, frame in zip(pictures, frames, strict=True):
+        lines += _title(picture, frame)
+        lines += _rows(picture, frame)
+        lines += _memory(picture, frame) if part.memory else ()
+    # The axis of all is below the last one, as long as the longest.
+    longest = max(zip(pictures, frames, strict=True), key=lambda each: each[1].span)
+    bottom = frames[-1].bottom
+    lines += _axis(*longest, bottom + 6)
+    height = bottom + _AXIS + 2
+    if part.legend:
+        legend, height = _legend(pictures, frames)
+        lines += legend
+    causes = dict.fromkeys(cause for frame in frames for cause in frame.causes)
+    title = " and ".join(picture.title for picture in pictures)
+    size = f'width="{width}" height="{height}"'
+    head = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}" '
+        f'font-family="{fonts(part.font)}" font-size="{_FONT}" fill="{palette.INK}">',
+        f"<title>{escape(title)}</title>",
+        *_hatches(pictures),
+        *idle.patterns(list(causes)),
+        f'<rect {size} fill="{palette.PAPER}"/>',
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*head, *lines, "</svg>"]) + "\n"
+
+
+def fonts(font: str | None) -> str:
+    """The fonts of a document: one that is asked for, and those that stand in for it."""
+    return FONTS if font is None else f"{escape(font)}, {FONTS}"
+
+
+def pixels(width: int | str) -> int:
+    """A width in pixels of the SVG; ValueError for a word that names none."""
+    if isinstance(width, int):
+        return width
+    if width not in WIDTHS:
+        raise ValueError(f"`{width}` is no width: there is {' and '.join(WIDTHS)}")
+    return WIDTHS[width]
 
 
 @frozen
@@ -94,7 +123,14 @@ class _Frame:
     pitch: int
     ranks: tuple[int, ...]
     memory: int | None
+    #: The height of the memory's scale, in the unit of the memory.
+    peak: float
     width: int
+    #: Where the rows begin, beside the names.
+    left: float
+    #: The lines of the title, and where the first one is.
+    title: tuple[str, ...]
+    above: int
     #: Where the first row is.
     top: int
     #: How far below the top of a row the lane of the first resource is.
@@ -106,11 +142,15 @@ class _Frame:
     def bottom(self) -> int:
         return self.top + len(self.ranks) * self.pitch - _GAP
 
+    @property
+    def span(self) -> float:
+        """The time that is drawn."""
+        return self.end - self.origin
+
     def x(self, time: float) -> float:
         """Where a time is, or the edge if it is not in the window."""
-        return (
-            _LEFT + (min(max(time, self.origin), self.end) - self.origin) * self.scale
-        )
+        inside = min(max(time, self.origin), self.end)
+        return self.left + (inside - self.origin) * self.scale
 
     def y(self, rank: int) -> int:
         return self.top + self.ranks.index(rank) * self.pitch
@@ -128,14 +168,38 @@ class _Frame:
         return [box for rank in self.ranks for box in rows[rank] if self.shows(box)]
 
 
-def _frame(picture: Picture, part: Part) -> _Frame:
-    """The frame of the width that is asked for, or in which every box has room for its label, if
-    that is not too wide.
+def _frames(pictures: Sequence[Picture], part: Part) -> list[_Frame]:
+    """The frames of all pictures, which have one scale of time: of the width that is asked for, or
+    in which every box has room for its label, if that is not too wide.
     """
-    origin, end = part.window(picture)
-    causes = idle.shown_causes(picture) if part.causes else ()
-    ranks = part.ranks_of(picture)
+    windows = [part.window(picture) for picture in pictures]
+    longest = max(end - origin for origin, end in windows) or 1.0
+    left = max(_names_width(picture, part) for picture in pictures)
     right = _PEAK if part.memory else _RIGHT
+    if part.width is not None:
+        width = pixels(part.width)
+        scale = max(width - left - right, 1) / longest
+    else:
+        # With letters, or at least with numbers: the last of an op's labels is the shortest.
+        lettered = max(_pixels_of_labels(picture, part, -2) for picture in pictures)
+        numbered = max(_pixels_of_labels(picture, part, -1) for picture in pictures)
+        scale = min(lettered, max(numbered, _LETTERED / longest), _WIDEST / longest)
+        width = ceil(left + longest * scale + right)
+        titles = max(_text_width(": ".join(_title_of(each))) for each in pictures)
+        width = max(width, min(titles + 16, _TITLED))
+    peak = max(picture.peak for picture in pictures)
+    frames: list[_Frame] = []
+    for picture, window in zip(pictures, windows, strict=True):
+        above = frames[-1].bottom + _BETWEEN if frames else 0
+        frame = _frame(picture, part, window, above, width)
+        frames.append(evolve(frame, scale=scale, left=left, peak=peak))
+    return frames
+
+
+def _frame(
+    picture: Picture, part: Part, window: tuple[float, float], above: int, width: int
+) -> _Frame:
+    """The frame of a picture that begins at some height, but for what it shares with others."""
     pitch = _ROW + _GAP
     if picture.has_copies:
         pitch += _LANE + 2
@@ -148,33 +212,79 @@ def _frame(picture: Picture, part: Part) -> _Frame:
     #    + pitch      the next rank
     lanes = pitch - _GAP + 2
     pitch += (_LANE + 2) * len(picture.lanes)
-    top = _TOP + _LINE * len(picture.wrong)
     memory = None
     if part.memory:
         memory = pitch - 2
         pitch += _MEMORY + 2
-    span = (end - origin) or 1.0
-    if part.width is not None:
-        scale = max(part.width - _LEFT - right, 1) / span
-        return _Frame(
-            origin, end, scale, pitch, ranks, memory, part.width, top, lanes, causes
-        )
-    # The pixels for a unit of time that each label needs.
-    needed = [
-        (len(box.label) * _CHARACTER + 6) / (box.bar.end - box.bar.start)
-        for rank in ranks
-        for box in picture.ops[rank]
-        if box.bar.end > box.bar.start
-    ]
-    scale = min(max(needed, default=1.0), _WIDEST / span)
-    width = ceil(max(_LEFT + (end - origin) * scale + right, _NARROWEST))
-    return _Frame(origin, end, scale, pitch, ranks, memory, width, top, lanes, causes)
+    name, figures = _title_of(picture)
+    title: tuple[str, ...] = (f"{name}: {figures}",)
+    if _text_width(title[0]) + 16 > width:
+        title = (*wrapped(name, width), *wrapped(figures, width))
+    lines = len(title) - 1 + len(picture.wrong)
+    return _Frame(
+        origin=window[0],
+        end=window[1],
+        scale=1.0,
+        pitch=pitch,
+        ranks=part.ranks_of(picture),
+        memory=memory,
+        peak=1.0,
+        width=width,
+        left=_LEFT,
+        title=title,
+        above=above,
+        top=above + _TOP + _LINE * lines,
+        lanes=lanes,
+        causes=idle.shown_causes(picture) if part.causes else (),
+    )
 
 
-def _wrong(picture: Picture) -> Iterator[str]:
-    """The claims that do not hold, below the title."""
-    for line, text in enumerate(picture.wrong_texts, 1):
-        yield f'<text x="8" y="{17 + line * _LINE}" fill="{palette.WRONG}">{escape(text)}</text>'
+def _title_of(picture: Picture) -> tuple[str, str]:
+    """The two parts of a title: they stand in one line where there is room."""
+    return picture.title, picture.figures
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """A text in lines that are no wider than a picture, broken between words."""
+    return wrap(text, max(int((width - 16) / _CHARACTER), 10), break_long_words=False)
+
+
+def _text_width(text: str) -> int:
+    return ceil(len(text) * _CHARACTER)
+
+
+def _names_width(picture: Picture, part: Part) -> float:
+    """The room for the names of the ranks, and of their stages."""
+    ranks = part.ranks_of(picture)
+    needed: float = max(_text_width(f"rank {rank}") for rank in ranks)
+    if not picture.names.are_ranks:
+        stages = max(len(picture.names.stages_beside(rank)) for rank in ranks)
+        needed = max(needed, stages * _SMALL_CHARACTER)
+    return max(_LEFT, ceil(needed + 11))
+
+
+def _pixels_of_labels(picture: Picture, part: Part, place: int) -> float:
+    """The pixels for a unit of time that each op needs for one of its labels."""
+    needed = []
+    for rank in part.ranks_of(picture):
+        for box in picture.ops[rank]:
+            length = box.bar.end - box.bar.start
+            if length > 0:
+                labels = picture.names.labels(*box.bar[:3])
+                label = labels[max(place, -len(labels))]
+                needed.append((len(label) * _CHARACTER + 6) / length)
+    return max(needed, default=1.0)
+
+
+def _title(picture: Picture, frame: _Frame) -> Iterator[str]:
+    """The title, and below it the claims that do not hold."""
+    y = frame.above + 17
+    for line in frame.title:
+        yield f'<text x="8" y="{y}" font-weight="600">{escape(line)}</text>'
+        y += _LINE
+    for text in picture.wrong_texts:
+        yield f'<text x="8" y="{y}" fill="{palette.WRONG}">{escape(text)}</text>'
+        y += _LINE
 
 
 def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
@@ -183,7 +293,15 @@ def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
         y = frame.y(rank)
         left = frame.x(frame.origin)
         right = frame.x(frame.end)
-        place = f'x="{_LEFT - 8}" y="{y + _ROW / 2 + 4:g}" text-anchor="end"'
+        edge = number(frame.left - 8)
+        height = y + _ROW / 2 + 4
+        if not picture.names.are_ranks:
+            height -= 5
+            yield (
+                f'<text x="{edge}" y="{y + _ROW - 3}" text-anchor="end" font-size="{_SMALL}">'
+                f"{escape(picture.names.stages_beside(rank))}</text>"
+            )
+        place = f'x="{edge}" y="{height:g}" text-anchor="end"'
         if rank in picture.wrong_ranks:
             yield f'<text {place} fill="{palette.WRONG}" font-weight="600">rank {rank}!</text>'
         else:
@@ -231,7 +349,7 @@ def _lanes(picture: Picture, frame: _Frame) -> Iterator[str]:
         for rank in frame.ranks:
             y = frame.y(rank) + below
             yield (
-                f'<text x="{_LEFT - 8}" y="{y + _LANE - 1}" text-anchor="end" '
+                f'<text x="{number(frame.left - 8)}" y="{y + _LANE - 1}" text-anchor="end" '
                 f'font-size="{_LANE}">{escape(lane.resource)}</text>'
             )
         shapes = []
@@ -244,7 +362,7 @@ def _lanes(picture: Picture, frame: _Frame) -> Iterator[str]:
 
 def _memory(picture: Picture, frame: _Frame) -> Iterator[str]:
     """What each rank holds over time, in steps, on one scale for all; and its peak."""
-    unit = _MEMORY / (picture.peak or 1.0)
+    unit = _MEMORY / (frame.peak or 1.0)
     right = frame.x(frame.end)
     for rank in frame.ranks:
         bottom = frame.y(rank) + (frame.memory or 0) + _MEMORY
@@ -259,7 +377,7 @@ def _memory(picture: Picture, frame: _Frame) -> Iterator[str]:
             level = amount
         path.append(f"V{number(bottom - level * unit)}H{number(right)}V{bottom}Z")
         yield f'<path d="{"".join(path)}" fill="{HELD}"/>'
-        yield f'<path d="M{_LEFT} {bottom}H{number(right)}" stroke="{GRID}"/>'
+        yield f'<path d="M{number(frame.left)} {bottom}H{number(right)}" stroke="{GRID}"/>'
         peak = picture.amount(picture.peaks[rank])
         yield f'<text x="{number(right + 8)}" y="{bottom - 6}">peak {peak}</text>'
 
@@ -292,22 +410,22 @@ def _sides(frame: _Frame, box: Box) -> tuple[float, float]:
 def _fill(picture: Picture, box: Box) -> str:
     """The colour of a box, or the pattern that hatches it."""
     if OPS[box.bar.kind].is_hatched:
-        return f"url(#hatch{box.chunk})"
+        return f"url(#{_hatch(picture, box.chunk)})"
     return palette.fill(box.bar.kind, box.chunk, picture.chunks)
 
 
 def _label(picture: Picture, frame: _Frame, box: Box) -> Iterator[tuple[str, str]]:
-    """The colour and the text on a box, if the text has room."""
+    """The colour and the text on a box: the longest of its labels that has room."""
     left = frame.x(box.bar.start)
     width = frame.x(box.bar.end) - left
-    if 0 < len(box.label) * _CHARACTER <= width:
-        x = left + width / 2
-        y = frame.y(box.rank) + _ROW / 2 + 4
+    room = width / _CHARACTER
+    labels = picture.names.labels(*box.bar[:3])
+    label = next((label for label in labels if len(label) <= room), None)
+    if label is not None:
+        x = number(left + width / 2)
+        y = number(frame.y(box.rank) + _ROW / 2 + 4)
         fill = palette.fill(box.bar.kind, box.chunk, picture.chunks)
-        yield (
-            palette.ink(fill),
-            f'<text x="{number(x)}" y="{number(y)}">{box.label}</text>',
-        )
+        yield palette.ink(fill), f'<text x="{x}" y="{y}">{label}</text>'
 
 
 def _overlaps(frame: _Frame, ops: list[Box]) -> Iterator[str]:
@@ -328,13 +446,13 @@ def _overlaps(frame: _Frame, ops: list[Box]) -> Iterator[str]:
             )
 
 
-def _axis(picture: Picture, frame: _Frame) -> Iterator[str]:
+def _axis(picture: Picture, frame: _Frame, y: int) -> Iterator[str]:
     """The axis of time, which counts from the first start, with round numbers at its ticks."""
-    y = frame.bottom + 6
     start = picture.timeline.start
     unit, name = _axis_unit(picture, frame)
     span = (frame.end - frame.origin) / unit
-    yield f'<path d="M{_LEFT} {y}H{number(frame.x(frame.end))}" stroke="{palette.INK}"/>'
+    ends = f"M{number(frame.left)} {y}H{number(frame.x(frame.end))}"
+    yield f'<path d="{ends}" stroke="{palette.INK}"/>'
     # A tick every 60 pixels or more, so that the numbers below have room.
     step = round_step(span, max(int(span * unit * frame.scale / 60), 2))
     first = ceil((frame.origin - start) / unit / step - ROUNDING)
@@ -344,7 +462,8 @@ def _axis(picture: Picture, frame: _Frame) -> Iterator[str]:
         yield f'<path d="M{number(x)} {y}v4" stroke="{palette.INK}"/>'
         time = number(tick * step)
         yield f'<text x="{number(x)}" y="{y + 15}" text-anchor="middle">{time}</text>'
-    yield f'<text x="{_LEFT - 8}" y="{y + 15}" text-anchor="end">{name}</text>'
+    edge = number(frame.left - 8)
+    yield f'<text x="{edge}" y="{y + 15}" text-anchor="end">{name}</text>'
 
 
 def _axis_unit(picture: Picture, frame: _Frame) -> tuple[float, str]:
@@ -365,16 +484,26 @@ def round_step(span: float, ticks: int) -> float:
     return 10 * power
 
 
-def _legend(picture: Picture, frame: _Frame) -> tuple[list[str], int]:
-    """The legend, in lines as wide as the picture; and the height of the whole document."""
-    x = float(_LEFT)
-    y = frame.bottom + _AXIS + 6
+def _legend(
+    pictures: Sequence[Picture], frames: Sequence[_Frame]
+) -> tuple[list[str], int]:
+    """The legend of all pictures, in lines as wide as they are; and the height of the document."""
+    # What several pictures have stands once: with as many colours as the one that has most.
+    entries: dict[str, list[str]] = {}
+    for picture, frame in zip(pictures, frames, strict=True):
+        for swatches, name in _entries(picture, frame):
+            entries[name] = max(entries.get(name, []), swatches, key=len)
+    left = min(frames[0].left, _LEFT)
+    x = left
+    y = frames[-1].bottom + _AXIS + 6
     lines = []
-    for swatches, name in _entries(picture, frame):
+    # Idle time comes last.
+    for name in sorted(entries, key=lambda name: name.startswith("idle")):
+        swatches = entries[name]
         # Squares, a gap, the name at about 6 pixels a letter, and the gap before the next entry.
         width = 16 * len(swatches) + 6 + len(name) * 6 + 18
-        if x > _LEFT and x + width > frame.width:
-            x = float(_LEFT)
+        if x > left and x + width > frames[0].width:
+            x = left
             y = y + _LINE
         for swatch in swatches:
             lines.append(swatch.format(x=number(x), y=y))
@@ -391,17 +520,17 @@ def _entries(picture: Picture, frame: _Frame) -> Iterator[tuple[list[str], str]]
         fills = []
         for chunk in range(picture.chunks):
             if OPS[kind].is_hatched:
-                fills.append(f"url(#hatch{chunk})")
+                fills.append(f"url(#{_hatch(picture, chunk)})")
             else:
                 fills.append(palette.fill(kind, chunk, picture.chunks))
         # Some kinds have one colour for all chunks.
         squares = [square.format(fill, "") for fill in dict.fromkeys(fills)]
-        yield squares, OPS[kind].name
+        yield squares, f"{kind.name}: {OPS[kind].name}"
     if picture.chunks > 1:
         yield [], f"(light to dark: chunk 0 to {picture.chunks - 1})"
-    note = Names(picture.layout).label_note
-    if note:
-        yield [], f"({note})"
+    for note in (picture.names.tags_note, picture.names.label_note):
+        if note:
+            yield [], f"({note})"
     if any(box.overlap for row in picture.ops for box in row):
         yield (
             [square.format("none", f' stroke="{palette.INK}" stroke-width="1.5"')],
@@ -417,7 +546,7 @@ def _entries(picture: Picture, frame: _Frame) -> Iterator[tuple[list[str], str]]
         unit = "" if picture.memory_unit == "bytes" else f" {picture.memory_unit}"
         yield (
             [square.format(HELD, "")],
-            f"memory, at most {picture.amount(picture.peak)}{unit}",
+            f"memory, at most {picture.amount(frame.peak)}{unit}",
         )
     border = f' stroke="{GRID}"'
     if not frame.causes:
@@ -426,16 +555,26 @@ def _entries(picture: Picture, frame: _Frame) -> Iterator[tuple[list[str], str]]
         yield [square.format(idle.fill(cause), border)], f"idle: {cause}"
 
 
-def _hatches(picture: Picture) -> Iterator[str]:
+def _hatch(picture: Picture, chunk: int) -> str:
+    """The name of the pattern of a chunk, whose colour depends on how many there are."""
+    return f"hatch-{chunk}-{picture.chunks}"
+
+
+def _hatches(pictures: Sequence[Picture]) -> list[str]:
     """The patterns of kinds that are hatched, one for each chunk."""
-    for kind in (kind for kind in picture.kinds if OPS[kind].is_hatched):
-        for chunk in range(picture.chunks):
-            fill = palette.fill(kind, chunk, picture.chunks)
-            yield (
-                f'<pattern id="hatch{chunk}" width="5" height="5" patternUnits="userSpaceOnUse" '
-                f'patternTransform="rotate(45)"><rect width="5" height="5" fill="{fill}"/>'
-                f'<rect width="1.5" height="5" fill="{palette.PAPER}"/></pattern>'
-            )
+    patterns = {}
+    for picture in pictures:
+        for kind in (kind for kind in picture.kinds if OPS[kind].is_hatched):
+            for chunk in range(picture.chunks):
+                name = _hatch(picture, chunk)
+                fill = palette.fill(kind, chunk, picture.chunks)
+                patterns[name] = (
+                    f'<pattern id="{name}" width="5" height="5" '
+                    'patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+                    f'<rect width="5" height="5" fill="{fill}"/>'
+                    f'<rect width="1.5" height="5" fill="{palette.PAPER}"/></pattern>'
+                )
+    return list(patterns.values())
 
 
 def _grouped(shapes: Iterable[tuple[str, str]], attributes: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A timeline drawn as text: a row for each rank, time from left to right, idle time as dots.
+"""Timelines drawn as text: a row for each rank, time from left to right, idle time as dots.
 
 Where ops are narrower than a column, a row of letters would be a schedule that nobody has written.
 Then each row has windows of time, with the shares of each that forwards, backwards and idle time
@@ -6,7 +6,8 @@ have.
 """
 
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
+from itertools import pairwise
 from math import floor
 
 from attrs import evolve, frozen
@@ -14,24 +15,30 @@ from attrs import evolve, frozen
 from schedlang.report.views import palette
 from schedlang.report.views.bands import Share, shares
 from schedlang.report.views.picture import Picture
-from schedlang.report.views.units import time_text
-from schedlang.schedule.actions import NO_MICROBATCH
+from schedlang.report.views.svg import ROUNDING, round_step
+from schedlang.report.views.units import PRINTED, SECONDS, time_text, unit_of
+from schedlang.schedule.actions import NO_MICROBATCH, is_transfer
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.naming import Names
+from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bar, Timeline
 
 _IDLE = "·"
+#: Behind an op that runs as one with the next op.
+_JOINED = "+"
 #: Ops narrower than a column may take so much of the work without being seen, as may an optimizer
 #: step that is short beside all others.
 _UNSEEN = 0.05
 #: The digits of the times at which windows begin, where these have no unit.
 _DIGITS = 5
+#: The least distance of ticks on the axis, in columns.
+_TICK = 10
+#: The kind, stage and microbatch of an op.
+Op = tuple[int, int, int]
 #: A row: the text before it, its bars, and the text behind it.
 _Row = tuple[str, Sequence[Bar], str]
-#: A function that gives what is written on a bar.
-_Label = Callable[[Bar], str]
-#: A function that gives the columns of a bar, from its word and the number of columns.
-_Paint = Callable[[Bar, str, int], Sequence[str]]
+#: A function that paints a text of some columns as a bar, in cells of a column each.
+_Paint = Callable[[Bar, str], list[str]]
 
 
 def draw(
@@ -39,18 +46,20 @@ def draw(
     names: Names,
     width: int | None = None,
     wrong: Collection[int] = (),
+    joined: Container[Op] = (),
 ) -> str:
     """The picture, at most `width` columns wide, by default as wide as the terminal. The ranks for
-    which claims do not hold, `wrong`, are marked: `rank 2!`.
+    which claims do not hold, `wrong`, are marked: `rank 2!`. So are ops that run as one with the
+    next one, `joined`: `F3+B2`.
 
-    An op is as wide as it is long. It shows its kind, stage and microbatch if there is room: `F3`
-    where each rank has one stage, `4F3` where a rank has several, `up(1)F3` where there are several
-    pipelines and the terminal is wide enough. If there is no room, it shows the letter of its kind.
-    A line below says what other numbers than those of programs stand for.
+    An op is as wide as it is long. It has the longest of its labels that there is room for: its
+    kind and microbatch `F3`, where its rank has several stages with what tells them apart, `4F3`
+    or `dF3`; if there is no room at all, the letter of its kind. A line below says what the labels
+    are.
     """
     rows = _rows(timeline, wrong)
-    frame = _fit(timeline, rows, names, width)
-    return "\n".join([*_drawn(rows, frame, _plain), *_notes(rows, frame, names)])
+    frame = _fit(timeline, rows, names, width, joined)
+    return "\n".join([*_drawn(rows, frame, _plain), *_notes(rows, frame)])
 
 
 def draw_both(
@@ -66,63 +75,121 @@ def draw_both(
             rows.append((f"{before}{name:9} ", bars, after))
     longer = max(predicted, measured, key=lambda timeline: timeline.makespan)
     frame = _fit(longer, rows, names, width)
-    return "\n".join([*_drawn(rows, frame, _plain), *_notes(rows, frame, names)])
+    return "\n".join([*_drawn(rows, frame, _plain), *_notes(rows, frame)])
 
 
-def view(picture: Picture, colour: bool) -> str:
-    """The picture as wide as the terminal, in colour or plain; with copies, and with a legend."""
-    timeline = picture.timeline
-    rows = _rows(timeline, picture.wrong_ranks)
-    if picture.has_copies:
-        # What goes on beside a rank's ops is drawn below these.
-        of_ranks = rows
-        name = "  host " if any(timeline.copying) else "beside "
-        rows = []
-        for row, copies in zip(of_ranks, timeline.copies, strict=True):
-            rows += [row, (name, copies, "")]
-    names = Names(picture.layout)
-    frame = evolve(_fit(timeline, rows, names), seconds=picture.seconds)
-    paint = _painter(picture) if colour else _plain
-    parts = [
-        f"{picture.title}: {picture.figures}",
-        *picture.wrong_texts,
-        "",
-        *_drawn(rows, frame, paint),
-        "",
-        "   ".join([*_legend(picture, rows, paint), f"{_IDLE} idle"]),
-        *_notes(rows, frame, names),
-    ]
-    if _is_tight(rows, frame):
+def joined_ops(schedule: Schedule) -> set[Op]:
+    """The kind, stage and microbatch of each op that runs as one with the next op of its rank."""
+    found: set[Op] = set()
+    for actions in schedule.ranks:
+        # Few schedules have any.
+        if not any(actions.group):
+            continue
+        ops = zip(actions.each(), actions.group, strict=True)
+        computed = [(op, group) for op, group in ops if not is_transfer(op[0])]
+        for (op, group), (_, next_group) in pairwise(computed):
+            if group and group == next_group:
+                found.add(op)
+    return found
+
+
+def view(pictures: Sequence[Picture], colour: bool) -> str:
+    """Pictures as wide as the terminal, below each other on one axis of time, in colour or plain;
+    with copies, and with a legend.
+    """
+    drawn = []
+    for picture in pictures:
+        rows = _rows_of(picture)
+        joined = joined_ops(picture.execution.schedule)
+        frame = _fit(picture.timeline, rows, picture.names, joined=joined)
+        drawn.append((picture, rows, evolve(frame, seconds=picture.seconds)))
+    left = max(_left(rows) for _, rows, _ in drawn)
+    scale = _common_scale([frame for _, _, frame in drawn], left)
+    parts = []
+    legend: dict[str, None] = {}
+    notes: dict[str, None] = {}
+    is_tight = False
+    for picture, rows, own in drawn:
+        frame = own.scaled(scale, _all_bars(rows))
+        rows = [(f"{before:<{left}}", bars, after) for before, bars, after in rows]
+        paint = _painter(picture) if colour else _plain
+        parts += [f"{picture.title}: {picture.figures}", *picture.wrong_texts, ""]
+        parts += [*_drawn(rows, frame, paint), *_axis(rows, frame), ""]
+        legend |= dict.fromkeys(_legend(picture, rows, frame, paint))
+        notes |= dict.fromkeys(_notes(rows, frame))
+        is_tight = is_tight or _is_tight(rows, frame)
+    parts += ["   ".join([*legend, f"{_IDLE} idle"]), *notes]
+    if is_tight:
         parts.append(
             "too wide to show every op and its microbatch here: a page zooms, -o NAME.html"
         )
     return "\n".join(parts)
 
 
-def _legend(picture: Picture, rows: Sequence[_Row], paint: _Paint) -> list[str]:
+def _rows_of(picture: Picture) -> list[_Row]:
+    """The rows of a picture: those of the ranks, and below each what goes on beside its ops."""
+    timeline = picture.timeline
+    rows = _rows(timeline, picture.wrong_ranks)
+    if not picture.has_copies:
+        return rows
+    name = "  host " if any(timeline.copying) else "beside "
+    both = zip(rows, timeline.copies, strict=True)
+    return [row for of_rank, copies in both for row in (of_rank, (name, copies, ""))]
+
+
+def _legend(
+    picture: Picture, rows: Sequence[_Row], frame: "_Frame", paint: _Paint
+) -> list[str]:
     """What the letters and colours of the picture mean."""
     # An op that takes no time has no column, and so is not seen.
     seen = {bar.kind for _, bars, _ in rows for bar in bars if bar.end > bar.start}
     entries = []
     for kind in picture.kinds:
         if kind in seen:
-            bar = Bar(kind, 0, NO_MICROBATCH, 0, 0)
-            swatch = "".join(paint(bar, kind.name[0], 1))
+            swatch = "".join(paint(_sample(kind), kind.name[0]))
             entries.append(f"{swatch} {OPS[kind].name}")
+    if not frame.is_narrow(_all_bars(rows)) and any(map(frame.marks, _all_bars(rows))):
+        entries.append(f"{_JOINED} run as one")
     return entries
+
+
+def _sample(kind: int) -> Bar:
+    """A bar for the colour of a kind."""
+    return Bar(kind, 0, NO_MICROBATCH, 0, 0)
 
 
 @frozen
 class _Frame:
-    """Where time is on the columns: `scale` columns for a unit of time, from `origin` on; what is
-    written on bars; and how many seconds a unit of time has, if that is known.
+    """Where time is on the columns: `scale` columns for a unit of time, from `origin` on, for the
+    time `span`, and at most `room` columns; what is written on bars; and how many seconds a unit of
+    time has, if that is known.
     """
 
     origin: float
     scale: float
-    columns: int
-    label: _Label
+    span: float
+    room: int
+    names: Names
+    joined: Container[Op] = ()
+    #: Whether labels may begin with stages.
+    has_stages: bool = True
     seconds: float | None = None
+
+    @property
+    def columns(self) -> int:
+        return round(self.span * self.scale)
+
+    def scaled(self, scale: float, bars: Sequence[Bar]) -> "_Frame":
+        """The frame with another scale. Labels have no numbers of stages if some of the bars have
+        room for their label without alone: `F0` before `4F1` would be read as `F04F1`.
+        """
+        frame = evolve(self, scale=scale, has_stages=True)
+        for bar in bars:
+            first, *shorter = frame.labels(bar)
+            is_numbered = bool(shorter) and first[0].isdigit()
+            if is_numbered and bar.end > bar.start and frame.label(bar) != first:
+                return evolve(frame, has_stages=False)
+        return frame
 
     def time(self, value: float) -> str:
         """A time as text, short enough for the window that begins there."""
@@ -133,10 +200,46 @@ class _Frame:
     def columns_of(self, bar: Bar) -> slice:
         return slice(self._column(bar.start), self._column(bar.end))
 
-    def is_tight(self, bar: Bar) -> bool:
-        """Whether an op has no room for its label."""
-        columns = range(self.columns)[self.columns_of(bar)]
-        return bar.end > bar.start and _room(self.label(bar)) > len(columns)
+    def width_of(self, bar: Bar) -> int:
+        """The columns of a bar."""
+        return len(range(self.columns)[self.columns_of(bar)])
+
+    def label(self, bar: Bar) -> str | None:
+        """The longest label of an op that has room; None if there is none."""
+        width = self.width_of(bar)
+        labels = self.labels(bar)[0 if self.has_stages else -1 :]
+        return next((label for label in labels if self.needed(label) <= width), None)
+
+    def labels(self, bar: Bar) -> list[str]:
+        """The labels of an op, all with the letter of its kind: that with its stage comes first."""
+        first, *others = self.names.labels(*bar[:3])
+        return [first, *(label for label in others if not label[0].isdigit())]
+
+    def needed(self, label: str) -> int:
+        """The columns that a label needs so that it does not run together with the next one: a
+        blank more if it has the number of a stage, `0F0 0F1`, than if it has none, `F0F1`.
+        """
+        letter = next((place for place, each in enumerate(label) if each.isupper()), 0)
+        return len(label) + any(map(str.isdigit, label[:letter]))
+
+    def marks(self, bar: Bar) -> bool:
+        """Whether it is seen that an op runs as one with the next one."""
+        label = self.label(bar) or " "
+        return bar[:3] in self.joined and self.width_of(bar) > len(label)
+
+    def text(self, bar: Bar) -> str:
+        """What is written on an op, as wide as it is."""
+        width = self.width_of(bar)
+        label = self.label(bar)
+        if label is None:
+            label = Kind(bar.kind).name[0]
+            if not self.marks(bar):
+                return (label + "─" * width)[:width]
+        if width == len(label):
+            return label
+        # The last column stays free where it can, for the eye.
+        end = _JOINED if bar[:3] in self.joined else " "
+        return label + "─" * (width - len(label) - 1) + end
 
     def is_narrow(self, bars: Sequence[Bar]) -> bool:
         """Whether ops without a column of their own are more than a few."""
@@ -159,83 +262,73 @@ def _rows(timeline: Timeline, wrong: Collection[int] = ()) -> list[_Row]:
     return rows
 
 
+def _left(rows: Sequence[_Row]) -> int:
+    """The columns before the rows."""
+    return max(len(row[0]) for row in rows)
+
+
 def _fit(
-    timeline: Timeline, rows: Sequence[_Row], names: Names, width: int | None = None
+    timeline: Timeline,
+    rows: Sequence[_Row],
+    names: Names,
+    width: int | None = None,
+    joined: Container[Op] = (),
 ) -> _Frame:
     """The frame in which every op has room for its label, or the whole width if that is wider."""
     width = width or shutil.get_terminal_size((110, 24)).columns
-    before = max(len(row[0]) for row in rows)
     after = max(len(row[2]) for row in rows)
     # Two columns are for the lines at both ends of a row.
-    room = max(width - before - after - 2, 10)
-    origin = timeline.start
+    room = max(width - _left(rows) - after - 2, 10)
+    span = timeline.makespan
     bars = [bar for rank in timeline.ranks for bar in rank if bar.end > bar.start]
-    stages = [len({bar.stage for bar in bars}) for bars in timeline.ranks]
-    label = _label(str if max(stages, default=1) > 1 else None, names)
+    frame = _Frame(timeline.start, 1.0, span if bars else 0.0, room, names, joined)
     if not bars:
-        return _Frame(origin, 1.0, 0, label)
-
-    def needed(label: _Label) -> float:
-        """The columns for a unit of time in which each label fits, and a blank behind it."""
-        return max((len(label(bar)) + 1) / (bar.end - bar.start) for bar in bars)
-
-    if max(stages) > 1 and len(names.layout.pipelines) > 1:
-        # The name of a stage is longer than its number; it is written only if that does not cost
-        # the picture any of its width.
-        named = _label(names.stage, names)
-        if needed(named) <= room / timeline.makespan:
-            label = named
-    scale = min(needed(label), room / timeline.makespan)
-    if scale >= 1:
-        # With a whole number of columns, ops of one length are all as wide.
-        scale = floor(scale)
-    return _Frame(origin, scale, round(timeline.makespan * scale), label)
+        return frame
+    # A column for each character, and a blank behind them.
+    needed = max(
+        (len(frame.labels(bar)[0]) + 1) / (bar.end - bar.start) for bar in bars
+    )
+    return frame.scaled(_whole(min(needed, room / span)), bars)
 
 
-def _label(stage_name: Callable[[int], str] | None, names: Names) -> _Label:
-    """What is written on an op: `F3`, `F3.1` for a slice; with its stage `4F3`, `up(1)F3`."""
-
-    def label(bar: Bar) -> str:
-        stage = stage_name(bar.stage) if stage_name else ""
-        kind = Kind(bar.kind).name
-        if bar.microbatch == NO_MICROBATCH:
-            return f"{stage}{kind}"
-        unit = str(bar.microbatch) if kind == "U" else names.label(bar.microbatch)
-        return f"{stage}{kind}{unit}"
-
-    return label
+def _whole(scale: float) -> float:
+    """A scale of whole columns where it has any, so that ops of one length are all as wide."""
+    return floor(scale) if scale >= 1 else scale
 
 
-def _notes(rows: Sequence[_Row], frame: _Frame, names: Names) -> list[str]:
-    """What numbers on bars stand for that programs do not have."""
+def _common_scale(frames: Sequence[_Frame], left: int) -> float:
+    """The scale of several pictures: of the one that needs most room, as far as all have that."""
+    spans = [frame for frame in frames if frame.span]
+    if not spans:
+        return 1.0
+    needed = max(frame.scale for frame in spans)
+    room = min(frame.room for frame in spans)
+    return _whole(min(needed, room / max(frame.span for frame in spans)))
+
+
+def _notes(rows: Sequence[_Row], frame: _Frame) -> list[str]:
+    """What the labels of ops stand for that programs do not have."""
     if frame.is_narrow(_all_bars(rows)):
         return []
-    bars = [bar for _, bars, _ in rows for bar in bars if bar.end > bar.start]
-    labelled = next((bar for bar in bars if not frame.is_tight(bar)), None)
-    if labelled is None:
-        return []
-    notes = []
-    pipelines = names.layout.pipelines
-    # Does a label begin with the number of a stage, where a program has a name?
-    if len(pipelines) > 1 and frame.label(labelled).startswith(str(labelled.stage)):
-        for pipeline in pipelines:
-            first = pipeline.start
-            last = pipeline.stop - 1
-            if first == last:
-                notes.append(f"{first} is {names.stage(first)}")
-            else:
-                notes.append(
-                    f"{first}-{last} are {names.stage(first)} to {names.stage(last)}"
-                )
-        notes[0] = f"stages {notes[0]}"
-    if names.label_note:
+    bars = [bar for bar in _all_bars(rows) if bar.end > bar.start]
+    labels = [(bar, label) for bar in bars if (label := frame.label(bar)) is not None]
+    names = frame.names
+    notes: list[str | None] = []
+    if any(label != frame.labels(bar)[0] for bar, label in labels):
+        notes.append("some labels without stages, for lack of room")
+    if any(label.startswith(names.prefixes[bar.stage] or " ") for bar, label in labels):
+        notes.append(names.tags_note)
+    if labels:
         notes.append(names.label_note)
-    return ["; ".join(notes)] if notes else []
+    text = "; ".join(note for note in notes if note)
+    return [text] if text else []
 
 
 def _is_tight(rows: Sequence[_Row], frame: _Frame) -> bool:
-    """Whether some op has no room for its label."""
-    return any(frame.is_tight(bar) for _, bars, _ in rows for bar in bars)
+    """Whether some op has no room for its letter and microbatch."""
+    return any(
+        bar.end > bar.start and frame.label(bar) is None for bar in _all_bars(rows)
+    )
 
 
 def _all_bars(rows: Sequence[_Row]) -> list[Bar]:
@@ -248,9 +341,28 @@ def _drawn(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> list[str]:
     return draws(rows, frame, paint)
 
 
+def _axis(rows: Sequence[_Row], frame: _Frame) -> list[str]:
+    """The axis of time below rows of ops, from the first start on; windows have times above."""
+    if not frame.columns or frame.is_narrow(_all_bars(rows)):
+        return []
+    unit = 1.0
+    name = "time"
+    if frame.seconds is not None:
+        word = unit_of(frame.span * frame.seconds)
+        unit = SECONDS[word] / frame.seconds
+        name = PRINTED[word]
+    step = round_step(frame.span / unit, max(frame.columns // _TICK, 2))
+    line = ""
+    for tick in range(floor(frame.span / unit / step + ROUNDING) + 1):
+        column = round(tick * step * unit * frame.scale)
+        if not line or len(line) < column:
+            line = f"{line:<{column}}{tick * step:.6g}"
+    return [f"{name:>{_left(rows)}} {line}"]
+
+
 def _windows(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> list[str]:
     """A line with the times at which the windows begin, and a line of shares for each row."""
-    left = max(len(row[0]) for row in rows)
+    left = _left(rows)
     # A part is a letter and two digits, and there is a blank between two. What takes no time has no
     # share.
     parts = 1 + max(
@@ -279,8 +391,7 @@ def _cell(window: Sequence[Share], width: int, paint: _Paint) -> str:
             words.append(f"{_IDLE}{share}")
         else:
             word = f"{kind.name[0]}{share}"
-            swatch = paint(Bar(kind, 0, NO_MICROBATCH, 0, 0), word, len(word) + 1)
-            words.append("".join(swatch).removesuffix(" "))
+            words.append("".join(paint(_sample(kind), word)))
     # Not the length of the text, in which the escape codes of colours count too.
     length = sum(len(f"{share}") + 1 for _, share in window) + len(window) - 1
     return " ".join(words) + " " * (width - length)
@@ -288,33 +399,19 @@ def _cell(window: Sequence[Share], width: int, paint: _Paint) -> str:
 
 def _ops(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> list[str]:
     """The rows with their ops."""
-    left = max(len(row[0]) for row in rows)
+    left = _left(rows)
     lines = []
     for before, bars, after in rows:
         cells = [_IDLE] * frame.columns
         for bar in bars:
-            columns = frame.columns_of(bar)
-            cells[columns] = paint(bar, frame.label(bar), columns.stop - columns.start)
+            cells[frame.columns_of(bar)] = paint(bar, frame.text(bar))
         lines.append(f"{before:<{left}}│{''.join(cells)}│{after}")
     return lines
 
 
-def _room(word: str) -> int:
-    """The columns that a label needs so that it does not run together with the one before it: a
-    blank more if it begins with the number of a stage, `0F00F1`, than if with its kind, `F0F1`.
-    """
-    return len(word) + word[0].isdigit()
-
-
-def _plain(bar: Bar, word: str, width: int) -> str:
-    """The columns of an op: its word, or the letter of its kind if the word has no room."""
-    if width > len(word):
-        # The last column stays free where it can, for the eye.
-        return word + "─" * (width - len(word) - 1) + " "
-    if width >= _room(word):
-        return word
-    letter = Kind(bar.kind).name[0]
-    return (letter + "─" * width)[:width]
+def _plain(bar: Bar, text: str) -> list[str]:
+    """The cells of a text without colour."""
+    return list(text)
 
 
 def _painter(picture: Picture) -> _Paint:
@@ -324,15 +421,15 @@ def _painter(picture: Picture) -> _Paint:
     """
     chunks = {box.bar.stage: box.chunk for box in picture.boxes}
 
-    def paint(bar: Bar, word: str, width: int) -> Sequence[str]:
-        cells = list(_plain(bar, word, width).replace("─", " "))
+    def paint(bar: Bar, text: str) -> list[str]:
+        cells = list(text.replace("─", " "))
         # The free column at the end has no colour.
-        painted = len(cells) - 1 if width > len(word) else len(cells)
+        painted = len(cells) - text.endswith(" ")
         if painted:
             fill = palette.fill(bar.kind, chunks[bar.stage], picture.chunks)
-            text = palette.terminal_colour(palette.ink(fill))
+            ink = palette.terminal_colour(palette.ink(fill))
             block = palette.terminal_colour(fill)
-            cells[0] = f"\x1b[38;5;{text};48;5;{block}m{cells[0]}"
+            cells[0] = f"\x1b[38;5;{ink};48;5;{block}m{cells[0]}"
             cells[painted - 1] += "\x1b[0m"
         return cells
 

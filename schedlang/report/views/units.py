@@ -6,7 +6,7 @@ from typing import Final
 SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 PRINTED: Final = {"us": "µs", "ms": "ms", "s": "s"}
 #: The units of memory, each a thousand of the one before.
-_BYTES: Final = ("B", "kB", "MB", "GB", "TB")
+BYTES: Final = ("B", "kB", "MB", "GB", "TB")
 
 
 def time_text(value: float, seconds: float | None, digits: int = 10) -> str:
@@ -30,8 +30,8 @@ def unit_of(seconds: float) -> str:
 
 def bytes_text(amount: float) -> str:
     """A number of bytes: `1.5 GB`."""
-    for unit in _BYTES[:-1]:
+    for unit in BYTES[:-1]:
         if abs(amount) < 1000:
             return f"{amount:.4g} {unit}"
         amount /= 1000
-    return f"{amount:.4g} {_BYTES[-1]}"
+    return f"{amount:.4g} {BYTES[-1]}"

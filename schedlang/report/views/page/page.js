@@ -236,11 +236,7 @@ function legendEntries() {
   }
   const entries = [...kinds].map(([name, swatches]) => ({ name, swatches }));
   if (entries.some(({ swatches }) => swatches.length > 1)) entries.push({ name: "light to dark: the chunks of a rank", swatches: [] });
-  const several = timelines.find((each) => each.schedule.pipelines.length > 1)?.schedule;
-  if (several) {
-    const names = several.pipelines.map(([name, start]) => `${several.tags[start]}0 is microbatch 0 of ${name}`);
-    entries.push({ name: names.join(", "), swatches: [] });
-  }
+  for (const note of new Set(timelines.flatMap((each) => each.schedule.labelNotes))) entries.push({ name: note, swatches: [] });
   const versions = timelines.find((each) => each.schedule.versions.length)?.schedule.versions;
   if (versions) entries.push({ name: `strip: version of the weights, modulo ${versions.length}`, swatches: versions.map(plain) });
   if (view.causes) entries.push(...causeEntries(colours, isDense));

@@ -70,13 +70,13 @@ Object.assign(Timeline.prototype, {
     pen.globalAlpha = 1;
   },
 
-  // The long label if there is room, else the short one; letters get smaller before they go.
+  // The longest label that has room; letters get smaller before they go.
   drawLabel(box, x, width, y, height) {
     const { pen, schedule } = this, look = schedule.look(box);
     const most = Math.min(Math.max(12, height * TALL), height);
-    for (const label of [schedule.longLabel(box), schedule.label(box)]) {
+    for (const label of schedule.boxLabels(box)) {
       const size = LETTERS.find((each) => label.length * each * LETTER + 2 <= width - 1 && each <= most);
-      if (!label || !size) continue;
+      if (!size) continue;
       pen.font = `${size}px ${FONT}`;
       pen.textAlign = "center";
       pen.textBaseline = "middle";

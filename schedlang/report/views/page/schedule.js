@@ -38,7 +38,6 @@ class Schedule {
     for (let box = 0; box < this.count; box++) this.end[box] = this.start[box] + this.length[box];
     this.delay = fromTicks(columns.delay, data.tick);
     this.readRows(ops, copies);
-    this.readTags();
     this.readNeeds(columns);
     this.readFlights();
     this.readIdle(columns);
@@ -58,19 +57,6 @@ class Schedule {
     for (const rows of [this.ops, this.copies]) {
       rows.forEach(({ first, stop }, rank) => this.rank.fill(rank, first, stop));
     }
-  }
-
-  // For each stage what names its pipeline in short: as few letters as tell it from the others.
-  readTags() {
-    const names = this.pipelines.map(([name]) => name);
-    const short = (name) => {
-      for (let length = 1; length < name.length; length++) {
-        const start = name.slice(0, length);
-        if (names.filter((each) => each.startsWith(start)).length === 1) return start;
-      }
-      return `${name} `;
-    };
-    this.tags = this.pipelines.flatMap(([name, start, stop]) => Array(stop - start).fill(short(name)));
   }
 
   // Box b needs the boxes maker[needs[b].first] up to maker[needs[b].stop], and waited last for waitedFor[b].
@@ -182,12 +168,15 @@ class Schedule {
     if (this.look(box).step || this.slices === 1) return op + unit;
     return `${op}(${this.microbatches[unit]})`;
   }
-  // What stands on a box: its microbatch; with several pipelines also which of them, if there is room.
-  label(box) { return this.look(box).step ? "U" : this.labels[this.unit[box]]; }
-  longLabel(box) {
-    const timeline = this.pair, ratio = timeline.showsErrors() ? this.ratio(box) : undefined;
-    if (ratio !== undefined) return `${this.label(box)} ${signed(ratio - 1)}`;
-    return this.pipelines.length > 1 && !this.look(box).step ? this.tags[this.stage[box]] + this.label(box) : "";
+  // What may stand on a box, from the longest text to the shortest, as in every other view; where a run is compared with
+  // its prediction, also by how much it was off.
+  boxLabels(box) {
+    const { letters, step } = this.look(box), prefix = this.prefixes[this.stage[box]], unit = this.unit[box];
+    const ratio = this.pair.showsErrors() ? this.ratio(box) : undefined;
+    const isCounted = !step && unit >= 0, number = isCounted ? this.labels[unit] : unit < 0 ? "" : unit;
+    const labels = [`${prefix}${letters}${number}`, isCounted ? letters + number : letters];
+    if (isCounted) labels.push(number);
+    return ratio === undefined ? labels : [`${labels[1]} ${signed(ratio - 1)}`, ...labels];
   }
 
   time(value, like) { return timeText(value, this.seconds, like); }

@@ -4,6 +4,8 @@ const SWITCHES = { memory: true, causes: true, path: false, arrows: false, marks
 const view = { from: 0, to: 1, rows: 1, chosen: 0, stacked: false, ...SWITCHES };
 
 function writeState() {
+  // A page within another one, as in a notebook, has no address.
+  if (location.protocol === "about:") return;
   const state = new URLSearchParams();
   if (view.from > all.from || view.to < all.to) {
     state.set("from", number(view.from, 9));

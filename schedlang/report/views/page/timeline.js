@@ -161,8 +161,16 @@ class Timeline {
     pen.textAlign = "right";
     const wrong = schedule.wrongRanks.includes(rank);
     pen.fillStyle = wrong ? colours.needs : colours.ink;
-    const name = this.isNarrow ? String(rank) : `rank ${rank}`;
-    pen.fillText(wrong ? `${name}!` : name, this.left - 8, middle);
+    const name = this.isNarrow ? String(rank) : `rank ${rank}`, stages = schedule.stagesBeside[rank] ?? "";
+    const isBelow = stages && this.barHeight >= 22 && stages.length * 4.6 < this.left - 10;
+    pen.fillText(wrong ? `${name}!` : name, this.left - 8, isBelow ? middle - 6 : middle);
+    if (isBelow) {
+      const { font } = pen;
+      pen.font = `9px ${FONT}`;
+      pen.fillStyle = colours.muted;
+      pen.fillText(stages, this.left - 8, middle + 7);
+      pen.font = font;
+    }
     pen.textAlign = "left";
     pen.fillStyle = colours.muted;
     const idle = percent(schedule.idle[rank]);

@@ -1,0 +1,1 @@
+"""Plots of many executions: rows of numbers, drawn as SVG, PDF, PNG, a page, or by matplotlib."""
