@@ -145,7 +145,18 @@ def _counts(layout: Layout, _: int) -> Iterator[WrongLayout]:
 def _edges(layout: Layout, _: int) -> Iterator[WrongLayout]:
     """Edges and skips lead forward, each once, and a skip does not lead to the next stage."""
     known = set[tuple[int, int]]()
-    for code, item, ends in _edges_and_skips(layout):
+    yield from _wrong_pairs(layout, "edge", layout.edges, known)
+    yield from _wrong_pairs(layout, "skip", layout.skips, known)
+
+
+def _wrong_pairs(
+    layout: Layout,
+    code: str,
+    pairs: Sequence[tuple[int, int]],
+    known: set[tuple[int, int]],
+) -> Iterator[WrongLayout]:
+    """What is wrong with edges, or with skips, by the word for them; `known` are those before."""
+    for item, ends in enumerate(pairs):
         wrong = _wrong_ends(layout, *ends)
         if not wrong and code == "skip" and _is_next(layout, *ends):
             wrong = "leads to the next stage, which gets what that one makes anyway"
@@ -155,13 +166,6 @@ def _edges(layout: Layout, _: int) -> Iterator[WrongLayout]:
         if wrong:
             message = f"the {code} from stage {ends[0]} to stage {ends[1]} {wrong}"
             yield WrongLayout(code, f"{code}s", message, item)
-
-
-def _edges_and_skips(layout: Layout) -> Iterator[tuple[str, int, tuple[int, int]]]:
-    """The edges, then the skips: the word for it, its index, and the two stages."""
-    for code, pairs in (("edge", layout.edges), ("skip", layout.skips)):
-        for item, ends in enumerate(pairs):
-            yield code, item, ends
 
 
 def _wrong_ends(layout: Layout, earlier: int, later: int) -> str | None:
@@ -183,7 +187,15 @@ def _wrong_ends(layout: Layout, earlier: int, later: int) -> str | None:
 
 def _microbatches_of_edges(layout: Layout, _: int) -> Iterator[WrongLayout]:
     """Edges and skips join stages of pipelines that run as many microbatches."""
-    for code, item, ends in _edges_and_skips(layout):
+    yield from _unequal_pairs(layout, "edge", layout.edges)
+    yield from _unequal_pairs(layout, "skip", layout.skips)
+
+
+def _unequal_pairs(
+    layout: Layout, code: str, pairs: Sequence[tuple[int, int]]
+) -> Iterator[WrongLayout]:
+    """Edges, or skips, between pipelines that run different numbers of microbatches."""
+    for item, ends in enumerate(pairs):
         first, second = (layout.pipeline_of[stage] for stage in ends)
         if first.microbatches != second.microbatches:
             message = (
