@@ -8,6 +8,7 @@ It runs under torchrun, with as many processes as the plan has ranks. Its checkp
 plan and any number of ranks.
 """
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,20 @@ def loss_fn(output: CausalLMOutput, labels: Tensor) -> Tensor:
     return total / (following != IGNORED).sum().clamp(min=1)
 
 
+def first_row(dataset: Any, collate: Any = None) -> Batch:
+    """A batch of the first row of a data set: what the model is given, with labels."""
+    rows = list(islice(dataset, 1))
+    if not rows:
+        raise ValueError("`train_dataset` has no rows")
+    batch: Batch = (collate or default_data_collator)(rows)
+    if "labels" not in batch:
+        raise ValueError(
+            f"a batch has {', '.join(batch)} and no `labels`: take a collator that makes them, "
+            "such as DataCollatorForLanguageModeling(tokenizer, mlm=False)"
+        )
+    return batch
+
+
 def _without_labels(batch: Batch) -> Batch:
     return {name: rows for name, rows in batch.items() if name != "labels"}
 
@@ -73,6 +88,7 @@ class PipelineTrainer(Trainer):
         model: PreTrainedModel,
         plan: Plan,
         args: TrainingArguments,
+        train_dataset: Any,
         **options: Any,
     ) -> None:
         if args.gradient_accumulation_steps != 1:
@@ -80,15 +96,22 @@ class PipelineTrainer(Trainer):
                 f"gradient_accumulation_steps is {args.gradient_accumulation_steps}: the plan cuts "
                 f"a step into {plan.microbatches} microbatches, so leave it at 1"
             )
+        row = first_row(train_dataset, options.get("data_collator"))
+        # The arguments have made the process group, if torchrun has started this process.
+        if not dist.is_initialized():
+            ranks = len(plan.ranks)
+            raise ValueError(
+                f"the plan is for {ranks} ranks, and this process has no rank: start the script "
+                f"with `torchrun --nproc-per-node {ranks}`"
+            )
         # Columns are those of the model's forward, and here the model is a list of stages.
         args.remove_unused_columns = False
         args.average_tokens_across_devices = False
         self.plan = plan
         self.config = model.config
-        collate = options.get("data_collator") or default_data_collator
-        row = collate([next(iter(options["train_dataset"]))])
         self.stages = split(model, plan, inputs=_without_labels(row))
-        super().__init__(nn.ModuleList(self.stages.values()), args, **options)
+        held = nn.ModuleList(self.stages.values())
+        super().__init__(held, args, train_dataset=train_dataset, **options)
         self.pipeline = Pipeline(plan, self.stages, loss_fn)
 
     def _get_dataloader(

@@ -27,7 +27,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.arguments import check_folder, check_optimizers, check_stages
+from schedlang.runtime.arguments import (
+    check_folder,
+    check_optimizers,
+    check_plan,
+    check_stages,
+)
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.model.checkpoint import reason
 from schedlang.runtime.model.model_files import ModelPart
@@ -52,6 +57,7 @@ def dcp_state(
     The stages are those of `split`. PipelineError where a plan has several models:
     `Pipeline.save_model` has a folder for each.
     """
+    check_plan(plan)
     check_stages(stages)
     check_optimizers(optimizers)
     models = ModelPart(plan, 0, stages, optimizers).modules

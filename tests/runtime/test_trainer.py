@@ -3,7 +3,9 @@ learning rates and evaluations are the same, also after a start from a checkpoin
 """
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,14 +13,19 @@ pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportEr
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+from transformers import LlamaForCausalLM, TrainingArguments
+
+from examples.trainer import PipelineTrainer
 from schedlang import compile, write_plan
 from tests.support.paths import PROGRAMS, ROOT
 from tests.support.processes import python, torchrun
+from tests.support.trainer_script import CONFIG
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 SCRIPT = ROOT / "tests" / "support" / "trainer_script.py"
 STEPS = 6
+ROW = {"input_ids": [1, 2], "labels": [1, 2]}
 FIGURES = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 
@@ -55,3 +62,21 @@ def test_the_trainer_trains_with_a_plan_as_in_one_process(tmp_path: Path) -> Non
             assert found[key] == pytest.approx(value, rel=1e-4), (name, key)
         # The other plan goes on from here.
         checkpoint = [folder / "checkpoint-3"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([], {}, "`train_dataset` has no rows"),
+        ([{"input_ids": [1, 2]}], {}, "has input_ids and no `labels`"),
+        ([ROW], {"gradient_accumulation_steps": 2}, "leave it at 1"),
+        ([ROW], {}, "start the script with `torchrun --nproc-per-node 2`"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_it_begins(
+    tmp_path: Path, rows: list[object], options: dict[str, Any], message: str
+) -> None:
+    plan = compile(PROGRAMS / "gpipe.sched", {"ranks": 2, "microbatches": 2})
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], **options)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        PipelineTrainer(LlamaForCausalLM(CONFIG), plan, arguments, rows)
