@@ -547,11 +547,12 @@ class Pipeline:
             report = None
             if self._measured is not None:
                 report = self._measured.report(self._wire, self._processes, peak_flops)
-            if report is None:
-                raise PipelineError(
-                    "no step was recorded since the last report: set `pipeline.record = True` "
-                    "before the steps that it is to be of, on all ranks"
-                )
+        # Nothing has failed, and a script that asks for a figure too early may go on.
+        if report is None:
+            raise PipelineError(
+                "no step was recorded since the last report: set `pipeline.record = True` before "
+                "the steps that it is to be of, on all ranks"
+            )
         return report
 
     def _run(self, batch: Batch, number: int) -> list[Round]:
