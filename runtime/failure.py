@@ -54,13 +54,15 @@ else:
 
 E = TypeVar("E", bound=BaseException)
 
-#: Keys of the store: the number of ranks that have finished, and where the cause was printed.
+#: Keys of the store: the number of ranks that have finished; where the cause was printed; whether
+#: the report was.
 _OUT = "out"
 _SAID = "said"
+_REPORTED = "reported"
 
 #: Set when the main thread has told the other ranks of an error. The script may still continue.
 _has_told = threading.Event()
-#: An attribute that marks this error.
+#: An attribute of this error: the `Failure` that has told them.
 _TOLD = "_told_all_ranks"
 
 
@@ -79,6 +81,7 @@ def report_uncaught(
         # The report of KeyboardInterrupt was printed already; that of a PipelineError is its text.
         if isinstance(error, PipelineError):
             say(str(error))
+            getattr(error, _TOLD).note_report()
         is_reported = True
     elif OPEN:
         is_reported = OPEN[-1].failure.end_with(error)
@@ -90,13 +93,6 @@ def report_uncaught(
             before(kind, error, traceback)
     else:
         before(kind, error, traceback)
-
-
-def _told(error: E) -> E:
-    """Mark an error of which the other ranks were told."""
-    _has_told.set()
-    setattr(error, _TOLD, True)
-    return error
 
 
 def read_cause(store: Any) -> Cause:
@@ -151,7 +147,7 @@ class Failure:
             self._count_out()
         report = self._report(cause, error)
         self._count_out()
-        told = _told(PipelineError(report))
+        told = self._told(PipelineError(report))
         told.__cause__ = error.__cause__ if isinstance(error, PipelineError) else error
         return told
 
@@ -168,9 +164,14 @@ class Failure:
 
     def tell(self, error: BaseException) -> None:
         """Make an error the cause, if there is none yet, and print the cause."""
-        cause = self.cause_of_error(_told(error))
+        cause = self.cause_of_error(self._told(error))
         self._say(cause, error)
-        self._count_out()
+
+    def _told(self, error: E) -> E:
+        """Mark an error of which the other ranks were told."""
+        _has_told.set()
+        setattr(error, _TOLD, self)
+        return error
 
     def end_with(self, error: BaseException) -> bool:
         """Report an uncaught error of the script, unless an earlier error has ended the run; return
@@ -296,7 +297,6 @@ class Failure:
     def leave(self, cause: Cause, error: BaseException | None = None) -> NoReturn:
         """Print the cause, and end the process."""
         self._say(cause, error)
-        self._count_out()
         if self._rank == 0:
             # The store may be in this process, so the others end first.
             self._until_out(self._count)
@@ -304,10 +304,12 @@ class Failure:
 
     def _say(self, cause: Cause, error: BaseException | None) -> None:
         """Print the report if this rank has found the cause. Otherwise print the cause, once for
-        each terminal or file to which the report does not go.
+        each terminal or file to which the report does not go. Then count this rank out.
         """
         if self._is_first_cause:
             say(self._report(cause, error))
+            self.note_report()
+            self._count_out()
             return
         keep_traceback(cause, self._name, error)
         self._ask(partial(self._watchdog.post, ended=True))
@@ -316,6 +318,17 @@ class Failure:
             lambda: self._store.add(f"{_SAID}/{here}", 1) == 1, True
         ):
             say(f"{self._name}: stopped: {cause.message}")
+        self._count_out()
+        if is_of_torchrun():
+            # torchrun prints as soon as a process ends, and its store outlives this wait.
+            self._ask(lambda: wait_until(self._is_reported, GRACE))
+
+    def note_report(self) -> None:
+        """Tell the other ranks, which wait for it, that the report is printed."""
+        self._ask(partial(self._store.set, _REPORTED, ""))
+
+    def _is_reported(self) -> bool:
+        return bool(self._store.check([_REPORTED]))
 
     def _report(self, cause: Cause, error: BaseException | None) -> str:
         """The cause, the lines of the script that led to it, and what all ranks were doing when

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.processes
 
 SCRIPT = """
 import os
+import sys
 import tempfile
+import time
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -26,6 +28,20 @@ from schedlang.runtime import Pipeline
 FAILS = "{fails}"
 tempfile.tempdir = os.path.dirname(__file__)
 dist.init_process_group("gloo")
+
+
+# Between the end of another rank and the report, torchrun would have time to print.
+class SlowTerminal:
+    def write(self, text):
+        time.sleep(0.5)
+        return sys.__stderr__.write(text)
+
+    def __getattr__(self, name):
+        return getattr(sys.__stderr__, name)
+
+
+if dist.get_rank() == 1:
+    sys.stderr = SlowTerminal()
 
 
 class Model(nn.Linear):
