@@ -11,6 +11,7 @@ it in this order:
     watchdog.py         heartbeats, and how a rank sees that another one has failed
     failure.py          how all ranks end then
     failure_report.py   what is printed then, and the file with the tracebacks
+    standby.py          training that goes on when a rank dies
     door.py             the parts: which there are, and when a plan or a module needs one
     parts/              one file a part, imported where it is needed
     model/              a model cut into stages, checkpoints, and models in files
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from schedlang.runtime.model.model_files import load_state as load_state
     from schedlang.runtime.model.split import split as split
     from schedlang.runtime.pipeline import Pipeline as Pipeline
+    from schedlang.runtime.standby import Standby as Standby
 
 _MODULES = {
     "EvenLayers": "model.layouts.even_layers",
@@ -47,6 +49,7 @@ _MODULES = {
     "OverlappedForward": "components",
     "Pipeline": "pipeline",
     "PipelineError": "errors",
+    "Standby": "standby",
     "add_loss": "losses",
     "added_losses": "losses",
     "dcp_state": "model.distributed_checkpoint",

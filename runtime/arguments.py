@@ -55,6 +55,7 @@ def check_pipeline(plan: Any, setup: Setup, mesh: Any, timeout: Any) -> None:
     check_choice("verify", setup.verify, get_args(Verify))
     check_flag("audit", setup.audit)
     check_flag("stop_on_nan", setup.stop_on_nan)
+    check_flag("survives_loss", setup.survives_loss)
     _check_skip_if(setup.skip_if)
     _check_batch_dim(setup.batch_dim)
     _check_slice_lengths(setup.slice_lengths)

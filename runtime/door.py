@@ -190,6 +190,10 @@ _TRAVEL_ALONE = (
     "the plan passes the weights of its stages on from rank to rank: with {other} it cannot do so "
     "yet"
 )
+_DONE_AGAIN = (
+    "with `survives_loss` the others do a step again in which a rank is lost, so it does not go "
+    "together with {other}"
+)
 _SCALED = (
     "makes the updates, so gradients would still be scaled: take a plan without `U`, and in the "
     "script `scaler.unscale_`, `clip_grad_norm_` and `scaler.step` after each step; or a fixed "
@@ -348,6 +352,14 @@ FEATURES: dict[str, Feature] = {
             "them on from rank to rank, they are elsewhere now. Keep that pipeline, or give this "
             "one modules of its own"
         },
+    ),
+    "survived losses": Feature(
+        "losses of ranks that the others survive (`survives_loss`)",
+        lambda asked, stage: asked.setup.survives_loss,
+        None,
+        dict.fromkeys(
+            ("updates", "max_norm", "sharded", "mesh weights", "hops"), _DONE_AGAIN
+        ),
     ),
     "scaler": Feature(
         "a GradScaler",

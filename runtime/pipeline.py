@@ -179,7 +179,8 @@ class Pipeline:
     are ranges by their names in the plan. `report` sums such steps up.
 
     PipelineError in the constructor or in a step means that the pipeline is over: all other ranks
-    have printed the cause and ended with exit code 1.
+    have printed the cause and ended with exit code 1. With `survives_loss`, that another rank is
+    lost raises LostRank, and this process goes on (`schedlang.runtime.standby`).
     """
 
     def __init__(
@@ -201,6 +202,7 @@ class Pipeline:
         stop_on_nan: bool = False,
         skip_if: SkipIf | None = None,
         optimizers: Mapping[int, Optimizer] | None = None,
+        survives_loss: bool = False,
         timeout: float = 60.0,
     ) -> None:
         if tied is None:
@@ -220,6 +222,7 @@ class Pipeline:
             slice_lengths=slice_lengths,
             stop_on_nan=stop_on_nan,
             skip_if=skip_if,
+            survives_loss=survives_loss,
         )
         check_pipeline(plan, setup, mesh, timeout)
         check_mesh(mesh)
@@ -234,7 +237,7 @@ class Pipeline:
         self._processes = processes_of(mesh)
         self._rank = self._processes.own
         number = next(_pipelines)
-        self._watchdog = Watchdog(plan, self._processes, number, timeout)
+        self._watchdog = Watchdog(plan, self._processes, number, timeout, survives_loss)
         self._finite = FiniteCheck(stop_on_nan, self._watchdog.fail)
         self._later = LaterCalls(self._watchdog)
         #: Whether there is a checkpoint since the last step.
@@ -465,15 +468,25 @@ class Pipeline:
         self._results.take(this, self._watchdog.step, return_outputs)
         if self._stops_on_nan:
             # Those without losses wait here for those that have some.
-            with self._watchdog.guard("at the losses"):
-                self._wire.reduce(
-                    torch.zeros(1, device=self._device), dist.ReduceOp.MAX
-                )
+            self._meet("at the losses")
         if self._after_step:
             with self._watchdog.guard("at the update"):
                 for call in self._after_step:
                     call()
         return self.losses.get(_ONLY)
+
+    def barrier(self) -> None:
+        """Wait until all ranks of the pipeline are here, after the same steps."""
+        self._meet("in barrier")
+
+    def _meet(self, where: str) -> None:
+        """Wait for all ranks of the plan; `where` says in messages where they meet."""
+        with self._watchdog.guard(where):
+            self._wire.reduce(torch.zeros(1, device=self._device), dist.ReduceOp.MAX)
+
+    def close(self) -> None:
+        """Stop watching this process: the pipeline is over, and the script goes on without it."""
+        self._watchdog.close()
 
     def evaluate(
         self,

@@ -51,6 +51,7 @@ class Setup:
     slice_lengths: SliceLengths | None
     stop_on_nan: bool
     skip_if: SkipIf | None = None
+    survives_loss: bool = False
 
     @property
     def skipped_exceptions(self) -> tuple[type[Exception], ...]:

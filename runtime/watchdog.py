@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from schedlang.on_demand import on_demand
 from schedlang.plan.plan import Plan
-from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.errors import LostRank, PipelineError
 from schedlang.runtime.heartbeats import Doing, Heartbeat, Heartbeats
 from schedlang.runtime.processes import Processes
 from schedlang.runtime.signals import SignalListener
@@ -113,7 +113,12 @@ class Watchdog:
     """
 
     def __init__(
-        self, plan: Plan, processes: Processes, number: int, timeout: float
+        self,
+        plan: Plan,
+        processes: Processes,
+        number: int,
+        timeout: float,
+        survives_loss: bool = False,
     ) -> None:
         if ENDING.locked():
             raise after_another()
@@ -133,6 +138,7 @@ class Watchdog:
         self._gathered = 0
         self._plan = plan
         self._number = number
+        self._survives_loss = survives_loss
         self._pid = os.getpid()
         world = dist.group.WORLD
         assert world is not None
@@ -187,7 +193,11 @@ class Watchdog:
         """Tell all ranks of an error in the main thread, and raise it as PipelineError.
 
         If another rank has failed before, that is the cause: it is printed, and the process ends.
+        The loss of another rank is raised as it is, and told to nobody, where this one survives it.
         """
+        if self._survives_loss and isinstance(error, LostRank):
+            self.waits_for = ()
+            raise error
         told: PipelineError = self.failure.tell_all(error)
         raise told
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -27,9 +28,10 @@ from torch.optim import AdamW
 import schedlang.torch
 from schedlang import compile, read_source
 from schedlang.plan.plan import Plan
-from schedlang.runtime import Pipeline, load_model, load_optimizers, split
+from schedlang.runtime import Pipeline, Standby, load_model, load_optimizers, split
 from tests.support.models import program
-from tests.support.paths import PROGRAMS
+from tests.support.pages import program_of
+from tests.support.paths import PROGRAMS, ROOT
 
 Names = dict[str, Any]
 WIDTH = 8
@@ -214,6 +216,20 @@ def elastic() -> Iterator[Names]:
     yield names
     assert names["step"] == 100
     assert all(optimizer.state for optimizer in names["optimizers"])
+
+
+def standby() -> Iterator[Names]:
+    """Batches for all pipelines of a plan."""
+    if dist.get_rank() == 0:
+        Path("programs").symlink_to(PROGRAMS)
+        source = program_of(ROOT / "docs" / "training.md", "replicated.sched")
+        Path(source.path).write_text(source.text)
+    dist.barrier()
+    names = common(program("1f1b", ranks=2, microbatches=4))
+    names |= {"Standby": Standby, "model": nn.Sequential(build(0), build(1))}
+    # Here rank 0 has the store; none dies.
+    with patch("schedlang.runtime.standby.is_of_torchrun", return_value=True):
+        yield names | {"batches": [batch_of(0)]}
 
 
 def checkpoint() -> Iterator[Names]:
@@ -553,6 +569,7 @@ SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
         late,
         tied,
         elastic,
+        standby,
         checkpoint,
         skips,
         decoder,

@@ -32,6 +32,7 @@ from unittest.mock import patch
 
 from attrs import frozen
 
+from schedlang import Source
 from schedlang.cli.main import main
 from tests.support.paths import ROOT
 from tests.support.processes import ENVIRONMENT
@@ -48,7 +49,7 @@ _TRAINS = re.compile(r"schedc run|schedlang\.runtime")
 _ALONE = re.compile(r"schedc (?!run )[^\n|<>;&$*?~`\\]+\n?")
 #: The scripts that import for many seconds, or need four processes; what they show has tests of its
 #: own.
-_SLOW = ("sharded", "llama", "packed", "meshes", "teacher")
+_SLOW = ("sharded", "llama", "packed", "meshes", "teacher", "standby")
 _TOOLS = {
     "python": "",
     "schedc": "-m schedlang",
@@ -117,6 +118,12 @@ def blocks(page: Path) -> Iterator[Block]:
         line = text.count("\n", 0, match.start()) + 1
         inside = re.sub(f"^{indent}", "", inside, flags=re.M)
         yield Block(page, line, language, tuple(words), elsewhere, inside)
+
+
+def program_of(page: Path, name: str) -> Source:
+    """The program on a page that has this name."""
+    (block,) = (block for block in blocks(page) if block.file == name)
+    return Source(name, block.text)
 
 
 def commands(block: Block) -> list[tuple[str, str]]:

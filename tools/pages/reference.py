@@ -68,7 +68,7 @@ SECTIONS = {
         "What is wrong": ["CompileError", "ParameterError", "Diagnostic"],
     },
     "schedlang.runtime": {
-        "Training": ["Pipeline", "PipelineError"],
+        "Training": ["Pipeline", "PipelineError", "Standby"],
         "Models": [
             "split",
             "EvenLayers",

@@ -1,0 +1,353 @@
+"""A rank that is killed in a step: the others do the step again under the plan for those left, and
+what they train is what one process trains.
+"""
+
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import nn
+
+from schedlang import Plan, compile
+from schedlang.runtime import PipelineError, Standby
+from schedlang.runtime.watchdog import GRACE
+from tests.support.forks import fork
+from tests.support.models import WIDTH, batch, difference, modules, program
+from tests.support.pages import program_of
+from tests.support.paths import ROOT
+from tests.support.ranks import Run
+from tests.support.training import Training, launched
+
+pytestmark = pytest.mark.processes
+
+REPLICAS = 2
+STEPS = 4
+#: The step in which a rank is killed.
+STEP = 1
+#: Where a rank is killed behind the last call of its step.
+AT_BARRIER, BEFORE_OUTCOME, AFTER_OUTCOME = "barrier", "before", "after"
+#: Seconds that processes may lose on a machine that does other things, too.
+SLACK = 20.0
+
+
+class Counting(nn.Module):
+    """A stage whose forwards change buffers, the averages of a norm, from which nothing follows."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.norm = nn.BatchNorm1d(WIDTH, affine=False, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.norm(x)
+        return self.inner(x)
+
+    @property
+    def forwards(self) -> int:
+        """How often it has run."""
+        return int(self.norm.num_batches_tracked)
+
+
+def all_ranks(ranks: int) -> Plan:
+    """Several pipelines with the same weights, each on ranks of its own."""
+    source = program_of(ROOT / "docs" / "training.md", "replicated.sched")
+    return compile(source, {"ranks": ranks, "replicas": REPLICAS, "microbatches": 4})
+
+
+def without(ranks: int, rank: int) -> Plan:
+    """ReCycle's plan for the other ranks."""
+    return program(
+        "recycle",
+        ranks=ranks - 1,
+        replicas=REPLICAS,
+        lost=rank // REPLICAS,
+        microbatches=4,
+    )
+
+
+@frozen
+class Death:
+    """A rank that is killed at a call of a step, by its index, or behind the last one."""
+
+    rank: int
+    at: int | str
+    step: int = STEP
+
+
+@frozen
+class Trained:
+    """What a rank has after its steps."""
+
+    #: How often its stage has run forward, by its buffer.
+    forwards: int
+    #: The largest difference of the gradients of any step from those of one process.
+    worst: float
+    #: Of each step.
+    seconds: list[float]
+    #: How many calls a step of the first plan has.
+    calls: int
+    norms: list[float]
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def set_trap(standby: Standby, at: int | str) -> None:
+    """Let this process be killed in the next step."""
+    if isinstance(at, int):
+        calls = standby.pipeline._training
+        calls.insert(at, (calls[min(at, len(calls) - 1)][0], die, None))
+    elif at == AT_BARRIER:
+        standby.pipeline.barrier = die
+    else:
+        write = standby._outcomes.write
+
+        def die_beside(outcome: str) -> str:
+            if at == BEFORE_OUTCOME:
+                die()
+            write(outcome)
+            die()
+            return outcome
+
+        standby._outcomes.write = die_beside
+
+
+def gradients_of_one_process(
+    model: nn.Sequential, plan: Plan, step: int
+) -> dict[str, torch.Tensor]:
+    """The gradients of the mean over the whole batch."""
+    model.zero_grad()
+    inputs, targets = batch(plan, step)
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    return {name: each.grad for name, each in model.named_parameters()}
+
+
+def train(folder: Path, ranks: int, death: Death | None, clips: bool = False) -> None:
+    """Some steps, in one of which a rank is killed. Whoever is left keeps what it has."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    plan = all_ranks(ranks)
+    left = {each: without(ranks, each) for each in range(ranks)}
+    piece = rank // REPLICAS
+    model = [Counting(each) for each in modules(plan.layout.pieces)]
+    alone = nn.Sequential(*(Counting(each) for each in modules(plan.layout.pieces)))
+    theirs = torch.optim.SGD(alone.parameters(), 0.1, momentum=0.9)
+    (stage,) = plan.stages_of(rank)
+    standby = Standby(plan, left, {stage: model[piece]}, nn.functional.mse_loss)
+    calls = len(standby.pipeline._training)
+    optimizer = torch.optim.SGD(standby.parameters(), 0.1, momentum=0.9)
+    worst = 0.0
+    seconds = []
+    norms = []
+    for step in range(STEPS):
+        if death is not None and death.step == step and death.rank == rank:
+            set_trap(standby, death.at)
+        begin = time.monotonic()
+        inputs, targets = batch(plan, step)
+        if clips:
+            norms.append(float(standby.run(partial(clipped, inputs, targets))))
+        else:
+            standby.step(inputs, targets)
+        seconds.append(time.monotonic() - begin)
+        expected = gradients_of_one_process(alone, plan, step)
+        if clips:
+            nn.utils.clip_grad_norm_(alone.parameters(), 0.01)
+        for name, each in model[piece].named_parameters():
+            worst = max(worst, difference(each.grad, expected[f"{piece}.{name}"]))
+        for each in (optimizer, theirs):
+            each.step()
+            each.zero_grad()
+    for ours, right in zip(
+        model[piece].parameters(), alone[piece].parameters(), strict=True
+    ):
+        worst = max(worst, difference(ours, right))
+    found = Trained(model[piece].forwards, worst, seconds, calls, norms)
+    (folder / f"{rank}.trained").write_bytes(pickle.dumps(found))
+
+
+def clipped(inputs: torch.Tensor, targets: torch.Tensor, pipeline: Any) -> torch.Tensor:
+    pipeline.step(inputs, targets)
+    return pipeline.clip_grad_norm_(0.01)
+
+
+def shielded(main: Callable[[], None]) -> None:
+    """As `sh -c 'python train.py || [ $? -gt 128 ]'`: a process that is killed has not failed."""
+    _, status = os.waitpid(fork(main), 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code > 0:
+        raise SystemExit(code)
+
+
+@frozen
+class Survivors:
+    """What became of a training."""
+
+    trained: dict[int, Trained]
+    training: Training
+
+
+def survivors(
+    run_ranks: Run, folder: Path, ranks: int, death: Death | None, **options: Any
+) -> Survivors:
+    """Train, and check that all ranks but the dead one have trained what one process trains."""
+    for old in folder.glob("*.trained"):
+        old.unlink()
+    main = partial(shielded, partial(train, folder, ranks, death, **options))
+    training = launched(run_ranks, folder, ranks, main)
+    found = {
+        int(path.stem): pickle.loads(path.read_bytes())
+        for path in folder.glob("*.trained")
+    }
+    dead = set() if death is None else {death.rank}
+    assert found.keys() == {*range(ranks)} - dead, training.stderr
+    for each in found.values():
+        assert each.worst < 1e-12
+    if death is not None:
+        assert f"rank {death.rank} is gone" in training.stderr
+        seconds = max(max(each.seconds) for each in found.values())
+        usual = max(each.seconds[-1] for each in found.values())
+        print(f"{death}: {seconds:.2f} s in place of {usual:.3f} s")
+        assert seconds < 2 * usual + GRACE + SLACK
+    return Survivors(found, training)
+
+
+@pytest.mark.core
+def test_a_killed_rank_is_routed_around(run_ranks: Run, tmp_path: Path) -> None:
+    """In the midst of its step; forwards that are run again count once in a buffer."""
+    found = survivors(run_ranks, tmp_path, 4, Death(3, 6))
+    # From that step on, rank 2 has the microbatches of both.
+    assert found.trained[2].forwards == 2 * STEP + 4 * (STEPS - STEP)
+
+
+@pytest.mark.core
+def test_what_is_done_with_gradients_is_done_again(
+    run_ranks: Run, tmp_path: Path
+) -> None:
+    """A rank is killed after the norm is known, before all know that the step is done."""
+    found = survivors(run_ranks, tmp_path, 4, Death(1, AT_BARRIER), clips=True)
+    norms = {tuple(each.norms) for each in found.trained.values()}
+    assert len(norms) == 1
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("step", [0, STEP])
+@pytest.mark.parametrize(
+    ("ranks", "rank"), [(ranks, rank) for ranks in (4, 6) for rank in range(ranks)]
+)
+def test_a_rank_may_be_killed_at_every_call(
+    run_ranks: Run, tmp_path: Path, ranks: int, rank: int, step: int
+) -> None:
+    """Of the first step, in which ranks learn the shapes of messages, and of a later one."""
+    calls = survivors(run_ranks, tmp_path, ranks, None).trained[rank].calls
+    assert calls > 8
+    for at in [*range(calls + 1), AT_BARRIER, BEFORE_OUTCOME, AFTER_OUTCOME]:
+        survivors(run_ranks, tmp_path, ranks, Death(rank, at, step))
+
+
+def dies_after_another(folder: Path) -> None:
+    """Two ranks are killed, one after the other."""
+    dist.init_process_group("gloo")
+    standby, _ = small_standby()
+    for step in range(STEPS):
+        if (dist.get_rank(), step) in ((3, 1), (1, 2)):
+            set_trap(standby, 4)
+        standby.step(*batch(all_ranks(4), step))
+
+
+def fails(folder: Path) -> None:
+    """A rank fails with an error of its own."""
+    dist.init_process_group("gloo")
+    standby, model = small_standby()
+    if dist.get_rank() == 3:
+        model.register_forward_pre_hook(throw)
+    standby.step(*batch(all_ranks(4), 0))
+
+
+def throw(*_: object) -> None:
+    raise ValueError("boom")
+
+
+def small_standby() -> tuple[Standby, nn.Module]:
+    """A standby on four ranks, and the module of this one."""
+    plan = all_ranks(4)
+    left = {each: without(4, each) for each in range(4)}
+    (stage,) = plan.stages_of(dist.get_rank())
+    model = modules(plan.layout.pieces)[plan.layout.piece(stage)]
+    return Standby(plan, left, {stage: model}, nn.functional.mse_loss), model
+
+
+@pytest.mark.parametrize(
+    ("main", "dead", "message"),
+    [
+        (dies_after_another, 2, "rank 1 is gone, and there is no plan for the others"),
+        (
+            fails,
+            0,
+            "rank 3 (pp 3) failed at lane(1,1)F0 (replicated.sched:15): ValueError: boom",
+        ),
+    ],
+    ids=["second", "error"],
+)
+def test_what_no_rank_survives_ends_all_with_a_cause(
+    run_ranks: Run,
+    tmp_path: Path,
+    main: Callable[[Path], None],
+    dead: int,
+    message: str,
+) -> None:
+    training = launched(
+        run_ranks, tmp_path, 4, partial(shielded, partial(main, tmp_path))
+    )
+    # A rank that was killed has not failed for the launcher.
+    assert training.codes.count(0) == dead
+    assert message in training.stderr
+
+
+def refusals() -> list[str]:
+    """What a standby is refused for, in a process group whose store is in rank 0."""
+    plan = all_ranks(4)
+    right = without(4, 3)
+    module = nn.Linear(WIDTH, WIDTH)
+    cases = [
+        {4: right},
+        {3: plan},
+        {3: program("recycle", ranks=3, replicas=2, lost=1, microbatches=8)},
+        {3: program("1f1b", ranks=3, microbatches=4)},
+        {3: without(4, 0)},
+        {0: without(4, 0)},
+    ]
+    found = []
+    for left in cases:
+        with pytest.raises(PipelineError) as error:
+            Standby(plan, left, {0: module}, nn.functional.mse_loss)
+        found.append(str(error.value))
+    return found
+
+
+def test_plans_under_which_the_others_cannot_go_on_are_refused(run_ranks: Run) -> None:
+    (found,) = run_ranks(refusals, 1).results()
+    assert found == [
+        "`left` has rank 4, which the plan has not",
+        "`left[3]`, replicated (replicas = 2, ranks = 4, microbatches = 4), is for 4 ranks, and "
+        "without rank 3 there are 3",
+        "`left[3]`, recycle (replicas = 2, ranks = 3, microbatches = 8, lost = 1), has 8 "
+        "microbatches, the plan 4",
+        "`left[3]`, one_f_one_b (ranks = 3, microbatches = 4), has 3 stages in a pipeline, the "
+        "plan 2",
+        "`left[3]`, recycle (replicas = 2, ranks = 3, microbatches = 4, lost = 0), gives rank 1 "
+        "the stages [1] of a pipeline, and it has the weights of [0]",
+        "rank 0 has the store of the process group, so no rank can go on without it: start the "
+        "processes with torchrun, which has the store itself, or leave rank 0 out of `left`",
+    ]
