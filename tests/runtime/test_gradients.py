@@ -244,11 +244,8 @@ def test_a_lost_rank_changes_nothing_of_what_is_trained(run_ranks: Run) -> None:
             assert gradient < 1e-12
 
 
-def retrained() -> list[float]:
-    """Twenty steps without a rank, where its helpers have one module for their own stage and for
-    that of the lost rank: these are replicas with different numbers of microbatches.
-    """
-    plan = program("recycle", ranks=5, microbatches=6)
+def trained_with_one_module_of_each_stage(plan: Plan) -> list[float]:
+    """Twenty steps in which a rank has one module of a stage for all pipelines that run it there."""
     layout = plan.layout
     pieces = modules(layout.pieces)
     reference = nn.Sequential(*modules(layout.pieces))
@@ -279,10 +276,24 @@ def retrained() -> list[float]:
 def test_a_helper_has_one_module_for_its_own_stage_and_that_of_a_lost_rank(
     run_ranks: Run,
 ) -> None:
-    found = run_ranks(retrained, 5).results()
+    """They are replicas with different numbers of microbatches."""
+    plan = program("recycle", ranks=5, microbatches=6)
+    found = run_ranks(trained_with_one_module_of_each_stage, 5, plan).results()
     assert max(worst for worst, _ in found) < 1e-12
     # Two helpers of three replicas.
     assert sum(is_helper for _, is_helper in found) == 2
+
+
+@pytest.mark.parametrize(
+    "generators", [pytest.param(1, marks=pytest.mark.core), 0], ids=["both", "encoder"]
+)
+def test_encoders_on_all_ranks_share_one_language_model(
+    run_ranks: Run, generators: int
+) -> None:
+    """BigMac's encoders, and its generators, are replicas; its language model is there once."""
+    plan = program("bigmac", ranks=4, microbatches=8, generators=generators)
+    found = run_ranks(trained_with_one_module_of_each_stage, 4, plan).results()
+    assert max(worst for worst, _ in found) < 1e-12
 
 
 def uneven() -> list[float]:

@@ -80,6 +80,7 @@ HELIX_LAYERS = 32
 HELIX_HIDDEN = 4096
 #: One for each rank and fold, and twice as many.
 HELIX_MICROBATCHES = (16, 32)
+BIGMAC_RANKS = 8
 #: For each rank.
 BPIPE_MICROBATCHES = 8
 DYNAPIPE_SIZE = {"ranks": 8, "microbatches": 32}
@@ -318,6 +319,48 @@ def helixpipe_row(thousands: int) -> str:
             other = simulate(compile(program, size, costs), costs).timeline.makespan
             gains.append(f"{other / own:.2f}")
     return _line([f"{thousands}K", *gains])
+
+
+def bigmac_row(encoding: int, generating: int, microbatches: int) -> str:
+    """The row of what encoder and generator take, in hundredths of a stage of the language model, and
+    of so many microbatches for each rank.
+    """
+    ranks = BIGMAC_RANKS
+    size = {"ranks": ranks, "microbatches": microbatches * ranks}
+    nested = {
+        "encoding": encoding,
+        "generating": generating,
+        "generators": int(generating > 0),
+    }
+    plan = compile("bigmac", size | nested)
+    own = simulate(plan).timeline.makespan
+    # 1F1B has the encoder before its first stage, and the generator behind its last one.
+    forwards = [1.0] * ranks
+    forwards[0] += encoding / 100
+    forwards[-1] += generating / 100
+    at_the_ends = makespan(compile("1f1b", size), forwards)
+    pieces = plan.layout.pieces
+    held = most_held(plan, lambda stage: stage % pieces == 0)
+    of_language_model = most_held(plan, lambda stage: 0 < stage % pieces <= ranks)
+    return _line(
+        [
+            f"{encoding}%, {generating}%, {size['microbatches']}",
+            f"{at_the_ends / own:.2f}",
+            *map(str, (microbatches, held, ranks, of_language_model)),
+        ]
+    )
+
+
+def most_held(plan: Plan, of: Callable[[int], bool]) -> int:
+    """The most activations of some stages that a rank holds at once."""
+    most = 0
+    for actions in plan.ranks:
+        held = 0
+        for kind, stage in zip(actions.kind, actions.stage, strict=True):
+            if of(stage):
+                held += (kind == Kind.F) - (kind == Kind.B)
+            most = max(most, held)
+    return most
 
 
 def bpipe_row(ranks: int) -> str:
@@ -573,6 +616,39 @@ abstract: 26% faster than others with 128K tokens, on 64 H20.""",
 Costs are numbers of operations: 24 h² for each token in a layer without its attention, 4 h for each pair of tokens. The
 bubble of HelixPipe does not depend on attention, so long sequences and few microbatches gain most; the abstract does not say
 how many there were. What ranks exchange around every attention is not predicted.""",
+    ),
+    Section(
+        "BigMac",
+        f"""\
+[`bigmac`](../../programs/bigmac.sched) on {BIGMAC_RANKS} ranks, against 1F1B with the encoder before its first stage and the generator
+behind its last one: the time of a step as a multiple of BigMac's. Against encoding all microbatches first, a part on each
+rank, which idles as little: the encoder's activations on a rank. The first column is what encoder and generator take, as
+shares of a stage of the language model, and the microbatches. Jin et al. 2026, arXiv 2605.25451, abstract: 1.08 to 1.9 times
+as fast as others; activations of encoder and generator are O(1), those of the language model of the same order as before.""",
+        [
+            "encoder, generator, microbatches",
+            "time, 1F1B",
+            "encoder's, all first",
+            "encoder's, BigMac",
+            "language model's, 1F1B",
+            "language model's, BigMac",
+        ],
+        bigmac_row,
+        (
+            (25, 0, 8),
+            (50, 0, 8),
+            (100, 0, 8),
+            (50, 25, 8),
+            (50, 50, 8),
+            (100, 50, 8),
+            (100, 100, 8),
+            (100, 100, 32),
+        ),
+        """\
+The gain is that of any order in which all ranks share the work of the encoder: BigMac's idles no longer than the 1F1B of the
+language model alone. The abstract does not say how large its encoders and generators are, nor where the others have them.
+With a generator, the language model holds a round more of activations here, twice as many: a microbatch waits for those of
+its round. What the ranks send each other is not predicted.""",
     ),
     Section(
         "BPipe",
