@@ -171,19 +171,23 @@ class Batches:
         slice_lengths: SliceLengths | None = None,
         has_scale: bool = False,
     ) -> None:
-        self._plan = plan
-        self._layout = plan.layout
         self._stages = stages
         self._dims = dims
         self._slice_lengths = slice_lengths
         self._has_scale = has_scale
-        self._shares = shares(plan.layout)
-        self._last: dict[tuple[int, ...], list[tuple[Stage, int]]] = {}
         #: How many batches there were, and whether ranks were given different ones.
         self._batches = 0
         self._is_dealt_out = False
         #: Shapes and types of what the first stages here were given last.
         self._given_specs: dict[int, Sequence[ValueSpec]] = {}
+        self.follow(plan)
+
+    def follow(self, plan: Plan) -> None:
+        """Cut batches into the microbatches of this plan from now on."""
+        self._plan = plan
+        self._layout = plan.layout
+        self._shares = shares(plan.layout)
+        self._last: dict[tuple[int, ...], list[tuple[Stage, int]]] = {}
 
     def load_inputs(self, batch: Batch, number: int) -> dict[int, Given]:
         """Give this rank's first stages the inputs of a round, by its number. Gives what they have

@@ -1,6 +1,6 @@
 """Build the stages and the wire of a rank, from the plan and from the script's arguments."""
 
-from collections.abc import Callable
+from functools import partial
 
 from schedlang.runtime.door import Site, build_parts_of_stages, load
 from schedlang.runtime.stage import Stage, StagePlan
@@ -24,7 +24,7 @@ def build_stages(site: Site) -> dict[int, Stage]:
             module,
             site.device,
             loss=site.loss_of(number),
-            scale=_scale(site, number),
+            scale=partial(_scale, site),
             optimizer=site.setup.optimizers.get(number),
             parts=parts[number],
         )
@@ -45,8 +45,8 @@ def build_wire(site: Site, timeout: float, watchdog: Watchdog) -> Wire:
     return wire
 
 
-def _scale(site: Site, number: int) -> Callable[[], float]:
-    """A function that returns the factor of a slice's loss."""
+def _scale(site: Site, microbatches: int) -> float:
+    """The factor of a slice's loss, in a step with so many microbatches."""
     layout = site.plan.layout
     scaler = site.setup.scaler
     if site.setup.fixed_scale is not None:
@@ -55,6 +55,5 @@ def _scale(site: Site, number: int) -> Callable[[], float]:
         # The gradients of an update are those of the mean over its microbatches in all replicas, so
         # each loss is divided by their number.
         replicas = len(site.processes.replicas.processes)
-        of_unit = layout.updates / replicas / layout.slices
-        of_unit /= layout.microbatches_of(number)
-    return lambda: of_unit if scaler is None else of_unit * scaler.get_scale()
+        of_unit = layout.updates / replicas / layout.slices / microbatches
+    return of_unit if scaler is None else of_unit * scaler.get_scale()

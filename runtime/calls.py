@@ -1,5 +1,5 @@
 """A rank's actions as calls, each bound once to all that it needs; a step makes them one after the
-other.
+other. Steps may follow several plans, whose calls share stages, messages and parts.
 
 One compute op becomes, in this order:
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
+from attrs import evolve, fields
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -17,6 +18,7 @@ from schedlang.runtime.setup import Setup, SliceLengths, Tied
 from schedlang.runtime.torch_private.wrappers import sums_in_backwards
 from schedlang.runtime.watchdog import Watchdog
 from schedlang.schedule.kinds import STEPS
+from schedlang.schedule.layout import Layout
 from schedlang.schedule.transports import (
     NCCL,
     NCCL_EAGER,
@@ -72,6 +74,34 @@ def check_plan(plan: Plan, processes: Processes, stages: Collection[int]) -> Non
         raise PipelineError(
             f"the plan gives this rank the stages {held}, `stages` has {sorted(stages)}"
         )
+
+
+def check_alike(own: Plan, plan: Plan) -> None:
+    """PipelineError unless the plan of a step is one of the stages and connections of a pipeline:
+    only the order, and how many microbatches there are, may be others than in its own plan.
+    """
+    if plan.is_forward_only:
+        raise PipelineError(
+            "the plan of this step has forwards alone and cannot train: call `evaluate`"
+        )
+    layouts = [_without_microbatches(each.layout) for each in (own, plan)]
+    for each in fields(Layout):
+        ours, theirs = (getattr(layout, each.name) for layout in layouts)
+        if ours != theirs:
+            raise PipelineError(
+                f"the plan of this step has other {each.name} than that of the pipeline, and only "
+                f"the microbatches and the order may differ: {theirs} in place of {ours}"
+            )
+    if plan.transport != own.transport:
+        raise PipelineError(
+            f"the plan of this step is proved for `{plan.transport}`, and that of the pipeline for "
+            f"`{own.transport}`: compile both for one transport"
+        )
+
+
+def _without_microbatches(layout: Layout) -> Layout:
+    pipelines = (evolve(each, microbatches=0) for each in layout.pipelines)
+    return evolve(layout, pipelines=tuple(pipelines))
 
 
 def check_setup(plan: Plan, rank: int, setup: Setup) -> None:

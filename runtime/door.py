@@ -18,7 +18,7 @@ past`: so slices are further out than skips. Along edges goes the output, which 
 skips have been taken from it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from inspect import ismethod
@@ -61,6 +61,8 @@ class Asked:
     plan: Plan
     processes: Processes
     setup: Setup
+    #: Whether steps take other plans than the pipeline's own.
+    has_others: bool = field(default=False, kw_only=True)
 
     def asks_for(self, feature: str) -> bool:
         """Whether a feature is asked for, by its name, for any stage of the rank."""
@@ -85,6 +87,26 @@ class Site(Asked):
     device: torch.device
     #: The parts of each stage so far, the innermost first: they are built from the outside inwards.
     parts: dict[int, list[Part]] = field(factory=dict)
+    #: Each set of `followed`, and how it is found in a plan.
+    _followed: list[tuple[set[int], Callable[[Plan], set[int]]]] = field(factory=list)
+
+    def followed(self, find: Callable[[Plan], set[int]]) -> set[int]:
+        """What is found in the plan of a step, such as the microbatches that a part is for: a set
+        that changes when a step follows another plan.
+        """
+        found = {*find(self.plan)}
+        self._followed.append((found, find))
+        return found
+
+    def microbatches_with(self, kinds: Container[int], stage: int) -> set[int]:
+        """The microbatches of a stage that have an op of these kinds in the plan of a step."""
+        return self.followed(lambda plan: plan.microbatches_with(kinds, stage))
+
+    def follow(self, plan: Plan) -> None:
+        """Bring all that was found up to date, for steps that follow this plan."""
+        for found, find in self._followed:
+            found.clear()
+            found |= find(plan)
 
     @cached_property
     def shared(self) -> "list[SharedWeights]":
@@ -199,6 +221,8 @@ _SCALED = (
     "script `scaler.unscale_`, `clip_grad_norm_` and `scaler.step` after each step; or a fixed "
     "`loss_scale`"
 )
+
+_NO_OTHER = "give `step` no other `plan`, or build a pipeline for that plan"
 
 _SKIPPED = (
     "`skip_if` skips a batch after the last of its ops, and {why}: take a plan without `U`, and no "
@@ -416,6 +440,20 @@ FEATURES: dict[str, Feature] = {
     "replicas": Feature(
         "replicas of the pipeline along another dimension of the mesh", _has_replicas
     ),
+    "another plan": Feature(
+        "steps with another plan (`step(…, plan=plan)`)",
+        lambda asked, stage: asked.has_others,
+        None,
+        {
+            "late weights": "stage {stage} reads older versions of its weights, in the order of "
+            f"the pipeline's plan: {_NO_OTHER}",
+            "hops": "the weights of stage {name} travel from rank to rank by the pipeline's plan: "
+            f"{_NO_OTHER}",
+            "audit": f"`audit` is of the first step of the pipeline's plan: {_NO_OTHER}",
+            "clipping": "the updates of the pipeline's plan (`U`) are clipped to `max_norm` where "
+            f"that plan has room for it: {_NO_OTHER}",
+        },
+    ),
 }
 
 
@@ -440,6 +478,20 @@ def check_together(asked: Asked) -> None:
                     raise PipelineError(
                         why.format(stage=stage, name=name_of(stage), other=other.words)
                     )
+
+
+def check_another(site: Site, plan: Plan) -> None:
+    """PipelineError where a step cannot take another plan, whose layout is that of the pipeline."""
+    asked = Asked(plan, site.processes, site.setup, has_others=True)
+    check_together(asked)
+    check_together(Asked(site.plan, site.processes, site.setup, has_others=True))
+    for feature in FEATURES.values():
+        for stage in site.modules if feature.file is not None else ():
+            if feature.is_asked(asked, stage) and not feature.is_asked(site, stage):
+                raise PipelineError(
+                    f"the plan of this step has {feature.words} on stage {stage}, and that of the "
+                    "pipeline has none: build the pipeline with the plan that has more"
+                )
 
 
 def _files(site: Site) -> list[Any]:

@@ -34,6 +34,7 @@ from schedlang.runtime.messages import (
     Send,
 )
 from schedlang.runtime.processes import Replicas, backend_of
+from schedlang.runtime.tags import Tags
 from schedlang.runtime.values import Value, ValueSpec
 from schedlang.runtime.wire import InFlight, Wire
 from schedlang.schedule.actions import is_send
@@ -43,9 +44,10 @@ from schedlang.schedule.layout import Layout, Pipeline
 if TYPE_CHECKING:
     from schedlang.runtime.precision import Rounding
 
-# A user's script may send its own messages, which have tag 0 by default.
-_FIRST_TAG = 1
-_LAST_TAG = 2**31
+#: The digits of a plan's digest that identify it among the plans of a pipeline, and those by which
+#: replicas compare their plans, in a sum of doubles.
+_DIGITS = 15
+_FEW_DIGITS = 8
 
 
 @frozen
@@ -80,7 +82,7 @@ class Exchange:
         rounding: "Rounding | None",
         counting: Sequence[Replicas] = (),
     ) -> None:
-        self._plan = plan
+        self._number = number
         self._device = device
         self._wire = wire
         self._rank = rank
@@ -92,62 +94,59 @@ class Exchange:
         groups = [each.group for each in counting if each.group is not None]
         if all(backend_of(group, host) is not None for group in groups):
             self._of_counts = host
-        self._name = torch.tensor([number, int(plan.digest[:15], 16)])
-        stages = len(plan.placement)
-        #: Channels have the numbers of the stages at which they begin, or of far edges.
-        self._numbers = stages + len(plan.layout.far_edges)
-        self._units = max(map(plan.layout.units, range(stages)))
+        # Channels have the numbers of the stages at which they begin, or of far edges.
+        channels = len(plan.placement) + len(plan.layout.far_edges)
+        self.tags = Tags(channels, len(plan.ranks), units=0)
         #: NCCL posts a batch of messages as one; with gloo, or by edges, batches have no effect.
         self.has_batches = device.type == "cuda" and not wire.is_by_edge
         #: If messages are matched by tags, a receive may begin before its place in the plan.
         self.has_tags = device.type != "cuda" and not wire.is_by_edge
         self._channels: dict[int, Channel] = {}
+        #: By kind, number and microbatch, the messages that any plan so far has.
+        self._messages: dict[tuple[Kind, int, int], Send | Receive] = {}
         #: For each first stage, the numbers of all specs of inputs so far, and those of this step.
         self._seen: dict[int, dict[tuple[bool, ValueSpec], int]] = {}
         self._inputs: dict[int, tuple[int, ...]] = {}
         #: For each channel, by its number, the first stages of its pipeline.
         self._firsts: dict[int, list[int]] = {}
         self._announced: list[tuple[InFlight, int]] = []
+        self.follow(plan)
+
+    def follow(self, plan: Plan) -> None:
+        """Send and receive by this plan from now on: that of the step."""
+        self.plan = plan
+        self._name = torch.tensor([self._number, int(plan.digest[:_DIGITS], 16)])
+        units = max(map(plan.layout.units, range(len(plan.placement))))
+        if units > self.tags.units:
+            self.tags.units = units
+            for channel in self._channels.values():
+                channel.forget_inputs()
 
     def message(
         self, kind: Kind, number: int, microbatch: int, box: dict[int, Value]
     ) -> Send | Receive:
-        """Make the message of an action, which takes its value from a box or puts it there."""
+        """The message of an action, which takes its value from a box or puts it there."""
+        known = self._messages.get((kind, number, microbatch))
+        if known is not None:
+            return known
         channel = self._channel(kind, number)
         is_gradient = kind in (SENDS[Kind.B], RECEIVES[Kind.B])
-        # Tags, from 1 on, for n channels and u microbatches or slices:
-        #
-        #     n               announcements, one for each first stage
-        #     n * u           headers, one for each channel and form of a step
-        #     r               copies to another rank and back, one for each of r ranks
-        #     1               hops of weights and gradients
-        #     2 * n * u       the first tensor of each message: activation, gradient, activation, …
-        #     2 * n * u       the second tensor of each, and so on
-        first = 2 * (channel.number * self._units + microbatch) + is_gradient
-        begin = self.tag_of_hops + 1 + first
-        tags = range(begin, _LAST_TAG, 2 * self._numbers * self._units)
+        message: Send | Receive
         if is_send(kind):
             send = GradientSend if is_gradient else ActivationSend
-            return send(channel, microbatch, tags, box)
-        receive = GradientReceive if is_gradient else ActivationReceive
-        return receive(channel, microbatch, tags, box, self._device)
-
-    def tag_of_copies(self, rank: int) -> int:
-        """The tag of all copies of activations that a rank offloads to another one."""
-        # Lower tags are those of announcements and headers, for every channel.
-        return _FIRST_TAG + self._numbers * (1 + self._units) + rank
-
-    @property
-    def tag_of_hops(self) -> int:
-        """The tag of all weights and gradients that hop from replica to replica."""
-        return self.tag_of_copies(len(self._plan.ranks))
+            message = send(channel, microbatch, box)
+        else:
+            receive = GradientReceive if is_gradient else ActivationReceive
+            message = receive(channel, microbatch, box, self._device)
+        self._messages[kind, number, microbatch] = message
+        return message
 
     def begin(self, given: dict[int, Given]) -> dict[int, Announcement]:
         """Begin a step: announce the inputs of this rank's first stages, and receive the
         announcements of other ranks. Returns all announcements by first stage.
         """
         announced: dict[int, Announcement] = {}
-        layout = self._plan.layout
+        layout = self.plan.layout
         totals_of: dict[str, Sequence[float]] = {}
         # All announcements are sent before this rank waits for one, since two ranks with first
         # stages of different pipelines send to each other.
@@ -167,7 +166,7 @@ class Exchange:
                 inputs.rows, tuple(forms), shares, inputs.checksums
             )
             self._announce(first, announced[first])
-        for first in self._plan.layout.firsts:
+        for first in self.plan.layout.firsts:
             if self._takes_part(self._rank, first) and first not in given:
                 announced[first] = self._receive_announcement(first)
         self._inputs = {first: what.forms for first, what in announced.items()}
@@ -207,17 +206,24 @@ class Exchange:
 
     def _totals(self, given: Given) -> Sequence[float]:
         """The sum of `counts` over all replicas for each update; empty if the script gives none.
+        PipelineError where replicas follow other plans.
 
         The ranks of first stages exchange this in every step, since a replica cannot know whether
         another one was given counts.
         """
         totals = given.totals
         if self._counting and not given.evaluates:
-            own = [bool(totals), *(totals or [0.0] * self._plan.layout.updates)]
+            plan = int(self.plan.digest[:_FEW_DIGITS], 16)
+            own = [plan, bool(totals), *(totals or [0.0] * self.plan.layout.updates)]
             sums = torch.tensor(own, dtype=torch.float64, device=self._of_counts)
             for replicas in self._counting:
                 self._wire.end_sum(self._wire.begin_sum(sums, replicas), replicas)
-            have_counts, *sums_of_updates = sums.tolist()
+            plans, have_counts, *sums_of_updates = sums.tolist()
+            if plans != plan * self._replicas:
+                raise PipelineError(
+                    "the replicas of the pipeline have begun a step of other plans: give all of "
+                    "them the same `plan`"
+                )
             # The first sum is the number of replicas that were given counts.
             if have_counts not in (0.0, self._replicas):
                 raise PipelineError(
@@ -240,7 +246,7 @@ class Exchange:
         """The weight of each unit of a first stage in its update, where 1.0 is the average."""
         if not totals:
             return ()
-        layout = self._plan.layout
+        layout = self.plan.layout
         on_average = self._replicas * layout.microbatches_of(first) // layout.updates
         return tuple(
             count * on_average / totals[layout.update_of(first, unit)]
@@ -248,13 +254,12 @@ class Exchange:
         )
 
     def _channel(self, kind: Kind, number: int) -> Channel:
-        layout = self._plan.layout
+        layout = self.plan.layout
         first = min(number, layout.counterpart(kind, number)[1])
         if first not in self._channels:
-            peer = self._plan.peer(kind, number)
+            peer = self.plan.peer(kind, number)
             earlier = min(layout.ends(kind, number))
             assert peer is not None
-            tag = _FIRST_TAG + self._numbers + first * self._units
             # The shapes in one model may depend on the inputs of models that are linked with it.
             linked = _linked(layout, layout.pipeline_of[earlier])
             self._firsts[first] = [
@@ -266,7 +271,7 @@ class Exchange:
                 earlier,
                 self._what(first),
                 peer,
-                range(tag, tag + self._units),
+                self.tags,
                 self._rounding,
                 self._device,
                 self.has_batches,
@@ -275,42 +280,48 @@ class Exchange:
 
     def _what(self, number: int) -> str:
         """The name of a channel's values in error messages."""
-        if number not in self._plan.layout.far_edges:
+        if number not in self.plan.layout.far_edges:
             return f"the output of stage {number}"
-        earlier, later = self._plan.layout.far_edges[number]
+        earlier, later = self.plan.layout.far_edges[number]
         return f"what stage {earlier} returns for stage {later}"
 
     def _takes_part(self, rank: int, first: int) -> bool:
         """Whether a rank has a stage of the pipeline with this first stage. With several models,
         all ranks take part in each, to know when all of them have ended.
         """
-        if self._plan.layout.models:
+        if self.plan.layout.models:
             return True
-        pipeline = self._plan.layout.pipeline_of[first]
-        return rank in self._plan.placement[pipeline.start : pipeline.stop]
+        pipeline = self.plan.layout.pipeline_of[first]
+        return rank in self.plan.placement[pipeline.start : pipeline.stop]
 
     def _announce(self, first: int, announcement: Announcement) -> None:
         tensors = announcement.pack(self._name)
-        for rank in range(len(self._plan.ranks)):
+        tag = self.tags.announcement(first)
+        for rank in range(len(self.plan.ranks)):
             if rank != self._rank and self._takes_part(rank, first):
                 sent = [
-                    (self._wire.send(tensor, rank, _FIRST_TAG + first), tensor)
-                    for tensor in tensors
+                    (self._wire.send(tensor, rank, tag), tensor) for tensor in tensors
                 ]
                 self._announced.append((sent, rank))
 
     def _receive_announcement(self, first: int) -> Announcement:
-        rank = self._plan.placement[first]
+        rank = self.plan.placement[first]
         numbers = self._receive_now(Announcement.first_room(), rank, first)
         if not torch.equal(numbers[:NAME], self._name):
-            raise PipelineError(f"rank {rank} has begun a step of another pipeline")
+            is_same_pipeline = numbers[0] == self._name[0]
+            what = (
+                "with another plan: give all ranks the same `plan`, or none"
+                if is_same_pipeline
+                else "of another pipeline"
+            )
+            raise PipelineError(f"rank {rank} has begun a step {what}")
         rest = Announcement.rest_room(numbers)
         if rest is not None:
             self._receive_now(rest, rank, first)
         return Announcement.unpack(numbers, rest)
 
     def _receive_now(self, tensor: Tensor, rank: int, first: int) -> Tensor:
-        received = self._wire.receive(tensor, rank, _FIRST_TAG + first)
+        received = self._wire.receive(tensor, rank, self.tags.announcement(first))
         self._wire.wait([(received, tensor)], rank)
         return tensor
 
@@ -318,15 +329,15 @@ class Exchange:
         """PipelineError if the first stages of a model have different batches."""
         of_models: dict[str, int] = {}
         for other, another in announced.items():
-            first = of_models.setdefault(self._plan.layout.model_of(other), other)
+            first = of_models.setdefault(self.plan.layout.model_of(other), other)
             one = announced[first]
-            ranks = [self._plan.placement[stage] for stage in (first, other)]
+            ranks = [self.plan.placement[stage] for stage in (first, other)]
             if another.rows != one.rows:
                 raise PipelineError(
                     f"rank {ranks[0]} has `inputs` {one.rows}, and rank {ranks[1]} "
                     f"{another.rows}: all of them take the same batch"
                 )
-            pipeline_of = self._plan.layout.pipeline_of
+            pipeline_of = self.plan.layout.pipeline_of
             is_alike = bool(one.shares.of_microbatches) == bool(
                 another.shares.of_microbatches
             )

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.message_gradients import Gradients
+from schedlang.runtime.tags import Tags
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import (
     Value,
@@ -63,8 +64,7 @@ class Channel:
     """The messages between a stage of this rank and one on another rank: activations, which error
     messages call `what`, and their gradients.
 
-    Each of the `messages` has the form of this step. `tags` are those of headers, one for each
-    microbatch, which are enough for all forms of a step. If one batch of NCCL may have messages of
+    Each of the `messages` has the form of this step. If one batch of NCCL may have messages of
     several forms (`are_batched`), all forms of a step are new if one is, since a batch cannot go
     through the CPU in part.
     """
@@ -74,7 +74,7 @@ class Channel:
     earlier: int
     what: str
     peer: int
-    tags: range
+    tags: Tags
     rounding: "Rounding | None"
     device: torch.device
     are_batched: bool = False
@@ -95,7 +95,7 @@ class Channel:
         self._inputs = inputs
         self._forms = [forms[number] for number in inputs]
         if len(inputs) == 1:
-            self._forms *= len(self.tags)
+            self._forms *= self.tags.units
         for message in self.messages:
             self._give_form(message)
         are_all_new = self.are_batched and any(form.new for form in forms.values())
@@ -103,9 +103,14 @@ class Channel:
             number: form for number, form in forms.items() if form.new or are_all_new
         }
         # Both ranks have the same order of new forms, so they assign the same tags.
-        for tag, form in zip(self.tags, self._new.values(), strict=False):
+        headers = self.tags.headers(self.number)
+        for tag, form in zip(headers, self._new.values(), strict=False):
             form.tag = tag
             form.new = True
+
+    def forget_inputs(self) -> None:
+        """Give forms anew in the next step, which may have more microbatches than any before."""
+        self._inputs = ()
 
     def add(self, message: "Message") -> None:
         """Add a message, which may be part of the current step."""
@@ -160,25 +165,30 @@ class Message:
         "in_flight",
         "microbatch",
         "peer",
-        "tags",
         "wire",
     )
 
+    #: Whether it has gradients, and goes from the later stage to the earlier one.
+    is_gradient = False
     #: The form of the message in this step.
     form: Form
 
     def __init__(
-        self, channel: Channel, microbatch: int, tags: range, box: dict[int, Value]
+        self, channel: Channel, microbatch: int, box: dict[int, Value]
     ) -> None:
         self.channel = channel
         self.wire = channel.wire
         self.peer = channel.peer
         self.box = box
         self.microbatch = microbatch
-        #: Tags for the tensors of the message, more than are needed.
-        self.tags = tags
         self.in_flight: InFlight = []
         channel.add(self)
+
+    @property
+    def tags(self) -> range:
+        """Tags for the tensors of the message, more than are needed."""
+        channel = self.channel
+        return channel.tags.tensors(channel.number, self.microbatch, self.is_gradient)
 
     def tensors(self) -> list[Tensor]:
         """The tensors to send, or empty ones to receive into."""
@@ -277,6 +287,7 @@ class GradientSend(Send):
     """The send of the gradients of an input."""
 
     __slots__ = ()
+    is_gradient = True
 
     def tensors(self) -> list[Tensor]:
         """The gradients, with the shapes and types of their tensors."""
@@ -294,11 +305,10 @@ class Receive(Message):
         self,
         channel: Channel,
         microbatch: int,
-        tags: range,
         box: dict[int, Value],
         device: torch.device,
     ) -> None:
-        super().__init__(channel, microbatch, tags, box)
+        super().__init__(channel, microbatch, box)
         self.device = device
 
     def room(self, device: torch.device) -> list[Tensor]:
@@ -367,6 +377,7 @@ class GradientReceive(Receive):
     """The receive of the gradients of an output."""
 
     __slots__ = ()
+    is_gradient = True
 
     def room(self, device: torch.device) -> list[Tensor]:
         """Empty tensors for the gradients of the outputs that this rank has announced."""

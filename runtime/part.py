@@ -16,10 +16,10 @@ moments that it needs:
 The parts of a stage lie around its module like the layers of an onion, the first one innermost: on
 the way in they are asked from the last one to the first, and on the way out the other way round.
 
-What a part adds to the plan's actions is bound once, when the pipeline is built: `ops` that it does
-itself, `boxes` of messages that it takes and gives, and `calls` before and after actions. So a part
-that is not there costs nothing. A part of a stage does an op of the plan if it has the method that
-the op's row names (`schedlang.schedule.kinds`), in place of the stage's own.
+What a part adds to a plan's actions is bound once, before the first step with that plan: `ops`
+that it does itself, `boxes` of messages that it takes and gives, and `calls` before and after
+actions. So a part that is not there costs nothing. A part of a stage does an op of the plan if it
+has the method that the op's row names (`schedlang.schedule.kinds`), in place of the stage's own.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -27,11 +27,13 @@ from schedlang.on_demand import on_demand
 from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import homes_of
 from schedlang.runtime.arguments import check_pipeline, check_state
+from schedlang.runtime.arguments import check_plan as check_is_plan
 from schedlang.runtime.batches import Batch, Batches, Options, Round, dims_of
 from schedlang.runtime.building import build_stages, build_wire
 from schedlang.runtime.calls import Call, prepare
 from schedlang.runtime.checks import (
     agree_on_device,
+    check_alike,
     check_mesh,
     check_plan,
     check_same,
@@ -44,6 +46,7 @@ from schedlang.runtime.door import (
     Rank,
     Site,
     build_parts_of_rank,
+    check_another,
     check_together,
 )
 from schedlang.runtime.equal_weights import (
@@ -117,6 +120,9 @@ else:
 #: What the only model of a plan is called.
 _ONLY = ""
 
+#: The calls of so many plans of steps are kept.
+_PLANS = 64
+
 #: All processes build the same pipelines one after another, and number them alike.
 _pipelines = count()
 
@@ -169,6 +175,9 @@ class Pipeline:
     "always", "never". With `audit`, the first step compares every stage with itself alone
     (docs/models.md), and takes twice as long. No wait for a rank that does nothing is longer than
     `timeout` seconds; a rank may compute, or compile, for as long as it takes.
+
+    A step may take another `plan` of the same stages, with more microbatches or fewer, or in
+    another order (docs/training.md#another-number-of-microbatches-in-each-step).
 
     A plan without a flush is for a number of updates (`Plan.for_updates`), and a step makes them
     all. The next step goes on as if there had been no cut; `state_dict` has what it needs for that
@@ -233,7 +242,9 @@ class Pipeline:
         self._measured: Measured | None = None
         #: All names of losses that ranks have had.
         self._loss_names: Sequence[str] = ()
+        #: The plan that the pipeline was built with, and that of the last step or evaluation.
         self._plan = plan
+        self._followed = plan
         self._processes = processes_of(mesh)
         self._rank = self._processes.own
         number = next(_pipelines)
@@ -308,18 +319,48 @@ class Pipeline:
         self._validate = filled(self._parts, "validate")
         #: Who walks over the warm-up, if it may be walked over twice.
         self._walk_warm_up = filled(self._parts, "walk_warm_up")
-        end = 0
-        if self._walk_warm_up:
-            end = warm_ups(plan)[self._rank]
-        self._training = prepare(
-            plan, self._rank, self._stages, self._exchange, self._parts, end
-        )
-        #: How many of these calls are in the warm-up, if it may be walked over twice.
-        self._warm_up = sum(index < end for index, _, _ in self._training)
+        self._transport = transport
+        self._training, self._warm_up = self._bind(plan)
+        #: By the digest of a plan, both of these.
+        self._bound = {plan.digest: (self._training, self._warm_up)}
         if self._device.type == "cuda":
-            check_hazards(plan, self._rank, transport)
             # Last, since ranks wait for each other here: now each knows that it can run the plan.
             warm_up(plan, processes, self._device)
+
+    def _bind(self, plan: Plan) -> tuple[list[Call], int]:
+        """The calls of a step of a plan; and how many of them are in the warm-up, if it may be
+        walked over twice.
+        """
+        end = warm_ups(plan)[self._rank] if self._walk_warm_up else 0
+        calls = prepare(
+            plan, self._rank, self._stages, self._exchange, self._parts, end
+        )
+        if self._device.type == "cuda":
+            check_hazards(plan, self._rank, self._transport)
+        return calls, sum(index < end for index, _, _ in calls)
+
+    def _follow(self, plan: Plan) -> None:
+        """Go by a plan from now on: the pipeline's own, or another one that a step is given."""
+        if plan.digest == self._followed.digest:
+            return
+        is_new = plan.digest not in self._bound
+        if is_new:
+            check_alike(self._plan, plan)
+            check_setup(plan, self._rank, self._site.setup)
+            check_another(self._site, plan)
+        self._followed = plan
+        self._watchdog.follow(plan)
+        self._site.follow(plan)
+        self._batches.follow(plan)
+        self._exchange.follow(plan)
+        for stage in self._stages.values():
+            stage.follow(plan)
+        if is_new:
+            self._bound[plan.digest] = self._bind(plan)
+        self._training, self._warm_up = self._bound[plan.digest]
+        if len(self._bound) > _PLANS:
+            used = plan.digest, self._plan.digest
+            del self._bound[next(each for each in self._bound if each not in used)]
 
     @property
     def bars(self) -> "list[Bar]":
@@ -363,6 +404,7 @@ class Pipeline:
         options: Options | Mapping[str, Options] | None = None,
         *,
         counts: Counts | None = None,
+        plan: Plan | None = None,
         return_outputs: Literal[False] = False,
         **keywords: Any,
     ) -> Tensor | None: ...
@@ -375,6 +417,7 @@ class Pipeline:
         options: Options | Mapping[str, Options] | None = None,
         *,
         counts: Counts | None = None,
+        plan: Plan | None = None,
         return_outputs: Literal[True],
         **keywords: Any,
     ) -> tuple[Tensor | None, list[Value] | None]: ...
@@ -386,6 +429,7 @@ class Pipeline:
         options: Options | Mapping[str, Options] | None = None,
         *,
         counts: Counts | None = None,
+        plan: Plan | None = None,
         return_outputs: bool = False,
         **keywords: Any,
     ) -> Tensor | tuple[Tensor | None, list[Value] | None] | None:
@@ -414,6 +458,9 @@ class Pipeline:
         the loss of each microbatch counts the same, and those of a list must have the same shape.
         Of several models, each has its own, by name.
 
+        With another `plan`, such as `plan.for_microbatches(3)`, which all ranks are given, the step
+        follows that one. It has the stages of the pipeline's plan on the same ranks.
+
         What `loss_fn` has given beside the losses is in `extras` on the rank of the last stage: a
         dictionary for each microbatch, or slice of one.
 
@@ -429,11 +476,14 @@ class Pipeline:
                 "`step` trains, and gradients are off here, as in `torch.no_grad()` or "
                 "`torch.inference_mode()`: call `evaluate` there"
             )
+        if plan is not None:
+            check_is_plan(plan)
         for stage in self._stages.values():
             stage.keeps_results = return_outputs
         batch = Batch(inputs, targets, options, False, counts=counts, keywords=keywords)
         with self._later.within_step():
-            losses = self._train(batch, return_outputs)
+            plan = self._plan if plan is None else plan
+            losses = self._train(batch, plan, return_outputs)
         return (losses, self.outputs.get(_ONLY)) if return_outputs else losses
 
     def train_batch(
@@ -458,13 +508,13 @@ class Pipeline:
             raise StopIteration
         return None if batch.is_bad else self.step(**batch.arguments, **given)
 
-    def _train(self, batch: Batch, return_outputs: bool) -> Tensor | None:
+    def _train(self, batch: Batch, plan: Plan, return_outputs: bool) -> Tensor | None:
         """Walk over the plan, and take the losses and what else has been made; give the losses."""
         if self._has_saved:
             self._has_saved = False
             warn_of_gradients(self.parameters())
         self._results.begin()
-        this = self._run(batch, 0)
+        this = self._run(batch, plan, 0)
         self._results.take(this, self._watchdog.step, return_outputs)
         if self._stops_on_nan:
             # Those without losses wait here for those that have some.
@@ -527,7 +577,7 @@ class Pipeline:
         is_over = False
         while not is_over:
             # A shorter round uses calls of its own, made once for each number of microbatches.
-            this = self._run(batch, number)
+            this = self._run(batch, self._plan, number)
             self._results.take_evaluated(this)
             number += 1
             is_over = all(each.is_last for each in this)
@@ -568,9 +618,9 @@ class Pipeline:
             )
         return report
 
-    def _run(self, batch: Batch, number: int) -> list[Round]:
-        """Run a round of a batch, by its number: the walk over its calls, and what is to be done
-        before and after it.
+    def _run(self, batch: Batch, plan: Plan, number: int) -> list[Round]:
+        """Run a round of a batch, by its number, as a plan says: the walk over its calls, and what
+        is to be done before and after it.
         """
         watchdog = self._watchdog
         watchdog.step += 1
@@ -579,6 +629,7 @@ class Pipeline:
         if not batch.evaluates:
             owners = [*self._parts, *self._stages.values()]
         try:
+            self._follow(plan)
             for owner in owners:
                 owner.begin_step()
             given = self._batches.load_inputs(batch, number)
@@ -635,7 +686,7 @@ class Pipeline:
     def _walk(self, calls: list[Call]) -> None:
         """Make calls one after the other."""
         if self.record and self._measured is not None:
-            self._measured.recording.walk(calls, self._watchdog, self._plan.names)
+            self._measured.recording.walk(calls, self._watchdog, self._followed.names)
             return
         # The loop variable is a field of the watchdog, whose thread reads it: so it knows where
         # this rank is, and the walk does nothing for that.

@@ -56,7 +56,8 @@ class StagePlan:
     """What a plan says about a stage: its number, whether it has an input and an output at all,
     beside what passes along far edges, whether it takes inputs of the model, and whether it is an
     end, which hands on nothing and has no `loss_fn`; whether it has a backward, and whether that
-    ends here, since the input comes from outside or from a stage without one.
+    ends here, since the input comes from outside or from a stage without one; and the microbatches
+    of its model, of which another plan for a step may have more or fewer.
     """
 
     number: int
@@ -66,6 +67,7 @@ class StagePlan:
     is_end: bool = False
     has_backward: bool = True
     ends_backward: bool = False
+    microbatches: int = 1
 
     @classmethod
     def of(cls, plan: Plan, number: int) -> "StagePlan":
@@ -79,6 +81,7 @@ class StagePlan:
             layout.is_end(number) and not layout.is_last(number),
             layout.has_backward[number],
             not layout.follows(number) or not layout.has_backward[number - 1],
+            layout.microbatches_of(number),
         )
 
 
@@ -123,7 +126,7 @@ class Stage:
         device: torch.device,
         *,
         loss: Loss | None = None,
-        scale: Callable[[], float] = lambda: 1.0,
+        scale: Callable[[int], float] = lambda microbatches: 1.0,
         optimizer: Optimizer | None = None,
         parts: Sequence[Part] = (),
     ) -> None:
@@ -135,8 +138,8 @@ class Stage:
         self.loss: Callable[[Value, Value], tuple[Tensor, Mapping[str, Any]]] | None = (
             loss
         )
-        #: What losses are multiplied by before their backward, which may be another number in each
-        #: step; and in this one.
+        #: What losses are multiplied by before their backward: of each step by its microbatches,
+        #: and in this step.
         self._scale_now = scale
         self._scale = 1.0
         #: By name, the sums of the losses that the module has added in this step.
@@ -217,13 +220,17 @@ class Stage:
         following.inputs = self.outputs
         self.gradients = following.input_gradients
 
+    def follow(self, plan: Plan) -> None:
+        """Take the microbatches of this plan from now on."""
+        self.plan = StagePlan.of(plan, self.number)
+
     def add_before_forward(self, call: Callable[[Forward], None]) -> None:
         """Make a call before each forward from now on, when all parts have added what they do."""
         self._before_forward.append(call)
 
     def begin_step(self) -> None:
         """A training step begins."""
-        self._scale = self._scale_now()
+        self._scale = self._scale_now(self.plan.microbatches)
         for call in self._before_step:
             call()
 

@@ -57,6 +57,8 @@ GRACE = 2.0
 #: An op of a stage may be idle for this many times the time-out, since it may read a file or sleep;
 #: a wait for another rank may not.
 _PATIENCE = 4
+#: How many plans of earlier steps are kept, for the place of a GPU that is behind.
+_PLANS = 16
 #: The longest interval between two searches for the rank at fault, in seconds.
 _PAUSE = 5.0
 
@@ -136,7 +138,8 @@ class Watchdog:
         self.name = processes.name(self.rank)
         self.is_closed = False
         self._gathered = 0
-        self._plan = plan
+        #: The plans that steps have followed of late, each with its first step.
+        self._plans: tuple[tuple[int, Plan], ...] = ((0, plan),)
         self._number = number
         self._survives_loss = survives_loss
         self._pid = os.getpid()
@@ -163,6 +166,11 @@ class Watchdog:
             target=self._watch, name="schedlang watchdog", daemon=True
         )
         self._thread.start()
+
+    def follow(self, plan: Plan) -> None:
+        """From this step on, actions are those of another plan."""
+        # A GPU may be some steps behind, and the thread of the watchdog a moment.
+        self._plans = (*self._plans[1 - _PLANS :], (self.step, plan))
 
     def close(self) -> None:
         """Stop watching."""
@@ -294,8 +302,8 @@ class Watchdog:
             self._since = monotonic()
         seconds = monotonic() - self._since
         idle = min(seconds, monotonic() - self._worked)
-        _, action, _ = now
-        return Heartbeat(*now, seconds, idle, self._place_of(action), ended)
+        step, action, _ = now
+        return Heartbeat(*now, seconds, idle, self._place_of(step, action), ended)
 
     def _doing(self) -> Doing:
         """What the GPU does, which is behind the main thread; if it has nothing to do, what the
@@ -327,15 +335,19 @@ class Watchdog:
 
     def place(self) -> str:
         """The main thread's place in the plan, in words."""
-        return self._place_of(self.action)
+        return self._place_of(self.step, self.action)
 
-    def _place_of(self, action: int | None) -> str:
+    def _place_of(self, step: int, action: int | None) -> str:
         own = self.processes.own
         if action is None:
             return f" {self.between}"
-        return (
-            f" at {self._plan.name_of(own, action)} ({self._plan.where(own, action)})"
+        plan = next(
+            (plan for begin, plan in reversed(self._plans) if begin <= step),
+            self._plans[0][1],
         )
+        # A thread may see the action of the next step already, whose plan may be a longer one.
+        action = min(action, len(plan.ranks[own]) - 1)
+        return f" at {plan.name_of(own, action)} ({plan.where(own, action)})"
 
     def _watch(self) -> None:
         """The loop of the watchdog's thread, until there is a cause to end the process."""

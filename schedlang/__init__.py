@@ -117,7 +117,18 @@ def __getattr__(name: str) -> Any:
     import_module("schedlang.schedule.notebook").draw_with(_html)
     # And whoever shows an error sees the repair that `schedc` proposes.
     import_module("schedlang.diagnostics.diagnostic").advise_with(_advise)
+    # And a plan has its program compiled once more.
+    import_module("schedlang.plan.compiling").compile_with(_compile)
     return getattr(import_module(f"schedlang.{_MODULES[name]}"), name)
+
+
+def _compile(*given: Any) -> Any:
+    """The plan of `compile`, also where claims do not hold; the compiler is imported here."""
+    compiler = import_module("schedlang.compiler")
+    try:
+        return compiler.compile(*given)
+    except compiler.ClaimError as error:
+        return error.plan
 
 
 def _html(shown: Any) -> Any:

@@ -168,5 +168,5 @@ def of_stages(site: Site) -> Iterator[tuple[int, Buffers]]:
                 for other in site.plan.layout.replicas(stage)
                 if site.modules.get(other) is not module
             ]
-            recomputed = site.plan.microbatches_with(REPEATS, stage)
+            recomputed = site.microbatches_with(REPEATS, stage)
             yield stage, Buffers(stage, module, recomputed, others)

@@ -353,5 +353,5 @@ def _by_type(weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 def of_rank(rank: Rank) -> Iterator[Hops]:
     """Make the part for all hops from and to this rank."""
     site = rank.site
-    tag = rank.exchange.tag_of_hops
+    tag = rank.exchange.tags.hops
     yield Hops(site.plan, site.modules, rank.wire, tag, site.device)

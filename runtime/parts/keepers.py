@@ -21,9 +21,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from schedlang.plan.plan import Plan
 from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.part import Part, parts_by_stage
 from schedlang.runtime.parts.offload import Memory, Offload, check_unchanged
 from schedlang.runtime.wire import Wire
@@ -133,19 +133,19 @@ class KeptElsewhere(_Copies):
 class KeptHere(_Copies):
     """The activations that this rank keeps for another one."""
 
-    def __init__(self, wire: Wire, peer: int, tag: int, plan: Plan) -> None:
+    def __init__(self, wire: Wire, peer: int, tag: int, exchange: Exchange) -> None:
         super().__init__(wire, peer, tag)
-        actions = plan.ranks[peer]
-        rows = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
-        #: The offloads and reloads of the other rank, in its order.
-        self._copies = [row for row in rows if row[0] in (*AWAY, *BACK)]
+        self._exchange = exchange
         self._kept: dict[tuple[int, int], list[Tensor]] = {}
 
     def begin_step(self) -> None:
-        """Let the thread make all copies of the step as the other rank comes to them."""
-        for kind, *what in self._copies:
-            copy = self._take if kind in AWAY else self._give
-            self.begin(partial(copy, *what))
+        """Let the thread make all copies of the step, offloads and reloads of the other rank in its
+        order, as that rank comes to them.
+        """
+        for kind, *what in self._exchange.plan.ranks[self._peer].each():
+            if kind in (*AWAY, *BACK):
+                copy = self._take if kind in AWAY else self._give
+                self.begin(partial(copy, *what))
 
     def _take(self, stage: int, microbatch: int) -> None:
         self._kept[stage, microbatch] = self.receive(self.receive_sizes())
@@ -164,7 +164,7 @@ def of_rank(rank: Rank) -> Iterator[Part]:
     """
     plan = rank.site.plan
     own = rank.site.rank
-    tag_of = rank.exchange.tag_of_copies
+    tag_of = rank.exchange.tags.copies
     offloads = parts_by_stage(Offload, rank.site.parts).values()
     if offloads:
         keeper = plan.layout.keepers[own]
@@ -178,4 +178,4 @@ def of_rank(rank: Rank) -> Iterator[Part]:
             part.copies = elsewhere
         yield elsewhere
     for other in plan.layout.kept_by(own):
-        yield KeptHere(rank.wire, other, tag_of(other), plan)
+        yield KeptHere(rank.wire, other, tag_of(other), rank.exchange)

@@ -205,6 +205,6 @@ def of_stages(site: Site) -> Iterator[tuple[int, Offload]]:
     if site.device.type == "cuda":
         copies = load("gpu_copies").of_device(site.device)
     for stage, module in site.modules.items():
-        microbatches = site.plan.microbatches_with(AWAY, stage)
+        microbatches = site.microbatches_with(AWAY, stage)
         if microbatches:
             yield stage, Offload(stage, module, site.device, microbatches, copies)

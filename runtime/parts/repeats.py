@@ -231,7 +231,7 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
 def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
     """Make the parts for stages whose forwards the plan recomputes."""
     for stage, module in site.modules.items():
-        recomputed = site.plan.microbatches_with(REPEATS, stage)
+        recomputed = site.microbatches_with(REPEATS, stage)
         if recomputed:
             yield stage, Recomputed(recomputed)
             yield stage, Repeats(stage, module, recomputed, site.setup.verify)

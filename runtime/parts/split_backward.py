@@ -295,6 +295,6 @@ class SplitBackwards(Part):
 def of_stages(site: Site) -> Iterator[tuple[int, SplitBackwards]]:
     """Make the part for stages whose backwards the plan splits."""
     for number in site.modules:
-        microbatches = site.plan.microbatches_with([Kind.W], number)
+        microbatches = site.microbatches_with([Kind.W], number)
         if microbatches:
             yield number, SplitBackwards(microbatches)

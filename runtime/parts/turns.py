@@ -192,11 +192,9 @@ class Turns(Part):
         if not self._is_first:
             return
         self._is_first = False
-        actions = self._rank.site.plan.ranks[0]
-        numbers = {actions.stage[index] for index in overlapped_pairs(actions)}
         others = [
             str(number)
-            for number in sorted(numbers)
+            for number in sorted(_stages(0, self._rank.exchange.plan))
             if not self._overlaps[number].has_taken_turns
         ]
         if others:
@@ -241,19 +239,29 @@ class _Pair:
 
 def of_stages(site: Site) -> Iterator[tuple[int, Overlaps]]:
     """Make the part for stages with a forward or a backward that the plan overlaps."""
-    actions = site.plan.ranks[site.rank]
-    pairs = overlapped_pairs(actions)
-    forwards = {actions.stage[index] for index in pairs}
+    forwards = _stages(site.rank, site.plan)
     for number, module in site.modules.items():
-        backwards = {
-            actions.microbatch[index]
-            for index in pairs.values()
-            if actions.stage[index] == number
-        }
+        backwards = site.followed(partial(_backwards, site.rank, number))
         if number not in forwards and not backwards:
             continue
         own = overlapped_of(module, number) if number in forwards else None
         yield number, Overlaps(() if is_sharded(module) else backwards, own)
+
+
+def _stages(rank: int, plan: Plan) -> set[int]:
+    """The stages of a rank with a forward that overlaps a backward."""
+    actions = plan.ranks[rank]
+    return {actions.stage[index] for index in overlapped_pairs(actions)}
+
+
+def _backwards(rank: int, stage: int, plan: Plan) -> set[int]:
+    """The microbatches of a stage whose backward overlaps a forward."""
+    actions = plan.ranks[rank]
+    return {
+        actions.microbatch[index]
+        for index in overlapped_pairs(actions).values()
+        if actions.stage[index] == stage
+    }
 
 
 def of_rank(rank: Rank) -> Iterator[Turns]:

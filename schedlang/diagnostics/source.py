@@ -46,6 +46,16 @@ class Source:
         )
 
     @property
+    def alone(self) -> "Source":
+        """The program without the texts of the files that it imports."""
+        # The texts of all files stand one behind the other, with a line break between any two:
+        #
+        #    own text ⏎ text of the first import ⏎ text of the second
+        #             ↑ ends here
+        ends = [start - 1 for _, start in self.imports[:1]]
+        return Source(self.path, self.text[: ends[0] if ends else None])
+
+    @property
     def is_plan(self) -> bool:
         """Whether the text is that of a plan: it begins with `{`, and a program never does."""
         return self.text.lstrip().startswith("{")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from attrs import asdict, field, fields, frozen
 
 from schedlang.diagnostics.arguments import check_type, check_whole
-from schedlang.diagnostics.diagnostic import Diagnostic, counted
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted
 from schedlang.files.reading import check_is_path
 from schedlang.on_demand import on_demand
+from schedlang.plan.compiling import compiled
 from schedlang.schedule.schedule import MOST_STEPS, Kernel, Schedule, Trial
 
 if TYPE_CHECKING:
@@ -119,6 +121,41 @@ class Plan(Schedule):
                 f"{updates:,} updates are more than {MOST_STEPS:,} actions"
             )
         return repeat(self, self.kernels, more)
+
+    def for_microbatches(self, microbatches: int) -> Plan:
+        """The plan of the same program with another number of microbatches, all else as here: it is
+        compiled and proved when it is first asked for.
+
+        `schedc check --for microbatches=any` proves a program for all numbers at once. ValueError
+        where the plan is of no program with a parameter `microbatches`; CompileError where the
+        program does not take this number, a rank has no room for it, or the program cannot be read
+        again; TypeError for no number. Claims that do not hold for this number are warnings.
+        """
+        check_whole("microbatches", microbatches, 1)
+        if "microbatches" not in self.params:
+            raise ValueError(
+                f"the plan {self.title} is of no program with a parameter `microbatches`"
+            )
+        if microbatches not in self._family:
+            plan: Plan = compiled(
+                self.source.alone,
+                self.params | self.lists | {"microbatches": microbatches},
+                self.costs,
+                self.is_forward_only,
+                self.transport,
+            )
+            for wrong in plan.wrong:
+                if wrong.code != "assert":
+                    raise CompileError(list(plan.wrong))
+                warnings.warn(f"{plan.title}: {wrong.message}", stacklevel=2)
+            updates = max(self.layout.updates, plan.layout.updates)
+            self._family[microbatches] = plan.for_updates(updates)
+        return self._family[microbatches]
+
+    @cached_property
+    def _family(self) -> dict[int, Plan]:
+        """The plans of the same program so far, by their numbers of microbatches."""
+        return {self.params["microbatches"]: self}
 
     def to_json(self) -> dict[str, Any]:
         """The plan as a JSON document."""

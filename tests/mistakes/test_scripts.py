@@ -426,6 +426,12 @@ COMPILER: dict[str, Mistake] = {
         "the plan has 1 update",
         "no part of it repeats",
     ),
+    "for_microbatches: text": (
+        lambda plan: plan.for_microbatches("3"),  # type: ignore[arg-type]
+        TypeError,
+        "`microbatches` is '3'",
+        WHOLE,
+    ),
     "schedlang: a name that it does not have": (
         lambda _: schedlang.complie,  # type: ignore[attr-defined]
         AttributeError,

@@ -308,9 +308,8 @@ def test_gpus_are_refused() -> None:
     site = SimpleNamespace(
         plan=plan, rank=0, device=torch.device("cuda"), parts={0: [own]}
     )
-    rank = SimpleNamespace(
-        site=site, exchange=SimpleNamespace(tag_of_copies=lambda rank: rank)
-    )
+    tags = SimpleNamespace(copies=lambda rank: rank)
+    rank = SimpleNamespace(site=site, exchange=SimpleNamespace(tags=tags))
     with pytest.raises(PipelineError, match="rank 0 offloads activations to rank 3"):
         [*of_rank(rank)]
 

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, add_loss, added_losses, end_component
 from schedlang.runtime.messages import ActivationSend, Channel
+from schedlang.runtime.tags import Tags
 from schedlang.runtime.values import ValueSpec
 from tests.support.mesh import mesh, on, place
 from tests.support.models import (
@@ -718,9 +719,10 @@ def test_a_batch_of_nccl_has_no_form_of_an_earlier_step_beside_a_new_one(
     are_batched: bool,
 ) -> None:
     device = torch.device("cpu")
-    channel = Channel(Silent(), 0, 0, "", 1, range(4), None, device, are_batched)
+    tags = Tags(channels=1, ranks=2, units=4)
+    channel = Channel(Silent(), 0, 0, "", 1, tags, None, device, are_batched)
     for microbatch in range(4):
-        ActivationSend(channel, microbatch, range(4, 8), {})
+        ActivationSend(channel, microbatch, {})
     # A form is announced with its first message. In a batch, all messages of one group are
     # announced or none, since NCCL issues them together.
     assert which_are_new(channel, (0,)) == [True] * 4
@@ -733,9 +735,10 @@ def test_a_batch_of_nccl_has_no_form_of_an_earlier_step_beside_a_new_one(
         True,
     ]
     assert channel.messages[1].form.gradients is gradients
+    headers = tags.headers(0)
     assert [message.form.tag for message in channel.messages[::3]] == [
-        0,
-        2 if are_batched else 1,
+        headers[0],
+        headers[2 if are_batched else 1],
     ]
     assert which_are_new(channel, (2, 1, 0, 0)) == [False] * 4
 

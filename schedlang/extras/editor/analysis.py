@@ -70,12 +70,7 @@ class Analysis:
     @property
     def text(self) -> str:
         """The program's own text, without those of imported files behind it."""
-        # The texts of all files stand one behind the other, with a line break between any two:
-        #
-        #    own text ⏎ text of the first import ⏎ text of the second
-        #             ↑ ends here
-        ends = [start - 1 for _, start in self.source.imports[:1]]
-        return self.source.text[: ends[0] if ends else None]
+        return self.source.alone.text
 
 
 def analyse(source: Source, params: Mapping[str, int]) -> Iterator[Analysis]:
