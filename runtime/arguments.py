@@ -1,8 +1,8 @@
-"""Arguments of the public functions that are of a wrong type, or that no plan could take: a
-TypeError or ValueError that names them, before anything is done.
+"""Checks of the arguments of public functions, before anything else: TypeError or ValueError names
+an argument of a wrong type, or one that no plan could take.
 
-What is wrong for a plan, or differs between ranks, is found together with the other ranks, see
-`schedlang.runtime.checks`.
+Arguments that are wrong for a plan, or differ between ranks, are found together with the other
+ranks, see `schedlang.runtime.checks`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ from schedlang.runtime.values import flatten
 
 
 def check_pipeline(plan: Any, setup: Setup, mesh: Any, timeout: Any) -> None:
-    """The arguments of `Pipeline`."""
+    """Check the arguments of `Pipeline`."""
     check_plan(plan)
     check_stages(setup.modules)
     if isinstance(setup.loss_fn, Mapping):
@@ -67,19 +67,19 @@ def check_pipeline(plan: Any, setup: Setup, mesh: Any, timeout: Any) -> None:
 
 
 def check_plan(plan: Any) -> None:
-    """A plan, and not its path."""
+    """Check that this is a plan, and not the path of one."""
     what = "a Plan: `read_plan(path)` reads one, `compile(program)` makes one"
     check_type("plan", plan, Plan, what)
 
 
 def check_model(model: Any) -> None:
-    """A model, and not its class."""
+    """Check that this is a model, and not its class."""
     check_type("model", model, nn.Module, "a module of torch")
     _check_shapes("model", model)
 
 
 def check_stages(stages: Any) -> None:
-    """Modules by the numbers of their stages."""
+    """Check modules by the numbers of their stages."""
     what = (
         "a mapping of stages to modules, such as {0: module}, or what `split` returns"
     )
@@ -89,7 +89,7 @@ def check_stages(stages: Any) -> None:
 
 
 def _check_shapes(name: str, module: nn.Module) -> None:
-    """A module whose weights have shapes; lazy ones get theirs in a first forward."""
+    """Check that all weights have shapes; lazy ones get theirs in a first forward."""
     for weight_name, weight in module.named_parameters():
         if is_lazy(weight):
             raise ValueError(
@@ -99,14 +99,14 @@ def _check_shapes(name: str, module: nn.Module) -> None:
 
 
 def check_blocks(blocks: Any) -> None:
-    """Names of submodules."""
+    """Check names of submodules."""
     what = "names of submodules, such as ('embedding', 'layers', 'head')"
     if not isinstance(blocks, str):
         check_list("blocks", blocks, str, what)
 
 
 def check_input(name: str, value: Any) -> None:
-    """A microbatch of a model."""
+    """Check a microbatch of a model."""
     try:
         tensors, _ = flatten(value, f"`{name}`")
     except PipelineError as error:
@@ -118,19 +118,19 @@ def check_input(name: str, value: Any) -> None:
 
 
 def check_folder(folder: Any) -> None:
-    """The path of a folder."""
+    """Check the path of a folder."""
     check_type("folder", folder, (str, PathLike), "the path of a folder")
 
 
 def check_optimizers(optimizers: Any) -> None:
-    """Several optimizers."""
+    """Check a list of optimizers."""
     check_list(
         "optimizers", optimizers, Optimizer, "optimizers of torch, such as [optimizer]"
     )
 
 
 def check_state(state: Any) -> None:
-    """What a script keeps beside a model, by names of its own."""
+    """Check the objects that a script saves beside a model, by the script's own names."""
     what = 'a dictionary of objects with a state, such as {"scheduler": scheduler}'
     check_type("state", state, Mapping, what)
     for name, each in state.items():
@@ -142,12 +142,12 @@ def check_state(state: Any) -> None:
 
 
 def check_rank(rank: Any, plan: Plan) -> None:
-    """A rank of a plan."""
+    """Check a rank of a plan."""
     check_whole("rank", rank, 0, len(plan.ranks) - 1)
 
 
 def check_block_costs(costs: Any) -> None:
-    """Numbers, one for each block."""
+    """Check the costs of blocks."""
     what = "numbers, one for each block, as `measure` returns them"
     check_list("costs", costs, (int, float), what)
     for index, cost in enumerate(costs):
@@ -157,10 +157,10 @@ def check_block_costs(costs: Any) -> None:
 def check_list(
     name: str, values: Any, wanted: type | tuple[type, ...], what: str
 ) -> None:
-    """Several things of a type; not a text, which would be taken for its letters."""
+    """Check a list of values of a type. A string is refused, although it is a list of letters."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise TypeError(f"`{name}` is {shown(values)}: it must be {what}")
-    # What can be gone through once only is left as it is.
+    # An iterator can be read only once, so its values are not checked here.
     for index, value in enumerate(() if isinstance(values, Iterator) else values):
         check_type(f"{name}[{index}]", value, wanted, f"one of {what}")
 
@@ -171,7 +171,7 @@ def _check_callable(name: str, value: Any) -> None:
             f"`{name}` is {shown(value)}: it must be a function of output and targets"
         )
     if isinstance(value, type):
-        # `nn.CrossEntropyLoss`, where its instance is meant: called, it would make a module.
+        # For example `nn.CrossEntropyLoss` instead of an instance: calling it would make a module.
         example = f"an instance, such as {value.__name__}()"
         raise TypeError(f"`{name}` is {shown(value)}: it must be {example}")
 
@@ -200,7 +200,7 @@ def _check_slice_lengths(lengths: Any) -> None:
 
 
 def _check_skip_if(skip_if: Any) -> None:
-    """Types of exceptions, or a function."""
+    """Check types of exceptions, or a function."""
     for each in skip_if if isinstance(skip_if, tuple) else (skip_if,):
         is_type = isinstance(each, type) and issubclass(each, Exception)
         is_function = callable(each) and not isinstance(each, type)

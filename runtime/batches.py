@@ -1,4 +1,4 @@
-"""The batch of a step, cut into microbatches for the stages of a rank, and what comes back.
+"""Cuts the batch of a step into microbatches for the stages of a rank, and collects the results.
 
 A training step is one round through the plan, with all of its microbatches. An evaluation takes
 batches of any size, in as many rounds as they need:
@@ -7,8 +7,7 @@ batches of any size, in as many rounds as they need:
 
     round 0:  2 2 2 2      round 1:  2      round 2:  1
 
-A list is cut already: each of its values is a microbatch, of any shape
-(`schedlang.runtime.microbatches`).
+The values of a list are microbatches already, of any shape (`schedlang.runtime.microbatches`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
         totals_of,
     )
 else:
-    # Where ranks were given different batches.
+    # If ranks were given different batches.
     tell_of_other_batch = on_demand("schedlang.runtime.dealt.tell_of_other_batch")
     # For lists of microbatches, counts and slices.
     check_count = on_demand("schedlang.runtime.unlike_microbatches.check_count")
@@ -75,7 +74,7 @@ else:
     keywords_of = on_demand("schedlang.runtime.keywords.Keywords")
     with_options = on_demand("schedlang.runtime.keywords.with_options")
 
-#: In so many batches checksums are made of tensors on a GPU, too, which it must wait for.
+#: The first batches, in which checksums are also made of tensors on a GPU: the host waits for them.
 _EARLY = 3
 
 #: Keyword arguments of modules, by microbatch.
@@ -84,30 +83,28 @@ Options = Sequence[Mapping[str, Any]]
 
 @frozen
 class BatchDims:
-    """Along which dimension the tensors of a batch have their rows: those of the inputs, and those
-    of the targets.
-    """
+    """The dimensions along which inputs and targets have their rows."""
 
     inputs: int = 0
     targets: int = 0
 
     @staticmethod
     def of_slices(rows: int) -> int:
-        """Along which dimension microbatches are cut into slices: the first one but that of the
-        rows.
+        """The dimension along which microbatches are cut into slices: the first one that is not
+        that of the rows.
         """
         return 0 if rows else 1
 
 
 def dims_of(dims: int | tuple[int, int]) -> BatchDims:
-    """The dimensions as the script gives them: a pair, or one for both."""
+    """The dimensions, given as a pair or as one number for both."""
     return BatchDims(*(dims if isinstance(dims, tuple) else (dims, dims)))
 
 
 @frozen(eq=False)
 class Batch:
-    """What a step is given: see `Pipeline.step`, and if it `evaluates`, `Pipeline.evaluate`, where
-    a microbatch may have so many `rows`.
+    """The arguments of `Pipeline.step`, or of `Pipeline.evaluate` if `evaluates`; `rows` are then
+    those of a microbatch.
     """
 
     inputs: Value = field(converter=trainable)
@@ -121,8 +118,8 @@ class Batch:
 
 @frozen
 class Round:
-    """Some microbatches of a batch, the next `count` from number `begin` on, which go through the
-    plan together: all have as many rows.
+    """Microbatches of a batch that go through the plan together: `count` of them from number
+    `begin` on, each with the same number of rows.
     """
 
     begin: int
@@ -133,8 +130,8 @@ class Round:
 
 
 def round_of(rows: Rows, microbatches: int, number: int) -> Round:
-    """The round of a batch with this number, by a plan with so many microbatches; behind the last
-    one, where another model has more of them, one without any.
+    """A round of a batch, by its number, under a plan with this number of microbatches. After the
+    last round, it is an empty one, since another model may have more rounds.
     """
     of_batch = rounds(rows, microbatches)
     if number < len(of_batch):
@@ -143,7 +140,7 @@ def round_of(rows: Rows, microbatches: int, number: int) -> Round:
 
 
 def rounds(rows: Rows, microbatches: int) -> list[Round]:
-    """The rounds of a batch, by a plan with so many microbatches."""
+    """The rounds of a batch under a plan with this number of microbatches."""
     rows_each = rows.of_microbatch
     whole, rest = divmod(rows.total, rows_each)
     sizes = [
@@ -159,8 +156,8 @@ def rounds(rows: Rows, microbatches: int) -> list[Round]:
 
 
 class Batches:
-    """Gives the batch of a step to the stages of one rank, and takes what they make of it;
-    PipelineError for what does not fit the plan.
+    """Gives the batch of a step to the stages of one rank, and collects their results;
+    PipelineError if the batch does not fit the plan.
     """
 
     def __init__(
@@ -175,10 +172,10 @@ class Batches:
         self._dims = dims
         self._slice_lengths = slice_lengths
         self._has_scale = has_scale
-        #: How many batches there were, and whether ranks were given different ones.
+        #: The number of batches so far, and whether ranks were given different ones.
         self._batches = 0
         self._is_dealt_out = False
-        #: Shapes and types of what the first stages here were given last.
+        #: Shapes and types of the last inputs of this rank's first stages.
         self._given_specs: dict[int, Sequence[ValueSpec]] = {}
         self.follow(plan)
 
@@ -190,8 +187,8 @@ class Batches:
         self._last: dict[tuple[int, ...], list[tuple[Stage, int]]] = {}
 
     def load_inputs(self, batch: Batch, number: int) -> dict[int, Given]:
-        """Give this rank's first stages the inputs of a round, by its number. Gives what they have
-        got, by the stages' numbers.
+        """Give this rank's first stages the inputs of a round, by its number. Returns what each was
+        given, by the number of the stage.
         """
         given: dict[int, Given] = {}
         updates = self._layout.updates
@@ -212,9 +209,9 @@ class Batches:
                 if number == 0 and isinstance(inputs, Microbatches):
                     must_count = counts is None and not batch.evaluates
                     check_list(inputs, must_count and self._is_scaled(pipeline))
-                # Of a round without any for this pipeline, the shapes are those of the round
-                # before: what is announced must have some, and a new form would make ranks learn it
-                # anew.
+                # If a round has no microbatches of this pipeline, announce the shapes of the round
+                # before: an announcement needs shapes, and other ranks would have to learn new
+                # ones.
                 if units or parts:
                     self._given_specs[first] = self._specs(inputs, units or parts)
                 given[first] = Given(
@@ -231,7 +228,7 @@ class Batches:
     def _checksums(
         self, batch: Batch, first: int, pipeline: Pipeline
     ) -> tuple[int, int]:
-        """Those of the inputs of a first stage, and of the targets, as this rank was given them."""
+        """The checksums of a first stage's inputs and of the targets that this rank was given."""
         if pipeline.start in self._stages and pipeline.stop - 1 in self._stages:
             return 0, 0
         # A rank that does not need one of the two may have been given anything.
@@ -247,12 +244,11 @@ class Batches:
     def _check_same(
         self, batch: Batch, announced: Mapping[int, Announcement], pipeline: Pipeline
     ) -> None:
-        """Tell once where the rank of a first stage was given another batch than this one, of the
-        last stage: where neither inputs nor targets are the same, inputs would meet targets of
-        other rows.
+        """Report once if the rank of a first stage was given another batch than this rank of the
+        last stage. If both inputs and targets differ, inputs would meet targets of other rows.
         """
-        # One that is the same is enough: inputs may be augmented on each rank by itself, and only
-        # those of the first stage count.
+        # It is enough if one of the two is the same: each rank may augment inputs by itself, and
+        # only those of the first stage are used.
         for first in self._layout.firsts:
             if first not in announced or not pipeline.start <= first < pipeline.stop:
                 continue
@@ -264,8 +260,8 @@ class Batches:
                 tell_of_other_batch(self._plan.placement[first])
 
     def _specs(self, inputs: Value, units: Sequence[Value]) -> list[ValueSpec]:
-        """Shapes and types of what passes through a first stage in a round: one for all, or one for
-        each.
+        """Shapes and types of the microbatches or slices that pass through a first stage in a
+        round: one for all, or one for each.
         """
         # A tensor that was cut evenly has pieces that all look like the first one.
         if not isinstance(inputs, Microbatches) and self._slice_lengths is None:
@@ -274,8 +270,8 @@ class Batches:
         return specs[:1] if len(specs) == 1 or len({*specs}) == 1 else specs
 
     def _is_scaled(self, pipeline: Pipeline) -> bool:
-        """Whether the losses of a pipeline's microbatches are scaled by their number: something of
-        it is trained, and the script has no scale of its own.
+        """Whether the losses of a pipeline's microbatches are divided by their number: some of its
+        stages are trained, and the script gives no scale.
         """
         return not self._has_scale and any(
             self._layout.has_backward[pipeline.start : pipeline.stop]
@@ -284,7 +280,7 @@ class Batches:
     def _counts(
         self, counts: Sequence[float] | None, mine: Sequence[int], microbatches: int
     ) -> list[float]:
-        """How much what passes through a pipeline counts, if the script says so."""
+        """The counts of a pipeline's microbatches or slices, if the script gives some."""
         if counts is None:
             return []
         check_counts(counts, microbatches)
@@ -298,8 +294,8 @@ class Batches:
         ]
 
     def _of_model(self, name: str, values: Any, pipeline: Pipeline) -> Any:
-        """Inputs, targets or options for the model of a pipeline: all, or where there are several
-        models, what a dictionary has for it; None where it has nothing.
+        """Inputs, targets or options for the model of a pipeline. If there are several models, they
+        are an entry of a dictionary, or None if it has none.
         """
         if not self._layout.models or values is None:
             return values
@@ -317,7 +313,7 @@ class Batches:
         )
 
     def _own(self, stages: Sequence[int], pipeline: Pipeline) -> list[int]:
-        """Those of some stages that are in a pipeline, and on this rank."""
+        """The stages among these that belong to a pipeline and are on this rank."""
         return [
             stage
             for stage in stages
@@ -325,8 +321,8 @@ class Batches:
         ]
 
     def _inputs_of(self, inputs: Value, first: int, pipeline: Pipeline) -> Value:
-        """The inputs of a first stage: all of them, or where there are several such stages in its
-        pipeline, what a dictionary has for it.
+        """The inputs of a first stage. If its pipeline has several first stages, they are an entry
+        of a dictionary.
         """
         firsts = [
             stage - pipeline.start
@@ -357,13 +353,13 @@ class Batches:
     def load_rest(
         self, batch: Batch, announced: Mapping[int, Announcement], number: int
     ) -> list[Round]:
-        """Give this rank's stages targets and options of the round, of a batch that the ranks of
-        first stages have announced. Gives the round for each pipeline.
+        """Give this rank's stages the targets and options of a round, after the ranks of first
+        stages have announced the batch. Returns the round of each pipeline.
         """
         rounds: list[Round] = []
         self._batches += number == 0
         for pipeline, mine in zip(self._layout.pipelines, self._shares, strict=True):
-            # Of pipelines that are replicas, a rank may know one alone; all have the same batch.
+            # A rank may know only one of several replicas; all have the same batch.
             first = pipeline.start if self._layout.models else next(iter(announced))
             of_batch = announced[first].rows
             microbatches = self._layout.microbatches_of(pipeline.start)
@@ -397,7 +393,7 @@ class Batches:
         pipeline: Pipeline,
         mine: Sequence[int],
     ) -> dict[int, Value]:
-        """The targets of a pipeline's last stage, which is here, by what passes through it."""
+        """The targets of a pipeline's last stage, which is on this rank, by microbatch or slice."""
         last = pipeline.stop - 1
         targets = as_microbatches(self._of_model("targets", batch.targets, pipeline))
         has_loss = self._stages[last].loss is not None
@@ -431,7 +427,7 @@ class Batches:
             for name, value in batch.keywords.items()
         }
         if self._layout.models:
-            # The modules of one model need not take what those of another one do.
+            # Modules of one model need not take the keywords of another one.
             of_model = {
                 name: value for name, value in of_model.items() if value is not None
             }
@@ -443,17 +439,17 @@ class Batches:
         return with_options(cut, of_round)
 
     def counts(self, this: Sequence[Round]) -> tuple[int, ...]:
-        """How many microbatches of a round each pipeline has."""
-        # A short round has the first microbatches of the batch: with 3 of 4 and two pipelines, [0,
-        # 1] has two and [2, 3] has one.
+        """The number of microbatches of a round in each pipeline."""
+        # A short round has the first microbatches of the batch. With 3 of 4 and two pipelines,
+        # [0, 1] has two and [2, 3] has one.
         return tuple(
             sum(number < of_pipeline.count for number in mine)
             for of_pipeline, mine in zip(this, self._shares, strict=True)
         )
 
     def last_units(self, this: Sequence[Round]) -> list[tuple[Stage, int]]:
-        """The last stages on this rank that have a loss, or hand on nothing, and what passes
-        through them in a round: microbatches or slices of them, in the order of the batch.
+        """This rank's stages that have a loss or hand on nothing, each with a microbatch or slice
+        that passes through it in a round, in the order of the batch.
         """
         counts = self.counts(this)
         if counts not in self._last:
@@ -464,13 +460,13 @@ class Batches:
                 and self._layout.is_last(pipeline.stop - 1)
                 for unit in range(count * self._layout.slices)
             ]
-            # Of each update the microbatches of the first pipeline come first, as in the batch.
+            # In each update, the microbatches of the first pipeline come first, as in the batch.
             units.sort(key=lambda op: self._layout.update_of(*op))
             self._last[counts] = [(self._stages[stage], unit) for stage, unit in units]
         return self._last[counts]
 
     def joined(self, parts: Sequence[Value]) -> list[Value]:
-        """Outputs by microbatch, from those of slices."""
+        """Join the outputs of slices into those of microbatches."""
         slices = self._layout.slices
         if slices == 1:
             return list(parts)
@@ -483,9 +479,7 @@ class Batches:
     def _rows_of(
         self, batch: Batch, inputs: Value, first: int, microbatches: int
     ) -> Rows:
-        """The rows of a first stage's inputs, and of a microbatch, of which the plan has so
-        many.
-        """
+        """The number of rows of a first stage's inputs, and of each of the plan's microbatches."""
         if isinstance(inputs, Microbatches):
             if batch.rows is not None:
                 raise PipelineError(
@@ -493,7 +487,7 @@ class Batches:
                 )
             if not inputs.values or not batch.evaluates:
                 check_count("inputs", inputs, microbatches)
-            # An item of a list counts as one row, so the arithmetic of rounds is the same for both.
+            # A value of a list counts as one row, so that rounds are computed alike.
             return Rows(len(inputs.values), 1, is_list=True)
         if inputs is None:
             raise PipelineError(
@@ -513,14 +507,14 @@ class Batches:
         return Rows(total, total // microbatches)
 
     def _called(self, stage: int) -> str:
-        """A stage as messages call it: by its number in its pipeline, and by its model."""
+        """The name of a stage in messages: its number in its pipeline, and its model."""
         pipeline = self._layout.pipeline_of[stage]
         of_model = f" of the model `{pipeline.name}`" if self._layout.models else ""
         return f"stage {stage - pipeline.start}{of_model}"
 
     def _beside_others(self, first: int) -> str:
-        """What a first stage takes behind its inputs, and how to give these, if there are several
-        models.
+        """For messages about several models: which other values a first stage takes after its
+        inputs, and how to give the inputs.
         """
         if not self._layout.models:
             return ""
@@ -529,8 +523,8 @@ class Batches:
         return f"{behind}: give `inputs={{'{self._layout.model_of(first)}': …}}`"
 
     def _check_targets(self, targets: Value, rows: Rows) -> None:
-        """PipelineError where inputs and targets have other numbers of rows, for a loss might well
-        broadcast them, or where only one of them is cut.
+        """PipelineError if inputs and targets differ in their number of rows, which a loss might
+        broadcast, or if only one of them is a list.
         """
         if targets is None:
             raise PipelineError(
@@ -558,8 +552,8 @@ class Batches:
     def _slices(
         self, name: str, parts: Sequence[Value], mine: Sequence[int], rows: int
     ) -> tuple[list[Value], list[list[int]]]:
-        """Those of a round's microbatches that a pipeline has, in slices; and how long these are,
-        if they are not all as long as the others of their microbatch.
+        """The slices of a round's microbatches in a pipeline; and their lengths, if the slices of a
+        microbatch differ in length.
         """
         mine = [number for number in mine if number < len(parts)]
         slices = self._layout.slices
@@ -586,7 +580,7 @@ class Batches:
     def _by_unit(
         self, options: Sequence[Mapping[str, Any]], mine: Sequence[int]
     ) -> dict[int, Mapping[str, Any]]:
-        """The options of a round, by what passes through a stage of a pipeline."""
+        """The options of a round, by microbatch or slice of a pipeline."""
         slices = self._layout.slices
         own = (number for number in mine if number < len(options))
         return {
@@ -597,13 +591,13 @@ class Batches:
 
 
 def _microbatches(name: str, batch: Value, this: Round, dim: int) -> list[Value]:
-    """Those of a round."""
+    """The microbatches of a round."""
     if not this.count:
         return []
     if isinstance(batch, Microbatches):
         return list(batch.values[this.begin : this.begin + this.count])
     tensors, tree = flatten(batch, f"`{name}`")
-    # One slice of each tensor for the round, then its pieces: all are views, and nothing is copied.
+    # Narrow each tensor to the round, then cut it: both make views, so nothing is copied.
     rows = this.count * this.rows
     narrowed = [tensor.narrow(dim, this.first_row, rows) for tensor in tensors]
     return cut(unflatten(narrowed, tree), [this.rows] * this.count, dim)
@@ -612,8 +606,8 @@ def _microbatches(name: str, batch: Value, this: Round, dim: int) -> list[Value]
 def mean_of_slices(
     losses: Sequence[Tensor], units: Sequence[tuple[Stage, int]], slices: int
 ) -> Tensor:
-    """The losses by microbatch, of those of some units of stages: of each the mean of its slices',
-    as they count.
+    """The losses by microbatch, from those of slices (`units`): the mean over the slices, weighted
+    by their shares.
     """
     shares = [
         stage.shares.of_slice(unit) for stage, unit in units if stage.shares.of_slices
@@ -625,8 +619,8 @@ def mean_of_slices(
 
 
 def shares(layout: Layout) -> list[list[int]]:
-    """For each pipeline the numbers of its microbatches in the batch of a step: of each update, the
-    first pipeline has the first ones. Models have batches of their own.
+    """The numbers of each pipeline's microbatches in the batch of a step. In each update, the first
+    pipeline has the first ones. Each model has a batch of its own.
     """
     if layout.models:
         return [[*range(pipeline.microbatches)] for pipeline in layout.pipelines]

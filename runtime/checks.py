@@ -29,7 +29,7 @@ from schedlang.schedule.transports import (
 
 
 def wrong_number(plan: Plan, started: int, replicas: int = 1) -> str | None:
-    """What is wrong with the number of processes, for so many replicas of the plan."""
+    """The error, if any, in the number of processes for these replicas of the plan."""
     needed = len(plan.ranks) * replicas
     if needed == started:
         return None
@@ -41,7 +41,7 @@ def wrong_number(plan: Plan, started: int, replicas: int = 1) -> str | None:
 
 
 def check_mesh(mesh: DeviceMesh | None) -> None:
-    """Whether there is a process group, and a mesh has the dimensions that it must have."""
+    """Check that there is a process group, and that the mesh has the right dimensions."""
     if not dist.is_initialized():
         raise PipelineError(
             "there is no process group: call torch.distributed.init_process_group first"
@@ -59,7 +59,7 @@ def check_mesh(mesh: DeviceMesh | None) -> None:
 
 
 def check_plan(plan: Plan, processes: Processes, stages: Collection[int]) -> None:
-    """Whether there are as many processes as the plan needs, and the stages of this one."""
+    """Check the number of processes, and the stages of this one, against the plan."""
     wrong = wrong_number(plan, len(processes.pipeline))
     along = len(processes.pipeline)
     if wrong is not None and processes.are_of_mesh:
@@ -77,8 +77,8 @@ def check_plan(plan: Plan, processes: Processes, stages: Collection[int]) -> Non
 
 
 def check_alike(own: Plan, plan: Plan) -> None:
-    """PipelineError unless the plan of a step is one of the stages and connections of a pipeline:
-    only the order, and how many microbatches there are, may be others than in its own plan.
+    """PipelineError unless the plan of a step has the same stages and connections as the plan of
+    the pipeline: only the order and the number of microbatches may differ.
     """
     if plan.is_forward_only:
         raise PipelineError(
@@ -105,7 +105,7 @@ def _without_microbatches(layout: Layout) -> Layout:
 
 
 def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
-    """Whether a rank was given what the plan needs there."""
+    """Check that a rank was given what the plan needs there."""
     actions = plan.ranks[rank]
     _check_wrappers(setup.modules)
     _check_losses(plan, plan.stages_of(rank), setup)
@@ -116,13 +116,13 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
             if kind in STEPS
         }
     )
-    # Torch has no optimizer for a stage that has no weights, as one without blocks.
+    # Torch has no optimizer for a stage without weights.
     trained = {
         stage
         for stage in updated
         if any(True for _ in setup.modules[stage].parameters())
     }
-    # Where steps end with an update by the pipeline, that asks for the optimizers of all stages.
+    # If steps end with an update by the pipeline, that needs the optimizers of all stages.
     if not setup.ends_with_update(plan) and not (
         trained <= setup.optimizers.keys() <= set(updated)
     ):
@@ -140,8 +140,8 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
 
 
 def _check_wrappers(modules: Mapping[int, nn.Module]) -> None:
-    """PipelineError where something else than the pipeline sums the gradients of a stage, after the
-    backward of each microbatch.
+    """PipelineError if a wrapper of a stage sums gradients after the backward of each microbatch,
+    which only the pipeline may do.
     """
     for number, module in modules.items():
         for name, part in module.named_modules():
@@ -158,7 +158,7 @@ def _check_wrappers(modules: Mapping[int, nn.Module]) -> None:
 
 
 def _check_slices(plan: Plan, lengths: SliceLengths | None) -> None:
-    """Whether the lengths of slices are as many as the plan has."""
+    """Check that there is a length for each slice of the plan."""
     slices = plan.layout.slices
     if lengths is None:
         return
@@ -174,7 +174,7 @@ def _check_slices(plan: Plan, lengths: SliceLengths | None) -> None:
 
 
 def _check_losses(plan: Plan, held: Sequence[int], setup: Setup) -> None:
-    """Whether the last stages of a rank have a loss, where they have a backward."""
+    """Check that the last stages of a rank have a loss function if they have a backward."""
     layout = plan.layout
     names = [pipeline.name for pipeline in layout.pipelines]
     if isinstance(setup.loss_fn, Mapping) and not (
@@ -186,7 +186,7 @@ def _check_losses(plan: Plan, held: Sequence[int], setup: Setup) -> None:
         )
     for stage in filter(layout.is_last, held):
         has_loss = setup.loss_of(layout.model_of(stage)) is not None
-        # What a model makes that is frozen is a result, such as the scores of a reference.
+        # A frozen model needs no loss: its output is a result, such as the scores of a reference.
         needs_one = not layout.models or layout.has_backward[stage]
         if not has_loss and needs_one and not plan.is_forward_only:
             of_model = (
@@ -198,8 +198,8 @@ def _check_losses(plan: Plan, held: Sequence[int], setup: Setup) -> None:
 
 
 def _check_frozen(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> None:
-    """Whether the stages that are frozen in the plan are those whose weights want no gradient;
-    where the plan trains one for nothing, a warning says so.
+    """Check that exactly the frozen stages of the plan have weights that need no gradient; warn of
+    a stage that the plan trains for nothing.
     """
     layout = plan.layout
     for number, module in modules.items():
@@ -231,7 +231,7 @@ def _check_frozen(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> N
 def _check_tied(
     plan: Plan, number: int, weights: Mapping[str, nn.Parameter], tied: Tied
 ) -> None:
-    """Whether no weight of a stage is trained that a frozen stage has as well."""
+    """Check that no trained weight of a stage is tied to a weight of a frozen stage."""
     piece = plan.layout.piece(number)
     for names in tied:
         stages = range(len(plan.placement))
@@ -253,7 +253,7 @@ def _check_tied(
 def check_same(
     plan: Plan, setup: Setup, processes: Processes, watchdog: Watchdog
 ) -> None:
-    """Compare what all ranks must be given alike, which also waits for all of them."""
+    """Compare arguments that must be the same on all ranks, which also waits for all of them."""
     own = {
         "plan": plan.digest,
         "`tied`": str([*map(dict, setup.tied)]),
@@ -265,7 +265,7 @@ def check_same(
         "`skip_if`": str(setup.skipped_exceptions or setup.skip_if is not None),
     }
     for rank, theirs in watchdog.gather(json.dumps(own), "built no pipeline").items():
-        # One by one, so that the error names what differs.
+        # Compare one by one, so that the error names the argument.
         for what, value in json.loads(theirs).items():
             if value != own[what]:
                 raise PipelineError(
@@ -278,7 +278,7 @@ def _in_words(lengths: SliceLengths | None) -> str:
 
 
 def device_of(stages: Mapping[int, nn.Module]) -> torch.device | None:
-    """The device of a rank's modules, which must be one; None where they have no weights."""
+    """The device of a rank's modules, which must be the same; None if they have no weights."""
     devices = {
         weight.device for stage in stages.values() for weight in stage.parameters()
     }
@@ -296,8 +296,8 @@ def device_of(stages: Mapping[int, nn.Module]) -> torch.device | None:
 def agree_on_device(
     own: torch.device | None, processes: Processes, watchdog: Watchdog
 ) -> torch.device:
-    """The device of this rank: a rank without weights computes where the others do, on its current
-    device. PipelineError where some compute on the CPU and others on a GPU.
+    """The device of this rank. A rank without weights computes on the same type of device as the
+    others. PipelineError if some compute on the CPU and others on a GPU.
     """
     own_type = "" if own is None else own.type
     types = watchdog.gather(own_type, "built no pipeline")
@@ -328,8 +328,8 @@ BACKENDS_FOR_GPUS = {"nccl": True, "nccl2": True, "nccl-lazy": False}
 def check_transport(
     plan: Plan, group: dist.ProcessGroup, device: torch.device
 ) -> Transport:
-    """Whether the group sends tensors of the device, and whether the plan is proved for that. Gives
-    the transport by which messages go on GPUs.
+    """Check that the group can send tensors of this device, and that the plan is proved for that.
+    Returns the transport of messages on GPUs.
     """
     backend = backend_of(group, device)
     if device.type == "cuda" and backend not in BACKENDS_FOR_GPUS:
@@ -338,8 +338,8 @@ def check_transport(
             f"the stages are on a GPU, and the process group {how} for tensors there: only NCCL "
             "sends them. Use init_process_group('cpu:gloo,cuda:nccl')"
         )
-    # Torch makes NCCL's communicator at once where the group was bound to a device, and else at its
-    # first use, where ranks wait for each other: two transports, and the proof knows both.
+    # If the group was bound to a device, torch makes NCCL's communicator at once; otherwise at its
+    # first use, where ranks wait for each other. The proof knows both as transports.
     is_bound = group.bound_device_id is not None
     used = NCCL_EAGER if is_bound and BACKENDS_FOR_GPUS.get(str(backend)) else NCCL
     # gloo runs every plan: a rank waits for nothing but what it needs, and messages are matched by

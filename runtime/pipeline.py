@@ -117,10 +117,10 @@ else:
     ModelPart = on_demand("schedlang.runtime.model.model_files.ModelPart")
     write_model = on_demand("schedlang.runtime.model.model_files.write_model")
 
-#: What the only model of a plan is called.
+#: The name of the only model of a plan.
 _ONLY = ""
 
-#: The calls of so many plans of steps are kept.
+#: The number of plans whose calls are kept.
 _PLANS = 64
 
 #: All processes build the same pipelines one after another, and number them alike.
@@ -131,65 +131,71 @@ class Pipeline:
     """Runs the stages of this rank as a plan says, together with the other ranks of the default
     process group.
 
-    Or with those of a device `mesh` along its dimension `pp`. Along the other one, if it has two,
-    are replicas of the pipeline, each with batches of its own, whose gradients are summed
-    (docs/training.md).
+    With a device `mesh`, the other ranks are those along its dimension `pp`. If the mesh has a
+    second dimension, replicas of the pipeline lie along it. Each replica has batches of its own,
+    and their gradients are summed (docs/training.md).
 
-    `stages` are the modules of exactly the stages that the plan gives to this rank. A stage takes
-    what the one before returns, a tensor, or tensors in tuples, lists and dictionaries; a tuple as
-    several arguments. Where the plan has `edges`, it takes an argument from each stage before it,
-    in the order of their numbers. Where the plan has slices or skips, stages take and return more,
-    see `schedlang.runtime.parts.slices.Past` and `schedlang.runtime.parts.far_edges.Skips`. Rows
-    lie along the first dimension of all tensors of a batch, or along `batch_dim`; two of them are
-    that of the inputs and that of the targets. Where the plan has slices, those of a sequence are
-    as long as `slice_lengths` says: a length for each, or a function that gives these for a length
-    of the whole sequence; without it, all are alike. A slice's loss counts by its length.
+    `stages` has the modules of exactly the stages that the plan places on this rank, by number. A
+    stage is called with the output of the stage before: a tensor, or tensors in tuples, lists and
+    dictionaries; a tuple is passed as several arguments. If the plan has `edges`, a stage gets an
+    argument from each stage before it, in the order of their numbers. If the plan has slices or
+    skips, stages take and return more values, see `schedlang.runtime.parts.slices.Past` and
+    `schedlang.runtime.parts.far_edges.Skips`.
 
-    `loss_fn(output, targets)` gives the scalar loss of one microbatch, or a dictionary that has it
-    as `loss`; the rest of it is in `extras` after a step. Every microbatch's loss is multiplied by
-    `loss_scale` before its backward; without it by 1/microbatches, those of one update in all
-    replicas, for the gradient of the mean; and by the scale of a `torch.amp.GradScaler`, if it is
-    one. All ranks then skip an update where the gradients of one overflow
-    (docs/training.md#scaled-losses). A loss that is no finite number is a warning, once; with
-    `stop_on_nan` the pipeline ends there, before the weights are updated (but for updates that the
-    plan makes itself). With `skip_if`, all ranks skip a bad batch: an exception of this type in the
-    forward or the loss of any stage, or a function of the losses that returns True, see `skipped`
-    (docs/training.md#bad-batches). Stages may add losses of their own, see
-    `schedlang.runtime.losses.add_loss`, which are scaled alike.
+    `batch_dim` is the dimension along which the tensors of a batch have their rows, by default the
+    first; a pair is for inputs and targets. If the plan has slices, `slice_lengths` has their
+    lengths, or is a function that returns these for the length of the whole sequence; by default
+    all slices have the same length. The loss of a slice is weighted by its length.
 
-    Where the plan has several models (docs/models.md#several-models), `loss_fn` is one for all of
-    them or one for each, by its name, and the microbatches are those of a stage's own model. After
-    a step or an evaluation, `losses` and `outputs` have what the last stages of this rank have
-    made, by model.
+    `loss_fn(output, targets)` returns the scalar loss of one microbatch, or a dictionary with it as
+    `loss`; the other entries are in `extras` after a step. Before its backward, the loss of each
+    microbatch is multiplied by `loss_scale`, by default 1/microbatches (of one update, in all
+    replicas), which gives the gradient of the mean. `loss_scale` may also be a
+    `torch.amp.GradScaler`: all ranks then skip an update whose gradients overflow
+    (docs/training.md#scaled-losses). Losses that stages add (`schedlang.runtime.losses.add_loss`)
+    are scaled alike. The pipeline warns once of a loss that is not finite; with `stop_on_nan` it
+    ends there, before weights are updated (except by updates of the plan itself). With `skip_if`,
+    all ranks skip a bad batch: one in which the forward or the loss of any stage raises an
+    exception of this type, or for whose losses this function returns True, see `skipped`
+    (docs/training.md#bad-batches).
 
-    `tied` has for each weight that several stages have, as input and output embeddings, its names
-    by stage: `[{0: "byte.weight", 3: "scores.weight"}]`, by default those of `split`; its gradients
-    are summed at the end of a step. `transfer_dtype`, bfloat16 or float16, is what activations and
-    gradients of more bits are rounded to between ranks. Of stages that `fully_shard` has sharded,
-    the weights of `max_gathered` are gathered at once at most, by default of all. `optimizers` are
-    those of the stages that the plan updates (`U`), and no others. Gradients of such an update are
-    clipped to `max_norm`, over all stages, if it is given. With `max_norm` and a plan that updates
-    nothing, a step ends with an update by the `optimizers` of all stages, which may be made before
-    the norm is known (`validate`, docs/training.md#post-validation). Where the plan runs forwards
-    again (`R`), `verify` says when it is compared what both return: "first" in the first step,
-    "always", "never". With `audit`, the first step compares every stage with itself alone
-    (docs/models.md), and takes twice as long. No wait for a rank that does nothing is longer than
-    `timeout` seconds; a rank may compute, or compile, for as long as it takes.
+    If the plan has several models (docs/models.md#several-models), `loss_fn` is one function for
+    all, or a dictionary of functions by the models' names. A stage counts the microbatches of its
+    own model. After a step or an evaluation, `losses` and `outputs` have the results of this rank's
+    last stages, by model.
+
+    `tied` has the names by stage of each weight that several stages share, such as input and output
+    embeddings: `[{0: "byte.weight", 3: "scores.weight"}]`; by default those that `split` found.
+    Their gradients are summed at the end of a step. Activations and gradients are rounded to
+    `transfer_dtype`, bfloat16 or float16, before they are sent to other ranks. Of stages sharded by
+    `fully_shard`, at most `max_gathered` are gathered at a time, by default all.
+
+    `optimizers` are those of the stages that the plan updates (`U`), and no others. Gradients of
+    such an update are clipped to `max_norm`, the norm over all stages, if it is given. If
+    `max_norm` is given and the plan has no updates, each step ends with an update by the
+    `optimizers` of all stages; it may begin before the norm is known (`validate`,
+    docs/training.md#post-validation).
+
+    If the plan recomputes forwards (`R`), `verify` says when the outputs of both runs are compared:
+    "first" in the first step, "always", or "never". With `audit`, the first step also runs every
+    stage alone and compares the gradients (docs/models.md), which takes twice as long. No wait for
+    a rank that does nothing is longer than `timeout` seconds; a rank may compute, or compile, for
+    as long as it takes.
 
     A step may take another `plan` of the same stages, with more microbatches or fewer, or in
     another order (docs/training.md#another-number-of-microbatches-in-each-step).
 
     A plan without a flush is for a number of updates (`Plan.for_updates`), and a step makes them
-    all. The next step goes on as if there had been no cut; `state_dict` has what it needs for that
-    beside modules and optimizers.
+    all. The next step continues without a flush; `state_dict` has what must be saved for that
+    besides modules and optimizers.
 
-    While `record` is true, a step leaves its compute ops in `bars`, and its sends and waits for
-    receives in `messages`, with times of `time.perf_counter()`; in a `torch.profiler` all of them
-    are ranges by their names in the plan. `report` sums such steps up.
+    While `record` is true, a step stores its compute ops in `bars`, and its sends and waits for
+    receives in `messages`, with times of `time.perf_counter()`. Under a `torch.profiler` all of
+    them are ranges with their names in the plan. `report` summarizes such steps.
 
     PipelineError in the constructor or in a step means that the pipeline is over: all other ranks
-    have printed the cause and ended with exit code 1. With `survives_loss`, that another rank is
-    lost raises LostRank, and this process goes on (`schedlang.runtime.standby`).
+    have printed the cause and ended with exit code 1. With `survives_loss`, the loss of another
+    rank raises LostRank instead, and this process goes on (`schedlang.runtime.standby`).
     """
 
     def __init__(
@@ -238,9 +244,9 @@ class Pipeline:
         self.record = False
         self._stops_on_nan = stop_on_nan
         self._evaluations: dict[tuple[int, ...], list[Call]] = {}
-        #: What is known of steps once one of them was recorded.
+        #: Figures of the steps that were recorded.
         self._measured: Measured | None = None
-        #: All names of losses that ranks have had.
+        #: The names of all losses so far, of all ranks.
         self._loss_names: Sequence[str] = ()
         #: The plan that the pipeline was built with, and that of the last step or evaluation.
         self._plan = plan
@@ -256,8 +262,8 @@ class Pipeline:
         finalizer = weakref.finalize(self, self._watchdog.close)
         # At the exit of the process the watchdog closes itself.
         finalizer.atexit = False
-        # From here on the other ranks learn of an error: they build theirs together with this one,
-        # and would wait for it.
+        # From here on other ranks are told of an error, since they build their pipelines together
+        # with this rank, and would wait for it.
         with self._watchdog.guard():
             self._build(setup, number, timeout)
 
@@ -266,8 +272,8 @@ class Pipeline:
         return f"<Pipeline {self._plan.title}: rank {self._rank}, stages {stages}>"
 
     def _build(self, setup: Setup, number: int, timeout: float) -> None:
-        """Check what was given, and bind the calls of a step. All ranks do so together: they
-        compare what they were given, and make process groups in the same order.
+        """Check the arguments, and bind the calls of a step. All ranks do so together: they compare
+        their arguments, and make process groups in the same order.
         """
         plan = self._plan
         processes = self._processes
@@ -287,9 +293,8 @@ class Pipeline:
         if site.asks_for("sums"):
             check_shared_weights(site.shared, processes, self._watchdog)
         warn_of_equal_weights(plan, setup.modules, tied, processes, self._watchdog)
-        # From here on it is built from the inside out: stages, what they are given, the wire
-        # between ranks, the messages that go by it, the parts around both, and at last the calls of
-        # all of them.
+        # From here on the pipeline is built from the inside out: stages, their batches, the wire
+        # between ranks, the messages on the wire, the parts around both, and at last the calls.
         self._stages = build_stages(site)
         self._batches = Batches(
             plan,
@@ -317,19 +322,19 @@ class Pipeline:
         self._parts = build_parts_of_rank(rank)
         self._after_step = filled(self._parts, "after_step")
         self._validate = filled(self._parts, "validate")
-        #: Who walks over the warm-up, if it may be walked over twice.
+        #: The parts that run the warm-up, if it may run twice.
         self._walk_warm_up = filled(self._parts, "walk_warm_up")
         self._transport = transport
         self._training, self._warm_up = self._bind(plan)
-        #: By the digest of a plan, both of these.
+        #: Both of these, by the digest of the plan.
         self._bound = {plan.digest: (self._training, self._warm_up)}
         if self._device.type == "cuda":
-            # Last, since ranks wait for each other here: now each knows that it can run the plan.
+            # Last, since ranks wait for each other here: by now each has found that it can run it.
             warm_up(plan, processes, self._device)
 
     def _bind(self, plan: Plan) -> tuple[list[Call], int]:
-        """The calls of a step of a plan; and how many of them are in the warm-up, if it may be
-        walked over twice.
+        """The calls of a step of a plan; and the number of those in the warm-up, if it may run
+        twice.
         """
         end = warm_ups(plan)[self._rank] if self._walk_warm_up else 0
         calls = prepare(
@@ -340,7 +345,7 @@ class Pipeline:
         return calls, sum(index < end for index, _, _ in calls)
 
     def _follow(self, plan: Plan) -> None:
-        """Go by a plan from now on: the pipeline's own, or another one that a step is given."""
+        """Follow this plan from now on: the pipeline's own, or one that a step is given."""
         if plan.digest == self._followed.digest:
             return
         is_new = plan.digest not in self._bound
@@ -370,30 +375,30 @@ class Pipeline:
 
     @property
     def messages(self) -> "list[Bar]":
-        """Its sends, and its waits for receives."""
+        """The sends, and the waits for receives, of the last step that was recorded."""
         bars = self._measured.recording.bars if self._measured is not None else ()
         return [bar for bar in bars if is_transfer(bar.kind)]
 
     @property
     def extras(self) -> list[Mapping[str, Any]]:
-        """What `loss_fn` has given beside the losses of the last step or evaluation."""
+        """The other entries that `loss_fn` returned in the last step or evaluation."""
         return self._results.extras
 
     @property
     def skipped(self) -> bool:
-        """Whether all ranks have skipped the batch of the last step: there are no losses of it, and
-        no gradients, so that an optimizer has nothing to do.
+        """Whether all ranks have skipped the batch of the last step, which then has no losses and
+        no gradients, so that an optimizer changes nothing.
         """
         return any(part.skipped for part in self._parts)
 
     @property
     def losses(self) -> dict[str, Tensor]:
-        """The losses of the last stages of this rank by microbatch, by model."""
+        """The losses of this rank's last stages: by model, a tensor of shape (microbatches,)."""
         return self._results.losses
 
     @property
     def outputs(self) -> dict[str, list[Value]]:
-        """What the last stages of this rank have returned by microbatch, by model."""
+        """The outputs of this rank's last stages: by model, a list by microbatch."""
         return self._results.outputs
 
     @overload
@@ -435,37 +440,38 @@ class Pipeline:
     ) -> Tensor | tuple[Tensor | None, list[Value] | None] | None:
         """Run the plan once on a batch; gradients add up in `.grad`.
 
-        `inputs` are needed on the rank of the first stage, `targets` on that of the last, and
-        elsewhere they may be None. A rank that is given both compares them: all ranks of a pipeline
-        load the same batches. Where there are several first stages, `inputs` is a dictionary, `{0:
-        images, 1: texts}`, and a rank needs those of its own stages. All their tensors are cut into
-        microbatches along `batch_dim`, and these into slices along the first dimension but that
-        one. `keywords` are keyword arguments for the modules of this rank: their tensors are cut
-        into microbatches as inputs are, and all else is the same for all microbatches
-        (`schedlang.runtime.keywords`). `options` are such arguments that are not cut, one
+        The rank of the first stage needs `inputs`, that of the last stage `targets`; elsewhere both
+        may be None. All ranks of a pipeline must load the same batches, and a rank that is given
+        both compares them. If there are several first stages, `inputs` is a dictionary, such as
+        `{0: images, 1: texts}`, of which a rank needs the entries of its own stages. All tensors
+        are cut into microbatches along `batch_dim`, and microbatches into slices along the first
+        other dimension. `keywords` are keyword arguments for the modules of this rank: their
+        tensors are cut like inputs, and other values are the same for all microbatches
+        (`schedlang.runtime.keywords`). `options` are keyword arguments that are not cut, one
         dictionary per microbatch.
 
-        Gives the losses by microbatch, unscaled, as a tensor of shape (microbatches,) on the rank
-        of the last stage, and None elsewhere; that of a microbatch is the mean of its slices'. Of
-        several pipelines the first has the first microbatches, of each update; a rank gives the
-        losses that it has. With `return_outputs` it gives two: the losses, and what the last stage
-        has returned, by microbatch and without its graph.
+        Returns the unscaled losses on the rank of the last stage, as a tensor of shape
+        (microbatches,), and None elsewhere; the loss of a microbatch is the mean over its slices.
+        If there are several pipelines, the first one has the first microbatches of each update, and
+        a rank returns the losses that it has. With `return_outputs`, the result is a pair: the
+        losses, and the last stage's outputs by microbatch, without their graphs.
 
-        A list, of inputs and of targets, is one of the plan's microbatches, which are given to
-        the stages as they are: they may have any shapes, and differ in them. `counts`, on the ranks
-        of first stages, are how many rows or tokens the loss of each is the mean of: then the
-        gradient is that of the mean over all of these, of an update in all replicas. Without it,
-        the loss of each microbatch counts the same, and those of a list must have the same shape.
-        Of several models, each has its own, by name.
+        If inputs and targets are lists, their values are the plan's microbatches, which stages get
+        as they are: their shapes may differ. `counts`, on the ranks of first stages, are the
+        numbers of rows or tokens over which the losses of microbatches are means. The gradient is
+        then that of the mean over all rows or tokens of an update, in all replicas. Without
+        `counts`, all microbatches have the same weight, and those of a list must have the same
+        shape. For several models, `counts` is a dictionary by name.
 
-        With another `plan`, such as `plan.for_microbatches(3)`, which all ranks are given, the step
-        follows that one. It has the stages of the pipeline's plan on the same ranks.
+        With `plan`, such as `plan.for_microbatches(3)`, the step follows that plan instead of the
+        pipeline's. It must have the same stages on the same ranks, and all ranks must be given the
+        same one.
 
-        What `loss_fn` has given beside the losses is in `extras` on the rank of the last stage: a
-        dictionary for each microbatch, or slice of one.
+        The other entries that `loss_fn` returned are in `extras` on the rank of the last stage: a
+        dictionary for each microbatch, or for each slice.
 
-        Of several models all of these are dictionaries by the models' names, and it gives None: see
-        `losses` and `outputs`.
+        For several models, inputs, targets and options are dictionaries by the models' names. The
+        step then returns None, and the results are in `losses` and `outputs`.
         """
         if self._plan.is_forward_only:
             raise PipelineError(
@@ -489,14 +495,13 @@ class Pipeline:
     def train_batch(
         self, batches: Iterator[Any] | None = None, **given: Any
     ) -> Tensor | tuple[Tensor | None, list[Value] | None] | None:
-        """Take the next batch of an iterator, a pair of inputs and targets or a dictionary of
-        arguments of `step`, and make a step with it and with what is `given`; gives what `step`
-        gives.
+        """Take the next batch of an iterator, which is a pair of inputs and targets or a dictionary
+        of arguments of `step`; call `step` with it and with the other arguments, `given`.
 
-        All ranks do so together. The ranks that need inputs, targets or keyword arguments have an
-        iterator, and others may have none. At the end of the iterators StopIteration is raised on
-        all ranks, as by `next`; it is an error where they end after different numbers of batches.
-        Where the iterator of a rank raises an exception of `skip_if`, all ranks skip the batch.
+        All ranks call this together. Ranks that need inputs, targets or keyword arguments have an
+        iterator, and others may have none. At the end of the iterators, StopIteration is raised on
+        all ranks, as by `next`; it is an error if they end after different numbers of batches. If
+        the iterator of a rank raises an exception of `skip_if`, all ranks skip the batch.
         """
         with self._watchdog.guard("in train_batch"):
             batch = next_batch(batches, self._site.setup.skipped_exceptions)
@@ -509,7 +514,7 @@ class Pipeline:
         return None if batch.is_bad else self.step(**batch.arguments, **given)
 
     def _train(self, batch: Batch, plan: Plan, return_outputs: bool) -> Tensor | None:
-        """Walk over the plan, and take the losses and what else has been made; give the losses."""
+        """Run the plan once, and collect the results; return the losses."""
         if self._has_saved:
             self._has_saved = False
             warn_of_gradients(self.parameters())
@@ -517,7 +522,7 @@ class Pipeline:
         this = self._run(batch, plan, 0)
         self._results.take(this, self._watchdog.step, return_outputs)
         if self._stops_on_nan:
-            # Those without losses wait here for those that have some.
+            # Ranks without losses wait here for those that have some.
             self._meet("at the losses")
         if self._after_step:
             with self._watchdog.guard("at the update"):
@@ -530,7 +535,7 @@ class Pipeline:
         self._meet("in barrier")
 
     def _meet(self, where: str) -> None:
-        """Wait for all ranks of the plan; `where` says in messages where they meet."""
+        """Wait for all ranks of the plan; messages name the place by `where`."""
         with self._watchdog.guard(where):
             self._wire.reduce(torch.zeros(1, device=self._device), dist.ReduceOp.MAX)
 
@@ -547,21 +552,21 @@ class Pipeline:
         rows: int | None = None,
         **keywords: Any,
     ) -> list[Value] | None:
-        """Run the forwards of the plan alone, without gradients; `step` says what they take.
+        """Run only the forwards of the plan, without gradients. The arguments are those of `step`.
 
-        A batch may have any number of rows: it is cut into microbatches of so many `rows`, of which
-        the last one may have fewer, and the plan is walked as often as it takes. Without `rows`
-        there are at most as many microbatches as the plan has. The rank of the first stage says how
-        many rows there are, for all. A list has any number of microbatches, of any shapes.
+        A batch may have any number of rows. It is cut into microbatches of `rows` rows, the last
+        one perhaps shorter, and the plan runs as often as needed. Without `rows`, there are at most
+        as many microbatches as the plan has. The rank of the first stage tells the others the
+        number of rows. A list may have any number of microbatches, of any shapes.
 
-        Gives on the rank of the last stage its outputs by microbatch, or with `targets` the losses;
-        None elsewhere.
+        Returns on the rank of the last stage its outputs by microbatch, or the losses if there are
+        `targets`; None elsewhere.
         """
         if rows is not None and rows < 1:
             raise PipelineError(f"`rows` is {rows}, it must be 1 or more")
-        # What `torch.inference_mode` makes can never be trained with: a table that a model keeps
-        # from its first forward, the state of an optimizer. So an evaluation is not in it, unless
-        # the model itself was made there.
+        # A tensor made in `torch.inference_mode` can never be used in training, such as a table
+        # that a model keeps from its first forward, or an optimizer's state. So an evaluation does
+        # not run in that mode, unless the model itself was made in it.
         modules = [stage.module for stage in self._stages.values()]
         with torch.inference_mode(are_of_inference(modules)), torch.no_grad():
             self.validate()
@@ -571,7 +576,7 @@ class Pipeline:
         return outputs
 
     def _evaluate(self, batch: Batch) -> list[Value] | None:
-        """Walk over the forwards until the batch is through."""
+        """Run rounds of forwards until the batch ends."""
         self._results.begin()
         number = 0
         is_over = False
@@ -585,10 +590,11 @@ class Pipeline:
         return self.outputs.get(_ONLY)
 
     def named_losses(self) -> dict[str, float]:
-        """The losses of the last step or evaluation by their names, on all ranks, which all ask for
-        them: `loss`, that of the last stage, and those that stages have added (`add_loss`), without
-        their weights; means over all microbatches, as they count, and over replicas. Of several
-        models each has its own, `actor.loss`.
+        """The losses of the last step or evaluation by name; all ranks call this, and get the same.
+
+        `loss` is that of the last stage; the others were added by stages (`add_loss`), and are
+        given without their factors. Each is the weighted mean over all microbatches and replicas.
+        For several models, the model's name comes first: `actor.loss`.
         """
         with self._watchdog.guard("in named_losses"):
             self._loss_names, means = means_of_losses(
@@ -603,8 +609,8 @@ class Pipeline:
     def report(self, peak_flops: float | None = None) -> "Report":
         """Speed, FLOPs, idle time, memory and the slowest rank of the steps that were recorded
         since the last report: a dictionary of numbers for a logger, and text for people
-        (docs/training.md#what-a-run-reaches). All ranks ask for it, and get the same. `mfu` is the
-        share of what the devices can do, or of `peak_flops` per second of each.
+        (docs/training.md#what-a-run-reaches). All ranks call this, and get the same. `mfu` is
+        relative to `peak_flops`, in FLOPs per second of one device; by default those of its type.
         """
         with self._watchdog.guard("in report"):
             report = None
@@ -619,12 +625,12 @@ class Pipeline:
         return report
 
     def _run(self, batch: Batch, plan: Plan, number: int) -> list[Round]:
-        """Run a round of a batch, by its number, as a plan says: the walk over its calls, and what
-        is to be done before and after it.
+        """Run a round of a batch, by its number, under a plan: prepare it, walk over the calls, and
+        finish it.
         """
         watchdog = self._watchdog
         watchdog.step += 1
-        # What they count and note by steps is about training; an evaluation leaves it as it is.
+        # Parts and stages count steps of training; an evaluation is none.
         owners: list[Part | Stage] = []
         if not batch.evaluates:
             owners = [*self._parts, *self._stages.values()]
@@ -633,7 +639,7 @@ class Pipeline:
             for owner in owners:
                 owner.begin_step()
             given = self._batches.load_inputs(batch, number)
-            # The wait for the other ranks counts as one for the first action.
+            # A wait for other ranks here counts as a wait of the first action.
             watchdog.action = 0
             announced = self._exchange.begin(given)
             watchdog.action = None
@@ -661,8 +667,8 @@ class Pipeline:
         return this
 
     def _start_over(self, batch: Batch) -> None:
-        """Get ready to walk over the warm-up once more."""
-        # All that is sent in a warm-up is received in one.
+        """Prepare a second run of the warm-up."""
+        # Every message sent in a warm-up is received in it.
         self._exchange.complete_sends()
         if self.record and self._measured is not None:
             self._measured.begin_anew()
@@ -671,7 +677,7 @@ class Pipeline:
     def _measure(
         self, batch: Batch, given: Mapping[int, Given], this: Sequence[Round]
     ) -> None:
-        """Record the round that begins, if that is asked for."""
+        """Record the round that begins, if `record` is set."""
         if self.record:
             if self._measured is None:
                 dim = dims_of(self._site.setup.batch_dim).inputs
@@ -688,26 +694,23 @@ class Pipeline:
         if self.record and self._measured is not None:
             self._measured.recording.walk(calls, self._watchdog, self._followed.names)
             return
-        # The loop variable is a field of the watchdog, whose thread reads it: so it knows where
-        # this rank is, and the walk does nothing for that.
+        # The loop variable is a field of the watchdog. So its thread knows where this rank is,
+        # without any work in the walk.
         for self._watchdog.action, call, _ in calls:
             call()
-            # A GPU is behind: marks between its work tell the watchdog how far.
+            # A GPU is behind the host, and marks in its stream tell the watchdog how far it is.
             if self._watchdog.gpu is not None:
                 self._watchdog.mark()
 
     def _evaluation(self, this: Sequence[Round]) -> list[Call]:
-        """The calls of the forwards of a round, by the indices that these have in the whole
-        plan.
-        """
+        """The calls of the forwards of a round, with the indices of these actions in the plan."""
         counts = self._batches.counts(this)
         if counts not in self._evaluations:
             indices = forwards(self._plan, self._rank, counts)
             plan = forward_only(self._plan, counts)
-            # The same stages and messages, but without backwards, and with so many microbatches
-            # alone.
+            # The same stages and messages, without backwards, and only with these microbatches.
             calls = prepare(plan, self._rank, self._stages, self._exchange, self._parts)
-            # What is left for the end of a round has the index of its last action, if it has any.
+            # Calls at the end of a round have the index of its last action, if it has any.
             self._evaluations[counts] = [
                 (indices[index] if indices else 0, call, op)
                 for index, call, op in calls
@@ -715,10 +718,11 @@ class Pipeline:
         return self._evaluations[counts]
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters of this rank that an optimizer updates after a step: of a stage whose
-        weights travel from rank to rank, where it is at home, and of all others.
+        """The parameters of this rank that an optimizer updates after a step.
 
-        Between two steps others are nowhere: they have no elements, and no gradients.
+        If the weights of a stage travel from rank to rank, they are at home on one rank between two
+        steps, and only that rank has them here. On other ranks they have no elements then, and no
+        gradients.
         """
         homes = homes_of(self._plan, self._stages)
         modules = (
@@ -726,7 +730,7 @@ class Pipeline:
             for number, stage in self._stages.items()
             if homes.get(number, number) == number
         )
-        # Two stages may have one module.
+        # Two stages may have the same module.
         return iter(
             {
                 id(each): each for module in modules for each in module.parameters()
@@ -736,12 +740,12 @@ class Pipeline:
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, model: str | None = None
     ) -> Tensor:
-        """Scale the gradients of all stages to a norm of at most `max_norm`; gives the norm that
-        they had before, on all ranks.
+        """Scale the gradients of all stages to a norm of at most `max_norm`; return the norm before
+        on all ranks.
 
-        As `torch.nn.utils.clip_grad_norm_` does for the whole model in one process; all ranks do
-        so, after a step. Of several models, each has a norm of its own: `model` is the name of one.
-        A plan that updates its stages itself has applied the gradients by then.
+        This is what `torch.nn.utils.clip_grad_norm_` does for the whole model in one process. All
+        ranks call it together, after a step. For several models, `model` is the name of the one
+        whose gradients are clipped. If the plan itself updates stages, it is too late to clip.
         """
         with self._watchdog.guard("in clip_grad_norm_"):
             check_clipping(
@@ -760,13 +764,12 @@ class Pipeline:
         return norm
 
     def validate(self) -> None:
-        """Wait for the norm of the update after the last step, and make that update anew if it was
-        to be clipped: call it before the script reads or changes weights or what optimizers keep,
-        and after the last step.
+        """Wait for the norm of the update after the last step, and repeat that update if it should
+        have been clipped. Call this after the last step, and before the script reads or changes
+        weights or the state of optimizers.
 
-        A step does so for the one before, and so do `evaluate`, `save`, `save_model` and `norms`.
-        It says nothing to other ranks, so that any of them may call it. Where a step does not end
-        with an update, there is nothing to wait for.
+        The next step does this itself, as do `evaluate`, `save`, `save_model` and `norms`. It sends
+        no messages, so any rank may call it. If steps do not end with an update, it does nothing.
         """
         if self._validate:
             with self._watchdog.guard("in validate"):
@@ -775,8 +778,8 @@ class Pipeline:
 
     @property
     def norms(self) -> list[Tensor]:
-        """For each update of the last step its norm, on all ranks the same, before it was clipped
-        to `max_norm`. Of one after a step this waits for it, as `validate` does.
+        """The gradient norm of each update of the last step before it was clipped to `max_norm`,
+        the same on all ranks. For an update at the end of a step, this waits as `validate` does.
         """
         self.validate()
         norms = chain.from_iterable(sorted(part.norms.items()) for part in self._parts)
@@ -784,12 +787,12 @@ class Pipeline:
 
     @property
     def audits(self) -> list[str]:
-        """What the `audit` of the first step has found, for each stage of this rank."""
+        """The result of the `audit` of the first step, for each stage of this rank."""
         parts = chain.from_iterable(stage.parts for stage in self._stages.values())
         return [part.verdict for part in parts if part.verdict is not None]
 
     def mean_over_replicas(self, values: Tensor) -> Tensor:
-        """The mean of a tensor, such as losses, over the replicas of this rank, which all do so,
+        """The mean of a tensor, such as losses, over the replicas of this rank, which all call this
         after a step.
         """
         replicas = self._processes.replicas
@@ -800,15 +803,15 @@ class Pipeline:
         return total / len(replicas.processes)
 
     def state_dict(self) -> dict[int, Any]:
-        """What a checkpoint needs beside modules and optimizers: older versions of the weights, by
-        stage.
+        """The state that a checkpoint needs besides modules and optimizers: older versions of the
+        weights, by stage.
         """
         return {
             number: versions.state_dict() for number, versions in self._versions.items()
         }
 
     def load_state_dict(self, state: Mapping[int, Any]) -> None:
-        """Go on where a checkpoint was made, whose weights the modules have by now."""
+        """Restore this state, after the modules have the weights of the checkpoint."""
         versions = self._versions
         if state.keys() != versions.keys():
             raise PipelineError(
@@ -820,7 +823,7 @@ class Pipeline:
 
     @property
     def _versions(self) -> dict[int, Part]:
-        """By stage, the part that keeps older versions of its weights."""
+        """The parts that keep older versions of weights, by stage."""
         return {
             number: part
             for number, stage in self._stages.items()
@@ -831,13 +834,14 @@ class Pipeline:
     def save(
         self, folder: str | Path, step: int, others: Sequence[Stateful] = ()
     ) -> None:
-        """Write this rank's file of a checkpoint, between two updates; all ranks do so, after the
-        same steps.
+        """Write this rank's file of a checkpoint, between two updates; all ranks call this after
+        the same step.
 
-        It has the weights of the stages, in all versions, the optimizers that the pipeline was
-        given, and torch's random state; and the states of `others`, such as optimizers of the
-        script and learning rate schedulers. Within a step, where a handler of a signal may call it,
-        it is put off: all ranks write after the same step. It has no gradients.
+        The file has the weights of the stages in all versions, the state of the pipeline's
+        optimizers, torch's random state, and the states of `others`, such as the script's own
+        optimizers and learning rate schedulers; but no gradients. If it is called within a step,
+        for example by a handler of a signal, it is postponed so that all ranks write after the same
+        step.
         """
         if self._later.add("save", partial(self.save, folder, step, others)):
             return
@@ -847,10 +851,10 @@ class Pipeline:
         self._has_saved = True
 
     def resume(self, folder: str | Path, others: Sequence[Stateful] = ()) -> int:
-        """Go on from the newest checkpoint that all ranks have in the folder: its step, or 0 if
-        there is none.
+        """Resume from the newest checkpoint that all ranks have in the folder; return its step, or
+        0 if there is none.
 
-        All ranks do so, with as many `others`, in the same order, as for `save`.
+        All ranks call this, with the same `others` in the same order as for `save`.
         """
         self.validate()
         with self._watchdog.guard():
@@ -876,10 +880,10 @@ class Pipeline:
         """Write the model under its own names, whole or not at all, into a folder that all ranks
         share.
 
-        `load_model` reads the weights for any plan, `load_optimizers` what optimizers keep, those
-        of the pipeline and the script's, and `load_state` the `state`: what else the script has, by
-        names of its own, such as `{"scheduler": scheduler}`, which is the same on all ranks. The
-        stages are those of `split`. Within a step it is put off, as `save` is.
+        `load_model` reads the weights for any plan. `load_optimizers` reads the state of the
+        pipeline's and the script's optimizers. `load_state` reads the `state`: other objects of the
+        script by name, such as `{"scheduler": scheduler}`, which are the same on all ranks. The
+        stages must be those of `split`. Within a step, the call is postponed, as for `save`.
         """
         check_state(state)
         call = partial(self.save_model, folder, step, optimizers, state)

@@ -1,12 +1,12 @@
-"""One stage: what F, B and U mean on a torch module.
+"""One stage: how F, B and U run on a torch module.
 
-What is held between two ops stands on the line:
+From F to B a stage holds the graph of the forward:
 
     F ──── graph of the forward ────► B
 
-All else that a stage may do is a part (`schedlang.runtime.part`): backwards in halves, forwards
-that are run again, forwards that overlap backwards, losses of its own. Parts run the module,
-forward and backward, by the functions here.
+Everything else that a stage may do is a part (`schedlang.runtime.part`): split backwards,
+recomputation, forwards that overlap backwards, added losses. Parts run the module's forward and
+backward through the functions here.
 """
 
 import warnings
@@ -53,11 +53,12 @@ _NOTHING = nullcontext()
 
 @frozen
 class StagePlan:
-    """What a plan says about a stage: its number, whether it has an input and an output at all,
-    beside what passes along far edges, whether it takes inputs of the model, and whether it is an
-    end, which hands on nothing and has no `loss_fn`; whether it has a backward, and whether that
-    ends here, since the input comes from outside or from a stage without one; and the microbatches
-    of its model, of which another plan for a step may have more or fewer.
+    """What a plan says about a stage.
+
+    `has_input` and `has_output` do not count the values of far edges. `is_first`: the stage takes
+    inputs of the model. `is_end`: it hands on nothing, and has no `loss_fn`. `ends_backward`: its
+    input needs no gradient, since it comes from outside or from a stage without a backward.
+    `microbatches` are those of its model; another plan for a step may have more or fewer.
     """
 
     number: int
@@ -71,7 +72,7 @@ class StagePlan:
 
     @classmethod
     def of(cls, plan: Plan, number: int) -> "StagePlan":
-        """What a plan says about the stage with this number."""
+        """Look up the stage with this number in a plan."""
         layout = plan.layout
         return cls(
             number,
@@ -88,7 +89,7 @@ class StagePlan:
 def _walk_whole(
     roots: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor]
 ) -> Sequence[Tensor | None]:
-    """Add up the gradients of weights; gives those of the leaves."""
+    """Run a whole backward, which adds to the gradients of weights; return those of the leaves."""
     if roots:
         run_backward(roots, gradients)
     found = [leaf.grad for leaf in leaves]
@@ -98,7 +99,9 @@ def _walk_whole(
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """A step may be inside `torch.autocast`; a backward is not, as a script alone has it."""
+    """A context in which autocast is off, as it should be for a backward, even if the step is
+    inside `torch.autocast`.
+    """
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return _NOTHING
@@ -107,16 +110,15 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 class Stage:
     """A stage and its microbatches in flight.
 
-    Four dictionaries hold what passes from stage to stage, by microbatch, from the moment it is
-    there to its one use: `inputs` and `gradients` (of the outputs, one for each tensor that may
-    have one, None where there is none) come in, `outputs` and `input_gradients` go out. Tensors
-    that want a gradient require it. Where the next stage is on the same rank,
-    the two stages share theirs. `targets` and `options`, the module's keyword arguments, are there
-    for the whole step.
+    Four dictionaries, by microbatch, hold the tensors that pass from stage to stage until they are
+    used, which is once: `inputs` and `gradients` (of the outputs, None for a tensor without one)
+    come in, `outputs` and `input_gradients` go out. If the next stage is on the same rank, the two
+    stages share dictionaries. `targets` and `options`, which are the module's keyword arguments,
+    stay for the whole step.
 
-    On the last stage, which has a `loss`, the output is the loss, detached; beside it are there, by
-    microbatch, the `extras` that the loss function has given, and where they are asked for, the
-    `results`, what the module returned.
+    The output of a last stage with a `loss` is the detached loss. By microbatch, `extras` are the
+    other entries that the loss function returned, and `results`, if they are asked for, what the
+    module returned.
     """
 
     def __init__(
@@ -138,17 +140,18 @@ class Stage:
         self.loss: Callable[[Value, Value], tuple[Tensor, Mapping[str, Any]]] | None = (
             loss
         )
-        #: What losses are multiplied by before their backward: of each step by its microbatches,
-        #: and in this step.
+        #: The factor of losses before their backward, by the number of microbatches of a step; and
+        #: the factor in this step.
         self._scale_now = scale
         self._scale = 1.0
-        #: By name, the sums of the losses that the module has added in this step.
+        #: The sums of the losses that the module has added in this step, by name.
         self.added: dict[str, Tensor] = {}
         self.optimizer = optimizer
         self.parts = parts
-        # A backward goes the way of its forward back: it adds gradients in the order in which parts
-        # took values from what was returned, and gives them out in the order in which parts added
-        # to what goes in. So roots and leaves need no names, each part counts its own.
+        # A backward calls parts in the reverse order of its forward: gradients of roots are added
+        # in the order in which parts took values from the output, and gradients of leaves are taken
+        # in the order in which parts added inputs. So each part only counts its own roots and
+        # leaves.
         inwards = parts[::-1]
         self._before_step = filled(parts, "begin_step")
         self._before_anew = filled(parts, "begin_anew")
@@ -163,16 +166,16 @@ class Stage:
         self.gradients: dict[int, list[Tensor | None]] = {}
         self.input_gradients: dict[int, list[Tensor | None]] = {}
         self.targets: dict[int, Value] = {}
-        #: How much the losses of this step count beside each other.
+        #: The weights of this step's losses relative to each other.
         self.shares = Shares()
         self.extras: dict[int, Mapping[str, Any]] = {}
         self.keeps_results = False
         self.results: dict[int, Value] = {}
         self.options: Mapping[int, Mapping[str, Any]] = {}
-        #: From F to the backward: how many leaves are of the input, all leaves, the roots.
+        #: From F to B: how many leaves belong to the input, all leaves, and the roots.
         self._live: dict[int, tuple[int, Sequence[Tensor], Sequence[Tensor]]] = {}
-        #: The stages before and after, where they are on this rank; and how often the tensors that
-        #: wait for the one after had been changed in place.
+        #: The stages before and after this one, if they are on this rank; and how often the tensors
+        #: that wait for the stage after had been changed in place.
         self.stage_before: Stage | None = None
         self.stage_after: Stage | None = None
         self._handed_on: dict[int, list[int]] = {}
@@ -184,8 +187,8 @@ class Stage:
 
     @property
     def ops(self) -> Ops:
-        """What does each op of this stage: the method that the op's row names, of the outermost
-        part that has it, or of the stage itself.
+        """The method that runs each op of this stage. The op's row names it; it belongs to the
+        outermost part that has it, or to the stage itself.
         """
         does: dict[Kind, Callable[[int], None]] = {
             Kind(kind): partial(op.method, self)
@@ -201,7 +204,7 @@ class Stage:
 
     @property
     def boxes(self) -> Boxes:
-        """Where the messages of this stage come from and go to."""
+        """The dictionaries that messages of this stage are taken from and put into."""
         own: dict[Kind, dict[int, Any]] = {
             SENDS[Kind.F]: self.outputs,
             RECEIVES[Kind.F]: self.inputs,
@@ -214,7 +217,7 @@ class Stage:
         return found
 
     def pass_to(self, following: "Stage") -> None:
-        """Share what passes with the next stage, which is on the same rank."""
+        """Share dictionaries with the next stage, which is on the same rank."""
         self.stage_after = following
         following.stage_before = self
         following.inputs = self.outputs
@@ -225,7 +228,7 @@ class Stage:
         self.plan = StagePlan.of(plan, self.number)
 
     def add_before_forward(self, call: Callable[[Forward], None]) -> None:
-        """Make a call before each forward from now on, when all parts have added what they do."""
+        """Add a function that is called before each forward, after those of all parts."""
         self._before_forward.append(call)
 
     def begin_step(self) -> None:
@@ -235,7 +238,7 @@ class Stage:
             call()
 
     def begin_anew(self) -> None:
-        """The step that has begun starts over, with other weights."""
+        """The step starts over, with other weights."""
         self.added = {}
         for call in self._before_anew:
             call()
@@ -246,14 +249,14 @@ class Stage:
             call()
 
     def forward(self, microbatch: int) -> None:
-        """F: the output, and on the last stage the loss; the graph is kept for the backward."""
+        """F: compute the output, or the loss on the last stage; keep the graph for the backward."""
         input = self.take_input(microbatch)
         run = Forward(microbatch, input, self.options_of(microbatch), has_graph=True)
         self.put_output(microbatch, self.record(run))
 
     def backward(self, microbatch: int) -> None:
-        """B: the gradients of the weights, which add up, and of the input; or I, those of the input
-        alone. Where no W follows an I, since the weights are frozen, both are the same.
+        """B: compute the gradients of the weights, which add up, and of the input. Also I of frozen
+        stages, which have no W.
         """
         run = self.begin_backward(microbatch)
         with self.surroundings(run):
@@ -261,8 +264,8 @@ class Stage:
         self.end_backward(run)
 
     def evaluate(self, microbatch: int) -> None:
-        """F without a backward: on the last stage the loss if there are targets, and else the
-        output.
+        """F without a backward. The last stage computes the loss if there are targets, otherwise it
+        keeps the output.
         """
         input = self.inputs.pop(microbatch) if self.plan.has_input else ()
         options = self.options_of(microbatch)
@@ -272,21 +275,21 @@ class Stage:
             self.outputs[microbatch] = output
 
     def update(self, _: int = 0) -> None:
-        """U: the optimizer's step, and gradients start anew."""
+        """U: the optimizer's step; then clear gradients."""
         self.begin_update()
         self.end_update()
 
     def begin_update(self) -> None:
-        """The first half of U: the module's parameters have the gradient of the update."""
+        """The first half of U, after which parameters have the gradient of the update."""
         for part in self.parts:
             part.before_update()
 
     def end_update(self) -> None:
-        """The second half of U: the optimizer's step; a stage without weights has none."""
+        """The second half of U: the optimizer's step. A stage without weights has no optimizer."""
         if self.optimizer is not None:
             self.optimizer.step()
             self.optimizer.zero_grad()
-        # Where the step is inside `torch.autocast`, that keeps casts of the weights as they were.
+        # If the step is inside `torch.autocast`, its cache has casts of the old weights.
         torch.clear_autocast_cache()
         for part in self.parts:
             part.after_update()
@@ -303,14 +306,14 @@ class Stage:
         return input
 
     def put_output(self, microbatch: int, output: Value) -> None:
-        """Leave the output of a forward in training to whoever takes it."""
+        """Store the output of a forward in training for the next stage."""
         if self.plan.has_output:
             self.outputs[microbatch] = output
         if self.stage_after is not None:
             self._handed_on[microbatch] = self._changes_of(output)
 
     def record(self, run: Forward) -> Value:
-        """The output of a run whose graph is kept for the backward."""
+        """Run a forward, and keep its graph for the backward; return its output."""
         microbatch = run.microbatch
         if not self.plan.ends_backward:
             run.leaves = leaves_of(run.input)
@@ -326,20 +329,20 @@ class Stage:
         for call in self._recorded:
             call(run)
         if self.loss is not None:
-            # The backward starts from the scale, and the loss stays as `loss_fn` gave it.
+            # The backward starts from the scale, so the loss stays as `loss_fn` returned it.
             scale = self.scale_of(microbatch)
             self.gradients[microbatch] = [torch.full_like(tensors[0], scale)]
             return tensors[0].detach()
         return self.hand_on(run, output)
 
     def hand_on(self, run: Forward, output: Value) -> Value:
-        """What the next stage is given of an output."""
+        """The part of an output that the next stage gets."""
         if not self.plan.has_output:
             return ()
         return run.handed_on(self._output_name, *self._tensors_of(output))
 
     def run(self, run: Forward) -> Value:
-        """Run the module and take its output, or on the last stage the loss."""
+        """Run the module; return its output, or the loss on the last stage."""
         run.call = self.module
         run.target = self.targets.get(run.microbatch)
         for call in self._before_forward:
@@ -353,7 +356,7 @@ class Stage:
     ) -> Value:
         if not contexts:
             return self._call(run)
-        # One inside the other, the first one outermost.
+        # The contexts are nested, the first one outermost.
         with contexts[0]:
             return self._call_in(contexts[1:], run)
 
@@ -390,8 +393,8 @@ class Stage:
         return flatten(output, self._output_name)
 
     def _has_no_backward(self, tensors: Sequence[Tensor]) -> None:
-        """Say that nothing that came out of a forward wants a gradient, as where all that went
-        before is frozen; of a loss, or of a stage that hands on nothing, PipelineError.
+        """Warn that no output of a forward requires a gradient, for example after frozen stages;
+        PipelineError for a loss, or for a stage that hands on nothing.
         """
         if self.plan.is_end:
             raise PipelineError(
@@ -406,7 +409,7 @@ class Stage:
                 "backward"
             )
         weights = [weight.requires_grad for weight in self.module.parameters()]
-        # Of a stage whose weights are all frozen, a warning was given before the first step.
+        # If all weights of the stage are frozen, there was a warning before the first step.
         if not self._has_warned_of_nothing and (any(weights) or not weights):
             self._has_warned_of_nothing = True
             warnings.warn(
@@ -416,9 +419,7 @@ class Stage:
             )
 
     def check_kept(self, microbatch: int, output: Value) -> None:
-        """PipelineError where a later forward has changed an output that the next stage takes
-        now.
-        """
+        """PipelineError if a later forward has changed an output before the next stage takes it."""
         if self._changes_of(output) != self._handed_on.pop(microbatch):
             raise PipelineError(
                 f"the output of stage {self.number} for microbatch {microbatch} was changed in "
@@ -430,7 +431,7 @@ class Stage:
         return [changes_of(tensor) for tensor in tensors]
 
     def begin_backward(self, microbatch: int) -> Backward:
-        """A backward, with all that it begins with."""
+        """Prepare a backward: its roots, their gradients, and its leaves."""
         from_input, leaves, roots = self._live.pop(microbatch)
         gradients = self.gradients.pop(microbatch) if self.plan.has_output else []
         run = Backward(microbatch, roots, gradients, leaves, from_input, _walk_whole)
@@ -439,8 +440,8 @@ class Stage:
         return run
 
     def surroundings(self, run: Backward) -> AbstractContextManager[Any]:
-        """What autograd runs in: as alone, and with the tensors that the forward had, for a
-        checkpoint that runs it again.
+        """The context of a backward: without autocast, and with the forward's substituted tensors,
+        since a checkpoint may run it again.
         """
         if not run.substitutes:
             return without_autocast(self.device)
@@ -450,15 +451,14 @@ class Stage:
         return surroundings
 
     def end_backward(self, run: Backward) -> None:
-        """Hand on the gradients that a backward has computed."""
+        """Store the gradients that a backward has computed for the stage before."""
         own = run.take(run.from_input)
-        # Where the backward ends here, nobody wants the gradient of the input, and none is
-        # computed.
+        # If the backward ends here, the gradient of the input is not needed, nor computed.
         if not self.plan.ends_backward:
             self.input_gradients[run.microbatch] = own
         for call in self._after_backward:
             call(run)
 
     def scale_of(self, microbatch: int) -> float:
-        """What the losses of a microbatch are multiplied by, also those that it has added."""
+        """The factor of the losses of a microbatch, including those that modules add."""
         return self._scale * self.shares.of(microbatch)
