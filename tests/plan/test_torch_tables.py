@@ -23,6 +23,7 @@ REFUSED = {
     "1f1b_explicit": "batch of transfers: `(0SEND_F3;0RECV_B0)`",
     "1f1b_recompute": "recomputation: `0R0`",
     "mario": "recomputation: `0R0`",
+    "af_pipe": "second pipeline",
     "bigmac": "second pipeline",
     "bitpipe": "second pipeline",
     "chimera": "second pipeline",

@@ -183,6 +183,7 @@ def compare_all(plans: dict[str, Plan]) -> dict[str, list[float]]:
 #: What has optimizer steps, frozen stages, a graph of stages, several models, or other numbers of
 #: ranks: it has a test of its own.
 APART = {
+    "af_pipe",
     "distillation",
     "rlhf",
     "recycle",

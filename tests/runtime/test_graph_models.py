@@ -476,3 +476,84 @@ def test_an_output_layer_cut_along_its_vocabulary_is_the_whole_one(
         *(f"stage {stage}" for stage in range(8)),
     }
     assert max(max(found.values()) for found in results) < 1e-12, results
+
+
+class Attention(nn.Module):
+    """A layer before its experts: it sums what the expert ranks made of the layer before, and says
+    by how much each token goes to each of them.
+    """
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+        self.router = nn.Linear(WIDTH, experts, dtype=torch.float64)
+
+    def forward(self, *shares: Tensor) -> Tensor:
+        tokens = self.layer(sum(shares[1:], start=shares[0])).tanh()
+        return torch.cat([tokens, self.router(tokens).softmax(1)], 1)
+
+
+class Expert(nn.Module):
+    """The expert of a rank: it makes something of the tokens that go to it, and nothing of others."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.layer = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+
+    def forward(self, routed: Tensor) -> Tensor:
+        gates = routed[:, WIDTH:]
+        here = gates.argmax(1) == self.number
+        tokens = routed[here, :WIDTH]
+        made = torch.zeros_like(routed[:, :WIDTH])
+        made[here] = self.layer(tokens).tanh() * gates[here, self.number, None]
+        return made
+
+
+class Output(nn.Module):
+    """The output layer, of what the expert ranks made of the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+
+    def forward(self, *shares: Tensor) -> Tensor:
+        output: Tensor = self.layer(sum(shares[1:], start=shares[0]))
+        return output
+
+
+def model_of_experts(layout: Layout) -> list[nn.Module]:
+    """A model whose layers have an expert for each expert rank."""
+    torch.manual_seed(0)
+    last = layout.pieces - 1
+    experts = len(layout.before[last])
+    model: list[nn.Module] = []
+    for stage in range(last):
+        number = stage % (experts + 1)
+        model.append(Expert(number - 1) if number else Attention(experts))
+    return [*model, Output()]
+
+
+def with_experts_apart(ranks: int, groups: list[int]) -> dict[int, float]:
+    """Attention on so many of the ranks, and experts on the others."""
+    found = {}
+    for attention in groups:
+        plan = program(
+            "af_pipe", ranks=ranks, microbatches=MICROBATCHES, attention=attention
+        )
+        layout = plan.layout
+        edges = [(a, b) for b in range(layout.pieces) for a in layout.before[b]]
+        found[attention] = compare(plan, edges, model_of_experts)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "groups"),
+    [pytest.param(4, [1, 2], marks=pytest.mark.core), (3, [2])],
+)
+def test_experts_on_ranks_of_their_own_are_those_of_one_process(
+    run_ranks: Run, ranks: int, groups: list[int]
+) -> None:
+    for found in run_ranks(with_experts_apart, ranks, ranks, groups).results():
+        assert len(found) == len(groups)
+        assert max(found.values()) < 1e-12, found

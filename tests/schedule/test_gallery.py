@@ -262,6 +262,9 @@ LEGAL = {
     ),
     "interleaved_low_memory": lambda ranks, microbatches: microbatches % ranks == 0,
     "pipe_offload": lambda ranks, microbatches: microbatches % ranks == 0,
+    "af_pipe": lambda ranks, microbatches: (
+        ranks > 1 and microbatches % (2 * (ranks // 2)) == 0
+    ),
     "bigmac": lambda ranks, microbatches: microbatches % ranks == 0,
     "chimera": lambda ranks, microbatches: ranks % 2 == 0 and microbatches % ranks == 0,
     "bitpipe": lambda ranks, microbatches: ranks % 2 == 0 and microbatches % ranks == 0,
