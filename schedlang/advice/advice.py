@@ -1,11 +1,13 @@
-"""What a user is told beside a deadlock: the smallest size that shows it, and a proved repair."""
+"""What a user is told beside a deadlock or a missing op: the smallest size that shows a deadlock,
+and a proved repair.
+"""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import evolve, frozen
 
-from schedlang.advice.repairs import candidates
+from schedlang.advice.repairs import MISSING, candidates
 from schedlang.advice.smallest import smallest
 from schedlang.compiler import compile_tree
 from schedlang.diagnostics.arguments import Params
@@ -21,6 +23,8 @@ from schedlang.schedule.transports import PORTABLE
 
 #: The mistakes that are about who waits for whom.
 WAITS = frozenset({"deadlock", "first-use", "unmatched-send", "unmatched-receive"})
+#: The mistakes that get advice.
+ADVISED = WAITS | {MISSING}
 
 
 def advise(
@@ -30,13 +34,13 @@ def advise(
     forward_only: bool = False,
     transport: str = PORTABLE,
 ) -> CompileError:
-    """The error that `compile` has raised; its first diagnostic about a deadlock gets advice.
+    """The error that `compile` has raised; its first diagnostic that can be advised on is.
 
     The others stay as they are: advice takes many trials, and one repair may mend all.
     """
     diagnostics = list(error.diagnostics)
     for index, diagnostic in enumerate(diagnostics):
-        if diagnostic.code in WAITS:
+        if diagnostic.code in ADVISED:
             whole, tree = load(source)
             all_params = parameters(tree, params)
             lists = {
@@ -87,10 +91,15 @@ class _Adviser:
         sizes = [self.params]
         small = smallest(self.params, fails)
         if small:
-            note = f"the smallest size that shows it: `{self.command(small)}`"
-            diagnostic = diagnostic.with_note(note)
+            if diagnostic.code in WAITS:
+                note = f"the smallest size that shows it: `{self.command(small)}`"
+                diagnostic = diagnostic.with_note(note)
             # A repair that fails fails sooner there.
             sizes.insert(0, small)
+        larger = self.params | {"microbatches": 2 * self.params["microbatches"]}
+        if diagnostic.code == MISSING and fails(larger):
+            # One op more may be enough at one size, and a loop is meant.
+            sizes.append(larger)
         for repair in candidates(self.source, self.tree, diagnostic):
             if self.proves(repair, sizes):
                 return evolve(diagnostic, repair=repair)

@@ -1,4 +1,4 @@
-"""Changes to a program that might end a deadlock.
+"""Changes to a program that might end a deadlock, or run an op that is missing.
 
 These are only candidates: what is shown to a user is proved first, see `schedlang.advice.advice`.
 """
@@ -20,6 +20,8 @@ N = TypeVar("N", bound=syntax.Node)
 #: Two spans of the program, the first of which comes first.
 SpanPair = tuple[Span, Span]
 
+#: The mistake that an op never runs.
+MISSING = "missing-op"
 #: The longest piece of a program that is quoted whole.
 _WIDTH = 40
 #: What ends the waits at first uses, by the transport that the program is then for.
@@ -41,6 +43,9 @@ def candidates(
         yield from program.exchanges(waits)
         yield from program.moves(waits)
         yield from program.mirrored()
+    if diagnostic.code == MISSING:
+        yield from program.completed(diagnostic)
+        return
     if diagnostic.code == "first-use":
         for transport, what in _FIRST_USES.items():
             text = f"{what} and compile with `--transport {transport}`"
@@ -166,6 +171,69 @@ class _Program:
         if edits:
             text = "leave the communication to the compiler: write no `send` and `recv`"
             yield Repair(text, tuple(edits))
+
+    def completed(self, diagnostic: Diagnostic) -> Iterator[Repair]:
+        """Run an op that is missing for some microbatches: where it runs for others, or behind all
+        that its rank does; or run whole backwards in place of halves.
+        """
+        places = [label.span for label in diagnostic.labels[:1]]
+        for op in self.nodes(syntax.Op):
+            if op.span in places:
+                yield from self.in_longer_loops(op)
+                yield from self.behind_all(op)
+        halves = [op for op in self.nodes(syntax.Op) if op.kind == "I"]
+        if halves:
+            edits = [
+                Edit(Span(op.span.start, op.span.start + 1), "BW") for op in halves
+            ]
+            yield Repair("write whole backwards, `BW` for `I`", tuple(edits))
+
+    def in_longer_loops(self, op: syntax.Op) -> Iterator[Repair]:
+        """Run an op for all microbatches in one of the loops that it stands in."""
+        for loop in self.around(op, syntax.For) + self.around(op, syntax.Repeat):
+            bounds = (
+                {loop.range.start.span: "0", loop.range.stop.span: "microbatches"}
+                if isinstance(loop, syntax.For)
+                else {loop.count.span: "microbatches"}
+            )
+            for span, text in bounds.items():
+                old = self.source.text[span.start : span.end]
+                if old != text:
+                    told = f"write `{text}` for `{old}` in line {self.line(span)}"
+                    yield Repair(told, (Edit(span, text),))
+
+    def behind_all(self, op: syntax.Op) -> Iterator[Repair]:
+        """Run an op behind all other statements of its rank: as often as a value of the rank says,
+        for the microbatches behind its loop, or once.
+        """
+        for rank in self.around(op, syntax.Rank):
+            *_, last = [
+                statement
+                for statement in rank.body.statements
+                if not isinstance(statement, syntax.Assert)
+            ]
+            text = self.source.text[op.span.start : op.span.end]
+            lets = [node for node in syntax.walk(rank) if isinstance(node, syntax.Let)]
+            statements = [f"repeat {let.name.text} {{ {text} }}" for let in lets]
+            for loop in self.around(op, syntax.For):
+                stop = loop.range.stop.span
+                rest = f"{self.source.text[stop.start : stop.end]} .. microbatches"
+                statements.append(f"for {loop.name.text} in {rest} {{ {text} }}")
+            line = self.source.text[: last.span.start].rpartition("\n")[2]
+            indent = line[: len(line) - len(line.lstrip())]
+            place = Span(last.span.end, last.span.end)
+            for statement in [*statements, text]:
+                told = f"add `{statement}` behind {self.quoted(last.span)}"
+                yield Repair(told, (Edit(place, f"\n{indent}{statement}"),))
+
+    def around(self, node: syntax.Node, kind: type[N]) -> list[N]:
+        """The nodes of a kind that a node stands in, the innermost first."""
+        found = [
+            outer
+            for outer in self.nodes(kind)
+            if outer.span.start <= node.span.start and node.span.end <= outer.span.end
+        ]
+        return found[::-1]
 
     def nodes(self, kind: type[N]) -> list[N]:
         """The nodes of a kind in the program's own file."""

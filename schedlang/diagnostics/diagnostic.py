@@ -25,9 +25,9 @@ class Diagnostic:
 
     The first label is where the mistake is; without labels, the mistake is about `file` as a
     whole. `waits` says which ranks wait, and for whom. `edits` do what the help says, where that is
-    as simple as another spelling. A `repair` has been proved to work, and is shown in place of the
-    help. A warning does not make a program wrong. `ranks` are those that a claim or a capacity is
-    about, if it is not about all of the schedule.
+    as simple as another spelling; or they make a claim one that holds. A `repair` has been proved
+    to work, and is shown in place of the help. A warning does not make a program wrong. `ranks` are
+    those that a claim or a capacity is about, if it is not about all of the schedule.
     """
 
     code: str

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
 
 from schedlang.diagnostics.diagnostic import CompileError, number_text
 from schedlang.language import syntax
@@ -32,11 +34,18 @@ from schedlang.schedule.schedule import Claim, Schedule
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from schedlang.language.wrong_claims import is_told, untold, wrong_claim
+    from schedlang.diagnostics.repair import Edit
+    from schedlang.language.wrong_claims import (
+        is_told,
+        untold,
+        what_holds,
+        wrong_claim,
+    )
 else:
     # For claims that do not hold, or about figures that are rounded.
     is_told = on_demand("schedlang.language.wrong_claims.is_told")
     untold = on_demand("schedlang.language.wrong_claims.untold")
+    what_holds = on_demand("schedlang.language.wrong_claims.what_holds")
     wrong_claim = on_demand("schedlang.language.wrong_claims.wrong_claim")
 
 #: The figures of time, and those of memory.
@@ -62,7 +71,24 @@ def check_claims(schedule: Schedule, figures: Figures, given: Costs = UNIT) -> N
     checked = [_check(schedule, claim, figures, rounded) for claim in claims]
     findings = [finding for finding in checked if finding is not None]
     if findings:
+        false = {finding.place for finding in findings if finding.code == "assert"}
+        edits = {place: _edits(schedule, claims, figures, place) for place in false}
+        findings = [evolve(each, edits=edits.get(each.place, ())) for each in findings]
         raise CompileError(diagnose(schedule, findings))
+
+
+def _edits(
+    schedule: Schedule, claims: Sequence[Claim], figures: Figures, place: int
+) -> tuple[Edit, ...]:
+    """Edits of the claim at a place of the program after which it holds, on all ranks."""
+    there = [claim for claim in claims if claim.location == place]
+
+    def value_of(claim: Claim) -> Callable[[syntax.Node], Any]:
+        names = _names(schedule, figures, claim)
+        return lambda node: _value(claim.statement, node, names)
+
+    values = list(map(value_of, there))
+    return what_holds(schedule.source, there[0].statement.condition, values)
 
 
 def _rounded(figures: Figures) -> dict[str, float]:

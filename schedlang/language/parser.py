@@ -13,7 +13,7 @@ from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.files.kinds import FileKind, kind_of
 from schedlang.language import expressions, syntax
 from schedlang.language.grammar import grammar
-from schedlang.language.recovery import syntax_errors
+from schedlang.language.recovery import mended_tokens, syntax_errors
 
 _NODES = {
     name.lower(): node
@@ -49,6 +49,19 @@ def parse_items(source: Source, start: int) -> tuple[syntax.Node, ...]:
     above.
     """
     return _parse(source, "items", start)  # type: ignore[no-any-return]
+
+
+def parse_mended(source: Source, rule: str) -> Any:
+    """The tree of a text with mistakes, as far as it can be read; None if nothing can. Nothing is
+    compiled of it: editors show its names and its outline.
+    """
+    parser = grammar().parse_interactive("", start=rule)
+    try:
+        for token in mended_tokens(source, rule, 0):
+            parser.feed_token(token)
+        return _Builder(0).transform(parser.feed_eof())
+    except (UnexpectedInput, RecursionError):
+        return None
 
 
 def _parse(source: Source, rule: str, start: int) -> Any:

@@ -70,6 +70,17 @@ def syntax_errors(source: Source, rule: str, start: int) -> list[Diagnostic]:
     return list(recovery.diagnostics())
 
 
+def mended_tokens(source: Source, rule: str, start: int) -> list[Token]:
+    """The tokens of a text with mistakes, changed so that the rule accepts them: small changes as
+    for the messages, without what was skipped, and with open blocks closed. Empty if that fails.
+    """
+    tokens = _tokens(source.text[start:])
+    recovery = _Recovery(source, start, tokens, begin(rule), stops_at_braces=False)
+    recovery.run()
+    read = _tokens_in(_closed(recovery.before_refused(), _end(tokens[-1])))
+    return [_located(token, recovery.text) for token in read]
+
+
 def _tokens(text: str) -> list[Token]:
     """The tokens of a text, and one for its end."""
     end = len(text.rstrip())
@@ -177,6 +188,8 @@ class _Recovery:
     tokens: list[Token]
     state: Parser
     at: int = 0
+    #: Whether a message about braces is the last one.
+    stops_at_braces: bool = True
     mistakes: list[_Mistake] = field(factory=list)
     _states: dict[int, Parser] = field(factory=dict)
     #: What was rewritten; the text stays as it was.
@@ -208,7 +221,7 @@ class _Recovery:
                 self.apply(change)
             elif not self.skip():
                 return
-            if about_braces and _excess(self.tokens):
+            if about_braces and _excess(self.tokens) and self.stops_at_braces:
                 # Braces that do not match make a mistake of what follows, and one is enough.
                 return
 
@@ -230,6 +243,10 @@ class _Recovery:
                 self.state = self._states[number]
                 return False
         return True
+
+    def before_refused(self) -> Parser:
+        """The parser before the token that it has come to, which may be the end of the text."""
+        return self._states.get(self.at, self.state)
 
     def apply(self, change: _Change) -> None:
         """Apply a change, and go back to the place before it."""
@@ -487,17 +504,7 @@ class _Recovery:
         """Skip to the next statement. Returns whether there is one."""
         self._has_skipped = True
         last = min(self.at + _MOST_SKIPPED, len(self.tokens))
-        state = _settled(self.state)
-        # Where the text may go on: the innermost block that is open, or one around it.
-        #
-        #     schedule s { rank r { for m in 0 .. 4 { F(m  ??
-        #                                             └── a statement of the loop
-        #                           └── a statement of the rank
-        #                  └── an item of the schedule
-        depths = range(len(state.state_stack), 0, -1)
-        blocks = [
-            block for depth in depths if _is_in_block(block := _outer(state, depth))
-        ]
+        blocks = _open_blocks(self.state)
         # Where braces match, what follows is in the innermost block until a brace closes it.
         if not _excess(self.tokens):
             del blocks[1:]
@@ -517,8 +524,10 @@ class _Recovery:
     def resume(self, block: Parser, head: Sequence[Token], number: int) -> None:
         """Go on within a block at a token, as if its head stood in the text."""
         self.state = _fork(block)
+        place = _start(self.tokens[number])
         for token in head:
-            _takes(self.state, token)
+            kind, text = token.type, str(token)
+            _takes(self.state, Token(kind, text, start_pos=place, end_pos=place))
         self.at = number
         # What stands before is not looked at again.
         self._states.clear()
@@ -723,6 +732,54 @@ def _outer(state: Parser, depth: int) -> Parser:
     del outer.state_stack[depth:]
     del outer.value_stack[depth - 1 :]
     return outer
+
+
+def _open_blocks(state: Parser) -> list[Parser]:
+    """The parser in each block that is open, the innermost first: where the text may go on."""
+    #     schedule s { rank r { for m in 0 .. 4 { F(m  ??
+    #                                             └── a statement of the loop
+    #                           └── a statement of the rank
+    #                  └── an item of the schedule
+    settled = _settled(state)
+    depths = range(len(settled.state_stack), 0, -1)
+    outer = [_outer(settled, depth) for depth in depths]
+    return [block for block in outer if _is_in_block(block)]
+
+
+def _closed(state: Parser, end: int) -> Parser | None:
+    """The parser where the text may end: open blocks are closed, and what is unfinished in them is
+    left out. None if the text has not even begun.
+    """
+    while not accepts(state, END):
+        blocks = [state, *_open_blocks(state)]
+        block = next((each for each in blocks if accepts(each, "RBRACE")), None)
+        if block is None:
+            return None
+        state = _fork(block)
+        _takes(state, _sample("RBRACE", end))
+    return state
+
+
+def _tokens_in(state: Parser | None) -> list[Token]:
+    """The tokens that a parser has read; without trees, its stack has lists of them."""
+    found: list[Token] = []
+    waiting = list(state.value_stack) if state else []
+    while waiting:
+        last = waiting.pop()
+        if isinstance(last, Token):
+            found.append(last)
+        else:
+            waiting += last
+    return found[::-1]
+
+
+def _located(token: Token, text: str) -> Token:
+    """A token at its word, where a change gave it the place of a longer text."""
+    start = text.find(token, _start(token), _end(token))
+    if start < 0:
+        return token
+    end = start + len(token)
+    return Token(token.type, str(token), start_pos=start, end_pos=end)
 
 
 def _is_in_block(state: Parser) -> bool:

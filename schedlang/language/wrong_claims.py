@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from attrs import frozen
 
 from schedlang.diagnostics.diagnostic import number_text
+from schedlang.diagnostics.repair import Edit
 from schedlang.diagnostics.source import Source
 from schedlang.language import expressions, syntax
 from schedlang.language.faults import Fault
-from schedlang.language.scopes import FIGURES_OF_RANKS
+from schedlang.language.scopes import FIGURES, FIGURES_OF_RANKS
 from schedlang.language.sites import ClaimSite, Figures
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.fixed_point import exact_text
@@ -86,6 +87,58 @@ def wrong_claim(
     label = f"where {', '.join(terms)}" if terms else ""
     help = _figures(schedule, figures)
     return Finding("assert", message, claim.rank, claim.location, label, help=help)
+
+
+def what_holds(
+    source: Source, condition: syntax.Node, values: Sequence[ValueOf]
+) -> tuple[Edit, ...]:
+    """Edits of a claim after which it holds by all of some values, as those of all ranks: a
+    comparison that fails compares its figure with the value that it has. None for a claim that is
+    more than comparisons joined by `and`.
+    """
+    edits = []
+    waiting: list[syntax.Node] = [condition]
+    while waiting:
+        node = waiting.pop(0)
+        match node:
+            case expressions.Binary("and", left, right):
+                waiting[:0] = [left, right]
+            case expressions.Binary(operator) if operator in _COMPARISONS:
+                edit = _comparison_that_holds(source, node, values)
+                if edit is None:
+                    return ()
+                if edit.text:
+                    edits.append(edit)
+            case _:
+                return ()
+    return tuple(edits)
+
+
+def _comparison_that_holds(
+    source: Source, node: expressions.Binary, values: Sequence[ValueOf]
+) -> Edit | None:
+    """The edit after which a comparison holds: without a text if it does, None if there is none."""
+    sides = (node.left, node.right)
+    figures = [each for each in sides if expressions.references(each) & FIGURES.keys()]
+    try:
+        if all(value(node) for value in values):
+            return Edit(node.span, "")
+        if len(figures) != 1:
+            return None
+        found = {value(figures[0]) for value in values}
+    except Fault:
+        return None
+    is_left = figures[0] is node.left
+    if node.operator == "==" and len(found) == 1:
+        operator = "=="
+        bound = found.pop()
+    elif node.operator[0] in "<>":
+        operator = f"{node.operator[0]}="
+        bound = max(found) if (operator == "<=") == is_left else min(found)
+    else:
+        return None
+    texts = [_text(source, figures[0]), exact_text(bound)]
+    return Edit(node.span, f" {operator} ".join(texts if is_left else texts[::-1]))
 
 
 @frozen

@@ -13,6 +13,7 @@ from schedlang.diagnostics.source import Label
 from schedlang.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
+    from schedlang.diagnostics.repair import Edit
     from schedlang.diagnostics.waits import Wait
 
 
@@ -23,6 +24,7 @@ class Finding:
     What is wrong with ranks that wait is said by their `waits`, in place of the label and the
     related ones. `numbers` are those of the stages or far edges of transfers that the texts name.
     The finding is the first of `times` that are alike. A claim about all of a schedule has no rank.
+    `edits` change the program so that this, and what is found at the same place, is right.
     """
 
     code: str
@@ -35,6 +37,7 @@ class Finding:
     waits: tuple[Wait, ...] = ()
     numbers: tuple[int, ...] = ()
     times: int = 1
+    edits: tuple[Edit, ...] = ()
 
 
 def diagnose(schedule: Schedule, findings: list[Finding]) -> list[Diagnostic]:
@@ -71,6 +74,7 @@ def _diagnostic(schedule: Schedule, group: list[Finding]) -> Diagnostic:
         first.help,
         schedule.source.path,
         first.waits,
+        edits=first.edits,
         ranks=tuple(ranks),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from attrs import frozen
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 
@@ -87,9 +88,79 @@ def test_every_program_of_the_gallery(session: Session, paths: list[Path]) -> No
             question = types.HoverParams(document(uri), Lines(text).position(place))
             hover = await client.text_document_hover_async(question)
             assert said in hover.contents.value, path
+            called = re.search(r"(?<!cost )\b[FBI](?=\()", text)
+            offset = called.end() if called else 0
+            parts = await ask_all(client, uri, text, offset)
+            assert parts.outline[0].name == plan.name, path
+            assert parts.folds
+            assert parts.signature or not called, path
             client.close(uri)
 
     session(talk)
+
+
+@frozen
+class Parts:
+    """What a client was told of a text as a whole, and of a place."""
+
+    outline: list[types.DocumentSymbol]
+    folds: list[types.FoldingRange]
+    colours: list[int]
+    highlights: list[types.DocumentHighlight]
+    signature: types.SignatureHelp | None
+
+
+async def ask_all(client: Client, uri: str, text: str, offset: int) -> Parts:
+    """Ask for all that is told of any text, whether it is a program or not, and hold each answer to
+    what editors demand of it.
+    """
+    lines = Lines(text)
+    last = lines.position(len(text))
+    end = last.line, last.character
+    where = document(uri), lines.position(offset)
+    of_text = [document(uri)]
+
+    outline = await client.text_document_document_symbol_async(
+        types.DocumentSymbolParams(*of_text)
+    )
+    waiting = [*outline]
+    while waiting:
+        part = waiting.pop()
+        assert part.name
+        assert is_within(part.selection_range, part.range)
+        assert is_within(part.range, types.Range(HERE, last))
+        waiting += part.children or ()
+    folds = await client.text_document_folding_range_async(
+        types.FoldingRangeParams(*of_text)
+    )
+    assert all(0 <= each.start_line < each.end_line <= end[0] for each in folds)
+    tokens = await client.text_document_semantic_tokens_full_async(
+        types.SemanticTokensParams(*of_text)
+    )
+    assert len(tokens.data) % 5 == 0
+    line = column = ends = 0
+    for number in range(0, len(tokens.data), 5):
+        down, right, length = tokens.data[number : number + 3]
+        column = right + (0 if down else column)
+        # Pieces come in their order, and none begins before the one before it ends.
+        assert down or column >= ends
+        line += down
+        ends = column + length
+        assert (line, ends) <= end
+    highlights = await client.text_document_document_highlight_async(
+        types.DocumentHighlightParams(*where)
+    )
+    items = await client.text_document_completion_async(types.CompletionParams(*where))
+    assert items is not None
+    signature = await client.text_document_signature_help_async(
+        types.SignatureHelpParams(document(uri), lines.position(offset + 1))
+    )
+    return Parts(outline, folds, tokens.data, highlights or [], signature)
+
+
+def is_within(inner: types.Range, outer: types.Range) -> bool:
+    """Whether a range is in another one."""
+    return outer.start <= inner.start <= inner.end <= outer.end
 
 
 def damaged(rng: random.Random) -> str:
@@ -155,10 +226,7 @@ def test_damaged_programs(block: int, session: Session) -> None:
             where = document(uri), place
             await client.text_document_hover_async(types.HoverParams(*where))
             await client.text_document_definition_async(types.DefinitionParams(*where))
-            items = await client.text_document_completion_async(
-                types.CompletionParams(*where)
-            )
-            assert items is not None
+            await ask_all(client, uri, text, rng.randrange(len(text)))
             context = types.CodeActionContext([])
             await client.text_document_code_action_async(
                 types.CodeActionParams(document(uri), WHOLE, context)
@@ -189,6 +257,89 @@ def test_a_repair_is_a_quick_fix(tmp_path: Path, session: Session) -> None:
             document(uri), types.Range(HERE, HERE), context
         )
         assert not await client.text_document_code_action_async(elsewhere)
+
+    session(talk)
+
+
+LACKS_BACKWARDS = """\
+schedule d {
+    param ranks = 4
+    param microbatches = 8
+    rank r {
+        let warmup = ranks - 1 - r
+        repeat warmup                { F(next) }
+        repeat microbatches - warmup { F(next)  B(next) }
+    }
+}
+"""
+ALL_AT_ONCE = """\
+schedule d {
+    param ranks = 4
+    param microbatches = 8
+    rank r {
+        for m in 0 .. microbatches { F(m) }
+        for m in 0 .. microbatches { B(m) }
+    }
+}
+"""
+CLAIMS_TOO_MUCH = """\
+schedule d {
+    param ranks = 4
+    param microbatches = 8
+    rank r {
+        repeat microbatches { F(next) }
+        repeat microbatches { B(next) }
+        assert peak(r) <= ranks - r and 1 == 1
+    }
+    assert makespan < 20, "why"
+}
+"""
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("text", "fixes"),
+    [
+        (
+            LACKS_BACKWARDS,
+            [
+                "Add `repeat warmup { B(next) }` behind `repeat microbatches - warmup { … }` (line 7)"
+            ],
+        ),
+        (
+            ALL_AT_ONCE.replace("microbatches { B(m) }", "microbatches - 1 { B(m) }"),
+            ["Write `microbatches` for `microbatches - 1` in line 6"],
+        ),
+        (
+            ALL_AT_ONCE.replace("microbatches { B(m) }", "microbatches { I(m) }"),
+            ["Write whole backwards, `BW` for `I`"],
+        ),
+        (CLAIMS_TOO_MUCH, ["Write `makespan <= 33`", "Write `peak(r) <= 8`"]),
+    ],
+)
+def test_what_is_wrong_with_a_schedule_has_a_quick_fix(
+    tmp_path: Path, session: Session, text: str, fixes: list[str]
+) -> None:
+    """After it, the program is proved."""
+
+    async def talk(client: Client) -> None:
+        uri = client.open(tmp_path / "d.sched", text)
+
+        async def offered() -> list[types.CodeAction]:
+            asked = types.CodeActionParams(
+                document(uri), WHOLE, types.CodeActionContext([])
+            )
+            actions = await client.text_document_code_action_async(asked)
+            return list(actions or ())
+
+        await client.diagnostics(uri)
+        if "missing-op" in {each.code for each in client.published[uri]}:
+            await client.diagnostics(uri, lambda found: "repair: " in found[0].message)
+        actions = await offered()
+        assert sorted(each.title for each in actions) == fixes
+        edits = [edit for each in actions for edit in each.edit.changes[uri]]
+        client.write(uri, edited(text, edits))
+        await client.diagnostics(uri, lambda found: found == [])
 
     session(talk)
 

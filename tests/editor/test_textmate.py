@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -22,7 +23,10 @@ FILES = [*GALLERY, *sorted((PROGRAMS / "lib").glob("*.sched"))]
 def test_the_files_of_the_extension() -> None:
     package = json.loads((VSCODE / "package.json").read_text())
     json.loads((VSCODE / "language-configuration.json").read_text())
-    assert (VSCODE / package["main"]).exists()
+    # What a package has beside the bundle, which is made as it is packed.
+    for name in [*package["files"], package["icon"], "README.md"]:
+        assert name == "dist" or (VSCODE / name).exists(), name
+    assert package["main"] == "./dist/extension.js"
     script = (VSCODE / "extension.js").read_text()
     for command in package["contributes"]["commands"]:
         assert f'registerCommand("{command["command"]}"' in script
@@ -98,3 +102,20 @@ def test_another_scope_is_noticed(tmp_path: Path) -> None:
     looked = run(tmp_path)
     assert looked.returncode != 0
     assert "keyword.control" in looked.stdout
+
+
+@pytest.mark.editors
+def test_the_extension_packs() -> None:
+    """Without a warning, and with all that it needs; `make test-editor` has npm install the packer."""
+    command = ["npm", "run", "--silent", "package"]
+    run = subprocess.run(
+        command, cwd=VSCODE, capture_output=True, text=True, timeout=300
+    )
+    said = run.stdout + run.stderr
+    assert run.returncode == 0, said
+    assert "WARNING" not in said
+    with ZipFile(next(VSCODE.glob("schedlang-*.vsix"))) as archive:
+        packed = {Path(name).name for name in archive.namelist()}
+    assert {"extension.js", "icon.png", "picture.png", "readme.md"} <= packed
+    assert "sched.tmLanguage.json" in packed
+    assert any(name.startswith("LICENSE") for name in packed)

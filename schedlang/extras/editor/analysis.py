@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 from attrs import evolve, frozen
 
-from schedlang.advice.advice import WAITS, advise
+from schedlang.advice.advice import ADVISED, advise
 from schedlang.compiler import compile_tree
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source, Span
+from schedlang.extras.editor.outline import Entry, outline_of
 from schedlang.language import syntax
 from schedlang.language.formatting import formatted, rule_of
 from schedlang.language.grammar import tokens_of
-from schedlang.language.imports import file_of
+from schedlang.language.imports import file_of, with_imports
 from schedlang.language.loading import load
-from schedlang.language.parser import parse_items
+from schedlang.language.parser import parse_items, parse_mended
 from schedlang.language.symbols import Symbols, symbols_of
 from schedlang.language.variables import Lets, values_of_lets
 from schedlang.plan.plan import Plan
@@ -55,13 +57,14 @@ class Analysis:
 
     `source` has the texts of imported files. `statements` are the places of all items and
     statements of its own text, the outer ones first. `imports` are the places of imports, and the
-    files that they name.
+    files that they name. A text with mistakes has those names that can be read.
     """
 
     source: Source
     diagnostics: Sequence[Diagnostic] = ()
     symbols: Symbols | None = None
     statements: Sequence[Span] = ()
+    outline: Sequence[Entry] = ()
     imports: Sequence[tuple[Span, str]] = ()
     figures: Figures | None = None
     costs: LineCosts | None = None
@@ -78,17 +81,24 @@ def analyse(source: Source, params: Mapping[str, int]) -> Iterator[Analysis]:
     and repairs. Of the parameters, those count that it has.
     """
     imports = imports_of(source)
+    wrong: Sequence[Diagnostic] = ()
     try:
-        whole, tree, symbols = read_with_names(source)
+        whole, tree = read(source)
     except CompileError as error:
-        yield Analysis(source, error.diagnostics, imports=imports)
-        return
+        wrong = error.diagnostics
+        whole, tree = read_mended(source)
     end = len(source.text)
-    statements = [span for span in _statements(tree.items) if span.end <= end]
-    analysis = Analysis(whole, (), symbols, statements, imports)
+    analysis = Analysis(
+        whole,
+        wrong,
+        symbols_of(whole, tree, end),
+        [span for span in _statements(tree.items) if span.end <= end],
+        outline_of(tree, source.text),
+        imports,
+    )
     yield analysis
     # A file to import has names and places, and nothing to compile.
-    if not tree.span.end:
+    if wrong or not tree.span.end:
         return
     for diagnostics, plan in compiled(source, whole, tree, params):
         known = evolve(analysis, diagnostics=diagnostics)
@@ -108,7 +118,7 @@ def compiled(
         # The mistake first, at once; a repair is looked for by compiling changed programs, which
         # takes longer.
         yield error.diagnostics, None
-        if any(diagnostic.code in WAITS for diagnostic in error.diagnostics):
+        if any(diagnostic.code in ADVISED for diagnostic in error.diagnostics):
             yield advise(error, source, chosen).diagnostics, None
         return
     yield [*plan.warnings, *lint(plan)], plan
@@ -121,17 +131,39 @@ def read(source: Source) -> tuple[Source, syntax.Schedule]:
     """
     if rule_of(source.text) == "schedule":
         return load(source)
-    # The names of its items are all that is wanted, so they stand in an empty schedule that is
-    # nowhere in the text.
+    # The names of its items are all that is wanted.
+    return source, _list_of(parse_items(source, 0))
+
+
+def read_mended(source: Source) -> tuple[Source, syntax.Schedule]:
+    """A program with mistakes and its tree, as far as it can be read; with its imports, if all of
+    them can be read.
+    """
+    rule = rule_of(source.text)
+    read = parse_mended(source, rule)
+    tree = read if isinstance(read, syntax.Schedule) else _list_of(read or ())
+    with suppress(CompileError):
+        return with_imports(source, tree)
+    return source, tree
+
+
+def _list_of(items: tuple[syntax.Node, ...]) -> syntax.Schedule:
+    """Items in an empty schedule that is nowhere in the text."""
     nowhere = Span(0, 0)
-    items = parse_items(source, 0)
-    return source, syntax.Schedule(
-        syntax.Name("items", span=nowhere), items, span=nowhere
-    )
+    return syntax.Schedule(syntax.Name("items", span=nowhere), items, span=nowhere)
+
+
+def names_of(source: Source) -> Symbols:
+    """The names of a text, as far as it can be read."""
+    try:
+        whole, tree = read(source)
+    except CompileError:
+        whole, tree = read_mended(source)
+    return symbols_of(whole, tree, len(source.text))
 
 
 def read_with_names(source: Source) -> tuple[Source, syntax.Schedule, Symbols]:
-    """The same, and its names."""
+    """A program with its imports, its tree and its names; CompileError where it cannot be read."""
     whole, tree = read(source)
     return whole, tree, symbols_of(whole, tree, len(source.text))
 

@@ -80,6 +80,18 @@ def value_of(analysis: Analysis, symbol: Symbol) -> str | None:
     return ", ".join(values)
 
 
+def value_in(proved: Analysis, symbol: Symbol) -> str | None:
+    """What a name of a text is in the text that was last proved, if only one there is called so."""
+    if proved.symbols is None:
+        return None
+    alike = [
+        each
+        for each in proved.symbols.declared
+        if (each.name, each.kind) == (symbol.name, symbol.kind)
+    ]
+    return value_of(proved, alike[0]) if len(alike) == 1 else None
+
+
 def _range_text(values: tuple[float, float]) -> str:
     """The values that a name has: one, or the least and the greatest."""
     least, greatest = (f"{float(value):.10g}" for value in values)

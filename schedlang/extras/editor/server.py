@@ -14,25 +14,36 @@ import sys
 from collections.abc import Mapping
 from contextlib import aclosing
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from attrs import define, evolve, field, frozen
 from lsprotocol import types
 from pygls.exceptions import JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
-from pygls.uris import from_fs_path, to_fs_path
+from pygls.uris import to_fs_path
 
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.extras.editor import answers
 from schedlang.extras.editor.analysis import Analysis, analyse, in_style
-from schedlang.extras.editor.completion import Candidates, candidates
+from schedlang.extras.editor.completion import candidates
+from schedlang.extras.editor.outline import folds
 from schedlang.extras.editor.positions import lines_of
+from schedlang.extras.editor.protocol import (
+    completions_of,
+    diagnostic_of,
+    document_symbols_of,
+    is_in,
+    location_of,
+    quick_fix,
+    semantic_tokens_of,
+    signatures_of,
+    uri_of,
+)
 from schedlang.extras.editor.renaming import renamed
+from schedlang.extras.editor.semantics import KINDS, PROPERTIES, pieces
+from schedlang.extras.editor.signatures import call_at
 from schedlang.extras.editor.work import Work
-from schedlang.files.package import DOCS
-from schedlang.language.scopes import BUILTINS, FIGURES
 from schedlang.language.symbols import Symbol
 
 #: Seconds without a key before a text is looked at; and what that, or an answer, may take, unless
@@ -41,16 +52,6 @@ PAUSE = 0.15
 LIMIT = 10.0
 #: What stands above a program in place of its figures until they are known.
 CHECKING = "checking …"
-
-_SEVERITIES = {
-    "error": types.DiagnosticSeverity.Error,
-    "warning": types.DiagnosticSeverity.Warning,
-}
-_KINDS = {
-    "param": types.CompletionItemKind.Constant,
-    "fn": types.CompletionItemKind.Function,
-    "pipeline": types.CompletionItemKind.Function,
-}
 
 
 @frozen
@@ -70,13 +71,13 @@ class Progress:
 
 @define
 class Document:
-    """An open text, and what is known of it: by now, and where it was last a program."""
+    """An open text, what is known of it by now, and of the text that was last proved."""
 
     uri: str
     text: str
     task: asyncio.Task[None] | None = None
     analysis: Analysis | None = None
-    known: Analysis | None = None
+    proved: Analysis | None = None
     progress: Progress = field(factory=Progress)
 
     @property
@@ -92,8 +93,8 @@ class Document:
     def know(self, analysis: Analysis) -> None:
         """Keep what is known of the text by now."""
         self.analysis = analysis
-        if analysis.symbols is not None:
-            self.known = analysis
+        if analysis.figures is not None:
+            self.proved = analysis
 
     def stop(self) -> None:
         """End what is being done with the text; who waits for it looks again."""
@@ -187,7 +188,7 @@ class Server(LanguageServer):
 
     def tell(self, document: Document, analysis: Analysis) -> None:
         """Publish the diagnostics of a text, and have the editor ask for the rest."""
-        found = [_diagnostic(analysis, each) for each in analysis.diagnostics]
+        found = [diagnostic_of(analysis, each) for each in analysis.diagnostics]
         self.text_document_publish_diagnostics(
             types.PublishDiagnosticsParams(document.uri, found)
         )
@@ -202,6 +203,17 @@ class Server(LanguageServer):
             self.workspace_code_lens_refresh(None)
 
     @property
+    def takes_snippets(self) -> bool:
+        """Whether the editor fills in texts that have places for that."""
+        document = self.client_capabilities.text_document
+        item = (
+            document.completion and document.completion.completion_item
+            if document
+            else None
+        )
+        return bool(item and item.snippet_support)
+
+    @property
     def refreshes_lenses(self) -> bool:
         """Whether the editor asks for the figures again when it is told to."""
         workspace = self.client_capabilities.workspace
@@ -210,7 +222,7 @@ class Server(LanguageServer):
 
     async def known(self, uri: str, all_of_it: bool = False) -> Analysis | None:
         """What is known of the newest text of a document, as soon as its names are, or all is; None
-        where it is no program.
+        where it takes too long.
         """
         document = self.documents.get(uri)
         if document is None:
@@ -291,6 +303,7 @@ def server() -> Server:
             )
 
     _add_names(server)
+    _add_parts(server)
     _add_texts(server)
     return server
 
@@ -307,9 +320,9 @@ def _add_names(server: Server) -> None:
         for span, path in analysis.imports:
             if span.start <= offset <= span.end:
                 beginning = types.Position(0, 0)
-                return types.Location(_uri(path), types.Range(beginning, beginning))
+                return types.Location(uri_of(path), types.Range(beginning, beginning))
         symbol = analysis.symbols.at(offset)
-        return _location(analysis, symbol.place) if symbol else None
+        return location_of(analysis, symbol.place) if symbol else None
 
     @server.feature(types.TEXT_DOCUMENT_REFERENCES)
     async def references(params: types.ReferenceParams) -> list[types.Location]:
@@ -319,7 +332,7 @@ def _add_names(server: Server) -> None:
         places = analysis.symbols.places_of(symbol)
         if not params.context.include_declaration:
             places = places[1:]
-        return [_location(analysis, place) for place in places]
+        return [location_of(analysis, place) for place in places]
 
     @server.feature(types.TEXT_DOCUMENT_PREPARE_RENAME)
     async def prepare(params: types.PrepareRenameParams) -> types.Range | None:
@@ -360,7 +373,48 @@ def _add_names(server: Server) -> None:
         offset = lines_of(document.text).offset(params.position)
         arguments = document.text, offset, document.path
         possible = await server.work.result(candidates, *arguments, limit=server.limit)
-        return _completions(document, offset, possible) if possible else []
+        if possible is None:
+            return []
+        # The text may be another one by now.
+        span = Span(possible.start, offset)
+        return completions_of(
+            possible, span, arguments[0], document.proved, server.takes_snippets
+        )
+
+    @server.feature(types.TEXT_DOCUMENT_DOCUMENT_HIGHLIGHT)
+    async def highlights(
+        params: types.DocumentHighlightParams,
+    ) -> list[types.DocumentHighlight]:
+        uri = params.text_document.uri
+        analysis, symbol = await symbol_at(uri, params.position)
+        if analysis is None or analysis.symbols is None or symbol is None:
+            return []
+        lines = lines_of(analysis.text)
+        kinds = types.DocumentHighlightKind
+        return [
+            types.DocumentHighlight(
+                lines.range(place),
+                kinds.Write if place == symbol.place else kinds.Read,
+            )
+            for place in analysis.symbols.places_of(symbol)
+            if place.end <= len(analysis.text)
+        ]
+
+    @server.feature(
+        types.TEXT_DOCUMENT_SIGNATURE_HELP,
+        types.SignatureHelpOptions(trigger_characters=["(", ","]),
+    )
+    async def signature(
+        params: types.SignatureHelpParams,
+    ) -> types.SignatureHelp | None:
+        document = server.documents.get(params.text_document.uri)
+        if document is None:
+            return None
+        offset = lines_of(document.text).offset(params.position)
+        call = await server.work.result(
+            call_at, document.source, offset, limit=server.limit
+        )
+        return signatures_of(call) if call else None
 
     async def symbol_at(
         uri: str, position: types.Position
@@ -369,6 +423,46 @@ def _add_names(server: Server) -> None:
         if analysis is None or analysis.symbols is None:
             return None, None
         return analysis, analysis.symbols.at(server.place(uri, position))
+
+
+def _add_parts(server: Server) -> None:
+    """What the server says of the parts of a text: outline, folding, colours."""
+
+    @server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
+    async def outline(
+        params: types.DocumentSymbolParams,
+    ) -> list[types.DocumentSymbol]:
+        analysis = await server.known(params.text_document.uri)
+        if analysis is None:
+            return []
+        return document_symbols_of(analysis.outline, lines_of(analysis.text))
+
+    @server.feature(types.TEXT_DOCUMENT_FOLDING_RANGE)
+    async def folding(params: types.FoldingRangeParams) -> list[types.FoldingRange]:
+        document = server.documents.get(params.text_document.uri)
+        if document is None:
+            return []
+        found = await server.work.result(folds, document.text, limit=server.limit)
+        kinds = types.FoldingRangeKind
+        return [
+            types.FoldingRange(
+                first, last, kind=kinds.Comment if is_comment else kinds.Region
+            )
+            for first, last, is_comment in found or ()
+        ]
+
+    @server.feature(
+        types.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL,
+        types.SemanticTokensLegend(list(KINDS), list(PROPERTIES)),
+    )
+    async def colours(params: types.SemanticTokensParams) -> types.SemanticTokens:
+        document = server.documents.get(params.text_document.uri)
+        if document is None:
+            return types.SemanticTokens([])
+        source = document.source
+        found = await server.work.result(pieces, source, limit=server.limit)
+        numbers = semantic_tokens_of(found or (), lines_of(source.text))
+        return types.SemanticTokens(numbers)
 
 
 def _add_texts(server: Server) -> None:
@@ -450,17 +544,9 @@ def _add_texts(server: Server) -> None:
         return [
             action
             for diagnostic in analysis.diagnostics
-            if (action := _action(document, analysis, diagnostic)) is not None
-            and _is_in(action, asked)
+            if (action := quick_fix(document.uri, analysis, diagnostic)) is not None
+            and is_in(action, asked)
         ]
-
-
-def _is_in(action: types.CodeAction, lines: range) -> bool:
-    """Whether what an action mends is in some lines."""
-    return any(
-        each.range.start.line < lines.stop and each.range.end.line >= lines.start
-        for each in action.diagnostics or ()
-    )
 
 
 def _word_at(text: str, offset: int) -> str:
@@ -468,50 +554,6 @@ def _word_at(text: str, offset: int) -> str:
     before = re.search(r"\w*$", text[:offset])
     behind = re.match(r"\w*", text[offset:])
     return (before.group() if before else "") + (behind.group() if behind else "")
-
-
-def _uri(path: str) -> str:
-    """The address of a file."""
-    return from_fs_path(str(Path(path).absolute())) or path
-
-
-def _location(analysis: Analysis, span: Span) -> types.Location:
-    """A place of a program or of a file that it imports."""
-    path, start = analysis.source.file(span.start)
-    ends = [begin - 1 for _, begin in analysis.source.imports if begin > span.start]
-    text = analysis.source.text[start : ends[0] if ends else None]
-    place = Span(span.start - start, span.end - start)
-    return types.Location(_uri(path), lines_of(text).range(place))
-
-
-def _diagnostic(analysis: Analysis, diagnostic: Diagnostic) -> types.Diagnostic:
-    """A diagnostic as the protocol has it."""
-    source = analysis.source if diagnostic.source is None else diagnostic.source
-    analysis = evolve(analysis, source=source)
-    page = DOCS / "errors" / f"{diagnostic.code}.md"
-    related = [
-        types.DiagnosticRelatedInformation(
-            _location(analysis, label.span), label.text or "here"
-        )
-        for label in _others(analysis, diagnostic)
-    ]
-    return types.Diagnostic(
-        range=lines_of(source.text).range(answers.own_place(analysis, diagnostic)),
-        message=answers.message(diagnostic),
-        severity=_SEVERITIES[diagnostic.severity],
-        code=diagnostic.code,
-        code_description=types.CodeDescription(page.as_uri())
-        if page.exists()
-        else None,
-        source="schedlang",
-        related_information=related or None,
-    )
-
-
-def _others(analysis: Analysis, diagnostic: Diagnostic) -> list[Label]:
-    """The places that a diagnostic tells beside the one that it is shown at."""
-    place = answers.own_place(analysis, diagnostic)
-    return [label for label in diagnostic.labels if label.text or label.span != place]
 
 
 def _too_slow(analysis: Analysis, limit: float) -> Diagnostic:
@@ -524,69 +566,3 @@ def _too_slow(analysis: Analysis, limit: float) -> Diagnostic:
     return Diagnostic(
         "too-many-ops", message, label, analysis.source, help=help, severity="warning"
     )
-
-
-def _action(
-    document: Document, analysis: Analysis, diagnostic: Diagnostic
-) -> types.CodeAction | None:
-    """What can be done about a diagnostic as a quick fix, if that changes the text."""
-    repair = answers.fix(analysis, diagnostic)
-    if repair is None:
-        return None
-    lines = lines_of(document.text)
-    edits = [types.TextEdit(lines.range(edit.span), edit.text) for edit in repair.edits]
-    return types.CodeAction(
-        f"{repair.text[0].upper()}{repair.text[1:]}",
-        types.CodeActionKind.QuickFix,
-        [_diagnostic(analysis, diagnostic)],
-        is_preferred=True,
-        edit=types.WorkspaceEdit(changes={document.uri: edits}),
-    )
-
-
-def _completions(
-    document: Document, offset: int, possible: Candidates
-) -> list[types.CompletionItem]:
-    """What can stand at a place, as the protocol has it: names first."""
-    items = []
-    kinds = types.CompletionItemKind
-    if possible.takes_names:
-        for symbol in _names_at(document, offset):
-            detail = (
-                answers.value_of(document.known, symbol) if document.known else None
-            )
-            items.append(
-                types.CompletionItem(
-                    symbol.name,
-                    kind=_KINDS.get(symbol.kind, kinds.Variable),
-                    detail=detail,
-                )
-            )
-        items += [types.CompletionItem(name, kind=kinds.Function) for name in BUILTINS]
-    if possible.takes_figures:
-        items += [types.CompletionItem(name, kind=kinds.Property) for name in FIGURES]
-    items += [types.CompletionItem(word, kind=kinds.Keyword) for word in possible.words]
-    items += [types.CompletionItem(text, kind=kinds.Value) for text in possible.others]
-    ranges = lines_of(document.text).range(Span(possible.start, offset))
-    for number, item in enumerate(items):
-        item.sort_text = f"{number:04}"
-        item.text_edit = types.TextEdit(ranges, item.label)
-    return items
-
-
-def _names_at(document: Document, offset: int) -> list[Symbol]:
-    """The names that are known at a place, as they were when the text was last a program."""
-    known = document.known
-    if known is None or known.symbols is None:
-        return []
-    # What stands before the place where the texts begin to differ has not moved.
-    old = known.source.text
-    same = next(
-        (
-            number
-            for number in range(offset)
-            if old[number : number + 1] != document.text[number]
-        ),
-        offset,
-    )
-    return known.symbols.known_at(same)

@@ -2,10 +2,16 @@
 
 import gc
 
-from schedlang.extras.editor import analysis, completion, renaming
+from schedlang.extras.editor import (
+    analysis,
+    completion,
+    renaming,
+    semantics,
+    signatures,
+)
 from schedlang.language.grammar import grammar, words
 
-__all__ = ["analysis", "completion", "renaming"]
+__all__ = ["analysis", "completion", "renaming", "semantics", "signatures"]
 
 grammar()
 words()
