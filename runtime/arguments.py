@@ -72,6 +72,18 @@ def check_plan(plan: Any) -> None:
     check_type("plan", plan, Plan, what)
 
 
+def check_standby(plan: Any, left: Any, stages: Any, timeout: Any) -> None:
+    """The arguments of `Standby` that are not `Pipeline`'s, or that it needs before that."""
+    check_plan(plan)
+    what = "a mapping of ranks to the plans for the others, such as {3: plan}"
+    check_type("left", left, Mapping, what)
+    for rank, other in left.items():
+        check_whole("a rank in left", rank, 0, len(plan.ranks) - 1)
+        check_type(f"left[{rank}]", other, Plan, "a Plan")
+    check_stages(stages)
+    check_number("timeout", timeout, above=0)
+
+
 def check_model(model: Any) -> None:
     """Check that this is a model, and not its class."""
     check_type("model", model, nn.Module, "a module of torch")

@@ -21,8 +21,8 @@ outcome that is written counts. Where a rank has died, this happens instead:
      has left the step, and closes its own connections. So each rank that waits for it leaves the
      step in turn, and all do within the time of one op: none can wait for a rank for ever.
   2. A rank that has left waits until there is an outcome, or until each rank that has not left is
-     dead: until its heartbeats in the store have stopped for two seconds. Then it writes the
-     outcome: `lost`, and which ranks.
+     dead: until its heartbeats in the store have stopped for two seconds, if the connection to it
+     broke, or else for the time-out. Then it writes the outcome: `lost`, and which ranks.
   3. All read the one outcome. If it is `done`, every rank had come to the barrier and has its
      gradients; the loss shows again in the next step. If one rank is lost, the others make a
      process group of those left, and a pipeline of the plan for them.
@@ -49,6 +49,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.arguments import check_standby
 from schedlang.runtime.errors import LostRank, PipelineError
 from schedlang.runtime.heartbeats import Heartbeat, Heartbeats
 from schedlang.runtime.pipeline import Pipeline
@@ -97,6 +98,7 @@ class Standby:
         timeout: float = 60.0,
         **options: Any,
     ) -> None:
+        check_standby(plan, left, stages, timeout)
         _check_plans(plan, left)
         if not dist.is_initialized():
             raise PipelineError(
@@ -180,7 +182,7 @@ class Standby:
         own = dist.get_rank()
         if own in lost:
             raise PipelineError(
-                f"{names} did not answer for {GRACE:g} s, and the others go on without it"
+                f"{names} did not answer, and the others go on without it"
             )
         if len(lost) != 1 or lost[0] not in self._left:
             raise PipelineError(
@@ -206,10 +208,19 @@ class Standby:
         """A pipeline of the ranks that there are, in a process group of its own: the connections of
         one that was left are closed.
         """
-        limit = timedelta(seconds=self._options["timeout"])
-        group = dist.new_group(
-            self._ranks, limit, backend="gloo", use_local_synchronization=True
-        )
+        limit = self._options["timeout"]
+        try:
+            group = dist.new_group(
+                self._ranks,
+                timedelta(seconds=limit),
+                backend="gloo",
+                use_local_synchronization=True,
+            )
+        except RuntimeError as error:
+            names = ", ".join(map(str, self._ranks))
+            raise PipelineError(
+                f"the ranks {names} have not connected within {limit:g} s"
+            ) from error
         assert isinstance(group, dist.ProcessGroup)
         # The limit is for the connections. A wait may be longer, since others may compute.
         group.set_timeout(dist.default_pg_timeout)
@@ -220,7 +231,7 @@ class Standby:
             stage: self._modules[plan.layout.piece(stage)]
             for stage in plan.stages_of(own)
         }
-        self._outcomes.ranks = self._ranks
+        self._outcomes.go_on(self._ranks)
         return Pipeline(plan, stages, self._loss_fn, mesh=mesh, **self._options)
 
 
@@ -286,6 +297,11 @@ class _Outcomes:
                     f"rank {rank} has another `left`: all ranks must be given the same plans"
                 )
 
+    def go_on(self, ranks: Sequence[int]) -> None:
+        """Go on with these ranks, whose connections are new."""
+        self.ranks = ranks
+        self._suspects.clear()
+
     def begin(self) -> None:
         """Begin a run."""
         self._run += 1
@@ -323,17 +339,15 @@ class _Outcomes:
         return found.decode()
 
     def _is_dead(self, rank: int) -> bool:
-        """Whether the heartbeats of a rank have stopped. In an op they may do so for the time-out,
-        since a call may block Python's other threads, unless its connection broke, too.
+        """Whether the heartbeats of a rank have stopped: for two seconds if its connection broke,
+        and for the time-out if not, since a call may block Python's other threads.
         """
         last = self._heartbeats.of(rank)
         if rank not in self._heard or last != self._heard[rank][0]:
             self._heard[rank] = last, monotonic()
         _, since = self._heard[rank]
-        may_be_silent = (
-            last is not None and last.is_in_op and rank not in self._suspects
-        )
-        return monotonic() - since > (self._timeout if may_be_silent else GRACE)
+        limit = GRACE if rank in self._suspects else self._timeout
+        return monotonic() - since > limit
 
 
 def _ranks_of(outcome: str) -> list[int]:
@@ -348,8 +362,6 @@ def _check_plans(plan: Plan, left: Mapping[int, Plan]) -> None:
         for rank in range(len(plan.ranks))
     ]
     for lost, other in left.items():
-        if lost not in range(len(held)):
-            raise PipelineError(f"`left` has rank {lost}, which the plan has not")
         of_plan = f"`left[{lost}]`, {other.title},"
         others = [pieces for rank, pieces in enumerate(held) if rank != lost]
         if len(other.ranks) != len(others):

@@ -876,6 +876,24 @@ RUNTIME: dict[str, Mistake] = {
         "loss_function",
         "unexpected keyword argument",
     ),
+    "Standby: a plan for the others of all": (
+        lambda plan: runtime().Standby(plan, plan, {0: model()}),
+        TypeError,
+        "`left` is a Plan",
+        "a mapping of ranks to the plans for the others",
+    ),
+    "Standby: a path for the plan of the others": (
+        lambda plan: runtime().Standby(plan, {1: "plan.json"}, {0: model()}),
+        TypeError,
+        "`left[1]` is 'plan.json'",
+        A_PLAN,
+    ),
+    "Standby: a rank that the plan has not": (
+        lambda plan: runtime().Standby(plan, {2: plan}, {0: model()}),
+        ValueError,
+        "`a rank in left` is 2",
+        "",
+    ),
     "split: a path for the plan": (
         lambda _: split("plan.json", rank=0),
         TypeError,

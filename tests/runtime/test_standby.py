@@ -5,6 +5,7 @@ what they train is what one process trains.
 import os
 import pickle
 import signal
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +27,7 @@ from tests.support.forks import fork
 from tests.support.models import WIDTH, batch, difference, modules, program
 from tests.support.pages import program_of
 from tests.support.paths import ROOT
+from tests.support.processes import torchrun
 from tests.support.ranks import Run
 from tests.support.training import Training, launched
 
@@ -242,9 +244,13 @@ def test_what_is_done_with_gradients_is_done_again(
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("step", [0, STEP])
 @pytest.mark.parametrize(
-    ("ranks", "rank"), [(ranks, rank) for ranks in (4, 6) for rank in range(ranks)]
+    ("ranks", "rank", "step"),
+    [
+        (ranks, rank, step)
+        for ranks, step in ((4, 0), (4, STEP), (6, STEP))
+        for rank in range(ranks)
+    ],
 )
 def test_a_rank_may_be_killed_at_every_call(
     run_ranks: Run, tmp_path: Path, ranks: int, rank: int, step: int
@@ -266,6 +272,17 @@ def dies_after_another(folder: Path) -> None:
         standby.step(*batch(all_ranks(4), step))
 
 
+def dies_as_others_go_on(folder: Path) -> None:
+    """A second rank is killed where the others connect anew."""
+    dist.init_process_group("gloo")
+    standby, _ = small_standby(timeout=5)
+    if dist.get_rank() == 3:
+        set_trap(standby, 4)
+    if dist.get_rank() == 1:
+        standby._build = die
+    standby.step(*batch(all_ranks(4), 0))
+
+
 def fails(folder: Path) -> None:
     """A rank fails with an error of its own."""
     dist.init_process_group("gloo")
@@ -279,26 +296,28 @@ def throw(*_: object) -> None:
     raise ValueError("boom")
 
 
-def small_standby() -> tuple[Standby, nn.Module]:
+def small_standby(timeout: float = 60) -> tuple[Standby, nn.Module]:
     """A standby on four ranks, and the module of this one."""
     plan = all_ranks(4)
     left = {each: without(4, each) for each in range(4)}
     (stage,) = plan.stages_of(dist.get_rank())
     model = modules(plan.layout.pieces)[plan.layout.piece(stage)]
-    return Standby(plan, left, {stage: model}, nn.functional.mse_loss), model
+    loss_fn = nn.functional.mse_loss
+    return Standby(plan, left, {stage: model}, loss_fn, timeout=timeout), model
 
 
 @pytest.mark.parametrize(
     ("main", "dead", "message"),
     [
         (dies_after_another, 2, "rank 1 is gone, and there is no plan for the others"),
+        (dies_as_others_go_on, 2, "the ranks 0, 1, 2 have not connected within 5 s"),
         (
             fails,
             0,
             "rank 3 (pp 3) failed at lane(1,1)F0 (replicated.sched:15): ValueError: boom",
         ),
     ],
-    ids=["second", "error"],
+    ids=["second", "connecting", "error"],
 )
 def test_what_no_rank_survives_ends_all_with_a_cause(
     run_ranks: Run,
@@ -318,10 +337,8 @@ def test_what_no_rank_survives_ends_all_with_a_cause(
 def refusals() -> list[str]:
     """What a standby is refused for, in a process group whose store is in rank 0."""
     plan = all_ranks(4)
-    right = without(4, 3)
     module = nn.Linear(WIDTH, WIDTH)
     cases = [
-        {4: right},
         {3: plan},
         {3: program("recycle", ranks=3, replicas=2, lost=1, microbatches=8)},
         {3: program("1f1b", ranks=3, microbatches=4)},
@@ -339,7 +356,6 @@ def refusals() -> list[str]:
 def test_plans_under_which_the_others_cannot_go_on_are_refused(run_ranks: Run) -> None:
     (found,) = run_ranks(refusals, 1).results()
     assert found == [
-        "`left` has rank 4, which the plan has not",
         "`left[3]`, replicated (replicas = 2, ranks = 4, microbatches = 4), is for 4 ranks, and "
         "without rank 3 there are 3",
         "`left[3]`, recycle (replicas = 2, ranks = 3, microbatches = 8, lost = 1), has 8 "
@@ -351,3 +367,53 @@ def test_plans_under_which_the_others_cannot_go_on_are_refused(run_ranks: Run) -
         "rank 0 has the store of the process group, so no rank can go on without it: start the "
         "processes with torchrun, which has the store itself, or leave rank 0 out of `left`",
     ]
+
+
+SCRIPT = """
+import os, signal, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from schedlang import Source, compile
+from schedlang.runtime import Standby, split
+from tests.support.pages import program_of
+from tests.support.paths import PROGRAMS, ROOT
+
+
+class Dies(nn.Linear):
+    forwards = 0
+
+    def forward(self, x):
+        Dies.forwards += 1
+        if dist.get_rank() == 0 and Dies.forwards == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(Dies(8, 8), nn.Tanh(), nn.Linear(8, 8))
+plan = compile(program_of(ROOT / "docs" / "training.md", "replicated.sched"))
+recycle = Source("recycle.sched", (PROGRAMS / "recycle.sched").read_text())
+params = {"ranks": 3, "replicas": 2, "microbatches": 8}
+left = {rank: compile(recycle, params | {"lost": rank // 2}) for rank in range(4)}
+standby = Standby(plan, left, split(model, plan), nn.functional.mse_loss)
+for step in range(3):
+    standby.step(torch.ones(16, 8), torch.zeros(16, 8))
+with open(f"{sys.argv[1]}/{dist.get_rank()}", "w") as file:
+    file.write(standby.pipeline._plan.name)
+"""
+
+
+@pytest.mark.large
+def test_torchrun_goes_on_without_a_killed_rank(tmp_path: Path) -> None:
+    """By the line of the page; rank 0 is killed, and torchrun has the store."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    shielded = f"{sys.executable} {script} {tmp_path} || [ $? -gt 128 ]"
+    done = torchrun(4, "--no-python", "sh", "-c", shielded)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 is gone" in done.stderr
+    plans = {int(rank): (tmp_path / rank).read_text() for rank in "123"}
+    assert plans == dict.fromkeys((1, 2, 3), "recycle")
+    assert not (tmp_path / "0").exists()
