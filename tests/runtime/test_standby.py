@@ -126,30 +126,45 @@ def set_trap(standby: Standby, at: int | str) -> None:
         standby._outcomes.write = die_beside
 
 
-def gradients_of_one_process(
-    model: nn.Sequential, plan: Plan, step: int
-) -> dict[str, torch.Tensor]:
-    """The gradients of the mean over the whole batch."""
-    model.zero_grad()
+def add_gradients(model: nn.Sequential, plan: Plan, step: int) -> None:
+    """Those of the mean over the whole batch."""
     inputs, targets = batch(plan, step)
     nn.functional.mse_loss(model(inputs), targets).backward()
-    return {name: each.grad for name, each in model.named_parameters()}
 
 
-def train(folder: Path, ranks: int, death: Death | None, clips: bool = False) -> None:
+def whole_model(pieces: int, ties: bool) -> nn.Sequential:
+    """The stages of one pipeline, of which the first and the last one may have the same weight."""
+    model = nn.Sequential(*map(Counting, modules(pieces)))
+    if ties:
+        model[-1].inner[0].weight = model[0].inner[0].weight
+    return model
+
+
+def train(
+    folder: Path,
+    ranks: int,
+    death: Death | None,
+    clips: bool = False,
+    ties: bool = False,
+    every: int = 1,
+) -> None:
     """Some steps, in one of which a rank is killed. Whoever is left keeps what it has."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     plan = all_ranks(ranks)
     left = {each: without(ranks, each) for each in range(ranks)}
-    piece = rank // REPLICAS
-    model = [Counting(each) for each in modules(plan.layout.pieces)]
-    alone = nn.Sequential(*(Counting(each) for each in modules(plan.layout.pieces)))
-    theirs = torch.optim.SGD(alone.parameters(), 0.1, momentum=0.9)
+    own = whole_model(plan.layout.pieces, ties)[rank // REPLICAS]
+    alone = whole_model(plan.layout.pieces, ties)
+    right = alone[rank // REPLICAS]
     (stage,) = plan.stages_of(rank)
-    standby = Standby(plan, left, {stage: model[piece]}, nn.functional.mse_loss)
+    weight = "inner.0.weight"
+    tied = [{0: weight, plan.layout.pieces - 1: weight}] if ties else None
+    loss_fn = nn.functional.mse_loss
+    standby = Standby(plan, left, {stage: own}, loss_fn, tied=tied)
     calls = len(standby.pipeline._training)
-    optimizer = torch.optim.SGD(standby.parameters(), 0.1, momentum=0.9)
+    optimizers = [
+        torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in (own, alone)
+    ]
     worst = 0.0
     seconds = []
     norms = []
@@ -163,19 +178,18 @@ def train(folder: Path, ranks: int, death: Death | None, clips: bool = False) ->
         else:
             standby.step(inputs, targets)
         seconds.append(time.monotonic() - begin)
-        expected = gradients_of_one_process(alone, plan, step)
+        add_gradients(alone, plan, step)
         if clips:
             nn.utils.clip_grad_norm_(alone.parameters(), 0.01)
-        for name, each in model[piece].named_parameters():
-            worst = max(worst, difference(each.grad, expected[f"{piece}.{name}"]))
-        for each in (optimizer, theirs):
-            each.step()
-            each.zero_grad()
-    for ours, right in zip(
-        model[piece].parameters(), alone[piece].parameters(), strict=True
-    ):
-        worst = max(worst, difference(ours, right))
-    found = Trained(model[piece].forwards, worst, seconds, calls, norms)
+        pairs = [*zip(own.parameters(), right.parameters(), strict=True)]
+        worst = max(
+            worst, *(difference(ours.grad, theirs.grad) for ours, theirs in pairs)
+        )
+        for optimizer in optimizers if step % every == every - 1 else ():
+            optimizer.step()
+            optimizer.zero_grad()
+        worst = max(worst, *(difference(ours, theirs) for ours, theirs in pairs))
+    found = Trained(own.forwards, worst, seconds, calls, norms)
     (folder / f"{rank}.trained").write_bytes(pickle.dumps(found))
 
 
@@ -241,6 +255,16 @@ def test_what_is_done_with_gradients_is_done_again(
     found = survivors(run_ranks, tmp_path, 4, Death(1, AT_BARRIER), clips=True)
     norms = {tuple(each.norms) for each in found.trained.values()}
     assert len(norms) == 1
+
+
+@pytest.mark.parametrize("options", [{"ties": True}, {"every": 2}], ids=["tied", "two"])
+def test_gradients_of_two_stages_and_of_two_steps_add_up(
+    run_ranks: Run, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Where a weight is tied; and where an optimizer steps after every second step of the pipeline,
+    so that there are gradients before the step in which a rank is killed.
+    """
+    survivors(run_ranks, tmp_path, 4, Death(2, 7), **options)
 
 
 @pytest.mark.large
