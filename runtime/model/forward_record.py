@@ -11,10 +11,16 @@ One forward is recorded on fake tensors, which have shapes and no data. Each val
 depends on the model's inputs, on what a block returns, or on a weight. What depends on none of
 these, such as positions or a causal mask, every stage makes for itself. A gap belongs to the block
 before it.
+
+A value that follows from the inputs alone has data, too. The model may look at it, as it does where
+the number of its patches is `grid.tolist()`. Each stage then looks at the data of its own
+microbatch, so such a value is handed on to all later stages. A look at what a block returns is
+refused.
 """
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from inspect import currentframe
 from pathlib import Path
@@ -28,7 +34,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.torch_private.fake_tensors import FakeTensors
+from schedlang.runtime.torch_private.fake_tensors import FakeTensors, is_fake
+from schedlang.runtime.torch_private.function_modes import is_transformed
 from schedlang.runtime.torch_private.pytrees import (
     TreeSpec,
     tree_flatten,
@@ -50,6 +57,9 @@ _IN_PLACE = frozenset(
 #: one's, as that of fake tensors is.
 _TURNED_ROUND = {Tensor.gt: Tensor.lt, Tensor.ge: Tensor.le}
 _SYMMETRIC = (Tensor.eq, Tensor.ne, Tensor.__eq__, Tensor.__ne__)
+
+#: In place of what an op returns that takes values without data.
+_NO_DATA = object()
 
 
 @frozen
@@ -110,8 +120,9 @@ class Record:
 
     `blocks` are the names of the blocks in the order of their calls; a block that is called again
     is there again. `inputs` are the positional and the keyword arguments. `reads` are the values of
-    which Python has read the shape or the type, and `readers` the functions that did so. `weights`
-    are the weights that a gap uses, those of blocks too, by the ids of their values.
+    which Python has read the shape or the type, and `readers` the functions that did so. `looks`
+    are the values of which Python has read the data. `weights` are the weights that a gap uses,
+    those of blocks too, by the ids of their values.
     """
 
     blocks: list[str] = field(factory=list)
@@ -119,6 +130,7 @@ class Record:
     events: list[Event] = field(factory=list)
     reads: set[int] = field(factory=set)
     readers: list[Any] = field(factory=list)
+    looks: set[int] = field(factory=set)
     returned: Returned | None = None
     weights: dict[int, str] = field(factory=dict)
 
@@ -148,7 +160,7 @@ class Record:
             return False
         assert self.inputs is not None
         # In a chain, a later stage gives its input to the model in place of the model's own.
-        if self.reads & {*self.input_ids}:
+        if (self.reads | self.looks) & {*self.input_ids}:
             return False
         alone = tree_flatten(None)[1]
         if self.inputs.tree != tree_flatten(((None,), {}))[1]:
@@ -161,11 +173,12 @@ class Record:
         return self.output == value
 
     def handed_on(self, cut: int) -> list[int]:
-        """The values that are there before block `cut`, and are used by it, later, or returned.
+        """The values that are there before block `cut`, and are used by it, later, or returned; and
+        those that Python looks at, which it does in each stage.
 
         A weight is no such value: the stages that use it have it.
         """
-        used = {*self.output.ids}
+        used = {*self.output.ids, *self.looks}
         for event in self.events:
             if not is_before(event, cut):
                 used.update(event.takes)
@@ -209,6 +222,15 @@ def in_one_order(function: Any, takes: Sequence[int]) -> tuple[Any, tuple[int, .
     if function in _TURNED_ROUND:
         return _TURNED_ROUND[function], tuple(reversed(takes))
     return function, tuple(sorted(takes) if function in _SYMMETRIC else takes)
+
+
+def is_in_each_stage(function: Any, given: Sequence[Tensor]) -> bool:
+    """Whether an op on values with data is done by each stage: in a loop over rows of integers, as
+    in `tolist()`, of which a microbatch may have another number; and in `torch.vmap`, as where
+    transformers makes masks, since what that returns is returned by no op.
+    """
+    is_loop = function is Tensor.unbind and not given[0].is_floating_point()
+    return is_loop or is_transformed()
 
 
 def tensors_in(*values: Any) -> list[Tensor]:
@@ -306,12 +328,13 @@ def record_forward(
     recorder = _Recorder(whole, blocks, fake)
     leaves, tree = tree_flatten(arguments_of(inputs))
     given = [
-        fake.like(leaf, device) if isinstance(leaf, Tensor) else leaf for leaf in leaves
+        recorder.given(leaf, device) if isinstance(leaf, Tensor) else leaf
+        for leaf in leaves
     ]
     args, kwargs = tree_unflatten(given, tree)
     recorder.begin((args, kwargs))
     try:
-        with torch.no_grad(), fake.quietly(), recorder:
+        with torch.random.fork_rng(), torch.no_grad(), fake.quietly(), recorder:
             output = whole(*args, **kwargs, **options)
     except PipelineError:
         raise
@@ -342,26 +365,79 @@ class _Recorder(TorchFunctionMode):
         #: freed, another might be made.
         self._ids: dict[int, int] = {}
         self._held: list[Tensor] = []
+        #: The data of values that follow from the inputs alone, by their ids.
+        self._data: dict[int, Tensor] = {}
+        self._count = 0
         self._is_in_block = False
         self._weights = {id(weight): name for name, weight in model.named_parameters()}
         for name in blocks:
             replace_call(model.get_submodule(name), partial(self._call, name))
 
+    def given(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """A fake tensor in place of one that the forward is given."""
+        made = self._fake.like(tensor, device)
+        self._new_id(
+            made, None if tensor.is_meta else tensor.detach().to(device, copy=True)
+        )
+        return made
+
     def begin(self, inputs: Any) -> None:
         """The forward is given these positional and keyword arguments."""
-        for tensor in tensors_in(inputs):
-            self._new_id(tensor)
         self.record.inputs = self._returned(inputs)
 
     def end(self, output: Any) -> None:
         """The forward has returned this."""
         self.record.returned = self._returned(output)
 
-    def _new_id(self, tensor: Tensor) -> int:
-        value = len(self._held)
+    def _new_id(self, tensor: Tensor, data: Tensor | None = None) -> int:
+        """The id of a value that a tensor has from now on; and its data, if they are known."""
+        value = self._count
+        self._count += 1
         self._ids[id(tensor)] = value
         self._held.append(tensor)
+        if data is not None and not is_fake(data):
+            self._data[value] = data
+            # A block is given the data, and may return it.
+            self._ids[id(data)] = value
+            self._held.append(data)
         return value
+
+    def _with_data(self, value: Any) -> Any:
+        """The same containers, in which values have their data where these are known."""
+        leaves, tree = tree_flatten(value)
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and id(leaf) in self._ids:
+                leaves[index] = self._data.get(self._ids[id(leaf)], leaf)
+        return tree_unflatten(leaves, tree)
+
+    def _without_data(self, value: Any, given: Sequence[Tensor] = ()) -> Any:
+        """The same containers, with fake tensors in place of data; an op that returns the data of
+        what it was `given` returns that.
+        """
+        own = {id(self._with_data(tensor)): tensor for tensor in given}
+        leaves, tree = tree_flatten(value)
+        for index, leaf in enumerate(leaves):
+            if id(leaf) in own:
+                leaves[index] = own[id(leaf)]
+            elif isinstance(leaf, Tensor) and not is_fake(leaf):
+                leaves[index] = self._fake.like(leaf, leaf.device)
+        return tree_unflatten(leaves, tree)
+
+    def _with_ids(
+        self, result: Any, data: Sequence[Tensor], kept: Collection[int] = ()
+    ) -> Any:
+        """What an event has returned, with an id for each tensor but those that are `kept`, by
+        identity; `data` are its tensors with data, as far as these are known.
+        """
+        result = apart(result, self._ids.keys() - kept)
+        tensors = tensors_in(result)
+        known = apart(list(data), self._ids.keys())
+        if len(known) != len(tensors):
+            known = [None] * len(tensors)
+        for tensor, its_data in zip(tensors, known, strict=True):
+            if id(tensor) not in kept:
+                self._new_id(tensor, its_data)
+        return result
 
     def _ids_of(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         for tensor in tensors:
@@ -387,13 +463,13 @@ class _Recorder(TorchFunctionMode):
             return call(*args, **kwargs)
         line = line_of(currentframe())
         takes = self._ids_of(tensors_in(args, kwargs))
+        args, kwargs = self._with_data((args, kwargs))
         self._is_in_block = True
         try:
-            result = apart(call(*args, **kwargs), self._ids)
+            made = call(*args, **kwargs)
+            result = self._with_ids(self._without_data(made), tensors_in(made))
         finally:
             self._is_in_block = False
-        for tensor in tensors_in(result):
-            self._new_id(tensor)
         place = len(self.record.blocks)
         self.record.blocks.append(name)
         event = Event(name, takes, self._returned(result), (), place, True, line)
@@ -401,35 +477,41 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _in_block(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an op in a block returns: of a block it only counts how its output looks.
-
-        Where fake tensors are not enough, as where a router sends tokens to experts, the op runs on
-        numbers, zeros and True.
-        """
+        """What an op in a block returns: of a block it only counts how its output looks."""
         try:
             return func(*args, **kwargs)
         except (RuntimeError, NotImplementedError):
-            leaves, tree = tree_flatten((args, kwargs))
-            fakes: dict[int, Tensor] = {}
-            for index, leaf in enumerate(leaves):
-                if isinstance(leaf, Tensor):
-                    fill = torch.ones if leaf.dtype == torch.bool else torch.zeros
-                    leaves[index] = fill(
-                        leaf.shape, dtype=leaf.dtype, device=leaf.device
-                    )
-                    fakes[id(leaves[index])] = leaf
-            args, kwargs = tree_unflatten(leaves, tree)
-            made, tree = tree_flatten(func(*args, **kwargs))
-            found = [
-                fakes[id(each)] if id(each) in fakes else self._fake_of(each)
-                for each in made
-            ]
-            return tree_unflatten(found, tree)
+            return self._on_numbers(func, args, kwargs)
 
-    def _fake_of(self, value: Any) -> Any:
-        """The same, or a fake tensor in place of a tensor."""
-        is_tensor = isinstance(value, Tensor)
-        return self._fake.like(value, value.device) if is_tensor else value
+    def _on_numbers(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an op returns where fake tensors are not enough, as where a router sends tokens to
+        experts, or a mask selects some: it runs on data, and where these are not known on zeros and
+        True. They only count for shapes.
+        """
+        given = tensors_in(args, kwargs)
+        leaves, tree = tree_flatten(self._with_data((args, kwargs)))
+        fakes: dict[int, Any] = {}
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and is_fake(leaf):
+                fill = torch.ones if leaf.dtype == torch.bool else torch.zeros
+                numbers = fill(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+                fakes[id(numbers)] = leaf
+                leaves[index] = numbers
+        args, kwargs = tree_unflatten(leaves, tree)
+        made, tree = tree_flatten(func(*args, **kwargs))
+        result = tree_unflatten([fakes.get(id(each), each) for each in made], tree)
+        return self._without_data(result, given)
+
+    def _on_data(self, func: Any, args: Any, kwargs: Any, takes: Sequence[int]) -> Any:
+        """What an op in a gap returns where all that it takes has data, or `_NO_DATA`."""
+        if not all(value in self._data for value in takes):
+            return _NO_DATA
+        args, kwargs = self._with_data((args, kwargs))
+        try:
+            return func(*args, **kwargs)
+        except Exception:
+            # On fake tensors it may work, as where the op is on another device.
+            return _NO_DATA
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -441,16 +523,30 @@ class _Recorder(TorchFunctionMode):
         takes = self._ids_of(given)
         if not takes:
             return func(*args, **kwargs)
+        if is_in_each_stage(func, given) and self._data.keys() >= {*takes}:
+            self.record.looks.update(takes)
+            args, kwargs = self._with_data((args, kwargs))
+            return func(*args, **kwargs)
         line = line_of(currentframe())
         changes = [*map(changes_of, given)]
+        on_data = self._on_data(func, args, kwargs, takes)
+        has_fakes = on_data is _NO_DATA or any(map(is_fake, given))
+        is_look = False
         try:
-            result = func(*args, **kwargs)
+            if has_fakes:
+                result = func(*args, **kwargs)
+            else:
+                # A tensor that every stage makes, to which a value was written. An op that writes
+                # to it has done so, and must not do so again.
+                fake_args, fake_kwargs = self._without_data((args, kwargs))
+                func(*fake_args, **fake_kwargs)
+                result = self._without_data(on_data, given)
         except RuntimeError as error:
-            raise PipelineError(
-                f"the model's `{name_of(func)}` ({line}) fails on a value of which only the shape "
-                f"is known, as it is in other stages ({type(error).__name__}: {error}); if it goes "
-                "by the data, do so in a block, or hand in what it finds as an option"
-            ) from error
+            if on_data is _NO_DATA:
+                result = self._of_unknown_shape(func, args, kwargs, line, error)
+            else:
+                is_look = True
+                result = self._without_data(on_data, given)
         written = {id(each) for each in written_by(func, args, kwargs)}
         changed = [
             index
@@ -459,18 +555,42 @@ class _Recorder(TorchFunctionMode):
             or (id(tensor) in self._ids and changes_of(tensor) != before)
         ]
         if not tensors_in(result) and not changed:
-            self.record.reads.update(takes)
-            if func not in self.record.readers:
-                self.record.readers.append(func)
+            self._reads(func, takes, is_look)
             return result
+        is_known = on_data is not _NO_DATA
+        data = [self._with_data(each) if is_known else None for each in given]
         kept = {id(given[index]) for index in changed}
-        result = apart(result, self._ids.keys() - kept)
-        after = tuple((index, self._new_id(given[index])) for index in changed)
-        for tensor in tensors_in(result):
-            if id(tensor) not in kept:
-                self._new_id(tensor)
+        after = tuple(
+            (index, self._new_id(given[index], data[index])) for index in changed
+        )
+        result = self._with_ids(result, tensors_in(on_data) if is_known else (), kept)
         place = len(self.record.blocks)
         called, takes = in_one_order(func, takes)
         event = Event(called, takes, self._returned(result), after, place, False, line)
         self.record.events.append(event)
         return result
+
+    def _of_unknown_shape(
+        self, func: Any, args: Any, kwargs: Any, line: str, error: RuntimeError
+    ) -> Any:
+        """What an op returns whose shape depends on data; PipelineError for one that gives Python
+        the data of a value of which only the shape is known.
+        """
+        with suppress(Exception):
+            result = self._on_numbers(func, args, kwargs)
+            if tensors_in(result) or written_by(func, args, kwargs):
+                return result
+        raise PipelineError(
+            f"the model's `{name_of(func)}` ({line}) fails on a value of which only the shape is "
+            f"known, as it is in other stages ({type(error).__name__}: {error}); if it goes by the "
+            "data, do so in a block, or hand in what it finds as an option"
+        ) from error
+
+    def _reads(self, func: Any, takes: Sequence[int], is_look: bool) -> None:
+        """Python reads the shapes or types of some values, or looks at their data."""
+        if is_look:
+            self.record.looks.update(takes)
+        else:
+            self.record.reads.update(takes)
+            if func not in self.record.readers:
+                self.record.readers.append(func)

@@ -226,6 +226,14 @@ def cut_by(
     are_named = tuple(names) != ("",)
     if inputs is None and not are_named:
         inputs = getattr(model, "dummy_inputs", {}).get("input_ids")
+        if inputs is not None:
+            try:
+                return cut_by(model, names, inputs, options)
+            except PipelineError as error:
+                raise PipelineError(
+                    f"{error}. These are the model's own `dummy_inputs`, since none were given: "
+                    "give `inputs`, a microbatch as the script makes it"
+                ) from error
     if inputs is None or isinstance(model, nn.ModuleList | nn.Sequential):
         return blocks_of(model, names), None
     blocks = blocks_of(model, names if are_named else found_blocks(model))

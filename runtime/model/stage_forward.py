@@ -17,7 +17,8 @@ and blocks get the data. Otherwise models of transformers would look at a mask, 
 when they are traced, and leave it out for a microbatch in which nothing is masked.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
 from inspect import currentframe
 from itertools import pairwise
 from typing import Any
@@ -37,6 +38,7 @@ from schedlang.runtime.model.forward_record import (
     apart,
     in_one_order,
     is_before,
+    is_in_each_stage,
     line_of,
     name_of,
     record_forward,
@@ -54,6 +56,9 @@ _DEVICE = Tensor.device.__get__
 
 #: The attribute of a block with the stages that do its calls, or leave them out.
 _STAGES = "_schedlang_stages"
+
+#: The module of transformers whose hooks keep the states between layers (`output_hidden_states`).
+_KEEPS_OUTPUTS = "transformers.utils.output_capturing"
 
 #: In place of an id: a tensor that follows from values by an op that was not recorded.
 _NOT_RECORDED = -1
@@ -76,7 +81,7 @@ def _call_in_stage(
     """A block is called, with its hooks."""
     for forward, name in block.__dict__[_STAGES]:
         if forward.is_running:
-            return forward.call(name, call, args, kwargs)
+            return forward.call(name, block, call, args, kwargs)
     # A checkpoint runs the block again, with the arguments that it was given.
     return call(*without_fakes(args), **without_fakes(kwargs))
 
@@ -117,6 +122,14 @@ class _Place:
         if hasattr(self.module, self.name):
             delattr(self.module, self.name)
         self.module.__dict__[self.name] = tensor
+
+
+def _parameters(
+    forward: "StageForward", stand_in: Tensor, recurse: bool = True
+) -> Iterator[Tensor]:
+    """The weights of a module whose weights are in other stages: one, while the forward runs."""
+    if forward.is_running:
+        yield stand_in
 
 
 class _End(BaseException):
@@ -254,11 +267,17 @@ class StageForward(TorchFunctionMode):
             of_weight.sort(key=lambda place: (not place.is_own, place.path != name))
             of_weight[0].is_own |= is_used
             found[value] = of_weight
+        first = {module: next(module.parameters(), None) for module in stage.modules()}
         for of_weight in places.values():
             stand_in = torch.empty_like(of_weight[0].get(), device="meta")
             for place in of_weight:
                 if not place.is_own:
                     place.put(stand_in)
+        for module, weight in first.items():
+            if weight is not None and next(module.parameters(), None) is None:
+                # Models ask the first weight of a part for its type and its device.
+                stand_in = torch.empty_like(weight, device="meta")
+                module.__dict__["parameters"] = partial(_parameters, self, stand_in)
         return found
 
     def _is_done_here(self, event: Event) -> bool:
@@ -385,7 +404,14 @@ class StageForward(TorchFunctionMode):
         """Whether a forward is under way."""
         return self._run is not None
 
-    def call(self, name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def call(
+        self,
+        name: str,
+        block: nn.Module,
+        call: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
         """The forward comes to a block."""
         run = self._run
         assert run is not None
@@ -399,12 +425,15 @@ class StageForward(TorchFunctionMode):
             if event.place in self._own:
                 output = call(*run.with_data(args), **run.with_data(kwargs))
                 return self._with_ids(run, event, output, ())
-            return self._leave_out(run, event)
+            return self._leave_out(run, event, block, args)
         finally:
             enter(self)
 
-    def _leave_out(self, run: _Run, event: Event) -> Any:
-        """What stands in for what a call of another stage returns, or the end of the forward."""
+    def _leave_out(self, run: _Run, event: Event, block: nn.Module, args: Any) -> Any:
+        """What stands in for what a call of another stage returns, or the end of the forward.
+
+        Hooks that keep what a block returns, for the model's own forward, keep what stands in.
+        """
         if event.place >= self._own.stop:
             raise _End
         if run.has_grad and not torch.is_grad_enabled() and is_in_function():
@@ -413,7 +442,11 @@ class StageForward(TorchFunctionMode):
                 "`torch.autograd`, which would cut the graph of a value that the stage is handed: "
                 "use a checkpoint with `use_reentrant=False`"
             )
-        return self._in_place_of(run, event.returned)
+        output = self._in_place_of(run, event.returned)
+        for hook in block._forward_hooks.values():
+            if getattr(hook, "__module__", None) == _KEEPS_OUTPUTS:
+                hook(block, args, output)
+        return output
 
     def _with_ids(
         self, run: _Run, event: Event, result: Any, written: Sequence[Tensor]
@@ -445,13 +478,16 @@ class StageForward(TorchFunctionMode):
         takes = [] if run is None else run.ids_in(args, kwargs)
         if run is None or not takes:
             return func(*args, **kwargs)
+        given = tensors_in(args, kwargs)
+        if is_in_each_stage(func, given) and self._record.looks >= {*takes}:
+            args, kwargs = run.with_data((args, kwargs))
+            return func(*args, **kwargs)
         if func in self._record.readers:
             self._check_read(run, func, takes)
             return func(*args, **kwargs)
         event = self._next(run, func, takes)
         if event is None:
             return self._not_recorded(run, func, takes, args, kwargs)
-        given = tensors_in(args, kwargs)
         if self._is_done_here(event):
             args, kwargs = run.with_data((args, kwargs))
             now = tensors_in(args, kwargs)

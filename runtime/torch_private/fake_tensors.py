@@ -12,10 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 #: The attribute in which a fake tensor keeps the one that it stands in for.
 _KEPT = "_kept"
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has no data."""
+    return isinstance(tensor, FakeTensor)
 
 
 def kept_by(tensor: Tensor) -> Tensor:
@@ -41,7 +46,7 @@ class FakeTensors:
             made = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
             )
-        return made.requires_grad_(tensor.requires_grad)
+        return made.requires_grad_() if tensor.requires_grad else made
 
     def in_place_of(self, tensor: Tensor) -> Tensor:
         """A new one that stands in for a tensor and keeps it, see `kept_by`."""

@@ -1,7 +1,9 @@
-"""Function modes that are left and entered again: in a block of a model, no op needs a look.
+"""Function modes that are left and entered again: in a block of a model, no op needs a look; and
+whether a transform of functions is under way.
 
-Torch enters and leaves them by `with` alone, and a block begins and ends in two hooks. Without
-these parts there is no other way: `split` cuts no model that does more than call its blocks.
+Torch enters and leaves function modes by `with` alone, and a block begins and ends in two hooks; it
+has no public name for the other. Without these parts there is no other way: `split` cuts no model
+that does more than call its blocks.
 """
 
 from typing import Any
@@ -21,6 +23,11 @@ def leave(mode: TorchFunctionMode) -> bool:
 def enter(mode: TorchFunctionMode) -> None:
     """Enter a function mode."""
     torch._C._push_on_torch_function_stack(mode)
+
+
+def is_transformed() -> bool:
+    """Whether ops run within `torch.vmap` or another transform of `torch.func`."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _is_on_top(mode: Any) -> bool:

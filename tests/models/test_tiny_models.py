@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, PipelineError, split
 from schedlang.runtime.model.split import Stages
-from schedlang.runtime.values import cut
 from tests.models.rows import read_row, write_row
-from tests.models.tiny_models import LANGUAGE_MODELS, ROWS, TOWERS, build, inputs_of
+from tests.models.tiny_models import LANGUAGE_MODELS, ROWS, TOWERS, build, microbatch_of
 from tests.models.verdicts import DIFFERS, EQUAL, REFUSED, ROUNDING, Cell, Verdict
 from tests.support.models import program
+from tests.support.paths import DOCS
 from tests.support.ranks import Run
 
 pytestmark = pytest.mark.processes
@@ -50,9 +50,9 @@ def loss_of(output: object, _: Tensor) -> Tensor:
 def trained_alone(name: str) -> tuple[nn.Module, Tensor]:
     """A model with the gradients of a step in one process, and its losses."""
     model = build(name)
-    inputs = inputs_of(name, ROWS * MICROBATCHES)
     losses = []
-    for given in cut(inputs, [ROWS] * MICROBATCHES):
+    for number in range(MICROBATCHES):
+        given = microbatch_of(name, number)
         output = model(**given) if isinstance(given, dict) else model(given)
         loss = loss_of(output, Tensor())
         (loss / MICROBATCHES).backward()
@@ -75,7 +75,7 @@ def trained(cells: Sequence[Cell]) -> dict[Cell, Verdict]:
         for cell in schedules:
             plan = program(cell[1], ranks=2, microbatches=MICROBATCHES)
             # Tokens alone are what a model is cut by if nobody says anything.
-            inputs = inputs_of(name, ROWS) if name in TOWERS else None
+            inputs = microbatch_of(name, 0) if name in TOWERS else None
             try:
                 stages = split(build(name), plan, inputs=inputs)
             except PipelineError as error:
@@ -92,8 +92,8 @@ def trained(cells: Sequence[Cell]) -> dict[Cell, Verdict]:
 def _compared(
     name: str, plan: Plan, stages: Stages, alone: nn.Module, losses: Tensor
 ) -> Verdict:
-    inputs = inputs_of(name, ROWS * MICROBATCHES)
-    targets = torch.zeros(ROWS * MICROBATCHES)
+    inputs = [microbatch_of(name, number) for number in range(MICROBATCHES)]
+    targets = [torch.zeros(ROWS)] * MICROBATCHES
     ours = Pipeline(plan, stages, loss_of).step(inputs, targets)
     apart = {}
     if ours is not None:
@@ -155,6 +155,34 @@ def test_they_train_as_in_one_process_or_are_refused_with_their_line(
         if not _is_right(verdict)
     }
     assert wrong == {}
+
+
+#: In the core: an encoder with a decoder, and a tower whose grids Python looks at.
+CORE = ["T5", "Qwen2-VL"]
+#: Phi-3.5-MoE draws random numbers, by which it sends tokens to experts.
+OTHERS = ["phimoe", *(name for name in TOWERS if name not in CORE)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(CORE, marks=pytest.mark.core, id=", ".join(CORE)),
+        *(
+            pytest.param(OTHERS[begin::6], marks=pytest.mark.large)
+            for begin in range(6)
+        ),
+    ],
+)
+def test_towers_and_models_that_draw_train_as_in_one_process(
+    run_ranks: Run, names: Sequence[str]
+) -> None:
+    for name, row in verdicts_on(run_ranks, names).items():
+        assert {verdict.kind for verdict in row.values()} <= {EQUAL, ROUNDING}, name
+
+
+def test_the_page_names_them() -> None:
+    page = (DOCS / "models.md").read_text(encoding="utf-8")
+    assert [name for name in TOWERS if name not in page] == []
 
 
 def _is_right(verdict: Verdict) -> bool:

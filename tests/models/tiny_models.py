@@ -3,6 +3,7 @@ encoder and a decoder, or with towers.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,11 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from schedlang.runtime.model.split import found_blocks
+
 VOCABULARY = 64
+#: The token that stands for a patch of an image.
+IMAGE = 60
 #: Rows of a microbatch, and tokens of a row.
 ROWS = 2
 LENGTH = 8
@@ -138,8 +143,8 @@ LANGUAGE_MODELS = [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
 
 @frozen
 class Tower:
-    """A model with an encoder and a decoder, or with towers: its class, what its config has to
-    have, and its inputs, for so many rows.
+    """A model with an encoder and a decoder, or with towers: its class, a microbatch of its inputs
+    by number, and what its config has to have.
     """
 
     model: str
@@ -147,42 +152,96 @@ class Tower:
     own: Mapping[str, Any] = {}
 
 
-def _tokens(rows: int, length: int = LENGTH) -> Tensor:
-    generator = torch.Generator().manual_seed(length)
-    return torch.randint(3, VOCABULARY - 4, (rows, length), generator=generator)
+def _tokens(number: int, length: int = LENGTH) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * length + number)
+    return torch.randint(3, VOCABULARY - 4, (ROWS, length), generator=generator)
 
 
-def _texts(rows: int) -> dict[str, Tensor]:
-    """A text, of which some rows are padded, and its translation."""
-    mask = torch.ones(rows, LENGTH, dtype=torch.int64)
-    mask[1::3, LENGTH - 3 :] = 0
+def _texts(number: int) -> dict[str, Tensor]:
+    """A text, of which a row is padded in most microbatches, and its translation."""
+    mask = torch.ones(ROWS, LENGTH, dtype=torch.int64)
+    if number != 1:
+        mask[1, LENGTH - 3 :] = 0
     return {
-        "input_ids": _tokens(rows),
+        "input_ids": _tokens(number),
         "attention_mask": mask,
-        "decoder_input_ids": _tokens(rows, 6),
+        "decoder_input_ids": _tokens(number, 6),
     }
 
 
-def _numbers(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+def _numbers(number: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(number))
 
 
-def _sounds(rows: int) -> dict[str, Tensor]:
-    features = _numbers(rows, SIZES["num_mel_bins"], 16)
-    return {"input_features": features, "decoder_input_ids": _tokens(rows, 6)}
+def _sounds(number: int) -> dict[str, Tensor]:
+    features = _numbers(number, ROWS, SIZES["num_mel_bins"], 16)
+    return {"input_features": features, "decoder_input_ids": _tokens(number, 6)}
 
 
-def _images(rows: int) -> dict[str, Tensor]:
-    return {"pixel_values": _numbers(rows, 3, 8, 8)}
+def _images(number: int) -> dict[str, Tensor]:
+    return {"pixel_values": _numbers(number, ROWS, 3, 8, 8)}
 
 
-def _pairs(rows: int) -> dict[str, Tensor]:
-    return {"input_ids": _tokens(rows)} | _images(rows)
+def _pairs(number: int) -> dict[str, Tensor]:
+    return {"input_ids": _tokens(number)} | _images(number)
 
 
-def _words(rows: int) -> dict[str, Tensor]:
-    return {"input_ids": _tokens(rows)}
+def _words(number: int) -> dict[str, Tensor]:
+    return {"input_ids": _tokens(number)}
 
+
+def _around_images(number: int) -> dict[str, Tensor]:
+    """Tokens, of which four stand for the four patches of an image."""
+    tokens = _tokens(number)
+    tokens[:, 1:5] = IMAGE
+    return {"input_ids": tokens} | _images(number)
+
+
+def _around_grids(number: int) -> dict[str, Tensor]:
+    """Tokens, of which four stand for an image of 4 x 4 patches; every second one is left out of
+    the other microbatches, which have more text in its place.
+    """
+    tokens = _tokens(number)
+    tokens[:, 1 + number % 2 : 5 + number % 2] = IMAGE
+    return {
+        "input_ids": tokens,
+        "attention_mask": torch.ones_like(tokens),
+        "mm_token_type_ids": (tokens == IMAGE).int(),
+        "pixel_values": _numbers(number, ROWS * 16, 3 * 2 * 4 * 4),
+        "image_grid_thw": torch.tensor([[1, 4, 4]] * ROWS),
+    }
+
+
+#: Configs of language models with images of 8 x 8 pixels in four patches.
+AROUND_IMAGES = {"image_token_id": IMAGE, "image_token_index": IMAGE}
+OF_QWEN = {
+    "image_token_id": IMAGE,
+    "vision_config": {
+        "depth": 3,
+        "embed_dim": 32,
+        "hidden_size": 32,
+        "out_hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 4,
+        "mlp_ratio": 2,
+        "patch_size": 4,
+        "window_size": 16,
+        "fullatt_block_indexes": [1],
+    },
+    "text_config": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [1, 1, 2],
+        },
+    },
+}
 
 TOWERS: Mapping[str, Tower] = {
     name: Tower(f"{name}ForConditionalGeneration", _texts, {"is_decoder": False})
@@ -205,11 +264,28 @@ TOWERS: Mapping[str, Tower] = {
     "ALBERT": Tower("AlbertForMaskedLM", _words),
     "BERT": Tower("BertForMaskedLM", _words, {"is_decoder": False}),
     "DeBERTa-v2": Tower("DebertaV2ForMaskedLM", _words),
+    "LLaVA": Tower("LlavaForConditionalGeneration", _around_images, AROUND_IMAGES),
+    "Gemma-3": Tower(
+        "Gemma3ForConditionalGeneration",
+        _around_images,
+        AROUND_IMAGES | {"mm_tokens_per_image": 4},
+    ),
+    "BLIP": Tower("BlipForConditionalGeneration", _pairs, AROUND_IMAGES),
+    "Qwen2-VL": Tower("Qwen2VLForConditionalGeneration", _around_grids, OF_QWEN),
+    "Qwen2.5-VL": Tower("Qwen2_5_VLForConditionalGeneration", _around_grids, OF_QWEN),
 }
 
 
+def _seed(number: int, *_: Any) -> None:
+    torch.default_generator.manual_seed(number)
+
+
 def build(name: str) -> nn.Module:
-    """A model, the same in every process, in training mode."""
+    """A model, the same in every process, in training mode.
+
+    Each block begins with random numbers of its own, so that routers which draw (Phi-3.5-MoE) draw
+    the same numbers in a pipeline, where each rank has a generator, as in one process.
+    """
     torch.manual_seed(0)
     if name in TOWERS:
         kind = getattr(transformers, TOWERS[name].model)
@@ -219,10 +295,12 @@ def build(name: str) -> nn.Module:
         model = AutoModelForCausalLM.from_config(config)
     # A forward returns what it computes, and no keys and values.
     model.config.use_cache = False
+    for number, block in enumerate(found_blocks(model)):
+        model.get_submodule(block).register_forward_pre_hook(partial(_seed, number))
     trained: nn.Module = model.train()
     return trained
 
 
-def inputs_of(name: str, rows: int) -> Any:
-    """A batch of a model: tokens, or keyword arguments."""
-    return TOWERS[name].inputs(rows) if name in TOWERS else _tokens(rows)
+def microbatch_of(name: str, number: int) -> Any:
+    """A microbatch of a model: tokens, or keyword arguments."""
+    return TOWERS[name].inputs(number) if name in TOWERS else _tokens(number)

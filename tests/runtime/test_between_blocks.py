@@ -221,6 +221,49 @@ class Hooked(Model):
             layer.register_forward_pre_hook(lambda _, given: (given[0] + 1.0,))
 
 
+class Counted(Model):
+    """Python looks at the data of the inputs, at the start and at the end (LLaVA, Qwen-VL, XLM)."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        lengths = (tokens != 3).sum(1)
+        longest = lengths.max().item()
+        if lengths.max() > tokens.shape[1]:
+            raise ValueError("a text is longer than it is")
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)[0]
+        places = torch.arange(tokens.shape[1])
+        return self.head(x * (places < longest).unsqueeze(-1)) / sum(lengths.tolist())
+
+
+class Selected(Model):
+    """A mask selects tokens, so shapes depend on the data (packed patches of images)."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = tokens != 3
+        counts = torch.zeros(tokens.shape[1], dtype=torch.int64)
+        counts += mask.sum(0)
+        counts[:1] += 1
+        x = self.embed(tokens[mask])
+        for layer in self.layers:
+            x = layer(x)[0]
+        made = torch.zeros(*tokens.shape, WIDTH)
+        made[mask] = x
+        return self.head(made * counts.unsqueeze(-1))[mask] * counts.tolist()[0]
+
+
+class Iterated(Model):
+    """Python iterates over a value, and over one that has data."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer, weight in zip(self.layers, self.embed.weight, strict=False):
+            x = layer(x)[0] * weight
+        columns = [column for column in x.permute(2, 0, 1)]
+        first, *_ = [int(token) for token in tokens[:1, :3].flatten()]
+        return self.head(torch.stack(columns, -1)) * first
+
+
 KINDS = [
     Model,
     Multiplied,
@@ -236,6 +279,9 @@ KINDS = [
     Reaching,
     Checkpointed,
     Hooked,
+    Counted,
+    Selected,
+    Iterated,
 ]
 
 

@@ -557,6 +557,47 @@ def llama() -> Iterator[Names]:
     }
 
 
+def translation() -> Iterator[Names]:
+    """A small T5, and texts with their translations."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=32,
+        d_model=16,
+        d_ff=32,
+        d_kv=8,
+        num_layers=2,
+        num_heads=2,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(2, 32, (4, 8), generator=generator)
+    mask = torch.ones_like(tokens)
+    mask[2, 5:] = 0
+    names = common(program("1f1b", ranks=2, microbatches=2)) | {
+        "T5ForConditionalGeneration": T5ForConditionalGeneration,
+        "config": config,
+        "rows": 2,
+        "batch": {"input_ids": tokens, "attention_mask": mask, "labels": tokens + 0},
+    }
+    torch.manual_seed(0)
+    whole = T5ForConditionalGeneration(config)
+    torch.manual_seed(0)
+    yield names
+    losses = [
+        whole(
+            **{
+                name: tensor[begin : begin + 2]
+                for name, tensor in names["batch"].items()
+            }
+        ).loss
+        for begin in (0, 2)
+    ]
+    if names["losses"] is not None:
+        assert torch.equal(names["losses"], torch.stack(losses).detach())
+
+
 SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
     each.__name__: each
     for each in (
@@ -583,6 +624,7 @@ SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
         slices,
         packed,
         llama,
+        translation,
     )
 }
 
