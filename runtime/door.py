@@ -222,6 +222,11 @@ _SCALED = (
     "`loss_scale`"
 )
 
+_OWN_GRADIENTS = (
+    "stage {stage} has layers that compute their weight gradients when they are told to "
+    "(`backward_dw`), which cannot be with {other} yet"
+)
+
 _NO_OTHER = "give `step` no other `plan`, or build a pipeline for that plan"
 
 _SKIPPED = (
@@ -270,6 +275,18 @@ FEATURES: dict[str, Feature] = {
         "backwards in two halves (`I` and `W`)",
         lambda asked, stage: bool(asked.plan.microbatches_with([Kind.W], stage)),
         "split_backward",
+    ),
+    "own weight gradients": Feature(
+        "layers that compute their weight gradients when they are told to (`backward_dw`)",
+        lambda asked, stage: (
+            _trains(asked, stage)
+            and any(
+                callable(getattr(part, "backward_dw", None))
+                for part in asked.modules[stage].modules()
+            )
+        ),
+        "own_weight_gradients",
+        dict.fromkeys(("late weights", "audit", "sharded", "hops"), _OWN_GRADIENTS),
     ),
     "offload": Feature(
         "activations that are offloaded",

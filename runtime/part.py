@@ -9,6 +9,7 @@ moments that it needs:
                                  begin_anew, where a warm-up is run once more
     F, R      before_forward ──► the module runs ─────────► after_forward ──► recorded
     B, I      before_backward ─► autograd runs ───────────► after_backward
+    W                            its gradients add up ────► after_weight
     U         before_update ───► the optimizer steps ─────► after_update
     between   after_step, when the losses are finite; validate, before weights are read or changed;
     steps     state_dict and load_state_dict, for checkpoints
@@ -253,6 +254,9 @@ class Part:
 
     def after_backward(self, run: Backward) -> None:
         """Autograd has run: take the gradients of what `before_forward` added."""
+
+    def after_weight(self, microbatch: int) -> None:
+        """The weight gradients of a split backward have been added up."""
 
     def before_update(self) -> None:
         """The gradient of an update is whole."""

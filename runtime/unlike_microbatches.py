@@ -63,10 +63,16 @@ def check_list(inputs: Microbatches, must_be_alike: bool) -> None:
 
 def check_count(name: str, batch: Microbatches, microbatches: int) -> None:
     """PipelineError for another number of microbatches than the plan has."""
-    if len(batch.values) != microbatches:
+    count = len(batch.values)
+    if count != microbatches:
+        way_out = ""
+        if name == "inputs" and count:
+            way_out = (
+                f": give the step on all ranks a plan for as many, such as "
+                f"`plan=plan.for_microbatches({count})`"
+            )
         raise PipelineError(
-            f"`{name}` are a list of {len(batch.values)} microbatches, and the plan has "
-            f"{microbatches}"
+            f"`{name}` are a list of {count} microbatches, and the plan has {microbatches}{way_out}"
         )
 
 

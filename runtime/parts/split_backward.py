@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from schedlang.runtime.door import Site
 from schedlang.runtime.entry import changeable
 from schedlang.runtime.graph_leaves import has_reentrant_checkpoint, leaves_of_graph
-from schedlang.runtime.part import Backward, Forward, Part
+from schedlang.runtime.part import Backward, Forward, Part, filled
 from schedlang.runtime.parts.layers import (
     LAYERS,
     LIGHT_LAYERS,
@@ -252,6 +252,7 @@ class SplitBackwards(Part):
     def bind(self, stage: Stage) -> None:
         """Keep the stage."""
         self._stage = stage
+        self._after_weight = filled(stage.parts, "after_weight")
 
     def before_forward(self, run: Forward) -> None:
         """Run the forward inside the mode that splits its layers."""
@@ -290,6 +291,8 @@ class SplitBackwards(Part):
         """W: add up the gradients of the weights."""
         with without_autocast(self._stage.device):
             self._splits.pop(microbatch).backward_weight()
+            for call in self._after_weight:
+                call(microbatch)
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, SplitBackwards]]:

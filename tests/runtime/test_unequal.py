@@ -658,7 +658,8 @@ def goes_wrong(what: str) -> None:
 
 
 MESSAGES = {
-    "few": "`inputs` are a list of 1 microbatches, and the plan has 2",
+    "few": "`inputs` are a list of 1 microbatches, and the plan has 2: give the step on all ranks "
+    "a plan for as many, such as `plan=plan.for_microbatches(1)`",
     "empty": "`inputs[1]` is float64 [0, 6, 8]: a microbatch must have a row",
     "type": "`inputs[1]` is float32 [1, 6, 8], and `inputs[0]` float64 [2, 4, 8]: microbatches may "
     "differ in shape alone",
