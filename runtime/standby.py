@@ -36,6 +36,7 @@ new pipeline is built, ends all ranks, as does a rank that fails with an error o
 """
 
 import gc
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -50,10 +51,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.arguments import check_standby
+from schedlang.runtime.checks import check_plan
 from schedlang.runtime.errors import LostRank, PipelineError
 from schedlang.runtime.heartbeats import Heartbeat, Heartbeats
 from schedlang.runtime.pipeline import Pipeline
-from schedlang.runtime.processes import PIPELINE
+from schedlang.runtime.processes import PIPELINE, processes_of
 from schedlang.runtime.setup import LossFn, Tied
 from schedlang.runtime.store import LimitedStore, connection, is_of_torchrun
 from schedlang.runtime.values import Value
@@ -110,6 +112,7 @@ class Standby:
                 "the processes with torchrun, which has the store itself, or leave rank 0 out of "
                 "`left`"
             )
+        check_plan(plan, processes_of(None), stages)
         piece = plan.layout.piece
         #: The modules of this rank, by the number of their stage in each of the pipelines.
         self._modules: dict[int, nn.Module] = {}
@@ -129,7 +132,7 @@ class Standby:
         ]
         self._ranks = [*range(dist.get_world_size())]
         self._outcomes = _Outcomes(self._ranks, next(_standbys), timeout)
-        self._outcomes.publish_plans([plan.digest for plan in left.values()])
+        self._outcomes.publish_plans(left)
         self.pipeline = self._build(plan)
         self._outcomes.check_plans()
 
@@ -283,9 +286,10 @@ class _Outcomes:
     def _key(self, *words: object) -> str:
         return "/".join(map(str, ["standby", self._number, *words]))
 
-    def publish_plans(self, digests: Sequence[str]) -> None:
+    def publish_plans(self, left: Mapping[int, Plan]) -> None:
         """Let other ranks compare the plans for ranks that are left."""
-        self._digests = " ".join(digests)
+        digests = {rank: plan.digest for rank, plan in sorted(left.items())}
+        self._digests = json.dumps(digests)
         self._store.set(self._key("plans", self._rank), self._digests)
 
     def check_plans(self) -> None:

@@ -368,6 +368,7 @@ def refusals() -> list[str]:
         {3: program("1f1b", ranks=3, microbatches=4)},
         {3: without(4, 0)},
         {0: without(4, 0)},
+        {3: without(4, 3)},
     ]
     found = []
     for left in cases:
@@ -390,6 +391,7 @@ def test_plans_under_which_the_others_cannot_go_on_are_refused(run_ranks: Run) -
         "the stages [1] of a pipeline, and it has the weights of [0]",
         "rank 0 has the store of the process group, so no rank can go on without it: start the "
         "processes with torchrun, which has the store itself, or leave rank 0 out of `left`",
+        "the plan needs 4 processes, 1 was started",
     ]
 
 
