@@ -22,7 +22,7 @@ from schedlang import Costs, Source, compile
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.optimize import optimize
 from schedlang.extras.search.optimize.problem import Answer, Problem
-from schedlang.extras.search.optimize.urgent_first import greedy
+from schedlang.extras.search.optimize.starts import greedy
 from schedlang.schedule.kinds import Kind
 
 COUNT = 100

@@ -32,6 +32,7 @@ FORMS = {
     "FROZEN": "frozen 0 .. 2",
     "GATHER": "gather within 2",
     "GRADIENTS": "send gradients(s)",
+    "GREEDY": "greedy",
     "IF": "if r == 0 { … } else { … }",
     "IMPORT": 'import "lib/v.sched"',
     "IN": "for m in 0 .. microbatches { … }",

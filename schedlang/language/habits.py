@@ -394,7 +394,7 @@ HABITS = (
         r"(?P<word>cost|memory)\s+(?P<n>[A-Z]+)\s+(?P<at>\d+)",
         r"\g<word> \g<n> = \g<at>",
     ),
-    Habit(r"(?P<word>squeeze|reorder)\s*(?P<at>\(\s*\))", r"\g<word>"),
+    Habit(r"(?P<word>squeeze|reorder|greedy)\s*(?P<at>\(\s*\))", r"\g<word>"),
     Habit(
         r"(?P<word>overlap|exchange)\s*(?P<at>\((?P<a>[^\n]*)\))", r"\g<word> { \g<a> }"
     ),

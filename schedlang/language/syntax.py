@@ -174,8 +174,8 @@ class Placed(Node):
 
 @frozen(eq=False, repr=False)
 class Pass(Node):
-    """`squeeze`, forget the slots and keep the order; or `reorder`, pull ops forward into
-    bubbles.
+    """`squeeze`, forget the slots and keep the order; `reorder`, pull ops forward into bubbles; or
+    `greedy`, run the most urgent op that is ready.
     """
 
     name: str

@@ -14,6 +14,7 @@ from schedlang.diagnostics.diagnostic import (
 from schedlang.diagnostics.source import Label
 from schedlang.passes.fill import fill_weights, fill_within
 from schedlang.passes.gather import gather
+from schedlang.passes.greedy import greedy
 from schedlang.passes.recompute import recompute
 from schedlang.passes.reorder import reorder
 from schedlang.passes.squeeze import squeeze
@@ -32,6 +33,7 @@ def _fill(schedule: Schedule, limit: float | None = None) -> Schedule | None:
 PASSES: dict[str, Callable[..., Schedule | None]] = {
     "squeeze": squeeze,
     "reorder": reorder,
+    "greedy": greedy,
     "recompute": recompute,
     "gather": gather,
     "fill": _fill,

@@ -91,10 +91,11 @@ class Online(Generic[N]):
         choices = list(map(self.choices, range(len(self.given))))
         for choice in choices:
             next(choice)
+        choose = [choice.send for choice in choices]
         with suppress(StopIteration):
             while events:
                 now, rank = events[0]
-                node = None if free[rank] > now else choices[rank].send(now)
+                node = None if free[rank] > now else choose[rank](now)
                 if node is None:
                     heappop(events)
                     continue

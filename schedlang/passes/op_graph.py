@@ -177,6 +177,14 @@ class Graph(Nodes):
         ops = list(zip(*(column.tolist() for column in columns), strict=True))
         return _grouped(ops, self._nodes, len(self))
 
+    @property
+    def microbatch(self) -> Ints:
+        """The microbatch of each node's first op, of whatever slice; 0 for an optimizer step."""
+        first = np.cumsum(self._sizes) - self._sizes
+        slices = self.schedule.layout.slices
+        numbers: Ints = np.maximum(self._actions.microbatch[first], 0) // slices
+        return numbers
+
     @cached_property
     def names(self) -> list[list[int]]:
         """The kinds and stages of each node's ops, as one number each."""
@@ -293,24 +301,50 @@ class Graph(Nodes):
     def _least_starts(self) -> Floats:
         """When each node could start if every node had a rank of its own."""
         users, makers, latency = self._edges
-        order = np.argsort(makers, kind="stable")
-        users = users[order]
+        return self._longest_paths(makers, users, latency)
+
+    @property
+    def least_tails(self) -> Floats:
+        """The least time between the end of each node and the end of the last node."""
+        users, makers, latency = self._edges
+        return self._longest_paths(users, makers, latency)
+
+    def _longest_paths(self, sources: Ints, targets: Ints, latency: Floats) -> Floats:
+        """For each node, the longest path of edges and nodes that leads to it."""
+        order = np.argsort(sources, kind="stable")
+        targets = targets[order]
         latency = latency[order]
-        counts = counts_of(makers, minlength=len(self))
+        counts = counts_of(sources, minlength=len(self))
         time = np.array(self.time)
-        starts = np.zeros(len(self))
-        missing = np.array(self.missing)
-        # In waves of topological order: first the nodes without inputs, then always the nodes
-        # whose last input was in the wave before.
+        lengths = np.zeros(len(self))
+        missing = counts_of(targets, minlength=len(self))
+        # In waves of topological order: first the nodes to which no edge leads, then always the
+        # nodes whose last edge comes from the wave before.
         ready = np.flatnonzero(missing == 0)
         while len(ready):
             nth, edges = members(counts, ready)
-            waiting = users[edges]
-            ends = starts[ready] + time[ready]
-            np.maximum.at(starts, waiting, ends[nth] + latency[edges])
-            np.subtract.at(missing, waiting, 1)
-            ready = np.unique(waiting[missing[waiting] == 0])
-        return starts
+            reached = targets[edges]
+            ends = lengths[ready] + time[ready]
+            np.maximum.at(lengths, reached, ends[nth] + latency[edges])
+            np.subtract.at(missing, reached, 1)
+            ready = np.unique(reached[missing[reached] == 0])
+        return lengths
+
+    def room(self, limit: float) -> Floats:
+        """How much each node's rank may hold while it runs, so that a node of each later stage of
+        the rank, and of each later slice, still fits into the limit: then a microbatch that has
+        begun can always go on.
+        """
+        slices = self.schedule.layout.slices
+        placement = np.repeat(self.schedule.placement, slices)
+        slices_of = self._actions.stage * slices + self._actions.microbatch % slices
+        last = np.zeros(len(self), np.int64)
+        np.maximum.at(last, self._nodes, slices_of)
+        most = np.zeros(len(placement))
+        np.maximum.at(most, last, np.array(self.rise))
+        is_later = np.triu(np.equal.outer(placement, placement), 1)
+        room: Floats = limit - (is_later @ most)[last]
+        return room
 
     @cached_property
     def work(self) -> Floats:

@@ -42,6 +42,19 @@ else:
     share_moments = on_demand("schedlang.proof.batches.share_moments")
     sides_of = on_demand("schedlang.proof.collectives.sides_of")
 
+#: The costs that make ways between ranks, and what goes on beside ops, take any time.
+_WAYS = (
+    "p2p_time",
+    "link_times",
+    "boundary_bytes",
+    "latency_in_node",
+    "bandwidth_in_node",
+    "latency_between_nodes",
+    "bandwidth_between_nodes",
+    "sum_times",
+    "gather_times",
+)
+
 
 class Moments:
     """When each op is issued on its rank, and when it hands over its product. Events are those of
@@ -214,23 +227,15 @@ def _begin_late(
 
 def _without_ways(schedule: Schedule) -> Costs:
     """The schedule's costs, with messages and copies to the host that take no time."""
-    no_times: dict[str, Any] = {}
+    costs = schedule.costs
+    no_times: dict[str, Any] = dict.fromkeys(_WAYS)
     if schedule.columns.is_background.any():
         copies = (op for op in OPS.values() if op.is_background)
-        no_times = {f"{op.cost}_times": (0.0,) for op in copies}
-    return evolve(
-        schedule.costs,
-        p2p_time=None,
-        link_times=None,
-        boundary_bytes=None,
-        latency_in_node=None,
-        bandwidth_in_node=None,
-        latency_between_nodes=None,
-        bandwidth_between_nodes=None,
-        sum_times=None,
-        gather_times=None,
-        **no_times,
-    )
+        no_times |= {f"{op.cost}_times": (0.0,) for op in copies}
+    changed = {
+        name: time for name, time in no_times.items() if getattr(costs, name) != time
+    }
+    return evolve(costs, **changed) if changed else costs
 
 
 def _before(

@@ -31,6 +31,7 @@ from schedlang.passes.board import Board
 from schedlang.passes.fill import Rules, fill_weights, fill_within
 from schedlang.passes.filling import Greedy
 from schedlang.passes.find_periods import find_periods
+from schedlang.passes.greedy import greedy
 from schedlang.passes.op_graph import Graph
 from schedlang.passes.recompute import recompute
 from schedlang.passes.reorder import reorder
@@ -186,6 +187,7 @@ def test_passes_at_real_costs_are_never_worse_than_their_input(
     limit = max(before.peak_memory)
     for changed in (
         reorder(schedule),
+        greedy(schedule),
         fill_within(schedule, limit),
         fill_weights(schedule),
     ):
@@ -196,7 +198,11 @@ def test_passes_at_real_costs_are_never_worse_than_their_input(
             getattr(after.timeline, objective)
             <= getattr(before.timeline, objective) + 1e-9
         )
-    for changed in (reorder(schedule), fill_within(schedule, limit)):
+    for changed in (
+        reorder(schedule),
+        greedy(schedule),
+        fill_within(schedule, limit),
+    ):
         assert changed is not None
         assert max(prove(lower(changed)).peak_memory) <= limit
 

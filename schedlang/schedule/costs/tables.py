@@ -233,6 +233,10 @@ def _by_unit(
                 f"{len(row)} {called} are given for the microbatches of stage {stage}, there are "
                 f"{microbatches}"
             )
+        if layout.slices == 1 and tuple not in set(map(type, row)):
+            # A whole row at once: each batch may come with costs of its own.
+            table[stage, :microbatches] = row
+            continue
         for microbatch, entry in enumerate(row):
             of_slices = entry if isinstance(entry, tuple) else (entry,)
             if len(of_slices) not in (1, layout.slices):

@@ -17,7 +17,7 @@ from attrs import frozen
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.extras.search.optimize.published import published
-from schedlang.extras.search.optimize.urgent_first import greedy
+from schedlang.passes.greedy import MostUrgent
 from schedlang.passes.op_graph import Orders
 
 #: The number of orders to try.
@@ -56,6 +56,19 @@ def _as_published(instance: Instance) -> Iterator[tuple[Orders, float]]:
         ]
         if urgency:
             yield from _to_and_fro(instance, backwards, urgency, instance.room_for)
+
+
+def greedy(
+    instance: Instance, urgency: Sequence[float], room: Sequence[int] | None = None
+) -> Orders | None:
+    """The orders of a greedy execution, in which chains keep their order; None if it gets stuck.
+
+    A node begins only if its rank then holds at most the node's `room`, by default
+    `Instance.room_for`.
+    """
+    room = instance.room_for if room is None else room
+    run = MostUrgent(instance, instance.nodes_of_rank, inf, urgency, room)
+    return run.orders if run.is_done() else None
 
 
 def starts(instance: Instance, seed: int = 0) -> Iterator[tuple[Orders, float]]:
