@@ -39,6 +39,7 @@ REFUSED = {
     "pipedream_vertical": "optimizer step: `0U0`",
     "pipemare": "optimizer step: `0U0`",
     "wpipe": "optimizer step",
+    "infinipipe": "slices of microbatches",
     "seq1f1b": "slices of microbatches",
     "terapipe": "slices of microbatches",
     "unet_1f1b": "skips from stage to stage",

@@ -482,6 +482,14 @@ def test_gathers_that_ops_wait_for_are_not_proved(text: str, reason: str) -> Non
     assert reason in verdict.reason
 
 
+def test_a_stage_that_recomputes_some_microbatches_is_not_proved() -> None:
+    verdict = prove_for_all(PROGRAMS / "infinipipe.sched", {"ranks": 3}).verdicts
+    reason = "a recomputation of some microbatches of a stage, and not of others"
+    assert reason in verdict["portable"].reason
+    whole = prove_for_all(PROGRAMS / "infinipipe.sched", {"ranks": 3, "room": 1})
+    assert whole.verdicts["portable"].word == "proved"
+
+
 # Certificates
 
 

@@ -31,11 +31,18 @@ def check_coverage(orders: Orders, layout: Layout) -> None:
     made = orders.makers()
     wanted = wanted_in(layout, {thing for thing, _ in made})
     for wanted_thing, stage in sorted(wanted | set(made)):
-        if not is_update(wanted_thing):
-            ops = made.get((wanted_thing, stage), [])
-            check_once(
-                ops, orders.units[stage], orders.strides[stage], wanted_thing, stage
+        if is_update(wanted_thing):
+            continue
+        ops = made.get((wanted_thing, stage), [])
+        units = orders.units[stage]
+        total = sum((piece.rounds for piece, _ in ops), start=ZERO)
+        if (wanted_thing, stage) not in wanted and (total - units).is_negative:
+            # What a rank holds is the same for all microbatches of a stage here.
+            name = OPS[wanted_thing].name
+            raise NotLinear(
+                f"a {name} of some microbatches of a stage, and not of others"
             )
+        check_once(ops, units, orders.strides[stage], wanted_thing, stage)
     if any(is_update(thing) for thing, _ in made):
         _check_updates(orders, made, layout)
 
