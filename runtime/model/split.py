@@ -131,8 +131,10 @@ def split(
     these are keyword arguments), and the `options` of its steps, one forward is recorded on fake
     tensors. Then the stage of the block before does what the model does between two blocks, also
     with weights, a block may be called several times, and `blocks` may be left out
-    (`schedlang.runtime.model.forward_record`). A model of transformers brings inputs along for
-    this, by which it is cut if no `blocks` are named.
+    (`schedlang.runtime.model.forward_record`). The forward may look at the data of what follows
+    from the inputs alone. So encoders with decoders, and towers of images, are cut into a chain,
+    too. A model of transformers brings inputs along for this, by which it is cut if no `blocks` are
+    named.
 
     A `layout` is one of another trainer: the names of the blocks by stage, where that of a list of
     modules stands for all in it (torchtitan's `module_fqns_per_model_part`; without `blocks`, these

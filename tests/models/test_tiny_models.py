@@ -168,8 +168,8 @@ OTHERS = ["phimoe", *(name for name in TOWERS if name not in CORE)]
     [
         pytest.param(CORE, marks=pytest.mark.core, id=", ".join(CORE)),
         *(
-            pytest.param(OTHERS[begin::6], marks=pytest.mark.large)
-            for begin in range(6)
+            pytest.param(names, marks=pytest.mark.large, id=", ".join(names))
+            for names in (OTHERS[begin::6] for begin in range(6))
         ),
     ],
 )

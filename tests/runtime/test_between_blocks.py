@@ -264,6 +264,61 @@ class Iterated(Model):
         return self.head(torch.stack(columns, -1)) * first
 
 
+class Mapped(Model):
+    """A mask is made by a function of positions (masks of transformers)."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        def is_seen(row: Tensor, place: Tensor) -> Tensor:
+            return tokens[row, place] != 3
+
+        rows, places = map(torch.arange, tokens.shape)
+        of_row = torch.vmap(is_seen, in_dims=(None, 0))
+        mask = torch.vmap(of_row, in_dims=(0, None))(rows, places)
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x, mask.unsqueeze(-1))[0]
+        return self.head(x)
+
+
+class Asking(Model):
+    """Parts are asked for the type of their weights, in each stage."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x.to(next(layer.parameters()).dtype))[0]
+        kinds = {next(part.parameters()).dtype for part in self.children()}
+        return self.head(x.to(kinds.pop()))
+
+
+#: What the hooks of `Keeping` have kept.
+STATES: list[Tensor] = []
+
+
+def keep(layer: nn.Module, given: tuple[Tensor, ...], output: tuple[Any, ...]) -> None:
+    """A hook as transformers has it for the states of its layers."""
+    STATES.append(output[0])
+
+
+keep.__module__ = "transformers.utils.output_capturing"
+
+
+class Keeping(Model):
+    """Hooks keep what layers return, and the model takes one of them by its place (LLaVA)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers:
+            layer.register_forward_hook(keep)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        STATES.clear()
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)[0]
+        return self.head(x + STATES[-3])
+
+
 KINDS = [
     Model,
     Multiplied,
@@ -282,6 +337,9 @@ KINDS = [
     Counted,
     Selected,
     Iterated,
+    Mapped,
+    Asking,
+    Keeping,
 ]
 
 
@@ -392,6 +450,23 @@ def test_wrong_inputs_are_told(given: dict[str, Any], told: str) -> None:
     plan = compile("1f1b", {"ranks": 2, "microbatches": 2})
     with pytest.raises((PipelineError, TypeError, ValueError), match=told):
         split(Model(), plan, rank=0, **given)
+
+
+class Asked(Model):
+    """A model of transformers, which has inputs of its own that do not suffice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dummy_inputs = {"input_ids": torch.ones(2, 5).long()}
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        return self.head(self.embed(tokens) * mask)
+
+
+def test_inputs_of_the_model_itself_that_do_not_suffice_are_told() -> None:
+    plan = compile("1f1b", {"ranks": 2, "microbatches": 2})
+    with pytest.raises(PipelineError, match=r"missing 1 .* give `inputs`, a"):
+        split(Asked(), plan, rank=0)
 
 
 class Named(Model):
