@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests start hundreds of processes: Python compiles a module once, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo example test checks core large test-torch test-browser test-editor test-clusters titan site pages newcomer faults
+.PHONY: demo example test checks core large test-torch test-browser test-editor test-clusters titan site sheet pages newcomer faults
 .PHONY: explore explore-verifier explore-formatting explore-ranks explore-damage explore-streams explore-trainings explore-models explore-fuzz
 .PHONY: explore-transformers
 .PHONY: models mutation gpu bench regenerate measure
@@ -82,6 +82,11 @@ test-browser: site
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	npm install --silent --no-save --prefix build axe-core@4
 	$(BIN)/pytest -m browser -rP
+
+# How the pages look, on one picture: docs/pictures/contact-sheet.jpg.
+sheet: site
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	$(BIN)/python -m tests.support.contact_sheet
 
 # The language server on 200 damaged programs, and what editors colour programs by, in node, which
 # must be on this machine with npm; and where it is on this machine, tree-sitter's own command.

@@ -59,7 +59,7 @@ def parse_mended(source: Source, rule: str) -> Any:
     try:
         for token in mended_tokens(source, rule, 0):
             parser.feed_token(token)
-        return _Builder(0).transform(parser.feed_eof())
+        return _Builder(0).transform(parser.feed_eof())  # type: ignore[no-untyped-call]
     except (UnexpectedInput, RecursionError):
         return None
 

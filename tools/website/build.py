@@ -1,22 +1,26 @@
 """`make site`: the documentation and the playground, in build/site, which any server of files, or
-`python -m http.server --directory build/site`, can show.
+`python -m http.server --directory build/site`, can show. `SITE_URL=https://…/` is where it will be,
+for the pictures of links to it.
 
     pages.py       the pages, which the generator turns into the site; a dead link ends it
     playground.py  the playground, which is put beside them
 """
 
 import filecmp
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from string import Template
 
+from tools.website.front import write_pictures
 from tools.website.pages import gallery_entries, write_pages
 from tools.website.playground import write_playground
 
 _HERE = Path(__file__).parent
-BUILD = _HERE.parents[1] / "build"
+ROOT = _HERE.parents[1]
+BUILD = ROOT / "build"
 SITE = BUILD / "site"
 
 
@@ -27,7 +31,13 @@ def build_site() -> None:
     write_pages(pages)
     assets = pages / "assets"
     assets.mkdir()
-    shutil.copy(_HERE / "site.css", assets)
+    for name in ("site.css", "web/site.js"):
+        shutil.copy(_HERE / name, assets)
+    shutil.copy(ROOT / "docs" / "pictures" / "logo.svg", assets)
+    write_pictures(pages)
+    overrides = BUILD / "overrides"
+    shutil.rmtree(overrides, ignore_errors=True)
+    shutil.copytree(_HERE / "web" / "overrides", overrides)
     shutil.copy(packages / "mermaid" / "dist" / "mermaid.min.js", assets)
     shutil.copy(
         packages / "iframe-worker" / "shim" / "index.js", assets / "iframe-worker.js"
@@ -58,7 +68,10 @@ def generate() -> None:
     """Run the generator over the pages; what it warns of ends it."""
     config = Template((_HERE / "zensical.toml").read_text("utf-8"))
     (BUILD / "zensical.toml").write_text(
-        config.substitute(gallery=gallery_entries()), "utf-8"
+        config.substitute(
+            gallery=gallery_entries(), address=os.environ.get("SITE_URL", "")
+        ),
+        "utf-8",
     )
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
     subprocess.run(command, cwd=BUILD, check=True)

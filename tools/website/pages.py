@@ -3,6 +3,7 @@ their links lead where they do on a git host; a page for each program of the gal
 picture and its figures; and the reference of Python.
 """
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -12,7 +13,10 @@ from pathlib import Path
 
 from schedlang.cli.main import main
 from schedlang.files.programs import families, names, path_of, text_of, title
+from schedlang.report.views import palette
+from schedlang.report.views.svg import GRID, HELD
 from tools.pages import reference
+from tools.website.front import front_page, gallery_page
 
 ROOT = Path(__file__).parents[2]
 #: The folders of which all files are on the site.
@@ -24,6 +28,20 @@ _README = re.compile(r"(\]\((?!https?:)[^)\s]*?)README\.md")
 _PROGRAM = re.compile(r"(\]\((?!https?:)[^)\s]*?)\.sched\)")
 
 
+#: The colours of a picture on a dark page. Letters on boxes stay as they are: each has the colour
+#: that its own box asks for.
+_DARK = (
+    "@media (prefers-color-scheme: dark) { svg { fill: #e8ebef } "
+    "svg > rect:first-of-type, pattern rect:only-of-type { fill: #15191f } "
+    f'[fill="{palette.WRONG}"] {{ fill: #ff8a80 }} '
+    f'path[stroke="{palette.INK}"] {{ stroke: #e8ebef }} '
+    f'[stroke="{palette.PAPER}"] {{ stroke: #15191f }} '
+    f'[stroke="{GRID}"] {{ stroke: #3b444f }} '
+    f'[fill="{HELD}"] {{ fill: #55606c }} '
+    "pattern > rect:first-child { fill-opacity: 0.2 } }"
+)
+
+
 def write_pages(folder: Path) -> None:
     """Write all pages to a folder, in place of what is there."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -31,8 +49,11 @@ def write_pages(folder: Path) -> None:
         shutil.copytree(
             ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
         )
-    for name in ("README.md", "CONTRIBUTING.md"):
-        shutil.copy(ROOT / name, folder / name)
+    shutil.copy(ROOT / "CONTRIBUTING.md", folder)
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (folder / "README.md").write_text(front_page(readme), "utf-8")
+    gallery = folder / "programs" / "README.md"
+    gallery.write_text(gallery_page(gallery.read_text("utf-8")), "utf-8")
     for name in names():
         (folder / "programs" / f"{name}.md").write_text(
             _program_page(name, folder), "utf-8"
@@ -44,6 +65,8 @@ def write_pages(folder: Path) -> None:
         path.write_text(for_site(path.read_text("utf-8")), "utf-8")
         if path.name == "README.md":
             path.rename(path.with_name("index.md"))
+    for path in folder.rglob("*.svg"):
+        path.write_text(in_both_schemes(path.read_text("utf-8")), "utf-8")
 
 
 def for_site(text: str) -> str:
@@ -51,6 +74,12 @@ def for_site(text: str) -> str:
     text = _FENCE.sub(r"\1", text)
     text = _README.sub(r"\1index.md", text)
     return _PROGRAM.sub(r"\1.md)", text)
+
+
+def in_both_schemes(picture: str) -> str:
+    """A picture of a schedule that is dark on a dark page."""
+    head, tag, rest = picture.partition("</title>\n")
+    return f"{head}{tag}<style>{_DARK}</style>\n{rest}" if tag else picture
 
 
 def gallery_entries() -> str:
@@ -70,9 +99,17 @@ def _program_page(name: str, folder: Path) -> str:
     """
     picture = folder / "programs" / f"{name}.svg"
     _printed("view", name, "--causes", "-o", str(picture))
+    head = title(text_of(name))
+    family, use = next(
+        (family, family.programs[name])
+        for family in families()[0]
+        if name in family.programs
+    )
     parts = [
-        f"# {name}",
-        f"{title(text_of(name))}.",
+        f"---\ndescription: {json.dumps(f'{head}: {use}.')}\n---",
+        heading(name),
+        f"{head}.",
+        f"**{use[0].upper()}{use[1:]}.** Family: [{family.name}](README.md?family={family.name}).",
         f"[Open it in the playground](../playground/index.html#program={name}){{ .md-button }}",
         f"![{name}: what each rank does, over time]({picture.name})",
         _block("sched", path_of(name).read_text("utf-8")),
@@ -82,6 +119,12 @@ def _program_page(name: str, folder: Path) -> str:
         _console("simulate", name, "--why"),
     ]
     return "\n\n".join([*parts, ""])
+
+
+def heading(name: str) -> str:
+    """The heading of a program's page: its name and its paper's, by which people search for it."""
+    paper = re.search(r"\d{4}, ([A-Z][^,;)]+)", title(text_of(name)))
+    return f"# {name}: {paper[1]}" if paper else f"# {name}"
 
 
 def _console(*arguments: str) -> str:

@@ -11,14 +11,29 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from schedlang.compiler import compile
 from schedlang.extras.editor.playground import answers, begin
 from schedlang.files.programs import names, text_of
-from schedlang.report.views.html import page
+from schedlang.proof.prove import simulate
+from schedlang.report.model_share import at_shares
+from schedlang.report.views import lay_out
+from schedlang.report.views.html import page, page_data
+from schedlang.schedule.costs import UNIT
 
 _HERE = Path(__file__).parent
 ROOT = _HERE.parents[1]
+#: The files of both pages, the playground and the comparison, as they are.
+_FILES = (
+    "index.html",
+    "playground.css",
+    "worker.js",
+    "scheme.js",
+    "compare.html",
+    "compare.js",
+)
 #: What the compiler imports, in pure Python.
 _LIBRARIES = ("attrs", "lark")
 #: The package that ships the wheel of numpy, and the folder of it that has it.
@@ -31,7 +46,7 @@ def write_playground(packages: Path, cache: Path, folder: Path) -> None:
     what was fetched.
     """
     folder.mkdir(parents=True)
-    for name in ("index.html", "playground.css", "worker.js"):
+    for name in _FILES:
         shutil.copy(_HERE / "web" / name, folder)
     _bundle(packages, folder / "playground.js")
     (folder / "picture.html").write_text(page([]), "utf-8")
@@ -42,6 +57,9 @@ def write_playground(packages: Path, cache: Path, folder: Path) -> None:
     for name in names():
         known = list(answers(text_of(name), {}))
         (folder / "answers" / f"{name}.json").write_text(json.dumps(known), "utf-8")
+    (folder / "compared").mkdir()
+    for name, data in compared():
+        (folder / "compared" / f"{name}.json").write_text(data, "utf-8")
     pyodide = packages / "pyodide"
     (folder / "pyodide").mkdir()
     for name in (
@@ -70,6 +88,17 @@ def write_playground(packages: Path, cache: Path, folder: Path) -> None:
     )
     files = sorted(path.name for path in wheels.iterdir())
     (folder / "wheels.json").write_text(json.dumps(files))
+
+
+def compared() -> Iterator[tuple[str, str]]:
+    """The data of each program's picture, on an axis that is the same for all: where programs cut
+    the model into different numbers of stages, in one share of the model.
+    """
+    plans = [compile(name) for name in names()]
+    executions = at_shares([simulate(plan) for plan in plans], UNIT)
+    for name, plan, (execution, share) in zip(names(), plans, executions, strict=True):
+        picture = lay_out(plan, execution, share=share)
+        yield name, json.dumps(page_data([picture]), separators=(",", ":"))
 
 
 def _bundle(packages: Path, path: Path) -> None:

@@ -102,8 +102,8 @@ def _of_symbol(source: Source, symbol: Symbol) -> Signature:
         # It stands in a file that is imported.
         return _signature(symbol.name, tuple("abcdefgh"[: symbol.takes or 0]))
     arguments = tuple(re.findall(r"\w+", named[1]))
-    meaning = f"`{' '.join(text.split())}`" if symbol.kind == "fn" else None
-    return _signature(symbol.name, arguments, meaning)
+    whole = f"`{' '.join(text.split())}`" if symbol.kind == "fn" else None
+    return _signature(symbol.name, arguments, whole)
 
 
 def _of_language(word: str) -> Iterator[Signature]:

@@ -14,6 +14,9 @@ const COPIED = 2000;
 const FIRST = "1f1b";
 const LOADING = "loading the compiler …", CHECKING = "checking …";
 const byId = (id) => document.getElementById(id);
+// Within the front page, the compiler is loaded with the first key: what is there until then was known before.
+const isEmbedded = new URLSearchParams(location.search).has("embedded");
+document.body.classList.toggle("embedded", isEmbedded);
 
 // ----- the editor
 
@@ -78,6 +81,7 @@ function renew(id) {
 }
 
 function ask() {
+  if (!worker) startWorker();
   number += 1;
   asked = performance.now();
   document.body.dataset.asked = number;
@@ -236,6 +240,7 @@ async function keepAddress() {
   const isPlain = program?.text === text() && !Object.keys(changed).length;
   const state = isPlain ? `program=${program.name}` : `code=${await packed({ text: text(), params: changed })}`;
   if (turn === packing) window.history.replaceState(null, "", `#${state}`);
+  byId("whole").href = `index.html#${state}`;
 }
 
 async function readAddress() {
@@ -256,8 +261,10 @@ function open(program, params, name = "") {
   changed = params;
   byId("programs").value = name;
   write(program);
-  ask();
-  if (name && !isReady && !Object.keys(params).length) tellKnown(name);
+  const isKnown = name && !isReady && !Object.keys(params).length;
+  if (isKnown && isEmbedded && !worker) say("change it: the compiler is loaded with the first key");
+  else ask();
+  if (isKnown) tellKnown(name);
 }
 // What is known of the programs of the gallery was asked when the site was built: it is there before the compiler.
 async function tellKnown(name) {
@@ -289,7 +296,7 @@ byId("share").onclick = async () => {
 };
 addEventListener("hashchange", readAddress);
 
-startWorker();
+if (!isEmbedded) startWorker();
 say(LOADING);
 gallery = await (await fetch("programs.json")).json();
 byId("programs").append(...gallery.map(({ name, title }) => new Option(`${name}: ${title}`, name)));
