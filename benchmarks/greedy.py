@@ -31,8 +31,8 @@ SIZES = ((4, 16), (8, 32), (8, 64), (8, 228))
 PARTS = ("expand", "run_passes", "check_structure", "choose_lowering", "_proved")
 #: Ranks and microbatches of the second table, and its noise.
 SIZE = (8, 32)
-BATCHES = 20
-RUNS = 10
+BATCHES = 6
+RUNS = 6
 NOISES = {
     "no noise": Noise(),
     "jitter 0.1": Noise(jitter=0.1),
