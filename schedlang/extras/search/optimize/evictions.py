@@ -7,7 +7,6 @@ virtual-storage computer). Then it tries small changes, and keeps those that gai
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from math import inf
 from random import Random
 from time import monotonic
@@ -25,8 +24,6 @@ from schedlang.schedule.costs.tables import Amounts
 from schedlang.schedule.kinds import MAKERS, Kind
 from schedlang.schedule.schedule import Schedule
 
-#: The most orders to begin from.
-_MOST_ORDERS = 12
 #: The most executions until an order fits into memory, for each activation.
 _ROUNDS = 3
 #: The share of the time after which evictions that are not needed are dropped.
@@ -153,12 +150,13 @@ def places_of(orders: Orders) -> dict[int, int]:
 
 @define
 class Search:
-    """The search. `uses` are the activations that may be evicted, `units` those of each rank, and
-    `times` the times of the ops that evict them.
+    """The search, until a deadline. `uses` are the activations that may be evicted, `units` those
+    of each rank, and `times` the times of the ops that evict them.
     """
 
     problem: Problem
     random: Random
+    deadline: float = inf
     uses: dict[Unit, Use] = field(init=False)
     units: list[list[Unit]] = field(init=False)
     times: dict[Op, float] = field(init=False)
@@ -212,27 +210,29 @@ class Search:
                 items.append(node)
             yield items
 
-    def as_given(self) -> Candidate:
-        """The given order with the evictions that it had."""
+    def candidate_of(self, schedule: Schedule) -> Candidate:
+        """The orders and the evictions of a schedule."""
         graph = self.problem.graph
-        given = self.problem.given or graph.schedule
         node_of = {op: node for node, ops in enumerate(graph.ops) for op in ops}
+        orders = []
         evictions = {}
-        for actions in given.ranks:
-            before: set[int] = set()
+        for actions in schedule.ranks:
+            # The nodes so far, in order.
+            ran: dict[int, None] = {}
             out: dict[Unit, int] = {}
             for kind, stage, microbatch in actions.each():
                 unit = stage, microbatch
                 node = node_of.get((kind, stage, microbatch))
                 if node is not None:
-                    before.add(node)
+                    ran[node] = None
                 for way in self.problem.ways:
                     if kind == way.away:
-                        out[unit] = len(before)
+                        out[unit] = len(ran)
                     if kind == way.back and unit in self.uses:
-                        place = out.get(unit, len(before))
-                        evictions[unit] = Eviction(way, place, len(before))
-        return Candidate(graph.order, evictions)
+                        place = out.get(unit, len(ran))
+                        evictions[unit] = Eviction(way, place, len(ran))
+            orders.append(list(ran))
+        return Candidate(orders, evictions)
 
     def fitted(self, orders: Orders, ways: Sequence[Way]) -> Outcome:
         """Evict activations until the orders fit into memory, or no eviction helps. The first way
@@ -240,7 +240,8 @@ class Search:
         """
         outcome = self.execute(Candidate(orders, {}))
         for _ in range(_ROUNDS * len(self.uses)):
-            if not outcome.over or outcome.execution is None:
+            is_late = monotonic() >= self.deadline
+            if not outcome.over or outcome.execution is None or is_late:
                 break
             starts, ends = self._starts_and_ends(outcome)
             evictions = dict(outcome.candidate.evictions)
@@ -374,10 +375,10 @@ class Search:
         orders[rank] = order
         return Candidate(orders, candidate.evictions)
 
-    def without_needless(self, outcome: Outcome, deadline: float) -> Outcome:
+    def without_needless(self, outcome: Outcome) -> Outcome:
         """The outcome without evictions that gain nothing."""
         for unit in list(outcome.candidate.evictions):
-            if monotonic() >= deadline:
+            if monotonic() >= self.deadline:
                 break
             fewer = dict(outcome.candidate.evictions)
             del fewer[unit]
@@ -390,13 +391,14 @@ class Search:
 def evicting(
     problem: Problem, known: Answer, seconds: float, orders: Sequence[Orders], seed: int
 ) -> Iterator[Answer]:
-    """See `Solver`. It begins with the given orders, which may exceed the memory, and proves no
-    bound.
+    """See `Solver`. It begins with the given orders, which may exceed the memory, and with what is
+    known. It proves no bound.
     """
     begin = monotonic()
-    search = Search(problem, Random(seed))
+    search = Search(problem, Random(seed), begin + seconds)
     best: Outcome | None = None
-    for outcome in _outcomes(search, orders):
+    schedules = [each for each in (problem.given, known.schedule) if each is not None]
+    for outcome in _outcomes(search, orders, schedules):
         if not outcome.over and outcome.value < known.value:
             best = outcome
             known = _answer(known, outcome)
@@ -404,16 +406,20 @@ def evicting(
         if known.is_best or monotonic() >= begin + seconds * _UNTIL_DROPPED:
             break
     if best is not None:
-        yield _answer(known, search.without_needless(best, begin + seconds))
+        yield _answer(known, search.without_needless(best))
 
 
-def _outcomes(search: Search, orders: Sequence[Orders]) -> Iterator[Outcome]:
-    """Outcomes from each of the orders, then endlessly by changes of the best of them."""
+def _outcomes(
+    search: Search, orders: Sequence[Orders], schedules: Sequence[Schedule]
+) -> Iterator[Outcome]:
+    """Outcomes from each of the orders, then endlessly by changes of the best of these and of some
+    schedules.
+    """
     if not search.uses:
         return
     ways = search.problem.ways
-    outcomes = [search.execute(search.as_given())]
-    for each in islice(orders, _MOST_ORDERS):
+    outcomes = [search.execute(search.candidate_of(each)) for each in schedules]
+    for each in orders:
         for turned in dict.fromkeys((ways, ways[::-1])):
             outcomes.append(search.fitted(each, turned))
             yield outcomes[-1]

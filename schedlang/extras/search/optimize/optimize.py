@@ -18,6 +18,7 @@ from schedlang.extras.search.optimize.problem import Answer, Problem, Solver
 from schedlang.extras.search.optimize.program_text import can_write_times, program_of
 from schedlang.extras.search.optimize.published import from_gallery
 from schedlang.extras.search.optimize.starts import from_greedy
+from schedlang.passes.op_graph import Orders
 from schedlang.proof.prove import simulate
 from schedlang.schedule.costs import UNIT
 
@@ -26,6 +27,8 @@ _MOST_AT_ONCE = 800
 #: Orders without evictions are sought within so many times the memory, for a share of the time.
 _FACTORS = (inf, 2.0, 1.5, 1.0)
 _SHARE_WITHOUT = 0.08
+#: The most orders within one of these memories from which the search begins, the best ones.
+_MOST_ORDERS = 3
 
 
 def optimize(
@@ -79,15 +82,17 @@ def _with_ways(
             inf if factor == inf else limit * factor for limit in problem.limits
         )
         bare = evolve(problem.bare, limits=limits)
+        of_factor: list[Orders] = []
         for found in optimize(bare, seconds * _SHARE_WITHOUT, workers, seed):
-            if found.orders not in orders:
-                orders.append(found.orders)
+            if found.orders not in [*orders, *of_factor]:
+                of_factor.append(found.orders)
             value = problem.value(found.orders)
             # Evictions cannot go below a bound for any memory, but below one for this memory.
             bound = found.bound if factor == inf else 0.0
             answer = answer.better(evolve(found, value=value, bound=bound))
             _tell(answer)
             yield answer
+        orders += of_factor[-_MOST_ORDERS:]
     solvers: list[tuple[Solver, float]] = [
         (partial(evicting, orders=orders, seed=seed), 0.2),
         (partial(evicting_exactly, workers=workers, seed=seed), 0.7),
