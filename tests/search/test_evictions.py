@@ -116,7 +116,12 @@ def every_order(tiny: Drawn, rank: int) -> list[list[Small]]:
         ways = [""]
     lines = [LINES[way] + tiny.backward for way in ways]
     every = product(lines, repeat=tiny.microbatches)
-    orders = [order for chosen in every for order in merged(chosen)]
+    orders = [
+        order
+        for chosen in every
+        for order in merged(chosen)
+        if at_once(order, tiny) <= tiny.limits[rank]
+    ]
     if rank == 1:
         return orders
     # Microbatches are alike, so they may begin in their order.
@@ -126,6 +131,20 @@ def every_order(tiny: Drawn, rank: int) -> list[list[Small]]:
         if (first := [number for letter, number in order if letter == "F"])
         == sorted(first)
     ]
+
+
+def at_once(order: list[Small], tiny: Drawn) -> int:
+    """The most activations that a rank holds at least, if copies took no time."""
+    held = most = 0
+    for letter, microbatch in order:
+        if letter in "FRL":
+            held += 1
+            most = max(most, held)
+        if letter in f"O{tiny.backward[-1]}":
+            held -= 1
+        # A forward that is run again drops its activation.
+        held -= letter == "F" and ("R", microbatch) in order
+    return most
 
 
 def execute(orders: tuple[list[Small], ...], costs: Costs) -> Times:

@@ -39,8 +39,6 @@ COMMAND = Command(
         ),
         "--offload": "copy activations to the host and back where that gains, at `offload_times` "
         "and `reload_times`; a program that offloads may always do so",
-        "--recompute": "run forwards again where that gains, at `recompute_times`",
-        "--place": "look for better ranks of the stages first: one, several or not as many on each",
         "--block": "look for a block that repeats instead: its program is for any number of "
         "microbatches",
         "--for TIME": given(
@@ -51,6 +49,10 @@ COMMAND = Command(
         **COSTS,
         **more(
             {
+                "--place": "look for better ranks of the stages first: one, several or not as "
+                "many on each",
+                "--recompute": "run forwards again where that gains, at `recompute_times`; also "
+                "beside --offload",
                 **transport_for(
                     "what the order is judged on, once it is found", "portable"
                 ),
