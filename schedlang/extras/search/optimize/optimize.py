@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 from schedlang.compiler import compile
 from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.source import Source
+from schedlang.extras.search.optimize.evictions import evicting
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.problem import Answer, Problem, Solver
 from schedlang.extras.search.optimize.program_text import can_write_times, program_of
@@ -68,7 +69,6 @@ def _with_ways(
     """The same if activations may be evicted. First none is, within the memory and within more,
     which gives a bound and orders from which the search begins.
     """
-    from schedlang.extras.search.optimize.evictions import evicting
     from schedlang.extras.search.optimize.exact_evictions import evicting_exactly
 
     begin = monotonic()
