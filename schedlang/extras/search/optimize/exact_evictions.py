@@ -39,7 +39,7 @@ _MOST_OPS = 64
 
 
 class Unsuitable(Exception):
-    """The model does not say what happens in executions of this problem."""
+    """The model does not say what happens in executions of this problem, or takes too long."""
 
 
 @frozen(eq=False)
@@ -74,7 +74,7 @@ def evicting_exactly(
     """
     deadline = monotonic() + seconds
     try:
-        model = _Model(problem, known)
+        model = _Model(problem, known, deadline)
     except Unsuitable:
         return
     solver = cp_model.CpSolver()
@@ -99,7 +99,7 @@ def evicting_exactly(
 class _Model:
     """The constraints, of schedules whose objective is below that of the known answer."""
 
-    def __init__(self, problem: Problem, known: Answer) -> None:
+    def __init__(self, problem: Problem, known: Answer, deadline: float) -> None:
         self.problem = problem
         self.graph = problem.graph
         self.uses = uses_of(problem)
@@ -118,6 +118,8 @@ class _Model:
         #: By two ops of a rank: whether the first one comes before the second.
         self.before: dict[tuple[Item, Item], cp_model.LiteralT] = {}
         for items in self.of_rank:
+            if monotonic() > deadline:
+                raise Unsuitable
             self._order(items)
         self._wait()
         for rank in range(len(self.of_rank)):
