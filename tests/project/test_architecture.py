@@ -33,6 +33,7 @@ LATE_IMPORTS = {
     "schedlang.language.parser": "loads lark and its tables; only a text that is new needs it",
     "schedlang.extras.prove.sets.reread": "loads the extra `prove`",
     "schedlang.extras.search.optimize.exact": "loads the extra `optimize`",
+    "schedlang.extras.search.optimize.exact_evictions": "loads the extra `optimize`",
     "schedlang.extras.search.optimize.periodic": "loads the extra `optimize`",
     "schedlang.extras.search.optimize.windows": "loads the extra `optimize`",
     "schedlang.schedule.costs.components": "only a plan whose costs have components needs it",

@@ -37,7 +37,8 @@ COMMAND = Command(
             "peak of the program)",
             numbers,
         ),
-        "--place": "look for better ranks of the stages first: one, several or not as many on each",
+        "--offload": "copy activations to the host and back where that gains, at `offload_times` "
+        "and `reload_times`; a program that offloads may always do so",
         "--block": "look for a block that repeats instead: its program is for any number of "
         "microbatches",
         "--for TIME": given(
@@ -48,6 +49,10 @@ COMMAND = Command(
         **COSTS,
         **more(
             {
+                "--place": "look for better ranks of the stages first: one, several or not as "
+                "many on each",
+                "--recompute": "run forwards again where that gains, at `recompute_times`; also "
+                "beside --offload",
                 **transport_for(
                     "what the order is judged on, once it is found", "portable"
                 ),
@@ -60,6 +65,12 @@ COMMAND = Command(
     },
 )
 
+#: What is said of evictions, by their key in the JSON.
+_EVICTIONS = {
+    "offloads": "activations that are copied to the host and back",
+    "recomputes": "forwards that run again",
+}
+
 
 def optimize(options: argparse.Namespace) -> int:
     """Search the best order, print how good it is, and write it as a program."""
@@ -71,7 +82,7 @@ def optimize(options: argparse.Namespace) -> int:
     from schedlang.cli.progress import progress
     from schedlang.diagnostics.diagnostic import CompileError
     from schedlang.extras.search.optimize.optimize import check_solver, judged, optimize
-    from schedlang.extras.search.optimize.problem import Answer, Problem
+    from schedlang.extras.search.optimize.problem import WAYS, Answer, Problem
     from schedlang.extras.search.optimize.program_text import program_of
 
     # Before the program is compiled, since nothing works without the solver.
@@ -87,11 +98,17 @@ def optimize(options: argparse.Namespace) -> int:
             f"--peak has {len(limits)} numbers, there are {len(plan.ranks)} ranks"
         )
     try:
-        problem = Problem.of(plan, limits)
+        ways = [way for name, way in WAYS.items() if getattr(options, name)]
+        problem = Problem.of(plan, limits, ways)
     except ValueError as error:
         raise UsageError(f"`{options.file}` cannot be optimized: {error}") from None
     # The value of the program's own order, before stages move, is printed with the answer.
-    given = problem.value(problem.graph.order)
+    given = problem.as_given.value
+    if problem.ways and (options.block or options.place):
+        raise UsageError(
+            "--block and --place are for programs whose activations stay in memory: leave "
+            "--offload and --recompute out, or the copies of the program"
+        )
     if options.block:
         return _block(options, plan, problem)
     if options.place:
@@ -269,7 +286,14 @@ def _placed(file: str, problem: Any) -> Any:
 def _document(problem: Any, given: float, answer: Any, result: Any) -> dict[str, Any]:
     """The result as JSON."""
     schedule = problem.graph.schedule
-    return {
+    evictions = {
+        f"{name}s": [
+            sum(op[0] == way.back for ops in order for op in ops)
+            for order in problem.ops_of(answer)
+        ]
+        for name, way in problem.named_ways.items()
+    }
+    return evictions | {
         "schedule": schedule.name,
         "params": schedule.params,
         "objective": schedule.objective,
@@ -280,7 +304,7 @@ def _document(problem: Any, given: float, answer: Any, result: Any) -> dict[str,
         "source": answer.source,
         "placement": list(schedule.layout.placement),
         "given": given if given < inf else None,
-        "peak_memory": [problem.graph.peak(order) for order in answer.orders],
+        "peak_memory": problem.peaks(answer),
         "memory": list(problem.limits),
         "transport": result.transport if result else None,
         "makespan": result.makespan if result else None,
@@ -310,6 +334,11 @@ def _text(document: dict[str, Any], title: str) -> str:
             " ".join(f"{peak:.10g}" for peak in document["peak_memory"]),
             "per rank",
         ),
+    ]
+    rows += [
+        (name, " ".join(map(str, document[name])), f"per rank, {what}")
+        for name, what in _EVICTIONS.items()
+        if name in document
     ]
     if document["given"] is None:
         rows.insert(

@@ -88,7 +88,9 @@ def program_of_block(instance: Instance, block: Block) -> str:
     layout = schedule.layout
     if len(layout.pipelines) > 1 or layout.slices > 1:
         raise ValueError("a block is written for one pipeline of whole microbatches")
-    head, words = head_of(problem.graph)
+    head, words = head_of(
+        schedule, {kind for ops in problem.graph.ops for kind, _, _ in ops}
+    )
     names = _NAMES[: block.microbatches]
     lines = [f"schedule {schedule.name} {{"]
     for line in head_lines(head, words):

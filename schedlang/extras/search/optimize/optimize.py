@@ -8,21 +8,28 @@ from importlib.util import find_spec
 from math import inf
 from time import monotonic
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from schedlang.compiler import compile
 from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.source import Source
+from schedlang.extras.search.optimize.evictions import evicting
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.problem import Answer, Problem, Solver
 from schedlang.extras.search.optimize.program_text import can_write_times, program_of
 from schedlang.extras.search.optimize.published import from_gallery
 from schedlang.extras.search.optimize.starts import from_greedy
+from schedlang.passes.op_graph import Orders
 from schedlang.proof.prove import simulate
 from schedlang.schedule.costs import UNIT
 
 #: With more ops, the exact search hardly ever ends with a proof.
 _MOST_AT_ONCE = 800
+#: Orders without evictions are sought within so many times the memory, for a share of the time.
+_FACTORS = (inf, 2.0, 1.5, 1.0)
+_SHARE_WITHOUT = 0.08
+#: The most orders within one of these memories from which the search begins, the best ones.
+_MOST_ORDERS = 3
 
 
 def optimize(
@@ -36,10 +43,12 @@ def optimize(
     how to install the solver, if it is missing.
     """
     check_solver()
+    if problem.ways:
+        yield from _with_ways(problem, seconds, workers, seed)
+        return
     begin = monotonic()
-    graph = problem.graph
     least = Instance.of(problem)
-    answer = Answer(graph.order, problem.value(graph.order), 0.0, "as given")
+    answer = problem.as_given
     # This answer has no orders; it only raises the bound.
     answer = answer.better(Answer([], inf, least.value_of(least.least), ""))
     answer = least.closed(answer)
@@ -50,6 +59,52 @@ def optimize(
             return
         for found in solver(problem, answer, left * share):
             answer = least.closed(answer.better(found))
+            _tell(answer)
+            yield answer
+
+
+def _with_ways(
+    problem: Problem, seconds: float, workers: int, seed: int
+) -> Iterator[Answer]:
+    """The same if activations may be evicted. First none is, within the memory and within more,
+    which gives a bound and orders from which the search begins.
+    """
+    from schedlang.extras.search.optimize.exact_evictions import evicting_exactly
+
+    begin = monotonic()
+    answer = problem.as_given
+    yield answer
+    orders = [problem.graph.order]
+    for factor in _FACTORS:
+        if answer.is_best:
+            return
+        limits = tuple(
+            inf if factor == inf else limit * factor for limit in problem.limits
+        )
+        bare = evolve(problem.bare, limits=limits)
+        of_factor: list[Orders] = []
+        for found in optimize(bare, seconds * _SHARE_WITHOUT, workers, seed):
+            if found.orders not in [*orders, *of_factor]:
+                of_factor.append(found.orders)
+            value = problem.value(found.orders)
+            # Evictions cannot go below a bound for any memory, but below one for this memory.
+            bound = found.bound if factor == inf else 0.0
+            answer = answer.better(evolve(found, value=value, bound=bound))
+            _tell(answer)
+            yield answer
+        orders += of_factor[-_MOST_ORDERS:]
+    solvers: list[tuple[Solver, float]] = [
+        (partial(evicting, orders=orders, seed=seed), 0.2),
+        (partial(evicting_exactly, workers=workers, seed=seed), 0.7),
+        (partial(evicting, orders=orders, seed=seed + 1), 1.0),
+    ]
+    for solver, share in solvers:
+        left = seconds - (monotonic() - begin)
+        if answer.is_best or left <= 0:
+            return
+        for found in solver(problem, answer, left * share):
+            # The last one of a solver may have the same value with fewer evictions.
+            answer = evolve(found, bound=max(found.bound, answer.bound))
             _tell(answer)
             yield answer
 

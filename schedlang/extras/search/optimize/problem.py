@@ -1,17 +1,44 @@
 """The problem that all searches solve, to order the ops of each rank, and their answers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from math import inf
 from typing import Protocol
 
 from attrs import evolve, frozen
 
-from schedlang.passes.op_graph import ROUNDING, Graph, Orders
+from schedlang.passes.op_graph import ROUNDING, Graph, Op, Orders
+from schedlang.proof.prove import ideal_execution
+from schedlang.schedule.kinds import AWAY, BACK, OPS, REPEATS, Kind
 from schedlang.schedule.schedule import Schedule
 
 #: Kind, stage and slice of each of a node's ops: its ops without their microbatches.
 Name = tuple[tuple[int, int, int], ...]
+
+
+@frozen
+class Way:
+    """How activations are evicted from their rank's memory between forward and backward: the kind
+    of op that takes them `away`, or None if the forward drops them; and the kind that brings them
+    `back`.
+    """
+
+    away: Kind | None
+    back: Kind
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of op that a search adds for an activation that is evicted this way."""
+        return (self.back,) if self.away is None else (self.away, self.back)
+
+
+#: The ways that a search may choose, by the name of their costs.
+WAYS = {
+    OPS[away].cost: Way(away, back)
+    for away in AWAY
+    for back in BACK
+    if OPS[back].follows == away
+} | {OPS[kind].cost: Way(None, kind) for kind in REPEATS}
 
 
 @frozen(eq=False)
@@ -23,20 +50,30 @@ class Problem:
     the latency of its message; by how much a node raises its rank's memory, while it runs (`rise`)
     and once it has run (`change`). `graph.order` is the given order. `limits[r]` is the limit of
     rank r, in the unit of `rise`. The objective is that of `graph.schedule`: makespan or span.
+
+    If there are `ways`, activations may be evicted by these. Then the graph has none of the ops
+    that do so, and `given` is the schedule with those that it had at first.
     """
 
     graph: Graph
     limits: tuple[float, ...]
+    ways: tuple[Way, ...] = ()
+    given: Schedule | None = None
 
     @classmethod
     def of(
-        cls, schedule: Schedule, limits: Sequence[float] | float | None = None
+        cls,
+        schedule: Schedule,
+        limits: Sequence[float] | float | None = None,
+        ways: Collection[Way] = (),
     ) -> "Problem":
         """The problem of a schedule; communication that it writes is dropped. There is one memory
         limit for all ranks, or one for each; by default the highest peak of the schedule.
 
-        ValueError for a schedule without a flush, or with copies to the host; for costs of sums and
-        gathers; and for limits below 0 or NaN.
+        Activations may be evicted by some `ways`; those of a schedule with copies, by copies.
+
+        ValueError for a schedule without a flush, for costs of sums and gathers, and for limits
+        below 0 or NaN.
         """
         if schedule.costs.sum_times or schedule.costs.gather_times:
             raise ValueError(
@@ -48,10 +85,16 @@ class Problem:
                 "it has no flush, and its updates overlap: it has no end to bring near"
             )
         ranks = tuple(actions.compute() for actions in schedule.ranks)
-        ops = evolve(schedule, ranks=ranks, slots=None)
-        graph = Graph(ops)
+        given = evolve(schedule, ranks=ranks, slots=None)
+        if schedule.columns.is_copy.any():
+            ways = {*ways, WAYS["offload"]}
+        chosen = {kind for way in ways for kind in way.kinds}
+        ranks = tuple(
+            actions.select(lambda kind: kind not in chosen) for actions in ranks
+        )
+        graph = Graph(evolve(given, ranks=ranks) if chosen else given)
         if limits is None:
-            limits = graph.highest_peak(graph.order)
+            limits = max(peaks_of(given)) if chosen else graph.highest_peak(graph.order)
         each = (limits,) if isinstance(limits, float | int) else tuple(limits)
         for limit in each:
             # NaN is not at least 0 either.
@@ -59,7 +102,55 @@ class Problem:
                 raise ValueError(
                     f"what a rank may hold at most is a number from 0, not {limit:g}"
                 )
-        return cls(graph, each * len(ranks) if len(each) == 1 else each)
+        limits = each * len(ranks) if len(each) == 1 else each
+        return cls(
+            graph, limits, tuple(way for way in WAYS.values() if way in ways), given
+        )
+
+    @property
+    def named_ways(self) -> dict[str, Way]:
+        """The ways by which activations may be evicted, by the name of their costs."""
+        return {name: way for name, way in WAYS.items() if way in self.ways}
+
+    @property
+    def bare(self) -> "Problem":
+        """The problem if no activations are evicted."""
+        return evolve(self, ways=(), given=None)
+
+    @property
+    def as_given(self) -> "Answer":
+        """The order that was given, as an answer without a bound."""
+        order = self.graph.order
+        if not self.ways or self.given is None:
+            return Answer(order, self.value(order), 0.0, "as given")
+        return Answer(order, self.value_of(self.given), 0.0, "as given", self.given)
+
+    def value_of(self, schedule: Schedule) -> float:
+        """The objective of a schedule of this problem's ops, with those that evict activations;
+        infinite if it exceeds a memory limit or deadlocks.
+        """
+        execution = ideal_execution(schedule)
+        if execution is None:
+            return inf
+        pairs = zip(execution.peak_memory, self.limits, strict=True)
+        if any(peak > limit + ROUNDING for peak, limit in pairs):
+            return inf
+        return float(getattr(execution.timeline, schedule.objective))
+
+    def ops_of(self, answer: "Answer") -> list[list[list[Op]]]:
+        """The ops of each rank in an answer's order; those that overlap are in one list."""
+        if answer.schedule is None:
+            return [[self.graph.ops[node] for node in order] for order in answer.orders]
+        return [
+            [[actions.at(index) for index in batch] for batch in actions.batches()]
+            for actions in answer.schedule.ranks
+        ]
+
+    def peaks(self, answer: "Answer") -> list[float]:
+        """The peak memory of each rank in an answer."""
+        if answer.schedule is None:
+            return list(map(self.graph.peak, answer.orders))
+        return peaks_of(answer.schedule)
 
     def fits(self, orders: Orders) -> bool:
         """Whether these orders keep every rank within its memory limit."""
@@ -91,13 +182,15 @@ class Problem:
 @frozen(eq=False)
 class Answer:
     """Orders, the `value` of the objective, and a proved lower `bound` of it. `source` says in a
-    few words which search found the orders.
+    few words which search found the orders. If activations are evicted, the `schedule` has these
+    orders together with the ops that do so.
     """
 
     orders: Orders
     value: float
     bound: float
     source: str
+    schedule: Schedule | None = None
 
     @property
     def gap(self) -> float:
@@ -113,6 +206,12 @@ class Answer:
         """Combine two answers: the lower value, with its orders, and the higher bound."""
         best = other if other.value < self.value - ROUNDING else self
         return evolve(best, bound=max(self.bound, other.bound))
+
+
+def peaks_of(schedule: Schedule) -> list[float]:
+    """The peak memory of each rank of a schedule; infinite if it deadlocks."""
+    execution = ideal_execution(schedule)
+    return list(execution.peak_memory) if execution else [inf] * len(schedule.ranks)
 
 
 class Solver(Protocol):

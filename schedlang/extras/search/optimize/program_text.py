@@ -1,6 +1,6 @@
 """Write an answer as the text of a program, with claims about its value and memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from textwrap import TextWrapper
 from typing import Any
 
@@ -12,8 +12,9 @@ from schedlang.language.head import (
     stage_text,
     words_for,
 )
-from schedlang.passes.op_graph import Graph
+from schedlang.passes.op_graph import Op
 from schedlang.schedule.fixed_point import FixedPoint, exact_text
+from schedlang.schedule.schedule import Schedule
 
 #: The most characters of a line.
 _WIDTH = 100
@@ -32,17 +33,20 @@ def program_of(problem: Problem, answer: Answer) -> str:
     """
     graph = problem.graph
     schedule = graph.schedule
-    head, words = head_of(graph)
+    ranks = problem.ops_of(answer)
+    head, words = head_of(
+        schedule, {op[0] for order in ranks for ops in order for op in ops}
+    )
     lines = [*_comment(problem, answer), f"schedule {schedule.name} {{"]
     lines += [f"    {line}" for line in head_lines(head, words)]
     if schedule.objective != "makespan":
         lines.append(f"    objective {schedule.objective}")
     lines.append("    rank r {")
-    for rank, order in enumerate(answer.orders):
+    for rank, order in enumerate(ranks):
         lines.append(f"        if r == {rank} {{")
-        lines += _wrapped(_text(_calls(graph, order, head, words)))
+        lines += _wrapped(_text(_calls(order, head, words)))
         lines.append("        }")
-    peaks = [graph.peak(order) for order in answer.orders]
+    peaks = problem.peaks(answer)
     most = by_number("r", [at_most(graph.fixed_memory, peak) for peak in peaks])
     lines.append(
         f"        assert peak(r) <= {f'({most})' if most.startswith('if') else most}"
@@ -54,9 +58,10 @@ def program_of(problem: Problem, answer: Answer) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def head_of(graph: Graph) -> tuple[Head, dict[int, str]]:
-    """The head of a program that runs a graph's nodes, and the words for their kinds."""
-    schedule = graph.schedule
+def head_of(schedule: Schedule, kinds: Container[int]) -> tuple[Head, dict[int, str]]:
+    """The head of a program with the layout and the costs of a schedule, and the words for ops in a
+    program that has these kinds.
+    """
     rules = [
         str(schedule.weights_of(stage)) for stage in range(len(schedule.placement))
     ]
@@ -68,7 +73,7 @@ def head_of(graph: Graph) -> tuple[Head, dict[int, str]]:
         rules,
         schedule.costs,
     )
-    return head, words_for({kind for ops in graph.ops for kind, _, _ in ops})
+    return head, words_for(kinds)
 
 
 def at_most(fixed: FixedPoint, value: float) -> Any:
@@ -107,14 +112,14 @@ def _said(fixed: FixedPoint, value: float) -> str:
 
 
 def _calls(
-    graph: Graph, order: Sequence[int], head: Head, words: dict[int, str]
+    order: Sequence[Sequence[Op]], head: Head, words: dict[int, str]
 ) -> list[str]:
     """The ops of a rank as calls; `next` stands for microbatches that come in ascending order."""
-    layout = graph.schedule.layout
+    layout = head.layout
     following: dict[tuple[int, int], int] = {}
     turns: dict[tuple[int, int], bool] = {}
-    for node in order:
-        for kind, stage, microbatch in graph.ops[node]:
+    for together in order:
+        for kind, stage, microbatch in together:
             name = kind, stage
             in_turn = microbatch == following.get(name, 0) and layout.slices == 1
             turns[name] = turns.get(name, True) and in_turn
@@ -130,8 +135,8 @@ def _calls(
         return f"{words[kind]}({', '.join(arguments)})" if arguments else words[kind]
 
     calls = []
-    for node in order:
-        ops = [call(*op) for op in graph.ops[node]]
+    for together in order:
+        ops = [call(*op) for op in together]
         calls.append(ops[0] if len(ops) == 1 else f"overlap {{ {'  '.join(ops)} }}")
     return calls
 
