@@ -1,13 +1,16 @@
 """The pages of the site, before they are built."""
 
 import tomllib
-from string import Template
 
 import pytest
 
+from schedlang.compiler import compile
 from schedlang.files.programs import names
 from tests.support.paths import DOCS, ROOT
-from tools.website.pages import for_site, gallery_entries
+from tools.website.build import configuration
+from tools.website.front import front_page, gallery_page
+from tools.website.pages import for_site, heading, in_both_schemes
+from tools.website.thumbnails import thumbnail
 
 
 def entries(navigation: list[dict[str, object]]) -> list[str]:
@@ -20,8 +23,7 @@ def entries(navigation: list[dict[str, object]]) -> list[str]:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    text = (ROOT / "tools" / "website" / "zensical.toml").read_text()
-    config = tomllib.loads(Template(text).substitute(gallery=gallery_entries()))
+    config = tomllib.loads(configuration())
     pages = [page.relative_to(ROOT).as_posix() for page in DOCS.glob("*.md")]
     pages += [
         page.relative_to(ROOT).as_posix() for page in (DOCS / "reports").glob("*.md")
@@ -54,3 +56,32 @@ def test_what_is_for_tests_alone_is_not_on_the_site() -> None:
 )
 def test_links(link: str, on_the_site: str) -> None:
     assert for_site(link) == on_the_site
+
+
+def test_the_front_page_and_the_gallery_keep_what_their_readmes_say() -> None:
+    readme = (ROOT / "README.md").read_text()
+    front = front_page(readme)
+    assert front.endswith(readme.partition("```sh")[2])
+    assert "schedule one_f_one_b {" in front
+    gallery = gallery_page((ROOT / "programs" / "README.md").read_text())
+    for name in names():
+        assert f'<li class="card" id="{name}"' in gallery
+        # The table of figures leads to the pages of the programs.
+        assert f"| [{name}]({name}.md) |" in gallery
+
+
+def test_a_program_is_headed_by_its_paper() -> None:
+    assert heading("zb_1p") == "# zb_1p: Zero Bubble Pipeline Parallelism"
+    assert heading("gpipe") == "# gpipe"
+
+
+def test_pictures_of_the_site() -> None:
+    picture = (DOCS / "pictures" / "1f1b.svg").read_text()
+    both = in_both_schemes(picture)
+    assert "prefers-color-scheme: dark" in both
+    assert both.count("<rect") == picture.count("<rect")
+    plan = compile("zb_v")
+    # A box for each op.
+    assert thumbnail(plan).count("M") == sum(map(len, plan.ranks)) - sum(
+        plan.columns.is_transfer
+    )

@@ -64,15 +64,16 @@ def install_packages() -> Path:
     return folder / "node_modules"
 
 
+def configuration() -> str:
+    """The generator's configuration, with the programs of the gallery and the site's address."""
+    text = Template((_HERE / "zensical.toml").read_text("utf-8"))
+    address = os.environ.get("SITE_URL", "")
+    return text.substitute(gallery=gallery_entries(), address=address)
+
+
 def generate() -> None:
     """Run the generator over the pages; what it warns of ends it."""
-    config = Template((_HERE / "zensical.toml").read_text("utf-8"))
-    (BUILD / "zensical.toml").write_text(
-        config.substitute(
-            gallery=gallery_entries(), address=os.environ.get("SITE_URL", "")
-        ),
-        "utf-8",
-    )
+    (BUILD / "zensical.toml").write_text(configuration(), "utf-8")
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
     subprocess.run(command, cwd=BUILD, check=True)
 
