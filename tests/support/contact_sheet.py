@@ -28,12 +28,12 @@ PAGES = {
     "two programs": "playground/compare.html#1f1b,zb_v",
 }
 #: Windows, and how wide each is on the sheet.
-SIZES = {(1440, 900): 336, (390, 844): 98, (3840, 2160): 336}
+SIZES = {(1440, 900): 336, (390, 844): 98, (3840, 2160): 300}
 _SCHEMES = ("light", "dark")
 #: Milliseconds until a page has drawn its pictures.
 _LOADING = 2500
 _STYLE = """
-body { margin: 16px; width: 1660px; background: #8b95a1; color: #10151c; font: 13px sans-serif }
+body { margin: 16px; width: 1690px; background: #8b95a1; color: #10151c; font: 13px sans-serif }
 section { margin-bottom: 10px } h2 { margin: 0 0 4px; font-size: 14px }
 img { margin-right: 6px; vertical-align: top; border: 1px solid #5b6672 }
 """
@@ -57,9 +57,9 @@ def write_sheet() -> None:
             f"<section><h2>{name}</h2>{''.join(_shots(browser, address + path))}</section>"
             for name, path in PAGES.items()
         ]
-        page = browser.new_page(viewport={"width": 1692, "height": 900})
+        page = browser.new_page(viewport={"width": 1722, "height": 900})
         page.set_content(f"<style>{_STYLE}</style>{''.join(sections)}")
-        page.screenshot(path=SHEET, type="jpeg", quality=55, full_page=True)
+        page.screenshot(path=SHEET, type="jpeg", quality=40, full_page=True)
         server.shutdown()
     print(f"wrote {SHEET.relative_to(ROOT)}, {SHEET.stat().st_size // 1000} kB")
 
@@ -75,8 +75,8 @@ def _shots(browser: Browser, address: str) -> list[str]:
             page.wait_for_timeout(_LOADING)
             found.append(_image(page.screenshot(type="jpeg", quality=70), shown))
             if (width, height) == (1440, 900) and scheme == "dark":
-                # Paper is white, whatever the screen is.
-                page.emulate_media(media="print")
+                # Browsers print in the light scheme, whatever the screen has.
+                page.emulate_media(media="print", color_scheme="light")
                 page.set_viewport_size({"width": 760, "height": 1075})
                 page.wait_for_timeout(_LOADING // 2)
                 found.append(_image(page.screenshot(type="jpeg", quality=70), 150))
