@@ -48,6 +48,7 @@ from schedlang.runtime.model.forward_record import (
 )
 from schedlang.runtime.torch_private.fake_tensors import FakeTensors, kept_by
 from schedlang.runtime.torch_private.function_modes import enter, leave
+from schedlang.runtime.torch_private.leaf_hooks import forward_hooks
 from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
 from schedlang.runtime.values import has_gradient
 
@@ -443,7 +444,7 @@ class StageForward(TorchFunctionMode):
                 "use a checkpoint with `use_reentrant=False`"
             )
         output = self._in_place_of(run, event.returned)
-        for hook in block._forward_hooks.values():
+        for hook in forward_hooks(block):
             if getattr(hook, "__module__", None) == _KEEPS_OUTPUTS:
                 hook(block, args, output)
         return output

@@ -51,6 +51,11 @@ def has_hooks_of_both(module: nn.Module) -> bool:
     )
 
 
+def forward_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """The hooks that see the output of a module (`Module.register_forward_hook`)."""
+    return [*module._forward_hooks.values()]
+
+
 def has_hooks_of_all_modules() -> bool:
     """Whether there are global module hooks, such as those of `FlopCounterMode`."""
     return bool(getattr(torch.nn.modules.module, "_global_forward_pre_hooks", None))

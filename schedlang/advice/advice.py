@@ -4,11 +4,12 @@ and a proved repair.
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 
 from attrs import evolve, frozen
 
 from schedlang.advice.repairs import MISSING, candidates
-from schedlang.advice.smallest import smallest
+from schedlang.advice.smallest import MOST_WORK, smallest
 from schedlang.compiler import compile_tree
 from schedlang.diagnostics.arguments import Params
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
@@ -88,6 +89,9 @@ class _Adviser:
                 self.whole, self.tree, params, self.transport
             )
 
+        # A missing op is told at once, however many there are.
+        if diagnostic.code == MISSING and prod(self.params.values()) > MOST_WORK:
+            return diagnostic
         sizes = [self.params]
         small = smallest(self.params, fails)
         if small:

@@ -9,7 +9,7 @@ from math import prod
 
 #: How much work a search may take. It is counted and not timed, so that a message is the same on
 #: every machine.
-_MOST_WORK = 100_000
+MOST_WORK = 100_000
 #: The work of a trial, to which comes the product of its parameters: about as many ops it has.
 _TRIAL = 200
 
@@ -32,7 +32,7 @@ def smallest(
         product, size = heappop(waiting)
         trial = {**params, **dict(zip(names, size, strict=True))}
         work += _TRIAL + product
-        if trial == params or work > _MOST_WORK:
+        if trial == params or work > MOST_WORK:
             return None
         if fails(trial):
             return trial
