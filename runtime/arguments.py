@@ -56,6 +56,7 @@ def check_pipeline(plan: Any, setup: Setup, mesh: Any, timeout: Any) -> None:
     check_flag("audit", setup.audit)
     check_flag("stop_on_nan", setup.stop_on_nan)
     check_flag("survives_loss", setup.survives_loss)
+    check_flag("cuda_graphs", setup.cuda_graphs)
     _check_skip_if(setup.skip_if)
     _check_batch_dim(setup.batch_dim)
     _check_slice_lengths(setup.slice_lengths)

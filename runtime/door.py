@@ -216,6 +216,10 @@ _DONE_AGAIN = (
     "with `survives_loss` the others do a step again in which a rank is lost, so it does not go "
     "together with {other}"
 )
+_CAPTURED = (
+    "with `cuda_graphs` the host does nothing in a step, so it does not go together "
+    "with {other}"
+)
 _SCALED = (
     "makes the updates, so gradients would still be scaled: take a plan without `U`, and in the "
     "script `scaler.unscale_`, `clip_grad_norm_` and `scaler.step` after each step; or a fixed "
@@ -400,6 +404,27 @@ FEATURES: dict[str, Feature] = {
         None,
         dict.fromkeys(
             ("updates", "max_norm", "sharded", "mesh weights", "hops"), _DONE_AGAIN
+        ),
+    ),
+    "cuda_graphs": Feature(
+        "steps as CUDA graphs (`cuda_graphs`)",
+        lambda asked, stage: asked.setup.cuda_graphs,
+        None,
+        dict.fromkeys(
+            (
+                "bad batches",
+                "offload",
+                "audit",
+                "late weights",
+                "keepers",
+                "max_norm",
+                "updates",
+                "sharded",
+                "hops",
+                "survived losses",
+                "scaler",
+            ),
+            _CAPTURED,
         ),
     ),
     "scaler": Feature(

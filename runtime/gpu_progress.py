@@ -27,10 +27,14 @@ class GpuProgress:
         self._free: list[torch.cuda.Event] = []
         self._lock = Lock()
 
-    def mark(self, doing: Doing) -> None:
-        """Mark the end of the GPU's last work, with what the rank does until then."""
+    def stream(self) -> torch.cuda.Stream:
+        """The stream that ops run on now. To ask takes as long as to record an event on it."""
+        return torch.cuda.current_stream(self._device)
+
+    def mark(self, doing: Doing, stream: torch.cuda.Stream) -> None:
+        """Mark the end of a stream's last work, with what the rank does until then."""
         event = self._free.pop() if self._free else _new_event()
-        event.record(torch.cuda.current_stream(self._device))
+        event.record(stream)
         self._marks.append((event, doing))
 
     def doing(self) -> Doing | None:

@@ -71,6 +71,7 @@ from schedlang.schedule.actions import is_transfer
 if TYPE_CHECKING:
     from schedlang.ranks.hazards import check_hazards
     from schedlang.ranks.warm_up import warm_ups
+    from schedlang.runtime.captured_steps import CapturedSteps
     from schedlang.runtime.communicators import warm_up
     from schedlang.runtime.gpu_progress import GpuProgress
     from schedlang.runtime.model.checkpoint import (
@@ -97,6 +98,7 @@ else:
     # For a `transfer_dtype`.
     rounding_to = on_demand("schedlang.runtime.precision.rounding_to")
     # On GPUs.
+    CapturedSteps = on_demand("schedlang.runtime.captured_steps.CapturedSteps")
     check_hazards = on_demand("schedlang.ranks.hazards.check_hazards")
     GpuProgress = on_demand("schedlang.runtime.gpu_progress.GpuProgress")
     warm_up = on_demand("schedlang.runtime.communicators.warm_up")
@@ -182,6 +184,9 @@ class Pipeline:
     a rank that does nothing is longer than `timeout` seconds; a rank may compute, or compile, for
     as long as it takes.
 
+    With `cuda_graphs`, steps on a GPU that are alike are captured as a CUDA graph, which the host
+    launches by one call (docs/training.md#cuda-graphs); on a CPU it changes nothing.
+
     A step may take another `plan` of the same stages, with more microbatches or fewer, or in
     another order (docs/training.md#another-number-of-microbatches-in-each-step).
 
@@ -218,6 +223,7 @@ class Pipeline:
         skip_if: SkipIf | None = None,
         optimizers: Mapping[int, Optimizer] | None = None,
         survives_loss: bool = False,
+        cuda_graphs: bool = False,
         timeout: float = 60.0,
     ) -> None:
         if tied is None:
@@ -238,6 +244,7 @@ class Pipeline:
             stop_on_nan=stop_on_nan,
             skip_if=skip_if,
             survives_loss=survives_loss,
+            cuda_graphs=cuda_graphs,
         )
         check_pipeline(plan, setup, mesh, timeout)
         check_mesh(mesh)
@@ -328,6 +335,9 @@ class Pipeline:
         self._training, self._warm_up = self._bind(plan)
         #: Both of these, by the digest of the plan.
         self._bound = {plan.digest: (self._training, self._warm_up)}
+        self._captured = None
+        if self._device.type == "cuda" and setup.cuda_graphs:
+            self._captured = CapturedSteps(self._stages, self._watchdog)
         if self._device.type == "cuda":
             # Last, since ranks wait for each other here: by now each has found that it can run it.
             warm_up(plan, processes, self._device)
@@ -518,8 +528,14 @@ class Pipeline:
         if self._has_saved:
             self._has_saved = False
             warn_of_gradients(self.parameters())
+        is_own_plan = plan.digest == self._plan.digest
+        captured = self._captured
+        if return_outputs or self.record or not is_own_plan:
+            captured = None
+        if captured is not None:
+            batch = captured.prepare(batch)
         self._results.begin()
-        this = self._run(batch, plan, 0)
+        this = self._run(batch, plan, 0, captured)
         self._results.take(this, self._watchdog.step, return_outputs)
         if self._stops_on_nan:
             # Ranks without losses wait here for those that have some.
@@ -624,9 +640,15 @@ class Pipeline:
             )
         return report
 
-    def _run(self, batch: Batch, plan: Plan, number: int) -> list[Round]:
+    def _run(
+        self,
+        batch: Batch,
+        plan: Plan,
+        number: int,
+        captured: "CapturedSteps | None" = None,
+    ) -> list[Round]:
         """Run a round of a batch, by its number, under a plan: prepare it, walk over the calls, and
-        finish it.
+        finish it. The walk may be `captured`.
         """
         watchdog = self._watchdog
         watchdog.step += 1
@@ -651,12 +673,17 @@ class Pipeline:
                 for walk_twice in self._walk_warm_up:
                     walk_twice(warm_up, partial(self._start_over, batch))
                 calls = calls[self._warm_up :]
-            self._walk(calls)
+            if captured is None:
+                self._walk(calls)
+            else:
+                captured.walk(announced, partial(self._walk, calls))
             self._exchange.end()
             for owner in owners:
                 owner.end_step()
         except Exception as error:
-            watchdog.fail(error)
+            watchdog.fail(
+                error if self._captured is None else self._captured.told(error)
+            )
         except BaseException as error:
             # KeyboardInterrupt, or a handler of a signal has called `sys.exit`.
             watchdog.abandon(error)
@@ -696,11 +723,14 @@ class Pipeline:
             return
         # The loop variable is a field of the watchdog. So its thread knows where this rank is,
         # without any work in the walk.
-        for self._watchdog.action, call, _ in calls:
+        watchdog = self._watchdog
+        gpu = watchdog.gpu
+        stream = None if gpu is None else gpu.stream()
+        for watchdog.action, call, _ in calls:
             call()
             # A GPU is behind the host, and marks in its stream tell the watchdog how far it is.
-            if self._watchdog.gpu is not None:
-                self._watchdog.mark()
+            if gpu is not None and stream is not None:
+                gpu.mark((watchdog.step, watchdog.action, ()), stream)
 
     def _evaluation(self, this: Sequence[Round]) -> list[Call]:
         """The calls of the forwards of a round, with the indices of these actions in the plan."""

@@ -52,6 +52,7 @@ class Setup:
     stop_on_nan: bool
     skip_if: SkipIf | None = None
     survives_loss: bool = False
+    cuda_graphs: bool = False
 
     @property
     def skipped_exceptions(self) -> tuple[type[Exception], ...]:

@@ -51,7 +51,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.arguments import check_standby
-from schedlang.runtime.checks import check_plan
+from schedlang.runtime.checks import check_plan, device_of
 from schedlang.runtime.errors import LostRank, PipelineError
 from schedlang.runtime.heartbeats import Heartbeat, Heartbeats
 from schedlang.runtime.pipeline import Pipeline
@@ -111,6 +111,13 @@ class Standby:
                 "rank 0 has the store of the process group, so no rank can go on without it: start "
                 "the processes with torchrun, which has the store itself, or leave rank 0 out of "
                 "`left`"
+            )
+        device = device_of(stages)
+        if device is not None and device.type != "cpu":
+            raise PipelineError(
+                f"the stages are on the device `{device}`, and `Standby` sends messages by gloo, "
+                "whose connections break where a rank dies: it goes on on CPUs alone yet. On GPUs, "
+                "start again from a checkpoint: torchrun --max-restarts"
             )
         check_plan(plan, processes_of(None), stages)
         piece = plan.layout.piece

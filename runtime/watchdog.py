@@ -235,7 +235,8 @@ class Watchdog:
     def mark(self) -> None:
         """Mark that the GPU's last work belongs to the main thread's current action."""
         if self.gpu is not None:
-            self.gpu.mark((self.step, self.action, self.waits_for))
+            doing = self.step, self.action, self.waits_for
+            self.gpu.mark(doing, self.gpu.stream())
 
     def gather(self, value: str, otherwise: str) -> dict[int, str]:
         """Gather the values of all ranks of all replicas. PipelineError if some do not come in

@@ -148,9 +148,8 @@ class _Block:
                 for weight, is_late in zip(weights, halves.are_late, strict=True)
                 if is_late and weight is not None
             ]
-            store.deferred.append(
-                Deferred(late, late, compute=partial(second, between))
-            )
+            compute = torch.no_grad()(partial(second, between))
+            store.deferred.append(Deferred(late, late, compute=compute))
             return gradients
         of_weights = iter(second(between))
         return [

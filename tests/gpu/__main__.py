@@ -26,7 +26,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 import torch.distributed as dist
 
-from tests.gpu import against_torch, one_rank, several_ranks, verdicts
+from tests.gpu import against_torch, loops, one_rank, several_ranks, verdicts
 from tests.gpu.checks import CHECKS, Check, device, on_gpu, rank, wait_for_device
 
 #: NCCL takes processes with other names of hosts for those of several machines, which may not share
@@ -197,7 +197,8 @@ def _leave_together() -> None:
     CUDA MPS ends all that share the GPU. Rank 0 goes last, with the store.
     """
     wait_for_device()
-    dist.all_reduce(torch.zeros(1))
+    if dist.is_initialized():
+        dist.all_reduce(torch.zeros(1))
     if rank() == 0:
         time.sleep(1)
 
@@ -223,5 +224,5 @@ def _end_of(log: Path) -> str:
 
 if __name__ == "__main__":
     # Imported for the checks that they register.
-    assert {against_torch, one_rank, several_ranks, verdicts}
+    assert {against_torch, loops, one_rank, several_ranks, verdicts}
     sys.exit(main())

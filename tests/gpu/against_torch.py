@@ -39,9 +39,19 @@ MICROBATCHES = 8
 @check(ranks=2, seconds=120, alone=True)
 def step_time() -> Said:
     """Steps of both in turns: 8 blocks of bfloat16 on two ranks."""
+    return _beside_torch(as_graphs=False)
+
+
+@check(ranks=2, seconds=120, alone=True)
+def graph_time() -> Said:
+    """The same, with steps as CUDA graphs."""
+    return _beside_torch(as_graphs=True)
+
+
+def _beside_torch(as_graphs: bool) -> Said:
     join()
     width, tokens, dtype = (2048, 2048, torch.bfloat16) if on_gpu() else (64, 32, None)
-    turns = 5 if on_gpu() else 2
+    turns = 6 if on_gpu() else 3
     said: Said = {}
     for program, (sizes, theirs) in SCHEDULES.items():
         sizes = {"ranks": 2, "microbatches": MICROBATCHES, **sizes}
@@ -53,7 +63,6 @@ def step_time() -> Said:
         del pieces
         inputs, targets = batch(MICROBATCHES, tokens, width, dtype)
         pipeline = Pipeline(plan, stages, mse)
-        for_nccl = Pipeline(compile(program, sizes, transport="nccl"), stages, mse)
         torchs = [PipelineStage(stages[stage], stage, count, device()) for stage in own]
         schedule = theirs(
             torchs if len(own) > 1 else torchs[0], MICROBATCHES, loss_fn=mse
@@ -71,7 +80,13 @@ def step_time() -> Said:
         ) -> None:
             schedule.step(*first, target=last)
 
-        ways = {"ours": by(pipeline), "for_nccl": by(for_nccl), "torch": by_torch}
+        ways = {"ours": by(pipeline), "torch": by_torch}
+        if as_graphs:
+            graphs = Pipeline(plan, stages, mse, cuda_graphs=True)
+            ways["as_a_graph"] = by(graphs)
+        else:
+            for_nccl = Pipeline(compile(program, sizes, transport="nccl"), stages, mse)
+            ways["for_nccl"] = by(for_nccl)
         figures = _in_turns(ways, [*stages.values()], turns)
         figures["ratio"] = figures["ours"]["ms"] / figures["torch"]["ms"]
         said[program] = figures
@@ -96,6 +111,8 @@ def _in_turns(
             wait_for_device()
             start = time.perf_counter()
             for _ in range(3):
+                for module in modules:
+                    module.zero_grad()
                 step()
             wait_for_device()
             times[name].append((time.perf_counter() - start) / 3)
@@ -105,8 +122,8 @@ def _in_turns(
                 module.zero_grad()
     figures: dict[str, Any] = {}
     for name, each in times.items():
-        # The first turn pays for what is set up once.
-        later = sorted(each[1:])
+        # The first two turns pay for what is set up once.
+        later = sorted(each[2:])
         figures[name] = {"ms": later[len(later) // 2] * 1e3}
         if name in peaks:
             figures[name]["peak_gib"] = peaks[name]

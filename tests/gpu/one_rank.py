@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from collections.abc import Callable
 from importlib import import_module, reload
 from itertools import pairwise
 from pathlib import Path
@@ -282,6 +283,7 @@ def host_time() -> Said:
         }
         stages = {stage: layer.to(device()) for stage, layer in layers.items()}
         pipeline = Pipeline(plan, stages, nn.functional.mse_loss)
+        captured = Pipeline(plan, stages, nn.functional.mse_loss, cuda_graphs=True)
         x = torch.randn(microbatches * 4, width, device=device())
 
         def plain(x: Tensor = x, stages: dict[int, nn.Sequential] = stages) -> None:
@@ -291,12 +293,26 @@ def host_time() -> Said:
                     y = module(y)
                 nn.functional.mse_loss(y, piece).backward()
 
-        def step(x: Tensor = x, pipeline: Pipeline = pipeline) -> None:
-            pipeline.step(x, x)
+        def by(
+            pipeline: Pipeline,
+            x: Tensor = x,
+            stages: dict[int, nn.Sequential] = stages,
+        ) -> Callable[[], None]:
+            def step() -> None:
+                pipeline.step(x, x)
+                for module in stages.values():
+                    module.zero_grad()
 
+            return step
+
+        ways = {
+            "us_per_microbatch": by(pipeline),
+            "plain_loop": plain,
+            "as_a_graph": by(captured),
+        }
         said[program] = {
-            "us_per_microbatch": round(_seconds(step) / microbatches * 1e6),
-            "plain_loop": round(_seconds(plain) / microbatches * 1e6),
+            name: round(_seconds(way) / microbatches * 1e6)
+            for name, way in ways.items()
         }
     return said
 
@@ -304,13 +320,13 @@ def host_time() -> Said:
 def _seconds(call: Any) -> float:
     """The time of a call, the median of several, with what the device does for it."""
     times = []
-    for _ in range(8):
+    for _ in range(12):
         wait_for_device()
         start = time.perf_counter()
         call()
         wait_for_device()
         times.append(time.perf_counter() - start)
-    return sorted(times[2:])[3]
+    return sorted(times[5:])[3]
 
 
 @check(needs_gpu=True)

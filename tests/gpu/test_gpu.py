@@ -14,6 +14,8 @@ CORE = ("versions", "without_weights")
 REST = (
     "programs,random_numbers,split_backwards,copies_to_the_host,norms_and_updates,not_finite,recorded,lazily,eagerly,by_edges",
     "by_edges_that_are_split,replicas,sharded,gallery,step_time,host_time,busy,death",
+    "scaled,bad_batches,transformers_model,checkpoints,train_script,report",
+    "graphs,graphs_that_draw,graphs_of_autocast,graphs_of_two,graphs_of_replicas,graph_time",
 )
 
 
@@ -37,10 +39,10 @@ def test_a_cpu_passes_what_it_can(names: str, tmp_path: Path) -> None:
 
 
 def test_all_checks_that_need_no_gpu_are_tried() -> None:
-    from tests.gpu import against_torch, one_rank, several_ranks, verdicts
+    from tests.gpu import against_torch, loops, one_rank, several_ranks, verdicts
     from tests.gpu.checks import CHECKS
 
-    assert {against_torch, one_rank, several_ranks, verdicts}
+    assert {against_torch, loops, one_rank, several_ranks, verdicts}
     tried = [*CORE, *(name for each in REST for name in each.split(","))]
     assert sorted(tried) == sorted(
         name for name, check in CHECKS.items() if not check.needs_gpu

@@ -79,8 +79,10 @@ def as_graphs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         def run(arguments: list[Any]) -> Any:
             given = arguments.copy()
-            # As inductor's own code does: what is given is let go of as soon as it is read.
+            # As inductor's own code does: what is given is let go of as soon as it is read; and of
+            # what it writes into tensors of its own, autograd can have no graph.
             arguments.clear()
+            assert not (options.get("is_backward") and torch.is_grad_enabled())
             return list(graph(*given))
 
         run._boxed_call = True  # type: ignore[attr-defined]
