@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from schedlang.plan.plan import Plan
+from schedlang.runtime.checks import check_frozen_weights
 from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Forward, Part
@@ -50,6 +52,22 @@ class SameWeights(Part):
                 "old ones: put adapters in before `Pipeline` is made, load weights before that or "
                 "without `assign=True`, or make another `Pipeline` now"
             )
+
+
+class FrozenWeights(Part):
+    """Checks that the weights of a stage that the plan freezes stay frozen: neither the script nor
+    a forward may thaw them.
+    """
+
+    def __init__(self, stage: int, module: nn.Module, plan: Plan) -> None:
+        self._stage = stage
+        self._plan = plan
+        self._weights = dict(module.named_parameters())
+
+    def after_forward(self, run: Forward) -> None:
+        """PipelineError if a weight requires a gradient now."""
+        if not run.is_evaluation:
+            check_frozen_weights(self._plan, self._stage, self._weights)
 
 
 class Weights(Part):
@@ -145,5 +163,7 @@ def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
     """Make the parts for every stage; sharded weights come and go, so they are not compared."""
     for stage, module in site.modules.items():
         yield stage, SameWeights(stage, module)
+        if not site.plan.layout.trains(stage):
+            yield stage, FrozenWeights(stage, module, site.plan)
         if not is_sharded(module):
             yield stage, Weights(stage, module, site.plan.has_updates)

@@ -7,6 +7,7 @@ begin, and where a model draws random numbers, which rank draws them. Both sides
 compared in `results`, by names.
 """
 
+import copy
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -569,10 +570,10 @@ class Alone(Training):
             # Optimizers change the weights where they are.
             before = [[each.clone() for each in weights] for weights in before]
         self.versions.append(before)
-        for stage in [] if self.keeps_none else self.stages.values():
-            for weight in trained_weights(stage):
-                # The tensors that were kept stay as they are; the optimizer moves copies.
-                weight.data = weight.data.clone()
+        for stage in [] if self.keeps_none else self.stages:
+            # The tensors that were kept stay as they are; the optimizer moves copies, which share
+            # memory where they do.
+            self._put(stage, copy.deepcopy(before[stage]))
         self._clip()
         self.step_optimizers()
 

@@ -46,6 +46,8 @@ REFUSED_BY_SOME = {
     "counting after accumulation",
     "evaluation between",
     "fake quantize",
+    "frozen by the third call",
+    "frozen for a call",
     "gradient in a checkpoint",
     "gradient in the forward",
     "gradient of weights",

@@ -534,6 +534,19 @@ def frozen_for_a_call(stages: int) -> Model:
 
 
 @feature("layers")
+def frozen_by_the_third_call(stages: int) -> Model:
+    """A layer that its third call freezes for good"""
+
+    def count(self: Any, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 3:
+            self.part.requires_grad_(False)
+        return x + self.part(x)
+
+    return chain(lambda _: Does(count, part=linear(), calls=0), stages)
+
+
+@feature("layers")
 def matrix_products(stages: int) -> Model:
     """Weights in matmul, einsum, bmm, and broadcast products and sums"""
 
