@@ -354,8 +354,8 @@ class _Absent(Tensor):
     @classmethod
     def __torch_function__(cls, *_: Any, **__: Any) -> Any:
         raise PipelineError(
-            "a checkpoint runs its forward again in the backward, with other weights than the "
-            f"first time: do without it, or {_KEEP}"
+            "a checkpoint that runs its forward again in the backward, or a hook, reads weights "
+            f"there, which are others than in the forward: do without it, or {_KEEP}"
         )
 
 

@@ -227,10 +227,6 @@ def trained_weights(stage: nn.Module) -> list[nn.Parameter]:
     return [weight for weight in stage.parameters() if weight.requires_grad]
 
 
-def _data(stage: nn.Module) -> list[Tensor]:
-    return [weight.data for weight in trained_weights(stage)]
-
-
 def _name_of_replica(number: int) -> str:
     return f", replica {number}"
 
@@ -396,6 +392,8 @@ class Alone(Training):
         self.keeps_none = self.plan.weights_of(0).keeps_none
         #: By microbatch, the losses that stages have added in its forwards.
         self.added: dict[int, Tensor | float] = {}
+        #: The weights of each stage that were trained as the step began; forwards may freeze some.
+        self.trained: list[list[nn.Parameter]] = []
         #: Of each update that is done, the weights before it, by stage.
         self.versions: list[list[list[Tensor]]] = []
         self.random: dict[int, tuple[Any, ...]] = {}
@@ -412,6 +410,7 @@ class Alone(Training):
         self.random[rank] = random_state()
 
     def train(self, step: int) -> None:
+        self.trained = [trained_weights(stage) for stage in self.modules]
         earlier = self._set_aside()
         replicas = range(self.replicas)
         names = [
@@ -526,7 +525,7 @@ class Alone(Training):
             yield
             return
         # By stage, the tensors themselves: they are put back behind the update, not copied.
-        newest = [_data(stage) for stage in self.stages.values()]
+        newest = [self._data(stage) for stage in self.stages]
         done = len(self.versions)
         for stage, delay in zip(self.stages, self.delays, strict=True):
             version = max(done - delay, 0)
@@ -549,7 +548,7 @@ class Alone(Training):
         if not self.keeps_none or version == done or not torch.is_grad_enabled():
             yield
             return
-        memory = _data(self.stages[stage])
+        memory = self._data(stage)
         newest = [each.clone() for each in memory]
         for each, older in zip(memory, self.versions[version][stage], strict=True):
             each.copy_(older)
@@ -557,15 +556,16 @@ class Alone(Training):
         for each, newer in zip(memory, newest, strict=True):
             each.copy_(newer)
 
+    def _data(self, stage: int) -> list[Tensor]:
+        return [weight.data for weight in self.trained[stage]]
+
     def _put(self, stage: int, weights: list[Tensor]) -> None:
-        for weight, data in zip(
-            trained_weights(self.stages[stage]), weights, strict=True
-        ):
+        for weight, data in zip(self.trained[stage], weights, strict=True):
             weight.data = data
 
     def _update_in_plan(self) -> None:
         """Keep the weights as they are for later updates, and move new ones."""
-        before = [_data(stage) for stage in self.stages.values()]
+        before = [self._data(stage) for stage in self.stages]
         if self.keeps_none:
             # Optimizers change the weights where they are.
             before = [[each.clone() for each in weights] for weights in before]
