@@ -30,6 +30,7 @@ from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
 from schedlang.runtime.shared_memory import copies_of, sharing
+from schedlang.runtime.shared_weights import add_gradient
 from schedlang.runtime.torch_private.engine import run_backward
 from schedlang.runtime.torch_private.leaf_hooks import has_hooks
 from schedlang.runtime.torch_private.tensors import changes_of
@@ -98,10 +99,8 @@ class LateWeights(Part):
         self._has_begun = True
         for name, leaf in self._with_gradients().items():
             if leaf.grad is not None:
-                earlier = self._parameters[name].grad
-                self._parameters[name].grad = (
-                    leaf.grad if earlier is None else earlier + leaf.grad
-                )
+                weight = self._parameters[name]
+                weight.grad = add_gradient(weight.grad, leaf.grad)
                 leaf.grad = None
         self._make_room()
 

@@ -593,28 +593,34 @@ class Alone(Training):
             for pipeline in self.plan.layout.pipelines
         ]
 
-    def _set_aside(self) -> list[Tensor | None]:
+    def _set_aside(self) -> list[list[Tensor | None]]:
         """Where there are several replicas, the gradients of earlier steps, which are sums."""
         replicas = self._replicas()
-        earlier = [weight.grad for weight in replicas[0]]
+        earlier = [[weight.grad for weight in replica] for replica in replicas]
         if len(replicas) > 1:
             for weight in (weight for replica in replicas for weight in replica):
                 weight.grad = None
         return earlier
 
-    def _sum_replicas(self, earlier: list[Tensor | None]) -> None:
+    def _sum_replicas(self, earlier: list[list[Tensor | None]]) -> None:
         replicas = self._replicas()
         if len(replicas) == 1:
             return
-        for before, *same in zip(earlier, *replicas, strict=True):
-            # The gradients of all replicas are one sum, which each of them has.
+        for before, same in zip(
+            zip(*earlier, strict=True), zip(*replicas, strict=True), strict=True
+        ):
+            # The gradients of all replicas are one sum, which each of them has, in the memory of its
+            # earlier one, as autograd adds them up.
             parts = [
                 each
-                for each in (before, *(weight.grad for weight in same))
+                for each in (before[0], *(weight.grad for weight in same))
                 if each is not None
             ]
-            for weight in same:
-                weight.grad = sum(parts[1:], start=parts[0]).clone() if parts else None
+            total = sum(parts[1:], start=parts[0].clone()) if parts else None
+            for weight, own in zip(same, before, strict=True):
+                weight.grad = None if total is None else total.clone()
+                if total is not None and own is not None and not own.is_sparse:
+                    weight.grad = own.copy_(total)
 
 
 def _slice(value: Value, index: int, slices: int) -> Value:

@@ -279,7 +279,12 @@ def noise_in_gradients(stages: int) -> Model:
 @feature("scripts", not_for={"updates"})
 def clipped_by_value(stages: int) -> Model:
     """clip_grad_value_"""
-    clip = lambda side, step: clip_grad_value_(weights_of(side), 1e-3)  # noqa: E731
+
+    def clip(side: Side, step: int) -> None:
+        # Torch refuses to clip no gradient, which is all that a rank with frozen stages has.
+        if graded(side):
+            clip_grad_value_(graded(side), 1e-3)
+
     return looping(stages, between=clip)
 
 
@@ -332,6 +337,74 @@ def gradients_kept_elsewhere(stages: int) -> Model:
             weight.grad = torch.zeros_like(weight)
 
     return looping(stages, before=fill, block=lambda _: linear())
+
+
+@feature("scripts", not_for={"updates"})
+def gradients_in_a_flat_tensor(stages: int) -> Model:
+    """Gradients that are views of one flat tensor, by which the script scales them all"""
+    flat: dict[int, Tensor] = {}
+
+    def lay_out(side: Side, step: int) -> None:
+        for module in side.modules:
+            weights = [each for each in module.parameters() if each.requires_grad]
+            sizes = [weight.numel() for weight in weights]
+            flat[id(module)] = torch.zeros(sum(sizes), dtype=torch.float64)
+            parts = flat[id(module)].split(sizes)
+            for weight, part in zip(weights, parts, strict=True):
+                weight.grad = part.view(weight.shape)
+
+    def scale(side: Side, step: int) -> None:
+        for module in side.modules:
+            flat[id(module)].mul_(0.5)
+
+    return looping(stages, before=lay_out, between=scale, block=lambda _: linear())
+
+
+@feature("scripts", not_for={"updates"})
+def gradients_added_up_by_hooks(stages: int) -> Model:
+    """Hooks that add gradients to totals of the script's own and drop them, as where weights of 16
+    bits have gradients of 32
+    """
+    totals: dict[nn.Parameter, Tensor] = {}
+
+    def block(_: int) -> nn.Module:
+        made = normed()
+        for weight in made.parameters():
+
+            def add(weight: nn.Parameter) -> None:
+                assert weight.grad is not None
+                totals[weight] = totals.get(weight, 0) + weight.grad
+                weight.grad = None
+
+            weight.register_post_accumulate_grad_hook(add)  # type: ignore[arg-type]
+        return made
+
+    def hand_in(side: Side, step: int) -> None:
+        for weight in weights_of(side):
+            weight.grad = totals.pop(weight, None)
+
+    return looping(stages, between=hand_in, block=block)
+
+
+@feature("scripts", not_for={"updates"})
+def two_optimizers_in_turns(stages: int) -> Model:
+    """Two optimizers of the same weights, of which each makes every second update"""
+
+    def script(side: Side) -> None:
+        own = [*side.optimizers]
+        others = [
+            torch.optim.AdamW(
+                [weight for group in each.param_groups for weight in group["params"]],
+                0.01,
+            )
+            for each in own
+        ]
+        for step in range(4):
+            side.optimizers[:] = others if step % 2 else own
+            side.train(step)
+            side.update()
+
+    return chain(lambda _: normed(), stages, script=script)
 
 
 @feature("scripts")
