@@ -217,15 +217,24 @@ def _check_frozen(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> N
                 f"{piece} .. {piece + 1}` in the program leaves out what is done for nothing",
                 stacklevel=2,
             )
-        if wanting and not layout.trains(number):
-            others = counted(len(wanting) - 1, "other")
-            more = f" and {others}" if len(wanting) > 1 else ""
-            raise PipelineError(
-                f"stage {number} is frozen in the plan, and its weight `{wanting[0]}`{more} would "
-                "be trained: freeze the module, `requires_grad_(False)`, or take the stage out of "
-                f"`frozen` in {plan.source.path}"
-            )
+        if not layout.trains(number):
+            check_frozen_weights(plan, number, weights)
         _check_tied(plan, number, weights, tied)
+
+
+def check_frozen_weights(
+    plan: Plan, number: int, weights: Mapping[str, nn.Parameter]
+) -> None:
+    """PipelineError if a weight of a stage that the plan freezes requires a gradient."""
+    wanting = [name for name, weight in weights.items() if weight.requires_grad]
+    if wanting:
+        others = counted(len(wanting) - 1, "other")
+        more = f" and {others}" if len(wanting) > 1 else ""
+        raise PipelineError(
+            f"stage {number} is frozen in the plan, and its weight `{wanting[0]}`{more} would "
+            "be trained: freeze the module, `requires_grad_(False)`, or take the stage out of "
+            f"`frozen` in {plan.source.path}"
+        )
 
 
 def _check_tied(

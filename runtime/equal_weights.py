@@ -1,10 +1,10 @@
-"""Checks for weights of different stages that may be one weight of the model: the same object, or
-equal initial values.
+"""Checks for weights of different stages that may be one weight of the model: the same object, the
+same memory, or equal initial values.
 """
 
 import json
 import warnings
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.processes import Processes
+from schedlang.runtime.shared_memory import sharing
 from schedlang.runtime.values import sample
 from schedlang.runtime.watchdog import Watchdog
 
@@ -19,10 +20,17 @@ from schedlang.runtime.watchdog import Watchdog
 def check_common_weights(
     plan: Plan, modules: Mapping[int, nn.Module], tied: Container[int]
 ) -> None:
-    """PipelineError if several stages of a rank have a weight whose id is not in `tied`."""
+    """PipelineError if several stages of a rank have a weight whose id is not in `tied`, or weights
+    that share memory.
+    """
     first: dict[int, tuple[int, str]] = {}
+    weights: dict[str, Tensor] = {}
+    stages: dict[str, set[int]] = {}
     for stage, module in modules.items():
         for name, weight in module.named_parameters():
+            if id(weight) not in first:
+                weights[f"`{name}` of stage {stage}"] = weight
+                stages[f"`{name}` of stage {stage}"] = {stage}
             other, known = first.setdefault(id(weight), (stage, name))
             are_alike = plan.layout.piece(other) == plan.layout.piece(stage)
             if not are_alike and id(weight) not in tied:
@@ -30,6 +38,23 @@ def check_common_weights(
                 raise PipelineError(
                     f"stages {other} and {stage} have a weight in common: give `tied=[{missing}]`"
                 )
+    check_memory(weights, stages)
+
+
+def check_memory(
+    weights: Mapping[str, Tensor], stages: Mapping[str, Collection[int]]
+) -> None:
+    """PipelineError if trained weights of different stages share memory; both are by the words for
+    a weight.
+    """
+    for group in sharing(weights):
+        of_group = {stage for name in group for stage in stages[name]}
+        if len(of_group) > 1 and any(weights[name].requires_grad for name in group):
+            raise PipelineError(
+                f"{group[0]} and {group[-1]} share memory, so that an update of one changes the "
+                "other, and stages may be on different ranks: make them one parameter, which "
+                "`split` ties, or name it in `tied`; or give each memory of its own (`.clone()`)"
+            )
 
 
 def warn_of_equal_weights(

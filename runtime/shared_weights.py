@@ -209,3 +209,12 @@ def gradient_of(weight: Tensor) -> Tensor | None:
             "`.grad`: train without the fusion"
         )
     return weight.grad
+
+
+def add_gradient(earlier: Tensor | None, gradient: Tensor) -> Tensor:
+    """The sum of an earlier gradient of a weight and another one, in the memory of the earlier one,
+    as autograd adds them up: a script may have views of it.
+    """
+    if earlier is None:
+        return gradient
+    return earlier + gradient if earlier.is_sparse else earlier.add_(gradient)

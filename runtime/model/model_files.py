@@ -54,6 +54,7 @@ from schedlang.runtime.model.named_state import (
     other_names,
     weights_and_buffers,
 )
+from schedlang.runtime.shared_memory import sharing
 from schedlang.runtime.stateful import Stateful
 from schedlang.runtime.torch_private.pytrees import tree_flatten
 from schedlang.runtime.watchdog import Watchdog
@@ -466,10 +467,10 @@ def _write_states(path: Path, states: Mapping[str, Any]) -> None:
 
 def _write(path: Path, tensors: Tensors) -> None:
     """Write a file, and wait until it is on the disk."""
-    # A tensor that two stages of this rank share is written twice, and needs a copy for that.
-    first = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
+    # Safetensors refuses tensors that share memory, such as one that two stages of this rank have.
+    copied = {name for group in sharing(tensors) for name in group[1:]}
     own = {
-        name: tensor if first[tensor.data_ptr()] == name else tensor.clone()
+        name: tensor.clone() if name in copied else tensor
         for name, tensor in tensors.items()
     }
     # transformers reads only files that name this format.

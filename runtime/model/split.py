@@ -31,6 +31,7 @@ from schedlang.runtime.arguments import (
     check_plan,
     check_rank,
 )
+from schedlang.runtime.equal_weights import check_memory
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.model.chains import Part, chain_of
 from schedlang.runtime.model.layouts import (
@@ -593,6 +594,10 @@ def _shared(
                 "its module in `blocks`, or give `inputs`, a microbatch, by which the forward is "
                 "cut between blocks too"
             )
+    check_memory(
+        {f"`{name}`": weight for name, weight in model.named_parameters()},
+        {f"`{name}`": names[id(weight)] for name, weight in model.named_parameters()},
+    )
     return {
         each: dict(sorted(by_piece.items()))
         for each, by_piece in names.items()

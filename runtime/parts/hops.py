@@ -28,6 +28,7 @@ from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import ExtraCall, Part, When, methods_of
 from schedlang.runtime.processes import group_apart
+from schedlang.runtime.shared_memory import sharing
 from schedlang.runtime.wire import InFlight, Wire
 from schedlang.schedule.kinds import OF_HOPS
 
@@ -147,6 +148,7 @@ class TravellingStage:
     def __init__(
         self, name: str, module: nn.Module, ring: Ring, elsewhere: str | None
     ) -> None:
+        _check_memory(name, module)
         self._name = name
         self._ring = ring
         self._elsewhere = elsewhere
@@ -156,6 +158,9 @@ class TravellingStage:
             weight for weight in module.parameters() if weight.requires_grad
         )
         self._gradients = list(map(FlatGradients, trained))
+        self._frozen = [
+            weight for weight in module.parameters() if not weight.requires_grad
+        ]
         self._arriving: InFlight = []
         self._sent: InFlight = []
         #: Gradients that have not been passed on, in the order in which they were received.
@@ -176,7 +181,12 @@ class TravellingStage:
         )
 
     def check(self) -> None:
-        """PipelineError if a weight has been moved to other memory."""
+        """PipelineError if a weight has been moved to other memory, or thawed."""
+        if any(weight.requires_grad for weight in self._frozen):
+            raise PipelineError(
+                f"a weight of stage {self._name} was thawed, and its gradients would not travel: "
+                "thaw weights before the pipeline is built, or build a new one then"
+            )
         if not all(
             weights.are_in_place(self._elsewhere is None) for weights in self._weights
         ):
@@ -340,6 +350,17 @@ class FlatGradients:
         """Drop the gradients."""
         for weight in self._parameters:
             weight.grad = None
+
+
+def _check_memory(name: str, module: nn.Module) -> None:
+    """PipelineError if a trained weight of a stage shares memory with another weight."""
+    weights = dict(module.named_parameters())
+    for group in sharing(weights):
+        if any(weights[each].requires_grad for each in group):
+            raise PipelineError(
+                f"the weights `{group[0]}` and `{group[1]}` of stage {name} share memory, and each "
+                "would travel by itself: make them one parameter, or give each memory of its own"
+            )
 
 
 def _by_type(weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

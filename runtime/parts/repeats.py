@@ -22,6 +22,7 @@ from schedlang.runtime.part import Forward, Part, Wants
 from schedlang.runtime.parts.without_graph import WithoutGraph
 from schedlang.runtime.random_state import State, random_state, set_random_state
 from schedlang.runtime.setup import Verify
+from schedlang.runtime.stage import Stage
 from schedlang.runtime.torch_private.pytrees import tree_flatten
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import (
@@ -34,6 +35,9 @@ from schedlang.runtime.values import (
 )
 from schedlang.schedule.kinds import REPEATS
 
+#: For each weight of a stage, whether it requires a gradient.
+Trained = list[bool]
+
 
 class Recomputed(WithoutGraph):
     """The ops F and R of `recomputed` microbatches: two runs of the module with the same random
@@ -43,12 +47,18 @@ class Recomputed(WithoutGraph):
     def __init__(self, recomputed: Container[int]) -> None:
         super().__init__()
         self._recomputed = recomputed
-        #: From F to R: the input, the random state, and which outputs want a gradient.
-        self._again: dict[int, tuple[Value, State, Wants]] = {}
+        #: From F to R: the input, the random state, which outputs want a gradient, and which
+        #: weights required one before and after F.
+        self._again: dict[int, tuple[Value, State, Wants, Trained, Trained]] = {}
         #: During R, the random state with which the rank continues afterwards.
         self._goes_on_with: State = {}
         #: While a first run makes a graph, the weights and their earlier gradients.
         self._gradients: list[tuple[nn.Parameter, Tensor | None]] = []
+
+    def bind(self, stage: Stage) -> None:
+        """Keep the stage and its weights."""
+        super().bind(stage)
+        self._weights = [*stage.module.parameters()]
 
     def forward(self, microbatch: int) -> None:
         """F: compute the output. The last stage computes its loss in R."""
@@ -57,6 +67,7 @@ class Recomputed(WithoutGraph):
             stage.forward(microbatch)
             return
         input = stage.take_input(microbatch)
+        before = self._trained()
         state = random_state(stage.device)
         options = stage.options_of(microbatch)
         # A copy of the tensors, or R would also call the hooks that this run registers.
@@ -65,16 +76,19 @@ class Recomputed(WithoutGraph):
         output = self.run(run)
         if stage.loss is None:
             stage.put_output(microbatch, stage.hand_on(run, output))
-        self._again[microbatch] = input, state, run.wants
+        self._again[microbatch] = input, state, run.wants, before, self._trained()
 
     def recompute(self, microbatch: int) -> None:
-        """R: run the forward again with the random numbers of the first run.
+        """R: run the forward again with the random numbers of the first run, and with the weights
+        frozen that were frozen then.
 
         PipelineError if other outputs want a gradient than in the first run, which later stages
-        know.
+        know; or if the forward freezes or thaws other weights.
         """
         stage = self.stage
-        input, state, told = self._again.pop(microbatch)
+        input, state, told, before, after = self._again.pop(microbatch)
+        now = self._trained()
+        self._train(before)
         options = stage.options_of(microbatch)
         run = Forward(microbatch, input, options, has_graph=True, is_repeated=True)
         self._goes_on_with = random_state(stage.device)
@@ -83,6 +97,13 @@ class Recomputed(WithoutGraph):
         for what, wants in run.wants.items():
             if wants != told[what]:
                 raise wants_others(what, microbatch, wants, told[what])
+        if self._trained() != after:
+            raise PipelineError(
+                f"stage {stage.number} freezes or thaws other weights when its forward of "
+                f"microbatch {microbatch} is run again (R): does it count its calls? Freeze "
+                "weights between two steps, or do not recompute the stage"
+            )
+        self._train(now)
         if stage.loss is not None:
             stage.outputs[microbatch] = output
 
@@ -104,6 +125,16 @@ class Recomputed(WithoutGraph):
         self._gradients = []
         if run.is_repeated:
             set_random_state(self.stage.device, self._goes_on_with)
+
+    def _trained(self) -> Trained:
+        """For each weight, whether it requires a gradient."""
+        return [weight.requires_grad for weight in self._weights]
+
+    def _train(self, trained: Trained) -> None:
+        """Let these weights require a gradient, and no others."""
+        if trained != self._trained():
+            for weight, is_trained in zip(self._weights, trained, strict=True):
+                weight.requires_grad_(is_trained)
 
 
 class Repeats(Part):

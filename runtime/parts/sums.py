@@ -23,7 +23,12 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.door import Rank
 from schedlang.runtime.part import ExtraCall, Part, When
 from schedlang.runtime.processes import Replicas
-from schedlang.runtime.shared_weights import SharedWeights, gradient_of, ids_of_tied
+from schedlang.runtime.shared_weights import (
+    SharedWeights,
+    add_gradient,
+    gradient_of,
+    ids_of_tied,
+)
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.values import on_device
 from schedlang.runtime.wire import InFlight, Wire
@@ -168,8 +173,10 @@ class SharedSums(Part):
             self._over_replicas.end()
         self._sum_in_pipeline()
         for weight, earlier in zip(self._parameters, self._earlier, strict=True):
-            if earlier is not None:
-                weight.grad = earlier if weight.grad is None else earlier + weight.grad
+            if weight.grad is None:
+                weight.grad = earlier
+            else:
+                weight.grad = add_gradient(earlier, weight.grad)
         self._earlier = []
 
     def _sum_in_pipeline(self) -> None:

@@ -15,6 +15,7 @@ between forward and backward anyway, such as one by a fused optimizer. If no ver
 forwards share one set of leaves in the memory of the parameters: a backward reads the newest ones.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -22,11 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
+from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
+from schedlang.runtime.shared_memory import copies_of, sharing
+from schedlang.runtime.shared_weights import add_gradient
 from schedlang.runtime.torch_private.engine import run_backward
 from schedlang.runtime.torch_private.leaf_hooks import has_hooks
 from schedlang.runtime.torch_private.tensors import changes_of
@@ -43,6 +47,7 @@ class LateWeights(Part):
         self._stage = stage
         self._module = module
         self._parameters = _trained(module)
+        self._frozen = _frozen(module)
         #: Whether the next update has begun.
         self._has_begun = False
         #: The count of changes in place of each weight, before a forward.
@@ -64,11 +69,12 @@ class LateWeights(Part):
             self._changes = [changes_of(leaf) for leaf in weights.values()]
 
     def after_forward(self, run: Forward) -> None:
-        """PipelineError if the forward has changed a weight: other versions would not have the
-        change.
+        """PipelineError if the forward has changed, frozen or thawed a weight: other versions would
+        not have the change.
         """
         if run.is_evaluation:
             return
+        self._check_frozen(self._read(run))
         for (name, leaf), changes in zip(
             self._read(run).items(), self._changes, strict=True
         ):
@@ -93,16 +99,26 @@ class LateWeights(Part):
         self._has_begun = True
         for name, leaf in self._with_gradients().items():
             if leaf.grad is not None:
-                earlier = self._parameters[name].grad
-                self._parameters[name].grad = (
-                    leaf.grad if earlier is None else earlier + leaf.grad
-                )
+                weight = self._parameters[name]
+                weight.grad = add_gradient(weight.grad, leaf.grad)
                 leaf.grad = None
         self._make_room()
 
     def after_update(self) -> None:
-        """End the update."""
+        """End the update. PipelineError if the optimizer's hooks have frozen or thawed a weight."""
         self._has_begun = False
+        self._check_frozen(self._parameters)
+
+    def _check_frozen(self, trained: Mapping[str, Tensor]) -> None:
+        """PipelineError if a weight of these was frozen, or a frozen one thawed."""
+        was_frozen = [name for name in trained if not trained[name].requires_grad]
+        was_thawed = [name for name in self._frozen if self._frozen[name].requires_grad]
+        for name in (*was_frozen, *was_thawed):
+            raise PipelineError(
+                f"the weight `{name}` of stage {self._stage} was "
+                f"{'frozen' if name in trained else 'thawed'}, and {self._what_happens}: freeze or "
+                "thaw weights before the pipeline is built, or build a new one then"
+            )
 
     def _read(self, run: Forward | Backward) -> dict[str, Tensor]:
         """The weights that a microbatch reads."""
@@ -128,30 +144,43 @@ class WeightVersions(LateWeights):
         self, stage: int, module: nn.Module, delay: int, per_update: int
     ) -> None:
         super().__init__(stage, module)
+        self._check_memory()
         self._delay = delay
         self._per_update = per_update
         #: The number of updates so far, and before this step.
         self._updates = 0
         self._before = 0
         self._versions = {0: self._newest()}
+        self._optimizer: Optimizer | None = None
+        #: Whether an update has changed the weights.
+        self._has_moved = False
+        #: Before an update, for each weight with a gradient that is not zero: the place of the
+        #: largest one, and the weight's value there.
+        self._largest: dict[str, tuple[int, Tensor]] = {}
+
+    def bind(self, stage: Any) -> None:
+        """Keep the optimizer of the stage."""
+        self._optimizer = stage.optimizer
 
     def begin_step(self) -> None:
-        """Keep the number of updates, since each step counts its microbatches from 0. PipelineError
-        if a weight was frozen or unfrozen since the versions were made.
+        """Keep the number of updates, since each step counts its microbatches from 0; and read the
+        newest version again, to which the script may have given other memory. PipelineError if a
+        weight was frozen or unfrozen since the versions were made.
         """
         self._before = self._updates
-        for name, weight in self._module.named_parameters():
-            if weight.requires_grad != (name in self._parameters):
-                raise PipelineError(
-                    f"the weight `{name}` of stage {self._stage} was "
-                    f"{'thawed' if weight.requires_grad else 'frozen'}, and there are older "
-                    "versions of the weights: after freezing or unfreezing weights, build a new "
-                    "pipeline"
-                )
+        self._check_frozen(self._parameters)
+        self._versions[self._updates] = self._newest()
+
+    def before_update(self) -> None:
+        """Until an update has changed the weights, keep what it must change."""
+        super().before_update()
+        self._largest = {} if self._has_moved else self._find_largest()
 
     def after_update(self) -> None:
-        """Add a new version."""
+        """Add a new version. Warn if an optimizer changes other memory than that of the weights."""
         super().after_update()
+        if not self._has_moved:
+            self._check_optimizer()
         self._updates += 1
         self._versions[self._updates] = self._newest()
 
@@ -194,17 +223,61 @@ class WeightVersions(LateWeights):
         """Move the parameters to other memory, so that the newest version stays for its readers."""
         # The memory of versions, with a delay of 1, around the update that makes version 2:
         #
-        #     memory A    version 0     │ has no readers any more  │ copy of 1, becomes version 2
-        #     memory B    version 1     │ stays as it is           │ version 1
+        #     memory A    version 0     │ has no readers any more, and is freed
+        #     memory B    version 1     │ stays as it is
+        #     memory C                  │ copy of 1, becomes version 2
         #
-        # The parameters move to A, so that the optimizer, which changes them in place, does not
-        # change version 1.
-        free = self._versions.pop(self._updates - self._delay, None)
-        for name, parameter in self._parameters.items():
-            memory = (
-                torch.empty_like(parameter.data) if free is None else free[name].data
+        # The parameters move to C, so that the optimizer, which changes them in place, does not
+        # change version 1. Parameters that share memory move together.
+        self._versions.pop(self._updates - self._delay, None)
+        newest = {name: weight.data for name, weight in self._parameters.items()}
+        for name, memory in copies_of(newest).items():
+            self._parameters[name].data = memory
+
+    def _find_largest(self) -> dict[str, tuple[int, Tensor]]:
+        found = {}
+        for name, weight in self._parameters.items():
+            gradient = None if weight.grad is None else _values(weight.grad).abs()
+            if gradient is not None and gradient.any():
+                place = int(gradient.argmax())
+                found[name] = place, _values(weight).flatten()[place].clone()
+        return found
+
+    def _check_optimizer(self) -> None:
+        self._has_moved = any(
+            bool(_values(self._parameters[name]).flatten()[place] != before)
+            for name, (place, before) in self._largest.items()
+        )
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        has_rates = all(group.get("lr", 1) != 0 for group in groups)
+        if self._largest and has_rates and not self._has_moved:
+            # Once is enough.
+            self._has_moved = True
+            warnings.warn(
+                f"an update with gradients has left the weights of stage {self._stage} as they "
+                f"were, and {self._what_happens}, so that weights move to other memory: if the "
+                "optimizer changes memory of its own, such as one flat tensor with the weights as "
+                "views, let it change the weights themselves",
+                stacklevel=2,
             )
-            parameter.data = memory.copy_(parameter.data)
+
+    def _check_memory(self) -> None:
+        """PipelineError if something that is not trained shares memory with a trained weight, which
+        moves to other memory.
+        """
+        tensors = dict(self._module.named_parameters()) | dict(
+            self._module.named_buffers()
+        )
+        for group in sharing(tensors):
+            trained = [name for name in group if name in self._parameters]
+            others = [name for name in group if name not in self._parameters]
+            if trained and others:
+                raise PipelineError(
+                    f"`{others[0]}` of stage {self._stage} shares memory with the weight "
+                    f"`{trained[0]}` and is not trained, and {self._what_happens}, of which it "
+                    "would follow none: give it memory of its own, train it too, or take a "
+                    "schedule whose gradients are not late"
+                )
 
     def _version_read(self, update: int) -> int:
         return max(update - self._delay, 0)
@@ -234,6 +307,7 @@ class UnstashedWeights(LateWeights):
     def begin_step(self) -> None:
         """Read the parameters again, which the script may have frozen, unfrozen or replaced."""
         self._parameters = _trained(self._module)
+        self._frozen = _frozen(self._module)
         self._all = self._newest()
 
     def before_forward(self, run: Forward) -> None:
@@ -279,8 +353,8 @@ class _Absent(Tensor):
     @classmethod
     def __torch_function__(cls, *_: Any, **__: Any) -> Any:
         raise PipelineError(
-            "a checkpoint runs its forward again in the backward, with other weights than the "
-            f"first time: do without it, or {_KEEP}"
+            "a checkpoint that runs its forward again in the backward, or a hook, reads weights "
+            f"there, which are others than in the forward: do without it, or {_KEEP}"
         )
 
 
@@ -296,6 +370,21 @@ def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
         for name, weight in module.named_parameters()
         if weight.requires_grad
     }
+
+
+def _frozen(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a module that require no gradient, by name."""
+    return {
+        name: weight
+        for name, weight in module.named_parameters()
+        if not weight.requires_grad
+    }
+
+
+def _values(tensor: Tensor) -> Tensor:
+    """All values of a tensor that may be sparse; of a sharded tensor, those of this process."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local if local.layout == torch.strided else local.to_dense()
 
 
 def _add_to(parameter: nn.Parameter, leaf: Tensor) -> None:

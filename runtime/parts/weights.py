@@ -12,9 +12,11 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from schedlang.plan.plan import Plan
+from schedlang.runtime.checks import check_frozen_weights
 from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.part import Forward, Part
+from schedlang.runtime.part import Backward, Forward, Part
 from schedlang.runtime.torch_private.leaf_hooks import has_hooks_after
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.torch_private.wrappers import is_sharded
@@ -50,6 +52,58 @@ class SameWeights(Part):
                 "old ones: put adapters in before `Pipeline` is made, load weights before that or "
                 "without `assign=True`, or make another `Pipeline` now"
             )
+
+
+class FrozenStage(Part):
+    """Checks that the weights of a stage that the plan freezes stay frozen: neither the script nor
+    a forward may thaw them.
+    """
+
+    def __init__(self, stage: int, module: nn.Module, plan: Plan) -> None:
+        self._stage = stage
+        self._plan = plan
+        self._weights = dict(module.named_parameters())
+
+    def after_forward(self, run: Forward) -> None:
+        """PipelineError if a weight requires a gradient now."""
+        if not run.is_evaluation:
+            check_frozen_weights(self._plan, self._stage, self._weights)
+
+
+class FrozenUnderWay(Part):
+    """Checks that no weight is frozen while microbatches are between their forward and their
+    backward: autograd would drop the gradients that these have for it.
+    """
+
+    def __init__(self, stage: int, module: nn.Module) -> None:
+        self._stage = stage
+        self._weights = dict(module.named_parameters())
+        #: By microbatch, the weights that required a gradient after its forward.
+        self._trained: dict[int, list[str]] = {}
+
+    def after_forward(self, run: Forward) -> None:
+        """Keep the names of the weights that require a gradient."""
+        if run.has_graph:
+            self._trained[run.microbatch] = [
+                name for name, weight in self._weights.items() if weight.requires_grad
+            ]
+
+    def before_backward(self, run: Backward) -> None:
+        """PipelineError if one of these is frozen by now."""
+        self._check(run.microbatch)
+
+    def after_weight(self, microbatch: int) -> None:
+        """PipelineError if one of these was frozen between the two halves of a backward."""
+        self._check(microbatch)
+
+    def _check(self, microbatch: int) -> None:
+        for name in self._trained[microbatch]:
+            if not self._weights[name].requires_grad:
+                raise PipelineError(
+                    f"the weight `{name}` of stage {self._stage} was frozen between the forward "
+                    f"and the backward of microbatch {microbatch}, by another forward or by a "
+                    "hook, and so would lose its gradient: freeze weights between two steps"
+                )
 
 
 class Weights(Part):
@@ -145,5 +199,9 @@ def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
     """Make the parts for every stage; sharded weights come and go, so they are not compared."""
     for stage, module in site.modules.items():
         yield stage, SameWeights(stage, module)
+        if site.plan.layout.trains(stage):
+            yield stage, FrozenUnderWay(stage, module)
+        else:
+            yield stage, FrozenStage(stage, module, site.plan)
         if not is_sharded(module):
             yield stage, Weights(stage, module, site.plan.has_updates)

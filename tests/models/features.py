@@ -11,6 +11,7 @@ from tests.models.families import (
     meshes,
     passing,
     pretrained,
+    scripts,
     state,
     training,
 )
@@ -18,7 +19,7 @@ from tests.models.loops import looped
 from tests.models.model import COMMON, FEATURES, Feature, Model, mean_square, seed_all
 
 #: The modules that have filled `FEATURES`.
-FAMILIES = (layers, state, gradients, passing, training, meshes, pretrained)
+FAMILIES = (layers, state, gradients, passing, training, scripts, meshes, pretrained)
 
 _BLOCK = " + "
 _STAGE = " | "
@@ -98,14 +99,22 @@ def _stage(block: str, place: int, number: int, count: int) -> nn.Module:
 
 @cache
 def blocks() -> list[str]:
-    """The features whose stages can follow one another."""
-    return [name for name, feature in FEATURES.items() if _is_common(feature)]
+    """The features whose stages can follow one another, but for those that are about scripts."""
+    return [
+        name
+        for name, feature in FEATURES.items()
+        if _is_common(feature) and feature.family != "scripts"
+    ]
 
 
 @cache
 def ways() -> list[str]:
-    """The features that are about training alone."""
-    return [name for name in blocks() if FEATURES[name].family == "training"]
+    """The features that are about training."""
+    return [
+        name
+        for name, feature in FEATURES.items()
+        if _is_common(feature) and feature.family in ("training", "scripts")
+    ]
 
 
 def _is_common(feature: Feature) -> bool:

@@ -291,7 +291,6 @@ WORDS: Mapping[str, Word] = {
         "weights",
         "weights get other memory after each update",
         after_step=_other_memory,
-        not_for=frozenset({"updates"}),
     ),
     "other optimizers": Word(
         "weights",
@@ -303,7 +302,6 @@ WORDS: Mapping[str, Word] = {
         "weights",
         "states of modules and optimizers are loaded after each update",
         after_step=_states_loaded,
-        not_for=frozenset({"updates"}),
     ),
 }
 

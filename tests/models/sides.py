@@ -7,6 +7,7 @@ begin, and where a model draws random numbers, which rank draws them. Both sides
 compared in `results`, by names.
 """
 
+import copy
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -226,10 +227,6 @@ def trained_weights(stage: nn.Module) -> list[nn.Parameter]:
     return [weight for weight in stage.parameters() if weight.requires_grad]
 
 
-def _data(stage: nn.Module) -> list[Tensor]:
-    return [weight.data for weight in trained_weights(stage)]
-
-
 def _name_of_replica(number: int) -> str:
     return f", replica {number}"
 
@@ -395,6 +392,8 @@ class Alone(Training):
         self.keeps_none = self.plan.weights_of(0).keeps_none
         #: By microbatch, the losses that stages have added in its forwards.
         self.added: dict[int, Tensor | float] = {}
+        #: The weights of each stage that were trained as the step began; forwards may freeze some.
+        self.trained: list[list[nn.Parameter]] = []
         #: Of each update that is done, the weights before it, by stage.
         self.versions: list[list[list[Tensor]]] = []
         self.random: dict[int, tuple[Any, ...]] = {}
@@ -411,6 +410,7 @@ class Alone(Training):
         self.random[rank] = random_state()
 
     def train(self, step: int) -> None:
+        self.trained = [trained_weights(stage) for stage in self.modules]
         earlier = self._set_aside()
         replicas = range(self.replicas)
         names = [
@@ -525,7 +525,7 @@ class Alone(Training):
             yield
             return
         # By stage, the tensors themselves: they are put back behind the update, not copied.
-        newest = [_data(stage) for stage in self.stages.values()]
+        newest = [self._data(stage) for stage in self.stages]
         done = len(self.versions)
         for stage, delay in zip(self.stages, self.delays, strict=True):
             version = max(done - delay, 0)
@@ -548,7 +548,7 @@ class Alone(Training):
         if not self.keeps_none or version == done or not torch.is_grad_enabled():
             yield
             return
-        memory = _data(self.stages[stage])
+        memory = self._data(stage)
         newest = [each.clone() for each in memory]
         for each, older in zip(memory, self.versions[version][stage], strict=True):
             each.copy_(older)
@@ -556,23 +556,24 @@ class Alone(Training):
         for each, newer in zip(memory, newest, strict=True):
             each.copy_(newer)
 
+    def _data(self, stage: int) -> list[Tensor]:
+        return [weight.data for weight in self.trained[stage]]
+
     def _put(self, stage: int, weights: list[Tensor]) -> None:
-        for weight, data in zip(
-            trained_weights(self.stages[stage]), weights, strict=True
-        ):
+        for weight, data in zip(self.trained[stage], weights, strict=True):
             weight.data = data
 
     def _update_in_plan(self) -> None:
         """Keep the weights as they are for later updates, and move new ones."""
-        before = [_data(stage) for stage in self.stages.values()]
+        before = [self._data(stage) for stage in self.stages]
         if self.keeps_none:
             # Optimizers change the weights where they are.
             before = [[each.clone() for each in weights] for weights in before]
         self.versions.append(before)
-        for stage in [] if self.keeps_none else self.stages.values():
-            for weight in trained_weights(stage):
-                # The tensors that were kept stay as they are; the optimizer moves copies.
-                weight.data = weight.data.clone()
+        for stage in [] if self.keeps_none else self.stages:
+            # The tensors that were kept stay as they are; the optimizer moves copies, which share
+            # memory where they do.
+            self._put(stage, copy.deepcopy(before[stage]))
         self._clip()
         self.step_optimizers()
 
@@ -592,28 +593,34 @@ class Alone(Training):
             for pipeline in self.plan.layout.pipelines
         ]
 
-    def _set_aside(self) -> list[Tensor | None]:
+    def _set_aside(self) -> list[list[Tensor | None]]:
         """Where there are several replicas, the gradients of earlier steps, which are sums."""
         replicas = self._replicas()
-        earlier = [weight.grad for weight in replicas[0]]
+        earlier = [[weight.grad for weight in replica] for replica in replicas]
         if len(replicas) > 1:
             for weight in (weight for replica in replicas for weight in replica):
                 weight.grad = None
         return earlier
 
-    def _sum_replicas(self, earlier: list[Tensor | None]) -> None:
+    def _sum_replicas(self, earlier: list[list[Tensor | None]]) -> None:
         replicas = self._replicas()
         if len(replicas) == 1:
             return
-        for before, *same in zip(earlier, *replicas, strict=True):
-            # The gradients of all replicas are one sum, which each of them has.
+        for before, same in zip(
+            zip(*earlier, strict=True), zip(*replicas, strict=True), strict=True
+        ):
+            # The gradients of all replicas are one sum, which each of them has, in the memory of its
+            # earlier one, as autograd adds them up.
             parts = [
                 each
-                for each in (before, *(weight.grad for weight in same))
+                for each in (before[0], *(weight.grad for weight in same))
                 if each is not None
             ]
-            for weight in same:
-                weight.grad = sum(parts[1:], start=parts[0]).clone() if parts else None
+            total = sum(parts[1:], start=parts[0].clone()) if parts else None
+            for weight, own in zip(same, before, strict=True):
+                weight.grad = None if total is None else total.clone()
+                if total is not None and own is not None and not own.is_sparse:
+                    weight.grad = own.copy_(total)
 
 
 def _slice(value: Value, index: int, slices: int) -> Value:

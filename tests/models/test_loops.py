@@ -128,6 +128,10 @@ def test_loops_that_were_wrong_once(run_ranks: Run, tmp_path: Path) -> None:
     cells = [
         ("linear layers & scaler that is off", "1f1b"),
         ("linear layers & scaler that is off", "pipedream_2bw"),
+        (
+            "tied inside a stage || options by parameter & replaced before",
+            "late_split",
+        ),
     ]
     verdicts = outcomes(run_ranks, tmp_path, cells)
     assert not any(is_wrong(*each) for each in verdicts.items()), verdicts

@@ -46,6 +46,9 @@ REFUSED_BY_SOME = {
     "counting after accumulation",
     "evaluation between",
     "fake quantize",
+    "frozen by a gradient hook",
+    "frozen by the third call",
+    "frozen for a call",
     "gradient in a checkpoint",
     "gradient in the forward",
     "gradient of weights",
@@ -62,6 +65,7 @@ REFUSED_BY_SOME = {
     "python random numbers",
     "shared layer by hand",
     "thawed between",
+    "thawed by the third call",
 }
 SELDOM = 50
 

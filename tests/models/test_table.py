@@ -24,6 +24,9 @@ SOME = {
     "reentrant checkpoint": ["zb_h1"],
     "checkpoint without reentry": ["pipedream_2bw", "pipemare"],
     "dropout": ["interleaved_1f1b", "split_recompute"],
+    "frozen by the third call": ["1f1b_recompute", "late_split"],
+    "frozen by a gradient hook": ["zb_h1"],
+    "thawed by the third call": ["zb_v"],
     "function mode around": ["zb_h1"],
     "complex weights": ["zb_v"],
     "counter in a buffer": ["split_recompute"],
@@ -36,6 +39,8 @@ SOME = {
     "added loss": ["split_recompute", "late_split"],
     "unused weight": ["chimera"],
     "frozen first stage": ["1f1b"],
+    "weights in one memory": ["late_split", "pipemare"],
+    "weight in another one": ["pipedream_2bw"],
     "loss of its own": ["1f1b_recompute"],
     "tied embedding": ["interleaved_1f1b"],
     "clipped to a norm": ["dualpipe"],
@@ -54,7 +59,12 @@ REFUSALS = {
     ("python random numbers", "1f1b_recompute"),
     ("tensor parallel", "pipe_offload"),
     ("checkpoint without reentry", "pipemare"),
+    ("frozen by a gradient hook", "zb_h1"),
+    ("frozen by the third call", "1f1b_recompute"),
+    ("frozen by the third call", "late_split"),
 }
+#: By schedule, the scripts that are refused.
+REFUSED_SCRIPTS = {"pipedream_2bw": {"frozen between"}}
 
 
 def test_some_features_under_some_schedules(run_ranks: Run, tmp_path: Path) -> None:
@@ -65,6 +75,18 @@ def test_some_features_under_some_schedules(run_ranks: Run, tmp_path: Path) -> N
     }
     assert wrong == {}
     assert {cell for cell in cells if verdicts[cell].kind == REFUSED} == REFUSALS
+
+
+@pytest.mark.parametrize("column", ["1f1b", "zb_v", "pipedream_2bw"])
+def test_scripts_train_as_alone(run_ranks: Run, tmp_path: Path, column: str) -> None:
+    scripts = [name for name in FEATURES if FEATURES[name].family == "scripts"]
+    verdicts = outcomes(run_ranks, tmp_path, [(name, column) for name in scripts])
+    wrong = {
+        cell: verdict for cell, verdict in verdicts.items() if not verdict.is_right
+    }
+    assert wrong == {}
+    refused = {name for (name, _), each in verdicts.items() if each.kind == REFUSED}
+    assert refused == REFUSED_SCRIPTS.get(column, set())
 
 
 @pytest.mark.models

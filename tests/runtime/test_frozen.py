@@ -241,6 +241,38 @@ def tied() -> None:
     Pipeline(plan, stages, nn.functional.mse_loss, tied=names)
 
 
+class Thawing(nn.Module):
+    """A layer that thaws itself."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.part(x)
+        self.requires_grad_(True)
+        return y
+
+
+def thawed_in_forwards() -> None:
+    """The forward of a frozen stage thaws it."""
+    plan = program_with("gpipe", "frozen 0 .. 1", ranks=2)
+    model = [Thawing(stage) for stage in model_of(plan)]
+    pipeline = Pipeline(plan, own_of(plan, model), nn.functional.mse_loss)
+    pipeline.evaluate(*batch(plan, 0))
+    pipeline.step(*batch(plan, 0))
+
+
+def thawed_between_steps() -> None:
+    """The script thaws a stage that is frozen behind a trained one."""
+    plan = program_with("gpipe", "frozen 1 .. 2", ranks=2)
+    model = model_of(plan)
+    pipeline = Pipeline(plan, own_of(plan, model), nn.functional.mse_loss)
+    pipeline.step(*batch(plan, 0))
+    model[1].requires_grad_(True)
+    pipeline.step(*batch(plan, 1))
+
+
 def gradients_of_inputs() -> None:
     """The inputs of a frozen stage want gradients, and no backward comes to them."""
     plan = program_with("gpipe", "frozen 0 .. 1", ranks=2)
@@ -262,6 +294,16 @@ def gradients_of_inputs() -> None:
             r"rank 0.*stage 0 is frozen in the plan, and its weight `0.weight` and 1 other would "
             r"be trained: freeze the module, `requires_grad_\(False\)`, or take the stage out of "
             r"`frozen` in gpipe.sched",
+        ),
+        (
+            thawed_in_forwards,
+            r"rank 0.*stage 0 is frozen in the plan, and its weight `part.0.weight` and 1 other "
+            r"would be trained",
+        ),
+        (
+            thawed_between_steps,
+            r"rank 1.*stage 1 is frozen in the plan, and its weight `0.weight` and 1 other would "
+            r"be trained",
         ),
         (
             tied,

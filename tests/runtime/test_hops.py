@@ -314,11 +314,16 @@ def refused(what: str) -> None:
     }
     rank = dist.get_rank() % 2
     stages = {stage: model[stage] for stage in plan.stages_of(rank)}
+    for module in model:
+        module[0].bias.requires_grad_(what != "thawed")
     ours = Pipeline(plan, stages, nn.functional.mse_loss, **options.get(what, {}))
     if what == "second":
         Pipeline(plan, stages, nn.functional.mse_loss)
     for module in model:
-        module.float()
+        if what == "thawed":
+            module.requires_grad_(True)
+        else:
+            module.float()
     ours.step(*batch(plan, 0))
 
 
@@ -332,6 +337,7 @@ def refused(what: str) -> None:
         ),
         ("tied", "with tied weights it cannot do so yet"),
         ("converted", "lie in other memory than that in which they do"),
+        ("thawed", "was thawed, and its gradients would not travel"),
         (
             "second",
             "have no elements: where another pipeline passes them on from rank to rank",

@@ -251,7 +251,7 @@ def refused(
         (parametrized, r"`1` of stage 0 computes its weights from others"),
         (
             checkpointed,
-            "a checkpoint runs its forward again in the backward, with other weights",
+            "a checkpoint that runs its forward again in the backward, or a hook, reads weights",
         ),
         (moved, r"the optimizer gives the weight `0.weight` of stage \d other memory"),
     ],

@@ -534,6 +534,51 @@ def frozen_for_a_call(stages: int) -> Model:
 
 
 @feature("layers")
+def frozen_by_the_third_call(stages: int) -> Model:
+    """A layer that its third call freezes for good, beside one that is trained on"""
+
+    def count(self: Any, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 3:
+            self.part.requires_grad_(False)
+        return self.other(x) + self.part(x)
+
+    return chain(lambda _: Does(count, part=linear(), other=linear(), calls=0), stages)
+
+
+@feature("layers")
+def thawed_by_the_third_call(stages: int) -> Model:
+    """A layer that is frozen, and that its third call thaws, beside one that is trained"""
+
+    def count(self: Any, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 3:
+            self.part.requires_grad_(True)
+        return self.other(x) + self.part(x)
+
+    def stage(_: int) -> nn.Module:
+        part = linear().requires_grad_(False)
+        return Does(count, part=part, other=linear(), calls=0)
+
+    return chain(stage, stages)
+
+
+@feature("layers")
+def frozen_by_a_gradient_hook(stages: int) -> Model:
+    """A layer that a hook of another one's gradient freezes for good"""
+
+    def stage(_: int) -> nn.Module:
+        made = Does(
+            lambda self, x: self.other(x) + self.part(x), part=linear(), other=linear()
+        )
+        freeze = lambda _: made.part.requires_grad_(False) and None  # noqa: E731
+        made.other[0].weight.register_hook(freeze)  # type: ignore[operator]
+        return made
+
+    return chain(stage, stages)
+
+
+@feature("layers")
 def matrix_products(stages: int) -> Model:
     """Weights in matmul, einsum, bmm, and broadcast products and sums"""
 

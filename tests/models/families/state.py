@@ -371,6 +371,34 @@ def seeds_in_the_forward(stages: int) -> Model:
     return chain(lambda _: Does(noisy, part=linear()), stages)
 
 
+@feature("state")
+def weights_in_one_memory(stages: int) -> Model:
+    """Two layers whose weights share memory, by `.data`, and are two parameters"""
+
+    def stage(_: int) -> nn.Module:
+        first = linear()
+        second = linear()
+        second[0].weight.data = first[0].weight.data
+        return nn.Sequential(first, second)
+
+    return chain(stage, stages)
+
+
+@feature("state")
+def weight_in_another_one(stages: int) -> Model:
+    """A weight that is a view of some rows of another"""
+
+    def both(self: Any, x: Tensor) -> Tensor:
+        return self.part(x) + F.linear(x, self.some).repeat(1, 1, 2)
+
+    def stage(_: int) -> nn.Module:
+        part = linear()
+        rows_of_it = part[0].weight.data[2 : 2 + WIDTH // 2]
+        return Does(both, part=part, some=nn.Parameter(rows_of_it))
+
+    return chain(stage, stages)
+
+
 def tokens(microbatch_rows: int = 2, words: int = 11) -> Any:
     def draw(step: int, microbatches: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(1000 + step)
