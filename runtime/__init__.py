@@ -12,6 +12,7 @@ it in this order:
     failure.py          how all ranks end then
     failure_report.py   what is printed then, and the file with the tracebacks
     standby.py          training that goes on when a rank dies
+    decoding.py         text by forwards, token by token
     door.py             the parts: which there are, and when a plan or a module needs one
     parts/              one file a part, imported where it is needed
     model/              a model cut into stages, checkpoints, and models in files
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from schedlang.runtime.components import OverlappedBackward as OverlappedBackward
     from schedlang.runtime.components import OverlappedForward as OverlappedForward
     from schedlang.runtime.components import end_component as end_component
+    from schedlang.runtime.decoding import Decoding as Decoding
     from schedlang.runtime.errors import PipelineError as PipelineError
     from schedlang.runtime.losses import add_loss as add_loss
     from schedlang.runtime.losses import added_losses as added_losses
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from schedlang.runtime.standby import Standby as Standby
 
 _MODULES = {
+    "Decoding": "decoding",
     "EvenLayers": "model.layouts.even_layers",
     "OverlappedBackward": "components",
     "OverlappedForward": "components",

@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -83,6 +83,36 @@ def check_standby(plan: Any, left: Any, stages: Any, timeout: Any) -> None:
         check_type(f"left[{rank}]", other, Plan, "a Plan")
     check_stages(stages)
     check_number("timeout", timeout, above=0)
+
+
+def check_decoding(plan: Any, stages: Any, new_cache: Any, choose: Any) -> None:
+    """The arguments of `Decoding` that are not `Pipeline`'s, or that it needs before that."""
+    check_plan(plan)
+    check_stages(stages)
+    for name, function, what in (
+        ("new_cache", new_cache, "a function of the prompts of a group"),
+        ("choose", choose, "a function of what the last stage returns"),
+    ):
+        if not callable(function):
+            raise TypeError(f"`{name}` is {shown(function)}: it must be {what}")
+
+
+def check_prompts(prompts: Any, max_tokens: Any, end: Any, pad: Any) -> None:
+    """The arguments of `Decoding.generate`."""
+    what = "tensors of tokens, (rows, length), one for each group of prompts"
+    if isinstance(prompts, Tensor):
+        raise TypeError(f"`prompts` is {shown(prompts)}: it must be a list of {what}")
+    check_list("prompts", prompts, Tensor, what)
+    for group, tokens in enumerate(prompts):
+        if tokens.ndim != 2 or not tokens.numel():
+            shape = list(tokens.shape)
+            raise ValueError(
+                f"`prompts[{group}]` has the shape {shape}, not (rows, length)"
+            )
+    check_whole("max_tokens", max_tokens, 1)
+    for name, token in (("end", end), ("pad", pad)):
+        if token is not None:
+            check_whole(name, token, 0)
 
 
 def check_model(model: Any) -> None:

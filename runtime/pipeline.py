@@ -295,11 +295,13 @@ class Pipeline:
         if self._device.type == "cuda":
             self._watchdog.gpu = GpuProgress(self._device)
         site = self._site = Site(plan, processes, setup, self._device)
-        tied = ids_of_tied(site.shared) if setup.tied else set()
-        check_common_weights(plan, setup.modules, tied)
+        if not plan.is_forward_only:
+            # Without backwards, a weight of several stages has no gradients to be summed.
+            tied = ids_of_tied(site.shared) if setup.tied else set()
+            check_common_weights(plan, setup.modules, tied)
+            warn_of_equal_weights(plan, setup.modules, tied, processes, self._watchdog)
         if site.asks_for("sums"):
             check_shared_weights(site.shared, processes, self._watchdog)
-        warn_of_equal_weights(plan, setup.modules, tied, processes, self._watchdog)
         # From here on the pipeline is built from the inside out: stages, their batches, the wire
         # between ranks, the messages on the wire, the parts around both, and at last the calls.
         self._stages = build_stages(site)

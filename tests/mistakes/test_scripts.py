@@ -726,6 +726,23 @@ def pipeline(plan: Any, stages: Any = None, loss_fn: Any = None, **options: Any)
     )
 
 
+def decoding(plan: Any, new_cache: Any = dict, *given: Any) -> Any:
+    return runtime().Decoding(plan, {0: model()}, new_cache, *given)
+
+
+def generate(*given: Any) -> Any:
+    """The arguments are checked before any work, so there need be no pipeline."""
+    return runtime().Decoding.generate(None, *given)
+
+
+def tokens() -> Any:
+    """Two rows of three tokens."""
+    runtime()
+    import torch
+
+    return torch.ones(2, 3, dtype=torch.long)
+
+
 def runtime_module(name: str) -> Any:
     """A class of `torch.nn`."""
     runtime()
@@ -893,6 +910,54 @@ RUNTIME: dict[str, Mistake] = {
         ValueError,
         "`a rank in left` is 2",
         "",
+    ),
+    "Decoding: a path for the plan": (
+        lambda _: decoding("plan.json"),
+        TypeError,
+        "`plan` is 'plan.json'",
+        A_PLAN,
+    ),
+    "Decoding: a cache in place of a function": (
+        lambda plan: decoding(plan, {"cache": {}}),
+        TypeError,
+        "`new_cache` is {'cache': {}}",
+        "it must be a function of the prompts of a group",
+    ),
+    "Decoding: the name of a rule": (
+        lambda plan: decoding(plan, dict, "greedy"),
+        TypeError,
+        "`choose` is 'greedy'",
+        "it must be a function of what the last stage returns",
+    ),
+    "Decoding: one tensor for all groups": (
+        lambda _: generate(tokens(), 5),
+        TypeError,
+        "`prompts` is a Tensor",
+        "it must be a list of tensors of tokens",
+    ),
+    "Decoding: a text in place of its tokens": (
+        lambda _: generate(["a text"], 5),
+        TypeError,
+        "`prompts[0]` is 'a text'",
+        "tensors of tokens",
+    ),
+    "Decoding: a prompt without rows": (
+        lambda _: generate([tokens()[0]], 5),
+        ValueError,
+        "`prompts[0]` has the shape [3]",
+        "(rows, length)",
+    ),
+    "Decoding: no token": (
+        lambda _: generate([tokens()], 0),
+        ValueError,
+        "`max_tokens` is 0",
+        "a whole number from 1",
+    ),
+    "Decoding: the end as a text": (
+        lambda _: generate([tokens()], 1, "</s>"),
+        TypeError,
+        "`end` is '</s>'",
+        WHOLE,
     ),
     "split: a path for the plan": (
         lambda _: split("plan.json", rank=0),

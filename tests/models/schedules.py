@@ -173,6 +173,7 @@ RECOMPUTING: Mapping[str, Callable[[], Column]] = {
 #: on one batch, or with weights that are late by rules of their own; and WPipe, whose updates cannot
 #: be clipped.
 _NOT_DRAWN = {
+    "decoding",
     "distillation",
     "forward_only",
     "pipedream_replicated",

@@ -30,6 +30,7 @@ REFUSED = {
     "dualpipe": "second pipeline",
     "gems": "second pipeline",
     "forward_only": "forward without its backward",
+    "decoding": "forward without its backward",
     "gpipe_groups": "optimizer step",
     "pipe_offload": "offload: `0OFFLOAD0`",
     "bpipe": "offload: `0OFFLOAD1`",

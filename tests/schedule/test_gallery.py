@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from itertools import takewhile
+from itertools import product, takewhile
 from pathlib import Path
 
 import pytest
@@ -368,6 +368,18 @@ def test_forward_only_takes_a_forward_per_microbatch_and_rank(
 ) -> None:
     plan = program(name, forward_only=True, ranks=ranks, microbatches=microbatches)
     assert simulate(plan, Costs()).timeline.makespan == microbatches + ranks - 1
+
+
+@pytest.mark.core
+def test_a_round_of_decoding_takes_as_long_as_its_groups_or_its_ranks() -> None:
+    """Whichever is more; and the claims hold whatever the prompts take."""
+    for ranks, microbatches, rounds in product((1, 2, 4), (1, 2, 3, 6), (1, 2, 5)):
+        sizes = {"ranks": ranks, "microbatches": microbatches, "rounds": rounds}
+        timeline = simulate(program("decoding", prefill=1, **sizes)).timeline
+        of_a_round = max(ranks, microbatches)
+        last = microbatches + ranks - 1
+        assert timeline.makespan == (rounds - 1) * of_a_round + last
+        assert refusal("decoding", prefill=7, **sizes) == []
 
 
 def test_interleaved_groups() -> None:

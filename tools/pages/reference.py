@@ -69,6 +69,7 @@ SECTIONS = {
     },
     "schedlang.runtime": {
         "Training": ["Pipeline", "PipelineError", "Standby"],
+        "Generating text": ["Decoding"],
         "Models": [
             "split",
             "EvenLayers",
