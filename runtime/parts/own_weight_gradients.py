@@ -97,6 +97,11 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
     return [layer for child in module.children() for layer in layers_of(child)]
 
 
+def _built(builder: Callable[[], Callable[[], None]], _: int) -> Callable[[], None]:
+    """What the builder of a stage returns after the backward of a microbatch."""
+    return builder()
+
+
 def of_stages(site: Site) -> Iterator[tuple[int, OwnWeightGradients]]:
     """Make the part for stages with such layers, or with a `dw_builder`."""
     for number, module in site.modules.items():
@@ -106,7 +111,7 @@ def of_stages(site: Site) -> Iterator[tuple[int, OwnWeightGradients]]:
             builders.append(Layers(number, layers).build)
         builder = getattr(module, "dw_builder", None)
         if callable(builder):
-            builders.append(lambda _, build=builder: build())
+            builders.append(partial(_built, builder))
         if builders:
             split = site.microbatches_with([Kind.W], number)
             yield number, OwnWeightGradients(builders, split)

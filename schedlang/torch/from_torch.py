@@ -278,9 +278,10 @@ class TorchPipeline:
 
 def _module_of(stage: PipelineStage) -> nn.Module:
     """The module of a stage; a `dw_builder` of the stage is a method of the module."""
+    module: Any = stage.submod
     if stage.dw_builder is not None:
-        stage.submod.dw_builder = stage.dw_builder
-    return stage.submod
+        module.dw_builder = stage.dw_builder
+    return module
 
 
 def _mesh(own: Given) -> DeviceMesh | None:
