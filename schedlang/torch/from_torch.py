@@ -281,7 +281,7 @@ def _module_of(stage: PipelineStage) -> nn.Module:
     module: Any = stage.submod
     if stage.dw_builder is not None:
         module.dw_builder = stage.dw_builder
-    return module
+    return stage.submod
 
 
 def _mesh(own: Given) -> DeviceMesh | None:

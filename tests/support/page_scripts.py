@@ -637,6 +637,7 @@ SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
         classes,
         meshes,
         sharded,
+        contexts,
         late,
         tied,
         elastic,
