@@ -198,6 +198,17 @@ def _are_away(weights: Sequence[nn.Parameter]) -> bool:
     return bool(weights) and not any(weight.numel() for weight in weights)
 
 
+def _computes_weight_gradients(asked: Asked, stage: int) -> bool:
+    """Whether a stage, or a layer in it, computes the gradients of its weights by itself."""
+    module = asked.modules[stage]
+    return _trains(asked, stage) and (
+        callable(getattr(module, "dw_builder", None))
+        or any(
+            callable(getattr(part, "backward_dw", None)) for part in module.modules()
+        )
+    )
+
+
 def _travels(asked: Asked, stage: int) -> bool:
     return bool(OF_HOPS & {*asked.plan.ranks[asked.rank].kind})
 
@@ -227,8 +238,8 @@ _SCALED = (
 )
 
 _OWN_GRADIENTS = (
-    "stage {stage} has layers that compute their weight gradients when they are told to "
-    "(`backward_dw`), which cannot be with {other} yet"
+    "stage {stage} computes weight gradients when it is told to (`backward_dw`, `dw_builder`), "
+    "which cannot be with {other} yet"
 )
 
 _NO_OTHER = "give `step` no other `plan`, or build a pipeline for that plan"
@@ -281,14 +292,8 @@ FEATURES: dict[str, Feature] = {
         "split_backward",
     ),
     "own weight gradients": Feature(
-        "layers that compute their weight gradients when they are told to (`backward_dw`)",
-        lambda asked, stage: (
-            _trains(asked, stage)
-            and any(
-                callable(getattr(part, "backward_dw", None))
-                for part in asked.modules[stage].modules()
-            )
-        ),
+        "weight gradients that a stage computes when it is told to (`backward_dw`, `dw_builder`)",
+        _computes_weight_gradients,
         "own_weight_gradients",
         dict.fromkeys(("late weights", "audit", "sharded", "hops"), _OWN_GRADIENTS),
     ),
@@ -374,6 +379,10 @@ FEATURES: dict[str, Feature] = {
             "max_norm": "the stages are sharded, so `max_norm` cannot clip their updates yet",
             "updates of replicas": "a plan that updates replicas runs on all processes, and its "
             "stages are not sharded",
+            "replicas": "stage {stage} is sharded, and the pipeline has replicas along another "
+            "dimension of the mesh: leave both to FSDP, `fully_shard(stage, mesh=mesh["
+            '"dp_replicate", "dp_shard"])`, or `mesh["dp_shard"]` if replicas are not wanted, and '
+            'give the pipeline `mesh["pp"]`',
         },
     ),
     "hops": Feature(

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from schedlang.on_demand import on_demand
@@ -56,6 +55,7 @@ from schedlang.runtime.equal_weights import (
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.exchange import Exchange, Given
 from schedlang.runtime.finite import FiniteCheck
+from schedlang.runtime.gradient_norms import clip_to
 from schedlang.runtime.later import LaterCalls
 from schedlang.runtime.microbatches import Counts
 from schedlang.runtime.part import Part, filled
@@ -783,6 +783,7 @@ class Pipeline:
             check_clipping(
                 self._plan,
                 model,
+                self._site.modules,
                 clips_itself=self._site.setup.ends_with_update(self._plan),
             )
             shared = [
@@ -792,7 +793,7 @@ class Pipeline:
             ]
             norm = total_norm(shared, norm_type, self._device, self._wire)
             weights = [weight for each in shared for weight in each.parameters]
-            clip_grads_with_norm_(weights, max_norm, norm)
+            clip_to(weights, max_norm, norm)
         return norm
 
     def validate(self) -> None:
@@ -928,8 +929,6 @@ class Pipeline:
             for stage in self._stages.values()
             if stage.optimizer is not None
         ]
-        is_writer = self._processes.replicas.processes[0] == dist.get_rank()
         part = ModelPart(self._plan, self._rank, modules, [*optimizers, *own])
         with self._watchdog.guard():
-            part_here = part if is_writer else None
-            write_model(Path(folder), step, part_here, state, self._watchdog)
+            write_model(Path(folder), step, part, state, self._watchdog)

@@ -154,6 +154,16 @@ def group_apart(processes: Processes) -> dist.ProcessGroup:
     return group
 
 
+def meshes_of(modules: Iterable[nn.Module]) -> list[DeviceMesh]:
+    """The meshes over which weights of some modules are cut (DTensor)."""
+    weights = chain.from_iterable(module.parameters() for module in modules)
+    return list(
+        dict.fromkeys(
+            weight.device_mesh for weight in weights if hasattr(weight, "device_mesh")
+        )
+    )
+
+
 def counting_together(
     replicas: Replicas, modules: Iterable[nn.Module]
 ) -> list[Replicas]:
@@ -161,14 +171,7 @@ def counting_together(
     of the pipeline, and processes over which FSDP averages gradients.
     """
     found = [replicas] if replicas.are_several else []
-    weights = chain.from_iterable(
-        module.parameters() for module in modules if is_sharded(module)
-    )
-    mesh = next(
-        (weight.device_mesh for weight in weights if hasattr(weight, "device_mesh")),
-        None,
-    )
-    if mesh is not None:
+    for mesh in meshes_of(filter(is_sharded, modules))[:1]:
         for group in mesh.get_all_groups():
             found.append(Replicas(tuple(dist.get_process_group_ranks(group)), group))
     return found

@@ -16,7 +16,7 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from signal import SIGINT, SIGTERM
@@ -238,12 +238,15 @@ class Watchdog:
             doing = self.step, self.action, self.waits_for
             self.gpu.mark(doing, self.gpu.stream())
 
-    def gather(self, value: str, otherwise: str) -> dict[int, str]:
-        """Gather the values of all ranks of all replicas. PipelineError if some do not come in
-        time; `otherwise` says what these have not done.
+    def gather(
+        self, value: str, otherwise: str, among: Iterable[int] | None = None
+    ) -> dict[int, str]:
+        """Gather the values of all ranks of all replicas, or of the ranks `among` which this one
+        is. PipelineError if some do not come in time; `otherwise` says what these have not done.
         """
         group = f"gathered/{self._number}/{self._gathered}"
-        keys = {rank: f"{group}/{rank}" for rank in self.processes.all}
+        ranks = self.processes.all if among is None else sorted(among)
+        keys = {rank: f"{group}/{rank}" for rank in ranks}
         self._gathered += 1
         self.store.set(keys[self.rank], value)
         if not wait_until(partial(self.store.check, [*keys.values()]), self.timeout):

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import homes_of
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.processes import meshes_of
 from schedlang.runtime.random_state import RandomState
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.stateful import Stateful
@@ -42,6 +43,8 @@ class Checkpoints:
     folder: Path
     plan: Plan
     parts: Mapping[str, Stateful]
+    #: The modules of this rank's stages.
+    modules: Sequence[nn.Module]
 
     def write(self, step: int) -> None:
         """Write a checkpoint, and delete old ones; PipelineError if it cannot be written."""
@@ -77,9 +80,11 @@ class Checkpoints:
         if files:
             # Even if not all ranks have one: a checkpoint of another plan is not to be overwritten.
             _read(files[max(files)], self.plan, device)
-        told = watchdog.gather(json.dumps([0, *files]), "not resumed").values()
+        # All parts of a weight must be those of one step.
+        everyone = sharing_weights(self.modules, watchdog)
+        told = watchdog.gather(json.dumps([0, *files]), "not resumed", everyone)
         # Step 0 is the beginning, which all have.
-        newest = max(set.intersection(*map(set[int], map(json.loads, told))))
+        newest = max(set.intersection(*map(set[int], map(json.loads, told.values()))))
         if newest:
             self._load(_read(files[newest], self.plan, device))
         return newest
@@ -100,6 +105,15 @@ class Checkpoints:
                 raise PipelineError(
                     f"the checkpoint does not fit {name}: {' '.join(str(error).split())}"
                 ) from error
+
+
+def sharing_weights(modules: Iterable[nn.Module], watchdog: Watchdog) -> set[int]:
+    """The processes of this pipeline, and of those beside it that have other parts of its weights,
+    such as shards of FSDP: all of them call this together.
+    """
+    own = {rank for mesh in meshes_of(modules) for rank in mesh.mesh.flatten().tolist()}
+    told = watchdog.gather(json.dumps([*own]), "come to a checkpoint")
+    return {*told}.union(*map(json.loads, told.values()))
 
 
 def checkpoints_of(
@@ -126,7 +140,8 @@ def checkpoints_of(
     parts["the random state"] = RandomState(device)
     for number, other in enumerate(others):
         parts[f"number {number} of the others"] = other
-    return Checkpoints(Path(folder), plan, parts)
+    modules = [stage.module for stage in stages.values()]
+    return Checkpoints(Path(folder), plan, parts, modules)
 
 
 def warn_of_gradients(weights: Iterable[nn.Parameter]) -> None:

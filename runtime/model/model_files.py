@@ -34,6 +34,7 @@ from attrs import frozen
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -46,8 +47,9 @@ from schedlang.runtime.arguments import (
     check_state,
 )
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.model.checkpoint import reason
+from schedlang.runtime.model.checkpoint import reason, sharing_weights
 from schedlang.runtime.model.named_state import (
+    in_parts_as,
     kept_by,
     load_kept,
     name_in,
@@ -102,11 +104,12 @@ class ModelPart:
         by_file: dict[str, Tensors] = {}
         for model, modules in self.modules.items():
             weights = {
-                name: tensor
+                name: _whole(tensor)
                 for module in modules
                 for name, tensor in weights_and_buffers(module).items()
             }
-            kept = dict(_optimizer_state(modules, self.optimizers))
+            states = _optimizer_state(modules, self.optimizers)
+            kept = {name: _whole(tensor) for name, tensor in states}
             by_file[str(Path(model, f"{_MODEL}-{part}"))] = weights
             by_file[str(Path(model, f"{_OPTIMIZER}-{part}"))] = kept
         return by_file
@@ -124,25 +127,33 @@ class ModelPart:
 def write_model(
     folder: Path,
     step: int,
-    part: ModelPart | None,
+    part: ModelPart,
     state: Mapping[str, Stateful],
     watchdog: Watchdog,
 ) -> None:
     """Write this rank's part, together with all ranks: the folder appears whole or not at all.
 
-    Of several replicas of the pipeline one writes, and the ranks of the others have no part here.
-    The `state` is that of all ranks: rank 0 writes it. PipelineError if the folder cannot be
-    written, if a rank does not write its part in time, or has another state than rank 0.
+    Of several replicas of the pipeline the first one writes. Of pipelines beside each other that
+    have parts of the same weights, as with FSDP, the first one writes whole weights, which all of
+    them gather. The `state` is that of all ranks: rank 0 writes it. PipelineError if the folder
+    cannot be written, if a rank does not write its part in time, or has another state than rank 0.
     """
     states = {name: each.state_dict() for name, each in state.items()}
     for name, own in states.items():
         _check_can_be_read(name, own)
-    _check_alike(states, watchdog)
-    files = part.files() if part else {}
+    everyone = sharing_weights(part.stages.values(), watchdog)
+    _check_alike(states, watchdog, everyone)
+    processes = watchdog.processes
+    is_first = processes.replicas.processes[0] == dist.get_rank()
+    # All processes that have parts of a weight gather it, and one of them writes it.
+    files = part.files() if is_first else {}
+    is_writer = is_first and min(everyone) in processes.all
+    if not is_writer:
+        files.clear()
     new = folder.with_name(f"{folder.name}.new")
     try:
         new.mkdir(parents=True, exist_ok=True)
-        if part is not None and part.rank == 0:
+        if is_writer and part.rank == 0:
             _write_states(new / _STATE, states)
         for name, tensors in files.items():
             (new / name).parent.mkdir(exist_ok=True)
@@ -151,16 +162,16 @@ def write_model(
             file: {name: tensor.nbytes for name, tensor in tensors.items()}
             for file, tensors in files.items()
         }
-        weights = part.weights() if part else []
+        weights = part.weights() if is_writer else []
         # Every rank has its files on the disk when it tells their names; rank 0 then makes the
         # index, and the last gather lets nobody go on before the folder has its name.
         written = [
             json.loads(answer)
             for answer in watchdog.gather(
-                json.dumps([weights, sizes]), _MISSES
+                json.dumps([weights, sizes]), _MISSES, everyone
             ).values()
         ]
-        if part is not None and part.rank == 0:
+        if is_writer and part.rank == 0:
             _check_names(weight for weights, _ in written for weight in weights)
             _finish(
                 new,
@@ -168,7 +179,7 @@ def write_model(
                 step,
                 {file: of for _, sizes in written for file, of in sizes.items()},
             )
-        watchdog.gather("", _MISSES)
+        watchdog.gather("", _MISSES, everyone)
     except (OSError, SafetensorError) as error:
         raise PipelineError(
             f"the model `{folder}` cannot be written: {reason(error)}"
@@ -206,7 +217,7 @@ def load_model(
                     f"`{name}` is {list(loaded[name].shape)} in `{folder}`, here {list(ours.shape)}"
                 )
             # Without a copy, weights would stay in the memory of the file until they are changed.
-            loaded[name] = loaded[name].to(ours.dtype, copy=is_meta)
+            loaded[name] = in_parts_as(ours, loaded[name].to(ours.dtype, copy=is_meta))
         module.load_state_dict(loaded, strict=False, assign=is_meta)
         for other, name in others.items():
             part, _, attribute = other.rpartition(".")
@@ -431,10 +442,17 @@ def _check_can_be_read(name: str, state: Any) -> None:
         ) from error
 
 
-def _check_alike(states: Mapping[str, Any], watchdog: Watchdog) -> None:
+def _whole(tensor: Tensor) -> Tensor:
+    """A tensor in one piece, in the host's memory if it lay in parts on several processes."""
+    return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+
+
+def _check_alike(
+    states: Mapping[str, Any], watchdog: Watchdog, everyone: Iterable[int]
+) -> None:
     """PipelineError where ranks have other states of the script's own: only one of them is kept."""
     own = {name: _digest(state) for name, state in states.items()}
-    told = watchdog.gather(json.dumps(own), _MISSES)
+    told = watchdog.gather(json.dumps(own), _MISSES, everyone)
     first = json.loads(told[min(told)])
     for rank, answer in sorted(told.items()):
         theirs = json.loads(answer)

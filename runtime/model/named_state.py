@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import SGD, Optimizer
 
 from schedlang.runtime.errors import PipelineError
@@ -72,6 +73,20 @@ def kept_by(optimizer: Optimizer) -> dict[int, Mapping[str, Any]]:
     }
 
 
+def in_parts_as(weight: Tensor, value: Any) -> Any:
+    """A tensor of a weight's shape, cut over a mesh as the weight is (DTensor); other values as
+    they are.
+    """
+    is_whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
+    if not isinstance(weight, DTensor) or not is_whole or value.shape != weight.shape:
+        return value
+    mesh = weight.device_mesh
+    # Every process has the whole tensor, and takes its own part of it.
+    return distribute_tensor(
+        value.to(mesh.device_type), mesh, weight.placements, src_data_rank=None
+    )
+
+
 def keeps_nothing(optimizer: Optimizer) -> bool:
     """Whether an optimizer keeps nothing for any weight, by what it is."""
     return isinstance(optimizer, SGD) and not any(
@@ -102,7 +117,12 @@ def load_kept(
             raise PipelineError(
                 "an optimizer has a weight that is in none of the stages"
             )
-        kept = read([names[id(weight)] for weight in weights])
+        kept = [
+            {key: in_parts_as(weight, value) for key, value in of.items()}
+            for weight, of in zip(
+                weights, read([names[id(weight)] for weight in weights]), strict=True
+            )
+        ]
         # As `state_dict` has it, which some optimizers have only when all ranks ask for it.
         places = count()
         groups = [

@@ -5,6 +5,9 @@ buffers of its first run, and leaves the current ones alone:
 
     F 0         F 1         R 0              F 2
     n = 0 → 1   n = 1 → 2   n = 0 (a copy)   n = 2 → 3
+
+A backward may change buffers, too, such as a layer in float8 that notes the largest number of its
+gradients. It must not change the copy that R has read, since that change would be lost.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 
 from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.part import Forward, Part
+from schedlang.runtime.part import Backward, Forward, Part
 from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import are_same
@@ -32,11 +35,15 @@ _AVERAGING = (
 )
 
 
+#: Buffers by name, each with its count of changes in place.
+_Counted = dict[str, tuple[Tensor, int]]
+
+
 class Buffers(Part):
     """The buffers of one stage, some of whose microbatches are `recomputed`.
 
-    If the stage has `replicas` in the plan, no forward may change a buffer on which outputs depend,
-    since the replicas would not see the change.
+    If the stage has `replicas` in the plan, no forward or backward may change a buffer on which
+    outputs depend, since the replicas would not see the change.
     """
 
     def __init__(
@@ -65,7 +72,11 @@ class Buffers(Part):
         #: The buffers that the first forward has changed; None before it.
         self._changing: set[str] | None = None
         #: Right before a forward: each buffer, and its count of changes in place.
-        self._before: dict[str, tuple[Tensor, int]] = {}
+        self._before: _Counted = {}
+        #: The same right before a backward; and from R to its backward, by microbatch, of the
+        #: copies that R has read.
+        self._before_backward: _Counted = {}
+        self._read: dict[int, _Counted] = {}
         #: Copies of the buffers that forwards change (of all before the first forward); and for
         #: each microbatch to recompute, the copies from before its first forward.
         self._copies: dict[str, Tensor] = {}
@@ -80,13 +91,14 @@ class Buffers(Part):
             # The first forward shows which buffers change; from then on only those are copied.
             kept = buffers.keys() if self._changing is None else self._changing
             self._copies = {name: buffers[name].clone() for name in kept}
-            self._before = {
-                name: (buffer, changes_of(buffer)) for name, buffer in buffers.items()
-            }
+            self._before = _counted(buffers)
 
     def after_forward(self, run: Forward) -> None:
         """Copy outputs that share memory with a buffer, and find out which buffers changed."""
         run.returned = self._without_memory(run.returned)
+        if run.is_repeated:
+            copies = {name: run.substitutes[name] for name in self._changing or ()}
+            self._read[run.microbatch] = _counted(copies)
         if not self._watches(run):
             return
         if self._changing is None:
@@ -103,23 +115,50 @@ class Buffers(Part):
             }
         self._check()
 
+    def before_backward(self, run: Backward) -> None:
+        """Count the changes of the buffers before a backward that must not change them."""
+        if self._replicas:
+            self._before_backward = _counted(
+                {name: getattr(*place) for name, place in self._places.items()}
+            )
+
+    def after_backward(self, run: Backward) -> None:
+        """PipelineError if a backward has changed a buffer, and the change would be lost."""
+        before = self._before_backward.items()
+        self._check_replicas(
+            "backward", {name for name, each in before if self._differs(name, *each)}
+        )
+        read = self._read.pop(run.microbatch, {}).items()
+        lost = {name for name, (copy, changes) in read if changes_of(copy) != changes}
+        if lost:
+            raise PipelineError(
+                f"the backward of stage {self._stage} changes its buffer `{min(lost)}`, of which "
+                "the forward that was run again (R) has read a copy, so the change would be lost: "
+                "keep what a backward changes in another buffer than what a forward changes, or do "
+                "not recompute it"
+            )
+
+    def _check_replicas(self, what: str, changed: set[str]) -> None:
+        """PipelineError if a forward or backward has changed a buffer of a stage with replicas."""
+        unseen = changed - self._averages
+        if self._replicas and unseen:
+            others = " and ".join(map(str, self._replicas))
+            raise PipelineError(
+                f"the {what} of stage {self._stage} changes its buffer "
+                f"`{min(unseen)}`, and the plan has replicas of it, stage "
+                f"{others}, which would not see that: keep no such state, or take a schedule with "
+                "one pipeline"
+            )
+
     def _check(self) -> None:
-        """PipelineError if a buffer changed that must not."""
+        """PipelineError if a forward has changed a buffer that it must not change."""
         changing = self._changing or set()
         later = {
             name
             for name, before in self._before.items()
             if name not in changing and self._differs(name, *before)
         }
-        unseen = (changing | later) - self._averages
-        if self._replicas and unseen:
-            others = " and ".join(map(str, self._replicas))
-            raise PipelineError(
-                f"the forward of stage {self._stage} changes its buffer "
-                f"`{min(unseen)}`, and the plan has replicas of it, stage "
-                f"{others}, which would not see that: keep no such state, or take a schedule with "
-                "one pipeline"
-            )
+        self._check_replicas("forward", changing | later)
         if later:
             raise PipelineError(
                 f"the forward of stage {self._stage} changes its buffer `{min(later)}`, which its "
@@ -153,6 +192,10 @@ class Buffers(Part):
             if isinstance(value, Tensor) and _address(value) in addresses:
                 values[index] = value.clone()
         return tree_unflatten(values, tree)
+
+
+def _counted(buffers: Mapping[str, Tensor]) -> _Counted:
+    return {name: (buffer, changes_of(buffer)) for name, buffer in buffers.items()}
 
 
 def _address(tensor: Tensor) -> int:

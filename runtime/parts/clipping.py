@@ -14,17 +14,18 @@ from math import inf
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.norms import put_off, why_not
 from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.gradient_norms import clip_to, norm_of
 from schedlang.runtime.part import ExtraCall, Part, When
 from schedlang.runtime.processes import group_apart
 from schedlang.runtime.shared_weights import SharedWeights, gradient_of
 from schedlang.runtime.stage import Stage
+from schedlang.runtime.torch_private.wrappers import left_whole
 from schedlang.runtime.wire import InFlight, Wire
 from schedlang.schedule.kinds import STEPS, Kind
 
@@ -55,17 +56,27 @@ def own_norm(
         if each.counts_on == rank
         for same in each.weights
     ]
-    norm = get_total_norm(
+    norm = norm_of(
         [gradient for gradient in counted if gradient is not None], norm_type
     )
-    # The norm of gradients that FSDP has sharded is a DTensor of partial norms.
-    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     # All ranks use the same type, also one without any gradient.
     return norm.to(device, torch.float64)
 
 
-def check_clipping(plan: Plan, model: str | None, clips_itself: bool) -> None:
+def check_clipping(
+    plan: Plan,
+    model: str | None,
+    modules: Mapping[int, nn.Module],
+    clips_itself: bool,
+) -> None:
     """PipelineError unless a step leaves the gradients of one model, which can be clipped then."""
+    for stage, module in modules.items():
+        if left_whole(module):
+            raise PipelineError(
+                f"stage {stage} has weights that FSDP has not sharded "
+                f"(`{left_whole(module)[0]}`), so each replica has another gradient of them, and "
+                "another norm: shard the whole stage, `fully_shard(stage)` after its layers"
+            )
     if clips_itself:
         raise PipelineError(
             "the pipeline has `max_norm`, so its steps end with updates that are clipped, and "
@@ -150,7 +161,7 @@ class UpdateClip(Part):
             if weight.grad is not None
         ]
         squares = self._squares.setdefault(update, [])
-        squares.append(get_total_norm(gradients).to(stage.device, torch.float64) ** 2)
+        squares.append(norm_of(gradients).to(stage.device, torch.float64) ** 2)
         # This rank's part of the norm is complete; it does not wait for the other ranks here.
         if len(squares) == self._stages_of[update]:
             total = torch.stack(self._squares.pop(update)).sum()
@@ -165,9 +176,7 @@ class UpdateClip(Part):
             self._wire.end_reduce(in_flight)
             ((_, total),) = in_flight
             self.norms[update] = total.sqrt()
-        clip_grads_with_norm_(
-            stage.module.parameters(), self._max_norm, self.norms[update]
-        )
+        clip_to(stage.module.parameters(), self._max_norm, self.norms[update])
         stage.end_update()
 
 

@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.gradient_norms import norm_of
 from schedlang.runtime.part import Part
 from schedlang.runtime.parts.unknown_scalers import has_weights_of, unknown
 from schedlang.runtime.processes import group_apart
@@ -145,11 +145,7 @@ def _are_finite(weights: Iterable[nn.Parameter]) -> bool:
         for weight in weights
         if weight.grad is not None
     ]
-    largest = get_total_norm(gradients, inf)
-    # The norm of gradients that FSDP has sharded is a DTensor.
-    if hasattr(largest, "full_tensor"):
-        largest = largest.full_tensor()
-    return bool(largest.isfinite())
+    return bool(norm_of(gradients, inf).isfinite())
 
 
 def _optimized() -> set[int]:

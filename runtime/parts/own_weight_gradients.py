@@ -7,11 +7,18 @@ in a queue of the layer. The method `backward_dw` takes the oldest of these, and
     B   autograd runs ─► layer's queue         in the order of the backwards
     W   `backward_dw` ◄─ layer's queue
 
-Where the plan does not split a backward, `backward_dw` is called right after it.
+A stage may also have a method `dw_builder`, as a `PipelineStage` of torch has one. It is called
+after a backward, and returns a function that computes the weight gradients of that backward:
+
+    B   autograd runs, then `dw_builder()` ─► function
+    W   function()                                           in any order
+
+Where the plan does not split a backward, the weight gradients are computed right after it.
 """
 
 from collections import deque
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -21,28 +28,50 @@ from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Part
 from schedlang.schedule.kinds import Kind
 
+#: Is called after the backward of a microbatch; returns what computes its weight gradients.
+_Builder = Callable[[int], Callable[[], None]]
+
 
 class OwnWeightGradients(Part):
-    """The weight gradients of some layers of a stage; its `split` microbatches have a W."""
+    """The weight gradients that a stage computes by itself; its `split` microbatches have a W."""
 
-    def __init__(
-        self, stage: int, layers: Sequence[nn.Module], split: Container[int]
-    ) -> None:
-        self._stage = stage
-        self._layers: Sequence[Any] = layers
+    def __init__(self, builders: Sequence[_Builder], split: Container[int]) -> None:
+        self._builders = builders
         self._split = split
-        #: The microbatches whose backward was, and whose W is yet to come.
-        self._left: deque[int] = deque()
+        #: What computes the weight gradients, by microbatch: from the backward to W.
+        self._left: dict[int, list[Callable[[], None]]] = {}
 
     def after_backward(self, run: Backward) -> None:
         """Without a W, compute the gradients now."""
-        self._left.append(run.microbatch)
+        self._left[run.microbatch] = [build(run.microbatch) for build in self._builders]
         if run.microbatch not in self._split:
             self.after_weight(run.microbatch)
 
     def after_weight(self, microbatch: int) -> None:
+        """Compute the weight gradients of a microbatch."""
+        for compute in self._left.pop(microbatch):
+            compute()
+
+
+class Layers:
+    """Layers of a stage with a method `backward_dw`, which computes the gradients of the oldest
+    backward.
+    """
+
+    def __init__(self, stage: int, layers: Sequence[nn.Module]) -> None:
+        self._stage = stage
+        self._layers: Sequence[Any] = layers
+        #: The microbatches whose backward was, and whose weight gradients are yet to come.
+        self._queue: deque[int] = deque()
+
+    def build(self, microbatch: int) -> Callable[[], None]:
+        """Note a backward; return what computes its weight gradients."""
+        self._queue.append(microbatch)
+        return partial(self._compute, microbatch)
+
+    def _compute(self, microbatch: int) -> None:
         """Let the layers compute the gradients of their oldest backward."""
-        oldest = self._left.popleft()
+        oldest = self._queue.popleft()
         if oldest != microbatch:
             raise PipelineError(
                 f"stage {self._stage} has layers that compute their weight gradients in the order "
@@ -68,10 +97,21 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
     return [layer for child in module.children() for layer in layers_of(child)]
 
 
+def _built(builder: Callable[[], Callable[[], None]], _: int) -> Callable[[], None]:
+    """What the builder of a stage returns after the backward of a microbatch."""
+    return builder()
+
+
 def of_stages(site: Site) -> Iterator[tuple[int, OwnWeightGradients]]:
-    """Make the part for stages with such layers."""
+    """Make the part for stages with such layers, or with a `dw_builder`."""
     for number, module in site.modules.items():
+        builders: list[_Builder] = []
         layers = layers_of(module)
         if layers:
+            builders.append(Layers(number, layers).build)
+        builder = getattr(module, "dw_builder", None)
+        if callable(builder):
+            builders.append(partial(_built, builder))
+        if builders:
             split = site.microbatches_with([Kind.W], number)
-            yield number, OwnWeightGradients(number, layers, split)
+            yield number, OwnWeightGradients(builders, split)

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.gradient_norms import clip_to
 from schedlang.runtime.part import Part
 from schedlang.runtime.parts.again import BeforeForwards
 from schedlang.runtime.parts.clipping import own_norm
@@ -147,7 +147,7 @@ class PostValidation(Part):
         self.was_clipped = _scales(self.norms[0], self._max_norm)
 
     def _clip(self) -> None:
-        clip_grads_with_norm_(self._weights, self._max_norm, self.norms[0])
+        clip_to(self._weights, self._max_norm, self.norms[0])
 
     def _let_go(self) -> None:
         for weight in self._weights:
@@ -160,7 +160,7 @@ def _scales(norm: Tensor, max_norm: float) -> bool:
     """Whether torch scales gradients of this norm, or turns them into NaN."""
     one = nn.Parameter(torch.ones_like(norm))
     one.grad = torch.ones_like(norm)
-    clip_grads_with_norm_(one, max_norm, norm)
+    clip_to([one], max_norm, norm)
     return bool(one.grad != 1)
 
 

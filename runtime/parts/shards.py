@@ -9,6 +9,7 @@ leave weights and gradients alone:
 If the plan has these actions, they run at their places; otherwise `schedlang.ranks.shards` decides.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -21,7 +22,11 @@ from schedlang.ranks.shards import shards
 from schedlang.runtime.door import Rank
 from schedlang.runtime.part import ExtraCall, Part, When, methods_of
 from schedlang.runtime.torch_private.fsdp import check_fsdp, fsdp_roots
-from schedlang.runtime.torch_private.wrappers import is_sharded, sharded_parts
+from schedlang.runtime.torch_private.wrappers import (
+    is_sharded,
+    left_whole,
+    sharded_parts,
+)
 from schedlang.schedule.kinds import Kind
 
 
@@ -126,5 +131,14 @@ class ShardedModule:
 
 
 def of_rank(rank: Rank) -> Iterator[Shards]:
-    """Make one part for all sharded stages of this rank."""
+    """Make one part for all sharded stages of this rank; warn of weights that are not sharded."""
+    for number, module in rank.site.modules.items():
+        names = left_whole(module)
+        if names:
+            warnings.warn(
+                f"stage {number} has weights that FSDP has not sharded (`{names[0]}`), so their "
+                "gradients are those of this process alone: shard the whole stage, "
+                "`fully_shard(stage)` after its layers, if replicas are to train them together",
+                stacklevel=2,
+            )
     yield Shards(rank.site.modules, rank.site.setup.max_gathered)

@@ -40,3 +40,16 @@ def sharded_parts(module: nn.Module) -> list[Any]:
 def is_sharded(module: nn.Module) -> bool:
     """Whether FSDP2 has sharded a part of a module."""
     return bool(sharded_parts(module))
+
+
+def left_whole(module: nn.Module) -> list[str]:
+    """The names of trained weights that FSDP2 has not sharded, if it has sharded other parts of the
+    module.
+    """
+    if not is_sharded(module):
+        return []
+    return [
+        name
+        for name, weight in module.named_parameters()
+        if weight.requires_grad and not hasattr(weight, "device_mesh")
+    ]

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from attrs import frozen
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.microbatch import (
     merge_chunks,
     split_args_kwargs_into_chunks,
@@ -130,7 +130,7 @@ class TorchPipeline:
         own = self._own
         return Pipeline(
             self.plan,
-            {stage.stage_index: stage.submod for stage in own.stages},
+            {stage.stage_index: _module_of(stage) for stage in own.stages},
             None if own.loss_fn is None else self._loss,
             mesh=_mesh(own),
             loss_scale=1 / own.microbatches if own.scales_gradients else 1.0,
@@ -274,6 +274,14 @@ class TorchPipeline:
         if self._has_last and target_mbs is not None:
             targets = Microbatches(target_mbs)
         return _Cut(inputs, targets, kwarg_mbs)
+
+
+def _module_of(stage: PipelineStage) -> nn.Module:
+    """The module of a stage; a `dw_builder` of the stage is a method of the module."""
+    module: Any = stage.submod
+    if stage.dw_builder is not None:
+        module.dw_builder = stage.dw_builder
+    return stage.submod
 
 
 def _mesh(own: Given) -> DeviceMesh | None:

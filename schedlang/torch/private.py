@@ -87,8 +87,6 @@ def own_functions(schedule: Any, stages: Sequence[PipelineStage]) -> list[str]:
     """What a script has given functions of its own for: kinds of action, and moments of stages."""
     found = [kind.value for kind in getattr(schedule, "_comp_type_to_function_map", ())]
     for stage in stages:
-        if stage.dw_builder is not None:
-            found.append(f"W of stage {stage.stage_index} (`dw_builder`)")
         # Torch 2.13 has none.
         if getattr(stage, "_forward_contexts", None):
             found.append(f"F of stage {stage.stage_index} (a forward context)")

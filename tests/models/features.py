@@ -6,6 +6,7 @@ from torch import nn
 
 from tests.models import between
 from tests.models.families import (
+    float8,
     gradients,
     layers,
     meshes,
@@ -19,7 +20,17 @@ from tests.models.loops import looped
 from tests.models.model import COMMON, FEATURES, Feature, Model, mean_square, seed_all
 
 #: The modules that have filled `FEATURES`.
-FAMILIES = (layers, state, gradients, passing, training, scripts, meshes, pretrained)
+FAMILIES = (
+    layers,
+    float8,
+    state,
+    gradients,
+    passing,
+    training,
+    scripts,
+    meshes,
+    pretrained,
+)
 
 _BLOCK = " + "
 _STAGE = " | "

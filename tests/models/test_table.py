@@ -21,6 +21,9 @@ SOME = {
     "new weight norm": ["late_split"],
     "quantization aware": ["pipe_offload"],
     "own linear backward": ["zb_v"],
+    "float8 delayed": ["1f1b_recompute"],
+    "float8 delayed in one buffer": ["split_recompute"],
+    "float8 delayed gradients": ["dualpipe"],
     "reentrant checkpoint": ["zb_h1"],
     "checkpoint without reentry": ["pipedream_2bw", "pipemare"],
     "dropout": ["interleaved_1f1b", "split_recompute"],
@@ -58,6 +61,8 @@ SOME = {
 REFUSALS = {
     ("python random numbers", "1f1b_recompute"),
     ("tensor parallel", "pipe_offload"),
+    ("float8 delayed in one buffer", "split_recompute"),
+    ("float8 delayed gradients", "dualpipe"),
     ("checkpoint without reentry", "pipemare"),
     ("frozen by a gradient hook", "zb_h1"),
     ("frozen by the third call", "1f1b_recompute"),

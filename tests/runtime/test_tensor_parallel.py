@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -32,10 +33,19 @@ def layers(stages: int) -> list[nn.Module]:
     torch.manual_seed(0)
     return [
         nn.Sequential(
-            nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH)
+            nn.Linear(WIDTH, 2 * WIDTH),
+            nn.Tanh(),
+            nn.Linear(2 * WIDTH, WIDTH),
+            # All processes have its weights whole.
+            nn.LayerNorm(WIDTH),
         ).double()
         for _ in range(stages)
     ]
+
+
+def whole(weight: Tensor) -> Tensor:
+    """A weight in one piece, whether it is cut or not."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def gradients() -> dict[str, list[float]]:
@@ -89,7 +99,7 @@ def differences(name: str, mesh: DeviceMesh) -> list[float]:
         pairs = zip(module.parameters(), other.parameters(), strict=True)
         worst[2] = max(
             worst[2],
-            *(difference(weight.full_tensor(), full) for weight, full in pairs),
+            *(difference(whole(weight), full) for weight, full in pairs),
         )
     return worst
 

@@ -144,6 +144,36 @@ def sharded() -> Iterator[Names]:
     names["pipeline"].step(names["inputs"], names["targets"])
 
 
+def contexts() -> Iterator[Names]:
+    """Packed rows, of which each process has a part: gradients are those of whole rows."""
+    names = common(program("1f1b", ranks=2, microbatches=4))
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand((8, 12, WIDTH), generator=generator)
+    targets = torch.randint(WIDTH, (8, 12), generator=generator)
+    # The first places are the prompt, which does not count.
+    targets[:, :5] = -100
+    texts = (torch.rand((8, 12), generator=generator) < 0.3).cumsum(1)
+    names |= {"inputs": inputs, "targets": targets, "texts": texts}
+    names["loss_fn"] = lambda scores, wanted: F.cross_entropy(
+        scores.flatten(0, 1), wanted.flatten()
+    )
+    yield names
+    alone = [names["Attention"]() for _ in range(2)]
+    names["Gather"].apply = nn.Identity()
+    x = inputs
+    for number, stage in enumerate(alone):
+        torch.manual_seed(number)
+        stage.project.reset_parameters()
+        is_same = texts[:, :, None] == texts[:, None]
+        x = stage(x, is_same & torch.ones(12, 12, dtype=torch.bool).tril())
+    names["loss_fn"](x, targets).backward()
+    for number, stage in names["stages"].items():
+        for weight, other in zip(
+            stage.parameters(), alone[number].parameters(), strict=True
+        ):
+            torch.testing.assert_close(weight.grad, other.grad)
+
+
 def late() -> Iterator[Names]:
     """A plan that updates its stages itself."""
     plan = program("pipedream_2bw", ranks=2)
@@ -607,6 +637,7 @@ SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
         classes,
         meshes,
         sharded,
+        contexts,
         late,
         tied,
         elastic,

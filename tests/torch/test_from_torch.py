@@ -3,6 +3,7 @@ torch's runtime makes of them.
 """
 
 import itertools
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -223,3 +224,66 @@ def without_a_loss() -> float:
 
 def test_a_schedule_without_a_loss_runs_forwards(run_ranks: Run) -> None:
     assert max(run_ranks(without_a_loss, RANKS).results()) < 1e-12
+
+
+class Product(torch.autograd.Function):
+    """A linear layer that leaves what the gradients of its weights need in a list."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, left: list[Any]
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.left = left
+        return x @ weight.T + bias
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        x, weight = ctx.saved_tensors
+        ctx.left.append((x, gradient))
+        return gradient @ weight, None, None, None
+
+
+class Delaying(Block):
+    """A block whose weights get their gradients from functions that `build` makes."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.left: list[tuple[Tensor, Tensor]] = []
+
+    def forward(self, x: Tensor, factor: Tensor | None = None) -> Tensor:
+        return Product.apply(x, *self.linear.parameters(), self.left).tanh()
+
+    def build(self) -> Callable[[], None]:
+        """What computes the weight gradients of the backward that is over."""
+        ((x, gradient),) = self.left
+        self.left.clear()
+
+        def compute() -> None:
+            computed = gradient.T @ x, gradient.sum(0)
+            for weight, its in zip(self.linear.parameters(), computed, strict=True):
+                weight.grad = its if weight.grad is None else weight.grad + its
+
+        return compute
+
+
+def builders() -> dict[str, float]:
+    """For schedules with and without W, the difference of gradients that functions of the stages
+    have computed (`dw_builder`) from those of torch's own backwards.
+    """
+    found = {}
+    for name in ("Schedule1F1B", "ScheduleInterleavedZeroBubble", "ScheduleDualPipeV"):
+        theirs = built(name)
+        mine = built(name)
+        for stage in stages_of(mine):
+            delaying = Delaying(stage.stage_index)
+            stage.submod, stage.dw_builder = delaying, delaying.build
+        stepped(theirs, theirs)
+        stepped(schedlang.torch.pipeline(mine), mine)
+        found[name] = distance(gradients(mine), gradients(theirs))
+    return found
+
+
+def test_a_builder_of_a_stage_computes_weight_gradients_at_w(run_ranks: Run) -> None:
+    for found in run_ranks(builders, RANKS).results():
+        assert max(found.values()) < 1e-12, found

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="the schedules are torch's", exc_type=ImportError)
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.pipelining import schedules
 
 import schedlang.torch
 from schedlang import CompileError, compile, write_plan
@@ -101,10 +101,6 @@ def refused() -> dict[str, str]:
     with_function.register_custom_function(
         schedules.OVERLAP_F_B, lambda action, context: None
     )
-    cpu = torch.device("cpu")
-    with_builder = PipelineStage(
-        Block(rank), rank, 2, cpu, dw_builder=lambda: lambda: None
-    )
     built = from_torch(schedules.ScheduleGPipe(own[0], 4, loss_fn=mean))
     rows = torch.ones(4, 6)
     calls: dict[str, Callable[[], object]] = {
@@ -120,9 +116,6 @@ def refused() -> dict[str, str]:
         "single": lambda: from_torch(schedules._ScheduleForwardOnly(own[0], 4)),
         "no table": lambda: from_torch(empty),
         "functions": lambda: from_torch(with_function),
-        "builder": lambda: from_torch(
-            schedules.ScheduleGPipe(with_builder, 4, loss_fn=mean)
-        ),
         "timeout": lambda: from_torch(empty, timeout=0),
         "in loops": lambda: from_torch(
             schedules.ScheduleZBVZeroBubble(
@@ -158,8 +151,6 @@ MESSAGES = {
     "no table": "ValueError: `schedule` has no table yet: `_load_csv` gives it one",
     "functions": "ValueError: `schedule` has functions of its own for OVERLAP_F_B, which only "
     "torch's runtime calls",
-    "builder": "ValueError: `schedule` has functions of its own for W of stage 0 (`dw_builder`), "
-    "which only torch's runtime calls",
     "timeout": "ValueError: `timeout` is 0: it must be a finite number above 0",
     "in loops": "ValueError: the plan gives rank 0 the stages [0, 3], `stages` are [0, 2]",
     "both ways": "ValueError: the batch is given by microbatch (`arg_mbs`, `kwarg_mbs`, "
