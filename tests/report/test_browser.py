@@ -302,6 +302,26 @@ def test_hover(page: Page, tmp_path: Path) -> None:
     assert words == [["1F0", "2B0"], ["0B0"]]
 
 
+def test_ops_that_run_as_one_share_a_box(page: Page, tmp_path: Path) -> None:
+    """The forward above, the backward below it, each as long as both, and each with its own tip."""
+    view(page, tmp_path, program("dualpipe"), "-p", "ranks=4")
+    height = page.evaluate("timelines[0].barHeight")
+    assert colour(page, 7.2, 0, below=4) == "#97d0f1"
+    assert colour(page, 9.8, 0, below=4) == "#97d0f1"
+    assert colour(page, 7.2, 0, below=height - 4) == "#07492c"
+    assert colour(page, 9.8, 0, below=height - 4) == "#07492c"
+    tips = []
+    for below in (4, height - 4):
+        x, y = point(page, 8.6, 0)
+        page.mouse.move(x, y - 8 + below)
+        tips.append(page.locator("#tip").inner_text())
+    assert tips[0].startswith("down(0)F3 forward\n")
+    assert tips[1].startswith("up(3)B1 backward\n")
+    for tip, other in zip(tips, ("up(3)B1", "down(0)F3"), strict=True):
+        assert "7 to 10, takes 3; " in tip
+        assert f"runs as one with {other}" in tip
+
+
 def test_idle_time_says_its_cause(page: Page, tmp_path: Path) -> None:
     """Rank 0 waits from 4 to 10 for B0, which comes from rank to rank: at 5, rank 3 runs it."""
     view(page, tmp_path, program("1f1b"))
@@ -339,8 +359,8 @@ def test_chains_end_where_the_compiler_says(
                 const time = (schedule.idleStart[part] + schedule.idleEnd[part]) / 2;
                 const { maker } = schedule.chain(rank, time).at(-1);
                 const running = maker < 0 ? undefined : schedule.boxAt(schedule.ops[schedule.rank[maker]], time);
-                const end = maker < 0 || schedule.endOf(maker) <= time || running === undefined ? maker : running;
-                const heads = [end, schedule.behind[part]].map((box) => box < 0 ? box : schedule.headOf(box));
+                const end = maker < 0 || schedule.boxEnd[maker] <= time || running === undefined ? maker : running;
+                const heads = [end, schedule.behind[part]].map((box) => box < 0 ? box : box - schedule.part[box]);
                 if (maker >= 0 && heads[0] !== heads[1]) wrong.push([rank, time, ...heads.map((box) => schedule.word(box))]);
             }
         });

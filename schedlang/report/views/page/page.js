@@ -83,8 +83,8 @@ const move = (time) => show(view.from + time, view.to + time);
 function anchor() {
   const { timeline, box, idle } = cursor ?? clicked ?? {};
   if (!timeline || !timelines.includes(timeline)) return (view.from + view.to) / 2;
-  const { start, end, idleStart, idleEnd } = timeline.schedule;
-  const [first, last] = box === undefined ? [idleStart[idle], idleEnd[idle]] : [start[box], end[box]];
+  const { boxStart, boxEnd, idleStart, idleEnd } = timeline.schedule;
+  const [first, last] = box === undefined ? [idleStart[idle], idleEnd[idle]] : [boxStart[box], boxEnd[box]];
   // As far as it is in sight.
   const [from, to] = [Math.max(first, view.from), Math.min(last, view.to)];
   return from <= to ? (from + to) / 2 : (first + last) / 2;

@@ -54,9 +54,11 @@ Object.assign(Timeline.prototype, {
     return look.step ? this.colours.ink : look.fills[this.schedule.chunk(box)];
   },
 
-  drawBox(box, y, height) {
+  // A box in a row, or of a box that ops share the part of one of them.
+  drawBox(box, top, rowHeight) {
     const { pen, schedule } = this, look = schedule.look(box), fill = this.fill(box);
-    const x = this.x(schedule.start[box]), width = schedule.length[box] * this.scale;
+    const start = schedule.boxStart[box], x = this.x(start), width = (schedule.boxEnd[box] - start) * this.scale;
+    const height = rowHeight / schedule.parts[box], y = top + schedule.part[box] * height;
     pen.globalAlpha = this.isDim(box) ? 0.15 : 1;
     pen.fillStyle = look.hatched && width > 4 && !this.showsErrors() ? hatch(pen, RECOMPUTED, this.colours.paper, fill) : fill;
     if (width === 0) pen.fillRect(x - MARK / 2, y, MARK, height);
@@ -147,16 +149,14 @@ Object.assign(Timeline.prototype, {
     this.pen.drawImage(this.strip, this.left, y, columns, this.barHeight);
   },
 
-  // A frame around ops that run as one.
+  // A frame around the box that ops share.
   drawOverlaps({ first, stop }, y) {
-    const { pen, schedule } = this, { overlap } = schedule;
+    const { pen, schedule } = this, { part, parts, boxStart, boxEnd } = schedule;
     pen.strokeStyle = this.colours.ink;
     pen.lineWidth = 1.5;
     for (let box = first; box < stop; box++) {
-      if (!overlap[box]) continue;
-      const begin = box;
-      while (box + 1 < stop && overlap[box + 1] === overlap[begin]) box++;
-      const x = this.x(schedule.start[begin]), width = this.x(schedule.end[box]) - x;
+      if (part[box] || parts[box] === 1) continue;
+      const x = this.x(boxStart[box]), width = this.x(boxEnd[box]) - x;
       if (width > 8 && this.barHeight > 6) pen.strokeRect(x, y + 0.75, width - 1, this.barHeight - 1.5);
     }
   },

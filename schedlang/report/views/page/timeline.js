@@ -93,9 +93,11 @@ class Timeline {
   x(time) { return this.left + (time - this.view.from) * this.scale; }
   time(x) { return this.view.from + (x - this.left) / this.scale; }
   y(rank) { return this.axis + rank * this.pitch - this.top; }
+  // Ops that share a box have a part of its height.
+  heightOf(box) { return box < this.schedule.firstCopy ? this.barHeight / this.schedule.parts[box] : LANE - 2; }
   middle(box) {
-    const isOp = box < this.schedule.firstCopy;
-    return this.y(this.schedule.rank[box]) + (isOp ? this.barHeight / 2 : this.barHeight + 5);
+    const { firstCopy, rank, part } = this.schedule;
+    return this.y(rank[box]) + (box < firstCopy ? this.heightOf(box) * (part[box] + 0.5) : this.barHeight + 5);
   }
   // The ranks that are in sight.
   shown() {
@@ -108,7 +110,7 @@ class Timeline {
     const begin = firstWhere(first, stop, (each) => ends[each] >= this.view.from);
     return { first: begin, stop: firstWhere(begin, stop, (each) => starts[each] > this.view.to) };
   }
-  visible(row) { return this.seenOf(row, this.schedule.start, this.schedule.end); }
+  visible(row) { return this.seenOf(row, this.schedule.boxStart, this.schedule.boxEnd); }
 
   draw() {
     this.measure();
@@ -199,9 +201,10 @@ class Timeline {
       const component = schedule.componentAt(lane, rank, time);
       return { rank, time, lane, component, box: schedule.laneBox[component] };
     }
-    const row = below <= this.barHeight ? schedule.ops[rank] : schedule.copies[rank];
-    const box = row && schedule.boxAt(row, time, near);
-    const idle = box === undefined && below <= this.barHeight ? schedule.idleAt(rank, time) : undefined;
+    const isOp = below <= this.barHeight, row = isOp ? schedule.ops[rank] : schedule.copies[rank];
+    let box = row && schedule.boxAt(row, time, near);
+    if (box !== undefined && isOp && !this.isDense) box = schedule.partAt(box, below / this.barHeight);
+    const idle = box === undefined && isOp ? schedule.idleAt(rank, time) : undefined;
     return { rank, time, box, idle };
   }
 }
