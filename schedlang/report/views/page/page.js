@@ -53,7 +53,9 @@ async function present(data) {
 }
 const mostFlights = () => Math.max(...timelines.map((each) => each.schedule.flights.length));
 
-let frame = 0;
+// The address follows when the view has been at rest for so many milliseconds.
+const REST = 200;
+let frame = 0, resting = 0;
 function redraw() {
   frame ||= requestAnimationFrame(drawAll);
 }
@@ -65,7 +67,9 @@ function drawAll() {
   const { seconds } = timelines[0].schedule;
   byId("range").textContent = `${timeText(view.from, seconds, view.to, 6)} to ${timeText(view.to, seconds, view.to, 6)}`;
   repoint();
-  writeState();
+  // Browsers take long to change an address, and refuse it when asked too often.
+  clearTimeout(resting);
+  resting = setTimeout(writeState, REST);
 }
 
 function setRange(from, to) {

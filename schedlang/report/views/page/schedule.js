@@ -68,12 +68,14 @@ class Schedule {
     this.parts = new Uint8Array(count).fill(1);
     this.boxStart = start;
     this.boxEnd = end;
+    this.mostParts = 1;
     if (!overlap.some(Boolean)) return;
     this.boxStart = start.slice();
     this.boxEnd = end.slice();
     for (let first = 0, stop; first < count; first = stop) {
       for (stop = first + 1; overlap[first] && overlap[stop] === overlap[first] && rank[stop] === rank[first];) stop++;
       this.parts.fill(stop - first, first, stop);
+      this.mostParts = Math.max(this.mostParts, stop - first);
       this.boxStart.fill(start[first], first, stop);
       this.boxEnd.fill(end[stop - 1], first, stop);
       for (let box = first; box < stop; box++) this.part[box] = box - first;

@@ -67,6 +67,7 @@ class Timeline {
     const { schedule, view } = this, lanes = LANE * ((schedule.copies.length ? 1 : 0) + schedule.lanes.length);
     this.width = width;
     this.height = height;
+    this.top = this.isOnPaper ? 0 : this.scroll.scrollTop;
     this.big = Math.min(Math.max(Math.min(width / USUAL.width, height / USUAL.height), 1), USUAL.most);
     this.isNarrow = width < NARROW.width;
     this.left = this.isNarrow ? NARROW.left : Math.round(LEFT * this.big);
@@ -89,7 +90,6 @@ class Timeline {
     return Math.min(this.height, Math.ceil(this.axis + this.schedule.ranks * this.pitch - this.top));
   }
   font(size) { return `${size * this.big}px ${FONT}`; }
-  get top() { return this.isOnPaper ? 0 : this.scroll.scrollTop; }
   x(time) { return this.left + (time - this.view.from) * this.scale; }
   time(x) { return this.view.from + (x - this.left) / this.scale; }
   y(rank) { return this.axis + rank * this.pitch - this.top; }
@@ -124,6 +124,7 @@ class Timeline {
     const { view, width, height } = this, { first, stop } = this.shown();
     this.pen = pen;
     this.chosen = this.schedule.flights[view.chosen - 1] ?? null;
+    this.fills = this.bandFills();
     this.seen = 0;
     this.isDense = false;
     pen.fillStyle = this.colours.paper;
