@@ -76,8 +76,8 @@ site: .venv/installed
 	$(BIN)/python -m tools.website.build
 
 # The page of `schedc view`, its trace in Perfetto, the site and the playground, in a real Chromium,
-# which must be on this machine, as must npm. It prints the times to first paint, for each hover and
-# for each key.
+# which must be on this machine, as must npm. It prints the times to first paint, for each hover, for
+# each key and of frames while a wheel zooms and moves.
 test-browser: site
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	npm install --silent --no-save --prefix build axe-core@4

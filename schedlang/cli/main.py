@@ -157,7 +157,7 @@ def _drop_output() -> None:
 
 #: What stands for a character that a terminal or a pipe cannot show, as under the locale C.
 _STAND_INS = {
-    "│": "|", "─": "-", "├": "|", "└": "`", "┌": ".", "·": ".", "…": "...", "µ": "u",
+    "│": "|", "─": "-", "├": "|", "└": "`", "┌": ".", "·": ".", "…": "...", "µ": "u", "▀": "=",
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """What `schedc view` writes, in a real headless Chromium: `make test-browser`. It prints the times
-to first paint, for a frame when the pointer moves, and for a key.
+to first paint, for a frame when the pointer moves, for a key, and of frames while a wheel zooms
+and moves.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from socket import socket
+from statistics import median
 from time import sleep
 from typing import TYPE_CHECKING, Literal
 from xml.etree import ElementTree
@@ -232,12 +234,10 @@ def test_times(
         "[performance.getEntriesByName('first-contentful-paint')[0],"
         " performance.getEntriesByName('drawn')[0]].map((entry) => entry.startTime)"
     )
-    metrics = session.send("Performance.getMetrics")["metrics"]
-    (busy,) = (each["value"] for each in metrics if each["name"] == "TaskDuration")
     title = " x ".join(map(str, sizes.values()))
     print(
         f"{title}: first paint {first:.0f} ms, all drawn {drawn:.0f} ms, of which"
-        f" {busy * SECOND:.0f} ms of processor time; {size:.2f} MB"
+        f" {processor_time(session):.0f} ms of processor time; {size:.2f} MB"
     )
     hovers = page.evaluate(TIMED, ["hover", 60])
     keys = page.evaluate(TIMED, ["key", 20])
@@ -245,6 +245,38 @@ def test_times(
         f"{title}: {hovers[0]:.1f} ms for a hover (the slowest of 60: {hovers[1]:.1f} ms)"
     )
     print(f"{title}: {keys[0]:.1f} ms for a key (the slowest of 20: {keys[1]:.1f} ms)")
+    for gesture, part in (("zoom", 1), ("move", 1), ("move", 16), ("move", 64)):
+        begun = processor_time(session)
+        frames = page.evaluate(FRAMES, [gesture, part, 120])
+        spent = (processor_time(session) - begun) / 120
+        print(
+            f"{title}: {gesture} in 1/{part} of all time: a frame each {median(frames):.1f} ms,"
+            f" {sum(frame < 20 for frame in frames)} of {len(frames)} within 20 ms;"
+            f" {spent:.1f} ms of processor time each"
+        )
+
+
+def processor_time(session: CDPSession) -> float:
+    """The milliseconds that the page's thread has worked."""
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    (busy,) = (each["value"] for each in metrics if each["name"] == "TaskDuration")
+    return float(busy) * SECOND
+
+
+#: The times between frames while a wheel zooms in and out, or moves to the right and back in a part
+#: of the schedule's time: once for each frame.
+FRAMES = """async ([gesture, part, count]) => {
+    const [{ over }] = timelines, { left, top, width, height } = over.getBoundingClientRect();
+    const next = () => new Promise(requestAnimationFrame), stamps = [];
+    show(all.from + (all.to - all.from) * (1 - 1 / part) / 2, all.to - (all.to - all.from) * (1 - 1 / part) / 2);
+    for (let turn = 0; turn <= count; turn++) {
+        stamps.push(await next());
+        const way = turn < count / 2 ? 1 : -1, at = { clientX: left + width / 2, clientY: top + height / 2, cancelable: true };
+        const turned = gesture === 'zoom' ? { ctrlKey: true, deltaY: -50 * way } : { deltaX: 40 * way };
+        over.dispatchEvent(new WheelEvent('wheel', { ...at, ...turned }));
+    }
+    return stamps.slice(1).map((stamp, at) => stamp - stamps[at]);
+}"""
 
 
 #: The median and the most of the times in milliseconds that the page takes to draw, when the
@@ -302,6 +334,26 @@ def test_hover(page: Page, tmp_path: Path) -> None:
     assert words == [["1F0", "2B0"], ["0B0"]]
 
 
+def test_ops_that_run_as_one_share_a_box(page: Page, tmp_path: Path) -> None:
+    """The forward above, the backward below it, each as long as both, and each with its own tip."""
+    view(page, tmp_path, program("dualpipe"), "-p", "ranks=4")
+    height = page.evaluate("timelines[0].barHeight")
+    assert colour(page, 7.2, 0, below=4) == "#97d0f1"
+    assert colour(page, 9.8, 0, below=4) == "#97d0f1"
+    assert colour(page, 7.2, 0, below=height - 4) == "#07492c"
+    assert colour(page, 9.8, 0, below=height - 4) == "#07492c"
+    tips = []
+    for below in (4, height - 4):
+        x, y = point(page, 8.6, 0)
+        page.mouse.move(x, y - 8 + below)
+        tips.append(page.locator("#tip").inner_text())
+    assert tips[0].startswith("down(0)F3 forward\n")
+    assert tips[1].startswith("up(3)B1 backward\n")
+    for tip, other in zip(tips, ("up(3)B1", "down(0)F3"), strict=True):
+        assert "7 to 10, takes 3; " in tip
+        assert f"runs as one with {other}" in tip
+
+
 def test_idle_time_says_its_cause(page: Page, tmp_path: Path) -> None:
     """Rank 0 waits from 4 to 10 for B0, which comes from rank to rank: at 5, rank 3 runs it."""
     view(page, tmp_path, program("1f1b"))
@@ -339,8 +391,8 @@ def test_chains_end_where_the_compiler_says(
                 const time = (schedule.idleStart[part] + schedule.idleEnd[part]) / 2;
                 const { maker } = schedule.chain(rank, time).at(-1);
                 const running = maker < 0 ? undefined : schedule.boxAt(schedule.ops[schedule.rank[maker]], time);
-                const end = maker < 0 || schedule.endOf(maker) <= time || running === undefined ? maker : running;
-                const heads = [end, schedule.behind[part]].map((box) => box < 0 ? box : schedule.headOf(box));
+                const end = maker < 0 || schedule.boxEnd[maker] <= time || running === undefined ? maker : running;
+                const heads = [end, schedule.behind[part]].map((box) => box < 0 ? box : box - schedule.part[box]);
                 if (maker >= 0 && heads[0] !== heads[1]) wrong.push([rank, time, ...heads.map((box) => schedule.word(box))]);
             }
         });

@@ -586,7 +586,8 @@ def test_terminal(path: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> 
     picture = drawn(path.stem)
     text = view([picture], colour=False)
     coloured = view([picture], colour=True)
-    assert plain(coloured) == text.replace("─", " ")
+    # A block of ops that run as one ends in halves of both colours.
+    assert plain(coloured).replace("▀", " ") == text.replace("─", " ")
     assert coloured.count("\x1b[0m") == coloured.count("\x1b[38;5;")
     rows = [line for line in text.splitlines() if "│" in line]
     assert len(rows) == len(picture.ops) * (2 if picture.has_copies else 1)
@@ -636,9 +637,33 @@ def test_ops_that_run_as_one_are_joined(monkeypatch: pytest.MonkeyPatch) -> None
     )
     rows = "".join(line for line in text.splitlines() if line.startswith("rank"))
     assert rows.count("+") == sum(count - 1 for count in groups.values())
-    assert re.search(r"d?F3─*\+uB1", rows)
+    # One block, with both labels before the rest of it.
+    assert "dF3+uB1─" in rows
     assert "+ run as one" in text
     assert "+" not in view([drawn("1f1b")], colour=False)
+    # Then the forward's colour lies above the backward's.
+    forward, backward = (
+        palette.terminal_colour(palette.fill(kind, chunk, 2))
+        for kind, chunk in ((Kind.F, 0), (Kind.B, 1))
+    )
+    assert f"\x1b[38;5;{forward};48;5;{backward}m▀" in view([picture], colour=True)
+
+
+def test_ops_that_run_as_one_are_one_box_that_is_cut() -> None:
+    """In a still, each has a part of the box below the other, as long as both, and its label."""
+    picture = drawn("dualpipe", ranks=4)
+    forward, backward = [box for box in picture.ops[0] if box.overlap][:2]
+    assert (forward.start, forward.end) == (backward.start, backward.end)
+    assert (forward.start, forward.end) == (forward.bar.start, backward.bar.end)
+    assert [(box.part, box.parts) for box in (forward, backward)] == [(0, 2), (1, 2)]
+    root = ElementTree.fromstring(svg(picture))
+    labels = {text.text: text.attrib for text in root.iter(f"{SVG}text")}
+    upper, lower = labels["dF3"], labels["uB1"]
+    assert float(upper["y"]) + 10 < float(lower["y"])
+    # A window that begins within the box shows both.
+    middle = (forward.start + forward.end) / 2
+    part = svg(picture, part=Part(ranks=(0,), start=middle + 0.6, end=forward.end))
+    assert len(re.findall(r'height="12"', part)) >= 2
 
 
 @pytest.mark.core
@@ -670,7 +695,9 @@ def test_stills_of_several_schedules_have_one_axis_and_one_legend() -> None:
         for each in group.iter(f"{SVG}rect")
         if group.attrib["fill"] == palette.fill(Kind.F, 0, 1)
     }
-    assert len(widths) == 1
+    # A forward that shares its box with a backward is as long as both.
+    alone, shared = sorted(map(float, widths))
+    assert shared == pytest.approx(3 * alone)
     plain_root = ElementTree.fromstring(svg(*pictures, part=Part(legend=False)))
     assert "F: forward" not in [text.text for text in plain_root.iter(f"{SVG}text")]
     assert float(plain_root.attrib["height"]) < float(root.attrib["height"])

@@ -38,6 +38,7 @@ _SCRIPTS = (
     "looks.js",
     "timeline.js",
     "rows.js",
+    "bands.js",
     "lanes.js",
     "memory.js",
     "overlays.js",

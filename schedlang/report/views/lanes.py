@@ -59,4 +59,4 @@ def _components(row: Sequence[Box], durations: Durations) -> Iterator[tuple[str,
                     bar = box.bar._replace(
                         start=start + piece.start, end=start + piece.end
                     )
-                    yield piece.component.resource, evolve(box, bar=bar)
+                    yield piece.component.resource, evolve(box, bar=bar, together=())

@@ -5,11 +5,12 @@ the unit of the costs.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.plan.plan import Plan
@@ -296,7 +297,7 @@ class _BoxMaker:
             action = bar.kind, bar.stage, bar.microbatch
             boxes.append(self.box(rank, bar, self.indices[rank][action][count[action]]))
             count[action] += 1
-        return tuple(boxes)
+        return tuple(_joined(boxes))
 
     def box(self, rank: int, bar: Bar, index: int) -> Box:
         actions = self.plan.ranks[rank]
@@ -324,6 +325,18 @@ class _BoxMaker:
             line = Line(source.where(start), text)
             self.line_numbers[span] = self.lines.setdefault(line, len(self.lines))
         return self.line_numbers[span]
+
+
+def _joined(boxes: Sequence[Box]) -> Iterator[Box]:
+    """The boxes of a rank: each that runs as one with others has the bars of all of them."""
+    for overlap, group in groupby(boxes, key=lambda box: box.overlap):
+        if not overlap:
+            yield from group
+            continue
+        members = list(group)
+        together = tuple(box.bar for box in members)
+        for box in members:
+            yield evolve(box, together=together)
 
 
 def _indices(actions: Actions) -> dict[tuple[int, int, int], list[int]]:

@@ -157,11 +157,9 @@ class _Frame:
 
     def shows(self, box: Box) -> bool:
         """Whether some of a box is in the window."""
-        start = box.bar.start
-        end = box.bar.end
-        if start == end:
-            return self.origin <= start <= self.end
-        return start < self.end and end > self.origin
+        if box.start == box.end:
+            return self.origin <= box.start <= self.end
+        return box.start < self.end and box.end > self.origin
 
     def shown(self, rows: Sequence[Sequence[Box]]) -> list[Box]:
         """The boxes that are seen, of those of each rank."""
@@ -268,11 +266,11 @@ def _pixels_of_labels(picture: Picture, part: Part, place: int) -> float:
     needed = []
     for rank in part.ranks_of(picture):
         for box in picture.ops[rank]:
-            length = box.bar.end - box.bar.start
+            length = box.end - box.start
             if length > 0:
                 labels = picture.names.labels(*box.bar[:3])
                 label = labels[max(place, -len(labels))]
-                needed.append((len(label) * _CHARACTER + 6) / length)
+                needed.append((len(label) * _letters(box)[1] + 6) / length)
     return max(needed, default=1.0)
 
 
@@ -312,7 +310,7 @@ def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
     ops = frame.shown(picture.ops)
     boxes = ops + frame.shown(picture.copies) if picture.has_copies else ops
     # Boxes without a width come last, so that no neighbour covers them.
-    boxes = sorted(boxes, key=lambda box: box.bar.end == box.bar.start)
+    boxes = sorted(boxes, key=lambda box: box.end == box.start)
     shapes = [(_fill(picture, box), _shape(frame, box)) for box in boxes]
     lines = f'stroke="{palette.PAPER}" stroke-width="0.75"'
     # All rows behind each other, in pixels: with two or more for each box, lines between them are
@@ -383,25 +381,27 @@ def _memory(picture: Picture, frame: _Frame) -> Iterator[str]:
 
 
 def _shape(frame: _Frame, box: Box) -> str:
-    """The rectangle of a box."""
+    """The rectangle of a box, or of its part of one that several ops share."""
     left, right = _sides(frame, box)
     y = frame.y(box.rank)
     if is_beside(box.bar.kind):
         return _rect(left, y + _ROW + 2, right, _LANE)
-    return _rect(left, y, right, _ROW)
+    height = _ROW / box.parts
+    return _rect(left, y + box.part * height, right, height)
 
 
 def _strip(frame: _Frame, box: Box) -> str:
     """The strip along the lower side of an op."""
     left, right = _sides(frame, box)
-    return _rect(left, frame.y(box.rank) + _ROW - _STRIP, right, _STRIP)
+    bottom = frame.y(box.rank) + (box.part + 1) * _ROW / box.parts
+    return _rect(left, bottom - _STRIP / box.parts, right, _STRIP / box.parts)
 
 
 def _sides(frame: _Frame, box: Box) -> tuple[float, float]:
     """Where a box begins and ends."""
-    left = frame.x(box.bar.start)
-    right = frame.x(box.bar.end)
-    if box.bar.start == box.bar.end:
+    left = frame.x(box.start)
+    right = frame.x(box.end)
+    if box.start == box.end:
         # An op that takes no time, such as an optimizer step without a cost, is a mark.
         return left - _MARK / 2, right + _MARK / 2
     return left, right
@@ -416,31 +416,35 @@ def _fill(picture: Picture, box: Box) -> str:
 
 def _label(picture: Picture, frame: _Frame, box: Box) -> Iterator[tuple[str, str]]:
     """The colour and the text on a box: the longest of its labels that has room."""
-    left = frame.x(box.bar.start)
-    width = frame.x(box.bar.end) - left
-    room = width / _CHARACTER
+    left = frame.x(box.start)
+    width = frame.x(box.end) - left
+    font, character = _letters(box)
+    room = width / character
     labels = picture.names.labels(*box.bar[:3])
     label = next((label for label in labels if len(label) <= room), None)
     if label is not None:
         x = number(left + width / 2)
-        y = number(frame.y(box.rank) + _ROW / 2 + 4)
+        middle = (box.part + 0.5) * _ROW / box.parts
+        y = number(frame.y(box.rank) + middle + 4 * font / _FONT)
         fill = palette.fill(box.bar.kind, box.chunk, picture.chunks)
-        yield palette.ink(fill), f'<text x="{x}" y="{y}">{label}</text>'
+        size = "" if font == _FONT else f' font-size="{font:g}"'
+        yield palette.ink(fill), f'<text x="{x}" y="{y}"{size}>{label}</text>'
+
+
+def _letters(box: Box) -> tuple[float, float]:
+    """The size of the letters on a box, and how wide one is: smaller where several ops share it."""
+    size = min(_FONT, _ROW / box.parts - 2)
+    return size, size * _CHARACTER / _FONT
 
 
 def _overlaps(frame: _Frame, ops: list[Box]) -> Iterator[str]:
-    """A line around ops that run as one, where there is room for it."""
+    """A line around the box of ops that run as one, where there is room for it."""
     stroke = f' stroke="{palette.INK}" stroke-width="1.5"'
-    groups: dict[tuple[int, int], list[Box]] = {}
     for box in ops:
-        if box.overlap:
-            groups.setdefault((box.rank, box.overlap), []).append(box)
-    for boxes in groups.values():
-        left = frame.x(boxes[0].bar.start)
-        right = frame.x(boxes[-1].bar.end)
-        top = frame.y(boxes[0].rank)
-        # Half of the line's width further in, so that it stays within the boxes.
-        if right - left > 3:
+        left, right = _sides(frame, box)
+        top = frame.y(box.rank)
+        # Half of the line's width further in, so that it stays within the box.
+        if box.parts > 1 and box.part == 0 and right - left > 3:
             yield _rect(
                 left + 0.75, top + 0.75, right - 0.75, _ROW - 1.5, "none", stroke
             )

@@ -6,7 +6,7 @@ have.
 """
 
 import shutil
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from itertools import pairwise
 from math import floor
 
@@ -24,8 +24,10 @@ from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bar, Timeline
 
 _IDLE = "·"
-#: Behind an op that runs as one with the next op.
+#: Between the labels of ops that run as one, and the rest of their block: the first op above, the
+#: last one below.
 _JOINED = "+"
+_HALVES = "▀"
 #: Ops narrower than a column may take so much of the work without being seen, as may an optimizer
 #: step that is short beside all others.
 _UNSEEN = 0.05
@@ -37,8 +39,10 @@ _TICK = 10
 Op = tuple[int, int, int]
 #: A row: the text before it, its bars, and the text behind it.
 _Row = tuple[str, Sequence[Bar], str]
-#: A function that paints a text of some columns as a bar, in cells of a column each.
-_Paint = Callable[[Bar, str], list[str]]
+#: The bars of ops that run as one; mostly it is a single one.
+_Block = Sequence[Bar]
+#: A function that paints a text of some columns as a block, in cells of a column each.
+_Paint = Callable[[_Block, str], list[str]]
 
 
 def draw(
@@ -49,8 +53,8 @@ def draw(
     joined: Container[Op] = (),
 ) -> str:
     """The picture, at most `width` columns wide, by default as wide as the terminal. The ranks for
-    which claims do not hold, `wrong`, are marked: `rank 2!`. So are ops that run as one with the
-    next one, `joined`: `F3+B2`.
+    which claims do not hold, `wrong`, are marked: `rank 2!`. Ops that run as one with the next one,
+    `joined`, share a block: `F3+B2`.
 
     An op is as wide as it is long. It has the longest of its labels that there is room for: its
     kind and microbatch `F3`, where its rank has several stages with what tells them apart, `4F3`
@@ -148,14 +152,15 @@ def _legend(
         if kind in seen:
             swatch = "".join(paint(_sample(kind), kind.name[0]))
             entries.append(f"{swatch} {OPS[kind].name}")
-    if not frame.is_narrow(_all_bars(rows)) and any(map(frame.marks, _all_bars(rows))):
+    texts = map(frame.text, _all_blocks(rows, frame))
+    if not frame.is_narrow(_all_bars(rows)) and any(_JOINED in text for text in texts):
         entries.append(f"{_JOINED} run as one")
     return entries
 
 
-def _sample(kind: int) -> Bar:
-    """A bar for the colour of a kind."""
-    return Bar(kind, 0, NO_MICROBATCH, 0, 0)
+def _sample(kind: int) -> _Block:
+    """A block for the colour of a kind."""
+    return (Bar(kind, 0, NO_MICROBATCH, 0, 0),)
 
 
 @frozen
@@ -184,12 +189,20 @@ class _Frame:
         room for their label without alone: `F0` before `4F1` would be read as `F04F1`.
         """
         frame = evolve(self, scale=scale, has_stages=True)
-        for bar in bars:
-            first, *shorter = frame.labels(bar)
+        for block in frame.blocks(bars):
+            first, *shorter = frame.labels(block)
             is_numbered = bool(shorter) and first[0].isdigit()
-            if is_numbered and bar.end > bar.start and frame.label(bar) != first:
+            if is_numbered and _length(block) and frame.label(block) != first:
                 return evolve(frame, has_stages=False)
         return frame
+
+    def blocks(self, bars: Sequence[Bar]) -> Iterator[_Block]:
+        """The bars of a row, of which those of ops that run as one are a block."""
+        first = 0
+        for last, bar in enumerate(bars):
+            if bar[:3] not in self.joined:
+                yield bars[first : last + 1]
+                first = last + 1
 
     def time(self, value: float) -> str:
         """A time as text, short enough for the window that begins there."""
@@ -197,21 +210,30 @@ class _Frame:
             value, self.seconds, _DIGITS if self.seconds is None else _DIGITS - 2
         )
 
-    def columns_of(self, bar: Bar) -> slice:
-        return slice(self._column(bar.start), self._column(bar.end))
+    def columns_of(self, block: _Block) -> slice:
+        return slice(self._column(block[0].start), self._column(block[-1].end))
 
-    def width_of(self, bar: Bar) -> int:
-        """The columns of a bar."""
-        return len(range(self.columns)[self.columns_of(bar)])
+    def width_of(self, block: _Block) -> int:
+        """The columns of a block."""
+        return len(range(self.columns)[self.columns_of(block)])
 
-    def label(self, bar: Bar) -> str | None:
-        """The longest label of an op that has room; None if there is none."""
-        width = self.width_of(bar)
-        labels = self.labels(bar)[0 if self.has_stages else -1 :]
+    def label(self, block: _Block) -> str | None:
+        """The longest label of a block that has room; None if there is none."""
+        width = self.width_of(block)
+        labels = self.labels(block)[0 if self.has_stages else -1 :]
         return next((label for label in labels if self.needed(label) <= width), None)
 
-    def labels(self, bar: Bar) -> list[str]:
-        """The labels of an op, all with the letter of its kind: that with its stage comes first."""
+    def labels(self, block: _Block) -> list[str]:
+        """The labels of a block, all with the letters of its kinds: that with its stages comes
+        first.
+        """
+        of_bars = [self._labels_of(bar) for bar in block]
+        return [
+            _JOINED.join(labels[min(place, len(labels) - 1)] for labels in of_bars)
+            for place in range(max(map(len, of_bars)))
+        ]
+
+    def _labels_of(self, bar: Bar) -> list[str]:
         first, *others = self.names.labels(*bar[:3])
         return [first, *(label for label in others if not label[0].isdigit())]
 
@@ -222,24 +244,17 @@ class _Frame:
         letter = next((place for place, each in enumerate(label) if each.isupper()), 0)
         return len(label) + any(map(str.isdigit, label[:letter]))
 
-    def marks(self, bar: Bar) -> bool:
-        """Whether it is seen that an op runs as one with the next one."""
-        label = self.label(bar) or " "
-        return bar[:3] in self.joined and self.width_of(bar) > len(label)
-
-    def text(self, bar: Bar) -> str:
-        """What is written on an op, as wide as it is."""
-        width = self.width_of(bar)
-        label = self.label(bar)
+    def text(self, block: _Block) -> str:
+        """What is written on a block, as wide as it is."""
+        width = self.width_of(block)
+        label = self.label(block)
         if label is None:
-            label = Kind(bar.kind).name[0]
-            if not self.marks(bar):
-                return (label + "─" * width)[:width]
+            letters = _JOINED.join(Kind(bar.kind).name[0] for bar in block)
+            return (letters + "─" * width)[:width]
         if width == len(label):
             return label
-        # The last column stays free where it can, for the eye.
-        end = _JOINED if bar[:3] in self.joined else " "
-        return label + "─" * (width - len(label) - 1) + end
+        # The last column stays free, for the eye.
+        return label + "─" * (width - len(label) - 1) + " "
 
     def is_narrow(self, bars: Sequence[Bar]) -> bool:
         """Whether ops without a column of their own are more than a few."""
@@ -280,14 +295,13 @@ def _fit(
     # Two columns are for the lines at both ends of a row.
     room = max(width - _left(rows) - after - 2, 10)
     span = timeline.makespan
-    bars = [bar for rank in timeline.ranks for bar in rank if bar.end > bar.start]
-    frame = _Frame(timeline.start, 1.0, span if bars else 0.0, room, names, joined)
-    if not bars:
-        return frame
+    bars = [bar for rank in timeline.ranks for bar in rank]
+    frame = _Frame(timeline.start, 1.0, span, room, names, joined)
+    blocks = [block for block in frame.blocks(bars) if _length(block)]
+    if not blocks:
+        return evolve(frame, span=0.0)
     # A column for each character, and a blank behind them.
-    needed = max(
-        (len(frame.labels(bar)[0]) + 1) / (bar.end - bar.start) for bar in bars
-    )
+    needed = max((len(frame.labels(block)[0]) + 1) / _length(block) for block in blocks)
     return frame.scaled(_whole(min(needed, room / span)), bars)
 
 
@@ -310,13 +324,18 @@ def _notes(rows: Sequence[_Row], frame: _Frame) -> list[str]:
     """What the labels of ops stand for that programs do not have."""
     if frame.is_narrow(_all_bars(rows)):
         return []
-    bars = [bar for bar in _all_bars(rows) if bar.end > bar.start]
-    labels = [(bar, label) for bar in bars if (label := frame.label(bar)) is not None]
+    blocks = _all_blocks(rows, frame)
+    labels = [
+        (block, label) for block in blocks if (label := frame.label(block)) is not None
+    ]
     names = frame.names
     notes: list[str | None] = []
-    if any(label != frame.labels(bar)[0] for bar, label in labels):
+    if any(label != frame.labels(block)[0] for block, label in labels):
         notes.append("some labels without stages, for lack of room")
-    if any(label.startswith(names.prefixes[bar.stage] or " ") for bar, label in labels):
+    if any(
+        label.startswith(names.prefixes[block[0].stage] or " ")
+        for block, label in labels
+    ):
         notes.append(names.tags_note)
     if labels:
         notes.append(names.label_note)
@@ -326,13 +345,21 @@ def _notes(rows: Sequence[_Row], frame: _Frame) -> list[str]:
 
 def _is_tight(rows: Sequence[_Row], frame: _Frame) -> bool:
     """Whether some op has no room for its letter and microbatch."""
-    return any(
-        bar.end > bar.start and frame.label(bar) is None for bar in _all_bars(rows)
-    )
+    return any(frame.label(block) is None for block in _all_blocks(rows, frame))
 
 
 def _all_bars(rows: Sequence[_Row]) -> list[Bar]:
     return [bar for _, bars, _ in rows for bar in bars]
+
+
+def _all_blocks(rows: Sequence[_Row], frame: _Frame) -> list[_Block]:
+    """The blocks of all rows that take time."""
+    return [block for block in frame.blocks(_all_bars(rows)) if _length(block)]
+
+
+def _length(block: _Block) -> float:
+    """How long a block takes."""
+    return block[-1].end - block[0].start
 
 
 def _drawn(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> list[str]:
@@ -403,13 +430,13 @@ def _ops(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> list[str]:
     lines = []
     for before, bars, after in rows:
         cells = [_IDLE] * frame.columns
-        for bar in bars:
-            cells[frame.columns_of(bar)] = paint(bar, frame.text(bar))
+        for block in frame.blocks(bars):
+            cells[frame.columns_of(block)] = paint(block, frame.text(block))
         lines.append(f"{before:<{left}}│{''.join(cells)}│{after}")
     return lines
 
 
-def _plain(bar: Bar, text: str) -> list[str]:
+def _plain(block: _Block, text: str) -> list[str]:
     """The cells of a text without colour."""
     return list(text)
 
@@ -421,16 +448,31 @@ def _painter(picture: Picture) -> _Paint:
     """
     chunks = {box.bar.stage: box.chunk for box in picture.boxes}
 
-    def paint(bar: Bar, text: str) -> list[str]:
-        cells = list(text.replace("─", " "))
-        # The free column at the end has no colour.
-        painted = len(cells) - text.endswith(" ")
-        if painted:
-            fill = palette.fill(bar.kind, chunks[bar.stage], picture.chunks)
-            ink = palette.terminal_colour(palette.ink(fill))
-            block = palette.terminal_colour(fill)
-            cells[0] = f"\x1b[38;5;{ink};48;5;{block}m{cells[0]}"
-            cells[painted - 1] += "\x1b[0m"
+    def coloured(text: str, ink: str, ground: str) -> list[str]:
+        cells = list(text)
+        if cells:
+            codes = map(palette.terminal_colour, (ink, ground))
+            cells[0] = "\x1b[38;5;{};48;5;{}m".format(*codes) + cells[0]
+            cells[-1] += "\x1b[0m"
         return cells
+
+    def paint(block: _Block, text: str) -> list[str]:
+        fills = [
+            palette.fill(bar.kind, chunks[bar.stage], picture.chunks) for bar in block
+        ]
+        # The free column at the end has no colour.
+        end = " " if text.endswith(" ") else ""
+        text = text.removesuffix(" ").replace("─", " ")
+        if len(block) == 1:
+            return [*coloured(text, palette.ink(fills[0]), fills[0]), *end]
+        # The labels have the colours of their ops; behind them, both colours lie on each other.
+        label = text.rstrip()
+        words = [word + _JOINED for word in label.split(_JOINED)]
+        words[-1] = words[-1].removesuffix(_JOINED)
+        cells = []
+        for word, fill in zip(words, fills, strict=False):
+            cells += coloured(word, palette.ink(fill), fill)
+        halves = _HALVES * (len(text) - len(label))
+        return [*cells, *coloured(halves, fills[0], fills[-1]), *end]
 
     return paint

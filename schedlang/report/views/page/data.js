@@ -1,7 +1,8 @@
 // What packing.py has packed: columns of numbers, of which the text has the differences, byte by byte.
 
 async function unpacked(schedule) {
-  const packed = Uint8Array.from(atob(schedule.packed), (letter) => letter.charCodeAt(0));
+  const letters = atob(schedule.packed), packed = new Uint8Array(letters.length);
+  for (let at = 0; at < letters.length; at++) packed[at] = letters.charCodeAt(at);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
   const columns = {};

@@ -29,7 +29,7 @@ Object.assign(Timeline.prototype, {
         // Of many in one pixel, the first is seen.
         if (end - done < 0.5) continue;
         const box = schedule.laneBox[part];
-        pen.globalAlpha = this.isDim(box) ? 0.15 : 1;
+        pen.globalAlpha = this.isDim(box) ? DIM : 1;
         pen.fillStyle = this.fill(box);
         pen.fillRect(x, top, Math.max(end - x > 3 ? end - x - 1 : end - x, 0.5), LANE - 2);
         done = end;

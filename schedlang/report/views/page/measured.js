@@ -36,7 +36,7 @@ Object.assign(Schedule.prototype, {
     const twin = this.twin(box);
     if (!this.role || twin === NONE) return [];
     const { pair: { other: { schedule: other } } } = this, ratio = this.ratio(box);
-    const times = `${other.role} ${this.moment(other.start[twin])} to ${this.moment(other.end[twin])}`;
+    const times = `${other.role} ${this.moment(other.boxStart[twin])} to ${this.moment(other.boxEnd[twin])}`;
     const error = ratio === undefined ? "" : `; the run took ${signed(ratio - 1)}`;
     return [`${times}, takes ${this.time(other.length[twin])}${error}`];
   },
@@ -47,7 +47,7 @@ Object.assign(Schedule.prototype, {
       let worked = 0, waited = 0, free = 0;
       for (let box = first; box < stop; box++) {
         let ready = free;
-        for (const maker of this.makersOf(box)) ready = Math.max(ready, this.end[maker]);
+        for (const maker of this.makersOf(box)) ready = Math.max(ready, this.boxEnd[maker]);
         worked += this.length[box];
         waited += Math.max(this.start[box] - ready, 0);
         free = this.end[box];

@@ -9,8 +9,8 @@ Object.assign(Timeline.prototype, {
     let start = Infinity, end = -Infinity;
     for (let box = first; box < stop; box++) {
       if (schedule.flightOf[box] !== this.chosen.key) continue;
-      start = Math.min(start, schedule.start[box]);
-      end = Math.max(end, schedule.end[box]);
+      start = Math.min(start, schedule.boxStart[box]);
+      end = Math.max(end, schedule.boxEnd[box]);
     }
     if (end < start) return;
     this.pen.fillStyle = this.colours.chosen;
@@ -20,17 +20,19 @@ Object.assign(Timeline.prototype, {
   // A strip along the top of what is not so in the other schedule.
   drawMarks({ first, stop }, y) {
     const { pen, schedule, colours } = this;
-    let done = -Infinity;
+    // Up to where there are marks, for each part of boxes that ops share.
+    const done = [];
     for (let box = first; box < stop; box++) {
       if (schedule.mark[box] === SAME || this.isDim(box)) continue;
-      const end = this.x(schedule.end[box]);
+      const part = schedule.part[box], before = done[part] ?? -Infinity, end = this.x(schedule.boxEnd[box]);
       // Of many boxes in one pixel, the first is seen.
-      if (end <= done) continue;
-      const from = Math.max(this.x(schedule.start[box]), done);
+      if (end <= before) continue;
+      const from = Math.max(this.x(schedule.boxStart[box]), before);
       const to = Math.max(end - (schedule.length[box] * this.scale > 3 ? 1 : 0), from + 1);
       pen.fillStyle = schedule.mark[box] === MOVED ? colours.moved : colours.only;
-      pen.fillRect(from, y, to - from, Math.min(STRIP, this.barHeight / 2));
-      done = to;
+      const height = this.heightOf(box);
+      pen.fillRect(from, y + part * height, to - from, Math.min(STRIP, height / 2));
+      done[part] = to;
     }
   },
 
@@ -91,8 +93,8 @@ Object.assign(Timeline.prototype, {
 
   drawArrow(from, to, colour, width) {
     const { pen, schedule } = this;
-    const x = this.x(schedule.end[from]), y = this.middle(from);
-    const goal = this.x(schedule.start[to]), floor = this.middle(to);
+    const x = this.x(schedule.boxEnd[from]), y = this.middle(from);
+    const goal = this.x(schedule.boxStart[to]), floor = this.middle(to);
     const bend = Math.max(Math.min((goal - x) / 2, 60), 10);
     // On its own rank it goes below the boxes between.
     const sag = y === floor ? this.barHeight : 0;
@@ -143,16 +145,15 @@ Object.assign(Timeline.prototype, {
   },
   // What is pointed at in another schedule: the same op here, and the same time.
   drawLinked({ time, box }) {
-    const { schedule } = this, height = box < schedule.firstCopy ? this.barHeight : 7;
     this.drawTime(time);
-    if (box !== NONE) this.outline(schedule.start[box], schedule.end[box], this.middle(box) - height / 2, height);
+    if (box !== NONE) this.outlineBox(box);
   },
 
   drawPointed(box) {
-    const { schedule, colours } = this, height = box < schedule.firstCopy ? this.barHeight : 7;
+    const { schedule, colours } = this;
     for (const maker of schedule.makersOf(box)) this.drawArrow(maker, box, colours.needs, 1.75);
     for (const user of schedule.usersOf(box)) this.drawArrow(box, user, colours.needed, 1.75);
-    this.outline(schedule.start[box], schedule.end[box], this.middle(box) - height / 2, height);
+    this.outlineBox(box);
   },
 
   // A part of idle time, and what waits for what there.
@@ -162,10 +163,14 @@ Object.assign(Timeline.prototype, {
     for (const { waits, maker } of schedule.chain(rank, time)) {
       if (maker === NONE) continue;
       if (waits !== NONE) this.drawArrow(maker, waits, colours.needs, 1.75);
-      this.outline(schedule.start[maker], schedule.end[maker], this.middle(maker) - this.barHeight / 2, this.barHeight);
+      this.outlineBox(maker);
     }
   },
 
+  outlineBox(box) {
+    const { schedule } = this, height = this.heightOf(box);
+    this.outline(schedule.boxStart[box], schedule.boxEnd[box], this.middle(box) - height / 2, height);
+  },
   outline(start, end, y, height) {
     this.pen.strokeStyle = this.colours.ink;
     this.pen.lineWidth = 2;

@@ -53,7 +53,9 @@ async function present(data) {
 }
 const mostFlights = () => Math.max(...timelines.map((each) => each.schedule.flights.length));
 
-let frame = 0;
+// The address follows when the view has been at rest for so many milliseconds.
+const REST = 200;
+let frame = 0, resting = 0;
 function redraw() {
   frame ||= requestAnimationFrame(drawAll);
 }
@@ -65,7 +67,9 @@ function drawAll() {
   const { seconds } = timelines[0].schedule;
   byId("range").textContent = `${timeText(view.from, seconds, view.to, 6)} to ${timeText(view.to, seconds, view.to, 6)}`;
   repoint();
-  writeState();
+  // Browsers take long to change an address, and refuse it when asked too often.
+  clearTimeout(resting);
+  resting = setTimeout(writeState, REST);
 }
 
 function setRange(from, to) {
@@ -83,8 +87,8 @@ const move = (time) => show(view.from + time, view.to + time);
 function anchor() {
   const { timeline, box, idle } = cursor ?? clicked ?? {};
   if (!timeline || !timelines.includes(timeline)) return (view.from + view.to) / 2;
-  const { start, end, idleStart, idleEnd } = timeline.schedule;
-  const [first, last] = box === undefined ? [idleStart[idle], idleEnd[idle]] : [start[box], end[box]];
+  const { boxStart, boxEnd, idleStart, idleEnd } = timeline.schedule;
+  const [first, last] = box === undefined ? [idleStart[idle], idleEnd[idle]] : [boxStart[box], boxEnd[box]];
   // As far as it is in sight.
   const [from, to] = [Math.max(first, view.from), Math.min(last, view.to)];
   return from <= to ? (from + to) / 2 : (first + last) / 2;

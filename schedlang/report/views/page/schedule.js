@@ -38,6 +38,7 @@ class Schedule {
     for (let box = 0; box < this.count; box++) this.end[box] = this.start[box] + this.length[box];
     this.delay = fromTicks(columns.delay, data.tick);
     this.readRows(ops, copies);
+    this.readOverlaps();
     this.readNeeds(columns);
     this.readFlights();
     this.readIdle(columns);
@@ -59,6 +60,37 @@ class Schedule {
     }
   }
 
+  // Ops that overlap run as one, and share a box: boxStart and boxEnd are its times, and `part` is the place of an op
+  // among its `parts`, from above. In `start` and `end` each has its share of that time, behind the one before.
+  readOverlaps() {
+    const { count, overlap, rank, start, end } = this;
+    this.part = new Uint8Array(count);
+    this.parts = new Uint8Array(count).fill(1);
+    this.boxStart = start;
+    this.boxEnd = end;
+    this.mostParts = 1;
+    if (!overlap.some(Boolean)) return;
+    this.boxStart = start.slice();
+    this.boxEnd = end.slice();
+    for (let first = 0, stop; first < count; first = stop) {
+      for (stop = first + 1; overlap[first] && overlap[stop] === overlap[first] && rank[stop] === rank[first];) stop++;
+      this.parts.fill(stop - first, first, stop);
+      this.mostParts = Math.max(this.mostParts, stop - first);
+      this.boxStart.fill(start[first], first, stop);
+      this.boxEnd.fill(end[stop - 1], first, stop);
+      for (let box = first; box < stop; box++) this.part[box] = box - first;
+    }
+  }
+  // Of the ops that share a box, the one at a share of its height.
+  partAt(box, height) {
+    return box - this.part[box] + Math.min(Math.floor(height * this.parts[box]), this.parts[box] - 1);
+  }
+  // The boxes that share a box with this one, and itself.
+  together(box) {
+    const first = box - this.part[box];
+    return Array.from({ length: this.parts[box] }, (_, part) => first + part);
+  }
+
   // Box b needs the boxes maker[needs[b].first] up to maker[needs[b].stop], and waited last for waitedFor[b].
   readNeeds({ needed, needBefore, makerBefore }) {
     const needFirst = this.needFirst = new Uint32Array(this.count + 1), maker = this.maker = needBefore;
@@ -76,7 +108,7 @@ class Schedule {
     const { pipelines, slices } = this;
     const pipelineOf = pipelines.flatMap(([, start, stop], index) => Array(stop - start).fill(index));
     const microbatches = Math.ceil(this.microbatches.length / slices);
-    const { start, end, stage, unit } = this, flights = [];
+    const { boxStart: start, boxEnd: end, stage, unit } = this, flights = [];
     this.flightOf = new Int32Array(this.count).fill(NONE);
     const isStep = [];
     for (const [kind, { step }] of Object.entries(this.kinds)) isStep[kind] = step;
@@ -204,7 +236,7 @@ class Schedule {
     const { pipelines, slices, stages, versions, lines } = this;
     const pipeline = pipelines.find(([, start, stop]) => start <= this.stage[box] && this.stage[box] < stop);
     const [where, line] = lines[this.line[box]];
-    const rank = this.rank[box], start = this.start[box], end = this.end[box];
+    const rank = this.rank[box], start = this.boxStart[box], end = this.boxEnd[box];
     const parts = [`stage ${stages[this.stage[box]]}, chunk ${this.chunk(box)} of rank ${rank}`];
     if (pipelines.length > 1) parts.push(`pipeline ${pipeline[0]}`);
     if (!this.look(box).step) parts.push(`microbatch ${this.flight(box).name}`);
@@ -212,7 +244,9 @@ class Schedule {
     const facts = [`${this.moment(start)} to ${this.moment(end)}, takes ${this.time(end - start)}`];
     if (versions.length) facts.push(`weights version ${this.version[box]}`);
     facts.push(`memory ${this.amount(this.held(rank, start))} held as it starts`);
-    const lot = this.critical[box] ? ["on the critical path"] : [];
+    const others = this.together(box).filter((each) => each !== box).map((each) => this.word(each));
+    const lot = others.length ? [`runs as one with ${others.join(" and ")}`] : [];
+    if (this.critical[box]) lot.push("on the critical path");
     return [
       `${this.word(box)} ${this.look(box).name}`, parts.join(", "), facts.join("; "), ...lot, ...this.difference(box),
       `${where}  ${line}`,

@@ -67,6 +67,7 @@ class Timeline {
     const { schedule, view } = this, lanes = LANE * ((schedule.copies.length ? 1 : 0) + schedule.lanes.length);
     this.width = width;
     this.height = height;
+    this.top = this.isOnPaper ? 0 : this.scroll.scrollTop;
     this.big = Math.min(Math.max(Math.min(width / USUAL.width, height / USUAL.height), 1), USUAL.most);
     this.isNarrow = width < NARROW.width;
     this.left = this.isNarrow ? NARROW.left : Math.round(LEFT * this.big);
@@ -89,13 +90,14 @@ class Timeline {
     return Math.min(this.height, Math.ceil(this.axis + this.schedule.ranks * this.pitch - this.top));
   }
   font(size) { return `${size * this.big}px ${FONT}`; }
-  get top() { return this.isOnPaper ? 0 : this.scroll.scrollTop; }
   x(time) { return this.left + (time - this.view.from) * this.scale; }
   time(x) { return this.view.from + (x - this.left) / this.scale; }
   y(rank) { return this.axis + rank * this.pitch - this.top; }
+  // Ops that share a box have a part of its height.
+  heightOf(box) { return box < this.schedule.firstCopy ? this.barHeight / this.schedule.parts[box] : LANE - 2; }
   middle(box) {
-    const isOp = box < this.schedule.firstCopy;
-    return this.y(this.schedule.rank[box]) + (isOp ? this.barHeight / 2 : this.barHeight + 5);
+    const { firstCopy, rank, part } = this.schedule;
+    return this.y(rank[box]) + (box < firstCopy ? this.heightOf(box) * (part[box] + 0.5) : this.barHeight + 5);
   }
   // The ranks that are in sight.
   shown() {
@@ -108,7 +110,7 @@ class Timeline {
     const begin = firstWhere(first, stop, (each) => ends[each] >= this.view.from);
     return { first: begin, stop: firstWhere(begin, stop, (each) => starts[each] > this.view.to) };
   }
-  visible(row) { return this.seenOf(row, this.schedule.start, this.schedule.end); }
+  visible(row) { return this.seenOf(row, this.schedule.boxStart, this.schedule.boxEnd); }
 
   draw() {
     this.measure();
@@ -122,6 +124,7 @@ class Timeline {
     const { view, width, height } = this, { first, stop } = this.shown();
     this.pen = pen;
     this.chosen = this.schedule.flights[view.chosen - 1] ?? null;
+    this.fills = this.bandFills();
     this.seen = 0;
     this.isDense = false;
     pen.fillStyle = this.colours.paper;
@@ -199,9 +202,10 @@ class Timeline {
       const component = schedule.componentAt(lane, rank, time);
       return { rank, time, lane, component, box: schedule.laneBox[component] };
     }
-    const row = below <= this.barHeight ? schedule.ops[rank] : schedule.copies[rank];
-    const box = row && schedule.boxAt(row, time, near);
-    const idle = box === undefined && below <= this.barHeight ? schedule.idleAt(rank, time) : undefined;
+    const isOp = below <= this.barHeight, row = isOp ? schedule.ops[rank] : schedule.copies[rank];
+    let box = row && schedule.boxAt(row, time, near);
+    if (box !== undefined && isOp && !this.isDense) box = schedule.partAt(box, below / this.barHeight);
+    const idle = box === undefined && isOp ? schedule.idleAt(rank, time) : undefined;
     return { rank, time, box, idle };
   }
 }

@@ -14,24 +14,14 @@ Object.assign(Schedule.prototype, {
       ranks.add(rank);
       const row = this.ops[rank];
       const next = firstWhere(row.first, row.stop, (box) => this.start[box] > time);
-      const waits = next < row.stop ? this.headOf(next) : NONE;
+      const waits = next < row.stop ? next - this.part[next] : NONE;
       const maker = waits === NONE ? this.last : this.waitedFor[waits];
       links.push({ rank, waits, maker });
-      if (maker === NONE || maker >= this.firstCopy || this.endOf(maker) <= time) break;
+      if (maker === NONE || maker >= this.firstCopy || this.boxEnd[maker] <= time) break;
       if (this.boxAt(this.ops[this.rank[maker]], time) !== undefined) break;
       rank = this.rank[maker];
     }
     return links;
-  },
-
-  // The first and the end of ops that run as one.
-  headOf(box) {
-    while (this.overlap[box] && this.rank[box - 1] === this.rank[box] && this.overlap[box - 1] === this.overlap[box]) box--;
-    return box;
-  },
-  endOf(box) {
-    while (this.overlap[box] && this.rank[box + 1] === this.rank[box] && this.overlap[box + 1] === this.overlap[box]) box++;
-    return this.end[box];
   },
 
   // A part of a rank's idle time, in lines of text.
@@ -68,7 +58,7 @@ Object.assign(Schedule.prototype, {
   chainEnd({ maker }, time) {
     if (maker === NONE) return [];
     if (maker >= this.firstCopy) return [`${this.word(maker)} copies from ${this.time(this.start[maker])} to ${this.time(this.end[maker])}`];
-    const end = this.endOf(maker);
+    const end = this.boxEnd[maker];
     if (end <= time) return [`${this.word(maker)} ended at ${this.time(end)}: its result is on its way, or held back`];
     const running = this.boxAt(this.ops[this.rank[maker]], time);
     const runs = `rank ${this.rank[maker]} runs ${this.word(running)} until ${this.time(this.end[running])}`;
