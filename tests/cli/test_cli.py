@@ -220,61 +220,6 @@ def test_costs(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ([], "COMMAND"),
-        (["compile"], "FILE"),
-        (["compile", ONE_F_ONE_B, "-p", "ranks"], "`ranks` is not NAME=VALUE"),
-        (["compile", ONE_F_ONE_B, "-p", "ranks=4.5"], "`ranks=4.5` is not NAME=VALUE"),
-        (
-            ["simulate", ONE_F_ONE_B, "--forward-times", "1", "2"],
-            "2 durations of `F` are given, there are 4 stages",
-        ),
-        (
-            ["simulate", ONE_F_ONE_B, "--p2p-time", "-1"],
-            "`p2p_time` is -1: it must be a number from 0",
-        ),
-        (
-            ["simulate", ONE_F_ONE_B, "--p2p-time", "nan"],
-            "`p2p_time` is nan: it must be a finite number",
-        ),
-        (
-            ["simulate", ONE_F_ONE_B, "--p2p-time", "1", "--costs", "x"],
-            "as options or as a file, not both",
-        ),
-        (
-            ["check", ONE_F_ONE_B, "--for", "ranks=2..3", "-p", "ranks=4"],
-            "`ranks` has a -p and a --for",
-        ),
-        (
-            ["simulate", ONE_F_ONE_B, "--updates", "3"],
-            "the plan has 1 update: no part of it repeats",
-        ),
-        (
-            ["simulate", str(PROGRAMS / "pipedream.sched"), "--updates", f"{10**12}"],
-            "more than 20,000,000 actions",
-        ),
-        (["run", ONE_F_ONE_B, "--steps", "0"], "`0` is not a whole number from 1"),
-        (
-            ["explain", "deadlok"],
-            "there is no code `deadlok`; did you mean `deadlock`?",
-        ),
-        (
-            ["explain", "deadlock", "zzz"],
-            "there is no code `zzz`; all: `schedc explain`",
-        ),
-    ],
-)
-def test_wrong_usage_is_2(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    assert complaint in capsys.readouterr().err
-
-
 def test_diagnostics_are_1_and_on_stderr(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
