@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedlang import CompileError, Plan, Source, compile, read_plan, read_source
-from schedlang.cli.main import main
 from schedlang.lowering import lower
 from schedlang.plan.torch_tables import DIALECTS, export_table, plan_of, read_table
+from tests.support.commands import exit_code, output
 from tests.support.paths import CASES, PROGRAMS
 from tests.support.strategies import oracle, schedules
 
@@ -352,41 +352,19 @@ def test_commands(
     monkeypatch.chdir(tmp_path)
     one_f_one_b = str(PROGRAMS / "1f1b.sched")
     assert (
-        main(
-            [
-                "export",
-                one_f_one_b,
-                "-p",
-                "ranks=2",
-                "-p",
-                "microbatches=2",
-                "--to",
-                "torch-csv-compute",
-            ]
+        output(
+            "export", one_f_one_b, "-p ranks=2 -p microbatches=2 --to torch-csv-compute"
         )
-        == 0
+        == "0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n"
     )
-    assert capsys.readouterr().out == "0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n"
     assert (
-        main(
-            [
-                "export",
-                one_f_one_b,
-                "-p",
-                "ranks=2",
-                "--to",
-                "torch-csv",
-                "--torch",
-                "2.15",
-                "-o",
-                "table.csv",
-            ]
+        output(
+            "export", one_f_one_b, "-p ranks=2 --to torch-csv --torch 2.15 -o table.csv"
         )
-        == 0
+        == "wrote table.csv\n"
     )
-    assert capsys.readouterr().out == "wrote table.csv\n"
     assert Path("table.csv").read_bytes().count(b"\r\n") == 2
-    assert main(["import", "table.csv", "-o", "plan.json"]) == 0
+    assert exit_code("import table.csv -o plan.json") == 0
     captured = capsys.readouterr()
     summary = "table: 2 ranks, 2 stages, 8 microbatches, 64 actions; no deadlock; 11.1% idle at unit costs\n"
     assert (captured.out, captured.err) == (f"{summary}wrote plan.json\n", "")
@@ -399,35 +377,12 @@ def test_commands(
         == Path("table.csv").read_text().replace("WAIT_", "").count("SEND") // 2
         > 0
     )
-    as_json = [
-        "export",
-        "plan.json",
-        "--to",
-        "torch-csv",
-        "--format",
-        "json",
-        "--torch",
-    ]
+    as_json = "export plan.json --to torch-csv --format json --torch"
     versions = {"2.13": False, "2.14": False, "2.14.1+cpu": False, "2.15": True}
     for version, has_waits in versions.items():
-        assert main([*as_json, version]) == 0
-        assert ("WAIT_SEND_F" in capsys.readouterr().out) == has_waits
+        assert ("WAIT_SEND_F" in output(as_json, version)) == has_waits
     # A plan is exported like the program it comes from.
-    assert (
-        main(
-            [
-                "export",
-                "plan.json",
-                "--to",
-                "torch-csv",
-                "--torch",
-                "2.15",
-                "-o",
-                "again.csv",
-            ]
-        )
-        == 0
-    )
+    assert exit_code("export plan.json --to torch-csv --torch 2.15 -o again.csv") == 0
     assert Path("again.csv").read_bytes() == Path("table.csv").read_bytes()
     capsys.readouterr()
 
@@ -438,23 +393,20 @@ def test_commands(
             Path("table.csv").read_text(),
         )
     )
-    assert main(["import", "old.csv"]) == 0
+    assert exit_code("import old.csv") == 0
     captured = capsys.readouterr()
     assert captured.out == summary.replace("table", "old")
     assert captured.err.startswith("warning[unscaled]: `old.csv` has no REDUCE_GRAD")
 
     Path("bad.csv").write_text("0F0,0B0,x\n" * 30)
-    assert main(["import", "bad.csv"]) == 1
+    assert exit_code("import bad.csv") == 1
     captured = capsys.readouterr()
     assert captured.err.count("error[table]") == 20
     assert captured.err.endswith(
         "30 errors, the first 20 are shown; see: schedc explain table\n"
     )
-    assert main(["import", "absent.csv"]) == 2
-    assert (
-        main(["export", one_f_one_b, "--to", "torch-csv", "-o", "absent/table.csv"])
-        == 2
-    )
+    assert exit_code("import absent.csv") == 2
+    assert exit_code("export", one_f_one_b, "--to torch-csv -o absent/table.csv") == 2
 
 
 #: What torch 2.13 writes for `defer_pp_recv=True`: named by schedule, ranks and microbatches.
@@ -496,7 +448,7 @@ def test_quoted_cells_are_cells(
     assert quoted.count('"') == 2 * len(table.replace(",", " ").split())
     assert texts(imported(quoted)) == texts(imported(table))
     Path("quoted.csv").write_text(quoted.replace('"1F0"', '"1X0"'))
-    assert main(["import", "quoted.csv"]) == 1
+    assert exit_code("import quoted.csv") == 1
     assert "`1X0` is not an action" in capsys.readouterr().err
 
 
@@ -512,11 +464,10 @@ def install_torch(folder: Path, version: str) -> None:
 def test_the_installed_torch_decides_the_dialect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["export", "1f1b", "-p", "ranks=2", "--to", "torch-csv"]
-    assert main(command) == 0
+    command = "export 1f1b -p ranks=2 --to torch-csv"
+    assert exit_code(command) == 0
     by_default = capsys.readouterr().out
-    assert main([*command, "--torch", metadata.version("torch")]) == 0
-    assert capsys.readouterr().out == by_default
+    assert output(command, "--torch", metadata.version("torch")) == by_default
     plan = program("1f1b", 2, 8)
     assert export_table(plan, "torch-csv") == by_default
 
@@ -530,10 +481,10 @@ def test_the_installed_torch_decides_the_dialect(
     install_torch(tmp_path / "old", "2.9.1")
     monkeypatch.syspath_prepend(tmp_path / "old")
     with pytest.raises(SystemExit):
-        main(command)
+        exit_code(command)
     assert "say with --torch which one" in capsys.readouterr().err
     # Compute ops alone are the same for all.
-    assert main([*command[:-1], "torch-csv-compute"]) == 0
+    assert exit_code(f"{command}-compute") == 0
 
 
 @pytest.mark.parametrize(
@@ -552,9 +503,9 @@ def test_records_of_other_trainers_are_named(
     """Wherever they are given, with the way to what is read."""
     path = tmp_path / "events.json"
     path.write_text(json.dumps(events))
-    commands = [["import", str(path)], ["simulate", "1f1b", "--costs", str(path)]]
+    commands = [["import", str(path)], ["simulate 1f1b --costs", str(path)]]
     for command in commands:
-        assert main(command) in (1, 2)
+        assert exit_code(*command) in (1, 2)
         error = capsys.readouterr().err
         assert "another trainer's record of a schedule" in error
         assert "a row for each rank with cells such as `0F0`" in error

@@ -17,14 +17,14 @@ class Done(NamedTuple):
     stderr: str
 
 
-def words(*line: object) -> list[str]:
+def line_words(*line: object) -> list[str]:
     """The arguments in the texts of a command line, each of which may have several, as in a shell."""
     return [word for text in line for word in shlex.split(str(text))]
 
 
-def command(*line: object) -> int:
+def exit_code(*line: object) -> int:
     """Run a command that prints where the test does; its exit code."""
-    return main(words(*line))
+    return main(line_words(*line))
 
 
 def schedc(*line: object) -> Done:
@@ -33,7 +33,7 @@ def schedc(*line: object) -> Done:
     stderr = StringIO()
     with redirect_stdout(stdout), redirect_stderr(stderr):
         try:
-            returncode = command(*line)
+            returncode = exit_code(*line)
         except SystemExit as end:
             returncode = int(end.code or 0)
     return Done(returncode, stdout.getvalue(), stderr.getvalue())
