@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +18,7 @@ from schedlang.plan.torch_tables import DIALECTS, export_table, plan_of, read_ta
 from tests.support.commands import exit_code, output
 from tests.support.paths import CASES, PROGRAMS
 from tests.support.strategies import oracle, schedules
+from tests.support.tables import rows
 
 #: What torch's tables have no word for.
 REFUSED = {
@@ -133,125 +135,82 @@ COMMS = (
     "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD,0RESHARD\n"
     "1UNSHARD,1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1,1REDUCE_GRAD,1RESHARD\n"
 )
-MALFORMED: dict[str, tuple[str, str, str, str]] = {
-    # The defect: the code of the first diagnostic, and what is replaced in a good table.
-    "forward missing": ("missing-op", GOOD, "1F1,", ""),
-    "backward missing": ("missing-op", GOOD, ",0B1", ""),
-    "backward before forward": ("order", GOOD, "1F1,1B0,1B1", "1B1,1B0,1F1"),
-    "W before I": ("order", HALVES, "0I0,0W0", "0W0,0I0"),
-    "I without W": ("missing-op", HALVES, ",0W1", ""),
-    "forward twice": ("repeated-op", GOOD, "0F0", "0F0,0F0"),
-    "backward twice": ("repeated-op", GOOD, "0B0", "0B0,0B0"),
-    "B beside I and W": ("repeated-op", HALVES, "0I1,0W1", "0B0"),
-    "deadlock": ("deadlock", GOOD, "0F1,0B0", "0B0,0F1"),
-    "microbatch out of range": ("placement", GOOD, "0F1", "0F7"),
-    "stage out of range": ("placement", GOOD, "1F1", "9F1"),
-    "stage on two ranks": ("placement", GOOD, "0B1\n", "0B1,1B1\n"),
-    "row missing": ("placement", GOOD, "0F0,0F1,0B0,0B1\n", ""),
-    "trailing blank line": ("table", GOOD, "1B1\n", "1B1\n\n"),
-    "blank line": ("table", GOOD, "0B1\n", "0B1\n\n"),
-    "only blanks": ("table", GOOD, "0B1\n", "0B1\n , ,\n"),
-    "empty": ("table", GOOD, GOOD, ""),
-    "junk behind an action": ("table", GOOD, "0F0", "0F0junk"),
-    "two actions in a cell": ("table", GOOD, "0B0,0B1", "0B0;0B1"),
-    "negative microbatch": ("table", GOOD, "0F1", "0F-1"),
-    "no microbatch": ("table", GOOD, "0F1", "0F"),
-    "header": ("table", GOOD, "0F0", "rank 0\n0F0"),
-    "lower case": ("table", GOOD, "0F0", "0f0"),
-    "one quote": ("table", GOOD, "0F0", '"0F0'),
-    "a V in the wrong order": (
-        "deadlock",
-        "0F0,2F0,2B0,0B0\n1F0,1B0\n",
-        "0F0,2F0",
-        "2F0,0F0",
-    ),
-    "one transfer among compute": ("order", GOOD, "0F0", "0F0,0SEND_F0"),
-    "receive missing": ("order", COMMS, "1RECV_F1,", ""),
-    "send missing": ("unmatched-receive", COMMS, "0SEND_F1,", ""),
-    "cyclic wait": (
-        "deadlock",
-        COMMS,
-        "0F1,0SEND_F1,0RECV_B0,0B0",
-        "0RECV_B0,0B0,0F1,0SEND_F1",
-    ),
-    "send twice": ("repeated-send", COMMS, "0SEND_F0", "0SEND_F0,0SEND_F0"),
-    "receive twice": ("mismatched-transfer", COMMS, "1RECV_F0", "1RECV_F0,1RECV_F0"),
-    "receives swapped": (
-        "mismatched-transfer",
-        COMMS,
-        "1RECV_F0,1F0,1RECV_F1",
-        "1RECV_F1,1RECV_F0,1F0",
-    ),
-    "sends swapped": (
-        "mismatched-transfer",
-        COMMS,
-        "0SEND_F0,0F1,0SEND_F1",
-        "0F1,0SEND_F1,0SEND_F0",
-    ),
-    "gradients swapped": (
-        "mismatched-transfer",
-        COMMS,
-        "0RECV_B0,0B0,0RECV_B1",
-        "0RECV_B1,0RECV_B0,0B0",
-    ),
-    "one REDUCE_GRAD missing": ("reduce-grad", COMMS, "1REDUCE_GRAD,", ""),
-    "REDUCE_GRAD too early": (
-        "reduce-grad",
-        COMMS,
-        "0B1,0REDUCE_GRAD",
-        "0REDUCE_GRAD,0B1",
-    ),
-    "REDUCE_GRAD twice": (
-        "reduce-grad",
-        COMMS,
-        "0REDUCE_GRAD",
-        "0REDUCE_GRAD,0REDUCE_GRAD",
-    ),
-    "REDUCE_GRAD of another rank": (
-        "not-on-this-rank",
-        COMMS,
-        "0REDUCE_GRAD",
-        "0REDUCE_GRAD,1REDUCE_GRAD",
-    ),
-    "send before its forward": ("order", COMMS, "0F0,0SEND_F0", "0SEND_F0,0F0"),
-    "blank among transfers": ("table", COMMS, "0F0,", "0F0,,"),
-    "send to the own rank": (
-        "unmatched-send",
-        "0F0,1F0,1B0,0B0\n",
-        "0F0",
-        "0F0,0SEND_F0",
-    ),
-    "send past the last stage": ("unmatched-send", COMMS, "1F0,", "1F0,1SEND_F0,"),
-    "transfer of another rank": ("not-on-this-rank", COMMS, "0SEND_F0", "1SEND_F0"),
-    "UNSHARD missing": ("unshard", COMMS, "0UNSHARD,", ""),
-    "UNSHARD too late": ("unshard", COMMS, "0UNSHARD,0F0", "0F0,0UNSHARD"),
-    "UNSHARD twice": ("unshard", COMMS, "0F1", "0UNSHARD,0F1"),
-    "RESHARD missing": ("unshard", COMMS, ",0RESHARD", ""),
-    "RESHARD too early": (
-        "unshard",
-        COMMS,
-        "0B1,0REDUCE_GRAD,0RESHARD",
-        "0RESHARD,0B1,0REDUCE_GRAD",
-    ),
-    "UNSHARD of no stage": ("no-such-stage", COMMS, "0F0", "7UNSHARD,0F0"),
-    "UNSHARD of a microbatch": ("table", COMMS, "0UNSHARD", "0UNSHARD0"),
-    "nothing but UNSHARD": ("placement", GOOD, GOOD, "0UNSHARD,0RESHARD\n"),
-    "empty group": ("table", GOOD, "0F1", "()OVERLAP_F_B"),
-    "group of nothing": ("table", GOOD, "0F1", "(0F1)"),
-    "group in a group": ("table", GOOD, "0F1", "((0F1))OVERLAP_F_B"),
-    "open group": ("table", GOOD, "0F1", "(0F1;0B0OVERLAP_F_B"),
-    "group with an empty place": ("table", GOOD, "0F1,0B0", "(0F1;0B0;)OVERLAP_F_B"),
-    "junk behind a group": ("table", GOOD, "0F1", "(0F1)OVERLAP_F_B1"),
-    "overlap of what depends": (
-        "order",
-        "0F0,0B0\n",
-        "0F0,0B0",
-        "(0F0;0B0)OVERLAP_F_B",
-    ),
-    "very many stages": ("placement", GOOD, "1F1", "999999999F1"),
-    "very many microbatches": ("placement", GOOD, "1F1", "1F999999999"),
-    "a number too long": ("table", GOOD, "0F0", "0F" + "1" * 5000),
-}
+
+
+def defects(text: str, good: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Malformed tables by their defects: the cells of each row, with good tables by their names."""
+    return {
+        title: tuple(good.get(cell, cell.replace("\\n", "\n")) for cell in cells)
+        for title, *cells in rows(text)
+    }
+
+
+#: The defect: the code of the first diagnostic, a good table, and what is replaced in it.
+MALFORMED = defects(
+    r"""
+forward missing | missing-op | GOOD | 1F1, |
+backward missing | missing-op | GOOD | ,0B1 |
+backward before forward | order | GOOD | 1F1,1B0,1B1 | 1B1,1B0,1F1
+W before I | order | HALVES | 0I0,0W0 | 0W0,0I0
+I without W | missing-op | HALVES | ,0W1 |
+forward twice | repeated-op | GOOD | 0F0 | 0F0,0F0
+backward twice | repeated-op | GOOD | 0B0 | 0B0,0B0
+B beside I and W | repeated-op | HALVES | 0I1,0W1 | 0B0
+deadlock | deadlock | GOOD | 0F1,0B0 | 0B0,0F1
+microbatch out of range | placement | GOOD | 0F1 | 0F7
+stage out of range | placement | GOOD | 1F1 | 9F1
+stage on two ranks | placement | GOOD | 0B1\n | 0B1,1B1\n
+row missing | placement | GOOD | 0F0,0F1,0B0,0B1\n |
+trailing blank line | table | GOOD | 1B1\n | 1B1\n\n
+blank line | table | GOOD | 0B1\n | 0B1\n\n
+only blanks | table | GOOD | 0B1\n | 0B1\n , ,\n
+empty | table | GOOD | GOOD |
+junk behind an action | table | GOOD | 0F0 | 0F0junk
+two actions in a cell | table | GOOD | 0B0,0B1 | 0B0;0B1
+negative microbatch | table | GOOD | 0F1 | 0F-1
+no microbatch | table | GOOD | 0F1 | 0F
+header | table | GOOD | 0F0 | rank 0\n0F0
+lower case | table | GOOD | 0F0 | 0f0
+one quote | table | GOOD | 0F0 | "0F0
+a V in the wrong order | deadlock | 0F0,2F0,2B0,0B0\n1F0,1B0\n | 0F0,2F0 | 2F0,0F0
+one transfer among compute | order | GOOD | 0F0 | 0F0,0SEND_F0
+receive missing | order | COMMS | 1RECV_F1, |
+send missing | unmatched-receive | COMMS | 0SEND_F1, |
+cyclic wait | deadlock | COMMS | 0F1,0SEND_F1,0RECV_B0,0B0 | 0RECV_B0,0B0,0F1,0SEND_F1
+send twice | repeated-send | COMMS | 0SEND_F0 | 0SEND_F0,0SEND_F0
+receive twice | mismatched-transfer | COMMS | 1RECV_F0 | 1RECV_F0,1RECV_F0
+receives swapped | mismatched-transfer | COMMS | 1RECV_F0,1F0,1RECV_F1 | 1RECV_F1,1RECV_F0,1F0
+sends swapped | mismatched-transfer | COMMS | 0SEND_F0,0F1,0SEND_F1 | 0F1,0SEND_F1,0SEND_F0
+gradients swapped | mismatched-transfer | COMMS | 0RECV_B0,0B0,0RECV_B1 | 0RECV_B1,0RECV_B0,0B0
+one REDUCE_GRAD missing | reduce-grad | COMMS | 1REDUCE_GRAD, |
+REDUCE_GRAD too early | reduce-grad | COMMS | 0B1,0REDUCE_GRAD | 0REDUCE_GRAD,0B1
+REDUCE_GRAD twice | reduce-grad | COMMS | 0REDUCE_GRAD | 0REDUCE_GRAD,0REDUCE_GRAD
+REDUCE_GRAD of another rank | not-on-this-rank | COMMS | 0REDUCE_GRAD | 0REDUCE_GRAD,1REDUCE_GRAD
+send before its forward | order | COMMS | 0F0,0SEND_F0 | 0SEND_F0,0F0
+blank among transfers | table | COMMS | 0F0, | 0F0,,
+send to the own rank | unmatched-send | 0F0,1F0,1B0,0B0\n | 0F0 | 0F0,0SEND_F0
+send past the last stage | unmatched-send | COMMS | 1F0, | 1F0,1SEND_F0,
+transfer of another rank | not-on-this-rank | COMMS | 0SEND_F0 | 1SEND_F0
+UNSHARD missing | unshard | COMMS | 0UNSHARD, |
+UNSHARD too late | unshard | COMMS | 0UNSHARD,0F0 | 0F0,0UNSHARD
+UNSHARD twice | unshard | COMMS | 0F1 | 0UNSHARD,0F1
+RESHARD missing | unshard | COMMS | ,0RESHARD |
+RESHARD too early | unshard | COMMS | 0B1,0REDUCE_GRAD,0RESHARD | 0RESHARD,0B1,0REDUCE_GRAD
+UNSHARD of no stage | no-such-stage | COMMS | 0F0 | 7UNSHARD,0F0
+UNSHARD of a microbatch | table | COMMS | 0UNSHARD | 0UNSHARD0
+nothing but UNSHARD | placement | GOOD | GOOD | 0UNSHARD,0RESHARD\n
+empty group | table | GOOD | 0F1 | ()OVERLAP_F_B
+group of nothing | table | GOOD | 0F1 | (0F1)
+group in a group | table | GOOD | 0F1 | ((0F1))OVERLAP_F_B
+open group | table | GOOD | 0F1 | (0F1;0B0OVERLAP_F_B
+group with an empty place | table | GOOD | 0F1,0B0 | (0F1;0B0;)OVERLAP_F_B
+junk behind a group | table | GOOD | 0F1 | (0F1)OVERLAP_F_B1
+overlap of what depends | order | 0F0,0B0\n | 0F0,0B0 | (0F0;0B0)OVERLAP_F_B
+very many stages | placement | GOOD | 1F1 | 999999999F1
+very many microbatches | placement | GOOD | 1F1 | 1F999999999
+""",
+    {"GOOD": GOOD, "HALVES": HALVES, "COMMS": COMMS},
+) | {"a number too long": ("table", GOOD, "0F0", "0F" + "1" * 5000)}
 
 
 @pytest.mark.parametrize("defect", MALFORMED)
